@@ -4,6 +4,8 @@
   request must name a loopback host, which prevents DNS rebinding by other sites.
 - Behind a proxy that authenticates users: the user named in its header, if the connection comes from a configured
   address.
+- A script that sends an API token as `Authorization: Bearer`: may read, whatever the token's role; it acts through
+  the users' API.
 - Otherwise: the holder of a session cookie, opened with an API token; with the token's role.
 
 An action is a POST from one of our own pages: its origin is ours, and its form has the visitor's form token.
@@ -128,6 +130,10 @@ class Sessions:
                 del self._open[next(iter(self._open))]
         return id
 
+    def api_token(self, secret: str) -> ApiToken | None:
+        """Returns a valid API token; None if it is not valid."""
+        return agents.authenticate_api_token(self._store, secret)
+
     def token(self, id: str) -> ApiToken | None:
         """Returns the API token of a session; None if the session has ended."""
         secret, until = self._open.get(id, ("", 0.0))
@@ -165,6 +171,10 @@ class PageAccess:
         peer = request.client.host if request.client else None
         if peer in rules.proxies and (user := request.headers.get(rules.proxy_header, "")[:LONGEST_NAME]):
             return self._visitor(user, rules.proxy_roles.get(user, Role.READ), f"proxy {user}")
+        scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            held = await off_loop(self.sessions.api_token, secret)
+            return None if held is None else self._visitor(held.name, Role.READ, f"token {held.name}")
         id = request.cookies.get(rules.cookie, "")
         token = await off_loop(self.sessions.token, id) if id else None
         return None if token is None else self._visitor(token.name, token.role, f"session {id}")

@@ -56,9 +56,9 @@ def dashboard_router(
         login_router(access),
         studies_router(store, snapshots, access, submitted),
         candidate_router(store, snapshots, access),
-        devices_router(store, access),
+        devices_router(store, access, submitted),
         families_router(access),
-        study_router(store, snapshots, access),
+        study_router(store, snapshots, access, submitted),
     ):
         whole.include_router(part)
     if submitted is not None:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from nas.api.studies import SubmissionView, SubmitRequest
-from nas.api.submissions import FILE, SubmittedStudies, check_space
+from nas.api.submissions import FILE, SubmittedStudies, check_space, estimate_space
 from nas.api.types import StudyName
 from nas.core.block import BLOCKS
 from nas.core.errors import InvalidInput, NasError, UnknownName
@@ -30,6 +30,7 @@ from nas.store import studies
 from nas.store.rows import Role
 from nas.store.store import Store
 from nas.study.check import support_filter
+from nas.study.estimate import Estimate
 from nas.study.events import stored_space
 from nas.web.errors import Conflict, answer_to
 from nas.web.server import max_body
@@ -121,6 +122,7 @@ class LaunchView(BaseModel):
     problems: list[Problem]
     checked: bool = Field(False, description="whether the space was only checked, not launched")
     preview: SpacePreview | None = Field(None, description="of a space that was checked and is valid")
+    time: Estimate | None = Field(None, description="how long a study of the checked space takes")
 
 
 class SubmittedView(BaseModel):
@@ -177,12 +179,14 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
     @router.post("/launch/check")
     @max_body(_MAX_FORM)
     def check(request: Request, sent: Form = posted) -> Response:
-        form, problems, preview = LaunchForm.of(sent), list[Problem](), None
+        form, problems, preview, expected = LaunchForm.of(sent), list[Problem](), None, None
         try:
-            preview = preview_of(check_space(store, form.space, _DRAW_S))
+            space = check_space(store, form.space, _DRAW_S)
+            preview = preview_of(space)
+            expected = estimate_space(store, space, int(form.trials) if form.trials.isdecimal() else None)
         except NasError as error:
             problems = problems_of(error, form)
-        return page("launch.html", request, view=view(form, problems, checked=True, preview=preview))
+        return page("launch.html", request, view=view(form, problems, checked=True, preview=preview, time=expected))
 
     # The last decorator is the first route: '{name}' would take 'mine.json', too.
     @router.get("/submissions/{name}")

@@ -15,6 +15,7 @@ from nas.api.submissions import Order, SubmittedStudies
 from nas.api.types import EventId, StudyName
 from nas.dashboard.access import Form, PageAccess, back_from
 from nas.dashboard.pages import answer, page, page_route
+from nas.store.pages import StudyFilter
 from nas.store.rows import Role
 from nas.store.store import Store
 from nas.views.log import log_view
@@ -22,6 +23,7 @@ from nas.views.study import effects_view, front_file, points_json, studies_view,
 from nas.views.trials import ROWS, trials_view
 
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
+Word = Annotated[str, Query(max_length=64)]
 AxisKeys = Annotated[str, Query(max_length=4000)]
 
 
@@ -37,19 +39,25 @@ def studies_router(
 
     @router.get("/studies")
     @router.get("/studies.json")
-    def list_studies(request: Request, before: StudyId = None) -> Response:
-        return answer("studies.html", request, studies_view(store, snapshots, before, submitted))
+    def list_studies(
+        request: Request, before: StudyId = None, text: Word = "", space: Word = "", state: Word = ""
+    ) -> Response:
+        wanted = StudyFilter(text.strip(), space.strip(), state.strip())
+        return answer("studies.html", request, studies_view(store, snapshots, before, submitted, wanted))
 
     return router
 
 
-def study_router(store: Store, snapshots: Snapshots, access: PageAccess) -> APIRouter:
+def study_router(
+    store: Store, snapshots: Snapshots, access: PageAccess, submitted: SubmittedStudies | None = None
+) -> APIRouter:  # fmt: skip
     """Returns the page of one study, its JSON twin, its data and its downloads.
 
     Args:
         store: the database.
         snapshots: of its studies.
         access: authenticates visitors.
+        submitted: studies whose processes' output the log shows; None: of no study.
     """
     router = APIRouter(prefix="/studies/{name}", route_class=page_route(access), include_in_schema=False)
 
@@ -71,7 +79,14 @@ def study_router(store: Store, snapshots: Snapshots, access: PageAccess) -> APIR
     @router.get("/log")
     @router.get("/log.json")
     def show_log(request: Request, name: StudyName) -> Response:
-        return answer("log.html", request, log_view(store, snapshots.get(name)))
+        return answer("log.html", request, log_view(store, snapshots.get(name), submitted and submitted.log_tail(name)))
+
+    @router.get("/report")
+    def export_report(name: StudyName) -> Response:
+        from nas.dashboard.study_report import study_report_html  # matplotlib takes a second to load
+
+        content = study_report_html(store, name)
+        return Response(content, headers=_download(f"{name}-report.html"), media_type="text/html; charset=utf-8")
 
     @router.get("/front.json")
     def export_front(name: StudyName) -> Response:

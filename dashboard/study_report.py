@@ -1,4 +1,4 @@
-"""A study's result as one HTML file to send: no scripts, nothing fetched, printable."""
+"""The result of a study, or a family, as one HTML file to send: no scripts, nothing fetched, printable."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from nas.analysis.snapshot import Snapshots
 from nas.dashboard.pages import render
 from nas.store.store import Store
 from nas.study.events import Calibrated, notes
+from nas.views.family import family_page
 from nas.views.study import study_view
 
 _STYLES = ("dashboard.css", "plots.css", "study.css", "report.css")
@@ -32,7 +33,6 @@ def study_report_html(store: Store, name: str) -> str:
     snapshots = Snapshots(store)
     study = snapshots.get(name)
     report = study_report(store, study)
-    assets = files("nas.dashboard") / "assets"
     calibrations = {(each.device, each.runtime): each for each in notes(study.record.log.notes, Calibrated)}
     return render(
         "report.html",
@@ -40,10 +40,25 @@ def study_report_html(store: Store, name: str) -> str:
         report=report,
         calibrations=list(calibrations.values()),
         picture=_picture(report),
-        style=Markup("\n".join((assets / style).read_text() for style in _STYLES)),
+        style=_style(),
         space=yaml.safe_dump(json.loads(json.dumps(study.record.study.space)), sort_keys=False, allow_unicode=True),
         study=shlex.quote(name),
     )
+
+
+def family_report_html(name: str) -> str:
+    """Returns the report of a family as one HTML page.
+
+    Raises:
+        InvalidInput: a record of it is damaged.
+        UnknownName: no such family.
+    """
+    return render("family_report.html", view=family_page(name), style=_style())
+
+
+def _style() -> Markup:
+    assets = files("nas.dashboard") / "assets"
+    return Markup("\n".join((assets / style).read_text() for style in _STYLES))
 
 
 def _picture(report: dict[str, object]) -> Markup:

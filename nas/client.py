@@ -144,14 +144,14 @@ class UsersClient:
         """Sends a POST request; returns the JSON response."""
         return self._request("POST", path, json=body)
 
-    def get_all(self, path: str, key: str) -> Json:
+    def get_all(self, path: str, key: str, **params: str) -> Json:
         """Reads all pages of a list; returns `{key: [...]}`."""
-        return {key: list(self._pages(path, key))}
+        return {key: list(self._pages(path, key, params))}
 
-    def _pages(self, path: str, key: str) -> Iterator[Json]:
+    def _pages(self, path: str, key: str, params: Mapping[str, str]) -> Iterator[Json]:
         after: dict[str, str | float] = {}
         while True:
-            page = self.get(path, limit=_PAGE, **after)
+            page = self.get(path, limit=_PAGE, **params, **after)
             yield from page[key]
             if page["next"] is None:
                 return

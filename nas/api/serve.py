@@ -17,7 +17,7 @@ from starlette.responses import Response
 from nas.analysis.snapshot import Snapshots
 from nas.api.access import TokenAccess, require
 from nas.api.devices import ServerView, agents_router, device_events_router, devices_router, jobs_router
-from nas.api.studies import studies_router
+from nas.api.studies import estimates_router, studies_router
 from nas.api.submissions import LaunchProcess, SubmittedStudies
 from nas.api.webhook import Webhook
 from nas.core.durable import write_durably
@@ -190,11 +190,12 @@ def users_router(
     whole.include_router(_metrics_router(store, access))
     for part in (
         _server_router(store, access),
-        devices_router(store, access),
+        devices_router(store, access, submitted),
         device_events_router(store, access, streams),
         agents_router(store, access, revoked),
         jobs_router(store, access),
         studies_router(store, submitted, access, streams, snapshots),
+        estimates_router(store, access),
     ):
         whole.include_router(part, responses=documented(401, 403, 422, 503))
     return whole

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,7 +15,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from nas.analysis.report import Row, csv_parts, finite, measurements_table, parquet_bytes, study_report, study_table
 from nas.analysis.snapshot import Snapshots
 from nas.api.access import require
-from nas.api.submissions import Order, Submission, SubmissionState, SubmittedStudies, without_accept_noise
+from nas.api.submissions import (
+    Order,
+    Submission,
+    SubmissionState,
+    SubmittedStudies,
+    check_space,
+    estimate_space,
+    without_accept_noise,
+)
 from nas.api.types import ONE_LINE, EventId, Limit, StudyName, Time, TrialNumber, Wait, with_example
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
@@ -21,9 +31,11 @@ from nas.devices.attachments import Tag
 from nas.farm.agent_api import Access, guarded
 from nas.search_spaces.yaml_text import MAX_CHARACTERS
 from nas.store import events, pages, studies, trials
+from nas.store.archive import export_study
 from nas.store.pages import StudySummary
 from nas.store.rows import ApiToken, Role, StudyState
 from nas.store.store import Store
+from nas.study.estimate import Estimate
 from nas.study.events import MARKED, Marked, notes
 from nas.web import events as following
 from nas.web.errors import documented
@@ -200,7 +212,34 @@ _FILES: dict[int | str, dict[str, Any]] = {
         }
     }
 }
+_ARCHIVE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/x-ndjson": {"example": '{"format": 1}\n{"end": 1}\n'}}}
+}
+_PART = 1 << 16
+_DRAW_S = 5.0
+"""Seconds after which a space of which no layout was found is refused."""
 _OVER = (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED)
+
+
+class EstimateRequest(BaseModel):
+    """A study that may be submitted."""
+
+    model_config = with_example(space="v: 1\nname: ...", trials=None)
+
+    space: str = Field(max_length=MAX_CHARACTERS, description="YAML text of the search space")
+    trials: int | None = Field(None, ge=1, le=100_000, description="null: as many as the space says")
+
+
+def estimates_router(store: Store, access: Access) -> APIRouter:
+    """Returns the operation that estimates how long a study takes."""
+    router = APIRouter(prefix="/v1/estimates", tags=["studies"], route_class=guarded(access))
+
+    @router.post("", summary="Estimate how long a study takes here", dependencies=[require(Role.READ)])
+    @max_body(_MAX_SUBMISSION)
+    def estimate(request: EstimateRequest) -> Estimate:
+        return estimate_space(store, check_space(store, request.space, _DRAW_S), request.trials)
+
+    return router
 
 
 def studies_router(
@@ -211,12 +250,23 @@ def studies_router(
     read, operate = require(Role.READ), require(Role.OPERATE)
 
     @router.get("", summary="List studies", dependencies=[read])
-    def list_studies(after: Annotated[str, Query(max_length=20)] = "0", limit: Limit = 100) -> StudyPage:
-        rows = pages.studies(store, after=_study_id(after), limit=limit + 1)
+    def list_studies(
+        after: Annotated[str, Query(max_length=20)] = "0", limit: Limit = 100,
+        text: Annotated[str, Query(max_length=64, description="a part of the name")] = "",
+        space: Annotated[str, Query(max_length=64, description="name of the space")] = "",
+        state: Annotated[str, Query(max_length=64, description="such as running or interrupted")] = "",
+    ) -> StudyPage:  # fmt: skip
+        wanted = pages.StudyFilter(text, space, state)
+        rows = pages.studies(store, after=_study_id(after), limit=limit + 1, wanted=wanted)
         shown = [_begun(row, submitted.find(row.name)) for row in rows[:limit]]
         if len(rows) > limit:
             return StudyPage(studies=shown, next=str(rows[limit - 1].id))
-        return StudyPage(studies=shown + [_queued(each) for each in submitted.not_begun()], next=None)
+        queued = [_queued(each) for each in submitted.not_begun()]
+        waiting = [
+            each for each in queued
+            if text.lower() in each.study.lower() and space in ("", each.space) and state in ("", each.state)
+        ]  # fmt: skip
+        return StudyPage(studies=shown + waiting, next=None)
 
     @router.post("", summary="Submit a study", status_code=201, responses=documented(409))
     @max_body(_MAX_SUBMISSION)
@@ -244,6 +294,22 @@ def studies_router(
     )  # fmt: skip
     def show_measurements(name: StudyName, format: TableFormat = "json") -> Response:
         return _table(name, "measurements", measurements_table(snapshots.get(name)), format)
+
+    @router.get(
+        "/{name}/archive", summary="Export the whole study, for `nas study import`", dependencies=[read],
+        responses=_ARCHIVE | documented(404), response_class=StreamingResponse,
+    )  # fmt: skip
+    def show_archive(name: StudyName) -> Response:
+        # Closed once it is sent.
+        file = tempfile.TemporaryFile("w+", encoding="utf-8", newline="")  # noqa: SIM115
+        try:
+            export_study(store, studies.find_id(store, name), file)
+        except BaseException:
+            file.close()
+            raise
+        file.seek(0)
+        headers = {"Content-Disposition": f'attachment; filename="{name}.archive"'}
+        return StreamingResponse(_parts(file), headers=headers, media_type="application/x-ndjson")
 
     @router.post(
         "/{name}/trials/{number}/mark", summary="Star, tag and note a trial", dependencies=[operate],
@@ -321,6 +387,13 @@ def _table(study: str, what: str, table: tuple[list[str], list[Row]], format: Ta
     if format == "csv":
         return StreamingResponse(csv_parts(columns, rows), headers=headers, media_type="text/csv; charset=utf-8")
     return Response(parquet_bytes(columns, rows), headers=headers, media_type="application/vnd.apache.parquet")
+
+
+def _parts(file: IO[str]) -> Iterator[str]:
+    """Yields the contents of a file, which is then closed."""
+    with file:
+        while part := file.read(_PART):
+            yield part
 
 
 def _study_id(after: str) -> int:

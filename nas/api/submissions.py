@@ -26,13 +26,14 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, Unknow
 from nas.core.logs import without_secrets
 from nas.core.space import SearchSpace
 from nas.devices.attachments import own_attachments
-from nas.farm.farm import known_devices
+from nas.farm.farm import LOCAL, find_name, known_devices, this_machine
 from nas.search_spaces import parse_space
 from nas.search_spaces.yaml_text import KeyPath
 from nas.store import studies
 from nas.store.rows import Study, StudyState
 from nas.store.store import Store
 from nas.study.check import installed
+from nas.study.estimate import Estimate, estimate
 from nas.study.proposals import require_studies
 from nas.web.errors import Conflict
 
@@ -307,6 +308,20 @@ class SubmittedStudies:
         studies.check_name(study)
         return self._folder(study).read()
 
+    def submitter(self, study: str) -> str | None:
+        """Returns the name of the API token that submitted a study; None if it was not submitted."""
+        found = self.find(study)
+        return None if found is None else found.submitted_by
+
+    def log_tail(self, study: str) -> str | None:
+        """Returns the end of what the process of a submitted study printed; None where there was none."""
+        if self.find(study) is None:
+            return None
+        try:
+            return self._folder(study).log_tail()
+        except FileNotFoundError:
+            return None
+
     def row(self, study: str) -> Study | None:
         """Returns the study in the database; None until its process has created it."""
         try:
@@ -475,6 +490,13 @@ def check_space(store: Store, text: str, draw_s: float = math.inf) -> SearchSpac
                 yield ("quality", key), _NO_LIBRARY
 
     return parse_space(text, FILE, further)
+
+
+def estimate_space(store: Store, space: SearchSpace, trials: int | None) -> Estimate:
+    """Estimates how long a study of a space takes here; `trials` None: as many as the space says."""
+    known = known_devices(store, own_attachments().read())
+    ids = {name: this_machine().id if name == LOCAL else find_name(name, known) for name in space.devices}
+    return estimate(store, space, trials or space.search.trials, ids, len(os.sched_getaffinity(0)))
 
 
 def check_warm_start(store: Store, names: Iterable[str], study: str) -> None:

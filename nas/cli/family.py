@@ -14,12 +14,13 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, read_layout
-from nas.cli.output import JsonFlag, duration, print_fields, print_json, print_table, say
+from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
+from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import Comparison, Decision, Figure, Measured, MemberFiles, MemberTraining
 from nas.core.layout import Layout
 from nas.core.logs import visible
-from nas.core.units import show_count
+from nas.core.units import show_count, show_duration, show_figure
 from nas.views.family import FamilyView, family_view, list_families
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def train(
             ("steps", f"{record.steps:,}"),
             ("loss", f"{record.curve[0][1]:.3f} -> {record.curve[-1][1]:.3f} nats per token"),
             *((f"bits per byte, {source}", f"{bits:.4f}") for source, bits in record.held_out.items()),
-            ("time", duration(record.seconds)),
+            ("time", show_duration(record.seconds)),
             ("peak memory", _memory(record)),
             ("device", record.device),
         )
@@ -268,7 +269,7 @@ def post(
         return
     rows = [
         (
-            each.kind, f"{each.steps:,}", f"{each.tokens:,}", _losses(each), _scores(each), duration(each.seconds),
+            each.kind, f"{each.steps:,}", f"{each.tokens:,}", _losses(each), _scores(each), show_duration(each.seconds),
             _memory(each),
         )
         for each in record.history
@@ -502,6 +503,18 @@ def show(
     _print_comparisons(view)
 
 
+@app.command()
+def report(
+    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")],
+) -> None:
+    """Write a report of a family to send: one HTML file with its members, comparisons, scores and decisions."""
+    from nas.dashboard.study_report import family_report_html  # matplotlib takes a second to load
+
+    write_durably(output, family_report_html(name).encode())
+    say(f"wrote {output}")
+
+
 def _writer(tokenizer: Path | None, context: int, pte_context: int | None, license: str | None) -> FilesWriter:
     """Returns the writer of model files; imports torch, which a build without files does not need."""
     from nas.release.files import MemberFilesWriter
@@ -652,8 +665,7 @@ def _figure_text(figure: Figure) -> str:
     """Formats a figure with its unit and confidence interval, or the reason it is unknown."""
     if figure.value is None:
         return f"unknown: {figure.reason or 'not read'}"
-    interval = f" ({figure.ci95[0]:.4g} to {figure.ci95[1]:.4g})" if figure.ci95 else ""
-    return f"{figure.value:.4g} {_UNITS[figure.metric]}{interval}"
+    return show_figure(figure.value, *(figure.ci95 or (None, None)), unit=_UNITS[figure.metric])
 
 
 def _device(taken: Measured) -> str:

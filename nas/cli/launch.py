@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import sys
 import time
 import webbrowser
@@ -20,10 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from nas.analysis.report import study_report
+from nas.cli import preflight
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
 from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, open_store, same_database
-from nas.cli.output import JsonFlag, duration, print_fields, print_json, say
+from nas.cli.output import JsonFlag, print_fields, print_json, say
 from nas.cli.remote import ServerOption, open_server
 from nas.cli.space import installed_here, plan_fields
 from nas.cli.study_view import print_agreement, print_front, say_noise
@@ -31,6 +33,8 @@ from nas.client import Json, UsersClient, part
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError
 from nas.core.space import SearchSpace
+from nas.core.trial import TERMINAL, TrialState
+from nas.core.units import show_duration, show_number
 from nas.devices.attachments import own_attachments
 from nas.farm.farm import LOCAL, find_name, known_devices, this_machine
 from nas.search_spaces import load_space, space_key, space_text
@@ -38,7 +42,7 @@ from nas.store import studies
 from nas.store.rows import StudyState
 from nas.study.check import support_filter
 from nas.study.estimate import Estimate, estimate, in_words
-from nas.study.events import stored_space
+from nas.study.events import event_line, stored_space
 from nas.study.launch import LaunchOptions, launch
 from nas.study.orchestrator import Snapshot
 
@@ -117,15 +121,15 @@ def command(
     if open_pages and server is not None:
         raise InvalidInput("cannot be combined with --server, which has its own dashboard", where="--open")
     if server is not None and not dry_run:
-        _launch_remotely(options, space_text(name), server, json)
+        _launch_remotely(options, name, server, json)
         return
     if resume:
         support_filter(options.space)
     if dry_run:
-        _show_plan(options, json, remote)
+        _show_plan(options, json, name, server)
         return
     if sys.stdin.isatty() and not (yes or resume or json):
-        _show_plan(options, json, remote)
+        _show_plan(options, json)
         typer.confirm("Start?", default=True, abort=True, err=True)
     with _dashboard(options.db) if open_pages else nullcontext():
         state = _run(options)
@@ -145,9 +149,9 @@ def live_display() -> Iterator[Callable[[Snapshot], None]]:
 
 def line(snapshot: Snapshot) -> str:
     """Formats a snapshot as one line."""
-    parts = [duration(snapshot.elapsed_s), f"{snapshot.proposed}/{snapshot.wanted} proposed", _states(snapshot)]
+    parts = [show_duration(snapshot.elapsed_s), f"{snapshot.proposed}/{snapshot.wanted} proposed", _states(snapshot)]
     if snapshot.hypervolume is not None:
-        parts.append(f"hypervolume {snapshot.hypervolume:.4g}")
+        parts.append(f"hypervolume {show_number(snapshot.hypervolume, digits=3)}")
     if snapshot.active:
         parts.append("; ".join(snapshot.active))
     if snapshot.left is not None:
@@ -157,35 +161,46 @@ def line(snapshot: Snapshot) -> str:
 
 def draw(snapshot: Snapshot) -> RenderableType:
     """Renders a snapshot: trial counts, running work and the current Pareto front."""
-    volume = "after the references" if snapshot.hypervolume is None else f"{snapshot.hypervolume:.4g}"
+    volume = "after the references" if snapshot.hypervolume is None else show_number(snapshot.hypervolume, digits=3)
     left = "" if snapshot.left is None else f", {in_words(snapshot.left.seconds)} left"
     facts = Table.grid(padding=(0, 2))
     facts.add_row("study", Text(snapshot.study, style="bold"))
     facts.add_row("trials", f"{snapshot.proposed} of {snapshot.wanted} proposed: {_states(snapshot) or 'none yet'}")
     facts.add_row("hypervolume", volume)
-    facts.add_row("time", f"{duration(snapshot.elapsed_s)}{left}")
+    facts.add_row("time", f"{show_duration(snapshot.elapsed_s)}{left}")
     shown = snapshot.active[:_ACTIVE_ROWS]
     more = len(snapshot.active) - len(shown)
     facts.add_row("now", "\n".join([*shown, *([f"and {more} more"] if more else [])]) or "waiting")
     return Group(facts, _front_table(snapshot)) if snapshot.front else facts
 
 
-def _show_plan(options: LaunchOptions, json: bool, remote: bool) -> None:
-    """Prints the plan of a study and how long it takes; what a coordinator has measured is not known here."""
+def _show_plan(options: LaunchOptions, json: bool, space_name: str = "", server: str | None = None) -> None:
+    """Prints the plan of a study and how long it takes, here or on a coordinator."""
     space, trials = options.space, _trials(options)
-    found = None if remote else _estimate(options)
+    found = _estimate(options) if server is None else _estimate_there(options, space_name, server)
+    busy = _load(options) if server is None else None
     if json:
         plan = {"study": options.study, "space": space.name, "key": space_key(space), "trials": trials}
-        print_json(plan | {"estimate": found and found.model_dump(mode="json")})
+        load = None if busy is None else {"cores": busy.cores, "of": busy.of, "processes": dict(busy.processes)}
+        print_json(plan | {"estimate": found.model_dump(mode="json"), "load": load})
         return
-    time_fields = [("time", "not estimated: this host does not know what the coordinator has measured")]
-    if found is not None:
-        time_fields = [
-            ("time", found.text),
-            ("based on", "; ".join(found.based_on)),
-            ("depends on", "; ".join(found.depends_on)),
-        ]
-    print_fields([("study", options.study), ("trials", trials), *plan_fields(space, trials), *time_fields])
+    time_fields = [
+        ("time", found.text),
+        ("based on", "; ".join(found.based_on)),
+        ("depends on", "; ".join(found.depends_on)),
+    ]
+    load_fields = [] if busy is None else [("now", _in_the_way(busy))]
+    plan_of_space = plan_fields(space, trials)
+    print_fields([("study", options.study), ("trials", trials), *plan_of_space, *time_fields, *load_fields])
+
+
+def _load(options: LaunchOptions) -> preflight.Load | None:
+    """Returns what this machine is busy with; None where the study does not measure on it."""
+    return preflight.load() if LOCAL in options.space.devices else None
+
+
+def _in_the_way(found: preflight.Load) -> str:
+    return f"{found.text}: intervals will be wider" if found.busy else found.text
 
 
 def _estimate(options: LaunchOptions) -> Estimate:
@@ -197,6 +212,21 @@ def _estimate(options: LaunchOptions) -> Estimate:
     except InvalidInput:  # no database yet
         ids = _device_ids(options.space, known_devices(None, attached))
         return estimate(None, options.space, _trials(options), ids, options.workers)
+
+
+def _estimate_there(options: LaunchOptions, space: str, server: str) -> Estimate:
+    with open_server(server, options.db) as client, _named(space):
+        found = client.post("/v1/estimates", {"space": space_text(space), "trials": options.trials})
+    return Estimate.model_validate(found)
+
+
+@contextmanager
+def _named(space: str) -> Iterator[None]:
+    """Puts the name of the user's file into what a coordinator, which does not know it, says of the space."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(re.sub(r"^space\.yaml(?=:)", lambda _: space, str(error), flags=re.MULTILINE)) from error
 
 
 def _device_ids(space: SearchSpace, known: Mapping[str, Collection[str]]) -> dict[str, str]:
@@ -223,15 +253,18 @@ def _dashboard(db: str | None) -> Iterator[None]:
 def _run(options: LaunchOptions) -> StudyState:
     verb = "resuming" if options.resume else "starting"
     say(f"{verb} study {options.study} of space {options.space.name}")
+    if (found := _load(options)) is not None:
+        say(_in_the_way(found))
 
-    def report_failure(trial: int | None, what: str, payload: Mapping[str, Any]) -> None:
-        if what == "failed":
-            subject = "study" if trial is None else f"trial {trial}"
-            say(f"{subject}: {what}: {payload.get('message') or payload.get('reason') or 'no reason given'}")
+    def report_end(trial: int | None, what: str, payload: Mapping[str, Any]) -> None:
+        if trial is None and what == "failed":
+            say(f"study: failed: {payload.get('message') or 'no reason given'}")
+        elif trial is not None and what in TERMINAL:
+            say(event_line(trial, what, payload) or "")
 
     try:
         with live_display() as update:
-            return launch(options, update, report_failure, say)
+            return launch(options, update, report_end, say)
     except KeyboardInterrupt:  # before or after the search, which handles it itself
         say(f"interrupted; to resume: nas launch --study {options.study} --resume{same_database(options.db)}")
         raise typer.Exit(INTERRUPTED) from None
@@ -272,7 +305,7 @@ def _launch_remotely(options: LaunchOptions, space: str, server: str, json: bool
 
     Args:
         options: options of the launch.
-        space: YAML text of the space.
+        space: name or file of the space.
         server: URL of the coordinator.
         json: prints the report as JSON.
 
@@ -297,12 +330,13 @@ def _submit(client: UsersClient, options: LaunchOptions, space: str) -> None:
         return
     wanted: dict[str, object] = {
         "study": options.study,
-        "space": space,
+        "space": space_text(space),
         "trials": options.trials,
     }
     if options.warm_start:  # older coordinators reject the key
         wanted["warm_start"] = list(options.warm_start)
-    state = client.post("/v1/studies", wanted)["state"]
+    with _named(space):
+        state = client.post("/v1/studies", wanted)["state"]
     say(f"study {options.study} is submitted to {client.url}: {state}")
 
 
@@ -339,12 +373,14 @@ class _Lines:
 
 
 def _states(snapshot: Snapshot) -> str:
-    return ", ".join(f"{count} {state}" for state, count in sorted(snapshot.states.items()))
+    """Returns the counts of trials in the order of a trial's life."""
+    counts = {state.value: snapshot.states.get(state.value, 0) for state in TrialState}
+    return ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in counts.items() if count)
 
 
 def _front_table(snapshot: Snapshot) -> Table:
     table = Table("trial", *snapshot.objectives, "layout", box=SIMPLE_HEAD, title="front so far", title_justify="left")
     for row in snapshot.front[:_FRONT_ROWS]:
-        values = [f"{value:.4g}" for value in row.values]
+        values = [show_number(value, digits=3) for value in row.values]
         table.add_row(str(row.trial), *values, Text(row.layout, overflow="ellipsis", no_wrap=True))
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -14,7 +15,7 @@ import typer
 from nas.analysis.archive import import_archive
 from nas.analysis.hardware import ModelError, hardware_report
 from nas.analysis.record import read_study
-from nas.analysis.report import csv_parts, parquet_bytes, study_report, study_table
+from nas.analysis.report import csv_parts, finite, parquet_bytes, study_report, study_table
 from nas.analysis.snapshot import StudySnapshot
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
@@ -27,6 +28,7 @@ from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.trial import TrialState
+from nas.core.units import show_share
 from nas.store import pages, studies, trials
 from nas.store.archive import export_study
 from nas.store.rows import DesiredState, Trial
@@ -51,9 +53,16 @@ class Format(StrEnum):
 
 
 @app.command("list")
-def list_studies(server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False) -> None:
+def list_studies(
+    text: Annotated[str, typer.Option("--text", help="Only studies whose name has this in it.")] = "",
+    space: Annotated[str, typer.Option("--space", help="Only studies of this space.")] = "",
+    state: Annotated[str, typer.Option("--state", help="Only studies in this state, such as running.")] = "",
+    server: ServerOption = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
     """List studies."""
-    rows = _read_studies(server, db)
+    rows = _read_studies(server, db, pages.StudyFilter(text, space, state))
     if json:
         print_json({"studies": rows})
         return
@@ -107,9 +116,14 @@ def front(
 def report(
     study: StudyArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")],
+    server: ServerOption = None,
     db: DatabaseOption = None,
 ) -> None:
     """Write a report of a study to send: one HTML file with the front, what won and how sure that is."""
+    if server is not None:
+        with open_server(server, db) as client:
+            _write_bytes(output, client.get_bytes(f"/studies/{part(study)}/report"))
+        return
     from nas.dashboard.study_report import study_report_html  # matplotlib takes a second to load
 
     with open_store(db) as store:
@@ -146,7 +160,7 @@ def list_trials(
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """List the trials of a study, including failed and pruned ones. With --server, also their figures (--json)."""
+    """List the trials of a study, including failed and pruned ones; --json has their figures."""
     if server is not None:
         with open_server(server, db) as client:
             rows = client.get(f"/v1/studies/{part(study)}/trials")["rows"]
@@ -154,6 +168,9 @@ def list_trials(
     else:
         with open_store(db) as store:
             found = [_trial_json(trial) for trial in trials.all(store, studies.get(store, study).id, states=state)]
+            if json:
+                figures = {row["trial"]: row for row in finite(study_table(StudySnapshot(read_study(store, study)))[1])}
+                found = [figures[row["trial"]] | row for row in found]
     if json:
         print_json({"study": study, "trials": found})
         return
@@ -305,11 +322,11 @@ def mirror(
     say(f"{done.name}: {copied} copied to {done.url}, which has {done.trials}")
 
 
-def _read_studies(server: str | None, db: str | None) -> list[Json]:
-    """Lists all studies: study, space, state, reason, resume, desired_state, trials, created."""
+def _read_studies(server: str | None, db: str | None, wanted: pages.StudyFilter) -> list[Json]:
+    """Lists the studies that match: study, space, state, reason, resume, desired_state, trials, created."""
     if server is not None:
         with open_server(server, db) as client:
-            return list(client.get_all("/v1/studies", "studies")["studies"])
+            return list(client.get_all("/v1/studies", "studies", **asdict(wanted))["studies"])
     with open_store(db) as store:
         return [
             {
@@ -323,7 +340,7 @@ def _read_studies(server: str | None, db: str | None) -> list[Json]:
                 "created": study.created,
                 **({"problem": study.problem} if study.problem else {}),
             }
-            for study in pages.studies(store, limit=_ALL_STUDIES)
+            for study in pages.studies(store, limit=_ALL_STUDIES, wanted=wanted)
         ]
 
 
@@ -369,14 +386,16 @@ def _write_whole(output: Path, write: Callable[[TextIO], object]) -> None:
 
 
 def _export_remote(study: str, output: Path, format: Format, server: str, db: str | None) -> None:
-    if format is Format.ARCHIVE:
-        raise InvalidInput("archives are made from a database; with --server: json, csv, parquet", where="--format")
     if format is Format.JSON:
         report = _read_report(study, server, db)
         _write_whole(output, lambda file: file.write(json.dumps(report, indent=1, allow_nan=False) + "\n"))
         return
     with open_server(server, db) as client:
-        _write_bytes(output, client.get_bytes(f"/v1/studies/{part(study)}/trials", format=format.value))
+        if format is Format.ARCHIVE:
+            content = client.get_bytes(f"/v1/studies/{part(study)}/archive")
+        else:
+            content = client.get_bytes(f"/v1/studies/{part(study)}/trials", format=format.value)
+    _write_bytes(output, content)
 
 
 def _write_bytes(output: Path, content: bytes) -> None:
@@ -402,7 +421,7 @@ def _model_row(model: ModelError) -> Iterator[str]:
     if model.mape is None or model.worst is None or model.inside is None or model.correlation is None:
         yield from (model.reason or "", "", "", "", "")
         return
-    yield from (f"{model.mape:.1%}", f"{model.worst:.1%}", f"{model.inside:.0%}")
+    yield from (f"{show_share(model.mape)}", f"{show_share(model.worst)}", f"{show_share(model.inside)}")
     found = model.correlation.spearman
     yield f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]" if found else model.correlation.reason or ""
     yield model.start or ""

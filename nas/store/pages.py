@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,29 @@ class StudySummary:
 
 
 @dataclass(frozen=True, slots=True)
+class StudyFilter:
+    """What a listed study must match; '' matches all.
+
+    Args:
+        text: a part of its name, of any case.
+        space: name of its space.
+        state: as users see it, such as `interrupted`.
+    """
+
+    text: str = ""
+    space: str = ""
+    state: str = ""
+
+    def matches(self, found: StudySummary) -> bool:
+        """Returns whether a study matches all of it."""
+        return (
+            self.text.lower() in found.name.lower()
+            and self.space in ("", found.space)
+            and self.state in ("", found.condition.state)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class QueuedJob:
     """A job that waits for its device: its place, from 1, and the name of the study that wants it, None for checks."""
 
@@ -67,6 +91,10 @@ class QueuedJob:
     place: int
     since: float
 
+
+_ALL = StudyFilter()
+_BATCH = 200
+"""Studies that are read at a time to find those that match."""
 
 JobPlace = tuple[float, str]
 """Position of a job in the list, newest first: when it was created, and its id."""
@@ -106,15 +134,39 @@ def queues(store: Store) -> dict[str, list[QueuedJob]]:
     return found
 
 
-def studies(store: Store, *, limit: int, after: int = 0) -> list[StudySummary]:
-    """Returns at most `limit` studies with an id above `after`, oldest first."""
-    return _summaries(store, select(study).where(study.c.id > after).order_by(study.c.id).limit(limit))
+def studies(store: Store, *, limit: int, after: int = 0, wanted: StudyFilter = _ALL) -> list[StudySummary]:
+    """Returns at most `limit` studies that match, with an id above `after`, oldest first."""
+    query = select(study).order_by(study.c.id)
+    return _matching(store, limit, wanted, lambda last: query.where(study.c.id > (after if last is None else last)))
 
 
-def latest_studies(store: Store, *, limit: int, before: int | None = None) -> list[StudySummary]:
-    """Returns at most `limit` studies that are older than the id `before`, newest first."""
-    query = select(study).order_by(study.c.id.desc()).limit(limit)
-    return _summaries(store, query if before is None else query.where(study.c.id < before))
+def latest_studies(
+    store: Store, *, limit: int, before: int | None = None, wanted: StudyFilter = _ALL
+) -> list[StudySummary]:  # fmt: skip
+    """Returns at most `limit` studies that match and are older than the id `before`, newest first."""
+    query = select(study).order_by(study.c.id.desc())
+
+    def older(last: int | None) -> Select[Any]:
+        oldest = before if last is None else last
+        return query if oldest is None else query.where(study.c.id < oldest)
+
+    return _matching(store, limit, wanted, older)
+
+
+def _matching(
+    store: Store, limit: int, wanted: StudyFilter, beyond: Callable[[int | None], Select[Any]]
+) -> list[StudySummary]:  # fmt: skip
+    """Returns at most `limit` studies that match; `beyond`: the query for those after a study, None: for the first."""
+    found: list[StudySummary] = []
+    last = None
+    while len(found) < limit:
+        size = limit if wanted == _ALL else max(limit, _BATCH)
+        rows = _summaries(store, beyond(last).limit(size))
+        found += filter(wanted.matches, rows)
+        if len(rows) < size:
+            break
+        last = rows[-1].id
+    return found[:limit]
 
 
 def _summaries(store: Store, query: Select[Any]) -> list[StudySummary]:

@@ -30,14 +30,17 @@ class LogView(BaseModel):
     over: bool = Field(description="no orchestrator is expected to continue the study")
     lines: list[LogLine]
     earlier: bool = Field(description="whether the log began before these lines")
+    printed: str | None = Field(description="the end of what its process printed; null if no coordinator runs it")
 
 
-def log_view(store: Store, study: StudySnapshot) -> LogView:
-    """Returns the lines of the newest events of a study."""
+def log_view(store: Store, study: StudySnapshot, printed: str | None = None) -> LogView:
+    """Returns the lines of the newest events of a study, and what its process printed (`SubmittedStudies.log_tail`)."""
     found = events.latest(store, study.id, EVENTS)
     lines = [
         LogLine(id=each.id, at=each.at, trial=each.trial, text=text)
         for each in reversed(found)
         if (text := event_line(each.trial, each.kind, each.payload))
     ]
-    return LogView(study=study.name, state=study.state, over=study.over, lines=lines, earlier=len(found) == EVENTS)
+    return LogView(
+        study=study.name, state=study.state, over=study.over, lines=lines, earlier=len(found) == EVENTS, printed=printed
+    )  # fmt: skip

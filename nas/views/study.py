@@ -21,7 +21,7 @@ from nas.analysis.agreement import RankCorrelation, rank_correlation
 from nas.analysis.axes import KV_BYTES, PARAMS_TOTAL, AxisView, only_key
 from nas.analysis.effects import Effects, effects, features
 from nas.analysis.headline import Headline, headline
-from nas.analysis.history import Step, ended, expected_gain
+from nas.analysis.history import Step, VolumeView, ended, expected_gain
 from nas.analysis.record import readable
 from nas.analysis.reliability import QualityReliability, quality_reliability
 from nas.analysis.report import NoiseSummary, noise_summary, time_left
@@ -34,7 +34,7 @@ from nas.core.stats import Z95
 from nas.core.trial import TERMINAL
 from nas.search.sampling import Sampler
 from nas.store import pages, studies
-from nas.store.pages import StudySummary
+from nas.store.pages import StudyFilter, StudySummary
 from nas.store.rows import JobState, StudyState
 from nas.store.store import Store
 from nas.study.estimate import Estimate
@@ -71,6 +71,7 @@ class StudyLine(BaseModel):
     desired_state: str
     created: float = Field(description="seconds since the epoch")
     wanted: int | None = Field(description="requested trials, references not counted; null if it was never launched")
+    expected: int | None = Field(description="trials with which the search ends: those that were proposed once it has")
     proposed: int
     ended: int
     states: dict[str, int] = Field(description="state -> trials, references not counted")
@@ -79,6 +80,7 @@ class StudyLine(BaseModel):
     course: list[Moment] = Field(description="of the hypervolume; includes the last moment")
     device_seconds: float = Field(description="of the study's own measurements")
     problem: str | None = Field(None, description="why only its name is known")
+    submitted_by: str | None = Field(None, description="name of the API token; null: it was launched on this host")
 
 
 class WaitingLine(BaseModel):
@@ -100,6 +102,7 @@ class StudiesView(BaseModel):
     studies: list[StudyLine]
     next: int | None = Field(description="`before` of the next page; null on the last one")
     waiting: list[WaitingLine] = Field(description="on the first page only")
+    wanted: StudyFilter = Field(StudyFilter(), description="what the listed studies match")
 
 
 class PanelView(BaseModel):
@@ -276,14 +279,6 @@ class TargetAgreement(BaseModel):
     correlation: RankCorrelation
 
 
-class VolumeView(BaseModel):
-    """The hypervolume of the front."""
-
-    value: float
-    low: float | None = Field(description="lower end of the 95 % interval; null if too many trials are on the front")
-    high: float | None
-
-
 class CornerView(BaseModel):
     """The reference point on one objective; only better trials count for the hypervolume."""
 
@@ -347,6 +342,7 @@ class RankedView(FrontEntry):
     place: int | None = Field(
         description="rank by hypervolume contribution, from 1; null for a trial that is only tied"
     )
+    gain: float | None = Field(description="its contribution as a share of the hypervolume; null for one only tied")
 
 
 class StudyView(BaseModel):
@@ -365,6 +361,7 @@ class StudyView(BaseModel):
     version: str
     revision: int
     wanted: int | None = Field(description="requested trials, references not counted; null if it was never launched")
+    expected: int | None = Field(description="trials with which the search ends: those that were proposed once it has")
     proposed: int
     ended: int
     states: dict[str, int] = Field(description="state -> trials, references not counted")
@@ -392,15 +389,23 @@ class StudyView(BaseModel):
 
 
 def studies_view(
-    store: Store, snapshots: Snapshots, before: int | None = None, submitted: SubmittedStudies | None = None
+    store: Store, snapshots: Snapshots, before: int | None = None, submitted: SubmittedStudies | None = None,
+    wanted: StudyFilter | None = None,
 ) -> StudiesView:  # fmt: skip
-    """Returns the newest studies and the waiting ones of `submitted`; or the studies older than the id `before`."""
-    rows = pages.latest_studies(store, limit=PAGE + 1, before=before)
+    """Returns the newest studies and the waiting ones of `submitted`; or the studies older than the id `before`.
+
+    With `wanted` only those that match it, and none that wait.
+    """
+    rows = pages.latest_studies(store, limit=PAGE + 1, before=before, wanted=wanted or StudyFilter())
     shown = rows[:PAGE]
-    lines = [_line(row, snapshots) for row in shown]
-    waiting = submitted.not_begun() if submitted is not None and before is None else []
+    lines = [line for row in shown if (line := _line(row, snapshots)) is not None]
+    filtered = wanted is not None and wanted != StudyFilter()
+    waiting = submitted.not_begun() if submitted is not None and before is None and not filtered else []
     return StudiesView(
-        studies=[line for line in lines if line is not None],
+        wanted=wanted or StudyFilter(),
+        studies=[
+            line.model_copy(update={"submitted_by": submitted and submitted.submitter(line.name)}) for line in lines
+        ],
         next=shown[-1].id if len(rows) > PAGE else None,
         waiting=[WaitingLine.model_validate(each) for each in waiting],
     )
@@ -572,7 +577,14 @@ def _view(study: StudySnapshot) -> StudyView:
         page=page_state(study.axes, {}),
         queue=QueueView(trials=[], further=0, jobs=[]),
         no_front=_no_front(study),
-        ranked=[RankedView(**dict(entry), place=rank if entry.on else None) for rank, entry in enumerate(entries, 1)],
+        ranked=[
+            RankedView(
+                **dict(entry),
+                place=rank if entry.on else None,
+                gain=share_of_volume(study, entry.hv_contribution) if entry.on else None,
+            )
+            for rank, entry in enumerate(entries, 1)
+        ],
         references=reference_entries(study, objectives),
         blocks=share_views(study),
         kinds=kind_views(study),
@@ -620,6 +632,7 @@ def _progress(study: StudySnapshot) -> dict[str, Any]:
     return {
         "wanted": study.record.wanted,
         "proposed": sum(states.values()),
+        "expected": sum(states.values()) if ended(study.record.log) else study.record.wanted,
         "ended": sum(count for state, count in states.items() if state in TERMINAL),
         "states": states,
         "front": len(study.course.front),
@@ -645,6 +658,12 @@ def front_entries(study: StudySnapshot, keys: Sequence[str], most: int | None = 
         )
         for row, bounds in zip(rows, found, strict=True)
     ]  # fmt: skip
+
+
+def share_of_volume(study: StudySnapshot, contribution: float) -> float | None:
+    """Returns a contribution as a share of the front's hypervolume; None while that is 0."""
+    volume = study.course.hypervolume
+    return contribution / volume if volume else None
 
 
 def reference_entries(study: StudySnapshot, keys: Sequence[str]) -> list[ReferenceEntry]:
@@ -772,7 +791,9 @@ def _volume(study: StudySnapshot) -> VolumeView | None:
     value, drawn = study.course.hypervolume, study.volume
     if value is None:
         return None
-    return VolumeView(value=value, low=drawn.low if drawn else None, high=drawn.high if drawn else None)
+    if drawn is None:
+        return VolumeView(value=value, estimate=None, low=None, high=None)
+    return VolumeView(value=value, estimate=drawn.estimate, low=drawn.low, high=drawn.high)
 
 
 def _corner(study: StudySnapshot) -> list[CornerView]:

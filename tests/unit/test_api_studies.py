@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ten_mistakes
 from api_lab import Lab, refusal, space_text
 from store_support import new_study, proposal
 
@@ -81,6 +82,12 @@ def test_what_is_wrong_with_a_space_is_told_by_line(lab: Lab, space: str, messag
     assert lab.get("/v1/studies")["studies"] == []
 
 
+def test_ten_mistakes_are_ten_lines(lab: Lab) -> None:
+    message = refusal(submit(lab, space=ten_mistakes.TEXT), 422, "invalid_input")
+    ten_mistakes.are_found(message.splitlines(), "space.yaml:")
+    assert lab.get("/v1/studies")["studies"] == []
+
+
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "a b", "x" * 65, "\x00", ".hidden"])
 def test_studies_have_plain_names(lab: Lab, name: str) -> None:
     refusal(submit(lab, name), 422, "invalid_input")
@@ -102,6 +109,21 @@ def test_the_list_holds_what_runs_and_what_waits(lab: Lab) -> None:
     second = lab.get("/v1/studies", limit=2, after=first["next"])
     assert [(study["study"], study["state"]) for study in second["studies"]] == [("study-2", "new"), ("mine", "queued")]
     assert second["next"] is None
+
+
+def test_the_list_is_filtered_by_name_space_and_state(lab: Lab) -> None:
+    for number in range(3):
+        new_study(lab.store, f"study-{number}")
+    submit(lab)
+
+    def names(**wanted: str) -> list[str]:
+        return [each["study"] for each in lab.get("/v1/studies", **wanted)["studies"]]
+
+    assert names(text="DY-1") == ["study-1"]
+    assert names(text="study", limit="2") == ["study-0", "study-1"]
+    assert names(state="queued") == names(space="tiny") == ["mine"]
+    assert names(state="new") == ["study-0", "study-1", "study-2"]
+    assert names(text="none") == []
 
 
 def test_events_are_followed_by_id(lab: Lab) -> None:

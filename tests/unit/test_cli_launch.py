@@ -167,6 +167,6 @@ def test_a_refused_space_has_no_estimate(tmp_path: Path) -> None:
         assert "about" not in done.err
 
 
-def test_a_coordinators_study_is_not_estimated_here() -> None:
+def test_a_coordinator_that_is_not_known_does_not_estimate() -> None:
     done = nas("launch", "--space", "lfm2-demo", "--dry-run", "--server", "https://lab.example")
-    assert "not estimated" in done.out
+    assert done.code == 3 and "nas server add" in done.err and done.out == ""

@@ -143,6 +143,11 @@ def test_devices_are_shown_and_managed_as_with_a_database(lab: Lab, server: str)
         assert json.loads(there.out) == json.loads(here.out)
     assert nas("device", "name", "box", "desk").out.split() == ["device", "box", "name", "desk"]
     assert nas("device", "tag", "box", "fast", "lab").code == 0
+    found = nas("device", "show", "tag:lab", "--json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["id"] == "box"
+    unknown = nas("device", "show", "tag:lap")
+    assert unknown.code == 3 and "did you mean 'lab'?" in unknown.err
     noted = nas("device", "note", "box", "new battery").out
     assert "note    new battery" in noted and "tags    fast lab" in noted
     assert nas("device", "tag", "box", "two words").code == 3
@@ -193,11 +198,17 @@ def test_scripts_read_the_tables_of_a_study(
     for format in ("csv", "parquet", "json"):
         assert nas("study", "export", "phones", "-f", format, "-o", str(tmp_path / format)).code == 0
     assert (tmp_path / "csv").read_text() == csv
+    archive = tmp_path / "archive"
+    assert nas("study", "export", "phones", "-o", str(archive)).code == 0
+    elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    with monkeypatch.context() as patch:
+        patch.delenv("NAS_SERVER")
+        assert nas("study", "import", str(archive), "--db", elsewhere).code == 0
+        assert json.loads(nas("study", "trials", "phones", "--json", "--db", elsewhere).out)["trials"][0]["trial"] == 0
     table = parquet.read_table(tmp_path / "parquet")
     assert table.to_pylist() == [row]
     assert json.loads((tmp_path / "json").read_text())["study"] == "phones"
     assert "give" not in nas("study", "export", "phones", "-o", str(tmp_path / "archive")).out
-    assert nas("study", "export", "phones", "-o", str(tmp_path / "archive")).code == 3
     how_to = Path(__file__).parents[2] / "docs" / "how-to"
     page = (how_to / "reading-results.md").read_text()
     code = page.split("```python\n")[1].split("```")[0]
@@ -237,16 +248,26 @@ def test_a_launch_is_submitted_followed_and_reported(lab: Lab, server: str, tmp_
         done = nas("launch", "--space", str(tmp_path / "mine.yaml"), "--study", "mine", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out) == json.loads(json.dumps(study_report(lab.store, "mine")))
-    assert "trial 0: failed (crash)" in done.err
+    assert "trial 0: failed: crash" in done.err
     assert played.started == [("mine", False)]
     played.end()
+
+
+def test_a_dry_run_is_estimated_by_the_coordinator(lab: Lab, server: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(space_text())
+    plan = json.loads(nas("launch", "--space", str(tmp_path / "mine.yaml"), "--dry-run", "--json").out)
+    assert plan["estimate"]["seconds"]["typical"] > 0 and plan["load"] is None
+    assert lab.submitted.not_begun() == []
+    (tmp_path / "mine.yaml").write_text(space_text(devices=["bxo"]))
+    refused = nas("launch", "--space", str(tmp_path / "mine.yaml"), "--dry-run")
+    assert refused.code == 3 and f"{tmp_path}/mine.yaml:24: devices.0: unknown device 'bxo'" in refused.err
 
 
 def test_a_rejected_launch_reports_file_and_line(lab: Lab, server: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(space_text(devices=["bxo"]))
     done = nas("launch", "--space", str(tmp_path / "mine.yaml"), "--study", "mine")
     assert done.code == 3
-    assert "space.yaml:24: devices.0: unknown device 'bxo'; did you mean 'box'?" in done.err
+    assert f"{tmp_path}/mine.yaml:24: devices.0: unknown device 'bxo'; did you mean 'box'?" in done.err
 
 
 def test_ctrl_c_detaches_and_says_how_to_follow_again(
@@ -276,7 +297,7 @@ def test_follow_starts_now_unless_all_is_asked_for(lab: Lab, server: str) -> Non
     lines = {options: nas("study", "follow", "mine", *options).err.splitlines() for options in ((), ("--from-start",))}
     assert lines[()] == ["study mine: stopped"]
     assert lines[("--from-start",)][:3] == [
-        "trial 0: proposed", "trial 0: quality 1.021 ± 0.012 (rung short, 2 seeds)", "trial 0: failed (crash)",
+        "trial 0: proposed", "trial 0: quality 1.02 ± 0.01 (rung short, 2 seeds)", "trial 0: failed: crash",
     ]  # fmt: skip
 
 

@@ -49,10 +49,17 @@ def test_list() -> None:
     ]
 
 
+def test_the_list_is_filtered() -> None:
+    assert len(nas("study", "list", "--text", "FIR", "--space", "lfm2-demo", "--state", "new").out.splitlines()) == 2
+    for wanted in (("--text", "x"), ("--space", "lfm2"), ("--state", "failed")):
+        assert nas("study", "list", *wanted).out.splitlines() == ["study\tspace\tstate\ttrials\treason"]
+
+
 def test_trials_and_their_states() -> None:
     found = json.loads(nas("study", "trials", "first", "--json").out)["trials"]
     assert [row["layout"] for row in found] == list(LAYOUTS)
     assert [row["state"] for row in found] == ["proposed", "failed"]
+    assert all(row["params_total"] and row["quality"] is None for row in found), "with figures, as from a coordinator"
     (failed,) = json.loads(nas("study", "trials", "first", "--state", "failed", "--json").out)["trials"]
     assert (failed["trial"], failed["reason"]) == (1, "crash")
     assert len(nas("study", "trials", "first").out.splitlines()) == 3

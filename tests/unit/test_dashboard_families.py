@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_runner import nas
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
 from release_lab import CONTENT, write_family
@@ -98,7 +100,7 @@ def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Pa
     assert str(home) not in json.dumps(view)
     page = shown(visitor, "/families/demo")
     for text in ("because it is faster", "81 to 99", "\N{EN DASH} because it is faster", "2.25", "1.50", "noisy",
-                 "random:0", "2M tokens in 20 steps", "2.0 h", "No files written", HASH):  # fmt: skip
+                 "random:0", "2M tokens in 20 steps", "2 h 00 min", "No files written", HASH):  # fmt: skip
         assert text in page.text
     plots = [json.loads(str(named["data-plot"])) for _, named in page.tags if "data-plot" in named]
     decode, prefill, training = plots
@@ -195,3 +197,19 @@ def test_strangers_fetch_nothing(tmp_path: Path, home: Path) -> None:
     stranger = client(LiveLab(tmp_path))
     assert stranger.get(FILE).status_code == 401
     assert stranger.get("/families", headers=HTML).status_code == 303
+
+
+def test_a_family_has_a_report_to_send(home: Path, tmp_path: Path) -> None:
+    write_family(home)
+    scores = {"q4_0": {"sums": TaskScore.of(29, 40, lost=2, gained=1)}}
+    evaluation = MemberEvaluation(weights="checkpoint:1", tasks="test.jsonl", scores=scores, missing={})
+    write_record(home / "families" / "demo" / "4M" / EVALUATION, evaluation)
+    output = tmp_path / "report.html"
+    done = nas("family", "report", "demo", "-o", str(output))
+    assert done.code == 0, done.err
+    text = output.read_text()
+    for wanted in ("A family of 2 models", "demo 4M", "other 10M", "because it is faster", "72.5 %", "81 to 99"):
+        assert wanted in re.sub("<[^>]*>", "", text), wanted
+    assert "<script" not in text and "<link" not in text and "data-plot" not in text
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", text), "it fetches nothing"
+    assert nas("family", "report", "dmo", "-o", str(output)).code == 3

@@ -124,6 +124,7 @@ def test_a_space_is_checked_without_a_launch(lab: DashboardLab, visitor: Visitor
         assert f"<code>{sample.layout}</code>" in answer.text
     mixers = f"{len(space.mixers)} kind{'s' if len(space.mixers) > 1 else ''} of mixers"
     assert f"The space is valid: {mixers}, {len(space.ffn)} of feed-forwards." in answer.text
+    assert "A study of it takes here: about " in answer.text
     assert [kind for kind, _ in preview.kinds] == [block.kind for block in space.mixers + space.ffn]
     assert lab.submitted.not_begun() == []
 
@@ -248,3 +249,27 @@ def test_programs_are_told_what_a_study_can_be_made_of(visitor: Visitor) -> None
     told = visitor.client.get("/launch.json?space=lfm2-demo").json()
     assert told["spaces"] == list_spaces() and told["devices"] == ["local", "box"]
     assert "name: lfm2-demo" in told["form"]["space"]
+
+
+def test_the_list_says_who_submitted_and_is_filtered(lab: DashboardLab, visitor: Visitor) -> None:
+    launch(visitor)
+    space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
+    for name in ("mine", "other"):
+        studies.create(lab.store, name, space, seed=0, version="0")
+    listed = visitor.client.get("/studies.json?text=MIN").json()["studies"]
+    assert [(each["name"], each["submitted_by"]) for each in listed] == [("mine", "operate")]
+    page = visitor.page("/studies").text
+    assert "submitted by operate" in page and ">other</a>" in page
+    assert ">mine</a>" not in visitor.page("/studies?text=oth").text
+    assert "No study matches" in visitor.page("/studies?state=failed").text
+
+
+def test_the_log_of_a_submitted_study_ends_with_what_its_process_printed(lab: DashboardLab, visitor: Visitor) -> None:
+    launch(visitor)
+    space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
+    studies.create(lab.store, "mine", space, seed=0, version="0")
+    assert visitor.client.get("/studies/mine/log.json").json()["printed"] is None
+    (lab.home / "studies" / "mine" / "launch.log").write_text("calibrating llama.cpp <b>\n")
+    assert "calibrating llama.cpp &lt;b&gt;" in visitor.page("/studies/mine/log").text
+    studies.create(lab.store, "other", space, seed=0, version="0")
+    assert visitor.client.get("/studies/other/log.json").json()["printed"] is None

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from cli_runner import nas
+from dashboard_lab import OURS, DashboardLab
 from live_lab import LiveLab
 
 from nas.dashboard.study_report import study_report_html
+from nas.store.rows import Role
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def test_it_has_the_result_and_needs_nothing_else(lab: LiveLab) -> None:
     lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
     best = lab.complete(study, 1.0, 0.55, 0.71)
     text = study_report_html(lab.store, "study")
-    assert f"Best: trial {best}, latency 45% lower" in text
+    assert f"hypervolume: trial {best}, latency 45 % lower" in text
     assert "<svg" in text and "The search space" in text
     assert "<script" not in text and "<link" not in text
     assert not re.search(r"""(?:src|href)=["'](?!#)""", text), "it fetches nothing"
@@ -38,3 +40,16 @@ def test_the_command_writes_the_file(lab: LiveLab, tmp_path: Path) -> None:
     done = nas("study", "report", "study", "-o", f"{tmp_path}/report.html", "--db", str(lab.store.engine.url))
     assert done.code == 0, done.err
     assert (tmp_path / "report.html").read_text().rstrip().endswith("</html>")
+
+
+def test_a_token_reads_pages_and_their_downloads_and_does_not_act(tmp_path: Path) -> None:
+    lab = DashboardLab(tmp_path)
+    lab.study()
+    script, header = lab.stranger(), {"Authorization": f"Bearer {lab.tokens[Role.ADMIN]}"}
+    report = script.get("/studies/study/report", headers=header)
+    assert report.status_code == 200 and "The front is still empty" in report.text
+    assert report.headers["Content-Disposition"] == 'attachment; filename="study-report.html"'
+    assert script.get("/studies/study/trials.csv", headers=header).text.startswith("trial,state")
+    assert script.post("/studies/study/pause", data={"form_token": "x"}, headers=header | OURS).status_code == 403
+    for wrong in ({}, {"Authorization": "Bearer hilnas.x.y"}, {"Authorization": "Basic eA=="}):
+        assert script.get("/studies/study/trials.csv", headers=wrong).status_code == 401

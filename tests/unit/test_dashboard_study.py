@@ -17,6 +17,7 @@ from test_dashboard_pages import HOSTILE, LOOPBACK, Page
 
 from nas.analysis.report import harmless, study_report
 from nas.core.trial import EventKind
+from nas.core.units import show_number
 from nas.store import events, studies, trials
 from nas.store.rows import StudyState
 from nas.study.events import CLOSED, EXPECTED
@@ -70,12 +71,12 @@ def test_the_log_has_the_lines_of_follow_newest_first(lab: LiveLab, visitor: Tes
     assert [line["text"] for line in view["lines"][:3]] == [
         "study: warning: <b>slow",
         "trial 7: proposed",
-        "trial 6: infeasible (=HYPERLINK(1))",
+        "trial 6: over a budget: =HYPERLINK(1)",
     ]
     assert [line["id"] for line in view["lines"]] == sorted((line["id"] for line in view["lines"]), reverse=True)
     page = visitor.get("/studies/study/log", headers=HTML).text
     assert "&lt;b&gt;slow" in page and 'data-refresh="3"' in page
-    assert '<a href="/studies/study/trials/6">trial 6</a>: infeasible' in page
+    assert '<a href="/studies/study/trials/6">trial 6</a>: over a budget' in page
     assert 'href="/studies/study/log"' in visitor.get("/studies/study", headers=HTML).text
 
 
@@ -103,7 +104,9 @@ def test_the_twin_says_what_the_page_shows(lab: LiveLab, visitor: TestClient) ->
         ("quality", 0.0), ("latency", pytest.approx(2.71828, rel=1e-4)), ("memory", pytest.approx(2.71828, rel=1e-4))
     ]  # fmt: skip
     assert view["states"] == {"proposed": 1, "infeasible": 1, "complete": 5}
-    assert f"{view['hypervolume']['value']:.4g}" in page.text
+    ends = [view["hypervolume"][name] for name in ("low", "high")]
+    assert f"{show_number(view['hypervolume']['value'], *ends)} as measured" in page.text
+    assert f"{show_number(view['hypervolume']['estimate'], *ends)} " in page.text
 
 
 def test_the_page_has_what_its_script_attaches_to(lab: LiveLab, visitor: TestClient) -> None:
