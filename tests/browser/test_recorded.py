@@ -177,7 +177,7 @@ def test_a_family_is_read_with_the_keyboard_and_its_files_come(page: Page, recor
     considered = page.get_by_text("Layouts that were considered: 1")
     considered.focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("region", name="Layouts considered for 4M")).to_be_visible()
+    expect(page.get_by_role("group", name="Layouts considered for 4M")).to_be_visible()
     with page.expect_download() as coming:
         page.get_by_role("link", name="gguf/model q4_0.gguf").click()
     assert Path(coming.value.path()).read_bytes() == CONTENT
