@@ -236,7 +236,7 @@ def _write_near(
             va="center" if not up else "bottom" if up > 0 else "top",
         )  # fmt: skip
         box = label.get_window_extent()
-        outside = box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1
+        outside = bool(box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1)
         return int(box.count_overlaps(taken)) + outside * (1 + len(taken))
 
     place = min(_AROUND, key=crowded)

@@ -85,7 +85,7 @@ def test_the_study_is_drawn(page: Page, recorded: str) -> None:
     rows = page.locator("#blocks-part table.list tbody tr")
     assert rows.count() == len(kinds) > 1
     for row, kind in zip(rows.all(), kinds, strict=True):
-        assert [cell.inner_text() for cell in row.locator("th, td").all()[:3]] == [
+        assert [cell.text_content() for cell in row.locator("th, td").all()[:3]] == [
             kind["kind"], str(kind["trials"]), str(kind["front"])
         ]  # fmt: skip
     moved = page.request.get(f"{recorded}/studies/recorded/effects.json").json()
