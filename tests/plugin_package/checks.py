@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader
 from hilnas_plugin.modules import S4D, constant_scan, reference_geglu, reference_s4d
 from hypothesis import given, settings
 
@@ -27,6 +28,7 @@ from nas.release.files import write_files
 from nas.release.options import FileOptions
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import RandomWeights
+from nas.runtimes.llama_cpp.patches import patch_files, patch_hashes
 from nas.scaling.candidates import scaled_mixer
 from nas.search_spaces.loader import load_space, space_text
 from nas.testing.block_contract import FeedForwardContract, MixerContract
@@ -150,11 +152,23 @@ def test_a_kind_scales_in_a_family_as_in_proxies() -> None:
     assert scaled_mixer(mixer, 64, 128, "heads") == mixer
 
 
-def test_executorch_carries_it_and_llama_cpp_says_why_not() -> None:
+def test_both_runtimes_carry_it_and_llama_cpp_says_why_not_the_feed_forward() -> None:
     assert RUNTIMES["executorch"].supports(LAYOUT).verdict == "stock"
-    assert set(RUNTIMES["llama.cpp"].supports(LAYOUT).reasons) == {
-        f"{kind} blocks: neither the stock build nor the patched one has them" for kind in ("s4d", "geglu")
-    }
+    found = RUNTIMES["llama.cpp"].supports(Layout.parse("d64 v300 ffn=swiglu:96 [S4 A2/1 S4]"))
+    assert found.verdict == "patched" and "S4D layers are in no stock architecture" in found.reasons
+    refused = RUNTIMES["llama.cpp"].supports(LAYOUT)
+    assert refused.verdict == "no"
+    assert refused.reasons == ("geglu blocks: neither the stock build nor the patched one has them",)
+
+
+def test_its_patch_is_part_of_the_build_and_its_tensors_of_the_file(tmp_path: Path) -> None:
+    assert patch_files()[-1].name == "s4d.patch" and len(set(patch_hashes())) == len(patch_files())
+    RUNTIMES["llama.cpp"].export(
+        Layout.parse("d64 v300 ffn=swiglu:96 [S4 A2/1]"), "q4_0", RandomWeights(3), tmp_path / "m"
+    )
+    shapes = {tensor.name: tuple(map(int, tensor.shape[::-1])) for tensor in GGUFReader(tmp_path / "m").tensors}
+    assert shapes["blk.0.ssm_a"] == shapes["blk.0.ssm_x.weight"] == (64, 4)
+    assert shapes["blk.0.ssm_dt.bias"] == shapes["blk.0.ssm_d"] == (64,)
 
 
 def test_the_released_folder_holds_its_code(tmp_path: Path) -> None:

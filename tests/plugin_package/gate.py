@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hilnas_plugin.faults import S4D_FAULTS, altered
 
 from nas.core.layout import Layout
 from nas.nn.model import Model
@@ -17,7 +17,7 @@ from nas.release.files import write_files
 from nas.release.options import FileOptions
 from nas.runtimes.executorch.build import build
 from nas.testing.executorch_gate import gate
-from nas.testing.planted_faults import Edit, Fault, State, checkpoint
+from nas.testing.planted_faults import Fault, checkpoint
 
 LAYOUT = Layout.parse("d64 v300 ffn=geglu:96 [S4 A2/1 S4+swiglu:64]")
 
@@ -27,24 +27,7 @@ def test_executorch_computes_what_pytorch_does(tmp_path: Path) -> None:
     assert report.passed, (report.error, report.limit)
 
 
-def _of(ending: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
-    def edited(state: State) -> None:
-        for name, weight in state.items():
-            if name.endswith(ending):
-                weight.copy_(edit(weight))
-
-    return edited
-
-
-FAULTS = (
-    Fault("decays of other states", _of("A_log", lambda weight: weight.roll(1, 1))),
-    Fault("step sizes of other channels", _of("dt_bias", lambda weight: weight.roll(1, 0))),
-    Fault("states read by other channels", _of("mixers.0.C", lambda weight: weight.roll(1, 0))),
-    Fault("input not added", _of("mixers.0.D", torch.zeros_like)),
-    Fault("gate missing", _of("mixers.0.gate.weight", torch.zeros_like)),
-    Fault("hidden units in another order", _of("ffn.up.weight", lambda weight: weight.flip(0))),
-    Fault("stale state", earlier=40),
-)
+FAULTS = (*S4D_FAULTS, Fault("hidden units in another order", altered("ffn.up.weight", lambda weight: weight.flip(0))))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
