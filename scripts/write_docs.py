@@ -80,17 +80,19 @@ def cli_reference() -> str:
     """Returns docs/reference/cli.md: the output of `--help` of every command."""
     root = typer.main.get_command(app)
     parts = ["# Command reference\n\nWritten by `make docs` from the commands' own help.\n"]
-    for path, text in _helps(root, "nas"):
+    for path, text in _helps(root, "nas", None):
         parts.append(f"## {path}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
 
 
-def _helps(command: Any, path: str) -> Iterator[tuple[str, str]]:
-    context = command.make_context(path, [], resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH)
-    yield path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+def _helps(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
+    context = command.make_context(
+        name, [], parent, resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH
+    )  # fmt: skip
+    yield context.command_path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     if isinstance(command, typer.core.TyperGroup):
-        for name in command.list_commands(context):
-            yield from _helps(command.get_command(context, name), f"{path} {name}")
+        for each in command.list_commands(context):
+            yield from _helps(command.get_command(context, each), each, context)
 
 
 if __name__ == "__main__":
