@@ -79,7 +79,8 @@ def study_router(
     @router.get("/log")
     @router.get("/log.json")
     def show_log(request: Request, name: StudyName) -> Response:
-        return answer("log.html", request, log_view(store, snapshots.get(name), submitted and submitted.log_tail(name)))
+        printed = submitted.log_tail(name) if submitted is not None else None
+        return answer("log.html", request, log_view(store, snapshots.get(name), printed))
 
     @router.get("/report")
     def export_report(name: StudyName) -> Response:

@@ -20,17 +20,18 @@ export function showWithin(value, low, high) {
   const first = (number) => Math.floor(Math.log10(Math.abs(number)) + 1e-9);
   const noise = low < value && value < high ? Math.min(value - low, high - value) : (high - low) / 2;
   const wide = low > 0 && (high > 10 * value || value > 10 * low);
-  const place = Math.max(first(noise), value === 0 ? -Infinity : first(value) - 5);
+  const last = first(noise) - (noise < 2 * 10 ** first(noise) * (1 - 1e-9) ? 1 : 0);
+  const place = Math.max(last, value === 0 ? -Infinity : first(value) - 5);
   const shown = (number) => grouped(number, wide ? first(number) - 1 : place, number);
   const ends = [shown(low), shown(high)];
   return [shown(value), ends[0] === ends[1] ? "" : ends.join(" to ")];
 }
 
 function grouped(number, place, size) {
-  const rounded = place > 0 ? Math.round(number / 10 ** place) * 10 ** place : number;
-  const digits = Math.max(0, -place);
-  const text = new Intl.NumberFormat("en", { useGrouping: Math.abs(size) >= 1e4,
-    minimumFractionDigits: digits, maximumFractionDigits: digits }).format(rounded);
+  const [digits, unit] = [Math.max(0, -place), 10 ** Math.max(0, place)];
+  const format = (useGrouping, each) => new Intl.NumberFormat("en", { useGrouping, roundingMode: "halfEven",
+    minimumFractionDigits: digits, maximumFractionDigits: digits }).format(each);
+  const text = format(Math.abs(size) >= 1e4, Number(format(false, number / unit)) * unit);
   return Number(text.replaceAll(",", "")) === 0 ? text.replace("-", "") : text;
 }
 

@@ -146,13 +146,17 @@ def _rows(report: dict[str, Any]) -> Iterator[Row]:
 
 
 def _cells(row: Row) -> list[str]:
-    mean, value = row["mean_ts"], row["value_ts"]
+    mean, sd, value, low, high = (_number(row, f"{name}_ts") for name in ("mean", "sd", "value", "low", "high"))
     return [
-        str(row["model"]), _shown(row["size_mb"], "MB"), str(row["runtime"]), str(row["threads"]), str(row["test"]),
-        "unknown" if mean is None else show_spread(mean, row["sd_ts"]),
-        "unknown" if value is None else show_figure(value, row["low_ts"], row["high_ts"]),
-        _shown(row["peak_rss_mb"], "MB"),
+        str(row["model"]), _shown(_number(row, "size_mb"), "MB"), str(row["runtime"]), str(row["threads"]),
+        str(row["test"]), "unknown" if mean is None else show_spread(mean, sd),
+        "unknown" if value is None else show_figure(value, low, high), _shown(_number(row, "peak_rss_mb"), "MB"),
     ]  # fmt: skip
+
+
+def _number(row: Row, name: str) -> float | None:
+    value = row[name]
+    return value if isinstance(value, (int, float)) else None
 
 
 _COLUMNS = ("model", "size", "runtime", "threads", "test", "t/s", "t/s, corrected (95 %)", "peak memory")
@@ -271,4 +275,5 @@ def _shown(
     value: float | None, unit: str, reason: str | None = None, ends: Sequence[float | None] = (None, None)
 ) -> str:  # fmt: skip
     """Formats a figure with its 95 % interval, or why it is not known."""
-    return f"unknown: {reason or 'not read'}" if value is None else show_figure(value, *ends, unit=unit)
+    low, high = ends
+    return f"unknown: {reason or 'not read'}" if value is None else show_figure(value, low, high, unit)

@@ -83,8 +83,8 @@ def show(
         print_table(("runtime", "build", "calibration", "reference [ms]", "measured"), rows)
     if found["drift"]:
         typer.echo()
-        columns = ("runtime", "build", "calibration", "runs", "off its calibration")
-        print_table(columns, [_drift_row(each) for each in found["drift"]])
+        heads = ("runtime", "build", "calibration", "runs", "off its calibration")
+        print_table(heads, [_drift_row(each) for each in found["drift"]])
     if found["history"]:
         typer.echo()
         rows = [[when(each["at"]), each["kind"], each["what"], each["reason"]] for each in found["history"]]

@@ -665,7 +665,8 @@ def _figure_text(figure: Figure) -> str:
     """Formats a figure with its unit and confidence interval, or the reason it is unknown."""
     if figure.value is None:
         return f"unknown: {figure.reason or 'not read'}"
-    return show_figure(figure.value, *(figure.ci95 or (None, None)), unit=_UNITS[figure.metric])
+    low, high = figure.ci95 or (None, None)
+    return show_figure(figure.value, low, high, _UNITS[figure.metric])
 
 
 def _device(taken: Measured) -> str:

@@ -67,9 +67,9 @@ def show_count(value: float) -> str:
 def show_number(value: float, low: float | None = None, high: float | None = None, digits: int = 4) -> str:
     """Formats a number: 2498.3 -> '2498', with its 95 % interval 2420 to 2580 -> '2500'.
 
-    With an interval, the last digit is of the size of half of it (its narrower side), at most the sixth of the number.
-    An interval of a positive number over more than a factor of 10 leaves two significant digits. Without one, there
-    are at most `digits` significant digits and no zeros at the end.
+    With an interval, half of it (its narrower side) has one digit, or two where the first is 1, so that rounding is
+    small beside it; there are at most six digits. An interval of a positive number over more than a factor of 10
+    leaves two significant digits. Without one, there are at most `digits` significant digits and no zeros at the end.
     """
     place = _last_place(value, low, high)
     if place is None:
@@ -130,7 +130,9 @@ def _last_place(value: float, low: float | None, high: float | None) -> Callable
     noise = min(value - low, high - value) if low < value < high else (high - low) / 2
     if low > 0 and (high > 10 * value or value > 10 * low):
         return lambda number: _place(number) - 1
-    place = max(_place(noise), _place(value) - _MOST_DIGITS + 1) if value else _place(noise)
+    first = _place(noise)
+    first -= noise < 2 * 10.0**first * (1 - 1e-9)
+    place = max(first, _place(value) - _MOST_DIGITS + 1) if value else first
     return lambda _: place
 
 

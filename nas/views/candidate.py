@@ -700,9 +700,10 @@ def _evaluations(study: StudySnapshot, record: Record) -> Iterator[EvaluationVie
             yield EvaluationView(rung=rung, group=group, value=value, sd=None, references=scores)
     if record.rescored is not None:
         fresh = record.rescored.quality
-        scores = {name: each.quality and each.quality.value for name, each in study.record.references.items()}
+        references = study.record.references
+        means = {name: each.quality.value if each.quality else None for name, each in references.items()}
         yield EvaluationView(
-            rung=f"{fresh.rung}, on fresh seeds", group="", value=fresh.value, sd=fresh.sd, references=scores
+            rung=f"{fresh.rung}, on fresh seeds", group="", value=fresh.value, sd=fresh.sd, references=means
         )  # fmt: skip
 
 

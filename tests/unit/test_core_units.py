@@ -27,7 +27,7 @@ def test_the_last_digit_is_of_the_size_of_the_noise(value: float, noise: float) 
     text = show_number(value, value - noise, value + noise)
     last = 10.0 ** -len(text.partition(".")[2])
     assert last <= noise * (1 + 1e-6)
-    assert last > noise / 10
+    assert last > noise / 20
     assert abs(float(text) - value) <= last / 2 * (1 + 1e-6)
 
 
