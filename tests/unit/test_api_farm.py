@@ -202,6 +202,6 @@ def test_who_waits_for_a_device_is_shown_in_the_order_of_the_queue(lab: Lab) -> 
     take(lab.store)
     now = lab.clock.time
     assert lab.get("/v1/devices/box")["queue"] == [
-        {"study": "other", "jobs": 1, "place": 1, "since": now - 1},
-        {"study": "one", "jobs": 2, "place": 2, "since": now - 3},
+        {"study": "other", "jobs": 1, "place": 1, "since": now - 1, "submitted_by": None},
+        {"study": "one", "jobs": 2, "place": 2, "since": now - 3, "submitted_by": None},
     ]
