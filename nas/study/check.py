@@ -90,7 +90,7 @@ def _runtimes(items: Any) -> tuple[list[tuple[Runtime, str]], list[tuple[KeyPath
 def _unsupported_references(references: Any, runtimes: list[tuple[Runtime, str]]) -> list[tuple[KeyPath, str]]:
     found: list[tuple[KeyPath, str]] = []
     further = _at(references, "further")
-    places: list[KeyPath] = [("published",), ("attention",)]
+    places: list[tuple[str, ...]] = [("published",), ("attention",)]
     places += [("further", str(name)) for name in further or () if isinstance(further, dict)]
     for place in places:
         text: Any = references
