@@ -91,7 +91,7 @@ def _unsupported_references(references: Any, runtimes: list[tuple[Runtime, str]]
     found: list[tuple[KeyPath, str]] = []
     further = _at(references, "further")
     places: list[tuple[str, ...]] = [("published",), ("attention",)]
-    places += [("further", str(name)) for name in further or () if isinstance(further, dict)]
+    places += [("further", str(name)) for name in (further if isinstance(further, dict) else ())]
     for place in places:
         text: Any = references
         for key in place:

@@ -407,6 +407,7 @@ def test_a_space_whose_references_no_runtime_carries_is_refused(tmp_path: Path) 
     with pytest.raises(Unsupported, match=r"references: the published reference does not run on fake: conv blocks"):
         support_filter(tiny_space())
     RUNTIMES.add("fake", FakeRuntime(tmp_path, refused=frozenset({"swa"})))
+    assert not list(installed(None)({"runtimes": TINY["runtimes"], "references": {"further": 3}}, None))
     further = {**TINY["references"], "further": {"windows": "d128 v256 ffn=swiglu:320 [C3 W2/1@8 C3]"}}
     problems = list(installed(None)({"runtimes": TINY["runtimes"], "references": further}, None))
     assert problems == [
