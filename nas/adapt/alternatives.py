@@ -14,7 +14,7 @@ The mixer and the feed-forward of each layer are replaced independently, or the 
     GLA, mLSTM               queries, keys, values and output projection; gates are drawn
 
 A mixer that is not softmax attention normalises its heads, so that its output is of another size than the trained one.
-Its output projection is scaled by least squares: without that, most of the training goes into the size.
+Where it is larger, its output projection is scaled down: else most of the training goes into the size.
 
 References for the whole: Bercovich et al. 2024 (Puzzle), Yang et al. 2025 (Zebra-Llama, section 3.1).
 """
@@ -41,8 +41,6 @@ _ATTENTION = ("gqa", "swa")
 _SOFTMAX = (*_ATTENTION, "mla")
 _ROWS = 4
 """Sequences that logits of sinks are taken from."""
-_LEAST = 0.1
-"""Least size of an output at the start, as a share of the trained block's: less would have next to no gradients."""
 _STEP = 32
 """Hidden widths are multiples of the quantisers' block."""
 
@@ -159,17 +157,16 @@ def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth
     module.load_state_dict(state | {name: value for name, value in values.items() if name in state})
     alike = bool(values) and block.kind in _SOFTMAX
     if isinstance(module, Mixer) and isinstance(trained, Mixer) and module.projection and not alike:
-        _fit_size(module, trained, inputs)
+        _limit_size(module, trained, inputs)
     return module
 
 
 @torch.no_grad()
-def _fit_size(module: Mixer, trained: Mixer, inputs: Tensor) -> None:
-    """Scales the output projection so that outputs are as near to those of `trained` as a factor brings them."""
+def _limit_size(module: Mixer, trained: Mixer, inputs: Tensor) -> None:
+    """Scales the output projection down where outputs are larger than those of `trained`."""
     wanted, own = trained(inputs)[0].cpu(), module(inputs.cpu())[0]
-    energy = own.square().mean().clamp_min(1e-12)
-    least = _LEAST * (wanted.square().mean() / energy).sqrt()
-    module.get_submodule(module.projection).weight *= ((wanted * own).mean() / energy).clamp_min(least)
+    larger = (own.square().mean() / wanted.square().mean().clamp_min(1e-12)).sqrt()
+    module.get_submodule(module.projection).weight /= larger.clamp_min(1.0)
 
 
 def _pruned(own: dict[str, Tensor], inputs: Tensor, width: int) -> dict[str, Tensor]:

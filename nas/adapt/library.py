@@ -52,7 +52,7 @@ from nas.pretrain.data import Tokens
 from nas.pretrain.next_token import Packed
 from nas.pretrain.recipe import wsdc
 
-LIBRARY_VERSION = 4
+LIBRARY_VERSION = 5
 """Part of keys: increase it with every change to this package after which the same inputs give other numbers."""
 _LOCK_S = 4 * 3600.0
 _USE = ".use.lock"
