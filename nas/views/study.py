@@ -532,7 +532,7 @@ def _line(row: StudySummary, snapshots: Snapshots) -> StudyLine | None:
     except InvalidInput as error:
         return StudyLine(
             name=row.name, space=row.space, desired_state=row.desired_state, created=row.created, wanted=None,
-            proposed=0, ended=0, states={}, front=0, hypervolume=None, course=[], device_seconds=0.0,
+            expected=None, proposed=0, ended=0, states={}, front=0, hypervolume=None, course=[], device_seconds=0.0,
             problem=str(error), **asdict(row.condition),
         )  # fmt: skip
 

@@ -136,7 +136,7 @@ def test_thumbnails_of_a_list_share_a_scale() -> None:
 
 def test_shares_are_stacked_by_depth() -> None:
     titles = [each.text for each in shapes(depth_shares(SHARES, "mixer"), "title")][1:]
-    assert titles[0] == "front: conv: 50% of the depth from 0% to 50%" and len(titles) == 6
+    assert titles[0] == "front: conv: 50 % of the depth from 0 % to 50 %" and len(titles) == 6
     without = [each.model_copy(update={"front": None}) for each in SHARES]
     assert len(list(shapes(depth_shares(without, "mixer"), "rect"))) == 3
 

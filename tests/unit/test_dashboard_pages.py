@@ -77,7 +77,9 @@ def listed(visitor: TestClient, query: str = "") -> Any:
 
 def test_without_studies_it_says_how_one_begins(visitor: TestClient) -> None:
     assert "nas launch" in Page(visitor.get("/studies", headers=HTML).text).text
-    assert listed(visitor) == {"studies": [], "next": None, "waiting": []}
+    assert listed(visitor) == {
+        "studies": [], "next": None, "waiting": [], "wanted": {"space": "", "state": "", "text": ""}
+    }  # fmt: skip
 
 
 def test_a_study_is_listed_with_its_progress(lab: LiveLab, visitor: TestClient) -> None:
@@ -202,6 +204,6 @@ def test_our_own_scripts_stay_small_and_ask_nobody_else() -> None:
     vendored = {entry["file"] for entry in json.loads((ASSETS / "assets.lock").read_text())}
     own = [script.read_text() for script in ASSETS.glob("*.js") if script.name not in vendored]
     lines = [line.strip() for script in own for line in script.splitlines()]
-    assert sum(1 for line in lines if line and not line.startswith("//")) < 750
+    assert sum(1 for line in lines if line and not line.startswith("//")) < 800
     asking = r"https?:|\beval\b|\bFunction\(|(?:inner|outer)HTML\s*\+?=(?!=)|insertAdjacent|document\.write"
     assert not re.search(asking, "".join(own))
