@@ -121,7 +121,8 @@ def test_the_list_is_filtered_by_name_space_and_state(lab: Lab) -> None:
 
     assert names(text="DY-1") == ["study-1"]
     assert names(text="study", limit="2") == ["study-0", "study-1"]
-    assert names(state="queued") == names(space="tiny") == ["mine"]
+    assert names(state="queued") == ["mine"] and names(space="other") == []
+    assert names(space="tiny") == ["study-0", "study-1", "study-2", "mine"]
     assert names(state="new") == ["study-0", "study-1", "study-2"]
     assert names(text="none") == []
 
