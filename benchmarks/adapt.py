@@ -302,7 +302,7 @@ def adapt_tiny(lab: Path, folder: Path) -> None:
         [Limit("decode_p50", 0.8 * _arithmetic(TINY)["decode_p50"])], _arithmetic, {"device": "arithmetic"},
         TINY_SETTINGS, Worker(torch.device("cpu"), lambda line: None),
     )  # fmt: skip
-    write_child(one, lab / "tokenizer.json", one.run(), ["f16"], None)
+    write_child(one, one.run(), ["f16"], None)
 
 
 def tiny_lab(folder: Path) -> Path:

@@ -196,7 +196,10 @@ class Vocabulary:
         unused: ids without a token.
         merges: of BPE, first to last, "LEFT RIGHT".
         ids: purpose -> id of a special token.
-        chat_template: Jinja; None: the model has no special tokens to write one with.
+        chat_template: Jinja; None: the model has none.
+        pre_tokenizer: llama.cpp's name of how text is split before BPE.
+        starts_texts: whether every text begins with the token for "bos".
+        added: tokens besides the special ones that are found in a text before it is split.
     """
 
     tokens: tuple[str, ...]
@@ -205,6 +208,9 @@ class Vocabulary:
     merges: tuple[str, ...]
     ids: Mapping[Purpose, int]
     chat_template: str | None
+    pre_tokenizer: str
+    starts_texts: bool
+    added: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -217,7 +223,7 @@ class ReleaseRequest:
         layout: what it is.
         quantisations: which files to write; (): none were asked for.
         context: tokens that the files are meant for.
-        vocabulary: makes the tokenizer, for files that hold one.
+        vocabulary: makes the tokenizer, for files that hold one; raises `Unsupported` where they cannot.
         checkpoint: opens the weights as a checkpoint file, for tools that read one.
         license: identifier of the licence, for files that hold one; None: left open.
     """

@@ -1,5 +1,6 @@
 """Search inside a trained model: library, costs on a device, exact selection, healing, files.
 
+    OUT/teacher.safetensors  the imported model, where a folder of transformers was named
     OUT/plan.json            what was asked for; another request needs another folder
     OUT/measured/ID.json     figures of a layout on the device, by its id
     OUT/front.json           choices at several limits, with predicted and measured figures
@@ -25,13 +26,17 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch.nn.functional import cross_entropy
 
 from nas.adapt.alternatives import default_alternatives, further_mixers
+from nas.adapt.checkpoints import import_once, is_imported, read_model
 from nas.adapt.library import Library, LibrarySettings, Pair, Score, TrainedTeacher, neighbouring_pairs
 from nas.adapt.selection import Option, Term, select, total
 from nas.adapt.text import recall_text, report_sources, report_text
@@ -50,14 +55,16 @@ from nas.nn.optimisers import Optimiser
 from nas.nn.weights import checkpoint_layout, load_weights, save_weights
 from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
 from nas.pretrain.loss import Distilled, pretraining_loss
-from nas.pretrain.next_token import ALL, Packed, bits_per_byte
+from nas.pretrain.next_token import ALL, Packed, bits_per_byte, held_out_windows
 from nas.pretrain.recipe import wsdc
 from nas.release.files import write_files
+from nas.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
 from nas.release.options import FileOptions
-from nas.release.tokenizer import read_tokenizer
+from nas.release.tokenizer import MemberTokenizer
 from nas.runtimes.base import Checkpoint
 
 PLAN, FRONT, REPORT, CHILD = "plan.json", "front.json", "report.json", "child.safetensors"
+TEACHER = "teacher.safetensors"
 _BUDGET = re.compile(r"\s*(\w+)\s*<=\s*(\S.*)")
 _ROUNDS = 4
 """Selections with lowered limits after a child that exceeds a budget."""
@@ -65,6 +72,8 @@ _MARGIN = 0.99
 _WHOLE_LAYER = "no layer"
 """Name of the option at a mixer's place that leaves out the layer."""
 _CHECKPOINT_S = 60.0
+_WINDOW, _WINDOWS, _COUNTED = 256, 8, 1 << 20
+"""Tokens of a window of held-out text, windows of a source, and counted tokens that a tokenizer is checked by."""
 _TOKENS_AT_ONCE = (512, 32768)
 """Most tokens of a pass of the healing, on a CPU and on an accelerator. On a CPU, little memory is taken by
 activations beside that of two models, gradients and moments."""
@@ -181,8 +190,8 @@ class Adaptation:
     Args:
         folder: of results.
         library_folder: of the library.
-        teacher: checkpoint of the trained model, which names its layout.
-        tokenizer: its tokenizer.json.
+        teacher: a folder of transformers, or a checkpoint of the trained model, which names its layout.
+        tokenizer: its tokenizer.json; the files of transformers beside it name special tokens and chat template.
         corpus: files and folders of text.
         budgets: limits that the child keeps.
         measure: figures of a layout on the device.
@@ -191,8 +200,13 @@ class Adaptation:
         worker: this process.
 
     Raises:
-        InvalidInput: the folder holds another adaptation, or text, tokenizer and model do not fit. Nothing was written.
-        InfrastructureFailed: the disk has no room for the library or the child.
+        InvalidInput: the folder holds another adaptation, or text, tokenizer and model do not fit.
+        Unsupported: no layout says the model, or its layers cannot be replaced one by one.
+        InfrastructureFailed: the disk has no room for the imported model, the library or the child.
+
+    What follows from the model's configuration, the request and the disk is checked before the weights are read. The
+    plan is not written before `claim`; a refusal may leave the imported model, empty folders, and ids of the text in
+    the cache.
     """
 
     def __init__(
@@ -212,39 +226,78 @@ class Adaptation:
             raise InvalidInput("name at least one budget, such as decode_p50<=20ms", where="--budget")
         self.folder, self.settings, self.worker, self._measure = folder, settings, worker, measure
         self.budgets = {limit.metric: limit.value for limit in budgets}
-        _check_tokenizer(tokenizer, checkpoint_layout(teacher))
-        self.teacher, self.checkpoint = TrainedTeacher.load(teacher, worker.device), teacher
-        vocabulary = Vocabulary(tokenizer, self.teacher.layout.vocab)
+        layout = read_model(teacher).layout if teacher.is_dir() else checkpoint_layout(teacher)
+        places = slots_of(layout)
+        self.tokenizer = _tokenizer(tokenizer, layout)
+        marks = self.tokenizer.marks if isinstance(self.tokenizer, ModelTokenizer) else None
+        vocabulary = Vocabulary(tokenizer, layout.vocab, marks=marks)
         self._vocabulary = vocabulary
-        if settings.healing.k >= self.teacher.layout.vocab:
-            raise InvalidInput(f"healing.k is {settings.healing.k}, of a vocabulary of {self.teacher.layout.vocab:,}")
-        self.sources: list[Tokens] = [
-            tokenise(source, vocabulary, None, settings.library.seed, 1 << 20)
-            for source in read_sources(corpus, settings.held_out)
-        ]
+        if settings.healing.k >= layout.vocab:
+            raise InvalidInput(f"healing.k is {settings.healing.k}, of a vocabulary of {layout.vocab:,}")
+        further = further_mixers(settings.mixers, layout.d_model)
+        self.alternatives = {slot: default_alternatives(layout, slot, settings.window, further) for slot in places}
         self.plan: dict[str, Any] = {
             "v": 1,
-            "teacher": self.teacher.sha256,
-            "layout": self.teacher.layout.format(),
+            "layout": layout.format(),
             "tokenizer": vocabulary.sha256,
-            "text": [source.key for source in self.sources],
             "budgets": self.budgets,
             "device": dict(device),
             "settings": settings.model_dump(mode="json"),
         }
+        self._check_plan()
+        (folder / "measured").mkdir(parents=True, exist_ok=True)
+        self.checkpoint = self._imported(teacher, layout) if teacher.is_dir() else teacher
+        self.teacher = TrainedTeacher.load(self.checkpoint, worker.device)
+        self.sources: list[Tokens] = [
+            tokenise(source, vocabulary, None, settings.library.seed, 1 << 20)
+            for source in read_sources(corpus, settings.held_out)
+        ]
+        self.plan |= {"teacher": self.teacher.sha256, "text": [source.key for source in self.sources]}
         Packed("healing", self.sources, settings.healing.length, 1, 0)  # raises where there is too little text
         library = settings.library
         recall = self._recall_text(0) if library.recall_tokens else None
         self.library = Library(library_folder, self.teacher, self.sources, library, worker, recall)
-        places = slots_of(self.teacher.layout)
-        further = further_mixers(settings.mixers, self.teacher.layout.d_model)
-        self.alternatives = {
-            slot: default_alternatives(self.teacher.layout, slot, settings.window, further) for slot in places
-        }
-        (folder / "measured").mkdir(parents=True, exist_ok=True)
         self._check_plan()
-        self._check_disk()
-        write_durably(folder / PLAN, _json(self.plan))
+        _check_room(
+            {self.library.folder: self.library.missing_bytes(self._needed()), folder: self._child_bytes(layout)}
+        )
+
+    def check_text(self) -> None:
+        """Checks that the model predicts held-out text better than the frequencies of tokens do.
+
+        A tokenizer of the same size as the model's own is found in this way. Frequencies are those of the training
+        part, smoothed by Witten and Bell (1991, "The zero-frequency problem", method C).
+
+        Raises:
+            InvalidInput: it does not.
+        """
+        if (self.folder / PLAN).is_file():
+            return
+        vocab = self.teacher.layout.vocab
+        counted = np.concatenate([source.train[:_COUNTED] for source in self.sources])
+        counts = np.bincount(counted, minlength=vocab)
+        seen = np.count_nonzero(counts)
+        frequency = torch.from_numpy((counts + seen / vocab) / (len(counted) + seen))
+        known = alone = tokens = 0.0
+        for source in self.sources:
+            for inputs, labels in islice(held_out_windows(source.held_out, _WINDOW), _WINDOWS):
+                with torch.no_grad():
+                    logits = self.teacher.model(inputs.to(self.worker.device))[0].float().cpu()
+                text = ~torch.isin(labels[0], torch.tensor([self._vocabulary.start, self._vocabulary.end]))
+                known += float(cross_entropy(logits, labels[0], reduction="none")[text].sum())
+                alone -= float(frequency[labels[0][text]].log().sum())
+                tokens += float(text.sum())
+        if not known < alone:
+            raise InvalidInput(
+                f"with {self._vocabulary.path}, the model predicts held-out text no better than the frequencies of"
+                f" tokens do ({known / tokens:.2f} and {alone / tokens:.2f} nats per token): name the tokenizer.json"
+                " that it was trained with, or text of its kind",
+                where="--tokenizer",
+            )
+
+    def claim(self) -> None:
+        """Writes the plan: from now on the folder is of this adaptation."""
+        write_durably(self.folder / PLAN, _json(self.plan))
 
     def run(self) -> dict[str, Any]:
         """Runs what is missing, and returns the report.
@@ -252,6 +305,7 @@ class Adaptation:
         Raises:
             InvalidInput: no choice keeps the budgets.
         """
+        self.claim()
         path = self.folder / REPORT
         if not path.is_file():
             with self.library.in_use():
@@ -389,29 +443,32 @@ class Adaptation:
             )
         return bits[ALL]
 
-    def _check_disk(self) -> None:
-        """Checks that there is room for the library, and for child, checkpoint of the healing and files.
+    def _imported(self, folder: Path, layout: Layout) -> Path:
+        """Returns the checkpoint of a folder of transformers, imported once."""
+        checkpoint = self.folder / TEACHER
+        if not is_imported(folder, checkpoint):
+            size = 4 * layout.params.total
+            before = checkpoint.stat().st_size if checkpoint.is_file() else 0
+            _check_room({self.folder: size - before + self._child_bytes(layout)})
+            self.worker.log(f"importing {folder}: {size / 1e6:,.1f} MB")
+            import_once(folder, checkpoint)
+        return checkpoint
+
+    def _child_bytes(self, layout: Layout) -> int:
+        """Returns the disk space of the child, the checkpoint of its healing, and its files.
 
         The child takes four bytes a weight, a checkpoint three times as much (with moments, and twice while it is
         replaced), and its files about as much as the child again.
         """
-        child = 0 if (self.folder / CHILD).is_file() else 8 * 4 * self.teacher.layout.params.total
-        needed = {self.library.folder: self.library.missing_bytes(self._needed()), self.folder: child}
-        disks: dict[int, int] = {}
-        for folder, size in needed.items():
-            disk = folder.stat().st_dev
-            disks[disk] = disks.get(disk, 0) + size
-            if (free := shutil.disk_usage(folder).free) < disks[disk]:
-                raise InfrastructureFailed(
-                    f"{folder}: {disks[disk] / 1e6:,.1f} MB are needed, but the disk has {free / 1e6:,.1f} MB free;"
-                    " free some with `nas gc`, or name folders on another disk with --library and --output"
-                )
+        return 0 if (self.folder / CHILD).is_file() else 8 * 4 * layout.params.total
 
     def _check_plan(self) -> None:
-        path, content = self.folder / PLAN, _json(self.plan)
-        if path.is_file() and path.read_bytes() != content:
-            before = json.loads(path.read_bytes())
-            other = ", ".join(sorted(key for key in self.plan if before.get(key) != json.loads(content)[key]))
+        """Checks that the folder holds no other adaptation, as far as the plan is known."""
+        path = self.folder / PLAN
+        if not path.is_file():
+            return
+        before, wanted = json.loads(path.read_bytes()), json.loads(_json(self.plan))
+        if other := ", ".join(sorted(key for key in wanted if before.get(key) != wanted[key])):
             raise InvalidInput(
                 f"{self.folder} holds an adaptation with another {other}; name another folder", where="--output"
             )
@@ -570,6 +627,26 @@ def _named(pair: tuple[Block | None, Block | None]) -> tuple[str, str]:
     return block_name(pair[0]), block_name(pair[1])
 
 
+def _check_room(needed: Mapping[Path, int]) -> None:
+    """Checks that disks have room.
+
+    Args:
+        needed: folder -> bytes.
+
+    Raises:
+        InfrastructureFailed: one has not.
+    """
+    disks: dict[int, int] = {}
+    for folder, size in needed.items():
+        disk = folder.stat().st_dev
+        disks[disk] = disks.get(disk, 0) + size
+        if (free := shutil.disk_usage(folder).free) < disks[disk]:
+            raise InfrastructureFailed(
+                f"{folder}: {disks[disk] / 1e6:,.1f} MB are needed, but the disk has {free / 1e6:,.1f} MB free;"
+                " free some with `nas gc`, or name folders on another disk with --library and --output"
+            )
+
+
 def require_writable(folder: Path, where: str) -> None:
     """Creates a folder if it is missing, and checks that files can be written there.
 
@@ -584,19 +661,20 @@ def require_writable(folder: Path, where: str) -> None:
         raise InvalidInput(f"cannot write to {folder}: {error.strerror}; name another folder", where=where) from error
 
 
-def _check_tokenizer(tokenizer: Path, layout: Layout) -> None:
-    """Checks that a tokenizer is the model's as far as its size shows, and that the child's files can hold it.
+def _tokenizer(path: Path, layout: Layout) -> MemberTokenizer:
+    """Returns a tokenizer that is the model's as far as its size shows; embeddings may have rows without a token.
 
     Raises:
-        InvalidInput: it has more or fewer tokens than the embedding, or llama.cpp would split text in another way.
+        InvalidInput: it has more tokens than the embedding has rows, or no end of a text.
     """
-    known = read_tokenizer(tokenizer, "models with such a tokenizer can be imported, but not adapted")
-    if (count := len(known.tokens)) != layout.vocab:
+    known = read_model_tokenizer(path)
+    if known.size > layout.vocab:
         raise InvalidInput(
-            f"{tokenizer} has {count:,} tokens, but the model's embedding {layout.vocab:,} rows; name the"
+            f"{path} has {known.size:,} tokens, but the model's embedding {layout.vocab:,} rows; name the"
             " tokenizer.json that the model was trained with",
             where="--tokenizer",
         )
+    return known
 
 
 def heal(
@@ -654,36 +732,34 @@ def read_settings(path: Path) -> AdaptSettings:
     """Reads settings from a JSON file.
 
     Raises:
-        InvalidInput: a value is out of range or unknown.
+        InvalidInput: the file cannot be read, or a value is out of range or unknown.
     """
     try:
         return AdaptSettings.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror}", where="--config") from error
     except ValidationError as error:
         problems = (f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise InvalidInput("\n".join(problems)) from None
 
 
-def write_child(
-    one: Adaptation, tokenizer: Path, report: Mapping[str, Any], gguf: Sequence[str], pte_context: int | None
-) -> list[str]:
+def write_child(one: Adaptation, report: Mapping[str, Any], gguf: Sequence[str], pte_context: int | None) -> list[str]:
     """Writes the child's folder of transformers, GGUF files and card, and returns the paths of all files.
 
     Args:
         one: an adaptation that has run.
-        tokenizer: the trained model's tokenizer.json.
         report: of the run, for the card.
         gguf: quantisations of the GGUF files.
         pte_context: most tokens of a text in a .pte; None: no .pte.
 
     Raises:
-        InvalidInput: llama.cpp splits text otherwise than the tokenizer.
         InfrastructureFailed: a file cannot be written.
     """
     child, teacher, held_out = report["child"], report["teacher"], report["held_out"]
     weights = one.folder / CHILD
     options = FileOptions(
         name="child",
-        tokenizer=tokenizer,
+        tokenizer=one.tokenizer,
         gguf=tuple(gguf),
         pte_context=pte_context,
         budgets={name: f"{limit:g} {metric(name).unit}" for name, limit in report["budgets"].items()},

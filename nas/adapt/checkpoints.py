@@ -28,12 +28,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nas.core.block import Block
+from nas.core.canonical import sha256_of
+from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import MAX_DEPTH, Layer, Layout
 from nas.nn.model import Model
 from nas.nn.transformers import TensorName, tensor_names, weight_name
 from nas.release.huggingface import Planned, write_safetensors
 
+IMPORT_VERSION = 1
+"""Increase it with every change after which the same files give other weights."""
 EPS = 1e-5
 """Epsilon of every norm of `nas.nn.model`."""
 _CONFIG_BYTES, _INDEX_BYTES = 1 << 20, 1 << 26
@@ -120,6 +124,31 @@ def import_model(folder: Path, output: Path) -> TrainedModel:
     return model
 
 
+def is_imported(folder: Path, output: Path) -> bool:
+    """Returns whether `output` is what `import_once` wrote from the files that the folder holds now."""
+    try:
+        known = json.loads(_record(output).read_bytes())
+        return bool(known == _import_record(folder, output))
+    except (OSError, ValueError):
+        return False
+
+
+def import_once(folder: Path, output: Path) -> None:
+    """Imports a model (see `import_model`), and records beside `output` from what."""
+    import_model(folder, output)
+    write_durably(_record(output), json.dumps(_import_record(folder, output)).encode())
+
+
+def _record(output: Path) -> Path:
+    return output.with_suffix(".json")
+
+
+def _import_record(folder: Path, output: Path) -> dict[str, Any]:
+    """Returns the version of this file and the SHA-256 of the files that are read and written."""
+    files = [folder / "config.json", *_shards(folder), output]
+    return {"v": IMPORT_VERSION, "files": [sha256_of(path) for path in files]}
+
+
 def _converted(one: Planned, origin: Mapping[str, TensorName], factors: Mapping[str, float], files: _Shards) -> Tensor:
     tensor = origin[one.name].split(files)[one.name].to(torch.float32)
     if tuple(tensor.shape) != one.shape:
@@ -166,7 +195,7 @@ class _Shards(Mapping[str, Tensor]):
 
     def __enter__(self) -> _Shards:
         with contextlib.ExitStack() as stack:
-            for path in self._paths():
+            for path in _shards(self.folder):
                 try:
                     file: Any = stack.enter_context(safe_open(path, framework="pt"))
                 except (SafetensorError, OSError) as error:
@@ -211,23 +240,6 @@ class _Shards(Mapping[str, Tensor]):
         if others:
             raise Unsupported(f"has tensors that no block of the layout holds: {_few(others)}", where=str(self.folder))
 
-    def _paths(self) -> list[Path]:
-        if (self.folder / _WEIGHTS).is_file():
-            return [self.folder / _WEIGHTS]
-        if not (self.folder / _INDEX).is_file():
-            pickled = any(self.folder.glob("*.bin")) or any(self.folder.glob("*.pt*"))
-            hint = "; pickled weights are never read, save them as safetensors" if pickled else ""
-            raise InvalidInput(f"there is no {_WEIGHTS} and no {_INDEX}{hint}", where=str(self.folder))
-        mapping = _read_json(self.folder / _INDEX, _INDEX_BYTES).get("weight_map")
-        if not isinstance(mapping, dict) or not mapping:
-            raise InvalidInput("names no weights", where=str(self.folder / _INDEX))
-        paths = []
-        for name in sorted(set(map(str, mapping.values()))):
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise InvalidInput(f"{name!r} is no safetensors file of this folder", where=str(self.folder / _INDEX))
-            paths.append(self.folder / name)
-        return paths
-
     def _parts(self, name: str) -> list[str]:
         """Returns the tensors of single experts of which transformers 5 makes `name`; none if they are not there."""
         place, _, joined = name.rpartition(".")
@@ -244,6 +256,29 @@ class _Shards(Mapping[str, Tensor]):
         if name.endswith(".down_proj"):
             return torch.stack(parts)
         return torch.stack([torch.cat(pair) for pair in zip(parts[::2], parts[1::2], strict=True)])
+
+
+def _shards(folder: Path) -> list[Path]:
+    """Returns the safetensors files of a folder.
+
+    Raises:
+        InvalidInput: there are none, or the index names others.
+    """
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    if not (folder / _INDEX).is_file():
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        hint = "; pickled weights are never read, save them as safetensors" if pickled else ""
+        raise InvalidInput(f"there is no {_WEIGHTS} and no {_INDEX}{hint}", where=str(folder))
+    mapping = _read_json(folder / _INDEX, _INDEX_BYTES).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise InvalidInput("names no weights", where=str(folder / _INDEX))
+    paths = []
+    for name in sorted(set(map(str, mapping.values()))):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise InvalidInput(f"{name!r} is no safetensors file of this folder", where=str(folder / _INDEX))
+        paths.append(folder / name)
+    return paths
 
 
 def _few(names: list[str]) -> str:

@@ -90,6 +90,7 @@ def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
         return carried(with_blocks(one.teacher.layout, one.every_second(own, block))[0]).verdict != "no"
 
     alternatives = one.carried(is_carried)
+    one.claim()
     with library.in_use():
         library.train(alternatives)
         scores = _scores(one, alternatives, path)

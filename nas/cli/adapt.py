@@ -73,7 +73,7 @@ def command(
     import torch
 
     from nas.adapt.adapt import Adaptation, AdaptSettings, Limit, read_settings, require_writable, write_child
-    from nas.adapt.checkpoints import import_model
+    from nas.adapt.checkpoints import read_model
     from nas.adapt.space import check_target, write_space
     from nas.core import paths
     from nas.core.workload import Workload
@@ -92,12 +92,9 @@ def command(
     if space is not None:
         check_target(space)
         require_writable(space.parent, "--write-space")
-    teacher = model
-    if model.is_dir():
-        teacher = output / "teacher.safetensors"
-        import_model(model, teacher)
+    layout = read_model(model).layout if model.is_dir() else checkpoint_layout(model)
     options = BenchOptions(
-        subject=checkpoint_layout(teacher),
+        subject=layout,
         runtime=runtime,
         quantisation=quantisation,
         device=device,
@@ -109,9 +106,10 @@ def command(
              "workload": options.workload.model_dump(mode="json")}  # fmt: skip
     accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     one = Adaptation(
-        output, blocks, teacher, words, corpus, limits, _measured(options), place,
+        output, blocks, model, words, corpus, limits, _measured(options), place,
         settings, Worker(accelerator, say),
     )  # fmt: skip
+    one.check_text()
     if space is not None:
         written = write_space(one, space, mixes)
         if json:
@@ -120,7 +118,7 @@ def command(
             print_fields(tuple(written.items()))
         return
     report = one.run()
-    report["files"] = write_child(one, words, report, gguf, pte_context=2048 if pte else None)
+    report["files"] = write_child(one, report, gguf, pte_context=2048 if pte else None)
     if json:
         print_json(report)
         return

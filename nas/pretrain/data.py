@@ -16,6 +16,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -30,7 +31,7 @@ from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput, UnknownName
 from nas.pretrain.recipe import Fim
-from nas.release.tokenizer import BOS, END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
+from nas.release.tokenizer import BOS, END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, Marks
 
 TOKENS_VERSION = 1
 """Part of keys: increase it with every change after which the same text and tokenizer give other ids."""
@@ -188,19 +189,20 @@ def cut_for_fim(text: str, generator: np.random.Generator) -> FimCut:
 class Vocabulary:
     """Tokenizer of training data, checked against the vocabulary of a layout.
 
-    A document is encoded as BOS, its ids, END_OF_TEXT. Text that spells a special token is encoded as text.
+    A document is encoded as a mark, its ids, a mark. Text that spells a special token is encoded as text.
 
     Args:
         path: the tokenizer.json.
         rows: of the embedding table, at least the number of tokens.
         fim: whether documents will be cut for fill-in-the-middle.
+        marks: of documents; None: BOS and END_OF_TEXT, which the tokenizer must have.
 
     Raises:
         InvalidInput: the file is not a tokenizer, or it has more tokens than the table has rows.
         UnknownName: it lacks a special token that is needed.
     """
 
-    def __init__(self, path: Path, rows: int, *, fim: bool = False) -> None:
+    def __init__(self, path: Path, rows: int, *, fim: bool = False, marks: Marks | None = None) -> None:
         try:
             content = path.read_bytes()
             self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
@@ -220,12 +222,17 @@ class Vocabulary:
                 " that size, or build the family for this vocabulary",
                 where="--tokenizer",
             )
-        self.start, self.end = self._mark(BOS), self._mark(END_OF_TEXT)
+        if marks is None:
+            self.start, self.end = self._mark(BOS), self._mark(END_OF_TEXT)
+        else:
+            self.start, self.end = marks
+            self.sha256 = content_hash([self.sha256, marks])
         self._fim = [self._mark(name) for name in (FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE)] if fim else []
 
     def document(self, text: str) -> Ids:
-        """Returns BOS, the ids of `text`, END_OF_TEXT."""
-        return np.concatenate([[self.start], self.encode(text), [self.end]])
+        """Returns the ids of `text` between its marks; where these are equal, the second one is left out."""
+        behind = np.asarray([self.end] if self.end != self.start else [], np.int64)
+        return np.concatenate([[self.start], self.encode(text), behind])
 
     def fim_document(self, cut: FimCut) -> Ids:
         """Returns the ids of a document that was cut for fill-in-the-middle (Bavarian et al. 2022, 3.1 and 3.2).
@@ -257,14 +264,14 @@ class Vocabulary:
         return len(text.lstrip("\ufffd").encode())
 
     def check_lossless(self, text: str) -> None:
-        """Checks that the ids of `text` decode to it, as bits per byte count its bytes.
+        """Checks that the ids of `text` decode to it or to its composed form (NFC), as bits per byte count its bytes.
 
         Raises:
             InvalidInput: they decode to another text.
         """
         for piece in text_pieces(text):
             back = self._tokenizer.decode(self.encode(piece).tolist(), skip_special_tokens=False)
-            if back != piece:
+            if back not in (piece, unicodedata.normalize("NFC", piece)):
                 at = next((i for i, (a, b) in enumerate(zip(piece, back, strict=False)) if a != b), len(back))
                 raise InvalidInput(
                     f"{self.path} loses text: {piece[at : at + 20]!r} comes back as {back[at : at + 20]!r};"

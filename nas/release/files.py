@@ -172,8 +172,7 @@ class MemberFilesWriter:
         Raises:
             InvalidInput: it has another one.
         """
-        if self.options.tokenizer is not None:
-            require_fit(read_tokenizer(self.options.tokenizer), layout, str(self.options.tokenizer))
+        _tokenizer(layout, self.options)
 
     def write(self, folder: Path, family: Family, member: Member, log: Log) -> MemberFiles | None:
         """Writes the missing files of a member (see `write_files`); of a trained member none, and returns None."""
@@ -200,6 +199,8 @@ def _member(folder: Path, layout: Layout, weights: Weights, options: FileOptions
 def _tokenizer(layout: Layout, options: FileOptions) -> MemberTokenizer:
     if options.tokenizer is None:
         return byte_tokenizer(layout.vocab)
+    if isinstance(options.tokenizer, MemberTokenizer):
+        return options.tokenizer
     tokenizer = read_tokenizer(options.tokenizer)
     require_fit(tokenizer, layout, str(options.tokenizer))
     return tokenizer
@@ -236,7 +237,7 @@ def _of_runtime(member: _Member, name: str) -> tuple[str, tuple[ReleasePart, ...
         layout=member.layout,
         quantisations=RUNTIMES[name].quantisations[:1] if quantisations is None else quantisations,
         context=context,
-        vocabulary=member.tokenizer.vocabulary,
+        vocabulary=lambda: member.tokenizer.vocabulary(member.layout.vocab),
         checkpoint=lambda: checkpoint_of(member.layout, member.weights, member.dtype, scratch),
         license=member.options.license,
     )
@@ -281,6 +282,7 @@ def _with_parts(
                 except Unsupported as error:
                     if not part.optional:
                         raise
+                    log(f"{member.name}: {part.name} is left out: {error.message}")
                     loads = {**record.loads, loader: f"none: {error.message}"}
                     record = record.model_copy(update={"loads": loads})
                     continue

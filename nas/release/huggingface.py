@@ -29,7 +29,7 @@ from nas.nn.primitives import Weights as Part
 from nas.nn.primitives import generator_of
 from nas.nn.transformers import each_of_transformers, transformers_config
 from nas.release.options import FileOptions
-from nas.release.tokenizer import BOS, END_OF_TEXT, END_OF_TURN, PAD, MemberTokenizer, chat_template
+from nas.release.tokenizer import MemberTokenizer, json_bytes
 from nas.runtimes.base import Checkpoint, RandomWeights, Weights
 from nas.runtimes.checkpoint_file import CheckpointFile, Floats, StateDict
 from nas.runtimes.writing import Piece, hashed, replacing
@@ -123,13 +123,13 @@ def write_transformers(
     own.mkdir(parents=True, exist_ok=True)
     yield from _weights(own, layout, target, LazyTensors(state), options)
     small = {
-        "config.json": _json({**target.config, **_common_config(tokenizer, options)}),
-        "generation_config.json": _json(_generation_config(tokenizer)),
+        "config.json": json_bytes({**target.config, **_common_config(tokenizer, options)}),
+        "generation_config.json": json_bytes(_generation_config(tokenizer)),
         **target.code,
     }
     for name, content in small.items():
         yield _member_file(name, _write(own / name, content), "transformers")
-    for name, content in _tokenizer_files(tokenizer, options):
+    for name, content in tokenizer.files(options.context):
         yield _member_file(name, _write(own / name, content), "tokenizer")
 
 
@@ -155,7 +155,7 @@ def _weights(
             "weight_map": {one.name: name for name, part in zip(names, files, strict=True) for one in part},
         }
         name = "model.safetensors.index.json"
-        yield _member_file(name, _write(folder / name, _json(index)), "transformers")
+        yield _member_file(name, _write(folder / name, json_bytes(index)), "transformers")
 
 
 def _renamed(layout: Layout, target: Target, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -202,48 +202,23 @@ def _own_block(block: Block, d_model: int) -> dict[str, Any]:
 
 
 def _common_config(tokenizer: MemberTokenizer, options: FileOptions) -> dict[str, Any]:
+    ids = tokenizer.ids()
     return {
         "dtype": options.dtype,
         "max_position_embeddings": options.context,
-        "bos_token_id": tokenizer.special.get(BOS),
-        "eos_token_id": tokenizer.special.get(END_OF_TURN),
-        "pad_token_id": tokenizer.special.get(PAD),
+        "bos_token_id": ids.get("bos"),
+        "eos_token_id": ids.get("eos"),
+        "pad_token_id": ids.get("pad"),
     }
 
 
 def _generation_config(tokenizer: MemberTokenizer) -> dict[str, Any]:
-    special = tokenizer.special
-    ends = [special[name] for name in (END_OF_TURN, END_OF_TEXT) if name in special]
+    ids = tokenizer.ids()
     return {
-        "bos_token_id": special.get(BOS),
-        "eos_token_id": ends or None,
-        "pad_token_id": special.get(PAD),
+        "bos_token_id": ids.get("bos"),
+        "eos_token_id": list(tokenizer.ends) or None,
+        "pad_token_id": ids.get("pad"),
     }
-
-
-def _tokenizer_files(tokenizer: MemberTokenizer, options: FileOptions) -> Iterator[tuple[str, bytes]]:
-    yield "tokenizer.json", tokenizer.content
-    names = {"bos_token": BOS, "eos_token": END_OF_TURN, "pad_token": PAD} if tokenizer.special else {}
-    yield (
-        "tokenizer_config.json",
-        _json(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "clean_up_tokenization_spaces": False,
-                "model_max_length": options.context,
-                # transformers 4 adds token types otherwise, which `generate` refuses.
-                "model_input_names": ["input_ids", "attention_mask"],
-                **names,
-            }
-        ),
-    )
-    yield "special_tokens_map.json", _json(names)
-    if tokenizer.special:
-        yield "chat_template.jinja", chat_template().encode()
-
-
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _write(path: Path, content: bytes) -> PlanFile:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import Family, Measured, Member, MemberFiles
+from nas.release.tokenizer import MemberTokenizer
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 QUANTISATIONS = ("q4_0", "f16", "q8_0", "q4_k_m", "f32")
@@ -26,7 +27,7 @@ class FileOptions:
 
     Args:
         name: of the files; None: that of the member's folder.
-        tokenizer: a tokenizer.json; None: tokens are bytes.
+        tokenizer: a tokenizer.json of the family, or the tokenizer itself; None: tokens are bytes.
         dtype: of the matrices in the transformers folder. With float16 they equal those of the F16 GGUF file.
         transformers: whether to write the transformers folder.
         gguf: quantisations of the GGUF files.
@@ -40,7 +41,7 @@ class FileOptions:
     """
 
     name: str | None = None
-    tokenizer: Path | None = None
+    tokenizer: Path | MemberTokenizer | None = None
     dtype: Dtype = "float16"
     transformers: bool = True
     gguf: tuple[str, ...] = ("q4_0", "f16", "q8_0", "q4_k_m")

@@ -8,11 +8,11 @@ tool use and fill-in-the-middle (Bavarian et al. 2022), under the names of the p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -40,6 +40,8 @@ SPECIAL = (
     "<|tool_response_start|>",
     "<|tool_response_end|>",
 )
+PRE_TOKENIZER = "lfm2"
+"""llama.cpp's name of how text is split, and of asking the vocabulary for whole words first."""
 BYTES = 256
 LEAST = BYTES + len(SPECIAL)
 
@@ -57,6 +59,13 @@ _PURPOSES: Mapping[Purpose, str] = {
     "fim_suf": FIM_SUFFIX,
     "fim_mid": FIM_MIDDLE,
 }
+
+
+class Marks(NamedTuple):
+    """Tokens in front of a document and behind it; equal ones are one token between two documents."""
+
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -90,21 +99,77 @@ class MemberTokenizer:
         """Returns purpose -> id of a special token."""
         return {purpose: self.special[name] for purpose, name in _PURPOSES.items() if name in self.special}
 
-    def vocabulary(self) -> Vocabulary:
-        """Returns the vocabulary as GGUF files store it."""
-        model = json.loads(self.content)["model"]
+    @property
+    def size(self) -> int:
+        """Fewest rows of an embedding that has one for each token."""
+        return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values())
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        return tuple(self.special[name] for name in (END_OF_TURN, END_OF_TEXT) if name in self.special)
+
+    def vocabulary(self, rows: int) -> Vocabulary:
+        """Returns the vocabulary as GGUF files store it.
+
+        Args:
+            rows: of the embedding; those without a token are unused.
+
+        Raises:
+            Unsupported: GGUF files cannot hold it.
+        """
+        tokens = self.tokens + tuple(f"[PAD{i}]" for i in range(len(self.tokens), rows))
         return Vocabulary(
-            tokens=self.tokens,
+            tokens=tokens,
             special=frozenset(self.special.values()),
-            unused=frozenset(i for i, token in enumerate(self.tokens) if token.startswith(_RESERVED)),
-            merges=tuple(merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]),
+            unused=frozenset(
+                i for i, token in enumerate(tokens) if i >= len(self.tokens) or token.startswith(_RESERVED)
+            ),
+            merges=merges_of(json.loads(self.content)),
             ids=self.ids(),
             chat_template=chat_template() if self.special else None,
+            pre_tokenizer=PRE_TOKENIZER,
+            starts_texts=BOS in self.special,
         )
+
+    def files(self, context: int) -> Iterator[tuple[str, bytes]]:
+        """Yields names and contents of the files of transformers.
+
+        Args:
+            context: tokens that the model is meant for.
+        """
+        names = {"bos_token": BOS, "eos_token": END_OF_TURN, "pad_token": PAD} if self.special else {}
+        yield "tokenizer.json", self.content
+        yield (
+            "tokenizer_config.json",
+            json_bytes(
+                {
+                    "tokenizer_class": "PreTrainedTokenizerFast",
+                    "clean_up_tokenization_spaces": False,
+                    "model_max_length": context,
+                    # transformers 4 adds token types otherwise, which `generate` refuses.
+                    "model_input_names": ["input_ids", "attention_mask"],
+                    **names,
+                }
+            ),
+        )
+        yield "special_tokens_map.json", json_bytes(names)
+        if self.special:
+            yield "chat_template.jinja", chat_template().encode()
 
     def describe(self) -> str:
         """Returns the hash of its content, for result keys."""
         return content_hash(json.loads(self.content))
+
+
+def merges_of(about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the merges of a tokenizer.json, "LEFT RIGHT", first to last."""
+    return tuple(merge if isinstance(merge, str) else " ".join(merge) for merge in about["model"]["merges"])
+
+
+def json_bytes(value: object) -> bytes:
+    """Returns JSON as the files of transformers have it."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def chat_template() -> str:
@@ -166,26 +231,33 @@ def byte_letters() -> list[str]:
     return [chr(byte) if byte in plain else chr(next(moved)) for byte in range(BYTES)]
 
 
-def read_tokenizer(path: Path, advice: str = "train one with `nas family tokenizer`") -> MemberTokenizer:
-    """Reads a tokenizer.json.
-
-    Args:
-        path: of the file.
-        advice: what to do about one that llama.cpp does not carry.
+def read_tokenizer(path: Path) -> MemberTokenizer:
+    """Reads a tokenizer.json of a family's members.
 
     Raises:
         InvalidInput: it cannot be read, or llama.cpp would split text in another way.
     """
+    content, about = read_content(path)
+    if problem := own_problem(Tokenizer.from_buffer(content), about):
+        raise InvalidInput(f"{problem}; train one with `nas family tokenizer`", where=str(path))
+    return MemberTokenizer(content)
+
+
+def read_content(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Reads a tokenizer.json that `tokenizers` can load, as bytes and as JSON.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
     try:
         content = path.read_bytes()
-        tokenizer, about = Tokenizer.from_buffer(content), json.loads(content)
+        Tokenizer.from_buffer(content)
+        about: dict[str, Any] = json.loads(content)
     except OSError as error:
         raise InvalidInput(f"cannot read it: {error.strerror}", where=str(path)) from error
     except Exception as error:  # `tokenizers` raises nothing narrower for a file that it cannot parse
         raise InvalidInput(f"no tokenizer.json: {error}", where=str(path)) from error
-    if problem := _problem(tokenizer, about):
-        raise InvalidInput(f"{problem}; {advice}", where=str(path))
-    return MemberTokenizer(content)
+    return content, about
 
 
 def require_fit(tokenizer: MemberTokenizer, layout: Layout, where: str) -> None:
@@ -202,14 +274,12 @@ def require_fit(tokenizer: MemberTokenizer, layout: Layout, where: str) -> None:
         )
 
 
-def _problem(tokenizer: Tokenizer, about: Mapping[str, Any]) -> str | None:
-    """Returns why llama.cpp would split text in another way; None: it would not."""
+def own_problem(tokenizer: Tokenizer, about: Mapping[str, Any]) -> str | None:
+    """Returns why a tokenizer is not of the kind that `nas family tokenizer` writes; None: it is."""
     model, own = about["model"], json.loads(assembled(models.BPE()).to_str())
-    if model.get("type") != "BPE" or model.get("byte_fallback") or model.get("unk_token") is not None:
-        return f"no byte-level BPE, but {model.get('type')}"
+    if problem := bytes_problem(tokenizer, about):
+        return problem
     ids = tokenizer.get_vocab(with_added_tokens=True)
-    if missing := [letter for letter in byte_letters() if letter not in ids]:
-        return f"no byte-level BPE: {len(missing)} of {BYTES} bytes have no token"
     if about.get("normalizer") is not None or about.get("pre_tokenizer") != own["pre_tokenizer"]:
         return "it splits text in another way than llama.cpp's pre-tokeniser `lfm2`"
     if not model.get("ignore_merges"):
@@ -220,4 +290,15 @@ def _problem(tokenizer: Tokenizer, about: Mapping[str, Any]) -> str | None:
     missing = [token for token in SPECIAL if token not in special]
     if missing and len(ids) >= LEAST:
         return f"it lacks the special tokens {', '.join(missing)}"
+    return None
+
+
+def bytes_problem(tokenizer: Tokenizer, about: Mapping[str, Any]) -> str | None:
+    """Returns why a tokenizer is no byte-level BPE; None: it is one."""
+    model = about["model"]
+    if model.get("type") != "BPE" or model.get("byte_fallback"):
+        return f"no byte-level BPE, but {model.get('type')}{' of characters' if model.get('byte_fallback') else ''}"
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    if missing := [letter for letter in byte_letters() if letter not in ids]:
+        return f"no byte-level BPE: {len(missing)} of {BYTES} bytes have no token"
     return None

@@ -33,7 +33,9 @@ def release(writer_version: str, request: ReleaseRequest) -> Release:
     # The float16 file comes first: llama.cpp's quantiser reads it.
     wanted = sorted(request.quantisations, key=lambda name: name != "f16")
     parts = tuple(
-        ReleasePart(name.upper(), [*inputs, name, _file_name(request.name, name)], partial(_write, request, name))
+        ReleasePart(
+            name.upper(), [*inputs, name, _file_name(request.name, name)], partial(_write, request, name), optional=True
+        )
         for name in wanted
     )
     loads = f"{support.arch} (patched build): {'; '.join(support.reasons)}" if patched else support.arch
@@ -49,7 +51,7 @@ def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iter
     """Writes one file; llama.cpp's own quantiser makes those types that our writer has not, from float16.
 
     Raises:
-        Unsupported: neither build of llama.cpp carries the layout.
+        Unsupported: llama.cpp cannot hold the tokenizer.
         InvalidInput: the checkpoint's values are not finite.
         InfrastructureFailed: a build is missing, or the file cannot be written.
         CandidateFailed: llama.cpp's quantiser refuses the file.

@@ -41,9 +41,6 @@ FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype of include/llama.h
 QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
 CONTEXT = 32768
 _RMS_EPS = 1e-5  # of nas.nn.primitives.RMSNorm, and of the published LFM2
-PRE_TOKENIZER = "lfm2"
-"""llama.cpp's name of a regular expression that splits text before BPE, and of asking the vocabulary for whole words
-first: `LLAMA_VOCAB_PRE_TYPE_LLAMA3` of src/llama-vocab.cpp."""
 
 _Stored = list[tuple[Tensor, Type]]
 
@@ -254,14 +251,13 @@ def header_bytes(writer: GGUFWriter, scratch: Path, stored: Iterable[tuple[Tenso
 
 
 def _add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
-    """Describes `vocabulary`; every text begins with its beginning-of-sequence token where there is one."""
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(PRE_TOKENIZER)
+    writer.add_tokenizer_pre(vocabulary.pre_tokenizer)
     writer.add_token_list(list(vocabulary.tokens))
     writer.add_token_types([_token_type(i, vocabulary) for i in range(len(vocabulary.tokens))])
     # Not by `add_token_merges`, which leaves out an empty list: llama.cpp wants to find one.
     writer.add_key_value(Keys.Tokenizer.MERGES, list(vocabulary.merges), GGUFValueType.ARRAY)
-    writer.add_add_bos_token("bos" in vocabulary.ids)
+    writer.add_add_bos_token(vocabulary.starts_texts)
     writer.add_add_eos_token(False)
     for purpose, token in vocabulary.ids.items():
         writer.add_uint32(_KEYS[purpose], token)
@@ -283,4 +279,6 @@ _KEYS: Mapping[Purpose, str] = {
 def _token_type(token: int, vocabulary: Vocabulary) -> TokenType:
     if token in vocabulary.special:
         return TokenType.CONTROL
+    if token in vocabulary.added:
+        return TokenType.USER_DEFINED
     return TokenType.UNUSED if token in vocabulary.unused else TokenType.NORMAL

@@ -33,9 +33,10 @@ def ask(path: str, asked: dict[str, Any]) -> dict[str, Any]:
         if len(followed) == count:
             break
     ids = [model.tokenize(text.encode(), add_bos=True, special=True) for text in asked["texts"]]
+    front = len(model.tokenize(b"", add_bos=True))
     return {
         "ids": ids,
-        "back": [model.detokenize(one[1:], special=True).decode() for one in ids],
+        "back": [model.detokenize(one[front:], special=True).decode() for one in ids],
         "followed": followed,
         "eos": model.token_eos(),
         "bos": model.token_bos(),

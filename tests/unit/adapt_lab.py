@@ -76,10 +76,12 @@ def adaptation(
     *,
     device: Mapping[str, Any] = MappingProxyType({"device": "arithmetic"}),
     settings: AdaptSettings = SETTINGS,
+    teacher: Path | None = None,
+    tokenizer: Path | None = None,
 ) -> Adaptation:
     limit = work_of(LAYOUT)["decode_p50"] * 0.8
     return Adaptation(
-        out, library, lab / "teacher.safetensors", lab / "tokenizer.json", [lab / "text"],
+        out, library, teacher or lab / "teacher.safetensors", tokenizer or lab / "tokenizer.json", [lab / "text"],
         [Limit.parse(budget or f"decode_p50<={limit:.6f}ms")], measure, device, settings,
         worker or alone(),
     )  # fmt: skip

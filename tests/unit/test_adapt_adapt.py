@@ -16,17 +16,23 @@ import torch
 from adapt_lab import LAYOUT, QUICK, RECALLING, SETTINGS, adaptation, alone, sources, work_of, write_lab
 from cli_runner import nas
 from pretrain_lab import write_tokenizer
+from tokenizer_lab import FORMS, write_model_tokenizer
 
-from nas.adapt.adapt import CHILD, REPORT, AdaptSettings, Limit, heal
+from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, Limit, heal, write_child
 from nas.adapt.alternatives import default_alternatives, started
 from nas.adapt.library import Library, Score, TrainedTeacher, neighbouring_pairs, trim
 from nas.core.block import Block
-from nas.core.errors import InvalidInput, UnknownName, Unsupported
+from nas.core.canonical import sha256_of
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.replacement import RECALL_GROUP, Slot, assembled, parsed, slots_of
 from nas.measure.bench import BenchOptions
+from nas.nn.fit import Worker
 from nas.nn.model import Model
 from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.release.files import write_files
+from nas.release.options import FileOptions
+from nas.runtimes.base import Checkpoint
 from nas.store.store import Store
 
 
@@ -495,13 +501,36 @@ def nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_tokenizer_that_does_not_fit_is_refused(lab: Path, tmp_path: Path) -> None:
     larger = write_tokenizer(tmp_path / "larger.json", lab / "text", 330)
     assert "330 tokens, but the model's embedding 320 rows; name the" in refused(lab, tmp_path, tokenizer=larger)
-    smaller = write_tokenizer(tmp_path / "smaller.json", lab / "text", 300)
-    assert "300 tokens, but the model's embedding 320 rows" in refused(lab, tmp_path, tokenizer=smaller)
     other = json.loads((lab / "tokenizer.json").read_text()) | {"pre_tokenizer": None}
     (tmp_path / "other.json").write_text(json.dumps(other))
-    assert "splits text in another way" in refused(lab, tmp_path, tokenizer=tmp_path / "other.json")
+    assert "loses text" in refused(lab, tmp_path, tokenizer=tmp_path / "other.json")
     (tmp_path / "damaged.json").write_text("{")
     assert "no tokenizer.json" in refused(lab, tmp_path, tokenizer=tmp_path / "damaged.json")
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+@pytest.mark.parametrize("size", [LAYOUT.vocab, 300])
+def test_a_tokenizer_that_the_model_was_not_trained_with_is_refused(size: int, lab: Path, tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words/1.txt").write_text("other words than those of the model's text " * 200)
+    wrong = write_tokenizer(tmp_path / "wrong.json", tmp_path / "words", size)
+    error = refused(lab, tmp_path, tokenizer=wrong)
+    assert "wrong.json, the model predicts held-out text no better than the frequencies of tokens" in error
+
+
+def test_a_child_keeps_the_tokenizer_of_its_model(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its embedding has more rows than the tokenizer tokens, as padded ones have."""
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    texts = [path.read_text() for path in sorted((lab / "text").iterdir())]
+    path = write_model_tokenizer(tmp_path / "model", FORMS["qwen3"], texts, 300)
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", tokenizer=path, settings=QUICK)
+    report = one.run()
+    assert 0 < report["teacher"]["bits_per_byte"] < 20
+    files = write_child(one, report, ["f16"], None)
+    assert any(name.endswith("gguf/child-F16.gguf") for name in files)
+    carried = tmp_path / "out/files/transformers"
+    assert (carried / "tokenizer.json").read_bytes() == path.read_bytes()
+    assert json.loads((carried / "tokenizer_config.json").read_text())["eos_token"] == "<|im_end|>"
 
 
 @pytest.mark.usefixtures("nothing_is_measured")
@@ -510,6 +539,59 @@ def test_a_pickled_checkpoint_is_refused(lab: Path, tmp_path: Path) -> None:
     assert "pickled weights are never read; save them as safetensors" in refused(
         lab, tmp_path, model=tmp_path / "model.pt"
     )
+
+
+def test_a_folder_is_imported_once_and_after_the_checks(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "model"
+    weights = Checkpoint(lab / "teacher.safetensors", sha256_of(lab / "teacher.safetensors"))
+    options = FileOptions(tokenizer=lab / "tokenizer.json", gguf=(), dtype="float32")
+    write_files(model, LAYOUT, weights, options, lambda line: None)
+    (model / "transformers").rename(tmp_path / "teacher")
+    said: list[str] = []
+    worker = Worker(torch.device("cpu"), said.append)
+
+    def start(**other: Any) -> Adaptation:
+        return adaptation(lab, tmp_path / "out", tmp_path / "library", worker, teacher=tmp_path / "teacher", **other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
+        with pytest.raises(InfrastructureFailed, match="MB are needed"):
+            start()
+    assert not (tmp_path / "out/teacher.safetensors").exists() and not said
+    start().claim()
+    assert len([line for line in said if line.startswith("importing")]) == 1
+    kept = (tmp_path / "out/teacher.safetensors").stat().st_mtime_ns
+    assert start().teacher.layout == LAYOUT
+    assert (tmp_path / "out/teacher.safetensors").stat().st_mtime_ns == kept
+
+    (tmp_path / "out/teacher.safetensors").unlink()
+    with pytest.raises(InvalidInput, match="another budgets"):
+        start(budget="decode_p50<=1ms")
+    assert not (tmp_path / "out/teacher.safetensors").exists()
+
+    (tmp_path / "teacher/config.json").write_bytes((tmp_path / "teacher/config.json").read_bytes() + b" ")
+    start()
+    assert len([line for line in said if line.startswith("importing")]) == 2, "the folder has changed"
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_settings_that_are_not_there_are_refused(lab: Path, tmp_path: Path) -> None:
+    done = nas(
+        "adapt", str(lab / "teacher.safetensors"), "-b", "ttft<=1s", "-c", str(lab / "text"), "-o", str(tmp_path / "o"),
+        "--tokenizer", str(lab / "tokenizer.json"), "--config", str(tmp_path / "none.json"),
+    )  # fmt: skip
+    assert done.code == 3
+    assert done.err == f"nas: --config: cannot read {tmp_path / 'none.json'}: No such file or directory\n"
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_a_model_that_no_layout_says_is_refused(lab: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert "no layout says" in refused(lab, tmp_path, model=tmp_path / "model")
 
 
 @pytest.mark.usefixtures("nothing_is_measured")

@@ -61,7 +61,7 @@ def test_tokens_that_a_small_corpus_lacks_are_reserved(corpus: Path, tmp_path: P
     said: list[str] = []
     made = train_tokenizer([corpus], 2048, tmp_path / "t.json", said.append)
     assert len(made.tokens) == 2048
-    reserved = made.vocabulary().unused
+    reserved = made.vocabulary(2048).unused
     assert f"{len(reserved):,} more are reserved" in said[0]
     assert min(reserved) + len(reserved) == 2048, "they are the last"
     text = f"<|reserved_{min(reserved)}|>"

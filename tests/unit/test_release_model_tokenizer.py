@@ -1,0 +1,186 @@
+"""Tokenizers of models that others trained: what files get of them, and what GGUF files cannot hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFReader, TokenType
+from tokenizer_lab import CHATML, FORMS, write_model_tokenizer, write_sentencepiece_form
+
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.layout import Layout
+from nas.pretrain.data import Vocabulary
+from nas.pretrain.tokenizer_training import train_tokenizer
+from nas.release.files import write_files
+from nas.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
+from nas.release.options import FileOptions
+from nas.runtimes.base import RandomWeights
+
+LAYOUT = Layout.parse("d64 v400 ffn=swiglu:96 [A4/2*2]")
+
+
+def read(path: Path) -> ModelTokenizer:
+    found = read_model_tokenizer(path)
+    assert isinstance(found, ModelTokenizer)
+    return found
+
+
+def change(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_way_in_which_a_family_splits_text_is_known(name: str, tmp_path: Path) -> None:
+    form = FORMS[name]
+    known = read(write_model_tokenizer(tmp_path, form))
+    found = known.vocabulary(400)
+    assert found.pre_tokenizer == form.pre
+    assert found.starts_texts == (form.starts is not None)
+    assert len(found.tokens) == len(set(found.tokens)) == 400
+    assert {found.tokens[i] for i in found.special} == set(form.special)
+    assert {found.tokens[i] for i in found.added} == set(form.added)
+    assert found.unused == set(range(known.size, 400)), "rows without a token"
+
+
+def test_ends_and_templates_are_the_models(tmp_path: Path) -> None:
+    path = write_model_tokenizer(tmp_path, FORMS["qwen3"])
+    known = read(path)
+    end, turn = known.tokenizer.token_to_id("<|endoftext|>"), known.tokenizer.token_to_id("<|im_end|>")
+    assert known.ids() == {"eos": turn, "pad": end}
+    assert known.ends == (turn,)
+    assert known.marks == (end, end), "the tokenizer puts nothing in front of a text"
+    assert known.vocabulary(400).chat_template == CHATML
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [turn, end]}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": end, "bos_token_id": end}))
+    assert read(path).ends == (turn, end)
+    assert read(path).ids() == {"eos": turn, "pad": end, "bos": end}
+
+    llama = read(write_model_tokenizer(tmp_path / "llama", FORMS["llama"]))
+    start, end = (llama.tokenizer.token_to_id(f"<|{name}_of_text|>") for name in ("begin", "end"))
+    assert llama.marks == (start, end)
+    assert llama.ids()["bos"] == start
+
+
+def test_documents_lie_between_the_models_marks(tmp_path: Path) -> None:
+    for name in ("qwen3", "llama"):
+        path = write_model_tokenizer(tmp_path / name, FORMS[name])
+        start, end = marks = read(path).marks
+        vocabulary = Vocabulary(path, 400, marks=marks)
+        ids = vocabulary.document("the cat").tolist()
+        assert ids[0] == start and ids.count(end) == 1
+        assert vocabulary.sha256 != Vocabulary(path, 400, marks=type(marks)(0, 1)).sha256
+
+
+def test_composed_forms_of_letters_are_no_loss(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(
+        write_model_tokenizer(tmp_path, FORMS["qwen3"]), 400, marks=read(tmp_path / "tokenizer.json").marks
+    )
+    vocabulary.check_lossless("de\u0301ja\u0300 vu")
+
+
+def test_files_of_the_tokenizer_are_carried(tmp_path: Path) -> None:
+    path = write_model_tokenizer(tmp_path / "in", FORMS["llama"])
+    change(path.with_name("tokenizer_config.json"), auto_map={"AutoTokenizer": ["code.Tokenizer", None]}, own=3)
+    options = FileOptions(name="m", tokenizer=read(path), gguf=("f16",))
+    record = write_files(tmp_path / "out", LAYOUT, RandomWeights(1), options, lambda _: None)
+    folder = tmp_path / "out/transformers"
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (folder / name).read_bytes() == path.with_name(name).read_bytes()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert settings["own"] == 3 and "auto_map" not in settings
+    start, turn = (read(path).tokenizer.token_to_id(name) for name in ("<|begin_of_text|>", "<|eot_id|>"))
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [turn]
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"], config["vocab_size"]) == (start, turn, 400)
+
+    assert record.loads["llama.cpp"] == "qwen3"
+    fields = GGUFReader(tmp_path / "out/gguf/m-F16.gguf").fields
+    got = {key.removeprefix("tokenizer."): field.contents() for key, field in fields.items() if "tokenizer" in key}
+    assert got["ggml.pre"] == "llama-bpe" and got["ggml.add_bos_token"] is True
+    assert (got["ggml.bos_token_id"], got["ggml.eos_token_id"]) == (start, turn)
+    assert got["chat_template"] == FORMS["llama"].template
+    types = [TokenType(each) for each in got["ggml.token_type"]]
+    assert types[start] is TokenType.CONTROL and types[-1] is TokenType.UNUSED and len(types) == 400
+
+
+def test_where_gguf_cannot_hold_a_tokenizer_the_folder_is_written_alone(tmp_path: Path) -> None:
+    known = read(write_sentencepiece_form(tmp_path / "in"))
+    said: list[str] = []
+    options = FileOptions(name="m", tokenizer=known, gguf=("f16", "q4_0"))
+    record = write_files(tmp_path / "out", LAYOUT, RandomWeights(1), options, said.append)
+    reason = "GGUF files cannot hold the tokenizer: no byte-level BPE, but BPE of characters"
+    assert record.loads["llama.cpp"] == f"none: {reason}"
+    assert f"m: F16 is left out: {reason}" in said
+    assert not list(tmp_path.glob("out/gguf/*"))
+    assert (tmp_path / "out/transformers/tokenizer.json").is_file()
+    assert reason in (tmp_path / "out/README.md").read_text()
+
+
+CHANGES: dict[str, tuple[str, Any]] = {
+    "none of llama.cpp's pre-tokenizers": ("pre_tokenizer", {"type": "Whitespace"}),
+    r"changed before it is split \(Lowercase\)": ("normalizer", {"type": "Lowercase"}),
+    "more than one token in front": (
+        "post_processor",
+        {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {"<|im_end|>": {"id": "<|im_end|>", "ids": [322], "tokens": ["<|im_end|>"]}},
+        },
+    ),
+    "take blanks beside them": (
+        "added_tokens",
+        [{"id": 320, "content": "<|endoftext|>", "single_word": False, "lstrip": True, "rstrip": False,
+          "normalized": False, "special": True}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_what_gguf_cannot_hold(reason: str, tmp_path: Path) -> None:
+    path = write_model_tokenizer(tmp_path, FORMS["qwen3"])
+    key, value = CHANGES[reason]
+    change(path, **{key: value})
+    with pytest.raises(Unsupported, match=reason):
+        read(path).vocabulary(400)
+
+
+def test_whole_words_first_are_part_of_the_name(tmp_path: Path) -> None:
+    path = write_model_tokenizer(tmp_path, FORMS["qwen3"])
+    about = json.loads(path.read_text())
+    change(path, model=about["model"] | {"ignore_merges": True})
+    with pytest.raises(Unsupported, match="pre-tokenizers"):
+        read(path).vocabulary(400)
+
+
+def test_a_tokenizer_of_our_own_stays_one(tmp_path: Path) -> None:
+    own = train_tokenizer([], 300, tmp_path / "tokenizer.json", lambda _: None)
+    assert read_model_tokenizer(tmp_path / "tokenizer.json") == own
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert read(tmp_path / "tokenizer.json").vocabulary(300).pre_tokenizer == "llama-bpe"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer_config.json", b"{", "no JSON"),
+        ("config.json", b"[]", "no JSON object"),
+        ("chat_template.jinja", b"\xff", "no text"),
+        ("generation_config.json", b" " * (1 << 23), "larger than"),
+    ],
+)
+def test_damaged_files_beside_it_are_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    path = write_model_tokenizer(tmp_path, FORMS["llama"])
+    path.with_name(name).write_bytes(content)
+    with pytest.raises(InvalidInput, match=rf"{name}: {message}"):
+        read_model_tokenizer(path)
+
+
+def test_a_tokenizer_that_names_no_end_is_refused(tmp_path: Path) -> None:
+    path = write_model_tokenizer(tmp_path, FORMS["qwen3"])
+    change(path, added_tokens=[])
+    with pytest.raises(InvalidInput, match="no token ends a text"):
+        _ = read(path).marks

@@ -1,0 +1,124 @@
+"""Tiny tokenizers in the forms in which families of models have them, with the files of transformers beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors, trainers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Split
+from tokenizers.pre_tokenizers import Sequence as InTurn
+
+TEXT = ["the cat sat on the mat; 12345 cats don't sit.", "def add(a, b):\n    return a + b\n", "größer als 2024 Meere"]
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+_CONTRACTIONS, _REST = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def split_by(numbers: str) -> InTurn:
+    pattern = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}|{_REST}"
+    return InTurn([Split(Regex(pattern), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+@dataclass(frozen=True)
+class Form:
+    """One family's tokenizer."""
+
+    pre: str
+    pre_tokenizer: Any
+    special: Sequence[str]
+    settings: Mapping[str, Any]
+    ignore_merges: bool = False
+    nfc: bool = False
+    first: bool = False
+    starts: str | None = None
+    added: Sequence[str] = ()
+    template: str | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+
+FORMS = {
+    "llama": Form(
+        "llama-bpe", split_by(r"\p{N}{1,3}"), ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"],
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}, ignore_merges=True, starts="<|begin_of_text|>",
+        template="{{ bos_token }}{{ messages[0].content }}<|eot_id|>",
+    ),
+    "qwen3": Form(
+        "qwen2", split_by(r"\p{N}"), ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHATML},
+        nfc=True, added=["<think>", "</think>"],
+    ),
+    "smollm3": Form(
+        "llama-bpe", split_by(r"\p{N}{1,3}"), ["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"],
+        {"bos_token": None, "eos_token": "<|im_end|>"}, ignore_merges=True, template=CHATML,
+    ),
+    "granite3": Form(
+        "smollm", InTurn([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]),
+        ["<|end_of_text|>", "<fim_prefix>", "<|start_of_role|>", "<|end_of_role|>"],
+        {"bos_token": "<|end_of_text|>", "eos_token": "<|end_of_text|>", "pad_token": "<|end_of_text|>"}, first=True,
+    ),
+    "granite4": Form(
+        "dbrx", split_by(r"\p{N}{1,3}"), ["<|end_of_text|>", "<|start_of_role|>"], {"eos_token": "<|end_of_text|>"},
+    ),
+    "gpt2": Form(
+        "gpt-2", ByteLevel(add_prefix_space=False), ["<|endoftext|>"],
+        {"eos_token": {"__type": "AddedToken", "content": "<|endoftext|>"}},
+    ),
+    "lfm2": Form(
+        "llama-bpe", split_by(r"\p{N}{1,3}"), ["<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|im_end|>"],
+        {"bos_token": "<|startoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"}, ignore_merges=True,
+        first=True, starts="<|startoftext|>", template=CHATML,
+    ),
+}  # fmt: skip
+
+
+def write_model_tokenizer(folder: Path, form: Form, texts: Sequence[str] = TEXT, vocab: int = 320) -> Path:
+    """Writes the tokenizer's files of `vocab` tokens and a few added ones; returns the path of its tokenizer.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = form.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, initial_alphabet=ByteLevel.alphabet(), show_progress=False,
+        special_tokens=list(form.special) if form.first else [],
+    )  # fmt: skip
+    tokenizer.train_from_iterator(list(texts) * 20, trainer)
+    about = json.loads(tokenizer.to_str())
+    about["model"]["ignore_merges"] = form.ignore_merges
+    tokenizer = Tokenizer.from_str(json.dumps(about))
+    tokenizer.decoder = decoders.ByteLevel()
+    if form.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_special_tokens(list(form.special))
+    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in form.added])
+    start = tokenizer.token_to_id(form.starts) if form.starts else None
+    if start is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{form.starts} $A", pair=f"{form.starts} $A {form.starts} $B:1",
+            special_tokens=[(form.starts, start)],
+        )  # fmt: skip
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **form.settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if form.template:
+        (folder / "chat_template.jinja").write_text(form.template)
+    return folder / "tokenizer.json"
+
+
+def write_sentencepiece_form(folder: Path) -> Path:
+    """Writes a tokenizer as Gemma and Llama 2 have it: BPE of characters, with bytes for those that are unknown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = Split(" ", "merged_with_previous")
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=pieces, show_progress=False)
+    tokenizer.train_from_iterator([text.replace(" ", "▁") for text in TEXT * 20], trainer)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    about = json.loads(tokenizer.to_str())
+    about["added_tokens"] = [each for each in about["added_tokens"] if not each["content"].startswith("<0x")]
+    (folder / "tokenizer.json").write_text(json.dumps(about))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder / "tokenizer.json"
