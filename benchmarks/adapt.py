@@ -36,13 +36,14 @@ from benchmarks import adapt_ablations, adapt_large, adapt_smart
 from benchmarks.equivalence_tables import table, write_tables
 from benchmarks.runs import ended_or_killed
 from nas.adapt import adapt, library
-from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, Limit, heal, write_child
+from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, heal, write_child
 from nas.adapt.alternatives import default_alternatives
 from nas.adapt.library import Library, LibrarySettings, Replacement, Score, TrainedTeacher
 from nas.adapt.text import recall_text, report_sources, report_text
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
+from nas.core.limit import Limit
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
 from nas.nn.mixes import compared

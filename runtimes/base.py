@@ -438,6 +438,21 @@ class FileInspector(Protocol):
 
 
 @runtime_checkable
+class TextScorer(Protocol):
+    """A runtime whose model files hold a tokenizer, so that text can be scored with a file alone."""
+
+    def bits_per_byte(self, model: Path, texts: Sequence[str], threads: int) -> float:
+        """Returns bits per byte of `texts`, here on this machine, in windows of 512 tokens.
+
+        Raises:
+            Unsupported: the file holds no tokenizer.
+            InvalidInput: it is no model file of this runtime.
+            CandidateFailed: the runtime died on it.
+            InfrastructureFailed: a build is missing.
+        """
+
+
+@runtime_checkable
 class Profiler(Protocol):
     """A runtime that can time the parts of a model one by one, for `nas bench --profile`."""
 

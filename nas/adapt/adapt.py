@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,9 +44,9 @@ from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layer, Layout
+from nas.core.limit import Limit
 from nas.core.metrics import metric
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of, with_blocks
-from nas.core.units import parse_limit
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
 from nas.nn.mixes import ScoredText, compared
 from nas.nn.model import Model
@@ -65,7 +64,6 @@ from nas.runtimes.base import Checkpoint
 
 PLAN, FRONT, REPORT, CHILD = "plan.json", "front.json", "report.json", "child.safetensors"
 TEACHER = "teacher.safetensors"
-_BUDGET = re.compile(r"\s*(\w+)\s*<=\s*(\S.*)")
 _ROUNDS = 4
 """Selections with lowered limits after a child that exceeds a budget."""
 _MARGIN = 0.99
@@ -119,36 +117,6 @@ class AdaptSettings(BaseModel):
     pairs: int = Field(0, ge=0, description="pairs of mixers in neighbouring layers whose terms are computed, at most")
     points: int = Field(5, ge=2, description="of the front")
     held_out: float = Field(0.05, gt=0, lt=0.5, description="share of the text that is never trained on")
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A budget, such as decode_p50 <= 20 ms: smaller is better."""
-
-    metric: str
-    value: float
-
-    @staticmethod
-    def parse(text: str) -> Limit:
-        """Parses 'decode_p50<=20ms'.
-
-        Raises:
-            UnknownName: no such metric.
-            InvalidInput: another form, or a metric that is not a cost.
-        """
-        match = _BUDGET.fullmatch(text)
-        if match is None:
-            raise InvalidInput(f"cannot read {text!r}: write METRIC<=LIMIT, such as decode_p50<=20ms", where="--budget")
-        known = metric(match[1])
-        if known.direction != "min":
-            raise InvalidInput(f"{known.name} is no cost: limit one that is better when smaller", where="--budget")
-        try:
-            value, relative = parse_limit(match[2], known.unit)
-        except ValueError as error:
-            raise InvalidInput(str(error), where="--budget") from error
-        if relative:
-            raise InvalidInput("a budget is a number with its unit, not a multiple", where="--budget")
-        return Limit(known.name, value)
 
 
 @dataclass(frozen=True)

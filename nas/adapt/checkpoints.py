@@ -75,10 +75,13 @@ def read_model(folder: Path) -> TrainedModel:
     config = _read_json(folder / "config.json", _CONFIG_BYTES)
     kind = config.get("model_type")
     where = str(folder / "config.json")
+    options = _Options(config, where)
     if kind not in _FAMILIES:
         known = ", ".join(sorted(_FAMILIES))
-        raise Unsupported(f"no layout says models of type {kind!r}; families that are read: {known}", where=where)
-    options = _Options(config, where)
+        missing = f"; missing: {'; '.join(found)}" if (found := _unsayable(options)) else ""
+        raise Unsupported(
+            f"no layout says models of type {kind!r}{missing}; families that are read: {known}", where=where
+        )
     if config.get("quantization_config") is not None:
         options.missing.append("weights that are quantised (quantization_config)")
     try:
@@ -340,7 +343,7 @@ class _Options:
     def activation(self) -> None:
         """Refuses another activation than SiLU."""
         name = self.get("hidden_act", "silu")
-        self.refuse(name not in ("silu", "swish"), f"activation {name!r}")
+        self.refuse(name not in _SILU, f"activation {name!r}")
 
     def rope_theta(self, default: float = 10000.0) -> float:
         """Returns RoPE's base; refuses scaled and partial RoPE."""
@@ -350,8 +353,10 @@ class _Options:
             raise InvalidInput("rope_parameters and rope_scaling must be objects", where=self.where)
         for each in (parameters, scaling):
             kind = each.get("rope_type", each.get("type", "default"))
-            self.refuse(kind != "default", f"RoPE of type {kind!r}")
-            self.refuse(any(isinstance(value, dict) for value in each.values()), "several bases of RoPE")
+            self.refuse(
+                kind != "default", f"RoPE of type {kind!r}, which changes single frequencies: blocks have a base"
+            )
+            self.refuse(any(isinstance(value, dict) for value in each.values()), _SEVERAL_BASES)
         part = parameters.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
         self.refuse(part != 1.0, f"RoPE on a part of each head ({part})")
         theta = parameters.get("rope_theta", self.get("rope_theta", self.get("theta", default)))
@@ -605,6 +610,62 @@ def _trained(options: _Options, layout: Layout, names: tuple[TensorName, ...], e
     kept = {name for one in names for name in one.ours}
     used = {name: factor for name, factor in factors.items() if name in kept and factor != 1.0}
     return TrainedModel(layout, str(options.get("model_type")), names, used)
+
+
+_NORMED_BEHIND = "norms behind blocks"
+_LAYER_NORM = "LayerNorm, which subtracts the mean, in place of RMSNorm"
+_UNGATED = "feed-forwards without a gate"
+_SOFTMAX = "experts that are chosen by a softmax, without a bias"
+_ONE_TENSOR = "projections that are stored as one tensor (qkv_proj, gate_up_proj)"
+_QKV_BIAS = "biases on queries, keys and values"
+_BESIDE = "mixer and feed-forward beside each other in a layer"
+_TRAITS: Mapping[str, tuple[str, ...]] = {
+    "cohere": (_LAYER_NORM, _BESIDE, "RoPE on neighbouring numbers"),
+    "deepseek_v3": (_SOFTMAX, "groups of experts", "latent queries"),
+    "exaone4": (_NORMED_BEHIND,),
+    "falcon": (_LAYER_NORM, _UNGATED, _BESIDE),
+    "gemma": ("a gate of GELU",),
+    "gemma2": (_NORMED_BEHIND,),
+    "gemma3": (_NORMED_BEHIND, "images"),
+    "gemma3_text": (_NORMED_BEHIND,),
+    "glm4": (_NORMED_BEHIND, _ONE_TENSOR, "RoPE on neighbouring numbers"),
+    "gpt2": ("learned positions", _LAYER_NORM, _UNGATED, "biases on every projection"),
+    "gpt_neox": (_LAYER_NORM, _UNGATED, _BESIDE, "biases on every projection"),
+    "mixtral": (_SOFTMAX,),
+    "nemotron": (_LAYER_NORM,),
+    "olmo2": (_NORMED_BEHIND, "QK-norm over all heads together"),
+    "phi": (_LAYER_NORM, _UNGATED, _BESIDE, "biases on every projection"),
+    "phi3": (_ONE_TENSOR,),
+    "qwen2": (_QKV_BIAS,),
+    "qwen2_moe": (_QKV_BIAS, _SOFTMAX),
+    "qwen3_moe": (_SOFTMAX,),
+    "stablelm": (_LAYER_NORM,),
+    "starcoder2": (_LAYER_NORM, _UNGATED),
+}
+"""What every model of a type has that no layout says; the configuration says the rest."""
+_SILU = ("silu", "swish")
+_SEVERAL_BASES = "several bases of RoPE"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def _unsayable(options: _Options) -> list[str]:
+    """Returns what no layout says of a model whose type is not read: what the type has, and what its values show."""
+    for trait in _TRAITS.get(str(options.get("model_type")), ()):
+        options.refuse(True, trait)
+    for name in ("hidden_act", "hidden_activation", "activation_function", "activation"):
+        value = options.get(name)
+        options.refuse(isinstance(value, str) and value not in _SILU, f"activation {value!r}")
+    for name in ("attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "bias", "qkv_bias"):
+        options.refuse(options.get(name) is True, f"biases ({name})")
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        options.refuse(options.get(name) is not None, f"bounded logits ({name})")
+    for name in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
+        options.refuse(options.get(name) is not None, _LAYER_NORM)
+    options.refuse(any(options.get(name) for name in _EXPERTS), _SOFTMAX)
+    options.refuse(options.get("vision_config") is not None, "images")
+    with contextlib.suppress(InvalidInput):  # values of no known form are no trait
+        options.rope_theta()
+    return [each for each in options.missing if each != _SEVERAL_BASES]  # each block has its own
 
 
 _BASES = {"smollm3": 2e6}

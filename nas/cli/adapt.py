@@ -72,10 +72,11 @@ def command(
     """
     import torch
 
-    from nas.adapt.adapt import Adaptation, AdaptSettings, Limit, read_settings, require_writable, write_child
+    from nas.adapt.adapt import Adaptation, AdaptSettings, read_settings, require_writable, write_child
     from nas.adapt.checkpoints import read_model
     from nas.adapt.space import check_target, write_space
     from nas.core import paths
+    from nas.core.limit import Limit
     from nas.core.workload import Workload
     from nas.measure.bench import BenchOptions
     from nas.nn.fit import Worker

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, QuantisationOption, RuntimeOption, read_layout
-from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
+from nas.cli.options import DatabaseOption, QuantisationOption, RuntimeOption, numbers_of, read_layout, workload_of
+from nas.cli.output import JsonFlag, Output, Row, print_fields, print_json, print_rows, print_table, say
 from nas.core.errors import InvalidInput
-from nas.core.logs import visible
 from nas.core.space import MeasurementSettings
 from nas.core.units import show_figure, show_share, show_spread
-from nas.core.workload import Workload
 from nas.measure.bench import BenchOptions, bench_all
 from nas.runtimes import DEFAULT_RUNTIME
 
 app = command_app()
-
-
-class Output(StrEnum):
-    """Formats of the results."""
-
-    TABLE = "table"
-    MARKDOWN = "md"
-    CSV = "csv"
-    JSON = "json"
 
 
 @app.command("bench")
@@ -74,14 +59,14 @@ def command(
     repetitions and its standard deviation, as in llama-bench; the value with its 95 % interval is that of studies:
     the fastest repetitions, corrected for the speed of the machine.
     """
-    lists = (_numbers(prompt, "--prompt"), _numbers(gen, "--gen"), _numbers(threads, "--threads"))
+    lists = (numbers_of(prompt, "--prompt"), numbers_of(gen, "--gen"), numbers_of(threads, "--threads"))
     benches = [
         BenchOptions(
             subject=Path(subject) if Path(subject).is_file() else read_layout(subject, "published layout or file"),
             runtime=runtime,
             quantisation=quantisation,
             device=device,
-            workload=_workload(prompt=tokens, gen=new, context=context, threads=count),
+            workload=workload_of(prompt=tokens, gen=new, context=context, threads=count),
             repetitions=reps,
             protocol=MeasurementSettings(),
             db=db,
@@ -100,25 +85,14 @@ def command(
         print_json(reports[0] if len(reports) == 1 else {"results": reports})
     else:
         rows = [row for report in reports for row in _rows(report)]
-        _PRINTERS[output](rows)
+        print_rows(output, _COLUMNS, map(_cells, rows), rows, numbers=5)
     if output in (None, Output.TABLE):
         for report in reports:
             _print_profile(report)
 
 
-def _numbers(text: str, flag: str) -> list[int]:
-    """Parses '512,1024'."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        raise InvalidInput(f"whole numbers with commas between them, such as 512,1024, not {text!r}", where=flag)
-    return list(dict.fromkeys(map(int, parts)))
-
-
 def _model(report: dict[str, Any]) -> str:
     return str(report.get("layout") or Path(report["file"]).name)
-
-
-Row = dict[str, object]
 
 
 def _rows(report: dict[str, Any]) -> Iterator[Row]:
@@ -162,29 +136,6 @@ def _number(row: Row, name: str) -> float | None:
 _COLUMNS = ("model", "size", "runtime", "threads", "test", "t/s", "t/s, corrected (95 %)", "peak memory")
 
 
-def _print_table(rows: list[Row]) -> None:
-    print_table(_COLUMNS, map(_cells, rows))
-
-
-def _print_markdown(rows: list[Row]) -> None:
-    lines = [_COLUMNS, ["---"] * 3 + ["---:"] * 5, *map(_cells, rows)]
-    for line in lines:
-        typer.echo(visible("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"))
-
-
-def _print_csv(rows: list[Row]) -> None:
-    table = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-
-
-_PRINTERS: dict[Output, Callable[[list[Row]], None]] = {
-    Output.TABLE: _print_table,
-    Output.MARKDOWN: _print_markdown,
-    Output.CSV: _print_csv,
-}
-
-
 def _print_profile(report: dict[str, Any]) -> None:
     """Prints the times of layers and operators, where the report has them."""
     if (profile := report.get("profile")) is None:
@@ -221,15 +172,6 @@ def _compared(phase: dict[str, float], unit: str) -> str:
     whole, total = phase["whole_ms"], phase["sum_ms"]
     difference = f" ({show_share(total / whole - 1, signed=True)})" if whole else ""
     return f"{total:.4g} {unit} as the sum of all operators, {whole:.4g} {unit} when they are not timed{difference}"
-
-
-def _workload(**values: int) -> Workload:
-    try:
-        return Workload(**values)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        flag = f"--{problem['loc'][0]}" if problem["loc"] else None
-        raise InvalidInput(problem["msg"].removeprefix("Value error, "), where=flag) from None
 
 
 def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:

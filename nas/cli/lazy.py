@@ -19,6 +19,7 @@ COMMANDS = {
     "family": "Build, train, compare and show model families.",
     "device": "Attach, list, show and manage devices.",
     "bench": "Measure layouts and model files on a device.",
+    "compare": "Show which of several model files, with which settings, is best on a device under budgets.",
     "export": "Export a layout to a model file.",
     "adapt": "Search inside a trained model for a child that keeps budgets on a device.",
     "import": "Import a trained model of Hugging Face's transformers.",

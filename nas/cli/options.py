@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import ValidationError
 
-from nas.core.errors import UnknownName
+from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.logs import without_passwords
 from nas.core.published import MODELS
+from nas.core.workload import Workload
 
 if TYPE_CHECKING:
     from nas.store.store import Store
@@ -61,6 +63,32 @@ def read_layout(text: str, what: str = "published layout") -> Layout:
     if text not in MODELS and _NAME.fullmatch(text):
         raise UnknownName(what, text, MODELS)
     return Layout.parse(MODELS.get(text, text))
+
+
+def numbers_of(text: str, flag: str) -> list[int]:
+    """Parses a list of whole numbers, '512,1024'.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise InvalidInput(f"whole numbers with commas between them, such as 512,1024, not {text!r}", where=flag)
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def workload_of(**values: int | str) -> Workload:
+    """Returns a workload from options of the same names.
+
+    Raises:
+        InvalidInput: a value is out of range; names its option.
+    """
+    try:
+        return Workload.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        flag = f"--{problem['loc'][0]}" if problem["loc"] else None
+        raise InvalidInput(problem["msg"].removeprefix("Value error, "), where=flag) from None
 
 
 def same_database(url: str | None) -> str:

@@ -5,10 +5,12 @@ Text may come from devices and agents, so terminal control characters are escape
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +19,18 @@ from nas.core.logs import visible, without_passwords
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 LogJsonFlag = Annotated[bool, typer.Option("--log-json", help="Log JSON lines, for a log collector.")]
+
+
+Row = dict[str, object]
+
+
+class Output(StrEnum):
+    """Formats of the results."""
+
+    TABLE = "table"
+    MARKDOWN = "md"
+    CSV = "csv"
+    JSON = "json"
 
 
 def say(message: str) -> None:
@@ -48,6 +62,30 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         table.add_row(*line)
     # Layouts contain brackets, which rich would parse as markup.
     Console(markup=False, highlight=False).print(table)
+
+
+def print_rows(
+    output: Output, columns: Sequence[str], cells: Iterable[Sequence[str]], rows: Sequence[Row], *, numbers: int
+) -> None:
+    """Prints a table on stdout, in Markdown, or as CSV.
+
+    Args:
+        output: the format; not JSON.
+        columns: headers of `cells`.
+        cells: texts.
+        rows: the same with full precision and names of their own, for CSV.
+        numbers: of columns at the end that are right-aligned in Markdown.
+    """
+    if output is Output.CSV:
+        table = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+    elif output is Output.MARKDOWN:
+        rule = ["---"] * (len(columns) - numbers) + ["---:"] * numbers
+        for line in (columns, rule, *cells):
+            typer.echo(visible("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"))
+    else:
+        print_table(columns, cells)
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:

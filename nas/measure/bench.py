@@ -12,9 +12,10 @@ from typing import Any
 
 from nas.core import paths
 from nas.core.canonical import content_hash
-from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
+from nas.core.errors import CandidateFailed, InvalidInput, NasError, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement, Repetition
+from nas.core.metrics import METRICS
 from nas.core.plan import Round
 from nas.core.profile import summary
 from nas.core.space import MeasurementSettings, RuntimeSpace
@@ -79,6 +80,18 @@ def bench_all(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
     Raises:
         NasError: a runtime does not carry its layout, before anything is measured; or the runner failed on it.
     """
+    for found in bench_each(benches, log):
+        if isinstance(found, NasError):
+            raise found
+        yield found
+
+
+def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | NasError]:
+    """Measures as `bench_all`, and goes on after one that fails: yields each report, or why there is none.
+
+    Raises:
+        NasError: a runtime does not carry its layout, a file is none of its runtime, or nothing can be measured here.
+    """
     specs = [_runtime_space(options) for options in benches]
     for options, spec in zip(benches, specs, strict=True):
         if isinstance(options.subject, Layout):
@@ -89,7 +102,11 @@ def bench_all(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
     try:
         with open_farm(store) as farm:
             for options, spec in zip(benches, specs, strict=True):
-                yield asyncio.run(_bench(options, spec, farm, log))
+                try:
+                    found: Json | NasError = asyncio.run(_bench(options, spec, farm, log))
+                except (CandidateFailed, Unsupported) as error:
+                    found = error
+                yield found
     finally:
         store.close()
 
@@ -217,6 +234,7 @@ def _report(
         },
         "energy_mj_per_token": _energy(figures["energy_mj_per_token"]),
         "file_mb": figures["file_size"].value,
+        "figures": {name: _figure(figure) for name, figure in figures.items() if name in METRICS},
         "load_ms": figures["load"].value,
         "reps": [_repetition(rep) for rep in taken.repetitions],
         "refused_share": taken.refused_share,
@@ -235,6 +253,18 @@ def _rate(figure: Figure, experienced: Sequence[float]) -> Json:
         "mean": statistics.fmean(experienced) if experienced else None,
         "sd": statistics.stdev(experienced) if len(experienced) > 1 else None,
         "n": len(experienced),
+    }
+
+
+def _figure(figure: Figure) -> Json:
+    """Returns a metric's figure; `log_sd` is the standard deviation of its logarithm."""
+    return {
+        "value": figure.value,
+        "ci95": [figure.low, figure.high],
+        "log_sd": figure.log_sd,
+        "n": figure.n,
+        "unit": figure.unit,
+        "reason": figure.reason,
     }
 
 

@@ -1,4 +1,4 @@
-"""llama-cpp-python in a process of its own: logits, tokens, text, answers in a dialogue, and llama.cpp's quantiser.
+"""llama-cpp-python in a process of its own: logits, tokens, text, its bits, answers in a dialogue, and the quantiser.
 
 The library that the binding loads is chosen by the environment before its first import, and a crash of a model must
 stay a result. So each function here runs this module again, as `python -m nas.runtimes.llama_cpp.binding COMMAND`.
@@ -7,6 +7,8 @@ stay a result. So each function here runs this module again, as `python -m nas.r
 from __future__ import annotations
 
 import ctypes
+import json
+import math
 import os
 import sys
 import tempfile
@@ -19,7 +21,7 @@ import numpy as np
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
-from nas.core.errors import CandidateFailed, InvalidInput
+from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.plan import PlanFile
 from nas.runtimes.builds import plan_file
 from nas.runtimes.dialogue import Dialogue, draw, serve
@@ -63,12 +65,13 @@ class Session:
         length: tokens that the sequence will have at most.
         chunk: most tokens fed at once.
         watch: sees every node of the graph, as `ggml_backend_sched_eval_callback` does.
+        threads: compute threads.
 
     Raises:
         SystemExit: llama.cpp refuses; the message goes to the process's stderr.
     """
 
-    def __init__(self, model: str, length: int, chunk: int, watch: Watch | None = None) -> None:
+    def __init__(self, model: str, length: int, chunk: int, watch: Watch | None = None, threads: int = 1) -> None:
         import llama_cpp
 
         self._lib: Any = llama_cpp
@@ -80,8 +83,9 @@ class Session:
         self._model = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
         if not self._model:
             raise SystemExit(f"the model file was refused: {model}")
-        self.vocab: int = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._context = llama_cpp.llama_init_from_model(self._model, self._parameters(length, chunk))
+        self._words: Any = llama_cpp.llama_model_get_vocab(self._model)
+        self.vocab: int = llama_cpp.llama_vocab_n_tokens(self._words)
+        self._context = llama_cpp.llama_init_from_model(self._model, self._parameters(length, chunk, threads))
         if not self._context:
             raise SystemExit("no context for this model")
         self._batch: Any = llama_cpp.llama_batch_init(chunk, 0, 1)
@@ -96,16 +100,29 @@ class Session:
         rows = [self._lib.llama_get_logits_ith(self._context, i) for i in range(len(ids))]
         return np.stack([np.ctypeslib.as_array(row, shape=(self.vocab,)) for row in rows])
 
+    def tokens(self, text: bytes) -> list[int]:
+        """Returns the ids of a text, with those that the file puts around it; special tokens in it are text."""
+        ids = (self._lib.llama_token * (len(text) + 2))()
+        count = self._lib.llama_tokenize(self._words, text, len(text), ids, len(ids), True, False)
+        if count < 0:
+            raise SystemExit("the text cannot be tokenised")
+        return list(ids[:count])
+
+    def length_of(self, token: int) -> int:
+        """Returns the bytes of text that a token stands for; 0 for a special one."""
+        piece = ctypes.create_string_buffer(1 << 10)
+        return max(0, int(self._lib.llama_token_to_piece(self._words, token, piece, len(piece), 0, False)))
+
     def reset(self) -> None:
         """Begins another sequence."""
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
         self._position = 0
 
-    def _parameters(self, length: int, chunk: int) -> Any:
+    def _parameters(self, length: int, chunk: int, threads: int) -> Any:
         params = self._lib.llama_context_default_params()
         params.n_ctx = params.n_batch = -(-length // 256) * 256
         params.n_ubatch = chunk
-        params.n_threads = params.n_threads_batch = 1
+        params.n_threads = params.n_threads_batch = threads
         params.swa_full = False  # as the runner has it
         if self._watch:
             params.cb_eval = self._watch
@@ -328,6 +345,55 @@ def _dialogue(model: str, context: str) -> None:
     serve(Session(model, int(context), _CHUNK), _CHUNK)
 
 
+_BITS_S = 3600.0
+
+
+def bits_per_byte(build: Build, model: Path, texts: Sequence[str], threads: int) -> float:
+    """Returns bits per byte of `texts`, in independent windows of `_CHUNK` tokens.
+
+    Each token but the first of a text is predicted once. Where the first one is no special token, its bytes do not
+    count.
+
+    Args:
+        build: whose libraries to use.
+        model: the GGUF file.
+        texts: each begins as the file's tokenizer has it.
+        threads: compute threads.
+
+    Raises:
+        Unsupported: the file holds no tokenizer.
+        InvalidInput: it is no GGUF file.
+        CandidateFailed: the process died or hung on this model (crash).
+    """
+    try:
+        held = GGUFReader(model).fields["tokenizer.ggml.model"].contents()
+    except (ValueError, KeyError, IndexError, OSError) as error:
+        raise InvalidInput(f"no GGUF file with a tokenizer: {error}", where=str(model)) from error
+    if held == "none":
+        raise Unsupported("the file holds no tokenizer", where=str(model))
+    with tempfile.TemporaryDirectory() as folder:
+        given, out = Path(folder) / "texts.json", Path(folder) / "bits.json"
+        given.write_text(json.dumps(list(texts)))
+        run_command(build, "bits", model, [str(given), str(threads), str(out)], deadline_s=_BITS_S)
+        return float(json.loads(out.read_text()))
+
+
+def _bits(model: str, given: str, threads: str, out: str) -> None:
+    session = Session(model, _CHUNK, _CHUNK, threads=int(threads))
+    nats = size = 0.0
+    for text in json.loads(Path(given).read_text()):
+        ids = session.tokens(text.encode())
+        size += len(text.encode()) - session.length_of(ids[0])
+        for start in range(0, len(ids) - 1, _CHUNK):
+            window = ids[start : start + _CHUNK + 1]
+            session.reset()
+            logits = session.feed(window[:-1]).astype(np.float64)
+            most = logits.max(-1, keepdims=True)
+            likely = logits - most - np.log(np.exp(logits - most).sum(-1, keepdims=True))
+            nats -= float(np.take_along_axis(likely, np.asarray(window[1:])[:, None], -1).sum())
+    Path(out).write_text(json.dumps(nats / math.log(2) / size))
+
+
 FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}
 """`llama_ftype` of include/llama.h, without an importance matrix."""
 
@@ -369,6 +435,7 @@ def _quantise(source: str, destination: str, file_type: str, threads: str) -> No
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "logits": _logits,
+    "bits": _bits,
     "greedy": _greedy,
     "generate": _generate,
     "dialogue": _dialogue,

@@ -82,6 +82,12 @@ class LlamaCpp:
             raise InvalidInput(f"not a GGUF file: {error}", where=str(model)) from error
         return bool(arch == support.PATCHED)
 
+    def bits_per_byte(self, model: Path, texts: Sequence[str], threads: int) -> float:
+        """See `TextScorer`."""
+        from nas.runtimes.llama_cpp.binding import bits_per_byte
+
+        return bits_per_byte(find_build(patched=self.needs_patched(model)), model, texts, threads)
+
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
         """Returns a run as one fresh process of the runner."""
         if workload.kv_type != "f16" and not workload.flash_attn:

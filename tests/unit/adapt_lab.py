@@ -12,9 +12,10 @@ import torch
 from pretrain_lab import write_corpus, write_tokenizer
 
 from benchmarks.adapt import TINY, TINY_SETTINGS
-from nas.adapt.adapt import Adaptation, AdaptSettings, Limit, Measure
+from nas.adapt.adapt import Adaptation, AdaptSettings, Measure
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
+from nas.core.limit import Limit
 from nas.nn.fit import Worker
 from nas.nn.model import Model
 from nas.nn.weights import save_weights

@@ -18,13 +18,14 @@ from cli_runner import nas
 from pretrain_lab import write_tokenizer
 from tokenizer_lab import FORMS, write_model_tokenizer
 
-from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, Limit, heal, write_child
+from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, heal, write_child
 from nas.adapt.alternatives import default_alternatives, started
 from nas.adapt.library import Library, Score, TrainedTeacher, neighbouring_pairs, trim
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
+from nas.core.limit import Limit
 from nas.core.replacement import RECALL_GROUP, Slot, assembled, parsed, slots_of
 from nas.measure.bench import BenchOptions
 from nas.nn.fit import Worker

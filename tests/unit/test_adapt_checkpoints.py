@@ -124,7 +124,7 @@ def test_bfloat16_shards_are_read(tmp_path: Path) -> None:
         ("lfm2-moe", {"norm_topk_prob": False}, ["add up to one"]),
         ("granite-hybrid", {"num_local_experts": 8, "mamba_proj_bias": True}, ["experts beside", "mamba_proj_bias"]),
         ("granite-hybrid", {"rms_norm_eps": 1e-6}, ["epsilon 1e-06"]),
-        ("llama", {"model_type": "gemma3_text"}, ["'gemma3_text'", "qwen3"]),
+        ("llama", {"model_type": "nobodys"}, ["'nobodys'; families that are read: granite"]),
     ],
 )
 def test_what_no_layout_says_is_listed(name: str, changed: dict[str, Any], messages: list[str], tmp_path: Path) -> None:
@@ -133,6 +133,37 @@ def test_what_no_layout_says_is_listed(name: str, changed: dict[str, Any], messa
         read_model(tmp_path)
     for message in messages:
         assert message in str(caught.value)
+
+
+UNREAD = {
+    "qwen2": ({}, {"biases on queries, keys and values"}),
+    "phi3": ({"rope_scaling": {"type": "longrope"}}, {"projections that are stored", "RoPE of type 'longrope'"}),
+    "gpt2": ({}, {"learned positions", "LayerNorm", "without a gate", "biases on every", "activation 'gelu_new'"}),
+    "gemma3_text": ({}, {"norms behind blocks", "activation 'gelu_pytorch_tanh'"}),
+    "gemma2": (
+        {},
+        {"norms behind blocks", "activation 'gelu_pytorch_tanh'", "bounded logits (attn", "bounded logits (final"},
+    ),
+    "mixtral": ({}, {"experts that are chosen by a softmax"}),
+    "phi": (
+        {},
+        {"LayerNorm", "without a gate", "beside each other", "biases on every", "RoPE on a part", "'gelu_new'"},
+    ),
+}
+"""Type -> values that differ from the defaults, and what is missing; each once."""
+
+
+@pytest.mark.parametrize("kind", UNREAD)
+def test_a_type_that_is_not_read_is_refused_with_what_it_has(kind: str, tmp_path: Path) -> None:
+    changes, missing = UNREAD[kind]
+    config = AutoConfig.for_model(kind).to_dict() | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Unsupported, match=rf"no layout says models of type '{kind}'; missing: .*; families") as caught:
+        read_model(tmp_path)
+    listed = str(caught.value).split("missing: ")[1].split("; families")[0].split("; ")
+    assert len(listed) == len(missing)
+    for each in missing:
+        assert any(each in one for one in listed), each
 
 
 @pytest.mark.parametrize(

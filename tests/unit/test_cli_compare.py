@@ -1,0 +1,153 @@
+"""`nas compare`: combinations that are measured, verdicts, order and the sentence below them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import nas
+
+from nas.core.errors import CandidateFailed, NasError
+from nas.measure.bench import BenchOptions, Log
+
+FIGURES: dict[tuple[str, int], tuple[float, float]] = {
+    ("big.gguf", 1): (30.0, 0.01),
+    ("big.gguf", 2): (19.0, 0.01),
+    ("small.gguf", 1): (12.0, 0.01),
+    ("small.gguf", 2): (11.9, 0.01),
+    ("near.gguf", 1): (20.5, 0.05),
+    ("near.gguf", 2): (19.8, 0.05),
+    ("other.pte", 1): (10.0, 0.01),
+    ("other.pte", 2): (9.0, 0.01),
+}
+"""(file, threads) -> ms of a token, and the deviation of its logarithm."""
+BITS = {"big.gguf": 0.9, "near.gguf": 0.95, "small.gguf": 1.2}
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BenchOptions]:
+    """Replaces the device; returns what it was asked for."""
+    found: list[BenchOptions] = []
+
+    def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Any]:
+        for options in benches:
+            found.append(options)
+            assert isinstance(options.subject, Path)
+            yield report(options.subject.name, options.workload.threads)
+
+    monkeypatch.setattr("nas.cli.compare.bench_each", measure)
+    monkeypatch.setattr("nas.runtimes.llama_cpp.binding.bits_per_byte", lambda build, file, *_: BITS[file.name])
+    monkeypatch.setattr("nas.runtimes.llama_cpp.runtime.find_build", lambda **_: None)
+    monkeypatch.setattr("nas.runtimes.llama_cpp.runtime.LlamaCpp.needs_patched", lambda self, model: False)
+    for name, _ in FIGURES:
+        (tmp_path / name).write_bytes(b"model")
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def report(name: str, threads: int) -> dict[str, Any] | NasError:
+    if (name, threads) not in FIGURES:
+        return CandidateFailed("crash", "the runner died")
+    value, sd = FIGURES[name, threads]
+    known = {"decode_p50": (value, sd, "ms"), "prefill_tps": (100.0, sd, "tok/s"), "peak_rss": (50.0, None, "MB"),
+             "file_size": (40.0, None, "MB"), "ttft": (5.0, sd, "ms"), "decode_p95": (None, None, "ms")}  # fmt: skip
+    figures = {
+        name: {"value": value, "ci95": [value and value * (1 - 2 * (sd or 0)), value and value * (1 + 2 * (sd or 0))],
+               "log_sd": sd, "n": 5, "unit": unit, "reason": None if value else "too few tokens"}
+        for name, (value, sd, unit) in known.items()
+    }  # fmt: skip
+    return {"device": {"id": "box"}, "figures": figures}
+
+
+def order(*arguments: str) -> list[tuple[str, int, str]]:
+    done = nas("compare", *arguments, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)["candidates"]
+    return [(each["file"], each["workload"]["threads"], each["verdict"]) for each in found]
+
+
+def test_every_file_is_measured_with_every_setting(asked: list[BenchOptions]) -> None:
+    done = nas("compare", "small.gguf", "other.pte", "-t", "1,2", "--context", "0,4096", "--kv", "f16,q8_0", "-p", "64")
+    assert done.code == 0, done.err
+    settings = [(each.workload.threads, each.workload.context, each.workload.kv_type) for each in asked]
+    wanted = [(t, c, k) for t in (1, 2) for c in (0, 4096) for k in ("f16", "q8_0")]
+    assert settings == wanted * 2
+    assert [each.runtime for each in asked] == ["llama.cpp"] * 8 + ["executorch"] * 8
+    assert len(done.out.splitlines()) == 1 + 16 + 1
+
+
+def test_what_keeps_the_budget_comes_first() -> None:
+    assert order("big.gguf", "small.gguf", "near.gguf", "-t", "1,2", "-b", "decode_p50<=20ms") == [
+        ("small.gguf", 2, "kept"), ("small.gguf", 1, "kept"), ("big.gguf", 2, "kept"),
+        ("near.gguf", 2, "open"), ("near.gguf", 1, "open"), ("big.gguf", 1, "broken"),
+    ]  # fmt: skip
+
+
+def test_with_text_the_fewest_bits_come_first_among_those_that_keep_it(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
+    given = ("big.gguf", "small.gguf", "other.pte", "-t", "1,2", "-b", "decode_p50<=20ms", "-c", "text.txt")
+    assert order(*given)[0] == ("big.gguf", 2, "kept")
+    done = nas("compare", *given)
+    last = done.out.splitlines()[-1]
+    assert last == (
+        "Best on box: big.gguf with 2 thread(s), f16 cache, 768 tokens, which keeps decode_p50 <= 20 ms:"
+        " it has the fewest bits per byte (0.9000)."
+    )
+    assert "a .pte holds no tokenizer" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (("big.gguf", "-b", "decode_p50<=20ms"), "No file keeps decode_p50 <= 20 ms on box; nearest is big.gguf"),
+        (("near.gguf", "-b", "decode_p50<=20ms"), "which may keep decode_p50 <= 20 ms: more --reps decide"),
+        (("big.gguf", "small.gguf"), "it is the fastest; what quality it has is not known without --corpus."),
+        (("small.gguf", "-t", "1,2"), "1 other(s) cannot be told apart from it in speed."),
+        (("small.gguf", "-t", "7"), "No file ran on local."),
+    ],
+)
+def test_a_sentence_says_what_to_do(arguments: tuple[str, ...], advice: str) -> None:
+    done = nas("compare", *arguments)
+    assert done.code == 0
+    assert advice in done.out.splitlines()[-1]
+
+
+def test_a_file_that_fails_is_a_row_with_its_reason() -> None:
+    done = nas("compare", "small.gguf", "-t", "1,7", "-b", "decode_p95<=20ms")
+    assert "the runner died" in done.out
+    assert "unknown: too few tokens" in done.out
+    assert order("small.gguf", "-t", "1,7") == [("small.gguf", 1, "kept"), ("small.gguf", 7, "failed")]
+
+
+def test_formats_hold_the_same_figures() -> None:
+    rows = list(csv.DictReader(io.StringIO(nas("compare", "big.gguf", "small.gguf", "-o", "csv").out)))
+    assert [(row["file"], row["decode_p50"], row["decode_p50_low"]) for row in rows] == [
+        ("small.gguf", "12.0", "11.76"), ("big.gguf", "30.0", "29.4"),
+    ]  # fmt: skip
+    lines = nas("compare", "big.gguf", "-o", "md", "-b", "decode_p50<=20ms").out.splitlines()
+    assert lines[0].endswith("| peak memory | decode_p50 <= 20 ms |")
+    assert "| 30 (29.4 to 30.6) | 50 MB | broken |" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("gone.gguf",), "gone.gguf: no such file"),
+        (("text.txt",), "text.txt: not a model file: names end in .gguf or .pte"),
+        (("small.gguf", "--kv", "q2"), "--kv: no such number format: 'q2'"),
+        (("small.gguf", "-b", "quality<=1"), "--budget: quality is no cost"),
+        (("small.gguf", "-p", "3"), "--prompt"),
+        (("small.gguf", "--context", "16"), "shorter than prompt"),
+    ],
+)
+def test_bad_input_is_refused(
+    arguments: tuple[str, ...], error: str, tmp_path: Path, asked: list[BenchOptions]
+) -> None:
+    (tmp_path / "text.txt").write_text("text")
+    done = nas("compare", *arguments)
+    assert done.code == 3 and error in done.err and not asked
