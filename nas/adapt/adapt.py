@@ -23,6 +23,7 @@ import json
 import math
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -36,6 +37,7 @@ from torch.nn.functional import cross_entropy
 
 from nas.adapt.alternatives import default_alternatives, further_mixers
 from nas.adapt.checkpoints import import_once, is_imported, read_model
+from nas.adapt.hours import Parts, time_library
 from nas.adapt.library import Library, LibrarySettings, Pair, Score, TrainedTeacher, neighbouring_pairs
 from nas.adapt.selection import Option, Term, select, total
 from nas.adapt.text import recall_text, report_sources, report_text
@@ -166,6 +168,8 @@ class Adaptation:
         device: names device, runtime and workload, for the plan.
         settings: of everything else.
         worker: this process.
+        hours: that the whole should take; the tokens of library and healing are scaled to it by `claim`. None: they
+            are those of the settings.
 
     Raises:
         InvalidInput: the folder holds another adaptation, or text, tokenizer and model do not fit.
@@ -189,6 +193,7 @@ class Adaptation:
         device: Mapping[str, Any],
         settings: AdaptSettings,
         worker: Worker,
+        hours: float | None = None,
     ) -> None:
         if not budgets:
             raise InvalidInput("name at least one budget, such as decode_p50<=20ms", where="--budget")
@@ -211,8 +216,12 @@ class Adaptation:
             "budgets": self.budgets,
             "device": dict(device),
             "settings": settings.model_dump(mode="json"),
+            **({} if hours is None else {"hours": hours}),
         }
+        self._hours = hours
         self._check_plan()
+        if (plan := folder / PLAN).is_file() and (tokens := json.loads(plan.read_bytes()).get("tokens")):
+            self._scale(**tokens)
         (folder / "measured").mkdir(parents=True, exist_ok=True)
         self.checkpoint = self._imported(teacher, layout) if teacher.is_dir() else teacher
         self.teacher = TrainedTeacher.load(self.checkpoint, worker.device)
@@ -222,9 +231,7 @@ class Adaptation:
         ]
         self.plan |= {"teacher": self.teacher.sha256, "text": [source.key for source in self.sources]}
         Packed("healing", self.sources, settings.healing.length, 1, 0)  # raises where there is too little text
-        library = settings.library
-        recall = self._recall_text(0) if library.recall_tokens else None
-        self.library = Library(library_folder, self.teacher, self.sources, library, worker, recall)
+        self.library = self._opened(library_folder, self.settings.library, worker)
         self._check_plan()
         _check_room(
             {self.library.folder: self.library.missing_bytes(self._needed()), folder: self._child_bytes(layout)}
@@ -264,7 +271,16 @@ class Adaptation:
             )
 
     def claim(self) -> None:
-        """Writes the plan: from now on the folder is of this adaptation."""
+        """Writes the plan: from now on the folder is of this adaptation.
+
+        With `hours`, parts are timed first, once: the tokens that fit are in the plan, so that a run that continues
+        trains on the same.
+
+        Raises:
+            InvalidInput: the hours are too few for scores and measurements.
+        """
+        if self._hours is not None and "tokens" not in self.plan:
+            self._fit_into(self._hours)
         write_durably(self.folder / PLAN, _json(self.plan))
 
     def run(self) -> dict[str, Any]:
@@ -411,6 +427,56 @@ class Adaptation:
             )
         return bits[ALL]
 
+    def _fit_into(self, hours: float) -> None:
+        """Times the parts of the adaptation, and scales the tokens of library and healing."""
+        self.worker.log("timing the parts of the adaptation")
+        layout, library, healing = self.teacher.layout, self.settings.library, self.settings.healing
+        began = time.monotonic()
+        self._measured(layout)
+        measured = time.monotonic() - began
+        kinds = {(slot.block(layout), block) for slot, blocks in self.alternatives.items() for block in blocks}
+        count = 1 + len(kinds) + len(set(layout.layers)) + self.settings.points
+        quiet = replace(self.worker, log=lambda line: None)
+        trained, scored = time_library(
+            lambda folder, settings: self._opened(folder, settings, quiet), library, self.alternatives
+        )
+        pairs = len(neighbouring_pairs(self.alternatives, self.settings.pairs, library.seed))
+        scored *= 1 + pairs / sum(map(len, self.alternatives.values()))
+        parts = Parts(trained, self._healing_seconds(quiet), scored, measured * count)
+        tokens = parts.tokens(hours, library.tokens, healing.tokens)
+        self._scale(*tokens)
+        self.library = self._opened(self.library.folder, self.settings.library, self.worker)
+        self.worker.log(parts.describe(hours, *tokens))
+
+    def _opened(self, folder: Path, settings: LibrarySettings, worker: Worker) -> Library:
+        """Returns the library in a folder."""
+        recall = self._recall_text(0) if settings.recall_tokens else None
+        return Library(folder, self.teacher, self.sources, settings, worker, recall)
+
+    def _scale(self, library: int, healing: int) -> None:
+        """Sets the tokens of library and healing."""
+        self.plan["tokens"] = {"library": library, "healing": healing}
+        self.settings = self.settings.model_copy(
+            update={
+                "library": self.settings.library.model_copy(update={"tokens": library}),
+                "healing": self.settings.healing.model_copy(update={"tokens": healing}),
+            }
+        )
+
+    def _healing_seconds(self, quiet: Worker) -> float:
+        """Returns seconds of healing for each token, of a child as large as the model."""
+        healing = self.settings.healing
+        tokens = max(1, healing.batch_tokens // healing.length) * healing.length
+        taken = []
+        with tempfile.TemporaryDirectory() as folder:
+            library = self._opened(Path(folder), self.settings.library, quiet)
+            for steps in (1, 3):
+                sized = healing.model_copy(update={"tokens": steps * tokens})
+                began = time.monotonic()
+                heal(lambda: library.mix({}), library, self.sources, sized, Path(folder) / str(steps))
+                taken.append(time.monotonic() - began)
+        return max(0.0, taken[1] - taken[0]) / 2 / tokens
+
     def _imported(self, folder: Path, layout: Layout) -> Path:
         """Returns the checkpoint of a folder of transformers, imported once."""
         checkpoint = self.folder / TEACHER
@@ -435,7 +501,7 @@ class Adaptation:
         path = self.folder / PLAN
         if not path.is_file():
             return
-        before, wanted = json.loads(path.read_bytes()), json.loads(_json(self.plan))
+        before, wanted = json.loads(path.read_bytes()), {"hours": None} | json.loads(_json(self.plan))
         if other := ", ".join(sorted(key for key in wanted if before.get(key) != wanted[key])):
             raise InvalidInput(
                 f"{self.folder} holds an adaptation with another {other}; name another folder", where="--output"

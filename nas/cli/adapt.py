@@ -40,6 +40,15 @@ def command(
         typer.Option("--tokenizer", help="The model's tokenizer.json. Default: that in MODEL.", show_default=False),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="Settings, a JSON file.", show_default=False)] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            "--hours",
+            min=0.001,
+            help="Time for the whole: training is scaled to it. Default: --config's tokens.",
+            show_default=False,
+        ),
+    ] = None,
     library: Annotated[
         Path | None,
         typer.Option("--library", help="Library of trained blocks. Default: library in $NAS_HOME.", show_default=False),
@@ -108,7 +117,7 @@ def command(
     accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     one = Adaptation(
         output, blocks, model, words, corpus, limits, _measured(options), place,
-        settings, Worker(accelerator, say),
+        settings, Worker(accelerator, say), hours,
     )  # fmt: skip
     one.check_text()
     if space is not None:

@@ -79,10 +79,11 @@ def adaptation(
     settings: AdaptSettings = SETTINGS,
     teacher: Path | None = None,
     tokenizer: Path | None = None,
+    hours: float | None = None,
 ) -> Adaptation:
     limit = work_of(LAYOUT)["decode_p50"] * 0.8
     return Adaptation(
         out, library, teacher or lab / "teacher.safetensors", tokenizer or lab / "tokenizer.json", [lab / "text"],
         [Limit.parse(budget or f"decode_p50<={limit:.6f}ms")], measure, device, settings,
-        worker or alone(),
+        worker or alone(), hours,
     )  # fmt: skip

@@ -18,8 +18,10 @@ from cli_runner import nas
 from pretrain_lab import write_tokenizer
 from tokenizer_lab import FORMS, write_model_tokenizer
 
+from nas.adapt import adapt
 from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, heal, write_child
 from nas.adapt.alternatives import default_alternatives, started
+from nas.adapt.hours import RESERVE, Parts, time_library
 from nas.adapt.library import Library, Score, TrainedTeacher, neighbouring_pairs, trim
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
@@ -540,6 +542,49 @@ def test_a_pickled_checkpoint_is_refused(lab: Path, tmp_path: Path) -> None:
     assert "pickled weights are never read; save them as safetensors" in refused(
         lab, tmp_path, model=tmp_path / "model.pt"
     )
+
+
+def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    said: list[str] = []
+    worker = Worker(torch.device("cpu"), said.append)
+
+    def start(hours: float | None) -> Adaptation:
+        return adaptation(lab, tmp_path / "out", tmp_path / "library", worker, hours=hours, settings=QUICK)
+
+    with pytest.raises(InvalidInput, match="1e-09 hours are too few: scores and measurements take"):
+        start(1e-9).claim()
+    assert not (tmp_path / "out/plan.json").exists()
+    parts = Parts(library_token=0.01, healing_token=0.1, scores=10.0, measurements=50.0)
+    monkeypatch.setattr(adapt, "time_library", lambda *_: (parts.library_token, parts.scores))
+    monkeypatch.setattr(Adaptation, "_healing_seconds", lambda self, quiet: parts.healing_token)
+    one = start(1.0)
+    one.claim()
+    tokens = json.loads((tmp_path / "out/plan.json").read_bytes())["tokens"]
+    assert tokens == {"library": one.library.settings.tokens, "healing": one.settings.healing.tokens}
+    taken = 10 + 0.01 * tokens["library"] + 0.1 * tokens["healing"]
+    assert 0.98 * 3600 * (1 - RESERVE) < taken <= 3600 * (1 - RESERVE)
+    assert tokens["healing"] == pytest.approx(8 * tokens["library"], rel=0.1), "in the proportion of the settings"
+    assert f"each alternative is trained on {tokens['library']:,} tokens" in said[-1]
+
+    monkeypatch.setattr(adapt, "time_library", None)  # not timed again
+    again = start(1.0)
+    again.claim()
+    assert again.library.settings == one.library.settings and again.settings == one.settings
+    for other in (2.0, None):
+        with pytest.raises(InvalidInput, match="another hours"):
+            start(other)
+
+
+def test_parts_are_timed_on_the_model(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
+    trained, scored = time_library(
+        lambda folder, settings: Library(folder, teacher, text, settings, alone()), SETTINGS.library, alternatives
+    )
+    assert 0 <= trained < 10 and 0 < scored < 600
+    with pytest.raises(InvalidInput, match="too few"):
+        Parts(1.0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
 
 
 def test_a_folder_is_imported_once_and_after_the_checks(
