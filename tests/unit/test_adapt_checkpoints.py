@@ -102,14 +102,69 @@ def _checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
+def _theirs(folder: Path) -> Any:
+    """Loads a folder as users do, in float32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_bfloat16_shards_are_read(tmp_path: Path) -> None:
-    save_theirs(tmp_path / "in", FAMILIES["qwen3"], dtype=torch.bfloat16, shard="100KB")
+def test_bfloat16_shards_are_read(name: str, tmp_path: Path) -> None:
+    save_theirs(tmp_path / "in", FAMILIES[name], dtype=torch.bfloat16, shard="60KB")
     assert len(list((tmp_path / "in").glob("*.safetensors"))) > 1
-    ours = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
     ids = random_ids()
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32, local_files_only=True)
-    torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=0, atol=1e-4)
+    expected = _theirs(tmp_path / "in")(ids).logits
+    ours = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
+    torch.testing.assert_close(ours(ids), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_what_is_written_loads_in_transformers(name: str, tmp_path: Path) -> None:
+    expected = save_theirs(tmp_path / "in", FAMILIES[name])(random_ids()).logits
+    ours = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
+    options = FileOptions(gguf=(), dtype="float32", name="out")
+    write_files(tmp_path / "out", ours.layout, _checkpoint(tmp_path / "weights.safetensors"), options, lambda _: None)
+    folder = tmp_path / "out/transformers"
+    # The code is ours: layouts that no stock class holds come with it.
+    theirs = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=True
+    ).eval()
+    torch.testing.assert_close(theirs(random_ids()).logits, expected, rtol=0, atol=1e-4)
+
+
+LARGE: dict[str, Any] = {
+    "vocab_size": 65536, "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "intermediate_size": 4608,
+}  # fmt: skip
+"""The shape of LFM2-350M."""
+LARGE_OF: dict[str, dict[str, Any]] = {
+    "granite-hybrid": {
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 4, "shared_intermediate_size": 4608,
+        "mamba_n_heads": 32, "mamba_d_state": 128, "mamba_n_groups": 1,
+    },
+    "lfm2": {"layer_types": (["conv"] * 2 + ["full_attention"] + ["conv"]) * 4, "block_multiple_of": 256},
+    "lfm2-moe": {"layer_types": (["conv"] * 3 + ["full_attention"]) * 4, "moe_intermediate_size": 256},
+    "qwen3-windows": {"head_dim": 64, "max_window_layers": 8},
+    "qwen3": {"head_dim": 64},
+    "mistral": {"head_dim": 64},
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive  # half a minute and 6 GB each; by default the tests above do the same with small models
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_models_of_350m_have_the_same_logits(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = {**SIZES, **FAMILIES[name], **LARGE, **LARGE_OF.get(name, {})}
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16).eval()
+    theirs.save_pretrained(tmp_path / "in")
+    del theirs
+    ids = torch.randint(3, 65536, (1, 12), generator=torch.Generator().manual_seed(0))
+    expected = _theirs(tmp_path / "in")(ids).logits
+    ours = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
+    assert ours.layout.params.total > 2.5e8
+    torch.testing.assert_close(ours(ids), expected, rtol=0, atol=1e-4 * max(1.0, float(expected.std())))
 
 
 @pytest.mark.parametrize(
