@@ -158,7 +158,9 @@ def _cells(one: Candidate, scored: bool) -> list[str]:
 
 def _shown(one: Candidate, name: str, unit: str) -> str:
     figure = one.figures[name]
-    return f"{figure.value:.4g}{unit}" if figure.value is not None else f"unknown: {figure.reason or 'not read'}"
+    if figure.value is None:
+        return f"unknown: {figure.reason or 'not read'}"
+    return f"{figure.value:,.0f}{unit}" if figure.value >= 1e4 else f"{figure.value:.4g}{unit}"
 
 
 def _interval(low: float | None, high: float | None) -> str:

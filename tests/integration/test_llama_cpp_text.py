@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
+from nas.release.files import write_files
+from nas.release.options import FileOptions
+from nas.release.tokenizer import byte_tokenizer
 from nas.runtimes.llama_cpp.binding import generate
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
@@ -35,6 +40,32 @@ def test_likeliest_bytes_are_pytorchs(llama_build: Build, patched_build: Build, 
         while len(ids) < 28:
             ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
     assert written == bytes(ids[4:])
+
+
+@torch.no_grad()
+def test_bits_per_byte_are_pytorchs(llama_build: Build, tmp_path: Path) -> None:
+    layout = Layout.parse("d64 v300 ffn=swiglu:96 [C3 A4/2]")
+    trained, tokenizer = checkpoint(layout, tmp_path / "weights"), byte_tokenizer(layout.vocab)
+    options = FileOptions(name="m", gguf=("f32",), transformers=False, dtype="float32")
+    write_files(tmp_path / "out", layout, trained, options, print)
+    texts = ["A text of some bytes, größer than a window. " * 20, "short <|im_end|>"]
+    scored = LLAMA_CPP.bits_per_byte(tmp_path / "out/gguf/m-F32.gguf", texts, 2)
+    model = Model(layout, seed=None).eval()
+    load_weights(model, tmp_path / "weights")
+    nats = 0.0
+    for text in texts:
+        ids = torch.tensor([tokenizer.special["<|startoftext|>"], *text.encode()])
+        for start in range(0, len(ids) - 1, 512):
+            window = ids[start : start + 513]
+            nats += float(torch.nn.functional.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum"))
+    assert scored == pytest.approx(nats / math.log(2) / sum(len(text.encode()) for text in texts), rel=1e-4)
+
+
+def test_a_file_for_measuring_alone_has_no_text_to_score(llama_build: Build, tmp_path: Path) -> None:
+    layout = Layout.parse(STOCK)
+    LLAMA_CPP.export(layout, "f32", checkpoint(layout, tmp_path / "weights"), tmp_path / "m.gguf")
+    with pytest.raises(Unsupported, match="holds no tokenizer"):
+        LLAMA_CPP.bits_per_byte(tmp_path / "m.gguf", ["text"], 1)
 
 
 def test_command_prints_text_without_control_characters(llama_build: Build, tmp_path: Path) -> None:
