@@ -14,10 +14,11 @@ import pytest
 from adapt_lab import LAYOUT, QUICK, work_of, write_lab
 from cli_runner import Outcome, nas
 
+from nas.core.canonical import sha256_of
 from nas.core.layout import Layout
 from nas.measure.bench import BenchOptions
 from nas.pretrain.data import read_sources
-from nas.release.files import sha256_of, write_files
+from nas.release.files import write_files
 from nas.release.options import FileOptions
 from nas.runtimes.base import Checkpoint
 from nas.runtimes.executorch.builds import Build as ExecuTorchBuild
@@ -48,6 +49,7 @@ def adapt(lab: Path, output: Path, *arguments: str) -> Outcome:
 
 
 @pytest.mark.usefixtures("llama_build", "patched_build", "short_reference_runs")
+@pytest.mark.timeout(3600)
 @pytest.mark.exhaustive  # some minutes; by default test_adapt_adapt.py runs the command with an arithmetic device
 def test_a_child_is_measured_by_llama_cpp(lab: Path, executorch_build: ExecuTorchBuild, tmp_path: Path) -> None:
     done = adapt(

@@ -144,7 +144,7 @@ LARGE_OF: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 32, "mamba_d_state": 128, "mamba_n_groups": 1,
     },
     "lfm2": {"layer_types": (["conv"] * 2 + ["full_attention"] + ["conv"]) * 4, "block_multiple_of": 256},
-    "lfm2-moe": {"layer_types": (["conv"] * 3 + ["full_attention"]) * 4, "moe_intermediate_size": 256},
+    "lfm2-moe": {"layer_types": (["conv"] * 3 + ["full_attention"]) * 4, "moe_intermediate_size": 1024},
     "qwen3-windows": {"head_dim": 64, "max_window_layers": 8},
     "qwen3": {"head_dim": 64},
     "mistral": {"head_dim": 64},
