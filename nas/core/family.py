@@ -26,6 +26,8 @@ from nas.core.stats import Z95
 
 FAMILY, FILES, TRAINING = "family.json", "files.json", "training.json"
 EVALUATION, BENCHMARKS = "evaluation.json", "benchmarks.json"
+PRETRAININGS = ("pretrain", "long")
+"""Kinds of trainings on text, which are scored in bits per byte."""
 Metric = Literal["prefill_tps", "decode_tps", "ttft_ms", "peak_rss_mb"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -253,13 +255,14 @@ class MemberTraining(Record):
     )
     device: str
     kind: str = Field("pretrain", exclude_if=lambda kind: kind == "pretrain", description="such as 'pretrain'")
+    name: str = Field("", exclude_if=lambda name: not name, description="by which later stages of a recipe name it")
     before: tuple[MemberTraining, ...] = Field(
-        (), exclude_if=lambda before: not before, description="the trainings whose weights this one continued, in order"
+        (), exclude_if=lambda before: not before, description="the trainings before it, in order; see `start`"
     )
 
     @property
     def history(self) -> tuple[MemberTraining, ...]:
-        """All trainings that the weights went through, this one last."""
+        """All trainings up to this one, which is the last."""
         return *self.before, self.model_copy(update={"before": ()})
 
 

@@ -37,10 +37,11 @@ from nas.posttrain.merging import named_weights
 from nas.pretrain.member_training import MemberToTrain
 from nas.release.tokenizer import read_tokenizer, require_fit
 
+CURRICULUM = "curriculum"
+"""Key of the settings, for messages."""
 CURRICULUM_VERSION = 1
 """Part of keys: increase it with every change after which the same inputs give other answers or shares."""
 
-_WHERE = "curriculum"
 _QUESTIONS_AT_ONCE = 64
 _BUCKETS = 512
 _RIDGE = 1.0
@@ -52,7 +53,9 @@ class CurriculumSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    models: tuple[str, ...] = Field((), description="earlier stages by kind, or files of weights, that are asked")
+    models: tuple[str, ...] = Field(
+        (), description="earlier stages by name or kind, or files of weights, that are asked"
+    )
     judge: Literal["exact", "contains"] = Field("exact", description="rule by which an answer is right")
     answer_tokens: int = Field(256, ge=1, description="most tokens of an answer")
     questions: int | None = Field(None, ge=1, description="most questions to ask; shares of the others are predicted")
@@ -74,9 +77,9 @@ def solvers(settings: CurriculumSettings, member: MemberToTrain) -> list[Solver]
     """
     found, tokenizer = [], read_tokenizer(member.tokenizer)
     for name in settings.models:
-        path, sha256 = named_weights(member, name, where=f"{_WHERE}.models")
+        path, sha256 = named_weights(member, name, where=f"{CURRICULUM}.models")
         layout = checkpoint_layout(path)
-        require_fit(tokenizer, layout, f"{_WHERE}.models: {name}")
+        require_fit(tokenizer, layout, f"{CURRICULUM}.models: {name}")
         found.append(Solver(path, sha256, layout))
     return found
 
@@ -109,7 +112,7 @@ def solved_shares(
         shares[asked] = np.mean([_right(settings, each, some, tokenizer, log) for each in ensemble], axis=0)
     unknown = np.isnan(shares)
     if unknown.all():
-        raise InvalidInput("no conversation has a share `solved`, and no models are named to find it", where=_WHERE)
+        raise InvalidInput("no conversation has a share `solved`, and no models are named to find it", where=CURRICULUM)
     if unknown.any():
         texts = np.asarray([question_text(each) for each in conversations], object)
         shares[unknown] = predicted(texts[~unknown].tolist(), shares[~unknown], texts[unknown].tolist())

@@ -7,7 +7,7 @@ time; the result has the types of the first model, and random choices depend on 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from nas.core.canonical import sha256_of
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
-from nas.core.family import MemberTraining
+from nas.core.family import PRETRAININGS
+from nas.core.layout import Layout
 from nas.core.plan import PlanFile
 from nas.nn.fit import Log, Stage, Worker
 from nas.nn.optimisers import Optimiser
@@ -28,11 +29,8 @@ from nas.nn.primitives import generator_of
 from nas.nn.weights import checkpoint_layout
 from nas.posttrain.conversations import Conversation, check_files
 from nas.posttrain.generation import evaluated
-from nas.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest
+from nas.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest, names_of
 from nas.release.huggingface import Planned, write_safetensors
-
-STAGES = ("pretrain", "sft", "prefer", "merge")
-"""Kinds of stages, whose weights later ones name."""
 
 Method = Literal["soup", "task-arithmetic", "ties", "dare-linear", "dare-ties", "della"]
 
@@ -191,6 +189,11 @@ class Shards:
         """Names of all tensors, sorted."""
         return sorted(self._owner)
 
+    @property
+    def files(self) -> list[Path]:
+        """All files, sorted."""
+        return sorted(self._files)
+
     def planned(self, name: str) -> Planned:
         """Returns shape and type of a tensor.
 
@@ -280,9 +283,11 @@ class MergeStageSettings(MergeSettings):
     """Settings of a merge of a member's own weights."""
 
     models: tuple[str, ...] = Field(
-        ("sft", "prefer"), min_length=1, description="earlier stages by kind, or files of weights of the same layout"
+        ("sft", "prefer"), min_length=1, description="earlier stages by name or kind, or weights of the same layout"
     )
-    base: str = Field("pretrain", description="stage or file that the models were trained from")
+    base: str | None = Field(
+        None, description="stage or weights that the models were trained from; none: the last pre-training"
+    )
     evaluate: tuple[str, ...] = Field((), description="files of conversations whose answers are compared at the end")
 
 
@@ -298,16 +303,26 @@ class MergeRequest(TrainingRequest):
 
     settings: MergeStageSettings
 
-    def check(self) -> None:
+    def check(self, known: Collection[str]) -> None:
         """See `TrainingRequest`."""
-        check_files((path, Conversation) for path in self.settings.evaluate)
+        super().check(known)
+        settings = self.settings
+        settings.weights_of(len(settings.models))
+        check_names(settings.models, known, "models")
+        if settings.method != "soup":
+            check_names([self._base(known)], known, "base")
+        check_files((path, Conversation) for path in settings.evaluate)
+
+    def _base(self, known: Collection[str]) -> str:
+        """Returns the name of the base; the default is the last of the kinds of pre-training."""
+        return self.settings.base or next((kind for kind in reversed(PRETRAININGS) if kind in known), PRETRAININGS[0])
 
     def plan(self, member: MemberToTrain, log: Log) -> Merge:
         """See `TrainingRequest`."""
         settings = self.settings
         settings.weights_of(len(settings.models))
-        models = [_weights(member, name) for name in settings.models]
-        base = None if settings.method == "soup" else _weights(member, settings.base)
+        models = [_weights(member, name, "models") for name in settings.models]
+        base = None if settings.method == "soup" else _weights(member, self._base(names_of(member.before)), "base")
         return Merge(
             layout=member.layout.to_json(), seed=settings.seed, tokenizer=member.tokenizer.resolve(),
             tokenizer_sha256=sha256_of(member.tokenizer), settings=settings, models=[path for path, _ in models],
@@ -316,32 +331,65 @@ class MergeRequest(TrainingRequest):
         )  # fmt: skip
 
 
-def named_weights(member: MemberToTrain, name: str, *, where: str = "models") -> tuple[Path, str]:
-    """Returns the weights of the last training of kind `name`, or of the file `name`, and their SHA-256.
+def check_names(names: Iterable[str], known: Collection[str], where: str) -> None:
+    """Checks that each name is an earlier stage's, or weights on disk.
+
+    Raises:
+        InvalidInput: one is neither.
+    """
+    for name in names:
+        if name not in known and not Path(name).exists():
+            stages = ", ".join(sorted(known)) or "none"
+            raise InvalidInput(f"{name} is neither weights nor an earlier stage; stages: {stages}", where=where)
+
+
+def named_weights(member: MemberToTrain, name: str, where: str) -> tuple[Path, str]:
+    """Returns the weights of the earlier training `name`, or of that file or folder of shards, and their SHA-256.
 
     Raises:
         InvalidInput: there is neither.
     """
-    trainings: dict[str, MemberTraining] = {each.kind: each for each in member.before}
-    if name in trainings:
-        return member.weights(trainings[name]), trainings[name].checkpoint
-    path = Path(name)
-    if not path.is_file():
-        known = ", ".join(trainings) or "none"
-        raise InvalidInput(f"{name} is neither a file nor an earlier stage; stages: {known}", where=where)
-    return path.resolve(), sha256_of(path)
+    if training := member.named(name):
+        return member.weights(training), training.checkpoint
+    check_names([name], names_of(member.before), where)
+    path = Path(name).resolve()
+    return path, _sha256_of_weights(path)
 
 
-def _weights(member: MemberToTrain, name: str) -> tuple[Path, str]:
+def _weights(member: MemberToTrain, name: str, where: str) -> tuple[Path, str]:
     """Returns `named_weights`.
 
     Raises:
         InvalidInput: there are none, or they are of another layout.
     """
-    path, sha256 = named_weights(member, name)
-    if (layout := checkpoint_layout(path)) != member.layout:
+    path, sha256 = named_weights(member, name, where)
+    if (layout := _layout_of(path)) != member.layout:
         raise InvalidInput(f"holds weights of {layout}, not of {member.layout}", where=str(path))
     return path, sha256
+
+
+def _layout_of(path: Path) -> Layout:
+    """Returns the layout that the header of weights names.
+
+    Raises:
+        InvalidInput: it names none, as that of a folder of transformers.
+    """
+    if not path.is_dir():
+        return checkpoint_layout(path)
+    with Shards(path) as shards:
+        if "layout" not in shards.metadata:
+            raise InvalidInput(
+                "its files name no layout; `nas import` converts a folder of transformers", where=str(path)
+            )
+        return Layout.parse(shards.metadata["layout"])
+
+
+def _sha256_of_weights(path: Path) -> str:
+    """Returns the SHA-256 of a file, or that of the names and contents of a folder's shards."""
+    if not path.is_dir():
+        return sha256_of(path)
+    with Shards(path) as shards:
+        return content_hash([[file.name, sha256_of(file)] for file in shards.files])
 
 
 class Merge(TrainingPlan):

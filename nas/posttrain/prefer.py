@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -142,8 +142,9 @@ class PreferRequest(TrainingRequest):
 
     settings: PreferSettings
 
-    def check(self) -> None:
+    def check(self, known: Collection[str]) -> None:
         """See `TrainingRequest`."""
+        super().check(known)
         settings = self.settings
         check_files(
             [
@@ -164,7 +165,7 @@ class PreferRequest(TrainingRequest):
             for files in (settings.pairs, settings.questions, settings.evaluate)
         ]
         chosen = {"length", "held_out"} | (_SAMPLING if settings.questions else set())
-        origin = member.before[-1].checkpoint if settings.questions else ""
+        origin = member.origin.checkpoint if settings.questions else ""
         fields = settings.model_dump(mode="json", include=chosen)
         by = [folder_sha256(Path(settings.judge_model))] if settings.questions and settings.judge_model else []
         key = content_hash([PREFERENCES_VERSION, sha256_of(member.tokenizer), fields, hashes[:2], origin, *by])

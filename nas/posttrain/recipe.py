@@ -3,106 +3,165 @@
     tokenizer: tokenizer.json          # none: the member's own
     stages:
       - {kind: pretrain, corpus: [texts/], settings: {tokens: 20000000}}
+      - {kind: long, corpus: [books/]}
       - {kind: sft, data: [{path: chat.jsonl}], epochs: 3}
       - {kind: prefer, questions: [chat.jsonl], judge: exact}
       - {kind: merge, method: ties, models: [sft, prefer]}
 
-A stage continues the weights of the one before; the first one those of the trainings of other kinds on record. Stages
-that have ended are skipped, and the one that was interrupted resumes, so a run continues by being started again.
+A stage continues the weights of the one before, or of the earlier one that `from` names; the first one those of the
+trainings of other kinds on record, or random ones. Stages that have ended are skipped, and the one that was interrupted
+resumes, so a run continues by being started again.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nas.core.family import MemberTraining
+from nas.core.errors import InvalidInput
+from nas.core.family import TRAINING, MemberTraining, read_record
 from nas.nn.fit import Log
-from nas.posttrain.merging import STAGES, MergeRequest, MergeStageSettings
+from nas.posttrain.merging import MergeRequest, MergeStageSettings
 from nas.posttrain.prefer import PreferRequest, PreferSettings
 from nas.posttrain.sft import SftRequest, SftSettings
-from nas.pretrain.member_training import TrainingRequest, WriteFiles, train_member, write_files_of
-from nas.pretrain.next_token import PretrainingRequest
+from nas.pretrain.member_training import (
+    TrainingRequest,
+    WriteFiles,
+    before_first,
+    names_of,
+    train_member,
+    write_files_of,
+)
+from nas.pretrain.next_token import LongRequest, PretrainingRequest
 from nas.pretrain.recipe import Settings
+from nas.release.files import find_member
 from nas.release.options import FileOptions
 from nas.search_spaces.problems import read_model
+
+KINDS = ("pretrain", "long", "sft", "prefer", "merge")
+"""Kinds of stages, by which later ones may name them."""
+
+_NAME = r"^$|^[a-z0-9][a-z0-9_-]{0,63}$"
 
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PretrainStage(_Config):
-    """Pre-training on text, which may itself have stages of growing length."""
+class _Named(BaseModel):
+    """What stages of all kinds have."""
 
-    kind: Literal["pretrain"]
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    name: str = Field("", pattern=_NAME, description="by which later stages name this one; none: its kind")
+    origin: str = Field("", alias="from", description="earlier stage to start from, by name or kind; none: the last")
+
+
+class _TextStage(_Named, _Config):
     corpus: tuple[str, ...] = ()
     settings: Settings = Settings()
 
-    def request(self, folder: Path) -> TrainingRequest:
-        """Returns the request, with relative paths resolved from `folder`."""
+    def _resolved(self, paths: Paths) -> tuple[tuple[Path, ...], Settings]:
+        """Returns text and settings, with resolved paths."""
         stages = self.settings.stages and tuple(
-            stage.model_copy(update={"corpus": tuple(str(folder / each) for each in stage.corpus)})
-            for stage in self.settings.stages
+            stage.model_copy(update={"corpus": tuple(map(paths.file, stage.corpus))}) for stage in self.settings.stages
         )
-        settings = self.settings.model_copy(update={"stages": stages})
-        return PretrainingRequest(tuple(folder / each for each in self.corpus), settings)
+        corpus = tuple(Path(paths.file(each)) for each in self.corpus)
+        return corpus, self.settings.model_copy(update={"stages": stages})
 
 
-class SftStage(SftSettings):
+class PretrainStage(_TextStage):
+    """Pre-training on text, which may itself have stages of growing length."""
+
+    kind: Literal["pretrain"]
+
+    def request(self, paths: Paths) -> TrainingRequest:
+        """Returns the request, with resolved paths."""
+        return PretrainingRequest(*self._resolved(paths))
+
+
+class LongStage(_TextStage):
+    """Pre-training on text in long sequences."""
+
+    kind: Literal["long"]
+
+    def request(self, paths: Paths) -> TrainingRequest:
+        """Returns the request, with resolved paths."""
+        return LongRequest(*self._resolved(paths))
+
+
+class SftStage(_Named, SftSettings):
     """Supervised fine-tuning on conversations."""
 
     kind: Literal["sft"]
 
-    def request(self, folder: Path) -> TrainingRequest:
-        """Returns the request, with relative paths resolved from `folder`."""
-        fields = _resolved(self, folder, "evaluate")
-        fields["data"] = [{**source, "path": str(folder / source["path"])} for source in fields["data"]]
+    def request(self, paths: Paths) -> TrainingRequest:
+        """Returns the request, with resolved paths."""
+        fields = _settings(self, paths, "evaluate")
+        fields["data"] = [{**source, "path": paths.file(source["path"])} for source in fields["data"]]
         if self.curriculum is not None:
-            fields["curriculum"]["models"] = [_stage_or_path(folder, name) for name in self.curriculum.models]
+            fields["curriculum"]["models"] = [*map(paths.weights, self.curriculum.models)]
         return SftRequest(settings=SftSettings.model_validate(fields))
 
 
-class PreferStage(PreferSettings):
+class PreferStage(_Named, PreferSettings):
     """Preference alignment."""
 
     kind: Literal["prefer"]
 
-    def request(self, folder: Path) -> TrainingRequest:
-        """Returns the request, with relative paths resolved from `folder`."""
-        fields = _resolved(self, folder, "evaluate", "pairs", "questions")
+    def request(self, paths: Paths) -> TrainingRequest:
+        """Returns the request, with resolved paths."""
+        fields = _settings(self, paths, "evaluate", "pairs", "questions")
         if self.judge_model is not None:
-            fields["judge_model"] = str(folder / self.judge_model)
+            fields["judge_model"] = paths.file(self.judge_model)
         return PreferRequest(settings=PreferSettings.model_validate(fields))
 
 
-class MergeStage(MergeStageSettings):
+class MergeStage(_Named, MergeStageSettings):
     """Merge of the weights of earlier stages."""
 
     kind: Literal["merge"]
 
-    def request(self, folder: Path) -> TrainingRequest:
-        """Returns the request, with relative paths resolved from `folder`."""
-        fields = _resolved(self, folder, "evaluate")
-        base, *models = [_stage_or_path(folder, name) for name in (fields["base"], *fields["models"])]
-        return MergeRequest(settings=MergeStageSettings.model_validate({**fields, "base": base, "models": models}))
+    def request(self, paths: Paths) -> TrainingRequest:
+        """Returns the request, with resolved paths."""
+        fields = _settings(self, paths, "evaluate")
+        fields["models"] = [*map(paths.weights, self.models)]
+        fields["base"] = self.base and paths.weights(self.base)
+        return MergeRequest(settings=MergeStageSettings.model_validate(fields))
 
 
-AnyStage = Annotated[PretrainStage | SftStage | PreferStage | MergeStage, Field(discriminator="kind")]
+AnyStage = Annotated[PretrainStage | LongStage | SftStage | PreferStage | MergeStage, Field(discriminator="kind")]
 
 
-def _stage_or_path(folder: Path, name: str) -> str:
-    """Returns the kind of an earlier stage as it is, and a path resolved from `folder`."""
-    return name if name in STAGES else str(folder / name)
+@dataclass(frozen=True)
+class Paths:
+    """Resolves paths of a recipe.
+
+    Args:
+        folder: relative paths begin here.
+        names: of stages, which are no paths.
+    """
+
+    folder: Path
+    names: frozenset[str]
+
+    def file(self, path: str) -> str:
+        """Returns the path of a file or folder."""
+        return str(self.folder / path)
+
+    def weights(self, name: str) -> str:
+        """Returns the name of a stage as it is, and the path of weights."""
+        return name if name in self.names else self.file(name)
 
 
-def _resolved(stage: BaseModel, folder: Path, *names: str) -> dict[str, Any]:
-    """Returns the settings of a stage, with the paths in the fields `names` resolved from `folder`."""
-    fields = stage.model_dump(exclude={"kind"})
-    return fields | {name: [str(folder / each) for each in fields[name]] for name in names}
+def _settings(stage: BaseModel, paths: Paths, *names: str) -> dict[str, Any]:
+    """Returns the settings of a stage, with the paths in the fields `names` resolved."""
+    fields = stage.model_dump(exclude={"kind", *_Named.model_fields})
+    return fields | {name: [*map(paths.file, fields[name])] for name in names}
 
 
 class PostTrainingRecipe(_Config):
@@ -110,6 +169,27 @@ class PostTrainingRecipe(_Config):
 
     tokenizer: str | None = None
     stages: tuple[AnyStage, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names(self) -> PostTrainingRecipe:
+        names = [stage.name for stage in self.stages if stage.name]
+        for name in names:
+            if name in KINDS or names.count(name) > 1:
+                why = "is a kind of stage" if name in KINDS else "is the name of two stages"
+                raise InvalidInput(f"{name!r} {why}", where="stages")
+        return self
+
+    def requests(self, folder: Path) -> list[TrainingRequest]:
+        """Returns the requests of all stages; relative paths begin in `folder`."""
+        names = Paths(folder, frozenset({*KINDS, *(stage.name for stage in self.stages)}))
+        tokenizer = None if self.tokenizer is None else folder / self.tokenizer
+        found = []
+        for stage, after in zip_longest(self.stages, self.stages[1:]):
+            request = stage.request(names)
+            if isinstance(request, PretrainingRequest) and isinstance(after, LongStage):
+                request = replace(request, only=request.only or "pretrain")
+            found.append(replace(request, tokenizer=tokenizer, name=stage.name, origin=stage.origin))
+        return found
 
 
 def read_recipe(path: Path) -> PostTrainingRecipe:
@@ -153,18 +233,17 @@ def run_recipe(
         InvalidInput: files of any stage have problems, which are found before the first stage begins.
         NasError: see `train_member`.
     """
-    tokenizer = None if recipe.tokenizer is None else folder / recipe.tokenizer
-    record: MemberTraining | None = None
-    requests = [stage.request(folder) for stage in recipe.stages]
+    member, _, _ = find_member(family, size)
+    recorded = read_record(member / TRAINING, MemberTraining)
+    requests = recipe.requests(folder)
+    before = before_first(requests[0].kind, () if recorded is None else recorded.history)
+    known = names_of(before)
     for request in requests:
-        request.check()
-    for number, (stage, request) in enumerate(zip(recipe.stages, requests, strict=True), 1):
-        log(f"stage {number} of {len(recipe.stages)}: {stage.kind}")
-        wanted = replace(
-            request, tokenizer=tokenizer, workers=workers, checkpoint_s=checkpoint_s, files=files or FileOptions()
-        )
-        before = None if record is None else record.history
-        last = number == len(recipe.stages)
-        record = train_member(family, size, wanted, log, write, before=before, last=last)
-    assert record is not None, "a recipe has a stage"
+        request.check(known)
+        known |= {request.kind, request.name} - {""}
+    for number, request in enumerate(requests, 1):
+        log(f"stage {number} of {len(requests)}: {request.name or request.kind}")
+        wanted = replace(request, workers=workers, checkpoint_s=checkpoint_s, files=files or FileOptions())
+        record = train_member(family, size, wanted, log, write, before=before, last=number == len(requests))
+        before = record.history
     return record

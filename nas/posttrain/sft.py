@@ -10,7 +10,7 @@ Conversations are filtered and tokenised once, and read from the cache folder:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -30,11 +30,11 @@ from nas.nn.fit import Log, Stage, Worker, save_tensors
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.posttrain.conversations import ChatTokenizer, Conversation, check_files, read_lines
-from nas.posttrain.curriculum import CurriculumSettings, key_of, solved_shares, solvers
+from nas.posttrain.curriculum import CURRICULUM, CurriculumSettings, key_of, solved_shares, solvers
 from nas.posttrain.filters import Filters, in_languages, without_duplicates, without_near_duplicates, without_overlap
 from nas.posttrain.generation import evaluated
 from nas.posttrain.languages import check_languages, detector_version
-from nas.posttrain.merging import STAGES
+from nas.posttrain.merging import check_names
 from nas.posttrain.objective import answer_nats, dropped_embeddings
 from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
 from nas.pretrain.recipe import Schedule
@@ -321,22 +321,25 @@ class SftRequest(TrainingRequest):
 
     settings: SftSettings
 
-    def check(self) -> None:
+    def check(self, known: Collection[str]) -> None:
         """See `TrainingRequest`."""
+        super().check(known)
         files = [*(source.path for source in self.settings.data), *self.settings.evaluate]
         check_files((path, Conversation) for path in files)
         if self.settings.filters.languages:
             check_languages(self.settings.filters.languages)
         if self.settings.curriculum is not None:
-            self._check_curriculum(self.settings.curriculum)
+            self._check_curriculum(self.settings.curriculum, known)
 
-    def _check_curriculum(self, settings: CurriculumSettings) -> None:
+    def _check_curriculum(self, settings: CurriculumSettings, known: Collection[str]) -> None:
+        where = f"{CURRICULUM}.models"
+        check_names(settings.models, known, where)
         for name in settings.models:
-            if name not in STAGES and not Path(name).is_file():
-                raise InvalidInput(f"{name} is neither a file nor a kind of stage", where="curriculum.models")
+            if name not in known and Path(name).is_dir():
+                raise InvalidInput(f"{name} is a folder; models that are asked are files of weights", where=where)
         lines = (line for source in self.settings.data for line in read_lines(Path(source.path), Conversation))
         if not settings.models and all(line.solved is None for line in lines):
-            raise InvalidInput("name models, or give conversations a share `solved`", where="curriculum")
+            raise InvalidInput("name models, or give conversations a share `solved`", where=CURRICULUM)
 
     def plan(self, member: MemberToTrain, log: Log) -> Sft:
         """See `TrainingRequest`."""
@@ -394,7 +397,7 @@ class ConversationPlan(TrainingPlan):
         return cls(
             layout=member.layout.to_json(), seed=settings.seed, tokenizer=member.tokenizer.resolve(),
             tokenizer_sha256=sha256_of(member.tokenizer), settings=settings, tokens=tokens, weights=weights,
-            weights_sha256=member.before[-1].checkpoint, pad=chat.pad, **more,
+            weights_sha256=member.origin.checkpoint, pad=chat.pad, **more,
         )  # fmt: skip
 
     @property

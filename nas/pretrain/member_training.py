@@ -23,7 +23,7 @@ import os
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -37,7 +37,7 @@ from torch import nn
 from nas.compute.ray import RayCompute
 from nas.core.canonical import result_key, sha256_of
 from nas.core.durable import locked, write_durably
-from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError, UnknownName
 from nas.core.family import TRAINING, Family, Member, MemberTraining, read_record, write_record
 from nas.core.layout import Layout
 from nas.devices.host_lock import HostLock, host_lock_folder
@@ -69,23 +69,39 @@ class MemberToTrain:
         folder: of the member.
         layout: of the member.
         tokenizer: tokenizer.json to train with; it fits the layout.
-        before: trainings that the new one continues, in order.
+        before: earlier trainings, in order.
+        start: that of them whose weights the new one continues; None: the last.
     """
 
     folder: Path
     layout: Layout
     tokenizer: Path
     before: tuple[MemberTraining, ...]
+    start: MemberTraining | None = None
+
+    @property
+    def origin(self) -> MemberTraining:
+        """The training whose weights the new one continues.
+
+        Raises:
+            InvalidInput: there is none.
+        """
+        if not self.before:
+            raise InvalidInput(f"{self.folder.name} has not been trained yet", where="--size")
+        return self.start or self.before[-1]
 
     def weights(self, training: MemberTraining | None = None) -> Path:
-        """Returns the weights of a training in `before`, the last one unless another is given.
+        """Returns the weights of a training in `before`, those of `origin` unless another is given.
 
         Raises:
             InvalidInput: there is none, or its weights are missing or changed.
         """
-        if not self.before:
-            raise InvalidInput(f"{self.folder.name} has not been trained yet", where="--size")
-        return _checked_weights(self.folder, training or self.before[-1])
+        return _checked_weights(self.folder, training or self.origin)
+
+    def named(self, name: str) -> MemberTraining | None:
+        """Returns the last earlier training that is called `name`, else the last one of that kind."""
+        named = {each.kind: each for each in self.before} | {each.name: each for each in self.before if each.name}
+        return named.get(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +113,8 @@ class TrainingRequest(ABC):
         workers: processes; None: one per GPU, or one.
         checkpoint_s: least seconds between checkpoints; see `nas.nn.fit.TrainingCheckpoint`.
         files: files to write afterwards; name, tokenizer and the card's content come from the member.
+        name: by which later stages name the training; empty: its kind.
+        origin: name or kind of the earlier training to start from; empty: the last one.
     """
 
     kind: ClassVar[str]
@@ -105,13 +123,20 @@ class TrainingRequest(ABC):
     workers: int | None = None
     checkpoint_s: float = 60.0
     files: FileOptions = field(default_factory=FileOptions)
+    name: str = ""
+    origin: str = ""
 
-    def check(self) -> None:  # noqa: B027 - most kinds have nothing to check so early
-        """Checks what does not depend on earlier trainings, such as files of data, before they begin.
+    def check(self, known: Collection[str]) -> None:
+        """Checks what does not depend on results of earlier trainings, such as files of data, before they begin.
+
+        Args:
+            known: names and kinds of the trainings that will have ended before.
 
         Raises:
             InvalidInput: all problems, one a line.
         """
+        if self.origin and self.origin not in known:
+            raise UnknownName("earlier stage", self.origin, known, where="from")
 
     @abstractmethod
     def plan(self, member: MemberToTrain, log: Log) -> TrainingPlan:
@@ -254,12 +279,12 @@ def train_member(
     recorded = read_record(folder / TRAINING, MemberTraining)
     history = () if recorded is None else recorded.history
     if before is None:
-        before = tuple(takewhile(lambda each: each.kind != request.kind, history))
-    plan = request.plan(MemberToTrain(folder, layout, tokenizer, before), log)
+        before = before_first(request.kind, history)
+    plan = request.plan(_started(MemberToTrain(folder, layout, tokenizer, before), request.origin), log)
     own = _folder_of(folder, plan.key)
     if record := next((each for each in history if each.config.get("key") == plan.key), None):
         _checked_weights(folder, record)
-        record = record.model_copy(update={"before": before})
+        record = record.model_copy(update={"before": before, "name": request.name})
         log(f"{size} is trained with these settings already")
         if not last:
             return record
@@ -271,6 +296,25 @@ def train_member(
     for done in (CHECKPOINT, START):
         (own / done).unlink(missing_ok=True)
     return record
+
+
+def before_first(kind: str, history: Sequence[MemberTraining]) -> tuple[MemberTraining, ...]:
+    """Returns the trainings before the first of a kind, all if there is none, which one of this kind continues."""
+    return tuple(takewhile(lambda each: each.kind != kind, history))
+
+
+def names_of(trainings: Iterable[MemberTraining]) -> set[str]:
+    """Returns names and kinds of trainings, by which later stages name them."""
+    return {name for each in trainings for name in (each.kind, each.name) if name}
+
+
+def _started(member: MemberToTrain, origin: str) -> MemberToTrain:
+    """Returns a member that starts from the earlier training called `origin`; from the last one if that is empty."""
+    if not origin:
+        return member
+    if (start := member.named(origin)) is None:
+        raise UnknownName("earlier stage", origin, names_of(member.before), where="from")
+    return replace(member, start=start)
 
 
 def _train(
@@ -301,6 +345,7 @@ def _train(
         start=start,
         **outcome,
         kind=request.kind,
+        name=request.name,
         before=before,
     )
 

@@ -1,13 +1,13 @@
 """Pre-training of members: next-token prediction on packed windows of text, in stages of growing length.
 
-Start weights are random, or grown from a smaller model's; a teacher may add a distillation term to the loss. Held-out
-text is scored in bits per byte, which does not depend on the tokenizer.
+Start weights are random, grown from a smaller model's, or those of the training before; a teacher may add a
+distillation term to the loss. Held-out text is scored in bits per byte, which does not depend on the tokenizer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
+from nas.core.family import PRETRAININGS
 from nas.core.layout import Layout
 from nas.nn.fit import Log, Stage, Worker
 from nas.nn.model import Model
@@ -29,7 +30,7 @@ from nas.pretrain.data import MIN_HELD_OUT, StoredIds, Tokens, Vocabulary, open_
 from nas.pretrain.grow import grow_checkpoint
 from nas.pretrain.loss import Distilled, pretraining_loss
 from nas.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest
-from nas.pretrain.recipe import Recipe, Settings, StageConfig, complete
+from nas.pretrain.recipe import Part, Recipe, Settings, StageConfig, complete
 
 ALL = "all"
 _TOKENS_AT_ONCE = (4096, 32768)
@@ -47,8 +48,9 @@ class PretrainingRequest(TrainingRequest):
         corpus: files and folders of text.
         settings: of the recipe.
         teacher: checkpoint to distil from.
-        start: checkpoint of a smaller model to grow from; None: random weights.
+        start: checkpoint of a smaller model to grow from; None: the training before, or random weights.
         start_layout: its layout, if its header names none.
+        only: which of the default stages are wanted, where the settings name none; None: both.
     """
 
     kind: ClassVar[str] = "pretrain"
@@ -58,11 +60,13 @@ class PretrainingRequest(TrainingRequest):
     teacher: Path | None = None
     start: Path | None = None
     start_layout: Layout | None = None
+    only: Part | None = None
 
     def plan(self, member: MemberToTrain, log: Log) -> Pretraining:
         """See `TrainingRequest`."""
-        layout = member.layout
-        recipe, reasons = complete(self.settings, layout)
+        layout, continues = member.layout, bool(member.before) and self.start is None
+        seen = sum(each.tokens for each in member.before if each.kind in PRETRAININGS)
+        recipe, reasons = complete(self.settings, layout, only=self.only, seen=seen)
         for reason in reasons:
             log(f"{reason.what}: {reason.value} ({reason.reason})")
         vocabulary = Vocabulary(member.tokenizer, layout.vocab, fim=recipe.fim is not None)
@@ -82,7 +86,24 @@ class PretrainingRequest(TrainingRequest):
             small=self.start,
             small_layout=None if self.start is None else _unnamed_layout(self.start, self.start_layout),
             small_sha256=None if self.start is None else sha256_of(self.start),
+            weights=member.weights() if continues else None,
+            weights_sha256=member.origin.checkpoint if continues else None,
         )
+
+
+@dataclass(frozen=True)
+class LongRequest(PretrainingRequest):
+    """A requested stage of long sequences, after a pre-training (LFM2 report, section 3.2)."""
+
+    kind: ClassVar[str] = "long"
+
+    only: Part | None = "long"
+
+    def check(self, known: Collection[str]) -> None:
+        """See `TrainingRequest`."""
+        super().check(known)
+        if not known:
+            raise InvalidInput("a stage `long` continues a training; none comes before", where=self.kind)
 
 
 def _unnamed_layout(start: Path, given: Layout | None) -> str | None:
@@ -114,6 +135,8 @@ class Pretraining(TrainingPlan):
     small: Path | None
     small_layout: str | None
     small_sha256: str | None
+    weights: Path | None
+    weights_sha256: str | None
 
     def key_inputs(self) -> dict[str, Any]:
         """See `TrainingPlan`."""
@@ -122,7 +145,7 @@ class Pretraining(TrainingPlan):
             "recipe": self.recipe.model_dump(mode="json", exclude={"stages": {"__all__": {"corpus"}}}),
             "corpus": [[key for _, key in sources] for sources in self.sources],
             "teacher": self.teacher_sha256,
-            "start": f"random:{self.seed}" if self.small is None else f"grown:{self.small_sha256}",
+            "start": self._begin if self.small is None else f"grown:{self.small_sha256}",
             **({} if self.small_layout is None else {"start_layout": self.small_layout}),
         }
 
@@ -143,12 +166,16 @@ class Pretraining(TrainingPlan):
     def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
         """See `TrainingPlan`."""
         if self.small is None:
-            return None, f"random:{self.seed}"
+            return self.weights, self._begin
         small_layout = None if self.small_layout is None else Layout.parse(self.small_layout)
         model, growth = grow_checkpoint(self.small, small_layout, Layout.from_json(self.layout), self.seed)
         log(f"grown from {self.small}: {growth.describe()}")
         save_weights(model, own / START)
         return own / START, f"grown from {self.small.name}, {growth.describe()}"
+
+    @property
+    def _begin(self) -> str:
+        return f"random:{self.seed}" if self.weights is None else f"checkpoint:{self.weights_sha256}"
 
     def optimiser(self) -> Optimiser:
         """See `TrainingPlan`."""

@@ -27,6 +27,7 @@ _LEAST_SEQUENCES = 8
 _SHORTEST = 128
 _BY_COMPUTE = "by compute (DeepSeek LLM 2024, equation 1); the report publishes none"
 
+Part = Literal["pretrain", "long"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Shape = Literal["linear", "cosine", "exponential", "sqrt"]
 
@@ -151,12 +152,24 @@ def read_settings(path: Path) -> Settings:
     return settings.model_copy(update={"stages": tuple(stages)})
 
 
-def complete(settings: Settings, layout: Layout) -> tuple[Recipe, tuple[Decision, ...]]:
-    """Returns the complete recipe for `layout`, and a decision for each value that the settings leave out."""
-    reasons = []
-    tokens = settings.tokens
+def complete(
+    settings: Settings, layout: Layout, *, only: Part | None = None, seen: int = 0
+) -> tuple[Recipe, tuple[Decision, ...]]:
+    """Returns the complete recipe for `layout`, and a decision for each value that the settings leave out.
+
+    Args:
+        settings: of the training.
+        layout: of the model.
+        only: which of the default stages are wanted, where the settings name none; None: both.
+        seen: tokens of the trainings before the stage `long`; 0: unknown, taken to be as many as of a whole training.
+    """
+    reasons, tokens = [], settings.tokens
+    before = (seen or _tokens_of(layout)) if only == "long" else 0
+    if tokens is None and before:
+        tokens = max(1, round(before * REPORT_LONG_SHARE / (1 - REPORT_LONG_SHARE)))
+        reasons.append(Decision(what="tokens", value=f"{tokens:,}", reason=f"the report's share, after {before:,}"))
     if tokens is None:
-        tokens = 20 * layout.params.active
+        tokens = _tokens_of(layout)
         reasons.append(
             Decision(
                 what="tokens",
@@ -165,7 +178,7 @@ def complete(settings: Settings, layout: Layout) -> tuple[Recipe, tuple[Decision
             )
         )
     # 6 FLOPs per weight and token; the output head works on every token, the lookup of a row on none.
-    compute = 6.0 * (layout.params.active - (0 if layout.tied else layout.d_model * layout.vocab)) * tokens
+    compute = 6.0 * (layout.params.active - (0 if layout.tied else layout.d_model * layout.vocab)) * (before + tokens)
     lr, batch = settings.lr, settings.batch_tokens
     if lr is None:
         lr = float(f"{0.3118 * compute**-0.125:.3g}")
@@ -176,10 +189,18 @@ def complete(settings: Settings, layout: Layout) -> tuple[Recipe, tuple[Decision
     stages = settings.stages
     if stages is None:
         stages, reason = _stages(batch)
+        if only is not None:
+            # A stage of its own begins without the optimiser's averages.
+            schedule = Schedule(warmup=0.01, decay=0.99 if only == "long" else 0.0)
+            stages = (stages[only == "long"].model_copy(update={"share": 1.0, "schedule": schedule}),)
         lengths = " and ".join(f"{stage.length:,}" for stage in stages)
         reasons.append(Decision(what="stages", value=f"{lengths} tokens a sequence", reason=reason))
     common = settings.model_dump(include=set(_Common.model_fields))
     return Recipe(**common, tokens=tokens, lr=lr, batch_tokens=batch, stages=stages), tuple(reasons)
+
+
+def _tokens_of(layout: Layout) -> int:
+    return 20 * layout.params.active
 
 
 def _stages(batch_tokens: int) -> tuple[tuple[StageConfig, ...], str]:

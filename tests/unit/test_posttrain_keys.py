@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pretrain_lab import LAYOUT
+from pretrain_lab import LAYOUT, SETTINGS, write_corpus
 
 from nas.core.family import MemberTraining
 from nas.posttrain import prefer
@@ -15,9 +16,15 @@ from nas.posttrain.conversations import Preference
 from nas.posttrain.prefer import PreferRequest, PreferSettings
 from nas.posttrain.sft import DataSource, SftRequest, SftSettings
 from nas.pretrain.member_training import MemberToTrain, TrainingRequest
+from nas.pretrain.next_token import LongRequest, PretrainingRequest
+from nas.pretrain.recipe import Settings
 from nas.release.tokenizer import byte_tokenizer
 
 QUESTION = '{"messages": [{"role": "user", "content": "one"}'
+PRETRAINED = {
+    "pretrain": "be8f6e625aeedbc586d9d6ff5484b626b0435690606b06211d16e5131ca4e869",
+    "without settings": "9c36551d6e4b6128815a1169a86339e1a0bb4974923d58ceafdf30d345b82134",
+}
 KEYS = {
     "sft": (
         "648e9758078daa145c9d1f40e1f4bec27080f9a9ebef1c389bf6b602efd25e00",
@@ -70,3 +77,17 @@ def test_keys_are_those_of_earlier_versions(member: MemberToTrain, monkeypatch: 
         "on policy": PreferRequest(settings=PreferSettings(questions=("chat.jsonl",), judge="exact")),
     }
     assert {name: planned(member, request) for name, request in found.items()} == KEYS
+
+
+def test_keys_of_pretrainings_have_the_start_checkpoint_where_there_is_one(member: MemberToTrain) -> None:
+    corpus = (write_corpus(member.folder / "corpus"),)
+    asked = {
+        "pretrain": PretrainingRequest(corpus, SETTINGS),
+        "without settings": PretrainingRequest(corpus, Settings(tokens=3000)),
+    }
+    first = replace(member, before=())
+    assert {name: request.plan(first, print).key for name, request in asked.items()} == PRETRAINED
+    later = [request.plan(member, print).key for request in (*asked.values(), LongRequest(corpus, SETTINGS))]
+    other = replace(member, before=(MemberTraining.model_construct(kind="sft", checkpoint="1" * 64),))
+    later += [request.plan(other, print).key for request in asked.values()]
+    assert len({*later, *PRETRAINED.values()}) == 6, "kinds of one recipe and start share a key"

@@ -395,7 +395,7 @@ def test_stages_without_data_or_judges_are_refused(member: Path) -> None:
         ({"kind": "prefer"}, "name files of preferences"),
         ({"kind": "prefer", "questions": ["a"]}, "one of judge, judge_command and judge_model"),
         ({"kind": "prefer", "questions": ["a"], "judge": "exact", "judge_model": "m"}, "one of judge, judge_command"),
-        ({"kind": "merge", "models": ["prefer"]}, "neither a file nor an earlier stage"),
+        ({"kind": "merge", "models": ["prefer"]}, "neither weights nor an earlier stage"),
     ):
         with pytest.raises((InvalidInput, ValueError), match=problem):
             run(member, stage)

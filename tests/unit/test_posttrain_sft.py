@@ -434,10 +434,10 @@ def test_curricula_that_nothing_orders_are_refused(member: Path) -> None:
     save_weights(other, member / "other.safetensors")
     for settings, problem in (
         ({}, r"curriculum: name models, or give conversations a share"),
-        ({"models": ["none"]}, r"curriculum\.models: .*/none is neither a file nor a kind of stage"),
+        ({"models": ["none"]}, r"curriculum\.models: .*/none is neither weights nor an earlier stage"),
         (
             {"models": ["prefer"]},
-            r"curriculum\.models: prefer is neither a file nor an earlier stage; stages: pretrain",
+            r"curriculum\.models: prefer is neither weights nor an earlier stage; stages: pretrain",
         ),
         ({"models": ["other.safetensors"]}, r"curriculum\.models: .*: 320 tokens, but the layout's vocabulary is v256"),
     ):

@@ -1,0 +1,182 @@
+"""Recipes: from which weights each stage starts, names of stages, and what is refused before the first one begins."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+from safetensors.torch import load_file, save_file
+
+from nas.core.errors import InvalidInput
+from nas.core.family import MemberTraining
+from nas.core.layout import Layout
+from nas.nn.model import Model
+from nas.nn.weights import save_weights
+from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.posttrain.tasks import write_tasks
+from nas.pretrain import member_training
+from nas.pretrain.recipe import Settings, complete
+from nas.release.options import FileOptions
+from nas.views.family import member_folder
+
+SFT = {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1}
+
+
+@pytest.fixture
+def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    write_corpus(tmp_path / "corpus")
+    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
+    write_family()
+    write_tasks(tmp_path, train=30, test=4, pairs=12, lines=20)
+    return tmp_path
+
+
+def text(tokens: int, **more: Any) -> dict[str, Any]:
+    """A stage of pre-training."""
+    settings = SETTINGS.model_copy(update={"tokens": tokens}).model_dump(mode="json")
+    return {"kind": "pretrain", "corpus": ["corpus"], "settings": settings, **more}
+
+
+def run(folder: Path, *stages: dict[str, Any]) -> MemberTraining:
+    recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
+    return run_recipe(
+        "tiny", "1M", recipe, folder, lambda line: None, workers=1, files=FileOptions(gguf=(), transformers=False)
+    )
+
+
+def weights(record: MemberTraining) -> Path:
+    return member_folder("tiny", "1M") / "training" / record.config["key"][:12] / "weights.safetensors"
+
+
+def test_each_stage_starts_from_the_one_before(member: Path) -> None:
+    long = {"kind": "long", "corpus": ["corpus"], "settings": {"batch_tokens": 1024}}
+    stages = [text(8 * 256), long, SFT, text(4 * 256)]
+    history = run(member, *stages).history
+    assert [each.kind for each in history] == ["pretrain", "long", "sft", "pretrain"]
+    assert history[0].start == "random:0"
+    for before, after in pairwise(history):
+        assert after.start == f"checkpoint:{before.checkpoint}"
+    (stage,) = history[1].config["recipe"]["stages"]
+    assert (stage["name"], stage["length"], stage["share"]) == ("long", 1024, 1)
+    tokens = history[1].config["recipe"]["tokens"]
+    assert tokens == round(history[0].tokens / 10), "the report's share"
+    first, again = history[0].curve, history[3].curve
+    assert again[0][1] < first[0][1] - 0.3, "a later pre-training does not begin at a uniform distribution"
+    alone = run(member, text(4 * 256))
+    assert alone.start == "random:0" and alone.config["key"] != history[3].config["key"]
+
+
+def test_a_long_stage_after_a_pretraining_takes_over_its_long_sequences() -> None:
+    wanted = {"kind": "pretrain", "corpus": ["a"]}, {"kind": "long", "corpus": ["b"]}
+    for stages, parts in (
+        (wanted, ["pretrain", "long"]),
+        (wanted[:1], [None]),
+        ((*wanted, wanted[0]), ["pretrain", "long", None]),
+    ):
+        recipe = PostTrainingRecipe.model_validate({"stages": stages})
+        found: list[Any] = recipe.requests(Path("folder"))
+        assert [each.only for each in found] == parts
+    whole, _ = complete(Settings(tokens=11 * 10**10), LAYOUT)
+    first, _ = complete(Settings(tokens=10 * 10**10), LAYOUT, only="pretrain")
+    last, _ = complete(Settings(), LAYOUT, only="long", seen=10 * 10**10)
+    assert last.tokens == 10**10 and (last.lr, last.batch_tokens) == (whole.lr, whole.batch_tokens)
+    assert [stage.length for stage in (*first.stages, *last.stages)] == [stage.length for stage in whole.stages]
+    assert last.stages[0].schedule.factor(10**4 - 1, 10**4) == pytest.approx(0.1)
+
+
+def test_stages_have_names_and_may_start_from_any_earlier_one(member: Path) -> None:
+    one = {**SFT, "name": "one"}
+    two = {**SFT, "name": "two", "from": "pretrain", "lr": 1e-3}
+    merge = {"kind": "merge", "method": "task-arithmetic", "models": ["one", "two"], "weights": [0.5, 0.25]}
+    found = run(member, text(4 * 256), one, two, merge)
+    base, first, second, last = found.history
+    assert [each.name for each in found.history] == ["", "one", "two", ""]
+    assert second.start == first.start == f"checkpoint:{base.checkpoint}" and second.checkpoint != first.checkpoint
+    assert last.start == "task-arithmetic of one, two"
+    base_, one_, two_, merged = (load_file(weights(each)) for each in found.history)
+    for name, tensor in merged.items():
+        expected = base_[name] + 0.5 * (one_[name] - base_[name]) + 0.25 * (two_[name] - base_[name])
+        torch.testing.assert_close(tensor, expected)
+    renamed = run(member, text(4 * 256), {**one, "name": "uno"}, two, {**merge, "models": ["uno", "two"]})
+    assert renamed.checkpoint == last.checkpoint and renamed.before[1].name == "uno", "names change no key"
+
+
+def test_weights_of_shards_are_merged(member: Path) -> None:
+    found = run(member, text(4 * 256), SFT)
+    tensors = {name: 2 * each for name, each in load_file(weights(found)).items()}
+    folder, names = member / "shards", sorted(tensors)
+    folder.mkdir()
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, own in files.items():
+        save_file({name: tensors[name] for name in own}, folder / file, {"layout": LAYOUT.format()})
+    index = {name: file for file, own in files.items() for name in own}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    merge: dict[str, Any] = {"kind": "merge", "models": ["sft", "shards"]}
+    merged = load_file(weights(last := run(member, text(4 * 256), SFT, merge)))
+    for name, tensor in load_file(weights(found)).items():
+        torch.testing.assert_close(merged[name], 1.5 * tensor)
+    (folder / "b.safetensors").rename(folder / "c.safetensors")
+    index = {name: file.replace("b.", "c.") for name, file in index.items()}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert run(member, text(4 * 256), SFT, merge).config["key"] != last.config["key"], "files are part of the key"
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(InvalidInput, match=r"shards: its files name no layout; `nas import` converts"):
+        run(member, text(4 * 256), SFT, merge)
+
+
+@pytest.mark.parametrize(
+    ("stages", "problem"),
+    [
+        (
+            [{"kind": "merge", "models": ["prefer"]}],
+            r"^models: prefer is neither weights nor an earlier stage; stages: ",
+        ),
+        (
+            [{"kind": "merge", "models": ["sft"], "base": "none", "method": "ties"}],
+            r"^base: .*/none is neither weights",
+        ),
+        ([{"kind": "merge", "models": ["sft"], "weights": [1, 2]}], r"^weights: 2 weights for 1 models"),
+        ([{**SFT, "from": "stf"}], r"^from: unknown earlier stage 'stf'; did you mean 'sft'"),
+        ([{**SFT, "from": "prefer"}], r"^from: unknown earlier stage 'prefer'"),
+        ([{**SFT, "curriculum": {"models": ["merge"], "judge": "exact"}}], r"^curriculum\.models: merge is neither"),
+        ([{**SFT, "curriculum": {"models": ["corpus"]}}], r"^curriculum\.models: .*/corpus is a folder"),
+    ],
+)
+def test_names_are_checked_before_the_first_stage_begins(
+    member: Path, stages: list[dict[str, Any]], problem: str
+) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        run(member, text(4 * 256), SFT, *stages)
+    assert not (member_folder("tiny", "1M") / "training").exists()
+
+
+def test_first_stages_that_lack_weights_are_refused(member: Path) -> None:
+    with pytest.raises(InvalidInput, match="long: a stage `long` continues a training; none comes before"):
+        run(member, {"kind": "long", "corpus": ["corpus"]})
+    with pytest.raises(InvalidInput, match=r"base: .*pretrain is neither weights nor an earlier stage; stages: none"):
+        other = Model(Layout.parse("d32 v320 ffn=swiglu:64 [C3]"))
+        save_weights(other, member / "other.safetensors")
+        run(member, {"kind": "merge", "models": ["other.safetensors"], "method": "ties"})
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["a", "a"], "'a' is the name of two stages"),
+        (["sft", ""], "'sft' is a kind of stage"),
+        (["A b", ""], "pattern"),
+    ],
+)
+def test_names_of_stages_are_their_own(names: list[str], problem: str) -> None:
+    stages = [{**SFT, "name": name} for name in names]
+    with pytest.raises((InvalidInput, ValueError), match=problem):
+        PostTrainingRecipe.model_validate({"stages": stages})
