@@ -3,13 +3,19 @@
 Near duplicates are found by MinHash with locality-sensitive hashing (Broder 1997; Leskovec et al., "Mining of massive
 datasets", section 3.4), and each candidate pair is checked by its exact Jaccard similarity, so nothing is dropped by a
 collision of hashes.
+
+Near duplicates and overlaps compare words as `words_of` splits them: whatever case, width and punctuation, and of
+scripts without spaces, such as Chinese, each character.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import unicodedata
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +27,9 @@ from nas.posttrain.languages import language_of
 _PERMUTATIONS = 128
 _SHINGLE = 3
 _RECALL = 0.99
+_LEAST_CONTAINED = 5
+_WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "YI ", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+_OPERATORS = "*/%-"
 
 
 class Filters(BaseModel):
@@ -32,7 +41,7 @@ class Filters(BaseModel):
         (), exclude_if=lambda codes: not codes, description="codes of ISO 639; text detected as another one is dropped"
     )
     length: int = Field(4096, ge=2, description="most tokens; longer conversations are dropped, never cut")
-    duplicates: bool = Field(True, description="drop all but the first of equal ones, whatever case and spaces")
+    duplicates: bool = Field(True, description="drop all but the first of equal ones, whatever case, width and spaces")
     near_duplicates: float | None = Field(
         None, gt=0, le=1, description="least Jaccard similarity of word 3-grams at which a later one is dropped"
     )
@@ -40,8 +49,33 @@ class Filters(BaseModel):
 
 
 def text_of(conversation: Conversation) -> str:
-    """Returns the contents of all messages in lower case, with single spaces."""
-    return " ".join(" ".join(message.content for message in conversation.messages).lower().split())
+    """Returns the contents of all messages."""
+    return "\n".join(message.content for message in conversation.messages)
+
+
+def words_of(text: str) -> list[str]:
+    """Returns the words of a text in lower case and NFKC, without punctuation; characters that are words by themselves.
+
+    These are the letters of scripts without spaces between words, symbols, and operators such as * and a minus.
+    """
+    text = re.sub(r"(?<=[^\W\d_])-", " ", unicodedata.normalize("NFKC", text).casefold())
+    return text.translate(_PARTS).split()
+
+
+class _Parts(dict[int, str]):
+    """Code point -> what it is replaced by, so that `split` finds words; see `words_of`."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        category = unicodedata.category(character)[0]
+        alone = category == "S" or character in _OPERATORS
+        if category in "LM":
+            alone = unicodedata.name(character, "").startswith(_WITHOUT_SPACES)
+        found = f" {character} " if alone else character if category in "LMN" else " "
+        return self.setdefault(code, found)
+
+
+_PARTS = _Parts({0x2212: " - "})
 
 
 def question_text(conversation: Conversation) -> str:
@@ -51,11 +85,16 @@ def question_text(conversation: Conversation) -> str:
 
 
 def without_duplicates(conversations: Sequence[Conversation]) -> list[int]:
-    """Returns the indices of the first of each set of equal conversations."""
-    first: dict[str, int] = {}
+    """Returns the indices of the first of each set of conversations with equal texts and tools."""
+    first: dict[tuple[str, str], int] = {}
     for index, conversation in enumerate(conversations):
-        first.setdefault(text_of(conversation), index)
+        text = unicodedata.normalize("NFKC", text_of(conversation)).casefold()
+        first.setdefault((" ".join(text.split()), _tools(conversation)), index)
     return list(first.values())
+
+
+def _tools(conversation: Conversation) -> str:
+    return json.dumps(conversation.tools, sort_keys=True)
 
 
 def in_languages(conversations: Sequence[Conversation], languages: Sequence[str]) -> list[int]:
@@ -74,17 +113,20 @@ def _spoken(conversation: Conversation) -> str:
 def without_near_duplicates(conversations: Sequence[Conversation], threshold: float) -> list[int]:
     """Returns the indices of conversations whose Jaccard similarity with every earlier kept one is below `threshold`.
 
-    A pair at the threshold is found with a probability of at least 0.99.
+    Conversations with different tools are not compared. A pair at the threshold is found with a probability of at least
+    0.99.
     """
     rows = rows_of_band(threshold)
     buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     shingles: dict[int, frozenset[int]] = {}
     for index, conversation in enumerate(conversations):
-        own = frozenset(_shingles(text_of(conversation)))
+        own, tools = frozenset(_shingles(text_of(conversation))), _tools(conversation)
         signature = minhash(own)
         keys = [(start, signature[start : start + rows].tobytes()) for start in range(0, _PERMUTATIONS, rows)]
         candidates = {other for key in keys for other in buckets[key]}
-        if any(jaccard(own, shingles[other]) >= threshold for other in candidates):
+        if any(
+            jaccard(own, shingles[other]) >= threshold and tools == _tools(conversations[other]) for other in candidates
+        ):
             continue
         shingles[index] = own
         for key in keys:
@@ -92,19 +134,29 @@ def without_near_duplicates(conversations: Sequence[Conversation], threshold: fl
     return list(shingles)
 
 
-def without_overlap(
-    conversations: Sequence[Conversation], evaluations: Sequence[Conversation], ngram: int
-) -> list[int]:
-    """Returns the indices of conversations whose question shares no `ngram` words in a row with an evaluation's.
+def without_overlap(texts: Sequence[str], evaluations: Iterable[str], ngram: int) -> list[int]:
+    """Returns the indices of questions that share no `ngram` words in a row with a question of an evaluation.
 
-    Of a question with fewer words, all words together count as one n-gram.
+    Of a question of an evaluation with fewer words, but at least five, all are looked for in a row. With still fewer
+    words a question would be part of too many others: those are the same that have equal words.
     """
-    known = {gram for each in evaluations for gram in _grams(question_text(each), ngram)}
-    return [
-        index
-        for index, conversation in enumerate(conversations)
-        if known.isdisjoint(_grams(question_text(conversation), ngram))
-    ]
+    known: dict[int, set[str]] = defaultdict(set)
+    whole: set[str] = set()
+    for text in evaluations:
+        words = words_of(text)
+        if len(words) < min(ngram, _LEAST_CONTAINED):
+            whole.add(" ".join(words))
+        else:
+            size = min(ngram, len(words))
+            known[size].update(_grams(words, size))
+
+    def overlaps(text: str) -> bool:
+        words = words_of(text)
+        return " ".join(words) in whole or any(
+            len(words) >= size and not grams.isdisjoint(_grams(words, size)) for size, grams in known.items()
+        )
+
+    return [index for index, text in enumerate(texts) if not overlaps(text)]
 
 
 def rows_of_band(threshold: float) -> int:
@@ -138,9 +190,8 @@ _FACTORS |= np.uint64(1)
 
 
 def _shingles(text: str) -> list[int]:
-    return [zlib.crc32(gram.encode()) for gram in _grams(text, _SHINGLE)]
+    return [zlib.crc32(gram.encode()) for gram in _grams(words_of(text), _SHINGLE)]
 
 
-def _grams(text: str, size: int) -> list[str]:
-    words = text.split()
+def _grams(words: Sequence[str], size: int) -> list[str]:
     return [" ".join(words[i : i + size]) for i in range(max(1, len(words) - size + 1))]

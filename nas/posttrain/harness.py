@@ -48,6 +48,8 @@ datasets.disable_progress_bars()
 
 _FOLDER = Path(__file__).parent / "benchmarks"
 _SEED = 1234
+_QUESTIONS = ("question", "Question", "problem", "prompt")
+"""Columns of data sets, of which each has one."""
 _BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 NAMES = sorted(path.stem for path in _FOLDER.glob("*.yaml"))
@@ -73,27 +75,27 @@ class Benchmarks:
 
     def __init__(self, data: Path, names: Sequence[str], context: int, limit: int | None, log: Log) -> None:
         self._context, self._limit, self._log = context, limit, log
-        self._tasks: dict[str, list[ConfigurableTask]] = {}
+        self.tasks: dict[str, list[ConfigurableTask]] = {}
         for name in names or NAMES:
             if name not in NAMES:
                 raise UnknownName("benchmark", name, NAMES, where="--benchmark")
             try:
-                self._tasks[name] = [ConfigurableTask(config=config) for config in configurations(name, data)]
+                self.tasks[name] = [ConfigurableTask(config=config) for config in configurations(name, data)]
             except InvalidInput as error:
                 if names:
                     raise
                 log(f"{name}: left out: {error}")
             except (DatasetsError, TemplateError, LookupError, ValueError, OSError) as error:
                 raise InvalidInput(f"{name}: its data is not as expected: {error}", where=str(data)) from error
-        if not self._tasks:
+        if not self.tasks:
             raise InvalidInput("has no data of any benchmark", where=str(data))
-        self.name = f"lm-evaluation-harness {VERSION}, {', '.join(self._tasks)}"
+        self.name = f"lm-evaluation-harness {VERSION}, {', '.join(self.tasks)}"
 
     def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
         """See `nas.posttrain.files.Questions`; scores with the harness' metrics of each question."""
         model = HarnessModel(asked, chat, self._context)
         found: dict[str, list[bool]] = defaultdict(list)
-        for name, tasks in self._tasks.items():
+        for name, tasks in self.tasks.items():
             for row, right in self._judged(model, name, tasks):
                 found[row].append(right)
         if model.cut:
@@ -120,6 +122,13 @@ class Benchmarks:
                     value = sample[metric]
                     for right in value if isinstance(value, list) else [value]:
                         yield name if metric == metrics[0] else f"{name} ({metric})", bool(right)
+
+
+def questions(data: Path) -> list[str]:
+    """Returns the questions of all benchmarks that a folder has data of, for decontamination; see `Benchmarks`."""
+    tasks = Benchmarks(data, (), 2, None, lambda line: None).tasks
+    docs = (doc for own in tasks.values() for task in own for doc in task.test_docs())
+    return [*dict.fromkeys(str(next(doc[name] for name in _QUESTIONS if name in doc)) for doc in docs)]
 
 
 class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types

@@ -38,6 +38,7 @@ from nas.posttrain.conversations import (
     read_lines,
     read_numbered_lines,
 )
+from nas.posttrain.filters import question_text, without_overlap
 from nas.posttrain.generation import evaluated, generate, loaded
 from nas.posttrain.judges import RULES, Judge, Sample, command_judge, preference_of
 from nas.posttrain.objective import answer_nats
@@ -47,6 +48,7 @@ from nas.posttrain.sft import (
     ConversationPlan,
     TokenisedConversations,
     TrainingSettings,
+    evaluation_questions,
     held_out_by_content,
     padded,
     passes_of,
@@ -86,7 +88,17 @@ class PreferSettings(TrainingSettings):
     judge_model: str | None = Field(None, description="folder of a reward model that scores the samples instead")
     length: int = Field(1024, ge=2, description="most tokens; longer preferences are dropped, never cut")
     held_out: float = Field(0.02, ge=0, lt=0.5, description="share of preferences that are only scored")
-    evaluate: tuple[str, ...] = Field((), description="files of conversations whose answers are compared at the end")
+    evaluate: tuple[str, ...] = Field(
+        (), description="files of conversations: pairs may not overlap, and answers are compared at the end"
+    )
+    benchmarks: str | None = Field(
+        None,
+        exclude_if=lambda folder: folder is None,
+        description="folder of data sets as of `nas family evaluate --benchmarks`: pairs may not overlap",
+    )
+    ngram: int = Field(
+        13, ge=1, exclude_if=lambda words: words == 13, description="words that a question may not share; see sft"
+    )
 
     @model_validator(mode="after")
     def _sources(self) -> PreferSettings:
@@ -152,6 +164,7 @@ class PreferRequest(TrainingRequest):
                 *((path, Conversation) for path in (*settings.questions, *settings.evaluate)),
             ]
         )
+        evaluation_questions((), settings.benchmarks)
         if settings.judge_command and shutil.which(settings.judge_command[0]) is None:
             raise InvalidInput(f"no such program: {settings.judge_command[0]}", where="judge_command")
         if settings.questions and settings.judge_model:
@@ -168,20 +181,35 @@ class PreferRequest(TrainingRequest):
         origin = member.origin.checkpoint if settings.questions else ""
         fields = settings.model_dump(mode="json", include=chosen)
         by = [folder_sha256(Path(settings.judge_model))] if settings.questions and settings.judge_model else []
-        key = content_hash([PREFERENCES_VERSION, sha256_of(member.tokenizer), fields, hashes[:2], origin, *by])
+        asked = evaluation_questions(settings.evaluate, settings.benchmarks)
+        apart = [{"ngram": settings.ngram, "evaluations": content_hash(asked)}] if asked else []
+        key = content_hash([PREFERENCES_VERSION, sha256_of(member.tokenizer), fields, hashes[:2], origin, *by, *apart])
         path = tokens_path(key)
         if not path.is_file():
             pairs = [each for name in settings.pairs for each in read_lines(Path(name), Preference)]
+            texts = [question_text(each.conversation(each.chosen)) for each in pairs]
+            pairs = [pairs[index] for index in _apart(texts, asked, settings, log)]
             if settings.questions:
-                pairs += _on_policy(settings, loaded(member.layout, weights), chat, key, log)
+                pairs += _on_policy(settings, loaded(member.layout, weights), chat, key, asked, log)
             _write_pairs(path, pairs, chat, settings, log)
         return Prefer.of(member, weights, settings, key, chat, evaluations=hashes[2])
 
 
+_PATHS = {"pairs", "questions", "evaluate", "benchmarks", "judge_model"}
 _SAMPLING = {"samples", "temperature", "answer_tokens", "judge", "judge_command", "seed"}
 
 
-def _on_policy(settings: PreferSettings, model: Model, chat: ChatTokenizer, key: str, log: Log) -> Iterator[Preference]:
+def _apart(texts: Sequence[str], evaluations: Sequence[str], settings: PreferSettings, log: Log) -> list[int]:
+    """Returns the indices of questions that do not overlap those of evaluations."""
+    kept = without_overlap(texts, evaluations, settings.ngram)
+    if len(kept) < len(texts):
+        log(f"{len(texts) - len(kept):,} of {len(texts):,} questions overlap those of evaluations and were dropped")
+    return kept
+
+
+def _on_policy(
+    settings: PreferSettings, model: Model, chat: ChatTokenizer, key: str, evaluations: Sequence[str], log: Log
+) -> Iterator[Preference]:
     """Yields preferences from sampled answers, chunk by chunk; chunks that were judged before are read."""
     folder = paths.cache() / "preferences" / key
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,6 +218,8 @@ def _on_policy(settings: PreferSettings, model: Model, chat: ChatTokenizer, key:
         for path in settings.questions
         for number, conversation in read_numbered_lines(Path(path), Conversation)
     ]
+    texts = [question_text(conversation) for conversation, _ in asked]
+    asked = [asked[index] for index in _apart(texts, evaluations, settings, log)]
     judge = settings.judged_by()
     for start in range(0, len(asked), _QUESTIONS_AT_ONCE):
         path = folder / f"{start // _QUESTIONS_AT_ONCE:05}.jsonl"
@@ -259,7 +289,7 @@ class Prefer(ConversationPlan):
     def key_inputs(self) -> dict[str, Any]:
         """See `TrainingPlan`."""
         # Without paths: the contents of files and folders are in `tokens`.
-        settings = self.settings.model_dump(mode="json", exclude={"pairs", "questions", "evaluate", "judge_model"})
+        settings = self.settings.model_dump(mode="json", exclude=_PATHS)
         return {
             "prefer": settings,
             "preferences": self.tokens,

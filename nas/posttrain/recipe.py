@@ -161,6 +161,8 @@ class Paths:
 def _settings(stage: BaseModel, paths: Paths, *names: str) -> dict[str, Any]:
     """Returns the settings of a stage, with the paths in the fields `names` resolved."""
     fields = stage.model_dump(exclude={"kind", *_Named.model_fields})
+    if fields.get("benchmarks"):
+        fields["benchmarks"] = paths.file(fields["benchmarks"])
     return fields | {name: [*map(paths.file, fields[name])] for name in names}
 
 

@@ -10,7 +10,7 @@ Conversations are filtered and tokenised once, and read from the cache folder:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -31,7 +31,14 @@ from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.posttrain.conversations import ChatTokenizer, Conversation, check_files, read_lines
 from nas.posttrain.curriculum import CURRICULUM, CurriculumSettings, key_of, solved_shares, solvers
-from nas.posttrain.filters import Filters, in_languages, without_duplicates, without_near_duplicates, without_overlap
+from nas.posttrain.filters import (
+    Filters,
+    in_languages,
+    question_text,
+    without_duplicates,
+    without_near_duplicates,
+    without_overlap,
+)
 from nas.posttrain.generation import evaluated
 from nas.posttrain.languages import check_languages, detector_version
 from nas.posttrain.merging import check_names
@@ -39,7 +46,7 @@ from nas.posttrain.objective import answer_nats, dropped_embeddings
 from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
 from nas.pretrain.recipe import Schedule
 
-CONVERSATIONS_VERSION = 1
+CONVERSATIONS_VERSION = 2
 """Part of keys: increase it with every change after which the same files give other ids or another selection."""
 PASSES_VERSION = 2
 """Part of keys: increase it when steps are split into other passes, which round and drop other values."""
@@ -98,6 +105,11 @@ class SftSettings(TrainingSettings):
         (),
         description="files of conversations: training data may not overlap, and answers are compared at the end",
     )
+    benchmarks: str | None = Field(
+        None,
+        exclude_if=lambda folder: folder is None,
+        description="folder of data sets as of `nas family evaluate --benchmarks`: training data may not overlap",
+    )
     filters: Filters = Filters()
     curriculum: CurriculumSettings | None = Field(
         None, exclude_if=lambda one: one is None, description="order of an epoch, from easy to hard; none: at random"
@@ -127,8 +139,28 @@ class Selected(NamedTuple):
     dropped: dict[str, int]
 
 
-def select(files: Sequence[Path], evaluations: Sequence[Path], filters: Filters, chat: ChatTokenizer) -> Selected:
+def evaluation_questions(files: Iterable[str], benchmarks: str | None) -> list[str]:
+    """Returns the questions of files of conversations, and of public benchmarks in a folder.
+
+    Raises:
+        InvalidInput: a file has problems, or the folder has no data of any benchmark.
+    """
+    found = [question_text(each) for path in files for each in read_lines(Path(path), Conversation)]
+    if benchmarks is not None:
+        from nas.posttrain.harness import questions  # its libraries are an extra
+
+        found += questions(Path(benchmarks))
+    return found
+
+
+def select(files: Sequence[Path], evaluations: Sequence[str], filters: Filters, chat: ChatTokenizer) -> Selected:
     """Reads conversations and drops those that the filters exclude.
+
+    Args:
+        files: of conversations.
+        evaluations: questions that training data may not overlap.
+        filters: to apply.
+        chat: tokenizer of the member.
 
     Raises:
         InvalidInput: a file has problems, named by line, or every conversation was dropped.
@@ -136,7 +168,6 @@ def select(files: Sequence[Path], evaluations: Sequence[Path], filters: Filters,
     read = [read_lines(path, Conversation) for path in files]
     conversations = [each for own in read for each in own]
     sources = [number for number, own in enumerate(read) for _ in own]
-    known = [each for path in evaluations for each in read_lines(path, Conversation)]
     kept = list(range(len(conversations)))
     dropped: dict[str, int] = {}
 
@@ -154,8 +185,9 @@ def select(files: Sequence[Path], evaluations: Sequence[Path], filters: Filters,
         keep("languages", in_languages(left(), filters.languages))
     if filters.near_duplicates is not None:
         keep("near duplicates", without_near_duplicates(left(), filters.near_duplicates))
-    if known:
-        keep("overlap with evaluations", without_overlap(left(), known, filters.ngram))
+    if evaluations:
+        texts = [question_text(each) for each in left()]
+        keep("overlap with evaluations", without_overlap(texts, evaluations, filters.ngram))
     keep("length", [i for i, each in enumerate(left()) if len(chat.conversation(each)[0]) <= filters.length])
     if not kept:
         reasons = ", ".join(f"{name} {count:,}" for name, count in dropped.items())
@@ -326,6 +358,7 @@ class SftRequest(TrainingRequest):
         super().check(known)
         files = [*(source.path for source in self.settings.data), *self.settings.evaluate]
         check_files((path, Conversation) for path in files)
+        evaluation_questions((), self.settings.benchmarks)
         if self.settings.filters.languages:
             check_languages(self.settings.filters.languages)
         if self.settings.curriculum is not None:
@@ -346,6 +379,7 @@ class SftRequest(TrainingRequest):
         weights, settings, chat = member.weights(), self.settings, ChatTokenizer.read(member.tokenizer)
         tokenizer = sha256_of(member.tokenizer)
         files, evaluations = ([Path(source.path) for source in settings.data], list(map(Path, settings.evaluate)))
+        asked = evaluation_questions(settings.evaluate, settings.benchmarks)
         curriculum = settings.curriculum
         ensemble = solvers(curriculum, member) if curriculum else []
         key = content_hash(
@@ -355,13 +389,14 @@ class SftRequest(TrainingRequest):
                 settings.filters.model_dump(mode="json"),
                 settings.held_out,
                 [[sha256_of(path) for path in group] for group in (files, evaluations)],
+                *([content_hash(asked)] if settings.benchmarks else []),
                 *([detector_version()] if settings.filters.languages else []),
                 *([key_of(curriculum, ensemble)] if curriculum else []),
             ]
         )
         path = tokens_path(key)
         if not path.is_file():
-            selected = select(files, evaluations, settings.filters, chat)
+            selected = select(files, asked, settings.filters, chat)
             rows = [chat.conversation(each) for each in selected.conversations]
             held_out = [held_out_by_content(ids, settings.held_out) for ids, _ in rows]
             solved = None
@@ -422,7 +457,12 @@ class Sft(ConversationPlan):
     def key_inputs(self) -> dict[str, Any]:
         """See `TrainingPlan`."""
         # Without paths: the files' contents are in `tokens`.
-        apart: dict[str, Any] = {"data": {"__all__": {"path"}}, "evaluate": True, "curriculum": True}
+        apart: dict[str, Any] = {
+            "data": {"__all__": {"path"}},
+            "evaluate": True,
+            "benchmarks": True,
+            "curriculum": True,
+        }
         settings = self.settings.model_dump(mode="json", exclude=apart)
         return {
             "sft": settings,

@@ -27,8 +27,8 @@ PRETRAINED = {
 }
 KEYS = {
     "sft": (
-        "648e9758078daa145c9d1f40e1f4bec27080f9a9ebef1c389bf6b602efd25e00",
-        "c8363159b04ebd2c93936958113f4031a18dfdf76c83c32c47609e0e2912258d",
+        "d58828ba72c4b168f5e49eaa38976d8d32c5ed1d0ecc7438cdacd246bcb91893",
+        "db9742c53a9046eefd9b7fd9303e15f0e3745eda38650c3bf8d488ee97e9702d",
     ),
     "pairs": (
         "09f054016a7d7012d18b9d2dc6b23a1298c7a5d12e02c71b796cb56f7c52ab04",

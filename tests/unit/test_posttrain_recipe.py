@@ -24,6 +24,7 @@ from nas.pretrain.recipe import Settings, complete
 from nas.release.options import FileOptions
 from nas.views.family import member_folder
 
+_LENGTHS = "import sys\nfor line in sys.stdin: print(len(line))"
 SFT = {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1}
 
 
@@ -180,3 +181,37 @@ def test_names_of_stages_are_their_own(names: list[str], problem: str) -> None:
     stages = [{**SFT, "name": name} for name in names]
     with pytest.raises((InvalidInput, ValueError), match=problem):
         PostTrainingRecipe.model_validate({"stages": stages})
+
+
+def test_training_data_is_apart_from_evaluations_and_benchmarks(member: Path) -> None:
+    def lines(name: str, *found: dict[str, Any]) -> None:
+        (member / name).parent.mkdir(parents=True, exist_ok=True)
+        (member / name).write_text("".join(json.dumps(line) + "\n" for line in found))
+
+    def question(content: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": content}]}
+
+    def answered(content: str) -> dict[str, Any]:
+        return {"messages": [*question(content)["messages"], {"role": "assistant", "content": "seven"}]}
+
+    tests = ["How many days has a week?", "How many colours has a rainbow?"]
+    lines("asked.jsonl", answered(tests[0]))
+    lines("data/HuggingFaceH4/MATH-500/test.jsonl", {"problem": tests[1], "solution": "7", "answer": "7"})
+    inside = [f"Tell me: {each} I wonder." for each in tests]
+    lines("chat.jsonl", *map(answered, (*inside, "What is the sum of 3 and 4?", "And of four and three?")))
+    pairs = [{**question(each), "chosen": "seven", "rejected": "six"} for each in (*inside, "What is 3 + 4?")]
+    lines("pairs.jsonl", *pairs)
+    apart = {"evaluate": ["asked.jsonl"], "benchmarks": "data"}
+    judge = {"questions": ["chat.jsonl"], "judge_command": ["python3", "-c", _LENGTHS], "samples": 2}
+    prefer = {"kind": "prefer", "epochs": 1, "batch": 2, "held_out": 0, "answer_tokens": 4}
+    for changes, left in (({}, (4, 3)), ({"evaluate": ["asked.jsonl"]}, (3, 2)), (apart, (2, 1))):
+        sft = {**SFT, "data": [{"path": "chat.jsonl"}], "held_out": 0, **changes}
+        found = run(member, text(4 * 256), sft, {**prefer, "pairs": ["pairs.jsonl"], **changes})
+        assert (found.before[1].config["conversations"], found.config["preferences"]) == left
+    said: list[str] = []
+    stages = [text(4 * 256), {**SFT, **apart}, {**prefer, **judge, **apart}]
+    recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
+    run_recipe("tiny", "1M", recipe, member, said.append, workers=1, files=FileOptions(gguf=(), transformers=False))
+    assert "2 of 4 questions overlap those of evaluations and were dropped" in said
+    with pytest.raises(InvalidInput, match=r"nowhere: has no data of any benchmark"):
+        run(member, text(4 * 256), {**SFT, "benchmarks": "nowhere"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,9 +32,11 @@ from nas.posttrain.filters import (
     in_languages,
     jaccard,
     minhash,
+    question_text,
     without_duplicates,
     without_near_duplicates,
     without_overlap,
+    words_of,
 )
 from nas.posttrain.generation import generate
 from nas.posttrain.objective import answer_nats, dropped_embeddings
@@ -162,8 +165,48 @@ def test_exact_duplicates_and_overlap_with_evaluations() -> None:
     texts = [("What is it", "A"), ("what  is IT", "a"), ("another question", "A"), ("x one two three four y", "B")]
     conversations = [conversation(*each) for each in texts]
     assert without_duplicates(conversations) == [0, 2, 3]
-    known = [conversation("one two three four five", "?"), conversation("Another question", "?")]
-    assert without_overlap(conversations, known, 4) == [0, 1]
+    asked = [question_text(each) for each in conversations]
+    assert without_overlap(asked, ["one two three four five", "Another question"], 4) == [0, 1]
+    tools = [conversation("a", "b", tools=[{"name": name}]) for name in ("x", "y", "x")]
+    assert without_duplicates([conversation("a", "b"), *tools, conversation("\uff21", "b")]) == [0, 1, 2]
+    assert without_near_duplicates([conversation("a", "b"), *tools], 0.5) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("It's a well-known day.", "it s a well known day"),
+        ("2 - 3*x = -5%", "2 - 3 * x = - 5 %"),
+        ("2 \N{MINUS SIGN} 3", "2 - 3"),
+        ("\uff26ull\u3000\uff37idth", "full width"),
+        ("法国的首都,是?", "法 国 的 首 都 是"),
+        ("カタ ひら", "カ タ ひ ら"),
+        ("ไทย", "ไ ท ย"),
+        ("한국어 말", "한국어 말"),
+        ("हिन्दी में", "हिन्दी में"),
+    ],
+)
+def test_words_of_texts(text: str, words: str) -> None:
+    assert words_of(text) == unicodedata.normalize("NFKC", words).split()
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "overlaps"),
+    [
+        ("How many legs has a spider on a day.", "how many legs has a spider on a day", True),
+        ("Be kind. Now: what is the capital of France? Say it in a word.", "What is the capital of France", True),
+        ("Hello there, what is it", "Hello there", False),
+        ("Hello, there!", "hello there", True),
+        ("请问法国的首都是哪里?谢谢你", "法国的首都是哪里", True),
+        ("请问德国的首都是哪里?谢谢你", "法国的首都是哪里", False),
+        ("What is 23 + 45?", "What is 23 - 45?", False),
+        ("a b c d e f g h i j k l m n", "z b c d e f g h i j k l m n", True),
+        ("a b c d e f g h i j k l X", "a b c d e f g h i j k l m", False),
+        ("what is the capital", "what is the capital of France", False),
+    ],
+)
+def test_overlaps_with_questions_of_evaluations(asked: str, known: str, overlaps: bool) -> None:
+    assert (without_overlap([asked], [known], 13) == []) == overlaps
 
 
 def test_near_duplicates_are_those_above_the_threshold() -> None:
