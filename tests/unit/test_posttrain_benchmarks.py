@@ -16,7 +16,7 @@ from pretrain_lab import LAYOUT
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.nn.model import Model
-from nas.posttrain.benchmarks.answers import extracted, letter, number, number_result, same
+from nas.posttrain.benchmarks.answers import extracted, letter, math_result, number, number_result, same
 from nas.posttrain.conversations import ChatTokenizer
 from nas.posttrain.generation import Answerer, answerer
 from nas.posttrain.harness import NAMES, Benchmarks
@@ -39,6 +39,12 @@ CHAT = ChatTokenizer(byte_tokenizer(320), "bytes")
         (r"\boxed{1} no, the answer is \boxed{2}", "2"),
         ("#### 3\nThe answer is 4.", "3"),
         ("no number", ""),
+        ("The answer is 42. I hope it helps.", "42"),
+        ("The answer is **42**, which is 6 times 7. Ask me 2 more.", "42"),
+        ("**Final Answer:** 1,250.50 dollars", "1,250.50"),
+        ("Answer:\n17", "17"),
+        (r"So it is \boxed 9 .", "9"),
+        ("The answer is 5 or 6. Or 7.", "5"),
     ],
 )
 def test_numbers_are_extracted_in_the_order_of_the_patterns(text: str, expected: str) -> None:
@@ -56,6 +62,23 @@ def test_numbers_are_extracted_in_the_order_of_the_patterns(text: str, expected:
         ("Final answer: F", "F"),
         ("It must be G: the last", "G"),
         ("The answer is (Z).", ""),
+        ("The answer is **B**", "B"),
+        ("The **correct answer** is: (B)", "B"),
+        ("Answer: B", "B"),
+        ("ANSWER: `B`", "B"),
+        ("the answer is option B because of A", "B"),
+        ("The correct option is B", "B"),
+        ("A", "A"),
+        ("(C)", "C"),
+        ("I think so.\n\nB", "B"),
+        ("I think so.\n- B. the second", "B"),
+        (r"\boxed{B}", "B"),
+        (r"so $\boxed{\text{(B)}}$, not the answer is C", "B"),
+        (r"\boxed{B. the second}", "B"),
+        (r"\boxed{12} is option D", "D"),
+        ("A dog and a cat", ""),
+        ("A: Let's think", ""),
+        ("", ""),
     ],
 )
 def test_letters_are_extracted(text: str, expected: str) -> None:
@@ -73,11 +96,42 @@ def test_letters_are_extracted(text: str, expected: str) -> None:
         (r"\text{red}", "red", True),
         (r"$x^2 + 1$.", "x^2+1", True),
         ("1/0", "0", False),
+        ("$x=5$", "5", True),
+        ("x=5", "x=5", True),
+        ("f(x) = 2x", "2x", True),
+        ("5", "x=5", False),
+        (r"\frac12", r"\frac{1}{2}", True),
+        (r"\frac1{2}", "0.5", True),
+        (r"\sqrt2", r"\sqrt{2}", True),
+        (r"5\text{ cm}", "5", True),
+        (r"10,\!000", "10000", True),
+        (r"\(7\)", "7", True),
+        ("(1, 2)", "(1,2)", True),
+        (r"90^\circ", "90", True),
+        (r"x^2", "2", False),
+        ("3 and 4", "3", False),
         ("", "", False),
     ],
 )
 def test_answers_are_compared_as_numbers_or_text(found: str, expected: str, equal: bool) -> None:
     assert same(found, expected) is equal
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "right"),
+    [
+        ("The answer is 42. I hope it helps.", "42", True),
+        ("The answer is 42 apples. Not 3.", "42", True),
+        ("So the answer is $x=5$.", "5", True),
+        (r"The answer is \(\frac12\).", r"\frac{1}{2}", True),
+        (r"Thus $\boxed{x = \frac{3}{4}}$", r"\frac{3}{4}", True),
+        ("The answer is x^2 + 1.", "2", False),
+        ("The answer is 3 or 4.", "3", False),
+        ("I do not know", "7", False),
+    ],
+)
+def test_mathematics_is_right_as_a_number_or_text(text: str, expected: str, right: bool) -> None:
+    assert math_result({"answer": expected}, [text]) == {"strict": right}
 
 
 def test_loose_scores_accept_the_number_anywhere() -> None:

@@ -27,15 +27,18 @@ _ANSWERS = [
 ]
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _LETTER_PATTERNS = [
-    re.compile(r"answer is:?\s*\(?([A-J])\b"),
+    re.compile(r"(?i:answer(?:\s+is)?)\s*[:=]?\s*(?i:option|choice)?\s*\(?([A-J])\b"),
     re.compile(r"\(([A-J])\)"),
-    re.compile(r"(?:choice|option)\s+\(?([A-J])\b", re.IGNORECASE),
-    re.compile(r"final answer:?\s*\(?([A-J])\b", re.IGNORECASE),
+    re.compile(r"(?i:choice|option)\s+(?i:is\s+)?\(?([A-J])\b"),
     re.compile(r"\b([A-J])[.):/](?!\s*Let's)"),
 ]
-_LINE_START = re.compile(r"\s*([A-J])[.)/:](?!\s*Let's think)")
+_LINE_START = re.compile(r"[\s>-]*(?:([A-J])[.)/:](?!\s*Let's think)|\(?([A-J])\)?[.:]?\s*$)")
+_EMPHASIS = re.compile(r"\*\*|__|`")
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
+_LEADING_NUMBER = re.compile(r"(\\?\$?-?[\d,]*\.?\d+\$?),?\s+(?!and\b|or\b)[a-z]{2,}.*", re.IGNORECASE)
 _FRACTION = re.compile(r"(-?)\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}|(-?[\d.]+)/(-?[\d.]+)")
-_WITHOUT_MEANING = re.compile(r"\\left|\\right|\\[!,;: ]|\^\{?\\circ\}?|\\?%|\\?\$|\s|\.$")
+_SHORT_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
+_WITHOUT_MEANING = re.compile(r"\\left|\\right|\\[!,;: ]|\^\{?\\circ\}?|\\?%|\\?\$|\\[()\[\]]|\s|[.,]$")
 
 
 def mmlu_question(doc: Doc) -> str:
@@ -124,22 +127,34 @@ def math_examples() -> list[dict[str, str]]:
 
 def letter(text: str, letters: str = LETTERS) -> str:
     """Returns the chosen letter; empty: none was found."""
+    text = _EMPHASIS.sub("", text)
+    inside = _plain(boxed(text) or "").strip("()")
+    if inside in letters:
+        if inside:
+            return inside
+    elif inside[:1] in letters and inside[1:2] in (".", ")", ":"):
+        return inside[0]
     for line in reversed(text.strip().splitlines()[-_LAST_LINES:]):
-        if (match := _LINE_START.match(line)) and match[1] in letters:
-            return str(match[1])
+        if (match := _LINE_START.match(line)) and (found := match[1] or match[2]) in letters:
+            return str(found)
     for pattern in _LETTER_PATTERNS:
-        if found := [each for each in pattern.findall(text) if each in letters]:
-            return str(found[-1])
+        if own := [each for each in pattern.findall(text) if each in letters]:
+            return str(own[-1])
     return ""
 
 
 def extracted(text: str) -> str:
-    """Returns the answer of a text: boxed, after ###, ANSWER, "answer is" or the like, or the last number."""
+    """Returns the answer of a text: boxed, after ###, ANSWER, "answer is" or the like, or the last number.
+
+    After such words it ends with the sentence.
+    """
     if (inside := boxed(text)) is not None:
         return inside
+    text = _EMPHASIS.sub("", text)
     for pattern in _ANSWERS:
         if found := pattern.findall(text):
-            return str(found[-1])
+            answer = _SENTENCE_END.split(str(found[-1]).strip())[0]
+            return match[1] if (match := _LEADING_NUMBER.fullmatch(answer)) else answer
     return str((_NUMBER.findall(text) or [""])[-1])
 
 
@@ -153,7 +168,8 @@ def boxed(text: str) -> str | None:
     r"""Returns the content of the last \boxed{...}, with its inner braces; None: there is none that is closed."""
     start = text.rfind("\\boxed{")
     if start < 0:
-        return None
+        short = re.findall(r"\\boxed\s+([^\s$]+)", text)
+        return str(short[-1]) if short else None
     depth, begin = 0, start + len("\\boxed")
     for place in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
@@ -165,6 +181,8 @@ def boxed(text: str) -> str | None:
 def same(found: str, expected: str) -> bool:
     """Returns whether two answers are the same number, or the same text but for spaces, signs of money and the like."""
     a, b = _plain(found), _plain(expected)
+    if "=" not in b:
+        a = re.sub(r"^[a-zA-Z](?:\([a-zA-Z]\))?=", "", a)
     return bool(b) and (a == b or ((value := _value(a)) is not None and value == _value(b)))
 
 
@@ -179,8 +197,11 @@ def _expected(doc: Doc) -> str:
 
 
 def _plain(text: str) -> str:
-    text = re.sub(r"\\[dt]frac", r"\\frac", text.strip())
-    text = re.sub(r"\\(?:text|mathrm)\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\[dt]frac", r"\\frac", text.strip()).replace(r"\!", "")
+    text = _SHORT_FRACTION.sub(lambda found: rf"\frac{{{found[1] or found[2]}}}{{{found[3] or found[4]}}}", text)
+    text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
+    text = re.sub(r"(?<=\d)\s*\\(?:text|mathrm|mbox)\{\s[^{}]*\}$", "", text)  # a unit
+    text = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     return _WITHOUT_MEANING.sub("", text)
 
