@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
+from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -26,6 +28,7 @@ from nas.core.stats import Z95
 
 FAMILY, FILES, TRAINING = "family.json", "files.json", "training.json"
 EVALUATION, BENCHMARKS = "evaluation.json", "benchmarks.json"
+AVERAGE = "all benchmarks"
 PRETRAININGS = ("pretrain", "long")
 """Kinds of trainings on text, which are scored in bits per byte."""
 Metric = Literal["prefill_tps", "decode_tps", "ttft_ms", "peak_rss_mb"]
@@ -204,6 +207,25 @@ class MemberEvaluation(Record):
     tasks: str = Field(description="name of the file of questions, or the benchmarks")
     scores: dict[str, dict[str, TaskScore]] = Field(description="pytorch or a quantisation -> task -> answers")
     missing: dict[str, str] = Field(default_factory=dict, description="quantisation -> why it has no scores")
+    groups: dict[str, dict[str, tuple[str, ...]]] = Field(
+        default_factory=dict,
+        exclude_if=lambda groups: not groups,
+        description="group -> benchmark -> the tasks whose mean is its score",
+    )
+    versions: dict[str, int] = Field(
+        default_factory=dict, exclude_if=lambda versions: not versions, description="benchmark -> its configuration's"
+    )
+
+    @property
+    def means(self) -> dict[str, dict[str, float]]:
+        """Mean scores of the benchmarks of each group, and `AVERAGE` of all, unweighted: group -> file -> share."""
+        if not self.groups:
+            return {}
+        every = {name: tasks for own in self.groups.values() for name, tasks in own.items()}
+        return {
+            group: {file: fmean(_mean(scores, tasks) for tasks in own.values()) for file, scores in self.scores.items()}
+            for group, own in {**self.groups, AVERAGE: every}.items()
+        }
 
     @property
     def head(self) -> list[str]:
@@ -213,12 +235,20 @@ class MemberEvaluation(Record):
 
     @property
     def rows(self) -> list[list[str]]:
-        """A line for each task: name, questions, and shares with intervals; of files also the change."""
+        """A line for each task: name, questions, and shares with intervals; of files also the change.
+
+        Means of groups follow, without intervals.
+        """
         first = next(iter(self.scores.values()))
-        return [
+        rows = [
             [task, f"{one.questions}", *(cell for each in self.scores.values() for cell in _cells(each[task]))]
             for task, one in first.items()
         ]
+        for group, shares in self.means.items():
+            own, *files = shares.values()
+            changes = [cell for share in files for cell in (f"{share:.1%}", f"{100 * (share - own):+.1f}")]
+            rows.append([f"mean: {group}", "", f"{own:.1%}", *changes])
+        return rows
 
     @property
     def notes(self) -> list[str]:
@@ -227,7 +257,14 @@ class MemberEvaluation(Record):
             f"Questions of {self.tasks}, greedy decoding, 95 % intervals: Wilson's of shares, and those of Bonett and "
             "Price of changes in percentage points, from the same questions."
         )
+        if self.versions:
+            versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+            about += f" Means weigh benchmarks equally. Versions of configurations: {versions}."
         return [about, *(f"{name}: none: {reason}" for name, reason in self.missing.items())]
+
+
+def _mean(scores: Mapping[str, TaskScore], tasks: Iterable[str]) -> float:
+    return fmean(scores[task].exact / scores[task].questions for task in tasks)
 
 
 def _cells(score: TaskScore) -> list[str]:

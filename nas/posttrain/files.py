@@ -129,6 +129,10 @@ class Questions(Protocol):
     """For the record."""
     record: str
     """File of the member that keeps the result."""
+    groups: dict[str, dict[str, tuple[str, ...]]]
+    """See `MemberEvaluation`."""
+    versions: dict[str, int]
+    """See `MemberEvaluation`."""
 
     def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
         """Asks all questions and returns whether the answers are right; each model has the same tasks and questions."""
@@ -146,6 +150,8 @@ class Conversations:
 
     def __init__(self, path: Path) -> None:
         self._conversations, self.name = read_lines(path, Conversation), path.name
+        self.groups: dict[str, dict[str, tuple[str, ...]]] = {}
+        self.versions: dict[str, int] = {}
 
     def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
         """See `Questions`."""
@@ -197,7 +203,10 @@ def evaluate_member(
             missing[quantisation] = str(error)
         else:
             scores[quantisation] = counts(own, right)
-    evaluation = MemberEvaluation(weights=described, tasks=questions.name, scores=scores, missing=missing)
+    evaluation = MemberEvaluation(
+        weights=described, tasks=questions.name, scores=scores, missing=missing, groups=questions.groups,
+        versions=questions.versions,
+    )  # fmt: skip
     write_record(folder / questions.record, evaluation)
     rewrite_card(folder, owner, member, log)
     return evaluation

@@ -2,7 +2,9 @@
 
 Configurations are `benchmarks/NAME.yaml`. `metadata` has what the harness does not know: `datasets`, names of data sets
 that are one benchmark together; `column` and `values`, groups with examples of their own; `examples`, a data set that
-examples are drawn from; `chat: false`, questions without the chat template.
+examples are drawn from; `chat: false`, questions without the chat template; `group`, as in the report; `version`, to
+increase with every change after which the same answers score otherwise; `score: mean`, where a benchmark's score is the
+mean of its metrics and not the first.
 """
 
 from __future__ import annotations
@@ -89,6 +91,13 @@ class Benchmarks:
                 raise InvalidInput(f"{name}: its data is not as expected: {error}", where=str(data)) from error
         if not self.tasks:
             raise InvalidInput("has no data of any benchmark", where=str(data))
+        self.groups: dict[str, dict[str, tuple[str, ...]]] = {}
+        self.versions: dict[str, int] = {}
+        for name, (first, *_) in self.tasks.items():
+            about, rows = first.config.metadata, [_row(name, metric, first) for metric in _metrics(first)]
+            counted = rows if about.get("score") == "mean" else rows[:1]
+            self.groups.setdefault(about["group"], {})[name] = tuple(counted)
+            self.versions[name] = about["version"]
         self.name = f"lm-evaluation-harness {VERSION}, {', '.join(self.tasks)}"
 
     def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
@@ -115,13 +124,21 @@ class Benchmarks:
             apply_chat_template=with_chat,
             fewshot_as_multiturn=with_chat,
         )
-        metrics = [each["metric"] for each in tasks[0].config.metric_list]
         for task in tasks:
             for sample in results["samples"][task.config.task]:
-                for metric in metrics:
+                for metric in _metrics(task):
                     value = sample[metric]
                     for right in value if isinstance(value, list) else [value]:
-                        yield name if metric == metrics[0] else f"{name} ({metric})", bool(right)
+                        yield _row(name, metric, task), bool(right)
+
+
+def _metrics(task: ConfigurableTask) -> list[str]:
+    return [each["metric"] for each in task.config.metric_list]
+
+
+def _row(name: str, metric: str, task: ConfigurableTask) -> str:
+    """Returns the name under which a metric is counted; the first one has the benchmark's own."""
+    return name if metric == _metrics(task)[0] else f"{name} ({metric})"
 
 
 def questions(data: Path) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import nltk
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ import yaml
 from pretrain_lab import LAYOUT
 
 from nas.core.errors import InvalidInput, UnknownName
+from nas.core.family import AVERAGE, MemberEvaluation, TaskScore
 from nas.nn.model import Model
 from nas.posttrain.benchmarks.answers import extracted, letter, math_result, number, number_result, same
 from nas.posttrain.conversations import ChatTokenizer
@@ -289,6 +291,61 @@ def test_mmmlu_has_no_chat_template(data: Path) -> None:
     asked: list[str] = []
     assert judged(data, "mmmlu", knowing(asked, str, lambda text: "B")) == {"mmmlu": [True] * 7}
     assert all("<|im_start|>" not in text and text.endswith("Answer:") for text in asked)
+
+
+def test_groups_have_means_of_their_benchmarks(data: Path) -> None:
+    asked = Benchmarks(data, ["gsm8k", "math_500", "mgsm", "mmmlu"], 1 << 16, None, lambda line: None)
+    assert asked.groups == {
+        "mathematics": {"gsm8k": ("gsm8k",), "math_500": ("math_500",)},
+        "languages": {"mgsm": ("mgsm",), "mmmlu": ("mmmlu",)},
+    }
+    assert asked.versions == {"gsm8k": 2, "math_500": 2, "mgsm": 2, "mmmlu": 1}
+    first = {"gsm8k": TaskScore.of(1, 4), "math_500": TaskScore.of(1, 2), "mgsm": TaskScore.of(3, 4)}
+    first |= {"mmmlu": TaskScore.of(0, 7), "gsm8k (loose)": TaskScore.of(4, 4)}
+    second = {name: TaskScore.of(0, score.questions, score.exact, 0) for name, score in first.items()}
+    found = MemberEvaluation(
+        weights="checkpoint:0", tasks="t", scores={"pytorch": first, "q4_0": second}, groups=asked.groups,
+        versions=asked.versions,
+    )  # fmt: skip
+    assert found.means == {
+        "mathematics": {"pytorch": 0.375, "q4_0": 0},
+        "languages": {"pytorch": 0.375, "q4_0": 0},
+        AVERAGE: {"pytorch": 0.375, "q4_0": 0},
+    }
+    assert found.rows[-1] == ["mean: all benchmarks", "", "37.5%", "0.0%", "-37.5"]
+    assert "gsm8k 2, math_500 2" in found.notes[0]
+    assert MemberEvaluation.model_validate_json(found.model_dump_json()) == found
+
+
+def test_ifeval_is_judged_by_the_reference_implementation(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("langdetect", "immutabledict"):
+        pytest.importorskip(module)
+    # No instruction here splits sentences, so none reads these data, but the judge wants them to be there.
+    (tmp_path / "nltk/tokenizers/punkt_tab").mkdir(parents=True)
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk")])
+    docs = [
+        ("punctuation:no_comma", {}, "no commas"),
+        ("length_constraints:number_words", {"num_words": 3, "relation": "at least"}, "three words"),
+        ("change_case:english_lowercase", {}, "lower case"),
+    ]
+    both = [{"key": 9, "prompt": "both", "instruction_id_list": [docs[0][0], docs[1][0]], "kwargs": [{}, docs[1][1]]}]
+    one = [
+        {"key": key, "prompt": prompt, "instruction_id_list": [name], "kwargs": [kwargs]}
+        for key, (name, kwargs, prompt) in enumerate(docs)
+    ]
+    rows(data / "google/IFEval/train.jsonl", *one, *both)
+    answers = {"no commas": "well, no", "three words": "it has four words", "lower case": "all is lower here now"}
+    found = judged(data, "ifeval", knowing([], lambda text: next((a for q, a in answers.items() if q in text), "a b")))
+    assert found == {
+        "ifeval": [False, True, True, False],
+        "ifeval (prompt_level_loose_acc)": [False, True, True, False],
+        "ifeval (inst_level_strict_acc)": [False, True, True, True, False],
+        "ifeval (inst_level_loose_acc)": [False, True, True, True, False],
+    }
+    groups = Benchmarks(data, ["ifeval"], 1 << 16, None, lambda line: None).groups
+    assert groups == {"instruction following": {"ifeval": tuple(found)}}
 
 
 def test_long_questions_lose_their_beginnings_and_it_is_said(data: Path) -> None:
