@@ -67,7 +67,7 @@ class Dialogue:
     def __init__(
         self, runtime: str, model: Path, argv: Sequence[str], context: int, env: Mapping[str, str] | None = None
     ) -> None:
-        self._runtime, self._model, self._context = runtime, model, context
+        self._runtime, self._model, self.context = runtime, model, context
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the context
         self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=env, bufsize=0
@@ -101,9 +101,9 @@ class Dialogue:
             InvalidInput: the question leaves no room for an answer.
             CandidateFailed: the process died or hung on this model (crash).
         """
-        most = min(most, self._context - len(question))
+        most = min(most, self.context - len(question))
         if most < 1:
-            raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self._context:,}")
+            raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self.context:,}")
         self._ask({"ids": list(question), "most": most, "ends": list(ends), "temperature": temperature, "seed": seed})
         while (token := _TOKEN.unpack(self._read(_TOKEN.size, _TOKEN_S))[0]) != _END:
             yield token
@@ -119,8 +119,8 @@ class Dialogue:
             InvalidInput: the question with a continuation exceeds the context.
             CandidateFailed: the process died or hung on this model (crash).
         """
-        if len(question) + max(map(len, continuations)) > self._context:
-            raise InvalidInput(f"{len(question):,} tokens leave no room for a continuation in {self._context:,}")
+        if len(question) + max(map(len, continuations)) > self.context:
+            raise InvalidInput(f"{len(question):,} tokens leave no room for a continuation in {self.context:,}")
         self._ask({"ids": list(question), "continuations": [list(each) for each in continuations]})
         return [Score(*_SCORE.unpack(self._read(_SCORE.size, _TOKEN_S))) for _ in continuations]
 

@@ -17,7 +17,7 @@ from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, read_layout
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.core.family import Comparison, Decision, Figure, Measured, MemberFiles, MemberTraining
+from nas.core.family import PRETRAININGS, Comparison, Decision, Figure, Measured, MemberFiles, MemberTraining
 from nas.core.layout import Layout
 from nas.core.logs import visible
 from nas.core.units import show_count, show_duration, show_figure
@@ -267,14 +267,7 @@ def post(
     if json:
         print_json(record.model_dump(mode="json"))
         return
-    rows = [
-        (
-            each.kind, f"{each.steps:,}", f"{each.tokens:,}", _losses(each), _scores(each), show_duration(each.seconds),
-            _memory(each),
-        )
-        for each in record.history
-    ]  # fmt: skip
-    print_table(("stage", "steps", "tokens", "loss", "scores", "time", "peak memory"), rows)
+    _print_stages(record, "stages")
 
 
 @app.command()
@@ -352,19 +345,24 @@ def chat(
     size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
     quantisation: Annotated[str, typer.Option("--quantisation", "-q", help="File to use; 8da4w: .pte.")] = "q4_0",
     system: Annotated[str, typer.Option("--system", help="System message.", show_default="none")] = "",
+    tools: Annotated[Path | None, typer.Option("--tools", help="JSON list of tools that it may call.")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.3,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum tokens of an answer.")] = 512,
     context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 4096,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Sampling seed.")] = 0,
 ) -> None:
-    """Chat with a member: each line of stdin is a message; answers are streamed to stdout."""
-    from nas.posttrain.files import Chat, chat_tokenizer, open_dialogue
+    """Chat with a member: each line of stdin is a message; answers are streamed to stdout.
+
+    When the context is full, the oldest turns are forgotten.
+    """
+    from nas.posttrain.files import Chat, chat_tokenizer, open_dialogue, read_tools
     from nas.release.files import find_member
 
     folder, _, _ = find_member(name, size)
     tokenizer = chat_tokenizer(folder)
+    known = read_tools(tools) if tools else ()
     with open_dialogue(folder, quantisation, context) as dialogue:
-        talk = Chat(dialogue, tokenizer, system)
+        talk = Chat(dialogue, tokenizer, system, known, say)
         while True:
             if sys.stdin.isatty():
                 typer.echo("> ", nl=False, err=True)
@@ -632,6 +630,25 @@ def _print_training(view: FamilyView) -> None:
                     ("  held out", _scores(training) or None),
                 ]
             )
+            if training.before:
+                _print_stages(training, f"stages of {each.member.size}")
+
+
+def _print_stages(training: MemberTraining, title: str) -> None:
+    """Prints all trainings up to one."""
+    rows = [
+        (
+            each.label, f"{each.steps:,}", f"{each.tokens:,}", _losses(each), _scores(each), _times(each), _memory(each)
+        )
+        for each in training.history
+    ]  # fmt: skip
+    print_table(("stage", "steps", "tokens", "loss", "scores", "time", "peak memory"), rows, title=title)
+
+
+def _times(training: MemberTraining) -> str:
+    """Returns the time of a training, and of its parts where they are on record."""
+    parts = ", ".join(f"{name} {show_duration(seconds)}" for name, seconds in training.spent.items() if seconds >= 1)
+    return show_duration(training.whole_s) + (f" ({parts})" if parts else "")
 
 
 def _losses(training: MemberTraining) -> str:
@@ -640,13 +657,20 @@ def _losses(training: MemberTraining) -> str:
 
 
 def _memory(training: MemberTraining) -> str:
-    return "-" if training.peak_memory_mb is None else f"{training.peak_memory_mb:,.0f} MB"
+    if training.peak_memory_mb is None:
+        return "-"
+    prepared = training.prepare_memory_mb
+    return f"{training.peak_memory_mb:,.0f} MB" + (f", before {prepared:,.0f} MB" if prepared else "")
 
 
 def _scores(training: MemberTraining) -> str:
     """Returns the scores of a training on held-out data; pre-trainings have bits per byte."""
-    scores = ", ".join(f"{name} {value:.3f}" for name, value in training.held_out.items())
-    return f"{scores} bits per byte" if scores and training.kind == "pretrain" else scores
+    counts = training.config.get("counts", {})
+    scores = ", ".join(
+        f"{name} {value:.3f}" + (f" of {counts[name]:,}" if name in counts else "")
+        for name, value in training.held_out.items()
+    )
+    return f"{scores} bits per byte" if scores and training.kind in PRETRAININGS else scores
 
 
 def _print_comparisons(view: FamilyView) -> None:

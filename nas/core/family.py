@@ -290,12 +290,32 @@ class MemberTraining(Record):
         exclude_if=lambda value: value is None,
         description="of worker 0 in its last run: resident memory, on a GPU what torch allocated; null: unknown",
     )
+    spent: dict[str, float] = Field(
+        default_factory=dict,
+        exclude_if=lambda spent: not spent,
+        description="seconds of the last run by what they were spent on: prepare, sample, judge, train, score",
+    )
+    prepare_memory_mb: float | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="peak resident memory of the process that prepared the data and merged; null: unknown",
+    )
     device: str
     kind: str = Field("pretrain", exclude_if=lambda kind: kind == "pretrain", description="such as 'pretrain'")
     name: str = Field("", exclude_if=lambda name: not name, description="by which later stages of a recipe name it")
     before: tuple[MemberTraining, ...] = Field(
         (), exclude_if=lambda before: not before, description="the trainings before it, in order; see `start`"
     )
+
+    @property
+    def label(self) -> str:
+        """Name, or kind where it has none."""
+        return self.name or self.kind
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of all steps, and of what came before and after them in the last run."""
+        return self.seconds + sum(seconds for what, seconds in self.spent.items() if what != "train")
 
     @property
     def history(self) -> tuple[MemberTraining, ...]:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import TypeAdapter, ValidationError
+
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.family import (
     EVALUATION,
@@ -22,11 +24,12 @@ from nas.core.layout import Layout
 from nas.nn.fit import Log
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
-from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, problem_of, read_lines
+from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, Tool, problem_of, read_lines
 from nas.posttrain.generation import Answerer, Judgements, answerer, counts, exact_answers, grouped
 from nas.pretrain.member_training import MemberToTrain
 from nas.release.files import files_of, find_member, rewrite_card, tokenizer_of
 from nas.release.options import QUANTISATIONS
+from nas.release.tokenizer import SPECIAL
 from nas.runtimes import RUNTIMES
 from nas.runtimes.dialogue import Dialogue
 from nas.runtimes.executorch import stock
@@ -219,14 +222,25 @@ class Chat:
         dialogue: of the file.
         chat: tokenizer of the member.
         system: first message; empty: none.
+        tools: that the model may call.
+        log: takes a line where turns are forgotten.
     """
 
-    def __init__(self, dialogue: Dialogue, chat: ChatTokenizer, system: str = "") -> None:
-        self._dialogue, self._chat = dialogue, chat
+    def __init__(
+        self,
+        dialogue: Dialogue,
+        chat: ChatTokenizer,
+        system: str = "",
+        tools: Sequence[Tool] = (),
+        log: Log = lambda line: None,
+    ) -> None:
+        self._dialogue, self._chat, self._tools, self._log = dialogue, chat, tuple(tools), log
         self.messages: list[Message] = [Message(role="system", content=system)] if system else []
 
     def say(self, text: str, *, most: int, temperature: float, seed: int) -> Iterator[str]:
         """Yields the answer to `text` in pieces, as they are computed.
+
+        Where the context has no room for the conversation with half an answer, its oldest turns are forgotten.
 
         Args:
             text: of the user.
@@ -241,9 +255,10 @@ class Chat:
         asked = [*self.messages, Message(role="user", content=text)]
         if problem := problem_of(asked[-1:], "user"):
             raise InvalidInput(problem)
+        asked = self._shortened(asked, self._dialogue.context - min(most // 2, self._dialogue.context // 2))
         ids: list[int] = []
         shown = ""
-        question = self._chat.question(asked)
+        question = self._chat.question(asked, self._tools)
         for token in self._dialogue.answer(question, most, self._chat.ends, temperature=temperature, seed=seed):
             ids.append(token)
             answer = self._chat.answer_of(ids)
@@ -251,3 +266,30 @@ class Chat:
                 yield answer[len(shown) :]
                 shown = answer
         self.messages = [*asked, Message(role="assistant", content=self._chat.answer_of(ids))]
+
+    def _shortened(self, asked: list[Message], room: int) -> list[Message]:
+        """Returns the conversation without as many of its oldest turns as leave no more than `room` tokens."""
+        first = 1 if asked[0].role == "system" else 0
+        starts = [place for place, message in enumerate(asked) if message.role == "user"]
+        shorter = ([*asked[:first], *asked[place:]] for place in starts)
+        kept = next((each for each in shorter if len(self._chat.question(each, self._tools)) <= room), None)
+        if kept is None:
+            kept = [*asked[:first], *asked[starts[-1] :]]
+        if dropped := (len(asked) - len(kept)) // 2:
+            self._log(f"forgot the oldest {dropped} of {len(starts) - 1} turns: the context is full")
+        return kept
+
+
+def read_tools(path: Path) -> list[Tool]:
+    """Reads a JSON list of tools, each an object or text, as lines of conversations have them.
+
+    Raises:
+        InvalidInput: the file is no such list, or a tool contains a special token.
+    """
+    try:
+        found: list[Tool] = TypeAdapter(list[Tool]).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise InvalidInput(f"no JSON list of tools: {error}", where=str(path)) from error
+    if token := next((each for each in SPECIAL if any(each in str(tool) for tool in found)), None):
+        raise InvalidInput(f"a tool contains the special token {token}", where=str(path))
+    return found

@@ -190,7 +190,7 @@ class PreferRequest(TrainingRequest):
             texts = [question_text(each.conversation(each.chosen)) for each in pairs]
             pairs = [pairs[index] for index in _apart(texts, asked, settings, log)]
             if settings.questions:
-                pairs += _on_policy(settings, loaded(member.layout, weights), chat, key, asked, log)
+                pairs += _on_policy(settings, member, loaded(member.layout, weights), chat, key, asked, log)
             _write_pairs(path, pairs, chat, settings, log)
         return Prefer.of(member, weights, settings, key, chat, evaluations=hashes[2])
 
@@ -208,7 +208,13 @@ def _apart(texts: Sequence[str], evaluations: Sequence[str], settings: PreferSet
 
 
 def _on_policy(
-    settings: PreferSettings, model: Model, chat: ChatTokenizer, key: str, evaluations: Sequence[str], log: Log
+    settings: PreferSettings,
+    member: MemberToTrain,
+    model: Model,
+    chat: ChatTokenizer,
+    key: str,
+    evaluations: Sequence[str],
+    log: Log,
 ) -> Iterator[Preference]:
     """Yields preferences from sampled answers, chunk by chunk; chunks that were judged before are read."""
     folder = paths.cache() / "preferences" / key
@@ -225,7 +231,7 @@ def _on_policy(
         path = folder / f"{start // _QUESTIONS_AT_ONCE:05}.jsonl"
         if not path.is_file():
             some = asked[start : start + _QUESTIONS_AT_ONCE]
-            found = _judged(settings, model, chat, judge, some, start)
+            found = _judged(settings, member, model, chat, judge, some, start)
             write_durably(path, "".join(each.model_dump_json() + "\n" for each in found).encode())
             log(f"answered {start + len(some):,} of {len(asked):,} questions: {len(found)} preferences")
         for line in path.read_text("utf-8").splitlines():
@@ -234,6 +240,7 @@ def _on_policy(
 
 def _judged(
     settings: PreferSettings,
+    member: MemberToTrain,
     model: Model,
     chat: ChatTokenizer,
     judge: Judge,
@@ -243,15 +250,17 @@ def _judged(
     questions = [chat.question(each.question, each.tools) for each, _ in asked]
     repeated = [question for question in questions for _ in range(settings.samples)]
     seeds = [[settings.seed, first + i, j] for i in range(len(asked)) for j in range(settings.samples)]
-    answers = generate(
-        model, repeated, settings.answer_tokens, chat.ends, temperature=settings.temperature, seeds=seeds
-    )
+    with member.timed("sample"):
+        answers = generate(
+            model, repeated, settings.answer_tokens, chat.ends, temperature=settings.temperature, seeds=seeds
+        )
     own = [
         [Sample(each, chat.answer_of(ids), place) for ids in answers[i * settings.samples : (i + 1) * settings.samples]]
         for i, (each, place) in enumerate(asked)
     ]
     known = [Sample(each, each.answer, place) for each, place in asked]
-    scores = judge([*(sample for some in own for sample in some), *known])
+    with member.timed("judge"):
+        scores = judge([*(sample for some in own for sample in some), *known])
     found = []
     for i, some in enumerate(own):
         theirs = scores[i * settings.samples : (i + 1) * settings.samples]
@@ -305,6 +314,7 @@ class Prefer(ConversationPlan):
             "settings": self.settings.model_dump(mode="json"),
             "tokenizer": self.tokenizer_sha256,
             "preferences": len(data.lengths) // 2,
+            "counts": {ACCURACY: int(data.held_out[::2].sum())},
         }
 
     def stages(self, worker: Worker) -> list[Stage]:

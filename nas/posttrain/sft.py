@@ -478,6 +478,7 @@ class Sft(ConversationPlan):
             "settings": self.settings.model_dump(mode="json"),
             "tokenizer": self.tokenizer_sha256,
             "conversations": len(data.lengths),
+            "counts": {HELD_OUT: int(data.held_out.sum())},
         }
 
     def stages(self, worker: Worker) -> list[Stage]:

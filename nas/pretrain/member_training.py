@@ -22,6 +22,7 @@ import json
 import os
 import tempfile
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -78,6 +79,17 @@ class MemberToTrain:
     tokenizer: Path
     before: tuple[MemberTraining, ...]
     start: MemberTraining | None = None
+    spent: dict[str, float] = field(default_factory=dict, compare=False)
+    """Seconds of parts of the preparation; see `timed`."""
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Adds the seconds within the context to `spent`."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - begin
 
     @property
     def origin(self) -> MemberTraining:
@@ -280,7 +292,10 @@ def train_member(
     history = () if recorded is None else recorded.history
     if before is None:
         before = before_first(request.kind, history)
-    plan = request.plan(_started(MemberToTrain(folder, layout, tokenizer, before), request.origin), log)
+    member_before = _started(MemberToTrain(folder, layout, tokenizer, before), request.origin)
+    measured = _reset_peak_memory(torch.device("cpu"))
+    begin = time.monotonic()
+    plan = request.plan(member_before, log)
     own = _folder_of(folder, plan.key)
     if record := next((each for each in history if each.config.get("key") == plan.key), None):
         _checked_weights(folder, record)
@@ -289,7 +304,9 @@ def train_member(
         if not last:
             return record
     else:
-        record = _train(plan, request, own, before, log)
+        spent = dict(member_before.spent)
+        spent = {"prepare": time.monotonic() - begin - sum(spent.values()), **spent}
+        record = _train(plan, request, own, before, spent, measured, log)
     weights = Checkpoint(own / WEIGHTS, record.checkpoint)
     trained = Trained(owner, member, folder, layout, weights, plan.tokenizer, request.files)
     _conclude(trained, plan.tokenizer_sha256, record, write if last else _write_nothing, log)
@@ -318,8 +335,15 @@ def _started(member: MemberToTrain, origin: str) -> MemberToTrain:
 
 
 def _train(
-    plan: TrainingPlan, request: TrainingRequest, own: Path, before: tuple[MemberTraining, ...], log: Log
+    plan: TrainingPlan,
+    request: TrainingRequest,
+    own: Path,
+    before: tuple[MemberTraining, ...],
+    spent: Mapping[str, float],
+    measured: bool,
+    log: Log,
 ) -> MemberTraining:
+    """Trains by a plan; `spent`: seconds of its preparation, `measured`: whether peak memory counts from there."""
     workers = request.workers or max(1, torch.cuda.device_count())
     if workers > plan.most_workers:
         raise InvalidInput(
@@ -328,7 +352,10 @@ def _train(
             where="--workers",
         )
     own.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
     weights, start = plan.start(own, log)
+    spent = {**spent, "prepare": spent["prepare"] + time.monotonic() - begin}
+    prepare_memory_mb = _peak_memory_mb(torch.device("cpu")) if measured else None
     spec = {
         "plan": [type(plan).__module__, type(plan).__qualname__, plan.model_dump(mode="json")],
         "start": None if weights is None else str(weights),
@@ -339,10 +366,12 @@ def _train(
         "checkpoint_s": request.checkpoint_s,
     }
     outcome = run_workers(spec, workers, log)
+    outcome["spent"] = {**spent, **outcome["spent"]}
     return MemberTraining(
         checkpoint=sha256_of(own / WEIGHTS),
         config={"key": plan.key, **plan.config(), "workers": workers},
         start=start,
+        prepare_memory_mb=prepare_memory_mb,
         **outcome,
         kind=request.kind,
         name=request.name,
@@ -461,6 +490,7 @@ def run_plan(spec: Mapping[str, Any], worker: Worker) -> None:
     if worker.rank:
         return
     save_weights(model, own / WEIGHTS)
+    begin = time.monotonic()
     with torch.no_grad(), _precision(worker.device):
         held_out = plan.scores(model.eval(), worker)
     outcome = {
@@ -469,6 +499,7 @@ def run_plan(spec: Mapping[str, Any], worker: Worker) -> None:
         "steps": state.steps,
         "curve": thinned(state.losses, _CURVE_POINTS),
         "seconds": state.seconds,
+        "spent": {"train": state.seconds, "score": time.monotonic() - begin},
         "peak_memory_mb": _peak_memory_mb(worker.device) if peak_known else None,
         "device": worker.describe(),
     }

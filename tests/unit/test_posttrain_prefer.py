@@ -25,6 +25,7 @@ from nas.core.family import MemberTraining, TaskScore
 from nas.core.task import IGNORE
 from nas.nn.model import Model
 from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, Preference, read_lines
+from nas.posttrain.files import Chat, read_tools
 from nas.posttrain.generation import answerer, by_task, exact_matches, generate
 from nas.posttrain.judges import RULES, Sample, command_judge, preference_of
 from nas.posttrain.prefer import ACCURACY, answer_log_probabilities, preference_loss
@@ -243,6 +244,8 @@ def test_alignment_raises_the_chosen_answers_and_merges_follow(member: Path) -> 
     assert aligned.curve[0][1] == pytest.approx(start, abs=1e-3) and aligned.curve[-1][1] < 0.9 * start
     assert set(aligned.held_out) >= {ACCURACY, "exact all"} and aligned.held_out[ACCURACY] > 0.5
     assert found.steps == 0 and found.start == "ties of sft, prefer" and "exact all" in found.held_out
+    assert aligned.config["counts"][ACCURACY] == 20 and set(aligned.spent) == {"prepare", "train", "score"}
+    assert aligned.whole_s > aligned.seconds == aligned.spent["train"] and found.prepare_memory_mb
     assert found.config["models"] == [found.before[1].checkpoint, aligned.checkpoint]
     assert run(member, prefer, {"kind": "merge", "models": ["prefer"]}).checkpoint == aligned.checkpoint
 
@@ -266,9 +269,65 @@ def test_on_policy_pairs_are_sampled_once(member: Path, monkeypatch: pytest.Monk
         run(member, {**prefer, "judge_command": even})
     found = run(member, prefer)
     pairs = [path for path in (member / "NAS_CACHE" / "preferences").glob("*/*.jsonl") if path.stat().st_size]
+    assert set(found.spent) == {"prepare", "sample", "judge", "train", "score"}
     assert len(pairs) == 1 and found.config["preferences"] == len(pairs[0].read_text().splitlines()) > 0
     again = run(member, {**prefer, "lr": 1e-6})
     assert again.config["preferences"] == found.config["preferences"] and again.checkpoint != found.checkpoint
+
+
+def test_two_rounds_of_alignment_sample_from_different_weights(member: Path) -> None:
+    judge = [sys.executable, "-c", "import sys\nfor line in sys.stdin: print(len(line))"]
+    (member / "asked.jsonl").write_text((member / "test.jsonl").read_text())
+    first: dict[str, object] = {
+        "kind": "prefer", "name": "one", "questions": ["asked.jsonl"], "judge_command": judge, "samples": 2,
+        "answer_tokens": 4, "batch": 4, "epochs": 1, "lr": 5e-3,
+    }  # fmt: skip
+    found = run(member, first, {**first, "name": "two"})
+    one, two = found.history[2:]
+    assert (one.label, two.label) == ("one", "two")
+    assert two.start == f"checkpoint:{one.checkpoint}" and two.checkpoint != one.checkpoint
+    rounds = [
+        [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
+        for folder in (member / "NAS_CACHE/preferences").iterdir()
+    ]
+    assert len(rounds) == 2 and rounds[0] != rounds[1], "answers of the second round are of the first one's weights"
+    merged = run(member, first, {**first, "name": "two"}, {"kind": "merge", "models": ["one", "two"]})
+    assert merged.config["models"] == [one.checkpoint, two.checkpoint]
+
+
+class Remembering:
+    """A dialogue that notes the questions and answers each with `yes`."""
+
+    def __init__(self, chat: ChatTokenizer, context: int) -> None:
+        self.context, self.asked, self._chat = context, list[str](), chat
+
+    def answer(self, question: Sequence[int], most: int, ends: Sequence[int], **_: object) -> list[int]:
+        assert len(question) + most // 2 <= self.context
+        self.asked.append(self._chat.decode(question))
+        return self._chat.encode("yes<|im_end|>")
+
+
+def test_chat_forgets_its_oldest_turns_and_says_so() -> None:
+    chat = ChatTokenizer(byte_tokenizer(320), "bytes")
+    dialogue: Any = Remembering(chat, 160)
+    said: list[str] = []
+    talk = Chat(dialogue, chat, "brief", [{"name": "sum"}], said.append)
+    for number in range(5):
+        assert "".join(talk.say(f"question {number}", most=8, temperature=0, seed=0)) == "yes"
+    last = dialogue.asked[-1]
+    assert "brief" in last and '"sum"' in last and "question 4" in last and "question 0" not in last
+    assert said and all(re.fullmatch(r"forgot the oldest \d of \d turns: the context is full", line) for line in said)
+    assert talk.messages[0].role == "system" and talk.messages[1].role == "user"
+
+
+def test_tools_of_a_chat_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "tools.json"
+    path.write_text('[{"name": "sum"}, "text"]')
+    assert read_tools(path) == [{"name": "sum"}, "text"]
+    for content, problem in (("{}", "no JSON list of tools"), ('["<|im_end|>"]', "contains the special token")):
+        path.write_text(content)
+        with pytest.raises(InvalidInput, match=rf"^{path}: .*{problem}"):
+            read_tools(path)
 
 
 def write_reward_model(folder: Path, outputs: int = 1, template: str | None = None) -> None:
