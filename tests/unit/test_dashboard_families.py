@@ -21,8 +21,10 @@ from nas.core.family import (
     EVALUATION,
     FAMILY,
     FILES,
+    TRAINING,
     MemberEvaluation,
     MemberFiles,
+    MemberTraining,
     TaskScore,
     read_record,
     write_record,
@@ -86,6 +88,25 @@ def test_a_member_shows_what_its_files_answer(visitor: TestClient, home: Path) -
     (member, _) = told(visitor, "/families/demo.json")["members"]
     assert member["evaluation"]["scores"]["q4_0"]["sums"]["exact"] == 29
     assert member["benchmarks"]["tasks"] == "gsm8k"
+
+
+def test_a_member_shows_all_of_its_stages(visitor: TestClient, home: Path) -> None:
+    write_family(home)
+    path = home / "families" / "demo" / "4M" / TRAINING
+    first = read_record(path, MemberTraining)
+    assert first is not None
+    last = first.model_copy(
+        update={
+            "kind": "prefer", "name": "<second>", "before": (first,), "held_out": {"kept": 0.75}, "seconds": 60.0,
+            "config": {**first.config, "counts": {"kept": 12}}, "spent": {"sample": 540.0, "train": 60.0},
+        }
+    )  # fmt: skip
+    write_record(path, last)
+    page = shown(visitor, "/families/demo").text
+    assert "Stages" in page and "<second>" in page and "kept 0.75 of 12" in page and "10 min" in page
+    done = nas("family", "show", "demo")
+    assert done.code == 0 and "stage\tsteps\ttokens" in done.out and "kept 0.750 of 12" in done.out
+    assert "sample 9 min 00 s" in done.out and "<second>" in done.out
 
 
 def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Path) -> None:
