@@ -498,7 +498,7 @@ def test_bad_files_of_later_stages_are_named_before_the_first_one_begins(member:
     question = {"kind": "prefer", "questions": ["chat.jsonl"]}
     for stage, problem in (
         ({"kind": "prefer", "questions": ["bad.jsonl"], "judge": "exact"}, named),
-        ({"kind": "merge", "evaluate": ["bad.jsonl"]}, named),
+        ({"kind": "merge", "models": ["sft"], "evaluate": ["bad.jsonl"]}, named),
         ({"kind": "prefer", "pairs": ["chat.jsonl"]}, r"chat.jsonl:1: chosen: Field required"),
         ({"kind": "prefer", "pairs": ["none.jsonl"]}, r"none.jsonl: cannot read it: No such file"),
         ({**question, "judge_command": ["./no-judge"]}, "judge_command: no such program: ./no-judge"),
