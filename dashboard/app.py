@@ -145,7 +145,7 @@ def not_found_router(access: PageAccess) -> APIRouter:
 class _OutsideApi(Convertor[str]):
     """A path that is not the API's, which answers itself; without a slash at its end, which is redirected."""
 
-    regex = "(?!v1(?:/|$)).*[^/]"
+    regex = "(?!v1(?:/|$)|metrics$).*[^/]"
 
     def convert(self, value: str) -> str:
         return value

@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks.study.terms import Terms, space_of
 from nas.cli.options import INTERRUPTED
-from nas.cli.output import duration
+from nas.core.units import show_duration
 from nas.core.errors import InvalidInput, NasError
 from nas.store import leases, studies, trials
 from nas.store.rows import Study, StudyState
@@ -63,12 +63,12 @@ class Campaign:
             # The first study trains the references for all: later ones tell the pace.
             pace = took / _guess_s(terms) if index < 2 else (pace + took / _guess_s(terms)) / 2
             still = pace * sum(map(_guess_s, left[index + 1 :]))
-            self._say(f"{terms.study}: done in {duration(took)}; about {duration(still)} left")
+            self._say(f"{terms.study}: done in {show_duration(took)}; about {show_duration(still)} left")
 
     def tell(self, planned: Sequence[Terms]) -> list[Terms]:
         """Prints the expected duration; returns the unfinished studies."""
         left = [terms for terms in planned if not self._finished(terms)]
-        self._say(f"{len(left)} of {len(planned)} studies to run: about {duration(sum(map(_guess_s, left)))}")
+        self._say(f"{len(left)} of {len(planned)} studies to run: about {show_duration(sum(map(_guess_s, left)))}")
         return left
 
     @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.study.stacks import HEIGHTS
 from benchmarks.study.terms import ABLATED, CALLED
-from nas.cli.output import duration
+from nas.core.units import show_duration
 
 Json = Mapping[str, Any]
 _WINNERS = 15
@@ -54,7 +54,7 @@ def _head(found: Json, command: str, conditions: str) -> str:
 Studies of `{found["space"]}` on a real machine: {_listed(engines)}, {seeded}, each \
 {_listed(map(str, trials))} trials. Every layout was exported, measured by \
 [the protocol](../explanation/measurement-protocol.md) and, where it kept the budgets, \
-trained in small. All studies together ran for {duration(spent)}. {conditions}
+trained in small. All studies together ran for {show_duration(spent)}. {conditions}
 
 Budgets are equal in trials, not in seconds: results are found by the hash of their inputs, so the references and the
 layouts that an earlier study had tried already cost a later one nothing. Hypervolume counts complete trials, in every
@@ -72,7 +72,7 @@ def _engines(found: Json, picture: str) -> str:
     for study in compared:
         ended = [str(study["ended"].get(state, 0)) for state in ("complete", "stopped", "infeasible", "failed")]
         volumes = [_share(study["hypervolume"].get(str(mark)), whole) for mark in marks]
-        spent = [duration(study[name]) for name in ("device_s", "training_s", "elapsed_s")]
+        spent = [show_duration(study[name]) for name in ("device_s", "training_s", "elapsed_s")]
         rows.append([CALLED[study["engine"]], str(study["seed"]), *volumes, *ended, *spent])
     return f"""## Hypervolume over time
 

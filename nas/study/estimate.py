@@ -101,8 +101,20 @@ class EstimatePart(BaseModel):
     seconds: Span
 
 
+_SPAN = {"low": 900.0, "typical": 1500.0, "high": 2900.0}
+_EXAMPLE = {
+    "seconds": _SPAN,
+    "parts": [{"name": "training", "seconds": _SPAN}],
+    "based_on": ["trainings of this database"],
+    "depends_on": ["half of the layouts keep the budgets"],
+    "text": "15 to 48 min, mostly training",
+}
+
+
 class Estimate(BaseModel):
     """How long a study takes, or what remains of it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     seconds: Span = Field(description="of time that passes; measuring and training may overlap")
     parts: list[EstimatePart] = Field(description="in the order in which they begin")

@@ -41,6 +41,8 @@ OPERATIONS = {
     ("get", "/v1/studies/{name}/events"): Role.READ,
     ("get", "/v1/studies/{name}/trials"): Role.READ,
     ("get", "/v1/studies/{name}/measurements"): Role.READ,
+    ("get", "/v1/studies/{name}/archive"): Role.READ,
+    ("post", "/v1/estimates"): Role.READ,
     ("post", "/v1/studies/{name}/trials/{number}/mark"): Role.OPERATE,
 }  # fmt: skip
 

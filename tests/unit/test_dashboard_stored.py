@@ -134,7 +134,8 @@ def test_whatever_is_stored_is_text_on_every_page(lab: DashboardLab) -> None:
             ), path
             assert not any(character in answer.text for character in TURNED if not character.isascii()), path
             assert "\x1b" not in answer.text, path
-            tags = Page(answer.text).tags if answer.text.startswith("<!doctype") else []
+            shown = answer.text.startswith("<!doctype") and "Content-Disposition" not in answer.headers
+            tags = Page(answer.text).tags if shown else []  # a report to send has styles and a picture inside
             assert not [tag for tag, _ in tags if tag in ("img", "iframe", "object", "embed", "base")], path
             assert all((named.get("formaction") or "/").startswith("/") for _, named in tags), path
         elif answer.headers["Content-Type"].startswith("text/csv"):

@@ -128,7 +128,7 @@ def test_a_calibration_of_a_bad_minute_is_replaced(lab: Lab) -> None:
     lab.target(runs(*[scaled(1.5)] * 10))
     place = lab.target(runs(*[CALM] * 3), runs(*[scaled(1.5)] * 4, *[CALM] * 6))
     assert place.reference.calibration.ttft_ms == pytest.approx(10.0)
-    assert "-33.3% off its calibration: it was calibrated in a bad minute; calibrated again" in lab.said[-1]
+    assert "-33 % off its calibration: it was calibrated in a bad minute; calibrated again" in lab.said[-1]
     assert kept(lab, place.reference.calibration)
 
 
@@ -143,14 +143,14 @@ def test_a_device_that_changed_is_calibrated_anew_and_it_is_said(lab: Lab) -> No
     lab.target(runs(*[CALM] * 10))
     place = lab.target(runs(*[scaled(2.0)] * 3), runs(*[scaled(2.0)] * 10))
     assert place.reference.calibration.run_ms == pytest.approx(2 * reference_times().run_ms)
-    assert "+100.0% off its calibration: the device changed; calibrated again" in lab.said[-1]
+    assert "+100 % off its calibration: the device changed; calibrated again" in lab.said[-1]
 
 
 def test_a_device_that_is_slow_beside_other_processes_keeps_its_calibration(lab: Lab) -> None:
     lab.target(runs(*[CALM] * 10))
     busy = scaled(4.0, foreign_cpu=1.0)
     assert lab.target(runs(*[busy] * 3), runs(*[busy] * 10)).reference.calibration == reference_times()
-    assert "+300.0% off its calibration beside other processes" in lab.said[-1]
+    assert "+300 % off its calibration beside other processes" in lab.said[-1]
     changed = lab.target(runs(*[busy] * 3), runs(*[busy] * 9, scaled(4.0, foreign_cpu=0.2))).reference.calibration
     assert changed.run_ms == pytest.approx(4 * reference_times().run_ms), "also while little else ran"
 

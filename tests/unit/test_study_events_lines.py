@@ -22,7 +22,7 @@ TTFT = "ttft@chat: 812 ms, limit 800 ms"
         ("proposed", {}, "proposed"),
         ("measuring", {}, "measuring"),
         ("borderline", {"reason": TTFT}, f"near a budget, measured again: {TTFT}"),
-        ("gated_in", {"figures": FIGURES}, "within the budgets: latency 2498 ms, memory 279 MB"),
+        ("gated_in", {"figures": FIGURES}, "within the budgets: latency 2498.3 ms, memory 279 MB"),
         ("gated_in", {}, "within the budgets"),
         ("training", {"rung": 1, "name": "short"}, "training at rung short"),
         ("training", {"rung": 1}, "training at rung 1"),
@@ -32,7 +32,7 @@ TTFT = "ttft@chat: 812 ms, limit 800 ms"
         (
             "complete",
             {"quality": QUALITY, "figures": FIGURES},
-            "complete: quality 1.004 ± 0.001 (rung long, 2 seeds), latency 2498 ms, memory 279 MB",
+            "complete: quality 1.004 ± 0.001 (rung long, 2 seeds), latency 2498.3 ms, memory 279 MB",
         ),
         ("complete", {}, "complete"),
         ("progress", {"what": "quality", "quality": QUALITY}, "quality 1.004 ± 0.001 (rung long, 2 seeds)"),

@@ -52,7 +52,7 @@ class Mortal(Ledger):
     after = False
     written = 0
 
-    def _write(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _write(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         kind = type(self)
         kind.written += 1
         if kind.written > kind.life or (kind.written == kind.life and not kind.after):
