@@ -17,8 +17,8 @@ import yaml
 
 from benchmarks.study.terms import Terms, space_of
 from nas.cli.options import INTERRUPTED
-from nas.core.units import show_duration
 from nas.core.errors import InvalidInput, NasError
+from nas.core.units import show_duration
 from nas.store import leases, studies, trials
 from nas.store.rows import Study, StudyState
 from nas.store.store import Store

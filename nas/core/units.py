@@ -15,7 +15,7 @@ from nas.core.errors import InvalidInput
 _DECIMAL = r"\d{1,18}(?:\.\d{1,18})?"
 _MOST_DIGITS = 6
 _LEAST_SHARE = 1e-5
-"""Below it, a share is 0 for people."""
+"""Shares below it are shown as 0."""
 _COUNT = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9}
 _UNITS = {
     **{"ms": ("ms", 1.0), "s": ("ms", 1e3), "MB": ("MB", 1.0), "GB": ("MB", 1e3), "tok/s": ("tok/s", 1.0)},
@@ -106,7 +106,7 @@ def show_spread(value: float, sd: float | None) -> str:
 
 
 def show_share(share: float, signed: bool = False) -> str:
-    """Formats a share in percent: 0.284 -> '28 %', 0.043 -> '4.3 %', 0.00031 -> '0.031 %'; 0 below a thousandth of one."""
+    """Formats a share in percent: 0.284 -> '28 %', 0.043 -> '4.3 %', 0.00031 -> '0.031 %'; least 0.001 %."""
     percent = 100 * share if abs(share) >= _LEAST_SHARE else 0.0
     size, sign = abs(percent), "+" if signed else ""
     if (size >= 9.95 and not 99.5 <= size < 100) or not percent:

@@ -52,7 +52,7 @@ LM_SIGNAL, TASK_SIGNAL = 0.12, 0.35
 
 MIN_SNR = 2.0
 """Least signal / noise of a group that counts: differences of two such layouts have the right sign 85 times in 100."""
-RECALL = ("task/selcopy", "task/induction", "task/mqar", "task/noisyrecall", "lm/recall")
+RECALL = ("task/automata", "task/selcopy", "task/induction", "task/mqar", "task/noisyrecall", "lm/recall")
 """Groups of recall begin with one of these."""
 
 

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.quality.recall import GROUP, SEEDS, TASK, jobs, layouts, table
+
+PUBLISHED, ATTENTION = "d64 v256 ffn=swiglu:64 [C3 A4/2]", "d64 v256 ffn=swiglu:64 [A4/2*2]"
+FRONT = ["d64 v256 ffn=swiglu:64 [C3*2 A4/2]", "d64 v256 ffn=swiglu:96 [C3 A4/2]", "d64 v256 ffn=swiglu:64 [A4/2 C3]"]
+STEPS = 2
+
+
+def report() -> dict[str, Any]:
+    def row(layout: str, quality: float, **more: object) -> dict[str, Any]:
+        return {"layout": layout, "coordinates": {"quality": -quality}, **more}
+
+    references = [row(ATTENTION, 0.8, name="attention"), row(PUBLISHED, 1.0, name="published")]
+    return {"references": references, "front": [row(text, 0.9 + 0.1 * n, trial=n) for n, text in enumerate(FRONT)]}
+
+
+def known(scores: dict[str, float]) -> dict[str, dict[str, Any]]:
+    return {
+        job.key: {"scores": {GROUP: score + 0.1 * job.seed}}
+        for layout, score in scores.items()
+        for job in jobs(layout, STEPS)
+    }
+
+
+def test_a_training_is_of_the_task_alone_with_every_seed() -> None:
+    assert [(job.run.name, job.seed, job.steps) for job in jobs(PUBLISHED, STEPS)] == [
+        (TASK, seed, 2) for seed in SEEDS
+    ]
+
+
+def test_recall_is_relative_to_the_published_reference_seed_by_seed() -> None:
+    assert next(iter(layouts(report()))) == "published"
+    text = table(
+        report(), STEPS, known({PUBLISHED: 1.0, ATTENTION: 0.5, **dict(zip(FRONT, (1.5, 1.6, 2.0), strict=True))})
+    )
+    assert "| published | 1.000 | 1.00 | 1.00, 1.00 |" in text
+    assert "| attention | 0.800 | 0.52 | 0.50, 0.55 |" in text
+    assert "| 2 | 1.100 | 1.95 | 2.00, 1.91 |" in text and "5 of 5 layouts" in text
+
+
+def test_without_the_published_reference_there_is_no_table() -> None:
+    assert "not trained yet" in table(report(), STEPS, known(dict.fromkeys(FRONT, 1.0)))
