@@ -115,7 +115,7 @@ def test_a_phone_on_this_computer(
         computer.give(build)
         with monkeypatch.context() as patch:
             patch.setattr("nas.devices.transports.adb_device.CONNECT_S", 1.0)  # a phone has ten seconds to accept a key
-            assert "accept it on the device's screen" in computer.give(add, code=4).err
+            assert "accept it on the device's screen" in computer.give(add, code=3).err
         accept(phone, tmp_path)
         assert re.search(r"^tags +phone$", computer.give(add).out, re.MULTILINE)
         assert "\tattached\t" in computer.give(see).out
