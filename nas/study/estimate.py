@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -101,8 +102,8 @@ class EstimatePart(BaseModel):
     seconds: Span
 
 
-_SPAN = {"low": 900.0, "typical": 1500.0, "high": 2900.0}
-_EXAMPLE = {
+_SPAN: JsonDict = {"low": 900.0, "typical": 1500.0, "high": 2900.0}
+_EXAMPLE: JsonDict = {
     "seconds": _SPAN,
     "parts": [{"name": "training", "seconds": _SPAN}],
     "based_on": ["trainings of this database"],
