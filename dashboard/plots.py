@@ -20,10 +20,11 @@ from nas.api.devices import ReferenceRunView
 from nas.core.family import MemberTraining
 from nas.core.logs import visible
 from nas.core.scoring import BudgetCheck, MeasurementKey
-from nas.core.units import show_number
+from nas.core.units import show_figure, show_number
 from nas.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT
 from nas.views.candidate import CandidateView, ComparisonView, MeasurementView
 from nas.views.family import ComparisonView as FamilyComparison
+from nas.views.study import EffectsView, SliceView
 
 MOST_BINS = 60
 MOST_BUCKETS = 500
@@ -275,6 +276,23 @@ def drift(runs: Sequence[ReferenceRunView], label: str, now: float) -> Plot:
         Axis(f"{'hours' if hours else 'days'}, 0 is now", covers=(0.0,)),
         Axis("% off the calibration", covers=[limit.value for limit in limits]), "°C" if warm else "", limits,
     )  # fmt: skip
+
+
+def slice_plots(found: SliceView, view: EffectsView) -> list[Plot]:
+    """Returns a plot of each objective along a slice, on a scale that all slices share."""
+    drawn = []
+    for index, (name, unit) in enumerate(zip(view.objectives, view.slice_units, strict=True)):
+        what = f"{name} [{unit}]" if unit else name
+        row, everything = found.predicted[index], [at for each in view.slices for at in each.predicted[index]]
+        along = list(zip(found.values, row, strict=True))
+        told = ", ".join(f"{show_number(at)}: {show_figure(each.value, each.low, each.high)}" for at, each in along)
+        line = Series(
+            what, [(at, each.value) for at, each in along], low=[each.low for each in row],
+            high=[each.high for each in row], hue=_OTHER,
+        )  # fmt: skip
+        ends = min(each.low for each in everything), max(each.high for each in everything)
+        drawn.append(Plot(f"{what} by {found.knob}: {told}", [line], Axis(found.knob), Axis(what, covers=ends)))
+    return drawn
 
 
 def family_speeds(view: FamilyComparison) -> list[Plot]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 from typing import Annotated
 
+import anyio
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -19,8 +20,9 @@ from nas.store.pages import StudyFilter
 from nas.store.rows import Role
 from nas.store.store import Store
 from nas.views.log import log_view
-from nas.views.study import effects_view, front_file, points_json, studies_view, study_view
+from nas.views.study import MOST_FITTED_NOW, effects_view, front_file, points_json, studies_view, study_view
 from nas.views.trials import ROWS, trials_view
+from nas.web.off_loop import off_loop
 
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 Word = Annotated[str, Query(max_length=64)]
@@ -60,6 +62,7 @@ def study_router(
         submitted: studies whose processes' output the log shows; None: of no study.
     """
     router = APIRouter(prefix="/studies/{name}", route_class=page_route(access), include_in_schema=False)
+    fitting = anyio.Lock()
 
     @router.get("/points")
     def show_points(name: StudyName, since: EventId = 0, axes: AxisKeys = "") -> Response:
@@ -96,8 +99,11 @@ def study_router(
 
     @router.get("/effects")
     @router.get("/effects.json")
-    def show_effects(request: Request, name: StudyName) -> Response:
-        return answer("study_effects.html", request, effects_view(snapshots.get(name)))
+    async def show_effects(request: Request, name: StudyName) -> Response:
+        # Waiting for a fit must not take one of the few threads that serve all requests.
+        async with fitting:
+            view = await off_loop(lambda: effects_view(store, snapshots.get(name), MOST_FITTED_NOW))
+        return answer("study_effects.html", request, view)
 
     @router.get("/now")
     def show_now(request: Request, name: StudyName) -> Response:

@@ -12,8 +12,10 @@ document.addEventListener("click", ({ target }) => {
 const visible = new IntersectionObserver((entries) => {
   for (const { target } of entries.filter((each) => each.isIntersecting)) {
     visible.unobserve(target);
-    fetchPage(target.dataset.load).then((page) => target.replaceChildren(...page.body.childNodes))
-      .catch((error) => console.info(`not loaded: ${error.message}`));
+    fetchPage(target.dataset.load).then((page) => {
+      target.replaceChildren(...page.body.childNodes);
+      document.dispatchEvent(new CustomEvent("refreshed"));
+    }).catch((error) => console.info(`not loaded: ${error.message}`));
   }
 });
 document.querySelectorAll("[data-load]").forEach((part) => visible.observe(part));

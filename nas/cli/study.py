@@ -22,7 +22,7 @@ from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption, StudyArgument, YesOption, open_store, same_database
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.remote import ServerOption, open_server
-from nas.cli.study_view import print_agreement, print_front, report_fields
+from nas.cli.study_view import print_agreement, print_effects, print_front, report_fields
 from nas.client import Json, part
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
@@ -37,6 +37,7 @@ from nas.store.studies import INTERRUPTED
 from nas.study.check import support_filter
 from nas.study.events import all_events, stored_space
 from nas.study.proposals import replay as replay_log
+from nas.views.study import EffectsView, effects_view
 
 _ALL_STUDIES = 1 << 20
 
@@ -199,6 +200,26 @@ def hardware(
         return
     columns = ("device", "runtime", "figure", "measured", "mean error", "worst", "inside 95 %", "Spearman", "from")
     print_table(columns, [list(_model_row(model)) for model in report.models])
+
+
+@app.command("effects")
+def show_effects(
+    study: StudyArgument, server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False
+) -> None:
+    """Show what moves each objective: effects of knobs, and slices of the model that proposes layouts.
+
+    A slice changes one knob in layouts of the front and nothing else.
+    """
+    if server is not None:
+        with open_server(server, db) as client:
+            view = EffectsView.model_validate(client.get(f"/studies/{part(study)}/effects.json"))
+    else:
+        with open_store(db) as store:
+            view = effects_view(store, StudySnapshot(read_study(store, study)))
+    if json:
+        print_json(view.model_dump(mode="json"))
+    else:
+        print_effects(view)
 
 
 @app.command()

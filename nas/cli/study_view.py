@@ -10,7 +10,8 @@ import typer
 from nas.analysis.history import VolumeView
 from nas.cli.output import print_table, say
 from nas.core.stats import Z95
-from nas.core.units import show_count, show_duration, show_number, show_share
+from nas.core.units import show_count, show_duration, show_figure, show_number, show_share
+from nas.views.study import EffectsView, EffectView, Prediction
 
 Report = Mapping[str, Any]
 
@@ -54,6 +55,31 @@ def _volume(report: Report) -> str:
     interval = report["hypervolume_ci95"] or {}
     found = {name: interval.get(name) for name in ("estimate", "low", "high")}  # older coordinators have no estimate
     return VolumeView(value=volume, **found).text
+
+
+def print_effects(view: EffectsView) -> None:
+    """Prints the effects of knobs on the objectives, and a row for each value of each slice."""
+    heads = [f"{name} [{unit}]" if unit else name for name, unit in zip(view.objectives, view.units, strict=True)]
+    effects = [
+        (knob.name, f"{show_number(knob.least)} to {show_number(knob.greatest)}", *map(_shown, knob.effects))
+        for knob in view.knobs
+    ]
+    print_table(("knob", "tried", *heads), effects, "Change from the least to the greatest value tried, all else equal")
+    if view.no_slices is not None:
+        say(f"no slices: {view.no_slices}")
+        return
+    heads = [f"{name} [{unit}]" if unit else name for name, unit in zip(view.objectives, view.slice_units, strict=True)]
+    slices = [
+        (each.knob, show_number(value), len(each.layouts), *(_shown(row[place]) for row in each.predicted))
+        for each in view.slices
+        for place, value in enumerate(each.values)
+    ]
+    typer.echo()
+    print_table(("knob", "value", "layouts", *heads), slices, "Forecast for layouts of the front, nothing else changed")
+
+
+def _shown(each: EffectView | Prediction | None) -> str:
+    return show_figure(each.value, each.low, each.high) if each else "not known"
 
 
 def say_noise(report: Report) -> None:

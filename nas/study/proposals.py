@@ -86,18 +86,10 @@ class ProposalDriver:
         Returns:
             A line for each other engine, or version of this one, that made proposals of the log.
         """
-        state = SearchState(tuple(objective.name for objective in self._space.objectives), self._space.search.seed)
-        state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
         for event in events:
-            if told := Told.read(event.payload):
-                if event.trial is not None:
-                    self._is_new(event.trial, told.observation)
-                state.tell(told.observation)
-            elif fixed := PointTold.read(event.payload):
-                state.fix_reference_point(fixed.point)
-            elif warm := WarmStarted.read(event.payload):
-                for observation in warm.observations:
-                    state.tell_earlier(observation)
+            if event.trial is not None and (told := Told.read(event.payload)):
+                self._is_new(event.trial, told.observation)
+        state = search_state(self._space, trials, events)
         self._has_point = state.reference_point is not None
         self._proposer.restore(state.to_json())
         now = str(self._proposer.state().get("engine", ""))
@@ -177,6 +169,21 @@ class ProposalDriver:
             self.expected_gain = getattr(self._proposer, "expected_gain", None)
             self.forecast = forecast(self._proposer, proposals[0].layout) if proposals else None
             return proposals
+
+
+def search_state(space: SearchSpace, trials: Iterable[Trial], events: Iterable[Event]) -> SearchState:
+    """Returns what the proposer of a study was told and proposed, from the study's log."""
+    state = SearchState(tuple(objective.name for objective in space.objectives), space.search.seed)
+    state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
+    for event in events:
+        if told := Told.read(event.payload):
+            state.tell(told.observation)
+        elif fixed := PointTold.read(event.payload):
+            state.fix_reference_point(fixed.point)
+        elif warm := WarmStarted.read(event.payload):
+            for observation in warm.observations:
+                state.tell_earlier(observation)
+    return state
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from nas.analysis.history import Step, VolumeView, ended, expected_gain
 from nas.analysis.record import readable
 from nas.analysis.reliability import QualityReliability, quality_reliability
 from nas.analysis.report import NoiseSummary, noise_summary, time_left
+from nas.analysis.slices import Slice, study_slices
 from nas.analysis.snapshot import NO_RUNG, ORIGINS, STATES, UNKNOWN, Snapshots, StudySnapshot, rounded
 from nas.api.submissions import SubmissionState, SubmittedStudies
 from nas.core.errors import InvalidInput, UnknownName
@@ -49,6 +50,8 @@ _MOMENTS = 60
 """Points of a sparkline."""
 _MOST_FITTED = 2000
 """Trials that effects of knobs are fitted to."""
+_MOST_SLICES, MOST_FITTED_NOW = 4, 500
+"""Knobs with slices, and trials of the largest study whose model is fitted for them: larger ones take too long."""
 _DRAWS = 100
 """Random layouts of a space: a second of work, and a share is known to 5 percent (standard error, at most)."""
 
@@ -261,13 +264,38 @@ class KnobView(BaseModel):
     effects: list[EffectView | None] = Field(description="for each objective; null where too few trials have it")
 
 
+class Prediction(BaseModel):
+    """A forecast of an objective in its unit, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class SliceView(BaseModel):
+    """Forecasts by the search's model of layouts of the front that are changed in one knob alone."""
+
+    knob: str
+    values: list[float] = Field(description="of the knob, ascending")
+    layouts: list[int] = Field(description="trials that are changed")
+    predicted: list[list[Prediction]] = Field(
+        description="for each objective, at each value: the mean of these layouts (geometric where the objective is "
+        "compared by ratios), in an interval that holds however their errors are correlated"
+    )
+
+
 class EffectsView(BaseModel):
-    """Which knobs move the objectives, by a linear model of the newest trials."""
+    """Which knobs move the objectives: effects by a linear model of the newest trials, slices by the search's model."""
 
     objectives: list[str]
     units: list[str] = Field(description="of the effects")
     explained: list[float | None] = Field(description="share of the variance of left-out trials that is predicted")
     knobs: list[KnobView] = Field(description="those with an effect on some objective first")
+    slice_units: list[str] = Field(description="of the predictions in `slices`")
+    slices: list[SliceView] = Field(
+        description="of the knobs that change an objective most, in standard deviations of the trials, along the slice"
+    )
+    no_slices: str | None = Field(description="why there are none; null if there are")
 
 
 class TargetAgreement(BaseModel):
@@ -736,12 +764,18 @@ def _drawn_kinds(space: str) -> Counter[str] | None:
     )
 
 
-def effects_view(study: StudySnapshot) -> EffectsView:
-    """Returns the effects of knobs on the objectives, from the newest trials; computed once for each snapshot."""
-    return study.cached("effects", lambda: _effects_view(study))
+def effects_view(store: Store, study: StudySnapshot, most: float = math.inf) -> EffectsView:
+    """Returns the effects of knobs on the objectives, from the newest trials; computed once for each snapshot.
+
+    Args:
+        store: the database.
+        study: the snapshot.
+        most: trials of the largest study whose model is fitted for slices.
+    """
+    return study.cached(("effects", most), lambda: _effects_view(store, study, most))
 
 
-def _effects_view(study: StudySnapshot) -> EffectsView:
+def _effects_view(store: Store, study: StudySnapshot, most: float) -> EffectsView:
     objectives, numbers = [axis for axis in study.axes if axis.objective], range(len(study.table))[-_MOST_FITTED:]
     columns = features(study.space, [study.records[number].layout for number in numbers])
     table = np.column_stack([*columns.values()]) if columns else np.empty((len(numbers), 0))
@@ -753,12 +787,43 @@ def _effects_view(study: StudySnapshot) -> EffectsView:
         )
         for place, (name, column) in enumerate(columns.items())
     ]  # fmt: skip
+    slices, reason = _slices(store, study, most)
     return EffectsView(
         objectives=[axis.name for axis in objectives],
         units=["%" if axis.transform == "log" else axis.unit for axis in objectives],
         explained=[each and round(each.explained, 2) for each in fitted],
         knobs=sorted(found, key=lambda knob: not any(each and each.low * each.high > 0 for each in knob.effects)),
+        slice_units=[axis.unit for axis in objectives],
+        slices=slices,
+        no_slices=reason,
     )
+
+
+def _slices(store: Store, study: StudySnapshot, most: float) -> tuple[list[SliceView], str | None]:
+    """Returns the slices of the knobs that move an objective most, or none and the reason."""
+    if (count := len(study.records)) > most:
+        return [], f"a model of {count} trials is not fitted for a page; 'nas study effects {study.name}' fits it"
+    found, reason = study_slices(store, study)
+    spread = np.nanstd(study.table["axes"][:, :, 1], axis=0) if found else np.ones(1)
+    found.sort(key=lambda each: -float((np.ptp(each.mean, axis=0) / np.maximum(spread, 1e-9)).max()))
+    if not found and reason is None:
+        reason = "no layout of the front can take all values of a knob"
+    return [_slice(study, each) for each in found[:_MOST_SLICES]], reason
+
+
+def _slice(study: StudySnapshot, found: Slice) -> SliceView:
+    half = Z95 * found.sd
+    ends = np.stack([found.mean, found.mean - half, found.mean + half], axis=-1)
+    predicted = [
+        [_prediction(*(_value(study, index, float(each)) for each in row)) for row in ends[:, index]]
+        for index in range(ends.shape[1])
+    ]
+    return SliceView(knob=found.knob, values=[*found.values], layouts=[*found.layouts], predicted=predicted)
+
+
+def _prediction(value: float, one: float, other: float) -> Prediction:
+    value, low, high = (float(f"{each:.4g}") for each in (value, min(one, other), max(one, other)))
+    return Prediction(value=value, low=low, high=high)
 
 
 def _effect(found: Effects, place: int, axis: AxisView) -> EffectView:

@@ -18,11 +18,12 @@ from nas.core.measurement import Figure, Measurement
 from nas.core.scoring import ATTENTION, PUBLISHED, MeasurementKey, figures_json
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
+from nas.search import Observation
 from nas.search_spaces import load_space
 from nas.store import events, results, studies, trials
 from nas.store.rows import Proposal, StudyState
 from nas.store.store import Store
-from nas.study.events import CALIBRATED, LAUNCHED
+from nas.study.events import CALIBRATED, LAUNCHED, PointTold, Told
 
 TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "recorded" / "lfm2-study.json"
 BASE = {
@@ -47,6 +48,7 @@ def add_recorded_study(store: Store, clock: StillClock, device: str, name: str =
     study = studies.create(store, name, space.model_dump(mode="json"), seed=record["seed"], version="0").id
     events.append(store, study, {"what": CALIBRATED, "id": device, "device": "local"})
     events.append(store, study, {"what": LAUNCHED, "trials": len(record["told"]) - 2, "accept_noise": False})
+    events.append(store, study, PointTold(record["reference_point"]).to_json())
     taken = figures_json({MeasurementKey("local", "llama.cpp", "chat"): _figures({"objectives": {}, "noise": {}})})
     studies.set_scales(store, study, {"figures": {PUBLISHED: taken, ATTENTION: taken}})
     studies.freeze_reference(store, study, record["reference_point"])
@@ -78,6 +80,9 @@ def _tell(store: Store, study: int, trial: int, told: dict[str, Any], space: Sea
             value, sd = -told["objectives"]["quality"], told["noise"]["quality"]
             quality = {"rung": "first", "value": value, "per_group": {}, "sd": sd, "n_seeds": 1}
             trials.add_event(store, study, trial, EventKind.PROGRESS, {"what": "quality", "quality": quality})
+    figures = told["objectives"], told.get("constraints", {}), told.get("rung"), told["noise"]
+    seen = Told(Observation(Layout.parse(told["layout"]), told["status"], *figures))
+    trials.add_event(store, study, trial, EventKind.PROGRESS, seen.to_json())
 
 
 def _figures(told: dict[str, Any]) -> dict[str, Figure]:

@@ -91,7 +91,17 @@ def test_the_study_is_drawn(page: Page, recorded: str) -> None:
     moved = page.request.get(f"{recorded}/studies/recorded/effects.json").json()
     assert len(moved["knobs"]) > 3
     page.locator("#effects").scroll_into_view_if_needed()
-    expect(page.locator("section[aria-labelledby=effects] tbody tr")).to_have_count(len(moved["knobs"]))
+    expect(page.locator("section[aria-labelledby=effects] table.list tbody tr")).to_have_count(len(moved["knobs"]))
+    assert moved["slices"] and moved["no_slices"] is None
+    slices = page.locator(".slice")
+    expect(slices).to_have_count(len(moved["slices"]))
+    expect(slices.first.locator("canvas")).to_have_count(len(moved["objectives"]))
+    slices.last.locator("summary").click()
+    until(
+        page,
+        "(() => { const box = [...document.querySelectorAll('.slice')].at(-1).querySelector('.chart');"
+        " return box.querySelector('canvas').clientWidth === box.clientWidth; })()",
+    )
     everywhere = all(kind["front"] for kind in kinds)
     assert page.get_by_text("All kinds are on the front").is_visible() == everywhere
 

@@ -65,6 +65,17 @@ def test_trials_and_their_states() -> None:
     assert len(nas("study", "trials", "first").out.splitlines()) == 3
 
 
+def test_effects_and_why_there_are_no_slices() -> None:
+    told = nas("study", "effects", "first")
+    assert told.out.splitlines() == [
+        "knob\ttried\tquality\tlatency [%]\tmemory [%]",
+        "conv layers\t4 to 5\tnot known\tnot known\tnot known",
+        "gqa layers\t1 to 2\tnot known\tnot known\tnot known",
+    ]
+    assert "no slices: they need a front" in told.err
+    assert json.loads(nas("study", "effects", "first", "--json").out)["slices"] == []
+
+
 def test_mirror_for_optuna(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'optuna.db'}"
     assert "first: 1 trial copied" in nas("study", "mirror", "first", "--optuna", url).err

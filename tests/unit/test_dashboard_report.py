@@ -12,6 +12,7 @@ from live_lab import LiveLab
 
 from nas.dashboard.study_report import study_report_html
 from nas.store.rows import Role
+from nas.views.study import EffectsView
 
 
 @pytest.fixture
@@ -50,6 +51,8 @@ def test_a_token_reads_pages_and_their_downloads_and_does_not_act(tmp_path: Path
     assert report.status_code == 200 and "The front is still empty" in report.text
     assert report.headers["Content-Disposition"] == 'attachment; filename="study-report.html"'
     assert script.get("/studies/study/trials.csv", headers=header).text.startswith("trial,state")
+    moved = script.get("/studies/study/effects.json", headers=header).json()
+    assert "has a model" in str(EffectsView.model_validate(moved).no_slices)
     assert script.post("/studies/study/pause", data={"form_token": "x"}, headers=header | OURS).status_code == 403
     for wrong in ({}, {"Authorization": "Bearer hilnas.x.y"}, {"Authorization": "Basic eA=="}):
         assert script.get("/studies/study/trials.csv", headers=wrong).status_code == 401
