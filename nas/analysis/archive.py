@@ -20,6 +20,7 @@ from nas.core.device import DeviceText
 from nas.core.errors import FailureReason, InvalidInput
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement
+from nas.core.profile import ProfileSummary
 from nas.core.scoring import PUBLISHED, figures_from_json
 from nas.core.space import SearchSpace
 from nas.devices.attachments import Tag
@@ -40,12 +41,15 @@ from nas.study.events import (
     LAUNCHED,
     MARKED,
     POINT,
+    PROFILED,
     QUALITY,
     RESCORED,
     SPENT,
     TOLD,
     UNREADABLE,
     WARM,
+    Profiled,
+    notes,
     read_space,
 )
 
@@ -182,6 +186,17 @@ class _Marked(_Strict):
     text: str = Field(max_length=500)
 
 
+class _Profiled(_Strict):
+    trial: Count
+    device: DeviceText
+    runtime: DeviceText
+    build: DeviceText
+    prompt: Count
+    gen: Count
+    threads: Count
+    profile: ProfileSummary
+
+
 class _Failed(_Strict):
     reason: FailureReason
     message: str
@@ -196,7 +211,7 @@ class _Scales(_Strict):
 _NOTES: dict[str, type[_Strict]] = {
     LAUNCHED: _Launched, CALIBRATED: _Calibrated, CORPUS: _CorpusUsed, TOLD: _Told, POINT: _PointTold,
     WARM: _WarmStarted, EXPECTED: _Expected, CLOSED: _Closed, QUALITY: _QualityKnown, SPENT: _Spent,
-    ANCHORS: _AnchorsChosen, RESCORED: _Rescored, MARKED: _Marked,
+    ANCHORS: _AnchorsChosen, RESCORED: _Rescored, MARKED: _Marked, PROFILED: _Profiled,
 }  # fmt: skip
 _VALUES: dict[str, type[BaseModel]] = {"export": Artifact, "measure": Measurement, "train": TrainResult}
 _POINT: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, Coordinate], config=ConfigDict(strict=True))
@@ -244,6 +259,9 @@ class StudyChecks:
         record = read_study(self._store, study)
         with readable(record.study.name):
             snapshot = StudySnapshot(record)
+            for note in notes(record.log.notes, Profiled):
+                if note.trial not in record.records or not note.profile.is_of(record.records[note.trial].layout):
+                    raise InvalidInput(f"a profile of trial {note.trial}, which has another layout")
             if len(snapshot.records) <= _MOST_REPORTED:
                 canonical_json(study_report(self._store, snapshot))
 

@@ -39,9 +39,9 @@ from nas.store.results import ResultSummary
 from nas.store.rows import Study, Trial
 from nas.store.store import Store
 from nas.study.events import (
+    BY_PEOPLE,
     CALIBRATED,
     LAUNCHED,
-    MARKED,
     QUALITY,
     RESCORED,
     TOLD,
@@ -206,7 +206,7 @@ class StudyLog:
     def append(self, event: Event) -> None:
         """Adds the next event."""
         what = event.payload.get("what")
-        if what == MARKED:  # by a person, at any time
+        if what in BY_PEOPLE:
             self.last = event.id
             self.notes.append(event)
             return

@@ -25,7 +25,6 @@ from nas.core.space import SearchSpace
 from nas.search.ehvi import EhviSearch
 from nas.search.sampling import Sampler
 from nas.search.surrogate import MIN_POINTS, Surrogate
-from nas.store import trials
 from nas.store.store import Store
 from nas.study.events import all_events
 from nas.study.proposals import search_state
@@ -63,8 +62,8 @@ class Slice:
 def study_slices(store: Store, study: StudySnapshot) -> tuple[list[Slice], str | None]:
     """Returns the slices of a study at its front, or none and the reason; fitting the model takes seconds.
 
-    Random layouts of the space, which set the model's scales, are drawn without asking what a runtime carries: it need
-    not be installed where a study is read.
+    The model is told of all results; unlike in the search, layouts under way do not count. Random layouts of the space,
+    which set its scales, are drawn without asking what a runtime carries: it need not be installed here.
     """
     space = study.space
     if space.search.proposer != ENGINE:
@@ -75,15 +74,16 @@ def study_slices(store: Store, study: StudySnapshot) -> tuple[list[Slice], str |
     front = [row.trial for row in study.front if row.on][:_MOST_LAYOUTS]
     if not front:
         return [], reason
-    with readable(study.name):
-        state = search_state(space, trials.all(store, study.id), all_events(store, study.id))
-    known = min(sum(name in seen.objectives for seen in state.told()) for name in state.objectives)
-    if state.reference_point is None or known < MIN_POINTS:
-        return [], reason
-    search = EhviSearch(Sampler(space), space.search.seed)
-    search.restore(state.to_json())
     layouts = {trial: study.records[trial].layout for trial in front}
-    return slices(search.surrogate(), space, layouts, [record.layout for record in study.records.values()]), None
+    with readable(study.name):
+        state = search_state(space, (), all_events(store, study.id))
+        known = min(sum(name in seen.objectives for seen in state.told()) for name in state.objectives)
+        if state.reference_point is None or known < MIN_POINTS:
+            return [], reason
+        search = EhviSearch(Sampler(space), space.search.seed)
+        search.restore(state.to_json())
+        tried = [record.layout for record in study.records.values()]
+        return slices(search.surrogate(), space, layouts, tried), None
 
 
 def slices(

@@ -10,13 +10,25 @@ from typing import Annotated, Any
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, QuantisationOption, RuntimeOption, numbers_of, read_layout, workload_of
+from nas.cli.options import (
+    DatabaseOption,
+    QuantisationOption,
+    RuntimeOption,
+    numbers_of,
+    open_store,
+    read_layout,
+    workload_of,
+)
 from nas.cli.output import JsonFlag, Output, Row, print_fields, print_json, print_rows, print_table, say
 from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.profile import ProfileSummary
 from nas.core.space import MeasurementSettings
 from nas.core.units import show_figure, show_share, show_spread
 from nas.measure.bench import BenchOptions, bench_all
 from nas.runtimes import DEFAULT_RUNTIME
+from nas.store import events, studies, trials
+from nas.study.events import Profiled
 
 app = command_app()
 
@@ -48,6 +60,12 @@ def command(
     profile: Annotated[
         bool, typer.Option("--profile", help="Also show the time of each layer and operator, from one more run.")
     ] = False,
+    trial: Annotated[
+        str | None,
+        typer.Option(
+            "--trial", metavar="STUDY/N", help="Keep the profile of the layout of this trial: its page shows it."
+        ),
+    ] = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -78,7 +96,11 @@ def command(
         output = Output.JSON if json else Output.TABLE if len(benches) > 1 else None
     if profile and output in (Output.MARKDOWN, Output.CSV):
         raise InvalidInput("profiles are shown by the formats table and json", where="--profile")
+    kept = None if trial is None else _trial_of(trial, benches)
     reports = list(bench_all(benches, say))
+    if kept is not None:
+        _keep(kept, reports[0], db)
+        say(f"kept with trial {trial}")
     if output is None:
         print_fields(_fields(reports[0]))
     elif output is Output.JSON:
@@ -89,6 +111,40 @@ def command(
     if output in (None, Output.TABLE):
         for report in reports:
             _print_profile(report)
+
+
+def _trial_of(text: str, benches: Sequence[BenchOptions]) -> tuple[int, int]:
+    """Returns the ids of the study and trial whose layout is measured.
+
+    Raises:
+        InvalidInput: no such text, no profile of one layout, or another layout's.
+        UnknownName: no such study or trial.
+    """
+    study, _, number = text.rpartition("/")
+    if not study or not number.isdecimal():
+        raise InvalidInput(f"{text!r} is not a trial; write STUDY/NUMBER", where="--trial")
+    if len(benches) != 1 or not benches[0].profile:
+        raise InvalidInput(
+            "keeps the profile of one layout and request: give one of each, and --profile", where="--trial"
+        )
+    with open_store(benches[0].db) as store:
+        found = trials.get(store, studies.find_id(store, study), int(number))
+    subject = benches[0].subject
+    if not isinstance(subject, Layout) or subject.id != found.layout_id:
+        raise InvalidInput(f"trial {text} has another layout: {Layout.from_json(found.layout)}", where="--trial")
+    return found.study, found.number
+
+
+def _keep(trial: tuple[int, int], report: dict[str, Any], db: str | None) -> None:
+    """Logs the profile of a report with a trial."""
+    study, number = trial
+    runtime, workload = report["runtime"], report["workload"]
+    note = Profiled(
+        number, report["device"]["id"], runtime["name"], runtime["build"], workload["prompt"], workload["gen"],
+        workload["threads"], ProfileSummary.model_validate(report["profile"]),
+    )  # fmt: skip
+    with open_store(db) as store:
+        events.append(store, study, note.to_json())
 
 
 def _model(report: dict[str, Any]) -> str:

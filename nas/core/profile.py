@@ -15,6 +15,8 @@ Part = Literal["embedding", "mixer", "ffn", "head"]
 Place = tuple[int | None, Part]
 Json = dict[str, Any]
 
+Operator = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:]{1,40}$")]
+
 _IN_LAYERS = ("mixer", "ffn")
 _MAX_ENTRIES = 1 << 15
 _Nanoseconds = Annotated[int, Field(ge=0, lt=10**15)]
@@ -34,7 +36,7 @@ class NodeTime(NamedTuple):
 
     layer: Annotated[int, Field(ge=0, lt=MAX_DEPTH)] | None
     part: Part
-    operator: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:]{1,40}$")]
+    operator: Operator
     nodes: Annotated[int, Field(ge=1, lt=1 << 40)]
     ns: _Nanoseconds
 
@@ -110,10 +112,62 @@ def _moved(phase: PhaseProfile, places: Sequence[Place]) -> list[NodeTime]:
     return [NodeTime(*key, *both) for key, both in sums.items()]
 
 
-def summary(profile: Profile, layout: Layout | None) -> Json:
-    """Returns the times of the model's parts and of operators as JSON.
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-    Times are milliseconds of the whole prompt and of one decoded token; shares are of the sum of all nodes.
+
+class Times(BaseModel):
+    """Milliseconds of the whole prompt and of one decoded token, and their shares of the sum of all nodes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefill_ms: _Amount
+    prefill_share: _Amount
+    decode_ms: _Amount
+    decode_share: _Amount
+
+
+class PartTimes(Times):
+    """Of a part of the model; `block` is its code in the layout."""
+
+    layer: int | None
+    part: Part
+    block: str | None
+
+
+class OperatorTimes(Times):
+    """Of all nodes of an operator."""
+
+    operator: Operator
+
+
+class PhaseTimes(BaseModel):
+    """Milliseconds of the request when nodes are not timed, when they are, and of the sum of all nodes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    whole_ms: _Amount
+    profiled_ms: _Amount
+    sum_ms: _Amount
+
+
+class ProfileSummary(BaseModel):
+    """What `summary` returns, with the cores that other processes used."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefill: PhaseTimes
+    decode: PhaseTimes
+    parts: tuple[PartTimes, ...]
+    operators: tuple[OperatorTimes, ...]
+    foreign_cpu: _Amount | None
+
+    def is_of(self, layout: Layout) -> bool:
+        """Returns whether the parts are those of a layout."""
+        return [(part.layer, part.part) for part in self.parts] == [*_parts(layout)]
+
+
+def summary(profile: Profile, layout: Layout | None) -> Json:
+    """Returns the times of the model's parts and of operators as JSON; see `ProfileSummary`.
 
     Args:
         profile: of a model.

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import ValidationError
 
 from nas.core.errors import InvalidInput
+from nas.core.profile import ProfileSummary
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.core.units import show_number, show_spread
@@ -38,6 +39,9 @@ RESCORED = "rescored"
 ANCHORS = "anchors"
 SPENT = "spent"
 MARKED = "marked"
+PROFILED = "profiled"
+BY_PEOPLE = (MARKED, PROFILED)
+"""Notes that people add at any time: they are no work of an orchestrator."""
 
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 """What reading malformed JSON raises, beside `InvalidInput`."""
@@ -357,6 +361,41 @@ class Marked(Note):
         return cls(payload["trial"], payload["star"], tuple(payload["tags"]), payload["text"])
 
 
+@dataclass(frozen=True)
+class Profiled(Note):
+    """A profile of a trial's layout that a person kept, by `nas bench --profile --trial`.
+
+    Args:
+        trial: number.
+        device: id.
+        runtime: name.
+        build: of the runner that measures.
+        prompt: tokens.
+        gen: decoded tokens.
+        threads: of the runner.
+        profile: its times.
+    """
+
+    what: ClassVar[str] = PROFILED
+    trial: int
+    device: str
+    runtime: str
+    build: str
+    prompt: int
+    gen: int
+    threads: int
+    profile: ProfileSummary
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {**super().to_json(), "profile": self.profile.model_dump(mode="json")}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return super().from_json({**payload, "profile": ProfileSummary.model_validate(payload["profile"])})
+
+
 def all_events(store: Store, study: int) -> list[Event]:
     """Reads the whole log of a study, oldest first."""
     log: list[Event] = []
@@ -442,12 +481,12 @@ def protocols(log: Iterable[Event]) -> set[int]:
 def elapsed(log: Sequence[Event]) -> list[float]:
     """Returns the seconds that an orchestrator had run at each event: from each launch to the event before the next.
 
-    Marks are no work of an orchestrator.
+    What people add is no work of an orchestrator.
     """
     total, begun, at, found = 0.0, False, 0.0, []
     for event in log:
         what = event.payload.get("what")
-        if what != MARKED:
+        if what not in BY_PEOPLE:
             total += event.at - at if begun and what != LAUNCHED else 0.0
             begun, at = begun or what == LAUNCHED, event.at
         found.append(total)

@@ -20,6 +20,7 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.measurement import ClockName, Figure, Measurement, Repetition
 from nas.core.metrics import METRICS
+from nas.core.profile import ProfileSummary
 from nas.core.quality_config import QualityConfig
 from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, check_budgets, log_sd, measurement_keys
 from nas.core.space import Objective, SearchSpace
@@ -32,7 +33,7 @@ from nas.runtimes.base import Artifact
 from nas.store import artifacts, results
 from nas.store.rows import Result
 from nas.store.store import Store
-from nas.study.events import CorpusUsed, Marked, marks, notes
+from nas.study.events import CorpusUsed, Marked, Profiled, marks, notes
 from nas.views.layout import LayoutView, align, differs, distances, layer_codes, layout_view
 from nas.views.study import Bounds, bounds_of, share_of_volume
 
@@ -197,6 +198,25 @@ class AncestorView(_Frozen):
     parents: tuple[int, ...]
 
 
+class ProfileView(ProfileSummary):
+    """Where the time of one request goes; the newest that was kept for a device, runtime and request."""
+
+    device_id: str
+    runtime: str
+    build: str
+    prompt: int
+    gen: int
+    threads: int
+    taken: float
+    """When, in seconds since the epoch."""
+
+    @property
+    def name(self) -> str:
+        """Device, runtime and request, such as 'laptop/llama.cpp, 512 tokens in, 128 out, 1 thread'."""
+        threads = f"{self.threads} thread{'s' if self.threads != 1 else ''}"
+        return f"{self.device_id}/{self.runtime}, {self.prompt} tokens in, {self.gen} out, {threads}"
+
+
 class CommandView(_Frozen):
     """A command that reproduces a part of the results."""
 
@@ -258,6 +278,7 @@ class CandidateView(_Frozen):
     objectives: tuple[ObjectiveView, ...]
     budgets: tuple[BudgetCheck, ...]
     places: tuple[MeasurementView, ...]
+    profiles: tuple[ProfileView, ...]
     evaluations: tuple[EvaluationView, ...]
     trainings: tuple[Training, ...]
     artifacts: tuple[ArtifactView, ...]
@@ -564,11 +585,12 @@ def _view(store: Store, study: StudySnapshot, record: Record) -> CandidateView:
         objectives=tuple(_objectives(study, record)),
         budgets=tuple(check_budgets(space, record.figures, study.record.published or {}, final=True)),
         places=tuple(_measurement(study, key, each) for key, each in taken.items()),
+        profiles=tuple(_profiles(study, record)),
         evaluations=tuple(_evaluations(study, record)),
         trainings=tuple(trainings(space.quality, record.layout, stored, corpora)),
         artifacts=tuple(written),
         ancestors=tuple(_ancestors(study, record)),
-        commands=tuple(_commands(record, taken, written)),
+        commands=tuple(_commands(study.name, record, taken, written)),
         standing=_standing(study, trial.number),
         neighbours=tuple(_neighbours(study, trial.number, named)),
         previous=trial.number - 1 if trial.number else None,
@@ -783,8 +805,30 @@ def _ancestors(study: StudySnapshot, record: Record) -> Iterator[AncestorView]:
             generation += row.parents
 
 
+def _profiles(study: StudySnapshot, record: Record) -> Iterator[ProfileView]:
+    """Yields the profiles that were kept of a trial, newest first.
+
+    Raises:
+        InvalidInput: one is of another layout.
+    """
+    seen = set()
+    for event in reversed(study.record.log.notes):
+        kept = Profiled.read(event.payload)
+        if kept is None or kept.trial != record.trial.number:
+            continue
+        if not kept.profile.is_of(record.layout):
+            raise InvalidInput(f"a profile of trial {kept.trial} is of another layout")
+        request = (kept.device, kept.runtime, kept.prompt, kept.gen, kept.threads)
+        if request not in seen:
+            seen.add(request)
+            yield ProfileView(
+                **dict(kept.profile), device_id=kept.device, runtime=kept.runtime, build=kept.build,
+                prompt=kept.prompt, gen=kept.gen, threads=kept.threads, taken=event.at,
+            )  # fmt: skip
+
+
 def _commands(
-    record: Record, measured: Mapping[MeasurementKey, Measurement], written: Sequence[ArtifactView]
+    study: str, record: Record, measured: Mapping[MeasurementKey, Measurement], written: Sequence[ArtifactView]
 ) -> Iterator[CommandView]:
     """Yields commands that repeat the measurements and exports, with the same protocol and random weights."""
     layout = shlex.quote(record.layout.format())
@@ -802,8 +846,8 @@ def _commands(
             beside=beside,
         )
         yield CommandView(
-            what=f"show the time of each layer and operator of {key.workload} on {key.device}/{key.runtime}",
-            command=f"{bench} --reps 2 --profile",
+            what=f"show here the time of each layer and operator of {key.workload} on {key.device}/{key.runtime}",
+            command=f"{bench} --reps 2 --profile --trial {shlex.quote(f'{study}/{record.trial.number}')}",
             beside=beside,
         )
     for each in written:

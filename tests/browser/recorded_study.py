@@ -15,6 +15,7 @@ from store_support import StillClock, key
 
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement
+from nas.core.profile import ProfileSummary
 from nas.core.scoring import ATTENTION, PUBLISHED, MeasurementKey, figures_json
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
@@ -23,7 +24,7 @@ from nas.search_spaces import load_space
 from nas.store import events, results, studies, trials
 from nas.store.rows import Proposal, StudyState
 from nas.store.store import Store
-from nas.study.events import CALIBRATED, LAUNCHED, PointTold, Told
+from nas.study.events import CALIBRATED, LAUNCHED, PointTold, Profiled, Told
 
 TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "recorded" / "lfm2-study.json"
 BASE = {
@@ -31,6 +32,9 @@ BASE = {
     "file_size": (15.0, "MB"),
 }  # fmt: skip
 """Of the published reference; a guess."""
+
+PROFILED = 60
+"""Number of the trial with a profile."""
 
 _AT = "@chat on local/llama.cpp"
 _LIMIT = 1.1
@@ -57,8 +61,33 @@ def add_recorded_study(store: Store, clock: StillClock, device: str, name: str =
     for each in sorted(record["told"], key=lambda each: each["after_s"]):
         clock.time = began + each["after_s"]
         _tell(store, study, numbers[Layout.parse(each["layout"]).id], each, space, device)
+    events.append(store, study, _profile(Layout.parse(record["told"][PROFILED]["layout"]), device).to_json())
     studies.set_state(store, study, StudyState.COMPLETE)
     return study
+
+
+def _profile(layout: Layout, device: str) -> Profiled:
+    """A profile in which a block's time grows with its place."""
+    places = [
+        (None, "embedding", None),
+        *((index, part, block.format())
+          for index, layer in enumerate(layout.layers)
+          for part, block in (("mixer", layer.mixer), ("ffn", layer.ffn)) if block),
+        (None, "head", None),
+    ]  # fmt: skip
+    parts = [
+        {"layer": layer, "part": part, "block": block, **_times(place, len(places))}
+        for place, (layer, part, block) in enumerate(places)
+    ]
+    whole = {"whole_ms": 171.1, "profiled_ms": 174.0, "sum_ms": 172.9}
+    operators = [{"operator": "MUL_MAT", **_times(3, 4)}, {"operator": "FLASH_ATTN_EXT", **_times(1, 4)}]
+    made = {"prefill": whole, "decode": whole, "parts": parts, "operators": operators, "foreign_cpu": 0.1}
+    return Profiled(PROFILED, device, "llama.cpp", "0" * 64, 256, 64, 1, ProfileSummary.model_validate(made))
+
+
+def _times(place: int, count: int) -> dict[str, float]:
+    share = 2 * place / (count * (count - 1))
+    return {"prefill_ms": 172.9 * share, "prefill_share": share, "decode_ms": 1.8 / count, "decode_share": 1 / count}
 
 
 def _proposal(told: dict[str, Any]) -> Proposal:

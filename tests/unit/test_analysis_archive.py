@@ -52,10 +52,31 @@ def genuine() -> list[Line]:
         note(None, what="calibrated", device="local", id="box", runtime="fake", build="b", ms=2.5),
         {"event": {"trial": None, "kind": "study", "at": 1.8e9,
                    "payload": {"what": "marked", "trial": 1, "star": True, "tags": ["small"], "text": "try it"}}},
+        {"event": {"trial": None, "kind": "study", "at": 1.8e9, "payload": profiled(found, 1)}},
         {"attempt": {"kind": "invalid", "message": "throttled", "at": 1.8e9, "result_key": None, "stage": "measure",
                      "trial": 1, "job": "j.0", "device": "box", "payload": {"t": 90}}},
     ]  # fmt: skip
     return numbered([*found[:-1], *more])
+
+
+def profiled(lines: list[Line], trial: int) -> dict[str, Any]:
+    """The note of a profile of a trial."""
+    row = line_of(lines, lambda line: "trial" in line and line["trial"]["number"] == trial)["trial"]
+    times = {"prefill_ms": 1.0, "prefill_share": 0.1, "decode_ms": 0.1, "decode_share": 0.1}
+    whole = {"whole_ms": 10.0, "profiled_ms": 11.0, "sum_ms": 9.5}
+    parts = [
+        {"layer": index, "part": part, "block": "X", **times}
+        for index in range(len(row["layout"]["layers"]))
+        for part in ("mixer", "ffn")
+    ]
+    ends = [{"layer": None, "part": part, "block": None, **times} for part in ("embedding", "head")]
+    made = {
+        "prefill": whole, "decode": whole, "parts": [ends[0], *parts, ends[1]],
+        "operators": [{"operator": "ADD", **times}], "foreign_cpu": 0.5,
+    }  # fmt: skip
+    request = {"prompt": 32, "gen": 4, "threads": 1}
+    named = {"what": "profiled", "trial": trial, "device": "box", "runtime": "fake", "build": "b"}
+    return {**named, **request, "profile": made}
 
 
 def numbered(lines: list[Line]) -> list[Line]:
@@ -96,7 +117,7 @@ class Lab:
         numbers = range(len(trials.all(self.store, studies.get(self.store, name).id)))
         study = f"/studies/{name}"
         found = ["/studies", "/studies.json", study, f"{study}.json", f"{study}/now", f"{study}/points"]
-        found += [f"{study}/trials.csv", f"{study}/front.json"]
+        found += [f"{study}/trials.csv", f"{study}/front.json", f"{study}/effects", f"{study}/effects.json"]
         found += [f"{study}/trials/{number}{twin}" for number in numbers for twin in ("", ".json")]
         found += [f"{study}/compare{twin}?trial=0&trial=2&trial=3" for twin in ("", ".json")]
         found += [f"{study}/trials/2/forecasts{twin}" for twin in ("", ".json")]
@@ -189,6 +210,10 @@ MALFORMED = {
     "spent nothing": append(note(None, what="spent")),
     "warm start of nothing": append(note(None, what="warm start")),
     "corpus is a number": set_in(of_note("corpus"), "event", "payload", "hash", value=5),
+    "a profile without times": set_in(of_note("profiled"), "event", "payload", "profile", value={}),
+    "a profile that took less than nothing": set_in(
+        of_note("profiled"), "event", "payload", "profile", "prefill", "sum_ms", value=-1.0
+    ),
     "rung too high": set_in(lambda line: "training" in str(line), "event", "payload", "rung", value=40_000),
     "time beyond all calendars": set_in(lambda line: "event" in line, "event", "at", value=1e20),
     "measured a number": set_in(of_stage("measure"), *MEASURED, value=5),
@@ -221,6 +246,17 @@ def test_what_no_reader_can_read_is_refused_with_its_line(tmp_path: Path, tamper
     with pytest.raises(InvalidInput) as caught:
         import_archive(store, io.StringIO(to_text(lines)))
     assert caught.value.where == f"line {changed}"
+    assert studies.all(store) == []
+
+
+@pytest.mark.parametrize("trial", [0, 1 << 20])
+def test_a_profile_of_another_layout_is_refused(tmp_path: Path, trial: int) -> None:
+    store, lines = open_store(tmp_path), copy.deepcopy(GENUINE)
+    note = line_of(lines, of_note("profiled"))["event"]["payload"]
+    note["trial"] = trial
+    note["profile"]["parts"] = note["profile"]["parts"][1:]
+    with pytest.raises(InvalidInput, match=f"a profile of trial {trial}, which has another layout"):
+        import_archive(store, io.StringIO(to_text(lines)))
     assert studies.all(store) == []
 
 

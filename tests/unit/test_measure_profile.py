@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +12,27 @@ from typing import Any, cast
 import pytest
 from cli_runner import Outcome, nas
 from store_support import StillClock, open_store
-from study_support import DEVICE
+from study_support import DEVICE, tiny_space
 
-from nas.core.errors import CandidateFailed
+from nas.analysis.record import read_study
+from nas.analysis.snapshot import StudySnapshot
+from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.plan import Pair, Plan, RawRun, Round, RoundResult
-from nas.core.profile import Profile, summary
+from nas.core.profile import Profile, ProfileSummary, summary
+from nas.dashboard.pages import render
 from nas.farm.farm import Farm, LocalAgent
 from nas.farm.queue import JobNotifier, LeaseMonitor
 from nas.farm.trust import Admissions, SigningKey
 from nas.runtimes import RUNTIMES
 from nas.runtimes.runner import read_profile
-from nas.store import agents, artifacts, devices
+from nas.store import agents, artifacts, devices, events, studies, trials
+from nas.store.rows import Proposal
 from nas.store.store import Store
+from nas.study.events import Profiled
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.run_plan import run_plan
+from nas.views.candidate import candidate_views
 
 LAYOUT = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2 ^0]")
 PREFILL = [
@@ -233,6 +239,71 @@ def test_the_json_has_the_same_times_and_no_profile_unless_it_was_asked_for(
     done, plans = bench("--json")
     assert "profile" not in json.loads(done.out)
     assert len({plan.runner.build for plan in plans}) == 1
+
+
+@pytest.fixture
+def study(bench: Callable[..., tuple[Outcome, list[Plan]]]) -> Iterator[Store]:
+    """The database of `nas bench`, with a study whose trial 0 has the layout, and trial 1 another one."""
+    store = Store.open()
+    made = studies.create(store, "first", tiny_space().model_dump(mode="json"), seed=0, version="0")
+    layouts = [LAYOUT, Layout.parse("d128 v256 ffn=swiglu:256 [C3 A2/1]")]
+    trials.propose(store, made.id, [Proposal(layout.to_json(), layout.id) for layout in layouts])
+    yield store
+    store.close()
+
+
+def test_a_profile_that_is_kept_is_on_the_page_of_its_trial(
+    bench: Callable[..., tuple[Outcome, list[Plan]]], study: Store
+) -> None:
+    def page() -> str:
+        (view,) = candidate_views(study, StudySnapshot(read_study(study, "first")), [0])
+        return render("candidate.html", view=view, visitor=None, path="")
+
+    assert "No profile was kept" in page()
+    done, _ = bench("--profile", "--json", "--trial", "first/0")
+    assert done.code == 0, done.err
+    assert "kept with trial first/0" in done.err
+    made = json.loads(done.out)["profile"]
+    (view,) = candidate_views(study, StudySnapshot(read_study(study, "first")), [0])
+    (kept,) = view.profiles
+    assert kept.name == f"{DEVICE.id}/fake, 32 tokens in, 4 out, 1 thread"
+    assert [part.model_dump() for part in kept.parts] == made["parts"]
+    shown = page()
+    assert kept.name in shown and "No profile was kept" not in shown
+    assert shown.count("<progress") == 2 * (len(made["parts"]) + len(made["operators"]))
+    bench("--profile", "--trial", "first/0")
+    (view,) = candidate_views(study, StudySnapshot(read_study(study, "first")), [0])
+    assert len(view.profiles) == 1 and view.profiles[0].taken > kept.taken, "the newest of a request"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--profile", "--trial", "first/1"), "trial first/1 has another layout: d128"),
+        (("--profile", "--trial", "first"), "'first' is not a trial; write STUDY/NUMBER"),
+        (("--profile", "--trial", "furst/0"), "did you mean 'first'"),
+        (("--profile", "--trial", "first/7"), "unknown trial"),
+        (("--trial", "first/0"), "and --profile"),
+        (("--profile", "--trial", "first/0", "-t", "1,2"), "one layout and request"),
+    ],
+)
+def test_a_profile_that_cannot_be_kept_is_refused_before_anything_is_measured(
+    options: tuple[str, ...], message: str, bench: Callable[..., tuple[Outcome, list[Plan]]], study: Store
+) -> None:
+    done, plans = bench(*options)
+    assert done.code == 3 and message in done.err
+    assert not plans
+
+
+def test_a_kept_profile_of_another_layout_is_refused(study: Store) -> None:
+    none = {"prefill_ms": 0.0, "prefill_share": 0.0, "decode_ms": 0.0, "decode_share": 0.0}
+    whole = {"whole_ms": 1.0, "profiled_ms": 1.0, "sum_ms": 1.0}
+    parts = [{"layer": 40, "part": "mixer", "block": "C3", **none}]
+    profile = {"prefill": whole, "decode": whole, "parts": parts, "operators": [], "foreign_cpu": None}
+    found = Profiled(0, "box", "fake", "b", 32, 4, 1, ProfileSummary.model_validate(profile))
+    events.append(study, studies.find_id(study, "first"), found.to_json())
+    with pytest.raises(InvalidInput, match="of another layout"):
+        candidate_views(study, StudySnapshot(read_study(study, "first")), [0])
 
 
 @pytest.mark.parametrize("form", ["md", "csv"])

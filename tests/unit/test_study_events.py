@@ -26,6 +26,7 @@ from nas.study.events import (
     Marked,
     Note,
     PointTold,
+    Profiled,
     QualityKnown,
     Rescored,
     Spent,
@@ -44,6 +45,13 @@ SEEN = Observation(LAYOUT, "complete", {"quality": -1.0}, {"ttft@chat": -0.1}, 2
 QUALITY = {"rung": "top", "value": 1.0, "per_group": {"lm": 1.0}, "sd": 0.1, "n_seeds": 2}
 CALIBRATED = {"what": "calibrated", "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 3.5}
 TIMES = {"times": {"1": {"ttft_ms": 1.5, "decode_ms": 0.1, "run_ms": 3.5}}}
+REQUEST = {"prompt": 32, "gen": 4, "threads": 1}
+SPENT = {"prefill_ms": 0.5, "prefill_share": 1.0, "decode_ms": 0.25, "decode_share": 1.0}
+PHASE = {"whole_ms": 1.5, "profiled_ms": 2.0, "sum_ms": 1.5}
+TIMED = {
+    "prefill": PHASE, "decode": PHASE, "parts": [{**SPENT, "layer": 0, "part": "mixer", "block": "C3"}],
+    "operators": [{**SPENT, "operator": "MUL_MAT"}], "foreign_cpu": None,
+}  # fmt: skip
 STORED: list[tuple[type[Note], dict[str, Any]]] = [
     (Launched, {"what": "launched", "trials": 5, "warm_start": ["first"]}),
     (Calibrated, {**CALIBRATED, "protocol": 2}),
@@ -61,6 +69,10 @@ STORED: list[tuple[type[Note], dict[str, Any]]] = [
     (AnchorsChosen, {"what": "anchors", "layouts": [LAYOUT.to_json()]}),
     (Rescored, {"what": "rescored", "quality": QUALITY, "per_seed": {"100": 1.0, "101": 0.5}}),
     (Spent, {"what": "spent", "stage": "propose", "seconds": 0.25}),
+    (
+        Profiled,
+        {"what": "profiled", "trial": 3, "device": "box", "runtime": "fake", "build": "b", **REQUEST, "profile": TIMED},
+    ),
     (Marked, {"what": "marked", "trial": 3, "star": True, "tags": ["small"], "text": "try it"}),
 ]
 
@@ -90,7 +102,7 @@ def test_the_newest_mark_of_a_trial_is_valid_and_an_empty_one_removes_it() -> No
 def test_marks_take_no_time_of_a_study() -> None:
     launched = Launched(5).to_json()
     worked = log(launched, {"what": "other"}, {"what": "other"})
-    marked = log(launched, {"what": "other"}, {"what": "other"}, mark(1), mark(1, "days-later"))
+    marked = log(launched, {"what": "other"}, {"what": "other"}, mark(1), {"what": "profiled"})
     assert elapsed(worked) == [0.0, 10.0, 20.0]
     assert elapsed(marked) == [0.0, 10.0, 20.0, 20.0, 20.0]
 
