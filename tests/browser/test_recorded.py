@@ -18,11 +18,13 @@ from release_lab import CONTENT, write_family
 from store_support import add_device
 from study_page import show, state, until
 
+from nas.api.studies import MarkRequest, mark_trial
 from nas.dashboard.local_server import dashboard_here
 from nas.store import calibrations
 from nas.store.calibrations import ReferenceRun
 
 BUILD = "0" * 64
+TAGGED = {60: ["old-phones", "again"], 10: ["again"]}
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     lab = LiveLab(tmp_path_factory.mktemp("recorded"))
     device = add_device(lab.store)
     add_recorded_study(lab.store, lab.clock, device)
+    for trial, tags in TAGGED.items():
+        mark_trial(lab.store, "recorded", trial, MarkRequest(tags=tags))
     add_past(lab, device)
     write_family(Path(os.environ["NAS_HOME"]))
     with dashboard_here(lab.store) as url:
@@ -176,6 +180,20 @@ def test_trials_are_filtered_and_fit_a_phone(page: Page, recorded: str) -> None:
     expect(page.locator("#trials tbody tr svg").first).to_be_visible()
     page.locator("#trials tbody a").first.click()
     expect(page.get_by_role("heading", name="Similar layouts")).to_be_visible()
+
+
+def test_trials_are_filtered_by_a_tag(page: Page, recorded: str) -> None:
+    page.goto(f"{recorded}/studies/recorded/trials")
+    page.get_by_label("Tag").select_option("again")
+    page.get_by_role("button", name="Filter").click()
+    rows = page.locator("#trials tbody th a:not(.tag)")
+    expect(rows).to_have_text(["trial 60", "trial 10"])
+    page.get_by_role("link", name="old-phones", exact=True).click()
+    expect(rows).to_have_text(["trial 60"])
+    expect(page.get_by_label("Tag")).to_have_value("old-phones")
+    rows.first.click()
+    page.get_by_role("link", name="again", exact=True).click()
+    expect(page.locator("#trials tbody tr")).to_have_count(2)
 
 
 def test_a_family_is_read_with_the_keyboard_and_its_files_come(page: Page, recorded: str) -> None:
