@@ -5,6 +5,7 @@ A device host has no database packages, so coordinator-side commands import them
 
 from __future__ import annotations
 
+import logging
 import platform
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,7 @@ from nas.devices.agent.trust import read_enrolment
 from nas.devices.attachments import agent_cache, agent_home, own_attachments
 from nas.devices.host_lock import host_lock_folder
 
+log = logging.getLogger(__name__)
 app = command_app(help="Run and manage device agents.")
 
 
@@ -124,6 +126,8 @@ def run(
             key=enrolment.signing_key,
         )
         end_on_signals(agent)
+        if not this_machine and not attachments.read():
+            log.warning("no device is attached: 'nas device add' attaches one, --this-machine serves this one; waiting")
         agent.run()
     finally:
         client.close()

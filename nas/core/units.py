@@ -31,7 +31,7 @@ def parse_count(text: str | int | float) -> int:
     """
     match = re.fullmatch(rf"\s*({_DECIMAL})\s*([KMB]?)\s*", str(text).replace("_", ""))
     if match is None:
-        raise InvalidInput(f"{text!r} is no count; write 350000000, '350M' or '8.3B'")
+        raise InvalidInput(f"{text!r} is not a count; write 350000000, '350M' or '8.3B'")
     return round(float(match[1]) * _COUNT[match[2]])
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, text
@@ -46,6 +47,9 @@ CONNECTIONS = 16
 
 _BUSY_TIMEOUT_MS = 500
 _RETRY_S = 0.02
+
+_LEAST_FREE = 1 << 20
+"""Bytes on a disk below which it is full."""
 
 _CONFLICTS = ("40001", "40P01")
 """SQLSTATE of a serialization failure and of a deadlock."""
@@ -216,7 +220,11 @@ def translated(url: URL) -> Iterator[None]:
         raise InfrastructureFailed(f"database {shown}: all connections of this process are in use") from error
     except (OperationalError, InternalError) as error:
         kind = Conflict if getattr(error.orig, "sqlstate", None) in _CONFLICTS else InfrastructureFailed
-        raise kind(f"database {shown}: {str(error.orig).strip()}") from error
+        message = str(error.orig).strip()
+        # SQLite calls it an I/O error where the disk is too full for its write-ahead log.
+        if message == "disk I/O error" and (file := sqlite_file(url)) and disk_usage(file.parent).free < _LEAST_FREE:
+            message = f"the disk is full at {file.parent}; free some, for example with 'nas gc'"
+        raise kind(f"database {shown}: {message}") from error
     except DataError as error:
         raise InvalidInput(f"the database cannot store this: {str(error.orig).strip()}") from error
     except DatabaseError as error:

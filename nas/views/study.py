@@ -657,10 +657,11 @@ def _waiting(study: StudySnapshot) -> str | None:
 def _progress(study: StudySnapshot) -> dict[str, Any]:
     """Returns the fields that the list and the page share."""
     states = study.states()
+    done = study.state is StudyState.COMPLETE or ended(study.record.log)
     return {
         "wanted": study.record.wanted,
         "proposed": sum(states.values()),
-        "expected": sum(states.values()) if ended(study.record.log) else study.record.wanted,
+        "expected": sum(states.values()) if done else study.record.wanted,
         "ended": sum(count for state, count in states.items() if state in TERMINAL),
         "states": states,
         "front": len(study.course.front),

@@ -103,6 +103,26 @@ def test_run_serves_this_machine_until_sigterm(coordinator: TlsCoordinator) -> N
     assert {(line["job"], line["device"]) for line in lines if "job" in line} == {(done.id, row.id)}
 
 
+@pytest.mark.parametrize("attached", [False, True])
+def test_an_agent_without_devices_says_so(
+    coordinator: TlsCoordinator, monkeypatch: pytest.MonkeyPatch, attached: bool
+) -> None:
+    class Ended:
+        def run(self) -> None: ...
+
+    nas("agent", "enrol", coordinator.invite().format(), "--name", "shelf-1")
+    here = own_attachments()
+    if attached:
+        here.add(Attachment(address="adb:R5CT1", id="pixel-1"))
+    monkeypatch.setattr("nas.cli.agent.own_attachments", lambda: here)
+    monkeypatch.setattr("nas.cli.agent.make_agent", lambda *given, **named: Ended())
+    monkeypatch.setattr("nas.cli.agent.end_on_signals", lambda agent: None)
+    done = nas("agent", "run")
+    here.serve_lock.release()
+    assert done.code == 0, done.err
+    assert ("no device is attached: 'nas device add'" in done.err) is not attached
+
+
 def test_a_second_agent_of_a_home_is_refused(coordinator: TlsCoordinator) -> None:
     nas("agent", "enrol", coordinator.invite().format(), "--name", "shelf-1")
     lock = own_attachments().serve_lock

@@ -16,7 +16,7 @@ from test_dashboard_access import HTML, OPEN, client
 
 import nas.dashboard
 from nas.store import studies
-from nas.store.rows import Role
+from nas.store.rows import Role, StudyState
 from nas.views import study as studies_view
 
 ASSETS = Path(nas.dashboard.__file__).parent / "assets"
@@ -99,6 +99,15 @@ def test_a_study_is_listed_with_its_progress(lab: LiveLab, visitor: TestClient) 
     assert (bar["value"], bar["max"]) == ("2", "4")
     (plot,) = [json.loads(str(named["data-plot"])) for _, named in page.tags if "data-plot" in named]
     assert len(plot["series"][0]["points"]) == 2
+
+
+def test_the_bar_of_a_complete_study_is_full(lab: LiveLab, visitor: TestClient) -> None:
+    study = lab.study()
+    lab.complete(study, 1.0, 1.5, 1.5)
+    studies.set_state(lab.store, study, StudyState.COMPLETE)
+    for path in ("/studies", "/studies/study"):
+        bars = [named for tag, named in Page(visitor.get(path, headers=HTML).text).tags if tag == "progress"]
+        assert [(bar["value"], bar["max"]) for bar in bars] == [("1", "1")]
 
 
 def test_without_a_reference_point_no_hypervolume_is_told(lab: LiveLab, visitor: TestClient) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from store_support import StillClock, add_device, new_study, open_store
 
 from nas.core.errors import InfrastructureFailed
 from nas.store import agents, devices, jobs, studies
-from nas.store.engine import WRITE_DEADLINE_S
+from nas.store.engine import WRITE_DEADLINE_S, translated
 
 
 def test_a_lock_that_is_never_freed_is_given_up_after_the_deadline(tmp_path: Path) -> None:
@@ -37,6 +39,16 @@ def test_a_full_disk_is_the_infrastructures_and_loses_nothing(tmp_path: Path) ->
     with pytest.raises(InfrastructureFailed, match="full"):
         studies.create(store, "b", {"ballast": "x" * (1 << 20)}, seed=0, version="0")
     assert [study.name for study in studies.all(store)] == ["a"]
+
+
+@pytest.mark.parametrize(("free", "message"), [(0, "the disk is full at"), (1 << 30, "disk I/O error")])
+def test_an_input_error_of_a_full_disk_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, message: str
+) -> None:
+    store = open_store(tmp_path)
+    monkeypatch.setattr("nas.store.engine.disk_usage", lambda folder: SimpleNamespace(free=free))
+    with pytest.raises(InfrastructureFailed, match=message), translated(store.engine.url):
+        raise OperationalError("INSERT", None, sqlite3.OperationalError("disk I/O error"))
 
 
 def test_secrets_and_tokens_are_not_in_the_database(tmp_path: Path) -> None:
