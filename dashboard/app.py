@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from functools import cache
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, HTTPException, Query
 from starlette.convertors import Convertor, register_url_convertor
@@ -28,7 +29,7 @@ from nas.dashboard.candidate_page import candidate_router
 from nas.dashboard.devices_page import devices_router
 from nas.dashboard.families_page import families_router
 from nas.dashboard.launch_page import launch_router
-from nas.dashboard.pages import page, page_route
+from nas.dashboard.pages import GZIPPED, LEAST_COMPRESSED, LEVEL, page, page_route, takes_gzip
 from nas.dashboard.study_page import studies_router, study_actions_router, study_router
 from nas.store.rows import Role
 from nas.store.store import Store
@@ -105,30 +106,47 @@ def login_router(access: PageAccess) -> APIRouter:
     return router
 
 
+class Asset(NamedTuple):
+    """A script, style sheet or picture, as it is sent."""
+
+    content: bytes
+    compressed: bytes | None
+    """With gzip; None for a small one."""
+    tag: str
+    type: str
+
+
 def assets_router(access: PageAccess) -> APIRouter:
-    """Returns scripts and style sheets, own and vendored; public, because the login page needs them."""
-    router = APIRouter(route_class=page_route(access, public=True), include_in_schema=False)
+    """Returns scripts and style sheets, own and vendored; the same for everybody, because the login page needs them."""
+    router = APIRouter(route_class=page_route(access, public=True, anonymous=True), include_in_schema=False)
 
     @router.get("/assets/{name:path}")
-    def show_asset(request: Request, name: str) -> Response:
-        content = _assets().get(name)
-        if content is None:
+    async def show_asset(request: Request, name: str) -> Response:
+        asset = _assets().get(name)
+        if asset is None:
             raise UnknownName("asset", name[:64], _assets())
-        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         # Revalidated each time, and answered with 304 if unchanged: a new version is seen at once.
-        headers = {"ETag": tag, "Cache-Control": "no-cache"}
-        if request.headers.get("If-None-Match") == tag:
+        headers = {"ETag": asset.tag, "Cache-Control": "no-cache"}
+        if request.headers.get("If-None-Match") == asset.tag:
             return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=_TYPES[name[name.rindex(".") :]])
+        if asset.compressed is not None and takes_gzip(request):
+            return Response(asset.compressed, headers=headers | GZIPPED, media_type=asset.type)
+        return Response(asset.content, headers=headers, media_type=asset.type)
 
     return router
 
 
 @cache
-def _assets() -> dict[str, bytes]:
-    """Returns name -> content of the files in the folder, read once; no path leads to others."""
-    folder = files("nas.dashboard") / "assets"
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(tuple(_TYPES))}
+def _assets() -> dict[str, Asset]:
+    """Returns name -> asset of the files in the folder, read and compressed once; no path leads to others."""
+    folder, found = files("nas.dashboard") / "assets", {}
+    for file in folder.iterdir():
+        if file.name.endswith(tuple(_TYPES)):
+            content = file.read_bytes()
+            compressed = gzip.compress(content, LEVEL, mtime=0) if len(content) >= LEAST_COMPRESSED else None
+            tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            found[file.name] = Asset(content, compressed, tag, _TYPES[file.name[file.name.rindex(".") :]])
+    return found
 
 
 def not_found_router(access: PageAccess) -> APIRouter:

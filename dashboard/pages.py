@@ -43,9 +43,10 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _NO_STORE = "no-store"
-_LEAST_COMPRESSED, _LEVEL = 1000, 5
+LEAST_COMPRESSED, LEVEL = 1000, 5
 _COMPRESSIBLE = ("text/", "application/json", "image/svg+xml")
 """Fewest bytes of a body that is compressed, gzip's level, and beginnings of the types."""
+GZIPPED = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
 _LONGEST_NEXT = 1000
 """Characters of a page's address that a login returns to: the login form must fit in `UNAUTHENTICATED_BODY`."""
 
@@ -83,12 +84,13 @@ def answer(template: str, request: Request, view: BaseModel, **values: Any) -> R
     return page(template, request, view=view, **values)
 
 
-def page_route(access: PageAccess, *, public: bool = False) -> type[APIRoute]:
+def page_route(access: PageAccess, *, public: bool = False, anonymous: bool = False) -> type[APIRoute]:
     """Returns a class of routes that authenticate visitors, answer errors as pages, and set the security headers.
 
     Args:
         access: authenticates visitors.
         public: visitors need not be authenticated.
+        anonymous: nor is it asked who they are; all get the same.
     """
 
     class PageRoute(APIRoute):
@@ -102,7 +104,7 @@ def page_route(access: PageAccess, *, public: bool = False) -> type[APIRoute]:
 
             async def guarded(request: Request) -> Response:
                 access.require_host(request)
-                visitor = await access.visitor(request)
+                visitor = None if anonymous else await access.visitor(request)
                 request.state.visitor = visitor
                 if visitor is None and not public:
                     return _log_in(request)
@@ -119,13 +121,18 @@ def page_route(access: PageAccess, *, public: bool = False) -> type[APIRoute]:
                 for name, value in HEADERS.items():
                     response.headers[name] = value
                 response.headers.setdefault("Cache-Control", _NO_STORE)
-                if "gzip" in request.headers.get("Accept-Encoding", ""):
+                if takes_gzip(request) and "Content-Encoding" not in response.headers:
                     await _compress(response)
                 return response
 
             return dressed
 
     return PageRoute
+
+
+def takes_gzip(request: Request) -> bool:
+    """Returns whether the client accepts gzip."""
+    return "gzip" in request.headers.get("Accept-Encoding", "")
 
 
 async def _compress(response: Response) -> None:
@@ -135,9 +142,9 @@ async def _compress(response: Response) -> None:
     the cookie's SameSite=Strict keeps other sites from that.
     """
     body = getattr(response, "body", b"")
-    if len(body) < _LEAST_COMPRESSED or not response.headers.get("Content-Type", "").startswith(_COMPRESSIBLE):
+    if len(body) < LEAST_COMPRESSED or not response.headers.get("Content-Type", "").startswith(_COMPRESSIBLE):
         return
-    response.body = await off_loop(gzip.compress, body, _LEVEL, mtime=0)
+    response.body = await off_loop(gzip.compress, body, LEVEL, mtime=0)
     response.headers["Content-Encoding"] = "gzip"
     response.headers["Content-Length"] = str(len(response.body))
     response.headers.add_vary_header("Accept-Encoding")

@@ -12,9 +12,11 @@ import pytest
 from dashboard_lab import DashboardLab
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
+from starlette.requests import Request
 from test_dashboard_access import HTML, OPEN, client
 
 import nas.dashboard
+from nas.dashboard.access import PageAccess
 from nas.store import studies
 from nas.store.rows import Role, StudyState
 from nas.views import study as studies_view
@@ -188,6 +190,16 @@ def test_files_are_sent_once(visitor: TestClient) -> None:
     assert first.headers["Content-Type"] == "text/javascript; charset=utf-8"
     again = visitor.get("/assets/dashboard.js", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+def test_nobody_is_asked_for_who_fetches_a_script(visitor: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asked(access: PageAccess, request: Request) -> None:
+        raise AssertionError("a look-up in the database for each script")
+
+    monkeypatch.setattr(PageAccess, "visitor", asked)
+    assert visitor.get("/assets/dashboard.js").status_code == 200
+    missing = visitor.get("/assets/none.js", headers=HTML)
+    assert missing.status_code == 404 and "<h1>" in missing.text
 
 
 @pytest.mark.parametrize("path", ["/assets/uplot.esm.js", "/studies", "/studies/study", "/studies/study.json"])
