@@ -1,6 +1,7 @@
 """Benchmarks of `nas adapt`: ranks of summed scores, random kills, starts and recipes, a large model.
 
-    python -m benchmarks.adapt mixes FOLDER [--size small|tiny] [--mixes 20]    Kendall's tau of summed scores
+    python -m benchmarks.adapt mixes FOLDER [--size small|tiny] [--mixes 20] [--family KIND] [--family-mixes 10]
+                                                                                Kendall's tau of summed scores
     python -m benchmarks.adapt pairs FOLDER                                     terms for pairs of replacements
     python -m benchmarks.adapt smart FOLDER                                     `benchmarks.adapt_smart`
     python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0]             SIGKILL at random moments
@@ -9,6 +10,7 @@
     python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
 `mixes` trains a teacher on the default corpus. Each step and mix is one file of the folder, so another run continues.
+With `--family`, further mixes replace mixers by that kind of block alone, such as `conv` or `mamba2`.
 Reports: FOLDER/report.json, FOLDER/kills.json.
 """
 
@@ -45,7 +47,7 @@ from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of
-from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
+from nas.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
 from nas.nn.mixes import compared
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
@@ -72,6 +74,8 @@ class Size:
     library: LibrarySettings
     healing: Healing
     window: int
+    precision: Precision = "float32"
+    """Of the teacher's training."""
 
 
 SIZES = {
@@ -81,9 +85,9 @@ SIZES = {
         Healing(tokens=1 << 16, length=128, batch_tokens=2048, lr=2e-4), 16,
     ),
     "small": Size(
-        "d288 v4096 ffn=swiglu:768 [A9/9:32*8]", 20 << 20, 1.5e-3,
-        LibrarySettings(tokens=1 << 18, length=256, batch_tokens=4096, score_tokens=1 << 14),
-        Healing(tokens=1 << 18, length=256, batch_tokens=4096), 32,
+        "d256 v4096 ffn=swiglu:768 [A8/8:32*10]", 20 << 20, 1.5e-3,
+        LibrarySettings(tokens=1 << 17, length=256, batch_tokens=4096, score_tokens=1 << 14, precision="bfloat16"),
+        Healing(tokens=1 << 18, length=256, batch_tokens=4096, precision="bfloat16"), 32, "bfloat16",
     ),
 }  # fmt: skip
 
@@ -98,6 +102,8 @@ def main() -> None:
         own.add_argument("folder", type=Path)
     mixes.add_argument("--size", choices=SIZES, default="small")
     mixes.add_argument("--mixes", type=int, default=20)
+    mixes.add_argument("--family", help="kind of mixer; none unless told")
+    mixes.add_argument("--family-mixes", type=int, default=10)
     kills.add_argument("--kills", type=int, default=10)
     kills.add_argument("--seed", type=int, default=0)
     ablations.add_argument("--minutes", type=float, default=8.0, help="no training starts after that")
@@ -136,8 +142,16 @@ def _tiny(folder: Path, settings: LibrarySettings) -> tuple[Library, list[Tokens
     return Library(folder / "library", teacher, sources, settings, worker), sources
 
 
-def run_mixes(folder: Path, size: str, mixes: int) -> None:
-    """Writes FOLDER/report.json: scores of all alternatives, and the losses of healed mixes."""
+def run_mixes(folder: Path, size: str, mixes: int, family: str | None, family_mixes: int) -> None:
+    """Writes FOLDER/report.json: scores of all alternatives, and the losses of healed mixes.
+
+    Args:
+        folder: of results.
+        size: name in `SIZES`.
+        mixes: drawn from all alternatives.
+        family: kind of mixer that further mixes replace mixers by; None: there are none.
+        family_mixes: their number.
+    """
     settings, worker = SIZES[size], _worker()
     vocabulary, sources = _text(folder, settings)
     teacher = TrainedTeacher.load(_teacher(folder, settings, sources, worker), worker.device)
@@ -147,16 +161,20 @@ def run_mixes(folder: Path, size: str, mixes: int) -> None:
     library = Library(folder / "library", teacher, sources, settings.library, worker, recall)
     library.train(alternatives)
     scores = library.scores(alternatives)
+    choices = {f"mix-{number}": mix(alternatives, number) for number in range(mixes)}
+    if family is not None:
+        drawn = family_of(alternatives, family, family_mixes)
+        choices |= {f"{family}-{number}": choice for number, choice in enumerate(drawn)}
     rows = []
-    for number in range(mixes):
-        path = folder / f"mix-{number}.json"
+    for name, choice in choices.items():
+        path = folder / f"{name}.json"
         if not path.is_file():
-            choice = mix(alternatives, number)
             row = _healed(folder, choice, library, sources, vocabulary, settings.healing)
             row["summed"] = sum(scores[each].text for each in choice.items())
             row["summed_recall"] = sum(scores[each].kl[RECALL_GROUP] for each in choice.items())
             write_durably(path, json.dumps(row, indent=1).encode())
         rows.append(json.loads(path.read_bytes()))
+    relatives = rows[mixes:]
     report = {
         "size": size,
         "layout": layout.format(),
@@ -164,12 +182,13 @@ def run_mixes(folder: Path, size: str, mixes: int) -> None:
         "teacher_tokens": settings.teacher_tokens,
         "teacher_bits_per_byte": _losses(teacher.model, library, sources, vocabulary)["bits_per_byte"],
         "tau": taus(rows, "summed"),
+        **({"family": family, "tau_family": taus(relatives, "summed")} if relatives else {}),
         "tau_recall": {name: _tau(rows, "summed_recall", f"recall_{name}") for name in _RECALL},
         "blocks": [_block(library, slot, block, scores) for slot, each in alternatives.items() for block in each],
         "mixes": rows,
     }
     write_durably(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
-    print(json.dumps({"tau": report["tau"], "mixes": len(rows)}))
+    print(json.dumps({name: report.get(name) for name in ("tau", "tau_family")} | {"mixes": len(rows)}))
 
 
 def taus(rows: list[dict[str, Any]], by: str) -> dict[str, float]:
@@ -232,6 +251,26 @@ def mix(alternatives: dict[Slot, tuple[Block | None, ...]], number: int) -> dict
     rng = random.Random(number)
     share = rng.uniform(0.1, 0.67)
     return {slot: rng.choice(blocks) for slot, blocks in alternatives.items() if rng.random() < share}
+
+
+def family_of(
+    alternatives: dict[Slot, tuple[Block | None, ...]], kind: str, count: int
+) -> list[dict[Slot, Block | None]]:
+    """Returns different mixes that replace between one and two thirds of all mixers by the alternative of one kind.
+
+    Raises:
+        ValueError: there are no such blocks, or not so many mixes.
+    """
+    own = {slot: block for slot, each in alternatives.items() for block in each if block and block.kind == kind}
+    most = len(own) * 2 // 3
+    if count > sum(math.comb(len(own), places) for places in range(1, most + 1)):
+        raise ValueError(f"{len(own)} places have no {count} mixes of {kind}")
+    rng = random.Random(0)
+    found: dict[tuple[Slot, ...], dict[Slot, Block | None]] = {}
+    while len(found) < count:
+        slots = sorted(rng.sample(sorted(own), rng.randint(1, most)))
+        found.setdefault(tuple(slots), {slot: own[slot] for slot in slots})
+    return list(found.values())
 
 
 TINY = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
@@ -391,7 +430,10 @@ def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) ->
     )  # fmt: skip
     checkpoint = TrainingCheckpoint(folder / "teacher-training.safetensors", {"key": size.layout})
     state = TrainingState(model, Optimiser(weight_decay=0.1, clip=1.0, balance_rate=1e-3), steps)
-    fit(state, [stage], [checkpoint], worker, name="the teacher")
+    fit(
+        state, [stage], [checkpoint], worker, name="the teacher",
+        precision=lambda: precision_of(worker.device, size.precision),
+    )  # fmt: skip
     save_weights(model, path)
     return path
 

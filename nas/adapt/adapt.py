@@ -49,7 +49,7 @@ from nas.core.layout import Layer, Layout
 from nas.core.limit import Limit
 from nas.core.metrics import metric
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of, with_blocks
-from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
+from nas.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
 from nas.nn.mixes import ScoredText, compared
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
@@ -96,6 +96,11 @@ class Healing(BaseModel):
     length: int = Field(256, ge=8)
     batch_tokens: int = Field(4096, ge=8)
     lr: float = Field(3e-4, gt=0)
+    precision: Precision = Field(
+        "float32",
+        exclude_if=lambda precision: precision == "float32",
+        description="of matrix products in training; its loss is computed in float32 from their logits",
+    )
     weight: float = Field(0.9, gt=0, le=1, description="of the distillation term; the rest is cross-entropy")
     temperature: float = Field(1.0, ge=1)
     k: int = Field(32, ge=1)
@@ -754,7 +759,10 @@ def heal(
     key = content_hash([model.layout.to_json(), teacher.sha256, [each.key for each in sources], healing.model_dump()])
     checkpoint = TrainingCheckpoint(folder / f"{key}.safetensors", {"key": key}, interval_s=_CHECKPOINT_S)
     state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=1e-3), steps)
-    fit(state, [stage], [checkpoint], worker, name=f"the child of {model.layout.params.total:,} weights")
+    fit(
+        state, [stage], [checkpoint], worker, name=f"the child of {model.layout.params.total:,} weights",
+        precision=lambda: precision_of(worker.device, healing.precision),
+    )  # fmt: skip
     after = library.divergence(model.eval())
     if not after < before:
         worker.log(f"healing raised the divergence from {before:.4g} to {after:.4g} nats per token: it is undone")

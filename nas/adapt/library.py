@@ -43,7 +43,7 @@ from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, slots_of
 from nas.nn.base import MODULES, BlockModule, FeedForward, Mixer
-from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, save_tensors
+from nas.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of, save_tensors
 from nas.nn.mixes import Known, ScoredText, compared, mix_of
 from nas.nn.model import Model, ResidualLayer
 from nas.nn.optimisers import Optimiser
@@ -75,6 +75,11 @@ class LibrarySettings(BaseModel):
     length: int = Field(256, ge=8, description="tokens of a sequence")
     batch_tokens: int = Field(4096, ge=8)
     lr: float = Field(1e-3, gt=0)
+    precision: Precision = Field(
+        "float32",
+        exclude_if=lambda precision: precision == "float32",
+        description="of matrix products in training; start values, errors and scores are computed in float32",
+    )
     seed: int = Field(0, ge=0)
     score_tokens: int = Field(1 << 14, ge=8, description="of held-out text that scores are computed on")
     recall_tokens: int = Field(
@@ -391,7 +396,10 @@ class Library:
         checkpoint = TrainingCheckpoint(
             self.folder / "training" / f"{name}.safetensors", {"key": name}, interval_s=_CHECKPOINT_S
         )
-        fit(state, [stage], [checkpoint], self.worker, name=f"{len(keys)} blocks of depth {depth}")
+        fit(
+            state, [stage], [checkpoint], self.worker, name=f"{len(keys)} blocks of depth {depth}",
+            precision=lambda: precision_of(device, settings.precision),
+        )  # fmt: skip
         after = self._errors(blocks.eval(), parts, depth)
         for key, (slot, block) in keys.items():
             scalars = {"block": block_name(block), "part": slot.part, "depth": depth, "error_start": before[key]}
@@ -495,7 +503,7 @@ def trim(folder: Path, limit_bytes: int) -> int:
 
 
 def error_of(block: nn.Module, h: Tensor, y: Tensor) -> Tensor:
-    """Returns |block(h) - y|^2 / |y|^2."""
+    """Returns |block(h) - y|^2 / |y|^2 in float32, whatever the precision of the products within the block."""
     out = block(h)
-    found: Tensor = (out[0] if isinstance(block, Mixer) else out) - y
-    return found.float().square().mean() / y.float().square().mean().clamp_min(1e-12)
+    found: Tensor = (out[0] if isinstance(block, Mixer) else out).float() - y.float()
+    return found.square().mean() / y.float().square().mean().clamp_min(1e-12)

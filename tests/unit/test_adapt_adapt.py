@@ -19,7 +19,7 @@ from pretrain_lab import write_tokenizer
 from tokenizer_lab import FORMS, write_model_tokenizer
 
 from nas.adapt import adapt
-from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, heal, write_child
+from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, Healing, heal, write_child
 from nas.adapt.alternatives import default_alternatives, started
 from nas.adapt.hours import RESERVE, Parts, time_library
 from nas.adapt.library import Library, Score, TrainedTeacher, neighbouring_pairs, trim
@@ -253,6 +253,52 @@ def test_alternatives_learn_alone_whatever_else_is_trained(lab: Path, tmp_path: 
     assert min(scores[slot, narrow].text, scores[slot, window].text) >= 0
     assert max(scores[slot, narrow].text, scores[slot, window].text) < scores[slot, None].text
     assert together.divergence(together.mix({slot: None})) == pytest.approx(scores[slot, None].text, rel=1e-5)
+
+
+def test_bfloat16_trains_every_alternative_nearly_as_float32_does(
+    lab: Path, tmp_path: Path, text: list[Tokens]
+) -> None:
+    """Mixers that compute parts of their own in float32 get bfloat16 inputs there. Start and errors are float32."""
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    slot = Slot(0, "mixer")
+    further = tuple(Block.parse(name, "mixer").canonical(64) for name in ("D4", "G4"))
+    blocks = {
+        slot: default_alternatives(LAYOUT, slot, 8, further)[:-1],
+        Slot(0, "ffn"): default_alternatives(LAYOUT, Slot(0, "ffn"), 8)[:-1],
+    }
+    full = Library(tmp_path / "full", teacher, text, QUICK.library, alone())
+    half = Library(
+        tmp_path / "half", teacher, text, QUICK.library.model_copy(update={"precision": "bfloat16"}), alone()
+    )
+    full.train(blocks)
+    half.train(blocks)
+    for place, each in blocks.items():
+        for block in each:
+            assert full.file(place, block).name != half.file(place, block).name
+            one, other = full.record(place, block), half.record(place, block)
+            assert other.error_start == one.error_start
+            assert other.error == pytest.approx(one.error, rel=0.02), block.format()
+            assert other.error != one.error, block.format()
+
+
+def test_healing_in_bfloat16_lowers_the_divergence(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+    choice = {Slot(0, "ffn"): None}
+    before = library.divergence(library.mix(choice))
+    found = []
+    for precision in ("float32", "bfloat16"):
+        healing = SETTINGS.healing.model_copy(update={"precision": precision})
+        model = heal(lambda: library.mix(choice), library, text, healing, tmp_path / "training")
+        assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+        found.append(library.divergence(model))
+    assert found[1] != found[0]
+    assert before - found[1] == pytest.approx(before - found[0], rel=0.05)
+
+
+def test_the_default_precision_is_no_part_of_keys() -> None:
+    assert "precision" not in AdaptSettings().model_dump_json()
+    assert Healing(precision="bfloat16").model_dump() != Healing().model_dump()
 
 
 def test_the_term_of_a_pair_is_what_both_replacements_lose_beyond_their_scores(
