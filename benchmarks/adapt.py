@@ -9,7 +9,8 @@
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
     python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
-`mixes` trains a teacher on the default corpus. Each step and mix is one file of the folder, so another run continues.
+`mixes` trains a teacher, a small one on 20M tokens of the installed packages' source and documentation, and a tiny one
+on the default corpus. Each step and mix is one file of the folder, so another run continues.
 With `--family`, further mixes replace mixers by that kind of block alone, such as `conv` or `mamba2`.
 Reports: FOLDER/report.json, FOLDER/kills.json.
 """
@@ -46,6 +47,7 @@ from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.limit import Limit
+from nas.core.quality_config import CorpusSource
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of
 from nas.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
 from nas.nn.mixes import compared
@@ -76,6 +78,9 @@ class Size:
     window: int
     precision: Precision = "float32"
     """Of the teacher's training."""
+    corpus: CorpusSource = "default"
+    domain_bytes: int | None = None
+    """Most bytes of each domain's training part; None: all."""
 
 
 SIZES = {
@@ -88,6 +93,7 @@ SIZES = {
         "d256 v4096 ffn=swiglu:768 [A8/8:32*10]", 20 << 20, 1.5e-3,
         LibrarySettings(tokens=1 << 17, length=256, batch_tokens=4096, score_tokens=1 << 14, precision="bfloat16"),
         Healing(tokens=1 << 18, length=256, batch_tokens=4096, precision="bfloat16"), 32, "bfloat16",
+        "installed", 48 << 20,
     ),
 }  # fmt: skip
 
@@ -180,6 +186,7 @@ def run_mixes(folder: Path, size: str, mixes: int, family: str | None, family_mi
         "layout": layout.format(),
         "non_embedding": layout.params.non_embedding,
         "teacher_tokens": settings.teacher_tokens,
+        "train_tokens": sum(len(source.train) for source in sources),
         "teacher_bits_per_byte": _losses(teacher.model, library, sources, vocabulary)["bits_per_byte"],
         "tau": taus(rows, "summed"),
         **({"family": family, "tau_family": taus(relatives, "summed")} if relatives else {}),
@@ -398,13 +405,16 @@ def _worker() -> Worker:
 
 
 def _text(folder: Path, size: Size) -> tuple[Vocabulary, list[Tokens]]:
-    """Writes the training part of the default corpus as files, and tokenises them."""
+    """Writes the training part of the size's corpus as files, and tokenises them.
+
+    The default corpus is one source, as it was in the recorded runs; of others, each domain has a held-out part.
+    """
     text = folder / "text"
     if not text.is_dir():
         partial = folder / "text.partial"
         partial.mkdir(exist_ok=True)
-        for name, domain in build_corpus("default", Path("/")).domains.items():
-            content = domain.train.astype("uint8").tobytes().decode(errors="ignore")
+        for name, domain in build_corpus(size.corpus, Path("/")).domains.items():
+            content = domain.train[: size.domain_bytes].astype("uint8").tobytes().decode(errors="ignore")
             (partial / f"{name.replace('/', '-')}.txt").write_text(content)
         partial.rename(text)
     layout = Layout.parse(size.layout)
@@ -412,7 +422,8 @@ def _text(folder: Path, size: Size) -> tuple[Vocabulary, list[Tokens]]:
     if not tokenizer.is_file():
         train_tokenizer([text], layout.vocab, tokenizer, print)
     vocabulary = Vocabulary(tokenizer, layout.vocab)
-    return vocabulary, [tokenise(each, vocabulary, None, 0, 1 << 18) for each in read_sources([text], 0.05)]
+    paths = [text] if size.corpus == "default" else sorted(text.iterdir())
+    return vocabulary, [tokenise(each, vocabulary, None, 0, 1 << 18) for each in read_sources(paths, 0.05)]
 
 
 def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) -> Path:
