@@ -38,7 +38,7 @@ from torch.nn.functional import cross_entropy
 from nas.adapt.alternatives import default_alternatives, further_mixers
 from nas.adapt.checkpoints import import_once, is_imported, read_model
 from nas.adapt.hours import Parts, time_library
-from nas.adapt.library import Library, LibrarySettings, Pair, Score, TrainedTeacher, neighbouring_pairs
+from nas.adapt.library import STREAM_BYTES, Library, LibrarySettings, Pair, Score, TrainedTeacher, neighbouring_pairs
 from nas.adapt.selection import Option, Term, select, total
 from nas.adapt.text import recall_text, report_sources, report_text
 from nas.core.block import Block
@@ -442,12 +442,16 @@ class Adaptation:
         kinds = {(slot.block(layout), block) for slot, blocks in self.alternatives.items() for block in blocks}
         count = 1 + len(kinds) + len(set(layout.layers)) + self.settings.points
         quiet = replace(self.worker, log=lambda line: None)
-        trained, scored = time_library(
-            lambda folder, settings: self._opened(folder, settings, quiet), library, self.alternatives
-        )
+        timed = time_library(lambda folder, settings: self._opened(folder, settings, quiet), library, self.alternatives)
         pairs = len(neighbouring_pairs(self.alternatives, self.settings.pairs, library.seed))
-        scored *= 1 + pairs / sum(map(len, self.alternatives.values()))
-        parts = Parts(trained, self._healing_seconds(quiet), scored, measured * count)
+        parts = Parts(
+            library_token=timed.token,
+            again_token=timed.again_token,
+            kept=STREAM_BYTES // (4 * layout.d_model),
+            healing_token=self._healing_seconds(quiet),
+            scores=timed.scores * (1 + pairs / sum(map(len, self.alternatives.values()))),
+            measurements=measured * count,
+        )
         tokens = parts.tokens(hours, library.tokens, healing.tokens)
         self._scale(*tokens)
         self.library = self._opened(self.library.folder, self.settings.library, self.worker)

@@ -58,6 +58,8 @@ _LOCK_S = 4 * 3600.0
 _USE = ".use.lock"
 _USE_S = 600.0
 _CHECKPOINT_S = 60.0
+STREAM_BYTES = 1 << 30
+"""Most memory of the residual streams that a training keeps from one depth to the next."""
 _SIGNIFICANT = 2.0
 """Standard errors above which the term of a pair is no noise."""
 
@@ -159,9 +161,9 @@ class TrainedTeacher:
         """Returns the logits after the last layer: [B, T, D] -> [B, T, V]."""
         return self.model.logits(self.model.norm(x)).float()
 
-    def inputs_and_outputs(self, tokens: Tensor, depth: int) -> dict[Part, tuple[Tensor, Tensor]]:
-        """Returns normalised input and output, both [B, T, D], of the blocks of a layer."""
-        layer, x = self.layer(depth), self.before(tokens, depth)
+    def inputs_and_outputs(self, x: Tensor, depth: int) -> dict[Part, tuple[Tensor, Tensor]]:
+        """Returns normalised input and output of the blocks of a layer, from the stream in front: all [B, T, D]."""
+        layer = self.layer(depth)
         found: dict[Part, tuple[Tensor, Tensor]] = {}
         if layer.mixers:
             h = layer.mixer_norm(x)
@@ -171,6 +173,37 @@ class TrainedTeacher:
             h = layer.ffn_norm(x)
             found["ffn"] = (h, layer.ffn(h))
         return found
+
+
+class _Streams:
+    """Residual streams in front of a layer, of the batches of a training; kept for the next layer while memory lasts.
+
+    Those that are not kept, and all after a kill, are computed from the embedding, with the same result.
+    """
+
+    def __init__(self, teacher: TrainedTeacher) -> None:
+        self._teacher = teacher
+        self._kept: dict[int, tuple[int, Tensor]] = {}
+        self._left = STREAM_BYTES
+
+    def before(self, step: int, tokens: Tensor, depth: int) -> Tensor:
+        """Returns the stream in front of the layer at `depth`, which is never less than in the call before.
+
+        Args:
+            step: number of the batch.
+            tokens: its ids [B, T].
+            depth: of the layer.
+        """
+        if step in self._kept:
+            at, x = self._kept[step]
+            x = self._teacher.between(x.to(tokens.device), at, depth)
+        else:
+            x = self._teacher.before(tokens, depth)
+            if x.nbytes > self._left:
+                return x
+            self._left -= x.nbytes
+        self._kept[step] = depth, x.cpu()
+        return x
 
 
 class BlockRecord(BaseModel):
@@ -265,6 +298,7 @@ class Library:
         for slot, block in self._trained(alternatives):
             if (path := self.file(slot, block)).is_file():
                 path.touch()  # `trim` removes the least recently used first
+        streams = _Streams(self.teacher)
         for depth in range(self.teacher.layout.depth):
             wanted = [(slot, block) for slot, each in alternatives.items() if slot.depth == depth for block in each]
             trained = [(slot, block) for slot, block in wanted if block is not None]
@@ -272,7 +306,7 @@ class Library:
                 continue
             lock = self.folder / f".{self.teacher.sha256[:16]}-{depth}.lock"
             with locked(lock, _LOCK_S, waiting=lambda: self.worker.log("another process trains these blocks")):
-                self._train([each for each in trained if not self.file(*each).is_file()], depth)
+                self._train([each for each in trained if not self.file(*each).is_file()], depth, streams)
 
     def in_use(self) -> AbstractContextManager[None]:
         """Returns a context in which no file of the library is removed by `trim`.
@@ -362,14 +396,15 @@ class Library:
         assert isinstance(own, BlockModule)
         return own
 
-    def _train(self, missing: Sequence[tuple[Slot, Block]], depth: int) -> None:
+    def _train(self, missing: Sequence[tuple[Slot, Block]], depth: int, streams: _Streams) -> None:
         if not missing:
             return
         settings, teacher, device = self.settings, self.teacher, self.worker.device
         keys = {self.key(slot, block): (slot, block) for slot, block in missing}
         parts = {key: slot.part for key, (slot, _) in keys.items()}
         with torch.no_grad():
-            known = teacher.inputs_and_outputs(self._packed.batch(0)[0].to(device), depth)
+            first = teacher.before(self._packed.batch(0)[0].to(device), depth)
+            known = teacher.inputs_and_outputs(first, depth)
         modules = {
             key: started(block, self._own(slot), known[slot.part][0], settings.seed, teacher.layout.depth)
             for key, (slot, block) in keys.items()
@@ -377,9 +412,9 @@ class Library:
         blocks = nn.ModuleDict(modules).to(device)
         before = self._errors(blocks, parts, depth)
 
-        def loss(model: nn.ModuleDict, tokens: Tensor) -> Tensor:
+        def loss(model: nn.ModuleDict, tokens: Tensor, step: Tensor) -> Tensor:
             with torch.no_grad():
-                known = teacher.inputs_and_outputs(tokens, depth)
+                known = teacher.inputs_and_outputs(streams.before(int(step), tokens, depth), depth)
             errors = [error_of(module, *known[parts[key]]) for key, module in model.items()]
             return torch.stack(errors).sum()
 
@@ -388,7 +423,7 @@ class Library:
             name=f"depth {depth}",
             steps=settings.steps,
             tokens=settings.sequences * settings.length,
-            batches=lambda step: [(self._packed.batch(step)[0],)],
+            batches=lambda step: [(self._packed.batch(step)[0], torch.tensor(step))],
             loss=loss,
             rate=lambda step: settings.lr * wsdc(step, settings.steps, warmup=0.05, decay=0.5, final=0.1),
         )
@@ -411,7 +446,8 @@ class Library:
         """Returns the error of each block on the held-out text."""
         found = dict.fromkeys(parts, 0.0)
         for window in self.selection.passes(self.teacher.layout.vocab):
-            known = self.teacher.inputs_and_outputs(window.to(self.worker.device), depth)
+            before = self.teacher.before(window.to(self.worker.device), depth)
+            known = self.teacher.inputs_and_outputs(before, depth)
             for key, part in parts.items():
                 found[key] += float(error_of(blocks[key], *known[part])) * len(window) / len(self.selection.ids)
         return found

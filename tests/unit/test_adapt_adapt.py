@@ -19,9 +19,10 @@ from pretrain_lab import write_tokenizer
 from tokenizer_lab import FORMS, write_model_tokenizer
 
 from nas.adapt import adapt
+from nas.adapt import library as library_module
 from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, Healing, heal, write_child
 from nas.adapt.alternatives import default_alternatives, started
-from nas.adapt.hours import RESERVE, Parts, time_library
+from nas.adapt.hours import RESERVE, LibraryTimes, Parts, time_library
 from nas.adapt.library import Library, Score, TrainedTeacher, neighbouring_pairs, trim
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
@@ -299,6 +300,43 @@ def test_healing_in_bfloat16_lowers_the_divergence(lab: Path, tmp_path: Path, te
 def test_the_default_precision_is_no_part_of_keys() -> None:
     assert "precision" not in AdaptSettings().model_dump_json()
     assert Healing(precision="bfloat16").model_dump() != Healing().model_dump()
+
+
+def test_streams_that_are_kept_save_passes_and_change_nothing(
+    lab: Path, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a kill, which loses them."""
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    layout, settings = teacher.layout, SETTINGS.library
+    alternatives = {Slot(depth, "ffn"): (Block.parse("swiglu:32", "ffn"),) for depth in range(layout.depth)}
+    passed: list[int] = []
+    for depth in range(layout.depth):
+        teacher.layer(depth).register_forward_hook(lambda *_: passed.append(1))
+    found, passes = [], []
+    batch = 4 * layout.d_model * settings.sequences * settings.length
+    for kept in (0, 2 * batch, 1 << 30):
+        monkeypatch.setattr(library_module, "STREAM_BYTES", kept)
+        passed.clear()
+        library = Library(tmp_path / str(kept), teacher, text, settings, alone())
+        library.train(alternatives)
+        found.append({path.name: sha256_of(path) for path in (library.folder / "blocks").iterdir()})
+        passes.append(len(passed))
+    assert found[0] == found[1] == found[2]
+    assert passes[0] - passes[1] == 2, "two batches of four, whose first layer is not passed twice"
+    assert passes[0] - passes[2] == settings.steps == 4
+
+    left = iter(range(6))  # passes of the first depth, and two of the second
+
+    def hook() -> None:
+        if next(left, None) is None:
+            raise Killed
+
+    monkeypatch.setattr(library_module, "_CHECKPOINT_S", 0.0)
+    with pytest.raises(Killed):
+        Library(tmp_path / "killed", teacher, text, settings, alone(hook)).train(alternatives)
+    library = Library(tmp_path / "killed", teacher, text, settings, alone())
+    library.train(alternatives)
+    assert {path.name: sha256_of(path) for path in (library.folder / "blocks").iterdir()} == found[0]
 
 
 def test_the_term_of_a_pair_is_what_both_replacements_lose_beyond_their_scores(
@@ -601,9 +639,9 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
     with pytest.raises(InvalidInput, match="1e-09 hours are too few: scores and measurements take"):
         start(1e-9).claim()
     assert not (tmp_path / "out/plan.json").exists()
-    parts = Parts(library_token=0.01, healing_token=0.1, scores=10.0, measurements=50.0)
-    monkeypatch.setattr(adapt, "time_library", lambda *_: (parts.library_token, parts.scores))
-    monkeypatch.setattr(Adaptation, "_healing_seconds", lambda self, quiet: parts.healing_token)
+    parts = LibraryTimes(0.01, 0.02, 10.0)
+    monkeypatch.setattr(adapt, "time_library", lambda *_: parts)
+    monkeypatch.setattr(Adaptation, "_healing_seconds", lambda self, quiet: 0.1)
     one = start(1.0)
     one.claim()
     tokens = json.loads((tmp_path / "out/plan.json").read_bytes())["tokens"]
@@ -625,12 +663,20 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
 def test_parts_are_timed_on_the_model(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
-    trained, scored = time_library(
+    timed = time_library(
         lambda folder, settings: Library(folder, teacher, text, settings, alone()), SETTINGS.library, alternatives
     )
-    assert 0 <= trained < 10 and 0 < scored < 600
+    assert 0 < timed.token < 10 and 0 < timed.again_token < 1 and 0 < timed.scores < 600
     with pytest.raises(InvalidInput, match="too few"):
-        Parts(1.0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
+        Parts(1.0, 0.0, 0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
+
+
+@pytest.mark.parametrize("kept", [0, 10_000, 1 << 30])
+def test_tokens_whose_streams_are_not_kept_take_longer(kept: int) -> None:
+    parts = Parts(0.01, 0.02, kept, 0.1, scores=10.0, measurements=50.0)
+    library, healing = parts.tokens(1.0, 1 << 16, 1 << 14)
+    taken = 60 + 0.01 * library + 0.02 * max(0, library - kept) + 0.1 * healing
+    assert 0.96 * 3600 * (1 - RESERVE) < taken <= 3600 * (1 - RESERVE)
 
 
 def test_a_folder_is_imported_once_and_after_the_checks(
