@@ -48,7 +48,7 @@ from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.quality_config import CorpusSource
-from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of
+from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, lender_of, parsed, slots_of
 from nas.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
 from nas.nn.mixes import compared
 from nas.nn.model import Model
@@ -162,7 +162,7 @@ def run_mixes(folder: Path, size: str, mixes: int, family: str | None, family_mi
     vocabulary, sources = _text(folder, settings)
     teacher = TrainedTeacher.load(_teacher(folder, settings, sources, worker), worker.device)
     layout = teacher.layout
-    alternatives = {slot: default_alternatives(layout, slot, settings.window) for slot in slots_of(layout)}
+    alternatives = _alternatives(layout, settings.window)
     recall = recall_text(vocabulary, settings.library.length, settings.library.recall_tokens, 0)
     library = Library(folder / "library", teacher, sources, settings.library, worker, recall)
     library.train(alternatives)
@@ -214,8 +214,7 @@ def run_pairs(folder: Path) -> None:
     scores, and by that and the pairs' terms, which are what a pair loses beyond the sum of its two scores.
     """
     library, _ = _tiny(folder, SIZES["tiny"].library)
-    layout, window = library.teacher.layout, SIZES["tiny"].window
-    alternatives = {slot: default_alternatives(layout, slot, window) for slot in slots_of(layout)}
+    alternatives = _alternatives(library.teacher.layout, SIZES["tiny"].window)
     library.train(alternatives)
     scores = library.scores(alternatives)
     rows = []
@@ -251,6 +250,12 @@ def pair_table() -> str:
         rows.append([name, *shown, f"{median(errors):.1%}, at most {max(errors):.0%}"])
     head = ["prediction", "tau: before healing", "after healing", "bits per byte", "error before healing"]
     return table(head, rows)
+
+
+def _alternatives(layout: Layout, window: int) -> dict[Slot, tuple[Block | None, ...]]:
+    """Returns the alternatives of each place, without those that need another place's block: places are drawn alone."""
+    each = {slot: default_alternatives(layout, slot, window) for slot in slots_of(layout)}
+    return {slot: tuple(block for block in blocks if lender_of(block) is None) for slot, blocks in each.items()}
 
 
 def mix(alternatives: dict[Slot, tuple[Block | None, ...]], number: int) -> dict[Slot, Block | None]:

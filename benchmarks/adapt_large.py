@@ -26,7 +26,7 @@ from benchmarks.runs import ended_or_killed, say
 from nas.adapt.adapt import AdaptSettings, Healing, heal
 from nas.adapt.alternatives import default_alternatives
 from nas.adapt.checkpoints import import_model
-from nas.adapt.library import STREAM_BYTES, Library, LibrarySettings, TrainedTeacher
+from nas.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
@@ -72,7 +72,7 @@ def whole(parts: dict[str, Figures], settings: AdaptSettings) -> Figures:
     library, healing, depth = settings.library, settings.healing, LAYOUT.depth
     layer, head, compared = (parts["forward"][name] for name in ("layer_s", "head_s", "divergence_s"))
     attention = [layer.mixer is not None and layer.mixer.kind == "gqa" for layer in LAYOUT.layers]
-    kept = min(1.0, STREAM_BYTES / (4 * LAYOUT.d_model * library.tokens))
+    kept = min(1.0, STREAM_BYTES / (4 * Stream.numbers(LAYOUT) * library.tokens))
     passed = kept * (depth - 1) + (1 - kept) * sum(range(depth))
     in_front = library.batch_tokens * layer * passed
     steps = sum(parts["attention" if own else "convolution"]["train_s"] for own in attention)
@@ -156,11 +156,11 @@ def _lab(folder: Path, score_tokens: int) -> _Lab:
 def _forward(folder: Path) -> Figures:
     lab = _lab(folder, _FEW)
     ids = lab.library.text.ids
-    teacher, x = lab.teacher, lab.teacher.before(ids, 0)
-    teacher.between(x, 0, 1)
-    layers = _seconds(lambda: teacher.between(x, 0, LAYOUT.depth))
-    head = _seconds(lambda: teacher.logits(x))
-    known = Known.of(teacher.logits(x))
+    teacher, stream = lab.teacher, lab.teacher.before(ids, 0)
+    teacher.between(stream, 0, 1)
+    layers = _seconds(lambda: teacher.between(stream, 0, LAYOUT.depth))
+    head = _seconds(lambda: teacher.logits(stream))
+    known = Known.of(teacher.logits(stream))
     divergence = _seconds(lambda: known.divergence(known.log_p))
     tokens = ids.numel()
     return {

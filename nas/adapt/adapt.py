@@ -38,7 +38,16 @@ from torch.nn.functional import cross_entropy
 from nas.adapt.alternatives import default_alternatives, further_mixers
 from nas.adapt.checkpoints import import_once, is_imported, read_model
 from nas.adapt.hours import Parts, time_library
-from nas.adapt.library import STREAM_BYTES, Library, LibrarySettings, Pair, Score, TrainedTeacher, neighbouring_pairs
+from nas.adapt.library import (
+    STREAM_BYTES,
+    Library,
+    LibrarySettings,
+    Pair,
+    Score,
+    Stream,
+    TrainedTeacher,
+    neighbouring_pairs,
+)
 from nas.adapt.selection import Option, Term, select, total
 from nas.adapt.text import recall_text, report_sources, report_text
 from nas.core.block import Block
@@ -48,7 +57,16 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layer, Layout
 from nas.core.limit import Limit
 from nas.core.metrics import metric
-from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of, with_blocks
+from nas.core.replacement import (
+    RECALL_GROUP,
+    TEXT_GROUP,
+    Slot,
+    block_name,
+    lender_of,
+    parsed,
+    slots_of,
+    with_blocks,
+)
 from nas.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
 from nas.nn.mixes import ScoredText, compared
 from nas.nn.model import Model
@@ -360,9 +378,9 @@ class Adaptation:
         """
         layout = self.teacher.layout
         base = self._measured(layout)
-        kinds = {(slot.block(layout), block) for slot, blocks in self.alternatives.items() for block in blocks}
+        kinds = {(slot.block(layout), _kind(block)) for slot, blocks in self.alternatives.items() for block in blocks}
         costs = {(own, block): self._cost(own, block, base) for own, block in sorted(kinds, key=_named)}
-        alternatives = self.carried(lambda block, own: costs[own, block] is not None)
+        alternatives = self.carried(lambda block, own: costs[own, _kind(block)] is not None)
         self.library.train(alternatives)
         scores = self.library.scores(alternatives)
         places: dict[Slot, list[Option[Slot]]] = {}
@@ -370,10 +388,11 @@ class Adaptation:
             own = slot.block(layout)
             places[slot] = [Option(block_name(own), 0.0, dict.fromkeys(base, 0.0))]
             for block in blocks:
-                cost = costs[own, block]
+                cost = costs[own, _kind(block)]
                 assert cost is not None
-                loss = self._loss(scores[slot, block])
-                places[slot].append(Option(block_name(block), loss, cost, empty=block is None))
+                loss, lender = self._loss(scores[slot, block]), lender_of(block)
+                needs = None if lender is None else (lender, block_name(lender.block(layout)))
+                places[slot].append(Option(block_name(block), loss, cost, empty=block is None, needs=needs))
         self._add_whole_layers(places, base)
         terms = [
             Term(((a, block_name(x)), (b, block_name(y))), self._loss(term))
@@ -439,7 +458,7 @@ class Adaptation:
         began = time.monotonic()
         self._measured(layout)
         measured = time.monotonic() - began
-        kinds = {(slot.block(layout), block) for slot, blocks in self.alternatives.items() for block in blocks}
+        kinds = {(slot.block(layout), _kind(block)) for slot, blocks in self.alternatives.items() for block in blocks}
         count = 1 + len(kinds) + len(set(layout.layers)) + self.settings.points
         quiet = replace(self.worker, log=lambda line: None)
         timed = time_library(lambda folder, settings: self._opened(folder, settings, quiet), library, self.alternatives)
@@ -447,7 +466,7 @@ class Adaptation:
         parts = Parts(
             library_token=timed.token,
             again_token=timed.again_token,
-            kept=STREAM_BYTES // (4 * layout.d_model),
+            kept=STREAM_BYTES // (4 * Stream.numbers(layout)),
             healing_token=self._healing_seconds(quiet),
             scores=timed.scores * (1 + pairs / sum(map(len, self.alternatives.values()))),
             measurements=measured * count,
@@ -522,9 +541,10 @@ class Adaptation:
         return self._added(choice, len(choice), base, f"{block_name(block)} in place of {block_name(own)}")
 
     def every_second(self, own: Block | None, block: Block | None) -> dict[Slot, Block | None]:
-        """Returns the choice in which every second block that is like `own` is replaced."""
+        """Returns the choice that replaces every second block that is like `own`, by one that costs as `block`."""
         alike = [slot for slot in self.alternatives if slot.block(self.teacher.layout) == own]
-        return dict.fromkeys([slot for slot in alike if block in self.alternatives[slot]][::2], block)
+        found = [(slot, each) for slot in alike for each in self.alternatives[slot] if _kind(each) == _kind(block)]
+        return dict(found[::2])
 
     def _add_whole_layers(self, places: dict[Slot, list[Option[Slot]]], base: Figures) -> None:
         """Adds the options that leave out a layer.
@@ -664,6 +684,11 @@ class _Problem:
     places: Mapping[Slot, Sequence[Option[Slot]]]
     base: Figures
     terms: Sequence[Term[Slot]]
+
+
+def _kind(block: Block | None) -> Block | None:
+    """Returns what blocks of equal costs have in common: for those that read keys and values, not of which layer."""
+    return block if block is None or lender_of(block) is None else block.replace(kv=0)
 
 
 def _named(pair: tuple[Block | None, Block | None]) -> tuple[str, str]:

@@ -137,9 +137,9 @@ def _layer_seconds(library: Library) -> float:
     teacher, ids = library.teacher, library.selection.ids[:1].to(library.worker.device)
     depth = teacher.layout.depth
     with torch.no_grad():
-        x = teacher.before(ids, 0)
-        teacher.between(x, 0, depth)
-        return _seconds(library, lambda: teacher.between(x, 0, depth)) / depth / ids.numel()
+        stream = teacher.before(ids, 0)
+        teacher.between(stream, 0, depth)
+        return _seconds(library, lambda: teacher.between(stream, 0, depth)) / depth / ids.numel()
 
 
 def _seconds(library: Library, work: Callable[[], object]) -> float:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,9 +41,10 @@ from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
-from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, slots_of
-from nas.nn.base import MODULES, BlockModule, FeedForward, Mixer
+from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, lender_of, slots_of
+from nas.nn.base import MODULES, BlockModule, FeedForward, Mixer, State
 from nas.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of, save_tensors
+from nas.nn.gqa import GroupedQueryAttention
 from nas.nn.mixes import Known, ScoredText, compared, mix_of
 from nas.nn.model import Model, ResidualLayer
 from nas.nn.optimisers import Optimiser
@@ -58,7 +59,7 @@ _LOCK_S = 4 * 3600.0
 _USE = ".use.lock"
 _USE_S = 600.0
 _CHECKPOINT_S = 60.0
-STREAM_BYTES = 1 << 30
+STREAM_BYTES = 1 << 31
 """Most memory of the residual streams that a training keeps from one depth to the next."""
 _SIGNIFICANT = 2.0
 """Standard errors above which the term of a pair is no noise."""
@@ -101,6 +102,34 @@ class LibrarySettings(BaseModel):
         return max(1, round(self.tokens / (self.sequences * self.length)))
 
 
+class Stream(NamedTuple):
+    """The residual stream in front of a layer.
+
+    Args:
+        x: [B, T, D].
+        cache: keys and values of the nearest `gqa` block below, each [B, kv_heads, T, head_dim]; None: there is none.
+    """
+
+    x: Tensor
+    cache: State | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Its memory."""
+        return sum(each.nbytes for each in (self.x, *(self.cache or ())))
+
+    def to(self, device: torch.device) -> Stream:
+        """Returns it on a device."""
+        return Stream(self.x.to(device), self.cache and tuple(each.to(device) for each in self.cache))
+
+    @staticmethod
+    def numbers(layout: Layout) -> int:
+        """Returns the most numbers of a token."""
+        blocks = [layer.mixer.resolve(layout.d_model) for layer in layout.layers if layer.mixer is not None]
+        caches = [2 * each.int("kv_heads") * each.int("head_dim") for each in blocks if each.kind == "gqa"]
+        return layout.d_model + max(caches, default=0)
+
+
 @dataclass(frozen=True, eq=False)
 class TrainedTeacher:
     """The trained model that blocks are replaced in."""
@@ -133,37 +162,38 @@ class TrainedTeacher:
         assert isinstance(layer, ResidualLayer)
         return layer
 
-    def before(self, tokens: Tensor, depth: int) -> Tensor:
-        """Returns the residual stream in front of the layer at `depth`: ids [B, T] -> [B, T, D]."""
-        x: Tensor = self.model.embed(tokens)
-        return self.between(x, 0, depth)
+    def before(self, tokens: Tensor, depth: int) -> Stream:
+        """Returns the residual stream in front of the layer at `depth`, for ids [B, T]."""
+        return self.between(Stream(self.model.embed(tokens)), 0, depth)
 
-    def between(self, x: Tensor, first: int, last: int) -> Tensor:
+    def between(self, stream: Stream, first: int, last: int) -> Stream:
         """Runs the layers from `first` to in front of `last`."""
         for depth in range(first, last):
             layer = self.layer(depth)
-            x, _ = layer(x, [None] * len(layer.mixers))
-        return x
+            x, after = layer(stream.x, [None] * len(layer.mixers))
+            stream = Stream(x, after[0][:2] if layer.mixers and is_lender(layer.mixers[0]) else stream.cache)
+        return stream
 
-    def replaced(self, x: Tensor, depth: int, part: Part, block: nn.Module | None) -> Tensor:
+    def replaced(self, stream: Stream, depth: int, part: Part, block: nn.Module | None) -> Stream:
         """Runs the layer at `depth` with another mixer or feed-forward, None: without it; or without the layer."""
         if part == "layer":
-            return x
-        layer = self.layer(depth)
+            return stream
+        layer, (x, cache) = self.layer(depth), stream
         if layer.mixers:
             mixer = block if part == "mixer" else layer.mixers[0]
             if isinstance(mixer, Mixer):
-                x = x + mixer(layer.mixer_norm(x))[0]
+                y, after = mixer(layer.mixer_norm(x), cache if is_reader(mixer) else None)
+                x, cache = x + y, after[:2] if is_lender(mixer) else cache
         ffn = block if part == "ffn" else layer.ffn
-        return x + ffn(layer.ffn_norm(x)) if isinstance(ffn, FeedForward) else x
+        return Stream(x + ffn(layer.ffn_norm(x)) if isinstance(ffn, FeedForward) else x, cache)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Returns the logits after the last layer: [B, T, D] -> [B, T, V]."""
-        return self.model.logits(self.model.norm(x)).float()
+    def logits(self, stream: Stream) -> Tensor:
+        """Returns the logits [B, T, V] after the last layer."""
+        return self.model.logits(self.model.norm(stream.x)).float()
 
-    def inputs_and_outputs(self, x: Tensor, depth: int) -> dict[Part, tuple[Tensor, Tensor]]:
+    def inputs_and_outputs(self, stream: Stream, depth: int) -> dict[Part, tuple[Tensor, Tensor]]:
         """Returns normalised input and output of the blocks of a layer, from the stream in front: all [B, T, D]."""
-        layer = self.layer(depth)
+        layer, x = self.layer(depth), stream.x
         found: dict[Part, tuple[Tensor, Tensor]] = {}
         if layer.mixers:
             h = layer.mixer_norm(x)
@@ -183,10 +213,10 @@ class _Streams:
 
     def __init__(self, teacher: TrainedTeacher) -> None:
         self._teacher = teacher
-        self._kept: dict[int, tuple[int, Tensor]] = {}
+        self._kept: dict[int, tuple[int, Stream]] = {}
         self._left = STREAM_BYTES
 
-    def before(self, step: int, tokens: Tensor, depth: int) -> Tensor:
+    def before(self, step: int, tokens: Tensor, depth: int) -> Stream:
         """Returns the stream in front of the layer at `depth`, which is never less than in the call before.
 
         Args:
@@ -195,15 +225,15 @@ class _Streams:
             depth: of the layer.
         """
         if step in self._kept:
-            at, x = self._kept[step]
-            x = self._teacher.between(x.to(tokens.device), at, depth)
+            at, stream = self._kept[step]
+            stream = self._teacher.between(stream.to(tokens.device), at, depth)
         else:
-            x = self._teacher.before(tokens, depth)
-            if x.nbytes > self._left:
-                return x
-            self._left -= x.nbytes
-        self._kept[step] = depth, x.cpu()
-        return x
+            stream = self._teacher.before(tokens, depth)
+            if (size := 4 * Stream.numbers(self._teacher.layout) * tokens.numel()) > self._left:
+                return stream
+            self._left -= size
+        self._kept[step] = depth, stream.to(torch.device("cpu"))
+        return stream
 
 
 class BlockRecord(BaseModel):
@@ -414,8 +444,9 @@ class Library:
 
         def loss(model: nn.ModuleDict, tokens: Tensor, step: Tensor) -> Tensor:
             with torch.no_grad():
-                known = teacher.inputs_and_outputs(streams.before(int(step), tokens, depth), depth)
-            errors = [error_of(module, *known[parts[key]]) for key, module in model.items()]
+                before = streams.before(int(step), tokens, depth)
+                known = teacher.inputs_and_outputs(before, depth)
+            errors = [error_of(module, *known[parts[key]], before.cache) for key, module in model.items()]
             return torch.stack(errors).sum()
 
         state = TrainingState(blocks, Optimiser(weight_decay=0.0, clip=float("inf"), balance_rate=0.0), settings.steps)
@@ -449,7 +480,9 @@ class Library:
             before = self.teacher.before(window.to(self.worker.device), depth)
             known = self.teacher.inputs_and_outputs(before, depth)
             for key, part in parts.items():
-                found[key] += float(error_of(blocks[key], *known[part])) * len(window) / len(self.selection.ids)
+                found[key] += (
+                    float(error_of(blocks[key], *known[part], before.cache)) * len(window) / len(self.selection.ids)
+                )
         return found
 
     def _scored(self, wanted: Sequence[tuple[Replacement, ...]]) -> dict[tuple[Replacement, ...], Score]:
@@ -476,11 +509,11 @@ class Library:
             before = teacher.before(window.to(self.worker.device), depth)
             known = Known.of(teacher.logits(teacher.between(before, depth, last)))
             for values, replaced in zip(found, pending, strict=True):
-                x, at = before, depth
+                stream, at = before, depth
                 for slot, block in replaced:
-                    x = teacher.between(x, at, slot.depth)
-                    x, at = teacher.replaced(x, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
-                values.append(known.divergence(teacher.logits(teacher.between(x, at, last))))
+                    stream = teacher.between(stream, at, slot.depth)
+                    stream, at = teacher.replaced(stream, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
+                values.append(known.divergence(teacher.logits(teacher.between(stream, at, last))))
         for replaced, values in zip(pending, found, strict=True):
             kl = torch.cat(values)
             windows = kl[: len(self.selection.ids)].mean(-1, dtype=torch.float64).tolist()
@@ -501,7 +534,8 @@ def _read_score(path: Path) -> Score:
 def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most: int, seed: int) -> list[Pair]:
     """Returns pairs of replaced mixers in neighbouring layers: all of them, or `most` that are drawn.
 
-    Mixers in two layers are where scores add up worst (docs/measured/adapting.md).
+    Mixers in two layers are where scores add up worst (docs/measured/adapting.md). No pair replaces a block whose keys
+    and values the other one reads.
     """
     mixers = [slot for slot in alternatives if slot.part == "mixer"]
     every = [
@@ -509,6 +543,7 @@ def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most
         for one, other in pairwise(mixers)
         for x in alternatives[one]
         for y in alternatives[other]
+        if lender_of(y) != one
     ]
     return every if len(every) <= most else random.Random(seed).sample(every, most)
 
@@ -538,8 +573,25 @@ def trim(folder: Path, limit_bytes: int) -> int:
     return removed
 
 
-def error_of(block: nn.Module, h: Tensor, y: Tensor) -> Tensor:
-    """Returns |block(h) - y|^2 / |y|^2 in float32, whatever the precision of the products within the block."""
-    out = block(h)
-    found: Tensor = (out[0] if isinstance(block, Mixer) else out).float() - y.float()
+def is_lender(mixer: nn.Module) -> bool:
+    """Returns whether a mixer has keys and values of its own that others may read."""
+    return isinstance(mixer, GroupedQueryAttention) and mixer.owns_cache
+
+
+def is_reader(mixer: nn.Module) -> bool:
+    """Returns whether a mixer reads keys and values of another one."""
+    return isinstance(mixer, GroupedQueryAttention) and not mixer.owns_cache
+
+
+def error_of(block: nn.Module, h: Tensor, y: Tensor, cache: State | None = None) -> Tensor:
+    """Returns |block(h) - y|^2 / |y|^2 in float32, whatever the precision of the products within the block.
+
+    Args:
+        block: a mixer or a feed-forward.
+        h: its input [B, T, D].
+        y: the wanted output [B, T, D].
+        cache: keys and values, for a mixer that reads those of another one.
+    """
+    out = block(h, cache if is_reader(block) else None)[0] if isinstance(block, Mixer) else block(h)
+    found: Tensor = out.float() - y.float()
     return found.square().mean() / y.float().square().mean().clamp_min(1e-12)

@@ -23,13 +23,14 @@ from nas.adapt import library as library_module
 from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, Healing, heal, write_child
 from nas.adapt.alternatives import default_alternatives, started
 from nas.adapt.hours import RESERVE, LibraryTimes, Parts, time_library
-from nas.adapt.library import Library, Score, TrainedTeacher, neighbouring_pairs, trim
+from nas.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, trim
+from nas.adapt.selection import select
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.limit import Limit
-from nas.core.replacement import RECALL_GROUP, Slot, assembled, parsed, slots_of
+from nas.core.replacement import RECALL_GROUP, Slot, assembled, block_name, lender_of, parsed, slots_of, with_blocks
 from nas.measure.bench import BenchOptions
 from nas.nn.fit import Worker
 from nas.nn.model import Model
@@ -65,6 +66,63 @@ def test_attention_has_nine_alternatives_and_a_feed_forward_four() -> None:
         "swiglu:96", "swiglu:64", "swiglu:32", "-",
     ]  # fmt: skip
     assert found[Slot(2, "mixer")] == (None,)
+
+
+def test_attention_may_read_keys_and_values_of_an_equal_block_below() -> None:
+    layout = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 C3 A4/4:16 A4/2:16 A4/4:16 W4/4@8:16 A4/4:16]")
+    found = {slot.depth: default_alternatives(layout, slot, 8) for slot in slots_of(layout) if slot.part == "mixer"}
+    readers = {depth: [block.format() for block in each if lender_of(block)] for depth, each in found.items()}
+    assert readers == {0: [], 1: [], 2: ["A4/4(kv=0)"], 3: [], 4: [], 5: [], 6: ["A4/4(kv=4)"]}
+
+
+def test_a_reader_is_trained_and_scored_with_keys_and_values_of_the_block_below(
+    lab: Path, tmp_path: Path, text: list[Tokens]
+) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+    slot, reader = Slot(1, "mixer"), Block.parse("A4/4:16(kv=0)", "mixer").canonical(64)
+    library.train({slot: (reader,)})
+    assert not {name for name in library.weights(slot, reader) if name[0] in "kv"}
+    record = library.record(slot, reader)
+    assert record.error < record.error_start
+    score = library.scores({slot: (reader,)})[slot, reader]
+    assert library.divergence(library.mix({slot: reader})) == pytest.approx(score.text, rel=1e-5)
+    narrow, other = Block.parse("swiglu:64", "ffn"), Slot(0, "ffn")
+    library.train({other: (narrow,)})
+    pair = ((other, narrow), (slot, reader))
+    both = library.divergence(library.mix(dict(pair)))
+    alone_ = library.scores({other: (narrow,)})[other, narrow]
+    assert library.pair_terms([pair])[pair].text == pytest.approx(both - score.text - alone_.text, abs=1e-6)
+
+
+def test_the_block_that_a_reader_needs_stays() -> None:
+    layout = Layout.parse("d64 v320 ffn=swiglu:128 [C3 A4/4:16*2]")
+    reader = Block.parse("A4/4:16(kv=1)", "mixer")
+    shorter, depths = with_blocks(layout, {Slot(0, "mixer"): None, Slot(0, "ffn"): None, Slot(2, "mixer"): reader})
+    assert (shorter.format(), depths) == ("d64 v320 ffn=swiglu:128 [A4/4 A4/4(kv=0)]", [1, 2])
+    with pytest.raises(InvalidInput, match="layer 2 reads keys and values of layer 1, whose mixer is replaced"):
+        with_blocks(layout, {Slot(1, "mixer"): Block.parse("A4/4:16(qk_norm=1)", "mixer"), Slot(2, "mixer"): reader})
+    alternatives = {Slot(depth, "mixer"): default_alternatives(layout, Slot(depth, "mixer"), 8) for depth in (1, 2)}
+    every = neighbouring_pairs(alternatives, 1000, 0)
+    assert len(every) == 9 * 9 and not [pair for pair in every if lender_of(pair[1][1])]
+
+
+def test_readers_are_selected_with_the_block_that_they_read(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=QUICK)
+    problem = one._problem()
+    (reader,) = (option for option in problem.places[Slot(1, "mixer")] if "kv=" in option.name)
+    own = block_name(Slot(0, "mixer").block(LAYOUT))
+    assert reader.needs == (Slot(0, "mixer"), own)
+    kept = {Slot(1, "mixer"): Block.parse(reader.name, "mixer")}
+    less = work_of(LAYOUT)["decode_p50"] - work_of(with_blocks(LAYOUT, kept)[0])["decode_p50"]
+    assert reader.costs["decode_p50"] == pytest.approx(-less)
+    places = dict(problem.places) | {Slot(1, "mixer"): [reader]}
+    chosen = select(places, problem.base, {})
+    assert chosen is not None and chosen[Slot(0, "mixer")].name == own
+    assert one._child(problem, chosen) is not None
 
 
 def test_start_values_come_from_the_trained_block() -> None:
@@ -313,7 +371,7 @@ def test_streams_that_are_kept_save_passes_and_change_nothing(
     for depth in range(layout.depth):
         teacher.layer(depth).register_forward_hook(lambda *_: passed.append(1))
     found, passes = [], []
-    batch = 4 * layout.d_model * settings.sequences * settings.length
+    batch = 4 * Stream.numbers(layout) * settings.sequences * settings.length
     for kept in (0, 2 * batch, 1 << 30):
         monkeypatch.setattr(library_module, "STREAM_BYTES", kept)
         passed.clear()
@@ -368,7 +426,8 @@ def test_neighbouring_pairs_are_drawn_by_seed() -> None:
     alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
     every = neighbouring_pairs(alternatives, 1000, 0)
     mixers = [len(alternatives[Slot(depth, "mixer")]) for depth in range(3)]
-    assert len(every) == mixers[0] * mixers[1] + mixers[1] * mixers[2]
+    pairs = mixers[0] * (mixers[1] - 1) + mixers[1] * mixers[2]
+    assert len(every) == pairs, "layer 1 may read keys and values of layer 0, but of no block in its place"
     assert {(a.depth, b.depth) for (a, _), (b, _) in every} == {(0, 1), (1, 2)}
     drawn = neighbouring_pairs(alternatives, 5, 0)
     assert len(drawn) == 5 and set(drawn) < set(every)
