@@ -390,8 +390,7 @@ class Adaptation:
             for block in blocks:
                 cost = costs[own, _kind(block)]
                 assert cost is not None
-                loss, lender = self._loss(scores[slot, block]), lender_of(block)
-                needs = None if lender is None else (lender, block_name(lender.block(layout)))
+                loss, needs = self._loss(scores[slot, block]), lent(layout, block)
                 places[slot].append(Option(block_name(block), loss, cost, empty=block is None, needs=needs))
         self._add_whole_layers(places, base)
         terms = [
@@ -611,11 +610,7 @@ class Adaptation:
 
     def _child(self, problem: _Problem, picked: Mapping[Slot, Option[Slot]]) -> Child | None:
         """Returns a choice with its figures; None: the runtime does not carry it."""
-        choice = {
-            slot: None if option.empty else parsed(option.name, slot.part)
-            for slot, option in picked.items()
-            if option.name != block_name(slot.block(self.teacher.layout))
-        }
+        choice = replaced_by(self.teacher.layout, picked)
         layout, _ = with_blocks(self.teacher.layout, choice)
         try:
             figures = self._measured(layout)
@@ -684,6 +679,21 @@ class _Problem:
     places: Mapping[Slot, Sequence[Option[Slot]]]
     base: Figures
     terms: Sequence[Term[Slot]]
+
+
+def lent(layout: Layout, block: Block | None) -> tuple[Slot, str] | None:
+    """Returns place and name of the block of the trained model whose keys and values `block` reads, if any."""
+    lender = lender_of(block)
+    return None if lender is None else (lender, block_name(lender.block(layout)))
+
+
+def replaced_by(layout: Layout, picked: Mapping[Slot, Option[Slot]]) -> dict[Slot, Block | None]:
+    """Returns the blocks of a selection that differ from those of the trained model."""
+    return {
+        slot: None if option.empty else parsed(option.name, slot.part)
+        for slot, option in picked.items()
+        if option.name != block_name(slot.block(layout))
+    }
 
 
 def _kind(block: Block | None) -> Block | None:
