@@ -38,10 +38,12 @@ from scipy.stats import kendalltau
 from benchmarks import adapt_ablations, adapt_large, adapt_smart
 from benchmarks.equivalence_tables import table, write_tables
 from benchmarks.runs import ended_or_killed
-from nas.adapt import adapt, library
-from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, heal, write_child
+from nas.adapt import healing, library
+from nas.adapt.adapt import Adaptation, write_child
 from nas.adapt.alternatives import default_alternatives
+from nas.adapt.healing import Healing, heal
 from nas.adapt.library import Library, LibrarySettings, Replacement, Score, TrainedTeacher
+from nas.adapt.settings import AdaptSettings
 from nas.adapt.text import recall_text, report_sources, report_text
 from nas.core.block import Block
 from nas.core.durable import write_durably
@@ -348,7 +350,7 @@ def adapt_tiny(lab: Path, folder: Path) -> None:
     """Adapts the tiny model in `lab` to four fifths of its arithmetic; a checkpoint after every step."""
     torch.set_num_threads(1)
     os.environ["NAS_CACHE"] = str(folder / "cache")
-    library._CHECKPOINT_S = adapt._CHECKPOINT_S = 0.0
+    library._CHECKPOINT_S = healing._CHECKPOINT_S = 0.0
     one = Adaptation(
         folder / "out", folder / "library", lab / "teacher.safetensors", lab / "tokenizer.json", [lab / "text"],
         [Limit("decode_p50", 0.8 * _arithmetic(TINY)["decode_p50"])], _arithmetic, {"device": "arithmetic"},

@@ -23,10 +23,11 @@ from safetensors.torch import save_file
 
 from benchmarks.equivalence_tables import table
 from benchmarks.runs import ended_or_killed, say
-from nas.adapt.adapt import AdaptSettings, Healing, heal
 from nas.adapt.alternatives import default_alternatives
 from nas.adapt.checkpoints import import_model
+from nas.adapt.healing import Healing, heal
 from nas.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher
+from nas.adapt.settings import AdaptSettings
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout

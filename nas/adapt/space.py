@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import yaml
 
-from nas.adapt.adapt import Adaptation, lent, replaced_by
+from nas.adapt.adapt import Adaptation
 from nas.adapt.library import Replacement
+from nas.adapt.problem import lent, replaced_by
 from nas.adapt.selection import Option, Term, select
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
@@ -92,9 +93,9 @@ def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
     carried = RUNTIMES[one.plan["device"]["runtime"]].supports
 
     def is_carried(block: Block | None, own: Block | None) -> bool:
-        return carried(with_blocks(one.teacher.layout, one.every_second(own, block))[0]).verdict != "no"
+        return carried(with_blocks(one.teacher.layout, one.choices.every_second(own, block))[0]).verdict != "no"
 
-    alternatives = one.carried(is_carried)
+    alternatives = one.choices.carried(is_carried)
     one.claim()
     with library.in_use():
         library.train(alternatives)
@@ -144,7 +145,8 @@ def _scores(one: Adaptation, alternatives: Alternatives, path: Path) -> LibraryS
         for (slot, block), score in found.items()
     ]
     pairs = [
-        ScoredPair(blocks=(_named(a), _named(b)), kl=dict(term.kl)) for (a, b), term in one.terms(alternatives).items()
+        ScoredPair(blocks=(_named(a), _named(b)), kl=dict(term.kl))
+        for (a, b), term in one.choices.terms(alternatives).items()
     ]
     scores = LibraryScores(
         layout=teacher.layout.format(),

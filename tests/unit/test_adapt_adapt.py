@@ -20,11 +20,13 @@ from tokenizer_lab import FORMS, write_model_tokenizer
 
 from nas.adapt import adapt
 from nas.adapt import library as library_module
-from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, Healing, heal, write_child
+from nas.adapt.adapt import CHILD, REPORT, Adaptation, write_child
 from nas.adapt.alternatives import default_alternatives, started
+from nas.adapt.healing import Healing, heal
 from nas.adapt.hours import RESERVE, LibraryTimes, Parts, time_library
 from nas.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, trim
 from nas.adapt.selection import select
+from nas.adapt.settings import AdaptSettings
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
@@ -112,7 +114,7 @@ def test_readers_are_selected_with_the_block_that_they_read(
 ) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=QUICK)
-    problem = one._problem()
+    problem = one.choices.problem()
     (reader,) = (option for option in problem.places[Slot(1, "mixer")] if "kv=" in option.name)
     own = block_name(Slot(0, "mixer").block(LAYOUT))
     assert reader.needs == (Slot(0, "mixer"), own)
@@ -443,7 +445,7 @@ def test_recall_and_pairs_are_part_of_what_is_selected_by(
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=settings)
     report = one.run()
     choice = {Slot(depth, part): parsed(name, part) for depth, part, name in report["child"]["choice"]}
-    terms = one.terms(one.alternatives)
+    terms = one.choices.terms(one.alternatives)
     assert terms, "some pairs are more than noise"
     scores = one.library.scores({slot: (block,) for slot, block in choice.items()})
     chosen = set(choice.items())
