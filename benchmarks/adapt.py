@@ -81,8 +81,6 @@ class Size:
     precision: Precision = "float32"
     """Of the teacher's training."""
     corpus: CorpusSource = "default"
-    domain_bytes: int | None = None
-    """Most bytes of each domain's training part; None: all."""
 
 
 SIZES = {
@@ -92,10 +90,9 @@ SIZES = {
         Healing(tokens=1 << 16, length=128, batch_tokens=2048, lr=2e-4), 16,
     ),
     "small": Size(
-        "d256 v4096 ffn=swiglu:768 [A8/8:32*10]", 20 << 20, 1.5e-3,
+        "d320 v2048 ffn=swiglu:1024 [A5/5:64*6]", 20_000_000, 1.5e-3,
         LibrarySettings(tokens=1 << 17, length=256, batch_tokens=4096, score_tokens=1 << 14, precision="bfloat16"),
-        Healing(tokens=1 << 18, length=256, batch_tokens=4096, precision="bfloat16"), 32, "bfloat16",
-        "installed", 48 << 20,
+        Healing(tokens=1 << 18, length=256, batch_tokens=4096, precision="bfloat16"), 32, "bfloat16", "installed",
     ),
 }  # fmt: skip
 
@@ -412,16 +409,13 @@ def _worker() -> Worker:
 
 
 def _text(folder: Path, size: Size) -> tuple[Vocabulary, list[Tokens]]:
-    """Writes the training part of the size's corpus as files, and tokenises them.
-
-    The default corpus is one source, as it was in the recorded runs; of others, each domain has a held-out part.
-    """
+    """Writes the training part of the size's corpus as files, and tokenises them."""
     text = folder / "text"
     if not text.is_dir():
         partial = folder / "text.partial"
         partial.mkdir(exist_ok=True)
         for name, domain in build_corpus(size.corpus, Path("/")).domains.items():
-            content = domain.train[: size.domain_bytes].astype("uint8").tobytes().decode(errors="ignore")
+            content = domain.train.astype("uint8").tobytes().decode(errors="ignore")
             (partial / f"{name.replace('/', '-')}.txt").write_text(content)
         partial.rename(text)
     layout = Layout.parse(size.layout)
@@ -429,8 +423,7 @@ def _text(folder: Path, size: Size) -> tuple[Vocabulary, list[Tokens]]:
     if not tokenizer.is_file():
         train_tokenizer([text], layout.vocab, tokenizer, print)
     vocabulary = Vocabulary(tokenizer, layout.vocab)
-    paths = [text] if size.corpus == "default" else sorted(text.iterdir())
-    return vocabulary, [tokenise(each, vocabulary, None, 0, 1 << 18) for each in read_sources(paths, 0.05)]
+    return vocabulary, [tokenise(each, vocabulary, None, 0, 1 << 18) for each in read_sources([text], 0.05)]
 
 
 def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) -> Path:
@@ -440,10 +433,10 @@ def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) ->
     model = Model(Layout.parse(size.layout), seed=0).to(worker.device)
     length, batch = size.library.length, size.library.batch_tokens
     packed = Packed("teacher", sources, length, batch // length, 0)
-    steps = size.teacher_tokens // batch
+    steps = math.ceil(size.teacher_tokens / batch)
     stage = Stage(
         "teacher", steps, batch, lambda step: [packed.batch(step)],
-        lambda model, inputs, labels: pretraining_loss(model, inputs, labels) / batch,
+        torch.compile(lambda model, inputs, labels: pretraining_loss(model, inputs, labels) / batch),
         lambda step: size.lr * wsdc(step, steps, warmup=0.02, decay=0.3, final=0.1),
     )  # fmt: skip
     checkpoint = TrainingCheckpoint(folder / "teacher-training.safetensors", {"key": size.layout})
