@@ -113,11 +113,6 @@ class Stream(NamedTuple):
     x: Tensor
     cache: State | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Its memory."""
-        return sum(each.nbytes for each in (self.x, *(self.cache or ())))
-
     def to(self, device: torch.device) -> Stream:
         """Returns it on a device."""
         return Stream(self.x.to(device), self.cache and tuple(each.to(device) for each in self.cache))

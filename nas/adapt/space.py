@@ -229,15 +229,12 @@ def _best(one: Adaptation, alternatives: Alternatives, scores: LibraryScores, co
 
 
 def _numbers(block: Block | None, d_model: int, context: int) -> float:
-    """Returns the numbers that a block reads to decode a token after `context` others."""
+    """Returns the numbers that a block reads to decode a token after `context` others; the cache may be another's."""
     if block is None:
         return 0.0
-    spec = block.spec
-    return (
-        spec.count(block, d_model).active
-        + spec.kv_bytes(block, d_model, context, 1.0)
-        + spec.state_bytes(block, d_model) / 4
-    )
+    spec, caching = block.spec, Block(block.kind, tuple(each for each in block.given if each[0] != "kv"))
+    cached = spec.kv_bytes(caching, d_model, context, 1.0)
+    return spec.count(block, d_model).active + cached + spec.state_bytes(block, d_model) / 4
 
 
 def _drawn(one: Adaptation, alternatives: Alternatives, scores: LibraryScores, draws: int) -> Iterator[Layout]:

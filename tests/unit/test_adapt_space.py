@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from nas.adapt import space
 from nas.adapt.adapt import Adaptation
 from nas.adapt.space import write_space
+from nas.core.block import Block
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.replacement import RECALL_GROUP, RECALLABLE_GROUP, TEXT_GROUP, LibraryScores, with_blocks
@@ -106,6 +107,11 @@ def test_the_best_mixes_by_the_sum_are_listed(written: Written) -> None:
 
 def numbers(layout: Layout) -> float:
     return sum(space._numbers(block, layout.d_model, 80) for layer in layout.layers for block in layer.blocks)
+
+
+def test_a_reader_reads_as_much_cache_as_its_lender() -> None:
+    blocks = [Block.parse(text, "mixer") for text in ("A4/4:16", "A4/4:16(kv=0)")]
+    assert [space._numbers(each, 64, 80) - each.spec.count(each, 64).active for each in blocks] == [2 * 64 * 80] * 2
 
 
 def test_writing_again_writes_the_same(written: Written) -> None:
