@@ -1,6 +1,7 @@
 """Benchmarks of `nas adapt`: ranks of summed scores, random kills, starts and recipes, a large model.
 
-    python -m benchmarks.adapt mixes FOLDER [--size small|tiny] [--mixes 20]    Kendall's tau of summed scores
+    python -m benchmarks.adapt mixes FOLDER [--size small|tiny] [--mixes 20] [--family KIND] [--family-mixes 10]
+                                                                                Kendall's tau of summed scores
     python -m benchmarks.adapt pairs FOLDER                                     terms for pairs of replacements
     python -m benchmarks.adapt smart FOLDER                                     `benchmarks.adapt_smart`
     python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0]             SIGKILL at random moments
@@ -8,7 +9,9 @@
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
     python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
-`mixes` trains a teacher on the default corpus. Each step and mix is one file of the folder, so another run continues.
+`mixes` trains a teacher, a small one on 20M tokens of the installed packages' source and documentation, and a tiny one
+on the default corpus. Each step and mix is one file of the folder, so another run continues.
+With `--family`, further mixes replace mixers by that kind of block alone, such as `conv` or `mamba2`.
 Reports: FOLDER/report.json, FOLDER/kills.json.
 """
 
@@ -35,17 +38,20 @@ from scipy.stats import kendalltau
 from benchmarks import adapt_ablations, adapt_large, adapt_smart
 from benchmarks.equivalence_tables import table, write_tables
 from benchmarks.runs import ended_or_killed
-from nas.adapt import adapt, library
-from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, heal, write_child
+from nas.adapt import healing, library
+from nas.adapt.adapt import Adaptation, write_child
 from nas.adapt.alternatives import default_alternatives
+from nas.adapt.healing import Healing, heal
 from nas.adapt.library import Library, LibrarySettings, Replacement, Score, TrainedTeacher
+from nas.adapt.settings import AdaptSettings
 from nas.adapt.text import recall_text, report_sources, report_text
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.limit import Limit
-from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of
-from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
+from nas.core.quality_config import CorpusSource
+from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, lender_of, parsed, slots_of
+from nas.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
 from nas.nn.mixes import compared
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
@@ -72,6 +78,9 @@ class Size:
     library: LibrarySettings
     healing: Healing
     window: int
+    precision: Precision = "float32"
+    """Of the teacher's training."""
+    corpus: CorpusSource = "default"
 
 
 SIZES = {
@@ -81,9 +90,9 @@ SIZES = {
         Healing(tokens=1 << 16, length=128, batch_tokens=2048, lr=2e-4), 16,
     ),
     "small": Size(
-        "d288 v4096 ffn=swiglu:768 [A9/9:32*8]", 20 << 20, 1.5e-3,
-        LibrarySettings(tokens=1 << 18, length=256, batch_tokens=4096, score_tokens=1 << 14),
-        Healing(tokens=1 << 18, length=256, batch_tokens=4096), 32,
+        "d320 v2048 ffn=swiglu:1024 [A5/5:64*6]", 20_000_000, 1.5e-3,
+        LibrarySettings(tokens=1 << 17, length=256, batch_tokens=4096, score_tokens=1 << 14, precision="bfloat16"),
+        Healing(tokens=1 << 18, length=256, batch_tokens=4096, precision="bfloat16"), 32, "bfloat16", "installed",
     ),
 }  # fmt: skip
 
@@ -98,6 +107,8 @@ def main() -> None:
         own.add_argument("folder", type=Path)
     mixes.add_argument("--size", choices=SIZES, default="small")
     mixes.add_argument("--mixes", type=int, default=20)
+    mixes.add_argument("--family", help="kind of mixer; none unless told")
+    mixes.add_argument("--family-mixes", type=int, default=10)
     kills.add_argument("--kills", type=int, default=10)
     kills.add_argument("--seed", type=int, default=0)
     ablations.add_argument("--minutes", type=float, default=8.0, help="no training starts after that")
@@ -136,40 +147,54 @@ def _tiny(folder: Path, settings: LibrarySettings) -> tuple[Library, list[Tokens
     return Library(folder / "library", teacher, sources, settings, worker), sources
 
 
-def run_mixes(folder: Path, size: str, mixes: int) -> None:
-    """Writes FOLDER/report.json: scores of all alternatives, and the losses of healed mixes."""
+def run_mixes(folder: Path, size: str, mixes: int, family: str | None, family_mixes: int) -> None:
+    """Writes FOLDER/report.json: scores of all alternatives, and the losses of healed mixes.
+
+    Args:
+        folder: of results.
+        size: name in `SIZES`.
+        mixes: drawn from all alternatives.
+        family: kind of mixer that further mixes replace mixers by; None: there are none.
+        family_mixes: their number.
+    """
     settings, worker = SIZES[size], _worker()
     vocabulary, sources = _text(folder, settings)
     teacher = TrainedTeacher.load(_teacher(folder, settings, sources, worker), worker.device)
     layout = teacher.layout
-    alternatives = {slot: default_alternatives(layout, slot, settings.window) for slot in slots_of(layout)}
+    alternatives = _alternatives(layout, settings.window)
     recall = recall_text(vocabulary, settings.library.length, settings.library.recall_tokens, 0)
     library = Library(folder / "library", teacher, sources, settings.library, worker, recall)
     library.train(alternatives)
     scores = library.scores(alternatives)
+    choices = {f"mix-{number}": mix(alternatives, number) for number in range(mixes)}
+    if family is not None:
+        drawn = family_of(alternatives, family, family_mixes)
+        choices |= {f"{family}-{number}": choice for number, choice in enumerate(drawn)}
     rows = []
-    for number in range(mixes):
-        path = folder / f"mix-{number}.json"
+    for name, choice in choices.items():
+        path = folder / f"{name}.json"
         if not path.is_file():
-            choice = mix(alternatives, number)
             row = _healed(folder, choice, library, sources, vocabulary, settings.healing)
             row["summed"] = sum(scores[each].text for each in choice.items())
             row["summed_recall"] = sum(scores[each].kl[RECALL_GROUP] for each in choice.items())
             write_durably(path, json.dumps(row, indent=1).encode())
         rows.append(json.loads(path.read_bytes()))
+    relatives = rows[mixes:]
     report = {
         "size": size,
         "layout": layout.format(),
         "non_embedding": layout.params.non_embedding,
         "teacher_tokens": settings.teacher_tokens,
+        "train_tokens": sum(len(source.train) for source in sources),
         "teacher_bits_per_byte": _losses(teacher.model, library, sources, vocabulary)["bits_per_byte"],
         "tau": taus(rows, "summed"),
+        **({"family": family, "tau_family": taus(relatives, "summed")} if relatives else {}),
         "tau_recall": {name: _tau(rows, "summed_recall", f"recall_{name}") for name in _RECALL},
         "blocks": [_block(library, slot, block, scores) for slot, each in alternatives.items() for block in each],
         "mixes": rows,
     }
     write_durably(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
-    print(json.dumps({"tau": report["tau"], "mixes": len(rows)}))
+    print(json.dumps({name: report.get(name) for name in ("tau", "tau_family")} | {"mixes": len(rows)}))
 
 
 def taus(rows: list[dict[str, Any]], by: str) -> dict[str, float]:
@@ -188,8 +213,7 @@ def run_pairs(folder: Path) -> None:
     scores, and by that and the pairs' terms, which are what a pair loses beyond the sum of its two scores.
     """
     library, _ = _tiny(folder, SIZES["tiny"].library)
-    layout, window = library.teacher.layout, SIZES["tiny"].window
-    alternatives = {slot: default_alternatives(layout, slot, window) for slot in slots_of(layout)}
+    alternatives = _alternatives(library.teacher.layout, SIZES["tiny"].window)
     library.train(alternatives)
     scores = library.scores(alternatives)
     rows = []
@@ -227,11 +251,37 @@ def pair_table() -> str:
     return table(head, rows)
 
 
+def _alternatives(layout: Layout, window: int) -> dict[Slot, tuple[Block | None, ...]]:
+    """Returns the alternatives of each place, without those that need another place's block: places are drawn alone."""
+    each = {slot: default_alternatives(layout, slot, window) for slot in slots_of(layout)}
+    return {slot: tuple(block for block in blocks if lender_of(block) is None) for slot, blocks in each.items()}
+
+
 def mix(alternatives: dict[Slot, tuple[Block | None, ...]], number: int) -> dict[Slot, Block | None]:
     """Returns the replaced places of mix `number`: a share between a tenth and two thirds of all."""
     rng = random.Random(number)
     share = rng.uniform(0.1, 0.67)
     return {slot: rng.choice(blocks) for slot, blocks in alternatives.items() if rng.random() < share}
+
+
+def family_of(
+    alternatives: dict[Slot, tuple[Block | None, ...]], kind: str, count: int
+) -> list[dict[Slot, Block | None]]:
+    """Returns different mixes that replace between one and two thirds of all mixers by the alternative of one kind.
+
+    Raises:
+        ValueError: there are no such blocks, or not so many mixes.
+    """
+    own = {slot: block for slot, each in alternatives.items() for block in each if block and block.kind == kind}
+    most = len(own) * 2 // 3
+    if count > sum(math.comb(len(own), places) for places in range(1, most + 1)):
+        raise ValueError(f"{len(own)} places have no {count} mixes of {kind}")
+    rng = random.Random(0)
+    found: dict[tuple[Slot, ...], dict[Slot, Block | None]] = {}
+    while len(found) < count:
+        slots = sorted(rng.sample(sorted(own), rng.randint(1, most)))
+        found.setdefault(tuple(slots), {slot: own[slot] for slot in slots})
+    return list(found.values())
 
 
 TINY = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
@@ -297,7 +347,7 @@ def adapt_tiny(lab: Path, folder: Path) -> None:
     """Adapts the tiny model in `lab` to four fifths of its arithmetic; a checkpoint after every step."""
     torch.set_num_threads(1)
     os.environ["NAS_CACHE"] = str(folder / "cache")
-    library._CHECKPOINT_S = adapt._CHECKPOINT_S = 0.0
+    library._CHECKPOINT_S = healing._CHECKPOINT_S = 0.0
     one = Adaptation(
         folder / "out", folder / "library", lab / "teacher.safetensors", lab / "tokenizer.json", [lab / "text"],
         [Limit("decode_p50", 0.8 * _arithmetic(TINY)["decode_p50"])], _arithmetic, {"device": "arithmetic"},
@@ -359,12 +409,12 @@ def _worker() -> Worker:
 
 
 def _text(folder: Path, size: Size) -> tuple[Vocabulary, list[Tokens]]:
-    """Writes the training part of the default corpus as files, and tokenises them."""
+    """Writes the training part of the size's corpus as files, and tokenises them."""
     text = folder / "text"
     if not text.is_dir():
         partial = folder / "text.partial"
         partial.mkdir(exist_ok=True)
-        for name, domain in build_corpus("default", Path("/")).domains.items():
+        for name, domain in build_corpus(size.corpus, Path("/")).domains.items():
             content = domain.train.astype("uint8").tobytes().decode(errors="ignore")
             (partial / f"{name.replace('/', '-')}.txt").write_text(content)
         partial.rename(text)
@@ -383,15 +433,18 @@ def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) ->
     model = Model(Layout.parse(size.layout), seed=0).to(worker.device)
     length, batch = size.library.length, size.library.batch_tokens
     packed = Packed("teacher", sources, length, batch // length, 0)
-    steps = size.teacher_tokens // batch
+    steps = math.ceil(size.teacher_tokens / batch)
     stage = Stage(
         "teacher", steps, batch, lambda step: [packed.batch(step)],
-        lambda model, inputs, labels: pretraining_loss(model, inputs, labels) / batch,
+        torch.compile(lambda model, inputs, labels: pretraining_loss(model, inputs, labels) / batch),
         lambda step: size.lr * wsdc(step, steps, warmup=0.02, decay=0.3, final=0.1),
     )  # fmt: skip
     checkpoint = TrainingCheckpoint(folder / "teacher-training.safetensors", {"key": size.layout})
     state = TrainingState(model, Optimiser(weight_decay=0.1, clip=1.0, balance_rate=1e-3), steps)
-    fit(state, [stage], [checkpoint], worker, name="the teacher")
+    fit(
+        state, [stage], [checkpoint], worker, name="the teacher",
+        precision=lambda: precision_of(worker.device, size.precision),
+    )  # fmt: skip
     save_weights(model, path)
     return path
 

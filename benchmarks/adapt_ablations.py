@@ -128,7 +128,8 @@ def _mixer(teacher: TrainedTeacher, block: Block, start: str, seed: int, depth: 
     if start == "attention":
         own = teacher.layer(depth).mixers[0]
         assert isinstance(own, BlockModule)
-        return started(block, own, teacher.inputs_and_outputs(ids, depth)["mixer"][0], drawn, layers)
+        inputs, _ = teacher.inputs_and_outputs(teacher.before(ids, depth), depth)["mixer"]
+        return started(block, own, inputs, drawn, layers)
     module = MODULES[block.kind](block, teacher.layout.d_model)
     draw_weights(module, drawn, layers)
     return module

@@ -23,10 +23,11 @@ from safetensors.torch import save_file
 
 from benchmarks.equivalence_tables import table
 from benchmarks.runs import ended_or_killed, say
-from nas.adapt.adapt import AdaptSettings, Healing, heal
 from nas.adapt.alternatives import default_alternatives
 from nas.adapt.checkpoints import import_model
-from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
+from nas.adapt.healing import Healing, heal
+from nas.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher
+from nas.adapt.settings import AdaptSettings
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
@@ -72,15 +73,18 @@ def whole(parts: dict[str, Figures], settings: AdaptSettings) -> Figures:
     library, healing, depth = settings.library, settings.healing, LAYOUT.depth
     layer, head, compared = (parts["forward"][name] for name in ("layer_s", "head_s", "divergence_s"))
     attention = [layer.mixer is not None and layer.mixer.kind == "gqa" for layer in LAYOUT.layers]
-    prefixes = library.batch_tokens * layer * (sum(range(depth)) - _ATTENTION * sum(attention))
+    kept = min(1.0, STREAM_BYTES / (4 * Stream.numbers(LAYOUT) * library.tokens))
+    passed = kept * (depth - 1) + (1 - kept) * sum(range(depth))
+    in_front = library.batch_tokens * layer * passed
     steps = sum(parts["attention" if own else "convolution"]["train_s"] for own in attention)
+    steps -= library.batch_tokens * layer * _ATTENTION * sum(attention)  # measured from the embedding on
     scored = depth * (depth * layer + head)  # of a token
     for slot in slots_of(LAYOUT):
         alternatives = default_alternatives(LAYOUT, slot, settings.window)
         scored += len(alternatives) * ((depth - slot.depth) * layer + head + compared)
     seconds = {
-        "library": library.steps * (steps + prefixes),
-        "of that, layers in front of the blocks": library.steps * prefixes,
+        "library": library.steps * (steps + in_front),
+        "of that, layers in front of the blocks": library.steps * in_front,
         "scores": (library.score_tokens + library.recall_tokens) * scored,
         "assembling": parts["assembling"]["seconds"],
         "healing": healing.tokens * parts["healing"]["step_s"] / _PASS,
@@ -153,11 +157,11 @@ def _lab(folder: Path, score_tokens: int) -> _Lab:
 def _forward(folder: Path) -> Figures:
     lab = _lab(folder, _FEW)
     ids = lab.library.text.ids
-    teacher, x = lab.teacher, lab.teacher.before(ids, 0)
-    teacher.between(x, 0, 1)
-    layers = _seconds(lambda: teacher.between(x, 0, LAYOUT.depth))
-    head = _seconds(lambda: teacher.logits(x))
-    known = Known.of(teacher.logits(x))
+    teacher, stream = lab.teacher, lab.teacher.before(ids, 0)
+    teacher.between(stream, 0, 1)
+    layers = _seconds(lambda: teacher.between(stream, 0, LAYOUT.depth))
+    head = _seconds(lambda: teacher.logits(stream))
+    known = Known.of(teacher.logits(stream))
     divergence = _seconds(lambda: known.divergence(known.log_p))
     tokens = ids.numel()
     return {

@@ -12,9 +12,8 @@
 Each step does nothing where its result is there: after a kill the same command continues, and gives the same child. The
 library is a folder of its own, for all devices and budgets (`nas.adapt.library`).
 
-Costs of alternatives are differences of measured layouts: the trained model's, and for each alternative the one in
-which every second block of its kind is replaced. They add up only roughly, so the chosen child is measured itself; if
-it exceeds a budget, the limits of the selection are lowered by the excess, some times.
+Costs of alternatives add up only roughly (`nas.adapt.problem`), so the chosen child is measured itself; if it exceeds a
+budget, the limits of the selection are lowered by the excess, some times.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -32,32 +31,39 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch.nn.functional import cross_entropy
 
 from nas.adapt.alternatives import default_alternatives, further_mixers
 from nas.adapt.checkpoints import import_once, is_imported, read_model
+from nas.adapt.healing import heal
 from nas.adapt.hours import Parts, time_library
-from nas.adapt.library import Library, LibrarySettings, Pair, Score, TrainedTeacher, neighbouring_pairs
-from nas.adapt.selection import Option, Term, select, total
+from nas.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher, neighbouring_pairs
+from nas.adapt.problem import Choices, Figures, Measure, Problem, replaced_by
+from nas.adapt.selection import Option, select, total
+from nas.adapt.settings import AdaptSettings
 from nas.adapt.text import recall_text, report_sources, report_text
 from nas.core.block import Block
-from nas.core.canonical import content_hash, sha256_of
+from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
-from nas.core.layout import Layer, Layout
+from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.metrics import metric
-from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of, with_blocks
-from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
+from nas.core.replacement import (
+    RECALL_GROUP,
+    TEXT_GROUP,
+    Slot,
+    block_name,
+    parsed,
+    slots_of,
+    with_blocks,
+)
+from nas.nn.fit import Worker
 from nas.nn.mixes import ScoredText, compared
 from nas.nn.model import Model
-from nas.nn.optimisers import Optimiser
 from nas.nn.weights import checkpoint_layout, load_weights, save_weights
 from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
-from nas.pretrain.loss import Distilled, pretraining_loss
 from nas.pretrain.next_token import ALL, Packed, bits_per_byte, held_out_windows
-from nas.pretrain.recipe import wsdc
 from nas.release.files import write_files
 from nas.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
 from nas.release.options import FileOptions
@@ -69,56 +75,8 @@ TEACHER = "teacher.safetensors"
 _ROUNDS = 4
 """Selections with lowered limits after a child that exceeds a budget."""
 _MARGIN = 0.99
-_WHOLE_LAYER = "no layer"
-"""Name of the option at a mixer's place that leaves out the layer."""
-_CHECKPOINT_S = 60.0
 _WINDOW, _WINDOWS, _COUNTED = 256, 8, 1 << 20
 """Tokens of a window of held-out text, windows of a source, and counted tokens that a tokenizer is checked by."""
-_TOKENS_AT_ONCE = (512, 32768)
-"""Most tokens of a pass of the healing, on a CPU and on an accelerator. On a CPU, little memory is taken by
-activations beside that of two models, gradients and moments."""
-
-Figures = Mapping[str, float]
-Measure = Callable[[Layout], Figures]
-"""Returns the budgets' metrics of a layout on the device.
-
-Raises:
-    Unsupported: the runtime does not carry it.
-"""
-
-
-class Healing(BaseModel):
-    """Training of the assembled child, all weights, against the trained model (LFM2 report, section 3.3)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tokens: int = Field(1 << 20, ge=1)
-    length: int = Field(256, ge=8)
-    batch_tokens: int = Field(4096, ge=8)
-    lr: float = Field(3e-4, gt=0)
-    weight: float = Field(0.9, gt=0, le=1, description="of the distillation term; the rest is cross-entropy")
-    temperature: float = Field(1.0, ge=1)
-    k: int = Field(32, ge=1)
-    seed: int = Field(0, ge=0)
-
-
-class AdaptSettings(BaseModel):
-    """Settings of an adaptation."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    library: LibrarySettings = LibrarySettings()
-    healing: Healing = Healing()
-    window: int = Field(128, ge=2, description="of sliding windows among the alternatives")
-    mixers: tuple[str, ...] = Field(
-        (), exclude_if=lambda given: not given, description="further alternatives for attention, in one-line form"
-    )
-    recall: float = Field(
-        0.0, ge=0, description="weight of the divergence at generated answers, beside 1 of that over all held-out text"
-    )
-    pairs: int = Field(0, ge=0, description="pairs of mixers in neighbouring layers whose terms are computed, at most")
-    points: int = Field(5, ge=2, description="of the front")
-    held_out: float = Field(0.05, gt=0, lt=0.5, description="share of the text that is never trained on")
 
 
 @dataclass(frozen=True)
@@ -327,54 +285,10 @@ class Adaptation:
             raise InvalidInput(f"{', '.join(lacking)} cannot be measured here", where="--budget")
         return known
 
-    def carried(self, by: Callable[[Block | None, Block | None], bool]) -> dict[Slot, tuple[Block | None, ...]]:
-        """Returns the alternatives of each place that a runtime carries: `by` tells it of a block and its own."""
-        layout = self.teacher.layout
-        return {
-            slot: tuple(block for block in blocks if by(block, slot.block(layout)))
-            for slot, blocks in self.alternatives.items()
-        }
-
-    def terms(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Pair, Score]:
-        """Returns the terms of pairs that are more than noise; the library holds all blocks."""
-        pairs = neighbouring_pairs(alternatives, self.settings.pairs, self.settings.library.seed)
-        found = self.library.pair_terms(pairs)
-        kept = {pair: term for pair, term in found.items() if term.is_significant}
-        if pairs:
-            self.worker.log(f"{len(kept)} of {len(pairs)} terms of pairs are more than noise")
-        return kept
-
-    def _loss(self, score: Score) -> float:
-        """Returns what a replacement costs in quality, the summand of the selection."""
-        return score.text + self.settings.recall * score.kl.get(RECALL_GROUP, 0.0)
-
-    def _problem(self) -> _Problem:
-        """Returns what the selection chooses from.
-
-        Alternatives that the runtime does not carry are left out before any is trained.
-        """
-        layout = self.teacher.layout
-        base = self._measured(layout)
-        kinds = {(slot.block(layout), block) for slot, blocks in self.alternatives.items() for block in blocks}
-        costs = {(own, block): self._cost(own, block, base) for own, block in sorted(kinds, key=_named)}
-        alternatives = self.carried(lambda block, own: costs[own, block] is not None)
-        self.library.train(alternatives)
-        scores = self.library.scores(alternatives)
-        places: dict[Slot, list[Option[Slot]]] = {}
-        for slot, blocks in alternatives.items():
-            own = slot.block(layout)
-            places[slot] = [Option(block_name(own), 0.0, dict.fromkeys(base, 0.0))]
-            for block in blocks:
-                cost = costs[own, block]
-                assert cost is not None
-                loss = self._loss(scores[slot, block])
-                places[slot].append(Option(block_name(block), loss, cost, empty=block is None))
-        self._add_whole_layers(places, base)
-        terms = [
-            Term(((a, block_name(x)), (b, block_name(y))), self._loss(term))
-            for ((a, x), (b, y)), term in self.terms(alternatives).items()
-        ]
-        return _Problem(places, base, terms)
+    @property
+    def choices(self) -> Choices:
+        """The alternatives, with their costs."""
+        return Choices(self.library, self.alternatives, self.settings, self._measured)
 
     def _front(self) -> tuple[list[Child], Child]:
         """Returns children at several limits, best first, and the best that keeps the budgets.
@@ -386,7 +300,7 @@ class Adaptation:
         if path.is_file():
             known = json.loads(path.read_bytes())
             return [Child.from_json(each) for each in known["front"]], Child.from_json(known["chosen"])
-        problem = self._problem()
+        problem = self.choices.problem()
         chosen = self._within(problem)
         first = next(iter(self.budgets))
         most = problem.base[first]
@@ -434,15 +348,18 @@ class Adaptation:
         began = time.monotonic()
         self._measured(layout)
         measured = time.monotonic() - began
-        kinds = {(slot.block(layout), block) for slot, blocks in self.alternatives.items() for block in blocks}
-        count = 1 + len(kinds) + len(set(layout.layers)) + self.settings.points
+        count = 1 + len(self.choices.kinds) + len(set(layout.layers)) + self.settings.points
         quiet = replace(self.worker, log=lambda line: None)
-        trained, scored = time_library(
-            lambda folder, settings: self._opened(folder, settings, quiet), library, self.alternatives
-        )
+        timed = time_library(lambda folder, settings: self._opened(folder, settings, quiet), library, self.alternatives)
         pairs = len(neighbouring_pairs(self.alternatives, self.settings.pairs, library.seed))
-        scored *= 1 + pairs / sum(map(len, self.alternatives.values()))
-        parts = Parts(trained, self._healing_seconds(quiet), scored, measured * count)
+        parts = Parts(
+            library_token=timed.token,
+            again_token=timed.again_token,
+            kept=STREAM_BYTES // (4 * Stream.numbers(layout)),
+            healing_token=self._healing_seconds(quiet),
+            scores=timed.scores * (1 + pairs / sum(map(len, self.alternatives.values()))),
+            measurements=measured * count,
+        )
         tokens = parts.tokens(hours, library.tokens, healing.tokens)
         self._scale(*tokens)
         self.library = self._opened(self.library.folder, self.settings.library, self.worker)
@@ -507,61 +424,7 @@ class Adaptation:
                 f"{self.folder} holds an adaptation with another {other}; name another folder", where="--output"
             )
 
-    def _cost(self, own: Block | None, block: Block | None, base: Figures) -> Figures | None:
-        """Returns what one replacement adds to each metric; None: the runtime does not carry it."""
-        choice = self.every_second(own, block)
-        return self._added(choice, len(choice), base, f"{block_name(block)} in place of {block_name(own)}")
-
-    def every_second(self, own: Block | None, block: Block | None) -> dict[Slot, Block | None]:
-        """Returns the choice in which every second block that is like `own` is replaced."""
-        alike = [slot for slot in self.alternatives if slot.block(self.teacher.layout) == own]
-        return dict.fromkeys([slot for slot in alike if block in self.alternatives[slot]][::2], block)
-
-    def _add_whole_layers(self, places: dict[Slot, list[Option[Slot]]], base: Figures) -> None:
-        """Adds the options that leave out a layer.
-
-        Losses and costs of mixer and feed-forward do not add up to the layer's, and runtimes carry models with fewer
-        layers that refuse a layer without a mixer or feed-forward. So the layer is scored and measured as a whole. Its
-        option at the mixer's place needs the empty one at the feed-forward's place, and is what the layer has beyond
-        that one. Where the runtime refuses a layer without a feed-forward, that one needs the layer's option, too.
-        """
-        layers = self.teacher.layout.layers
-        depths = [i for i in range(len(layers)) if {Slot(i, "mixer"), Slot(i, "ffn")} <= places.keys()]
-        if len(layers) == 1:
-            return
-        scores = self.library.scores({Slot(depth, "layer"): (None,) for depth in depths})
-        costs: dict[Layer, Figures | None] = {}
-        for depth in depths:
-            layer, mixer, ffn = layers[depth], Slot(depth, "mixer"), Slot(depth, "ffn")
-            if layer not in costs:
-                alike = [i for i in depths if layers[i] == layer][::2]
-                choice: dict[Slot, Block | None] = {Slot(i, part): None for i in alike for part in ("mixer", "ffn")}
-                costs[layer] = self._added(choice, len(alike), base, "a layer less")
-            cost = costs[layer]
-            if cost is None:
-                continue
-            alone = next((option for option in places[ffn] if option.empty), None)
-            if alone is None:
-                nothing = dict.fromkeys(base, 0.0)
-                alone = Option(block_name(None), 0.0, nothing, empty=True, needs=(mixer, _WHOLE_LAYER))
-                places[ffn].append(alone)
-            without = (ffn, alone.name)
-            places[mixer] = [replace(each, excludes=without) if each.empty else each for each in places[mixer]]
-            loss = self._loss(scores[Slot(depth, "layer"), None]) - alone.loss
-            own = {name: value - alone.costs[name] for name, value in cost.items()}
-            places[mixer].append(Option(_WHOLE_LAYER, loss, own, empty=True, needs=without))
-
-    def _added(self, choice: Mapping[Slot, Block | None], count: int, base: Figures, what: str) -> Figures | None:
-        """Returns what each of `count` equal replacements adds to each metric; None: the runtime does not carry it."""
-        try:
-            layout, _ = with_blocks(self.teacher.layout, choice)
-            figures = self._measured(layout)
-        except Unsupported as error:
-            self.worker.log(f"{what} is left out: {error.message}")
-            return None
-        return {name: (figures[name] - value) / count for name, value in base.items() if name in figures}
-
-    def _within(self, problem: _Problem) -> Child:
+    def _within(self, problem: Problem) -> Child:
         limits = dict(self.budgets)
         for _ in range(_ROUNDS):
             picked = select(problem.places, problem.base, limits, problem.terms)
@@ -580,13 +443,9 @@ class Adaptation:
         had = ", ".join(f"{name} {problem.base[name]:.4g}" for name in self.budgets)
         raise InvalidInput(f"no choice of blocks keeps {listed}; the model itself has {had}", where="--budget")
 
-    def _child(self, problem: _Problem, picked: Mapping[Slot, Option[Slot]]) -> Child | None:
+    def _child(self, problem: Problem, picked: Mapping[Slot, Option[Slot]]) -> Child | None:
         """Returns a choice with its figures; None: the runtime does not carry it."""
-        choice = {
-            slot: None if option.empty else parsed(option.name, slot.part)
-            for slot, option in picked.items()
-            if option.name != block_name(slot.block(self.teacher.layout))
-        }
+        choice = replaced_by(self.teacher.layout, picked)
         layout, _ = with_blocks(self.teacher.layout, choice)
         try:
             figures = self._measured(layout)
@@ -642,25 +501,6 @@ class Adaptation:
         return recall_text(self._vocabulary, library.length, library.recall_tokens, seed)
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """What the selection chooses from.
-
-    Args:
-        places: the options of each, with their losses and costs; one of them is the block of the trained model.
-        base: the trained model's figures.
-        terms: of pairs of options.
-    """
-
-    places: Mapping[Slot, Sequence[Option[Slot]]]
-    base: Figures
-    terms: Sequence[Term[Slot]]
-
-
-def _named(pair: tuple[Block | None, Block | None]) -> tuple[str, str]:
-    return block_name(pair[0]), block_name(pair[1])
-
-
 def _check_room(needed: Mapping[Path, int]) -> None:
     """Checks that disks have room.
 
@@ -709,72 +549,6 @@ def _tokenizer(path: Path, layout: Layout) -> MemberTokenizer:
             where="--tokenizer",
         )
     return known
-
-
-def heal(
-    start: Callable[[], Model], library: Library, sources: Sequence[Tokens], healing: Healing, folder: Path
-) -> Model:
-    """Returns a child, trained against the teacher's likeliest tokens; resumes from the checkpoint in `folder`.
-
-    A child that is nearly the teacher can be moved away from it by training on little text. If its divergence on the
-    text of scores has grown, it gets its start weights back.
-
-    Args:
-        start: assembles the child on the worker's device.
-        library: of the teacher; its worker trains.
-        sources: text.
-        healing: settings.
-        folder: of the checkpoint.
-    """
-    teacher, worker = library.teacher, library.worker
-    model = start()
-    before = library.divergence(model)
-    sequences = max(1, healing.batch_tokens // healing.length)
-    tokens = sequences * healing.length
-    steps = max(1, round(healing.tokens / tokens))
-    packed = Packed("healing", sources, healing.length, sequences, healing.seed + 1)
-    distilled = Distilled(teacher.model, healing.weight, healing.temperature, healing.k)
-    rows = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // healing.length)
-
-    def passes(step: int) -> list[tuple[torch.Tensor, ...]]:
-        inputs, labels = packed.batch(step)
-        return list(zip(torch.split(inputs, rows), torch.split(labels, rows), strict=True))
-
-    def loss(student: Model, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return pretraining_loss(student, inputs, labels, distilled) / tokens
-
-    stage = Stage(
-        name="healing",
-        steps=steps,
-        tokens=tokens,
-        batches=passes,
-        loss=loss,
-        rate=lambda step: healing.lr * wsdc(step, steps, warmup=0.05, decay=0.5, final=0.1),
-    )
-    key = content_hash([model.layout.to_json(), teacher.sha256, [each.key for each in sources], healing.model_dump()])
-    checkpoint = TrainingCheckpoint(folder / f"{key}.safetensors", {"key": key}, interval_s=_CHECKPOINT_S)
-    state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=1e-3), steps)
-    fit(state, [stage], [checkpoint], worker, name=f"the child of {model.layout.params.total:,} weights")
-    after = library.divergence(model.eval())
-    if not after < before:
-        worker.log(f"healing raised the divergence from {before:.4g} to {after:.4g} nats per token: it is undone")
-        return start()
-    return model
-
-
-def read_settings(path: Path) -> AdaptSettings:
-    """Reads settings from a JSON file.
-
-    Raises:
-        InvalidInput: the file cannot be read, or a value is out of range or unknown.
-    """
-    try:
-        return AdaptSettings.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}", where="--config") from error
-    except ValidationError as error:
-        problems = (f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise InvalidInput("\n".join(problems)) from None
 
 
 def write_child(one: Adaptation, report: Mapping[str, Any], gguf: Sequence[str], pte_context: int | None) -> list[str]:

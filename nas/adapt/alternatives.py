@@ -4,6 +4,8 @@ The mixer and the feed-forward of each layer are replaced independently, or the 
 
     narrower feed-forward    the hidden units of largest mean |silu(gate) * up| times the norm of their output column
     fewer key-value heads    the mean of each group of neighbours (Ainslie et al. 2023, GQA, section 2.1)
+    shared keys and values   queries and output projection; keys and values are those of the attention below (Brandon
+                             et al. 2024, Cross-Layer Attention, section 2), which has to stay as it is
     fewer experts            those to which tokens give most weight; fewer of them for each token: all weights
     window                   the same projections; logits of sinks: what tokens before the window add to the softmax
     Mamba-2                  C, B and x from queries, keys and values, the output projection as it is (Wang et al. 2024,
@@ -22,7 +24,8 @@ References for the whole: Bercovich et al. 2024 (Puzzle), Yang et al. 2025 (Zebr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +61,9 @@ def default_alternatives(
     """
     own = slot.block(layout)
     assert own is not None
-    found = _mixers(own, layout.d_model, window, further) if slot.part == "mixer" else _feed_forwards(own)
+    if slot.part == "ffn":
+        return (*_valid(_feed_forwards(own), own, layout.d_model), None)
+    found = chain(_mixers(own, layout.d_model, window, further), _sharing(layout, slot.depth, own))
     return (*_valid(found, own, layout.d_model), None)
 
 
@@ -73,6 +78,13 @@ def further_mixers(texts: Sequence[str], d_model: int) -> tuple[Block, ...]:
         if "kv" in dict(block.given):
             raise InvalidInput(f"{block.format()} shares the cache of another layer", where="mixers")
     return found
+
+
+def _sharing(layout: Layout, depth: int, own: Block) -> Iterator[Block]:
+    """Yields attention with keys and values of the nearest attention below, where that is an equal block."""
+    below = [i for i in range(depth) if (mixer := layout.layers[i].mixer) is not None and mixer.kind == "gqa"]
+    if own.kind == "gqa" and below and layout.layers[below[-1]].mixer == own:
+        yield own.replace(kv=below[-1])
 
 
 def _mixers(own: Block, d_model: int, window: int, further: Sequence[Block]) -> Iterator[Block]:
@@ -113,7 +125,7 @@ def _feed_forwards(own: Block) -> Iterator[Block]:
         yield own.replace(experts=half, top_k=fewer)
 
 
-def _valid(blocks: Iterator[Block], own: Block, d_model: int) -> tuple[Block, ...]:
+def _valid(blocks: Iterable[Block], own: Block, d_model: int) -> tuple[Block, ...]:
     found: dict[Block, None] = {}
     for block in blocks:
         try:

@@ -3,7 +3,8 @@
 The parts of an adaptation are timed on the model itself, as `benchmarks/adapt_large.py` does: a step of training at one
 depth of each kind of layer, the layers in front of it, a step of healing, the scores of one alternative, and one
 measurement on the device. The rest is arithmetic. Trainings get what scores and measurements leave; their tokens are
-scaled by the same factor.
+scaled by the same factor. Of tokens whose residual streams are not kept from one depth to the next
+(`nas.adapt.library.STREAM_BYTES`), each depth takes the time of all layers in front.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -34,12 +36,16 @@ class Parts:
 
     Args:
         library_token: of training all alternatives, for each token that each is trained on.
+        again_token: more than that, for each token whose residual stream is not kept.
+        kept: tokens whose residual streams are kept.
         healing_token: of healing, for each token.
         scores: of scoring all alternatives.
         measurements: of measuring on the device.
     """
 
     library_token: float
+    again_token: float
+    kept: int
     healing_token: float
     scores: float
     measurements: float
@@ -51,7 +57,9 @@ class Parts:
             InvalidInput: scores and measurements alone take longer.
         """
         left = 3600 * hours * (1 - RESERVE) - self.scores - self.measurements
-        factor = left / max(self.library_token * library + self.healing_token * healing, 1e-9)
+        whole = max(self.library_token * library + self.healing_token * healing, 1e-9)
+        beyond = (left + self.again_token * self.kept) / (whole + self.again_token * library)
+        factor = min(left / whole, beyond)  # the second is smaller where more tokens are trained on than are kept
         scaled = [int(factor * count) // _MULTIPLE * _MULTIPLE for count in (library, healing)]
         if min(scaled) <= 0:
             least = (self.scores + self.measurements) / 3600 / (1 - RESERVE)
@@ -64,7 +72,7 @@ class Parts:
     def describe(self, hours: float, library: int, healing: int) -> str:
         """Returns how the time is spent, as a sentence."""
         parts = {
-            "library": self.library_token * library,
+            "library": self.library_token * library + self.again_token * max(0, library - self.kept),
             "scores": self.scores,
             "measurements": self.measurements,
             "healing": self.healing_token * healing,
@@ -76,10 +84,18 @@ class Parts:
         )
 
 
+class LibraryTimes(NamedTuple):
+    """Seconds of a library: `Parts.library_token`, `Parts.again_token` and `Parts.scores`."""
+
+    token: float
+    again_token: float
+    scores: float
+
+
 def time_library(
     opened: Callable[[Path, LibrarySettings], Library], settings: LibrarySettings, alternatives: Alternatives
-) -> tuple[float, float]:
-    """Returns seconds for each token of training all alternatives, and seconds of scoring them.
+) -> LibraryTimes:
+    """Times training and scoring of all alternatives.
 
     A depth of each kind of layer is trained for one step and for some; the difference is that of the steps.
 
@@ -111,11 +127,9 @@ def time_library(
             layers = library.teacher.layout.layers
             alike = sum(layers[each] == layer for each in every)
             scores += alike * _seconds(library, lambda: library.scores(own))  # noqa: B023 - called here
-    trained = 0.0
-    for depth in every:
-        layer = layers[depth]
-        trained += max(0.0, found[layer] + (depth - depths[layer]) * layer_s)
-    return trained, scores
+    trained = sum(max(0.0, found[layers[depth]] - depths[layers[depth]] * layer_s) for depth in every)
+    in_front = layer_s * sum(min(depth, 1) for depth in every)
+    return LibraryTimes(trained + in_front, layer_s * sum(every) - in_front, scores)
 
 
 def _layer_seconds(library: Library) -> float:
@@ -123,9 +137,9 @@ def _layer_seconds(library: Library) -> float:
     teacher, ids = library.teacher, library.selection.ids[:1].to(library.worker.device)
     depth = teacher.layout.depth
     with torch.no_grad():
-        x = teacher.before(ids, 0)
-        teacher.between(x, 0, depth)
-        return _seconds(library, lambda: teacher.between(x, 0, depth)) / depth / ids.numel()
+        stream = teacher.before(ids, 0)
+        teacher.between(stream, 0, depth)
+        return _seconds(library, lambda: teacher.between(stream, 0, depth)) / depth / ids.numel()
 
 
 def _seconds(library: Library, work: Callable[[], object]) -> float:

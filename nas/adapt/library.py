@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,9 +41,10 @@ from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
-from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, slots_of
-from nas.nn.base import MODULES, BlockModule, FeedForward, Mixer
-from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, save_tensors
+from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, lender_of, slots_of
+from nas.nn.base import MODULES, BlockModule, FeedForward, Mixer, State
+from nas.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of, save_tensors
+from nas.nn.gqa import GroupedQueryAttention
 from nas.nn.mixes import Known, ScoredText, compared, mix_of
 from nas.nn.model import Model, ResidualLayer
 from nas.nn.optimisers import Optimiser
@@ -58,6 +59,8 @@ _LOCK_S = 4 * 3600.0
 _USE = ".use.lock"
 _USE_S = 600.0
 _CHECKPOINT_S = 60.0
+STREAM_BYTES = 1 << 31
+"""Most memory of the residual streams that a training keeps from one depth to the next."""
 _SIGNIFICANT = 2.0
 """Standard errors above which the term of a pair is no noise."""
 
@@ -75,6 +78,11 @@ class LibrarySettings(BaseModel):
     length: int = Field(256, ge=8, description="tokens of a sequence")
     batch_tokens: int = Field(4096, ge=8)
     lr: float = Field(1e-3, gt=0)
+    precision: Precision = Field(
+        "float32",
+        exclude_if=lambda precision: precision == "float32",
+        description="of matrix products in training; start values, errors and scores are computed in float32",
+    )
     seed: int = Field(0, ge=0)
     score_tokens: int = Field(1 << 14, ge=8, description="of held-out text that scores are computed on")
     recall_tokens: int = Field(
@@ -92,6 +100,29 @@ class LibrarySettings(BaseModel):
     def steps(self) -> int:
         """Optimiser steps of an alternative."""
         return max(1, round(self.tokens / (self.sequences * self.length)))
+
+
+class Stream(NamedTuple):
+    """The residual stream in front of a layer.
+
+    Args:
+        x: [B, T, D].
+        cache: keys and values of the nearest `gqa` block below, each [B, kv_heads, T, head_dim]; None: there is none.
+    """
+
+    x: Tensor
+    cache: State | None = None
+
+    def to(self, device: torch.device) -> Stream:
+        """Returns it on a device."""
+        return Stream(self.x.to(device), self.cache and tuple(each.to(device) for each in self.cache))
+
+    @staticmethod
+    def numbers(layout: Layout) -> int:
+        """Returns the most numbers of a token."""
+        blocks = [layer.mixer.resolve(layout.d_model) for layer in layout.layers if layer.mixer is not None]
+        caches = [2 * each.int("kv_heads") * each.int("head_dim") for each in blocks if each.kind == "gqa"]
+        return layout.d_model + max(caches, default=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,37 +157,38 @@ class TrainedTeacher:
         assert isinstance(layer, ResidualLayer)
         return layer
 
-    def before(self, tokens: Tensor, depth: int) -> Tensor:
-        """Returns the residual stream in front of the layer at `depth`: ids [B, T] -> [B, T, D]."""
-        x: Tensor = self.model.embed(tokens)
-        return self.between(x, 0, depth)
+    def before(self, tokens: Tensor, depth: int) -> Stream:
+        """Returns the residual stream in front of the layer at `depth`, for ids [B, T]."""
+        return self.between(Stream(self.model.embed(tokens)), 0, depth)
 
-    def between(self, x: Tensor, first: int, last: int) -> Tensor:
+    def between(self, stream: Stream, first: int, last: int) -> Stream:
         """Runs the layers from `first` to in front of `last`."""
         for depth in range(first, last):
             layer = self.layer(depth)
-            x, _ = layer(x, [None] * len(layer.mixers))
-        return x
+            x, after = layer(stream.x, [None] * len(layer.mixers))
+            stream = Stream(x, after[0][:2] if layer.mixers and is_lender(layer.mixers[0]) else stream.cache)
+        return stream
 
-    def replaced(self, x: Tensor, depth: int, part: Part, block: nn.Module | None) -> Tensor:
+    def replaced(self, stream: Stream, depth: int, part: Part, block: nn.Module | None) -> Stream:
         """Runs the layer at `depth` with another mixer or feed-forward, None: without it; or without the layer."""
         if part == "layer":
-            return x
-        layer = self.layer(depth)
+            return stream
+        layer, (x, cache) = self.layer(depth), stream
         if layer.mixers:
             mixer = block if part == "mixer" else layer.mixers[0]
             if isinstance(mixer, Mixer):
-                x = x + mixer(layer.mixer_norm(x))[0]
+                y, after = mixer(layer.mixer_norm(x), cache if is_reader(mixer) else None)
+                x, cache = x + y, after[:2] if is_lender(mixer) else cache
         ffn = block if part == "ffn" else layer.ffn
-        return x + ffn(layer.ffn_norm(x)) if isinstance(ffn, FeedForward) else x
+        return Stream(x + ffn(layer.ffn_norm(x)) if isinstance(ffn, FeedForward) else x, cache)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Returns the logits after the last layer: [B, T, D] -> [B, T, V]."""
-        return self.model.logits(self.model.norm(x)).float()
+    def logits(self, stream: Stream) -> Tensor:
+        """Returns the logits [B, T, V] after the last layer."""
+        return self.model.logits(self.model.norm(stream.x)).float()
 
-    def inputs_and_outputs(self, tokens: Tensor, depth: int) -> dict[Part, tuple[Tensor, Tensor]]:
-        """Returns normalised input and output, both [B, T, D], of the blocks of a layer."""
-        layer, x = self.layer(depth), self.before(tokens, depth)
+    def inputs_and_outputs(self, stream: Stream, depth: int) -> dict[Part, tuple[Tensor, Tensor]]:
+        """Returns normalised input and output of the blocks of a layer, from the stream in front: all [B, T, D]."""
+        layer, x = self.layer(depth), stream.x
         found: dict[Part, tuple[Tensor, Tensor]] = {}
         if layer.mixers:
             h = layer.mixer_norm(x)
@@ -166,6 +198,37 @@ class TrainedTeacher:
             h = layer.ffn_norm(x)
             found["ffn"] = (h, layer.ffn(h))
         return found
+
+
+class _Streams:
+    """Residual streams in front of a layer, of the batches of a training; kept for the next layer while memory lasts.
+
+    Those that are not kept, and all after a kill, are computed from the embedding, with the same result.
+    """
+
+    def __init__(self, teacher: TrainedTeacher) -> None:
+        self._teacher = teacher
+        self._kept: dict[int, tuple[int, Stream]] = {}
+        self._left = STREAM_BYTES
+
+    def before(self, step: int, tokens: Tensor, depth: int) -> Stream:
+        """Returns the stream in front of the layer at `depth`, which is never less than in the call before.
+
+        Args:
+            step: number of the batch.
+            tokens: its ids [B, T].
+            depth: of the layer.
+        """
+        if step in self._kept:
+            at, stream = self._kept[step]
+            stream = self._teacher.between(stream.to(tokens.device), at, depth)
+        else:
+            stream = self._teacher.before(tokens, depth)
+            if (size := 4 * Stream.numbers(self._teacher.layout) * tokens.numel()) > self._left:
+                return stream
+            self._left -= size
+        self._kept[step] = depth, stream.to(torch.device("cpu"))
+        return stream
 
 
 class BlockRecord(BaseModel):
@@ -260,6 +323,7 @@ class Library:
         for slot, block in self._trained(alternatives):
             if (path := self.file(slot, block)).is_file():
                 path.touch()  # `trim` removes the least recently used first
+        streams = _Streams(self.teacher)
         for depth in range(self.teacher.layout.depth):
             wanted = [(slot, block) for slot, each in alternatives.items() if slot.depth == depth for block in each]
             trained = [(slot, block) for slot, block in wanted if block is not None]
@@ -267,7 +331,7 @@ class Library:
                 continue
             lock = self.folder / f".{self.teacher.sha256[:16]}-{depth}.lock"
             with locked(lock, _LOCK_S, waiting=lambda: self.worker.log("another process trains these blocks")):
-                self._train([each for each in trained if not self.file(*each).is_file()], depth)
+                self._train([each for each in trained if not self.file(*each).is_file()], depth, streams)
 
     def in_use(self) -> AbstractContextManager[None]:
         """Returns a context in which no file of the library is removed by `trim`.
@@ -357,14 +421,15 @@ class Library:
         assert isinstance(own, BlockModule)
         return own
 
-    def _train(self, missing: Sequence[tuple[Slot, Block]], depth: int) -> None:
+    def _train(self, missing: Sequence[tuple[Slot, Block]], depth: int, streams: _Streams) -> None:
         if not missing:
             return
         settings, teacher, device = self.settings, self.teacher, self.worker.device
         keys = {self.key(slot, block): (slot, block) for slot, block in missing}
         parts = {key: slot.part for key, (slot, _) in keys.items()}
         with torch.no_grad():
-            known = teacher.inputs_and_outputs(self._packed.batch(0)[0].to(device), depth)
+            first = teacher.before(self._packed.batch(0)[0].to(device), depth)
+            known = teacher.inputs_and_outputs(first, depth)
         modules = {
             key: started(block, self._own(slot), known[slot.part][0], settings.seed, teacher.layout.depth)
             for key, (slot, block) in keys.items()
@@ -372,10 +437,11 @@ class Library:
         blocks = nn.ModuleDict(modules).to(device)
         before = self._errors(blocks, parts, depth)
 
-        def loss(model: nn.ModuleDict, tokens: Tensor) -> Tensor:
+        def loss(model: nn.ModuleDict, tokens: Tensor, step: Tensor) -> Tensor:
             with torch.no_grad():
-                known = teacher.inputs_and_outputs(tokens, depth)
-            errors = [error_of(module, *known[parts[key]]) for key, module in model.items()]
+                before = streams.before(int(step), tokens, depth)
+                known = teacher.inputs_and_outputs(before, depth)
+            errors = [error_of(module, *known[parts[key]], before.cache) for key, module in model.items()]
             return torch.stack(errors).sum()
 
         state = TrainingState(blocks, Optimiser(weight_decay=0.0, clip=float("inf"), balance_rate=0.0), settings.steps)
@@ -383,7 +449,7 @@ class Library:
             name=f"depth {depth}",
             steps=settings.steps,
             tokens=settings.sequences * settings.length,
-            batches=lambda step: [(self._packed.batch(step)[0],)],
+            batches=lambda step: [(self._packed.batch(step)[0], torch.tensor(step))],
             loss=loss,
             rate=lambda step: settings.lr * wsdc(step, settings.steps, warmup=0.05, decay=0.5, final=0.1),
         )
@@ -391,7 +457,10 @@ class Library:
         checkpoint = TrainingCheckpoint(
             self.folder / "training" / f"{name}.safetensors", {"key": name}, interval_s=_CHECKPOINT_S
         )
-        fit(state, [stage], [checkpoint], self.worker, name=f"{len(keys)} blocks of depth {depth}")
+        fit(
+            state, [stage], [checkpoint], self.worker, name=f"{len(keys)} blocks of depth {depth}",
+            precision=lambda: precision_of(device, settings.precision),
+        )  # fmt: skip
         after = self._errors(blocks.eval(), parts, depth)
         for key, (slot, block) in keys.items():
             scalars = {"block": block_name(block), "part": slot.part, "depth": depth, "error_start": before[key]}
@@ -403,9 +472,12 @@ class Library:
         """Returns the error of each block on the held-out text."""
         found = dict.fromkeys(parts, 0.0)
         for window in self.selection.passes(self.teacher.layout.vocab):
-            known = self.teacher.inputs_and_outputs(window.to(self.worker.device), depth)
+            before = self.teacher.before(window.to(self.worker.device), depth)
+            known = self.teacher.inputs_and_outputs(before, depth)
             for key, part in parts.items():
-                found[key] += float(error_of(blocks[key], *known[part])) * len(window) / len(self.selection.ids)
+                found[key] += (
+                    float(error_of(blocks[key], *known[part], before.cache)) * len(window) / len(self.selection.ids)
+                )
         return found
 
     def _scored(self, wanted: Sequence[tuple[Replacement, ...]]) -> dict[tuple[Replacement, ...], Score]:
@@ -432,11 +504,11 @@ class Library:
             before = teacher.before(window.to(self.worker.device), depth)
             known = Known.of(teacher.logits(teacher.between(before, depth, last)))
             for values, replaced in zip(found, pending, strict=True):
-                x, at = before, depth
+                stream, at = before, depth
                 for slot, block in replaced:
-                    x = teacher.between(x, at, slot.depth)
-                    x, at = teacher.replaced(x, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
-                values.append(known.divergence(teacher.logits(teacher.between(x, at, last))))
+                    stream = teacher.between(stream, at, slot.depth)
+                    stream, at = teacher.replaced(stream, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
+                values.append(known.divergence(teacher.logits(teacher.between(stream, at, last))))
         for replaced, values in zip(pending, found, strict=True):
             kl = torch.cat(values)
             windows = kl[: len(self.selection.ids)].mean(-1, dtype=torch.float64).tolist()
@@ -457,7 +529,8 @@ def _read_score(path: Path) -> Score:
 def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most: int, seed: int) -> list[Pair]:
     """Returns pairs of replaced mixers in neighbouring layers: all of them, or `most` that are drawn.
 
-    Mixers in two layers are where scores add up worst (docs/measured/adapting.md).
+    Mixers in two layers are where scores add up worst (docs/measured/adapting.md). No pair replaces a block whose keys
+    and values the other one reads.
     """
     mixers = [slot for slot in alternatives if slot.part == "mixer"]
     every = [
@@ -465,6 +538,7 @@ def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most
         for one, other in pairwise(mixers)
         for x in alternatives[one]
         for y in alternatives[other]
+        if lender_of(y) != one
     ]
     return every if len(every) <= most else random.Random(seed).sample(every, most)
 
@@ -494,8 +568,25 @@ def trim(folder: Path, limit_bytes: int) -> int:
     return removed
 
 
-def error_of(block: nn.Module, h: Tensor, y: Tensor) -> Tensor:
-    """Returns |block(h) - y|^2 / |y|^2."""
-    out = block(h)
-    found: Tensor = (out[0] if isinstance(block, Mixer) else out) - y
-    return found.float().square().mean() / y.float().square().mean().clamp_min(1e-12)
+def is_lender(mixer: nn.Module) -> bool:
+    """Returns whether a mixer has keys and values of its own that others may read."""
+    return isinstance(mixer, GroupedQueryAttention) and mixer.owns_cache
+
+
+def is_reader(mixer: nn.Module) -> bool:
+    """Returns whether a mixer reads keys and values of another one."""
+    return isinstance(mixer, GroupedQueryAttention) and not mixer.owns_cache
+
+
+def error_of(block: nn.Module, h: Tensor, y: Tensor, cache: State | None = None) -> Tensor:
+    """Returns |block(h) - y|^2 / |y|^2 in float32, whatever the precision of the products within the block.
+
+    Args:
+        block: a mixer or a feed-forward.
+        h: its input [B, T, D].
+        y: the wanted output [B, T, D].
+        cache: keys and values, for a mixer that reads those of another one.
+    """
+    out = block(h, cache if is_reader(block) else None)[0] if isinstance(block, Mixer) else block(h)
+    found: Tensor = out.float() - y.float()
+    return found.square().mean() / y.float().square().mean().clamp_min(1e-12)

@@ -13,6 +13,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -22,6 +23,8 @@ import yaml
 
 from nas.adapt.adapt import Adaptation
 from nas.adapt.library import Replacement
+from nas.adapt.problem import lent, replaced_by
+from nas.adapt.selection import Option, Term, select
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
@@ -46,6 +49,9 @@ _FLOOR, _START = 0.5, 0.8
 Alternatives = Mapping[Slot, Sequence[Block | None]]
 _DRAWS = 50
 """Draws for each mix that is wanted."""
+_BEST = 4
+"""One in so many mixes is the best one at some limit of `_READ`."""
+_READ = "numbers read for a token"
 
 
 def check_target(path: Path) -> None:
@@ -87,9 +93,9 @@ def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
     carried = RUNTIMES[one.plan["device"]["runtime"]].supports
 
     def is_carried(block: Block | None, own: Block | None) -> bool:
-        return carried(with_blocks(one.teacher.layout, one.every_second(own, block))[0]).verdict != "no"
+        return carried(with_blocks(one.teacher.layout, one.choices.every_second(own, block))[0]).verdict != "no"
 
-    alternatives = one.carried(is_carried)
+    alternatives = one.choices.carried(is_carried)
     one.claim()
     with library.in_use():
         library.train(alternatives)
@@ -139,7 +145,8 @@ def _scores(one: Adaptation, alternatives: Alternatives, path: Path) -> LibraryS
         for (slot, block), score in found.items()
     ]
     pairs = [
-        ScoredPair(blocks=(_named(a), _named(b)), kl=dict(term.kl)) for (a, b), term in one.terms(alternatives).items()
+        ScoredPair(blocks=(_named(a), _named(b)), kl=dict(term.kl))
+        for (a, b), term in one.choices.terms(alternatives).items()
     ]
     scores = LibraryScores(
         layout=teacher.layout.format(),
@@ -163,13 +170,14 @@ def _mixes(
     count: int,
     carried: Callable[[Layout], bool],
 ) -> list[Layout]:
-    """Returns different mixes as deep as the model: blocks of better scores are drawn more often.
+    """Returns different mixes as deep as the model: the best ones by the sum, and drawn ones.
 
     Raises:
         InvalidInput: there are fewer than four.
     """
     found: dict[str, Layout] = {}
-    for layout in _drawn(one, alternatives, scores, _DRAWS * count):
+    best = _best(one, alternatives, scores, count // _BEST)
+    for layout in chain(best, _drawn(one, alternatives, scores, _DRAWS * count)):
         if len(found) == count:
             break
         same = layout.depth == one.teacher.layout.depth and layout != one.teacher.layout
@@ -183,7 +191,54 @@ def _mixes(
     return list(found.values())
 
 
+def _best(one: Adaptation, alternatives: Alternatives, scores: LibraryScores, count: int) -> Iterator[Layout]:
+    """Yields the mixes of best quality by the sum at `count` limits of the numbers that decoding a token reads.
+
+    These are weights, and caches and states at the end of the workload: decoding time is not measured here, and follows
+    them on most devices.
+    """
+    layout, workload = one.teacher.layout, one.plan["device"]["workload"]
+    lost = {(Slot(each.depth, each.part), each.block): scores.quality(each.kl) for each in scores.blocks}
+    context = workload["prompt"] + workload["gen"]
+    places: dict[Slot, list[Option[Slot]]] = {}
+    for slot, blocks in alternatives.items():
+        other = Slot(slot.depth, "ffn")
+        whole = (other, block_name(None)) if slot.part == "mixer" and None in alternatives.get(other, ()) else None
+        places[slot] = [
+            Option(
+                block_name(block),
+                lost.get((slot, block_name(block)), 0.0),
+                {_READ: _numbers(block, layout.d_model, context)},
+                empty=block is None,
+                needs=lent(layout, block),
+                excludes=whole if block is None else None,
+            )
+            for block in (slot.block(layout), *blocks)
+        ]
+    terms = [
+        Term(((Slot(*a[:2]), a[2]), (Slot(*b[:2]), b[2])), scores.quality(pair.kl))
+        for pair in scores.pairs
+        for a, b in [pair.blocks]
+    ]
+    reads = [[option.costs[_READ] for option in own] for own in places.values()]
+    least, most = sum(map(min, reads)), sum(own[0] for own in reads)
+    for number in range(1, count + 1):
+        limit = most - (most - least) * number / (count + 1)
+        if (picked := select(places, {_READ: 0.0}, {_READ: limit}, terms)) is not None:
+            yield with_blocks(layout, replaced_by(layout, picked))[0]
+
+
+def _numbers(block: Block | None, d_model: int, context: int) -> float:
+    """Returns the numbers that a block reads to decode a token after `context` others; the cache may be another's."""
+    if block is None:
+        return 0.0
+    spec, caching = block.spec, Block(block.kind, tuple(each for each in block.given if each[0] != "kv"))
+    cached = spec.kv_bytes(caching, d_model, context, 1.0)
+    return spec.count(block, d_model).active + cached + spec.state_bytes(block, d_model) / 4
+
+
 def _drawn(one: Adaptation, alternatives: Alternatives, scores: LibraryScores, draws: int) -> Iterator[Layout]:
+    """Yields mixes in which blocks of better scores are more frequent."""
     rng = random.Random(one.settings.library.seed)
     known = {(Slot(each.depth, each.part), each.block): each.kl[TEXT_GROUP] for each in scores.blocks}
     scale = max(median(known.values()), 1e-9)

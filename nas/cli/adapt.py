@@ -14,7 +14,7 @@ from nas.core.errors import InvalidInput
 from nas.runtimes import DEFAULT_RUNTIME
 
 if TYPE_CHECKING:
-    from nas.adapt.adapt import Measure
+    from nas.adapt.problem import Measure
     from nas.measure.bench import BenchOptions
 
 app = command_app()
@@ -81,8 +81,9 @@ def command(
     """
     import torch
 
-    from nas.adapt.adapt import Adaptation, AdaptSettings, read_settings, require_writable, write_child
+    from nas.adapt.adapt import Adaptation, require_writable, write_child
     from nas.adapt.checkpoints import read_model
+    from nas.adapt.settings import AdaptSettings, read_settings
     from nas.adapt.space import check_target, write_space
     from nas.core import paths
     from nas.core.limit import Limit

@@ -7,7 +7,7 @@ and a search space names, holds what each replacement costs in quality; the qual
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,20 +57,41 @@ def slots_of(layout: Layout) -> tuple[Slot, ...]:
     return tuple(place for place in places if place.block(layout) is not None)
 
 
+def lender_of(block: Block | None) -> Slot | None:
+    """Returns the place whose keys and values `block` reads (`kv=n`, n being a depth of the trained model), if any.
+
+    The block of the trained model has to stay there: the reader was trained on its keys and values.
+    """
+    depth = dict(block.given).get("kv") if block else None
+    return None if depth is None else Slot(int(depth), "mixer")
+
+
 def with_blocks(layout: Layout, choice: Mapping[Slot, Block | None]) -> tuple[Layout, list[int]]:
     """Returns the layout with other blocks at some places, and the depth that each of its layers had.
 
     Raises:
-        InvalidInput: no layer is left.
+        InvalidInput: no layer is left, or a block reads keys and values of one that is replaced.
     """
-    layers, depths = [], []
+    layers: list[Layer] = []
+    depths: list[int] = []
     for depth, layer in enumerate(layout.layers):
         mixer = choice.get(Slot(depth, "mixer"), layer.mixer)
         ffn = choice.get(Slot(depth, "ffn"), layer.ffn)
         if mixer is not None or ffn is not None:
+            if mixer is not None and (lender := lender_of(mixer)) is not None:
+                _check_lender(depth, lender, choice)
+                mixer = mixer.replace(kv=depths.index(lender.depth))
             layers.append(Layer((mixer,) if mixer else (), ffn))
             depths.append(depth)
     return Layout.of(layout.d_model, layout.vocab, layers, tied=layout.tied), depths
+
+
+def _check_lender(depth: int, lender: Slot, replaced: Container[Slot]) -> None:
+    if lender in replaced:
+        raise InvalidInput(
+            f"layer {depth} reads keys and values of layer {lender.depth}, whose mixer is replaced: its block was"
+            " trained on those of the trained model"
+        )
 
 
 def assembled(
@@ -181,7 +202,8 @@ class LibraryScores(BaseModel):
         """Returns the replacements that make `layout` of the trained model.
 
         Raises:
-            InvalidInput: it is no mix of the library's blocks; the message names the first place.
+            InvalidInput: it is no mix of the library's blocks, or one of them reads keys and values of a block that is
+            replaced; the message names the first place.
         """
         own = Layout.parse(self.layout)
         for name in ("d_model", "vocab", "tied", "depth"):
@@ -202,6 +224,9 @@ class LibraryScores(BaseModel):
                         f"layer {depth}: the library has no {name} as {part}; alternatives there: {known}"
                     )
                 found[slot] = self._known[slot, name]
+        for slot in found:
+            if (lender := lender_of(slot.block(layout))) is not None:
+                _check_lender(slot.depth, lender, found)
         return found
 
     def scores(self, layout: Layout) -> dict[str, float]:

@@ -45,6 +45,7 @@ _LOG_S = 10.0
 """Least seconds between progress lines within a stage."""
 
 Log = Callable[[str], None]
+Precision = Literal["float32", "bfloat16"]
 Scalars = dict[str, Any]
 
 
@@ -302,7 +303,7 @@ def fit(
         state.save(paths, identities)
 
 
-def precision_of(device: torch.device, precision: Literal["float32", "bfloat16"]) -> AbstractContextManager[object]:
+def precision_of(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """Returns the context of forward passes whose matrix products have `precision`; weights stay float32."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 

@@ -12,7 +12,9 @@ import torch
 from pretrain_lab import write_corpus, write_tokenizer
 
 from benchmarks.adapt import TINY, TINY_SETTINGS
-from nas.adapt.adapt import Adaptation, AdaptSettings, Measure
+from nas.adapt.adapt import Adaptation
+from nas.adapt.problem import Measure
+from nas.adapt.settings import AdaptSettings
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.core.limit import Limit

@@ -19,16 +19,20 @@ from pretrain_lab import write_tokenizer
 from tokenizer_lab import FORMS, write_model_tokenizer
 
 from nas.adapt import adapt
-from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, heal, write_child
+from nas.adapt import library as library_module
+from nas.adapt.adapt import CHILD, REPORT, Adaptation, write_child
 from nas.adapt.alternatives import default_alternatives, started
-from nas.adapt.hours import RESERVE, Parts, time_library
-from nas.adapt.library import Library, Score, TrainedTeacher, neighbouring_pairs, trim
+from nas.adapt.healing import Healing, heal
+from nas.adapt.hours import RESERVE, LibraryTimes, Parts, time_library
+from nas.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, trim
+from nas.adapt.selection import select
+from nas.adapt.settings import AdaptSettings
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.limit import Limit
-from nas.core.replacement import RECALL_GROUP, Slot, assembled, parsed, slots_of
+from nas.core.replacement import RECALL_GROUP, Slot, assembled, block_name, lender_of, parsed, slots_of, with_blocks
 from nas.measure.bench import BenchOptions
 from nas.nn.fit import Worker
 from nas.nn.model import Model
@@ -64,6 +68,63 @@ def test_attention_has_nine_alternatives_and_a_feed_forward_four() -> None:
         "swiglu:96", "swiglu:64", "swiglu:32", "-",
     ]  # fmt: skip
     assert found[Slot(2, "mixer")] == (None,)
+
+
+def test_attention_may_read_keys_and_values_of_an_equal_block_below() -> None:
+    layout = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 C3 A4/4:16 A4/2:16 A4/4:16 W4/4@8:16 A4/4:16]")
+    found = {slot.depth: default_alternatives(layout, slot, 8) for slot in slots_of(layout) if slot.part == "mixer"}
+    readers = {depth: [block.format() for block in each if lender_of(block)] for depth, each in found.items()}
+    assert readers == {0: [], 1: [], 2: ["A4/4(kv=0)"], 3: [], 4: [], 5: [], 6: ["A4/4(kv=4)"]}
+
+
+def test_a_reader_is_trained_and_scored_with_keys_and_values_of_the_block_below(
+    lab: Path, tmp_path: Path, text: list[Tokens]
+) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+    slot, reader = Slot(1, "mixer"), Block.parse("A4/4:16(kv=0)", "mixer").canonical(64)
+    library.train({slot: (reader,)})
+    assert not {name for name in library.weights(slot, reader) if name[0] in "kv"}
+    record = library.record(slot, reader)
+    assert record.error < record.error_start
+    score = library.scores({slot: (reader,)})[slot, reader]
+    assert library.divergence(library.mix({slot: reader})) == pytest.approx(score.text, rel=1e-5)
+    narrow, other = Block.parse("swiglu:64", "ffn"), Slot(0, "ffn")
+    library.train({other: (narrow,)})
+    pair = ((other, narrow), (slot, reader))
+    both = library.divergence(library.mix(dict(pair)))
+    alone_ = library.scores({other: (narrow,)})[other, narrow]
+    assert library.pair_terms([pair])[pair].text == pytest.approx(both - score.text - alone_.text, abs=1e-6)
+
+
+def test_the_block_that_a_reader_needs_stays() -> None:
+    layout = Layout.parse("d64 v320 ffn=swiglu:128 [C3 A4/4:16*2]")
+    reader = Block.parse("A4/4:16(kv=1)", "mixer")
+    shorter, depths = with_blocks(layout, {Slot(0, "mixer"): None, Slot(0, "ffn"): None, Slot(2, "mixer"): reader})
+    assert (shorter.format(), depths) == ("d64 v320 ffn=swiglu:128 [A4/4 A4/4(kv=0)]", [1, 2])
+    with pytest.raises(InvalidInput, match="layer 2 reads keys and values of layer 1, whose mixer is replaced"):
+        with_blocks(layout, {Slot(1, "mixer"): Block.parse("A4/4:16(qk_norm=1)", "mixer"), Slot(2, "mixer"): reader})
+    alternatives = {Slot(depth, "mixer"): default_alternatives(layout, Slot(depth, "mixer"), 8) for depth in (1, 2)}
+    every = neighbouring_pairs(alternatives, 1000, 0)
+    assert len(every) == 9 * 9 and not [pair for pair in every if lender_of(pair[1][1])]
+
+
+def test_readers_are_selected_with_the_block_that_they_read(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=QUICK)
+    problem = one.choices.problem()
+    (reader,) = (option for option in problem.places[Slot(1, "mixer")] if "kv=" in option.name)
+    own = block_name(Slot(0, "mixer").block(LAYOUT))
+    assert reader.needs == (Slot(0, "mixer"), own)
+    kept = {Slot(1, "mixer"): Block.parse(reader.name, "mixer")}
+    less = work_of(LAYOUT)["decode_p50"] - work_of(with_blocks(LAYOUT, kept)[0])["decode_p50"]
+    assert reader.costs["decode_p50"] == pytest.approx(-less)
+    places = dict(problem.places) | {Slot(1, "mixer"): [reader]}
+    chosen = select(places, problem.base, {})
+    assert chosen is not None and chosen[Slot(0, "mixer")].name == own
+    assert one._child(problem, chosen) is not None
 
 
 def test_start_values_come_from_the_trained_block() -> None:
@@ -255,6 +316,89 @@ def test_alternatives_learn_alone_whatever_else_is_trained(lab: Path, tmp_path: 
     assert together.divergence(together.mix({slot: None})) == pytest.approx(scores[slot, None].text, rel=1e-5)
 
 
+def test_bfloat16_trains_every_alternative_nearly_as_float32_does(
+    lab: Path, tmp_path: Path, text: list[Tokens]
+) -> None:
+    """Mixers that compute parts of their own in float32 get bfloat16 inputs there. Start and errors are float32."""
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    slot = Slot(0, "mixer")
+    further = tuple(Block.parse(name, "mixer").canonical(64) for name in ("D4", "G4"))
+    blocks = {
+        slot: default_alternatives(LAYOUT, slot, 8, further)[:-1],
+        Slot(0, "ffn"): default_alternatives(LAYOUT, Slot(0, "ffn"), 8)[:-1],
+    }
+    full = Library(tmp_path / "full", teacher, text, QUICK.library, alone())
+    half = Library(
+        tmp_path / "half", teacher, text, QUICK.library.model_copy(update={"precision": "bfloat16"}), alone()
+    )
+    full.train(blocks)
+    half.train(blocks)
+    for place, each in blocks.items():
+        for block in each:
+            assert full.file(place, block).name != half.file(place, block).name
+            one, other = full.record(place, block), half.record(place, block)
+            assert other.error_start == one.error_start
+            assert other.error == pytest.approx(one.error, rel=0.02), block.format()
+            assert other.error != one.error, block.format()
+
+
+def test_healing_in_bfloat16_lowers_the_divergence(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+    choice = {Slot(0, "ffn"): None}
+    before = library.divergence(library.mix(choice))
+    found = []
+    for precision in ("float32", "bfloat16"):
+        healing = SETTINGS.healing.model_copy(update={"precision": precision})
+        model = heal(lambda: library.mix(choice), library, text, healing, tmp_path / "training")
+        assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+        found.append(library.divergence(model))
+    assert found[1] != found[0]
+    assert before - found[1] == pytest.approx(before - found[0], rel=0.05)
+
+
+def test_the_default_precision_is_no_part_of_keys() -> None:
+    assert "precision" not in AdaptSettings().model_dump_json()
+    assert Healing(precision="bfloat16").model_dump() != Healing().model_dump()
+
+
+def test_streams_that_are_kept_save_passes_and_change_nothing(
+    lab: Path, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a kill, which loses them."""
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    layout, settings = teacher.layout, SETTINGS.library
+    alternatives = {Slot(depth, "ffn"): (Block.parse("swiglu:32", "ffn"),) for depth in range(layout.depth)}
+    passed: list[int] = []
+    for depth in range(layout.depth):
+        teacher.layer(depth).register_forward_hook(lambda *_: passed.append(1))
+    found, passes = [], []
+    batch = 4 * Stream.numbers(layout) * settings.sequences * settings.length
+    for kept in (0, 2 * batch, 1 << 30):
+        monkeypatch.setattr(library_module, "STREAM_BYTES", kept)
+        passed.clear()
+        library = Library(tmp_path / str(kept), teacher, text, settings, alone())
+        library.train(alternatives)
+        found.append({path.name: sha256_of(path) for path in (library.folder / "blocks").iterdir()})
+        passes.append(len(passed))
+    assert found[0] == found[1] == found[2]
+    assert passes[0] - passes[1] == 2, "two batches of four, whose first layer is not passed twice"
+    assert passes[0] - passes[2] == settings.steps == 4
+
+    left = iter(range(6))  # passes of the first depth, and two of the second
+
+    def hook() -> None:
+        if next(left, None) is None:
+            raise Killed
+
+    monkeypatch.setattr(library_module, "_CHECKPOINT_S", 0.0)
+    with pytest.raises(Killed):
+        Library(tmp_path / "killed", teacher, text, settings, alone(hook)).train(alternatives)
+    library = Library(tmp_path / "killed", teacher, text, settings, alone())
+    library.train(alternatives)
+    assert {path.name: sha256_of(path) for path in (library.folder / "blocks").iterdir()} == found[0]
+
+
 def test_the_term_of_a_pair_is_what_both_replacements_lose_beyond_their_scores(
     lab: Path, tmp_path: Path, text: list[Tokens]
 ) -> None:
@@ -284,7 +428,8 @@ def test_neighbouring_pairs_are_drawn_by_seed() -> None:
     alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
     every = neighbouring_pairs(alternatives, 1000, 0)
     mixers = [len(alternatives[Slot(depth, "mixer")]) for depth in range(3)]
-    assert len(every) == mixers[0] * mixers[1] + mixers[1] * mixers[2]
+    pairs = mixers[0] * (mixers[1] - 1) + mixers[1] * mixers[2]
+    assert len(every) == pairs, "layer 1 may read keys and values of layer 0, but of no block in its place"
     assert {(a.depth, b.depth) for (a, _), (b, _) in every} == {(0, 1), (1, 2)}
     drawn = neighbouring_pairs(alternatives, 5, 0)
     assert len(drawn) == 5 and set(drawn) < set(every)
@@ -300,7 +445,7 @@ def test_recall_and_pairs_are_part_of_what_is_selected_by(
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=settings)
     report = one.run()
     choice = {Slot(depth, part): parsed(name, part) for depth, part, name in report["child"]["choice"]}
-    terms = one.terms(one.alternatives)
+    terms = one.choices.terms(one.alternatives)
     assert terms, "some pairs are more than noise"
     scores = one.library.scores({slot: (block,) for slot, block in choice.items()})
     chosen = set(choice.items())
@@ -555,9 +700,9 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
     with pytest.raises(InvalidInput, match="1e-09 hours are too few: scores and measurements take"):
         start(1e-9).claim()
     assert not (tmp_path / "out/plan.json").exists()
-    parts = Parts(library_token=0.01, healing_token=0.1, scores=10.0, measurements=50.0)
-    monkeypatch.setattr(adapt, "time_library", lambda *_: (parts.library_token, parts.scores))
-    monkeypatch.setattr(Adaptation, "_healing_seconds", lambda self, quiet: parts.healing_token)
+    parts = LibraryTimes(0.01, 0.02, 10.0)
+    monkeypatch.setattr(adapt, "time_library", lambda *_: parts)
+    monkeypatch.setattr(Adaptation, "_healing_seconds", lambda self, quiet: 0.1)
     one = start(1.0)
     one.claim()
     tokens = json.loads((tmp_path / "out/plan.json").read_bytes())["tokens"]
@@ -579,12 +724,20 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
 def test_parts_are_timed_on_the_model(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
-    trained, scored = time_library(
+    timed = time_library(
         lambda folder, settings: Library(folder, teacher, text, settings, alone()), SETTINGS.library, alternatives
     )
-    assert 0 <= trained < 10 and 0 < scored < 600
+    assert 0 < timed.token < 10 and 0 < timed.again_token < 1 and 0 < timed.scores < 600
     with pytest.raises(InvalidInput, match="too few"):
-        Parts(1.0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
+        Parts(1.0, 0.0, 0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
+
+
+@pytest.mark.parametrize("kept", [0, 10_000, 1 << 30])
+def test_tokens_whose_streams_are_not_kept_take_longer(kept: int) -> None:
+    parts = Parts(0.01, 0.02, kept, 0.1, scores=10.0, measurements=50.0)
+    library, healing = parts.tokens(1.0, 1 << 16, 1 << 14)
+    taken = 60 + 0.01 * library + 0.02 * max(0, library - kept) + 0.1 * healing
+    assert 0.96 * 3600 * (1 - RESERVE) < taken <= 3600 * (1 - RESERVE)
 
 
 def test_a_folder_is_imported_once_and_after_the_checks(

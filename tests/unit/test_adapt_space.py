@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from adapt_lab import LAYOUT, RECALLING, adaptation, alone, write_lab
 from safetensors.torch import load_file
 
+from nas.adapt import space
 from nas.adapt.adapt import Adaptation
 from nas.adapt.space import write_space
+from nas.core.block import Block
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
-from nas.core.replacement import RECALL_GROUP, RECALLABLE_GROUP, TEXT_GROUP, LibraryScores
+from nas.core.replacement import RECALL_GROUP, RECALLABLE_GROUP, TEXT_GROUP, LibraryScores, with_blocks
 from nas.core.space import SearchSpace
 from nas.nn.mixes import compared
 from nas.nn.model import Model
@@ -68,12 +71,47 @@ def scores_of(results: list[TrainResult | CandidateFailed]) -> list[float]:
 
 
 def test_the_space_lists_mixes_and_its_references(written: Written) -> None:
-    space = written.space
-    assert len(space.layouts) == 7
-    assert Layout.parse(space.references.published) == LAYOUT
-    assert all(written.scores.choice(layout) for layout in space.listed())
-    assert [budget.name for budget in space.budgets] == ["decode_p50@chat"]
-    assert [each.metric for each in space.objectives] == ["quality", "decode_p50"]
+    found = written.space
+    assert len(found.layouts) == 7
+    assert Layout.parse(found.references.published) == LAYOUT
+    assert all(written.scores.choice(layout) for layout in found.listed())
+    assert [budget.name for budget in found.budgets] == ["decode_p50@chat"]
+    assert [each.metric for each in found.objectives] == ["quality", "decode_p50"]
+
+
+def test_the_best_mixes_by_the_sum_are_listed(written: Written) -> None:
+    """A brute-force search over mixes of equal depth finds no better one of as few numbers."""
+    one, scores = written.one, written.scores
+    listed = {layout.id for layout in (*written.space.listed(), Layout.parse(written.space.references.attention))}
+    for layout in space._best(one, one.alternatives, scores, 2):
+        assert layout.id in listed or scores.quality(scores.scores(layout)) < 0.5
+    few = {
+        slot: tuple(block for block in blocks if block is None or block.kind in ("conv", "gqa", "swiglu"))
+        for slot, blocks in one.alternatives.items()
+    }
+    found = list(space._best(one, few, scores, 5))
+    assert len(found) == 5 and {layout.depth for layout in found} == {LAYOUT.depth}
+    every = []
+    for blocks in product(*((slot.block(LAYOUT), *each) for slot, each in few.items())):
+        replaced = {slot: block for slot, block in zip(few, blocks, strict=True) if block != slot.block(LAYOUT)}
+        try:
+            layout = with_blocks(LAYOUT, replaced)[0]
+        except InvalidInput:
+            continue
+        if layout.depth == LAYOUT.depth:
+            every.append((numbers(layout), scores.quality(scores.scores(layout))))
+    for layout in found:
+        best = max(quality for size, quality in every if size <= numbers(layout))
+        assert scores.quality(scores.scores(layout)) == pytest.approx(best)
+
+
+def numbers(layout: Layout) -> float:
+    return sum(space._numbers(block, layout.d_model, 80) for layer in layout.layers for block in layer.blocks)
+
+
+def test_a_reader_reads_as_much_cache_as_its_lender() -> None:
+    blocks = [Block.parse(text, "mixer") for text in ("A4/4:16", "A4/4:16(kv=0)")]
+    assert [space._numbers(each, 64, 80) - each.spec.count(each, 64).active for each in blocks] == [2 * 64 * 80] * 2
 
 
 def test_writing_again_writes_the_same(written: Written) -> None:

@@ -9,9 +9,12 @@ import torch
 from adapt_lab import SETTINGS, alone, sources, write_lab
 
 from benchmarks import adapt_ablations, adapt_large, adapt_smart
-from benchmarks.adapt import PAGE, pair_table
+from benchmarks.adapt import PAGE, SIZES, family_of, pair_table
+from nas.adapt.alternatives import default_alternatives
 from nas.adapt.library import Library, TrainedTeacher
 from nas.core.block import Block
+from nas.core.layout import Layout
+from nas.core.replacement import slots_of
 
 
 def test_every_student_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +38,21 @@ def test_every_student_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert path.read_bytes() == written
     (table,) = adapt_ablations.tables()
     assert f"{staged['kl']:.3f}" in table
+
+
+def test_mixes_of_a_family_replace_mixers_by_one_kind_alone() -> None:
+    layout = Layout.parse(SIZES["small"].layout)
+    assert layout.params.non_embedding >= 8e6
+    alternatives = {slot: default_alternatives(layout, slot, 32) for slot in slots_of(layout)}
+    for kind in ("conv", "mamba2"):
+        found = family_of(alternatives, kind, 12)
+        assert len({tuple(choice) for choice in found}) == 12
+        assert found[:8] == family_of(alternatives, kind, 8)
+        for choice in found:
+            assert 1 <= len(choice) <= 6
+            assert {(slot.part, block and block.kind) for slot, block in choice.items()} == {("mixer", kind)}
+    with pytest.raises(ValueError, match="no 2 mixes of gdn"):
+        family_of(alternatives, "gdn", 2)
 
 
 def test_the_page_shows_what_is_recorded() -> None:

@@ -81,6 +81,21 @@ def line_of(text: str) -> int:
     return SPACE[: SPACE.index(text)].count("\n") + 1
 
 
+def test_a_reader_of_keys_and_values_needs_the_block_of_the_model(folder: Path) -> None:
+    path = folder / "scores.json"
+    scores = json.loads(path.read_bytes())
+    scores["blocks"] += [
+        scored(0, "mixer", "A4/4(canon=3)", text=0.1, recall=0.1),
+        scored(1, "mixer", "A4/4(kv=0)", text=0.1, recall=0.1),
+    ]
+    path.write_text(json.dumps(scores))
+    known = LibraryScores.read(path)
+    found = known.choice(Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 A4/4:16(kv=0) C3]"))
+    assert [each.block for each in found.values()] == ["A4/4(kv=0)"]
+    with pytest.raises(InvalidInput, match="layer 1 reads keys and values of layer 0, whose mixer is replaced"):
+        known.choice(Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16(canon=3) A4/4:16(kv=0) C3]"))
+
+
 def test_scores_of_replaced_blocks_add_up(folder: Path) -> None:
     scores = LibraryScores.read(folder / "scores.json")
     found = scores.choice(Layout.parse(MIX))
