@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
 from nas.nn.primitives import Linear, RMSNorm, Weights, for_examples
-from nas.nn.ssd import in_chunks
+from nas.nn.ssd import float32_at_least, in_chunks
 
 _CHUNK = 64
 _PART = 16
@@ -80,11 +80,11 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, m
         memory: S before the first token [B, H, N, P].
 
     Returns:
-        y [B, T, H, P], and the memory after the last token.
+        y [B, T, H, P], of q's type, and the memory after the last token, float32 at least.
     """
     kind, length = q.dtype, q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        *parts, memory = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v, log_decay, memory))
+        *parts, memory = float32_at_least(q, k, v, log_decay, memory)
         chunk = _CHUNK if length > _PART else min(_PART, length)
         # [B, chunks, H, Q, ...]
         q, k, v, log_decay = (in_chunks(x, chunk).transpose(2, 3) for x in parts)
@@ -98,7 +98,7 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, m
             out.append(across[:, i] @ memory + within[:, i])
             memory = kept[:, i] * memory + left[:, i].mT @ v[:, i]
         y = torch.stack(out, 1).transpose(2, 3).flatten(1, 2)[:, :length]
-    return y.to(kind), memory.to(kind)
+    return y.to(kind), memory
 
 
 def _scores(q: Tensor, k: Tensor, total: Tensor, log_decay: Tensor, part: int) -> Tensor:

@@ -222,6 +222,15 @@ class Embedding(Weights):
         draw_uniform(self.weight, _fan_in_std(self.weight, False, depth), rng)
 
 
+def reference_conv(taps: Tensor, x: Tensor) -> Tensor:
+    """Computes a causal depthwise convolution, one token and one tap at a time: taps [D, K] over x [T, D] -> [T, D]."""
+    kernel, y = taps.shape[1], torch.zeros_like(x)
+    for t in range(len(x)):
+        for lag in range(min(kernel, t + 1)):
+            y[t] += taps[:, kernel - 1 - lag] * x[t - lag]
+    return y
+
+
 def _grouped_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Computes `DepthwiseConv` by the library, with the channels of all seeds side by side."""
     seeds = len(weight) if weight.dim() == 3 else 1
