@@ -2,15 +2,17 @@
 
     python -m benchmarks.blocks parity [--target aarch64-linux]
     python -m benchmarks.blocks time [--minutes 6]
+    python -m benchmarks.blocks train [--minutes 6]
     python -m benchmarks.blocks page
 
 `parity` compares each module in float32 with its formula, written out token by token from its paper, and with code of
 others: transformers' class of it, or a function of fla-core, where that package is installed. It compares each
 runtime's file with PyTorch by the equivalence gate. `time` runs rounds of fresh processes with one thread, every block
 on both runtimes in random order; its ratios are of CPU time within one round, so that other work on the machine shifts
-them little. It begins no round that may not end in time. Both append to `benchmarks/recorded/blocks`, a line per
-result, with the build of the runtime: again, `parity` adds what is missing for the builds that are here, `time` adds
-rounds. `page` writes docs/measured/blocks.md from the latest line of each block.
+them little. `train` does the same with the modules' forward and backward passes in PyTorch, and with those of their
+formulas. Neither begins a round that may not end in time. All append to `benchmarks/recorded/blocks`, a line per
+result, with the build of the runtime or the version of PyTorch: again, `parity` adds what is missing for the builds
+that are here, `time` and `train` add rounds. `page` writes docs/measured/blocks.md from the latest lines.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ import runpy
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -160,26 +163,32 @@ FEED_FORWARDS = {
     "moe with shared experts": "moe:8x1:1024(shared=1)",
 }  # fmt: skip
 """With as many active weights."""
-TIMED = {name: f"d512 v512 ffn=swiglu:256 [{text}*2]" for name, text in MIXERS.items()} | {
-    name: f"d512 v512 ffn={text} [A8/4*2]" for name, text in FEED_FORWARDS.items()
+TIMED_WIDTH = 512
+TIMED = {name: f"d{TIMED_WIDTH} v512 ffn=swiglu:256 [{text}*2]" for name, text in MIXERS.items()} | {
+    name: f"d{TIMED_WIDTH} v512 ffn={text} [A8/4*2]" for name, text in FEED_FORWARDS.items()
 }
 CONTEXTS = (1024, 4096)
 GEN = 32
+TRAINED, SHORT = 1024, 64
+"""Tokens of `train`: of modules, and of the formulas, which take minutes for more, and of modules beside them."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("parity", "time", "page"))
+    parser.add_argument("what", choices=("parity", "time", "train", "page"))
     parser.add_argument("--target", default=host_target(), help="machine of parity; another's runs by emulation")
-    parser.add_argument("--minutes", type=float, default=6.0, help="of `time`")
+    parser.add_argument("--minutes", type=float, default=6.0, help="of `time` and `train`")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.what == "parity":
         measure_parity(options.target)
     elif options.what == "time":
         measure_time(60 * options.minutes)
+    elif options.what == "train":
+        measure_training(60 * options.minutes)
     else:
-        write_tables(PAGE, [*parity_tables(recorded("parity")), *time_tables(recorded("time"))])
+        tables = (parity_tables(recorded("parity")), time_tables(recorded("time")), train_tables(recorded("train")))
+        write_tables(PAGE, [part for parts in tables for part in parts])
 
 
 def recorded(name: str) -> list[Row]:
@@ -222,16 +231,12 @@ def build_id(build: Build) -> str:
 
 def float_parity(example: Example) -> Row:
     """Returns greatest errors of a module, relative to the greatest number of what it is compared with."""
-    block = Block.parse(example.text, "ffn" if ":" in example.text and example.text[0].islower() else "mixer")
-    module: Any = MODULES[block.kind](block, WIDTH)
-    draw_weights(module, 0, depth=4)
+    module, formula = _module(example.text, WIDTH), _formula(example)
     noise = torch.Generator().manual_seed(1)
     for tensor in module.state_dict().values():
         tensor += 0.1 * torch.rand(tensor.shape, generator=noise)
     module.eval()
     x = torch.randn(1, LENGTH, WIDTH, generator=torch.Generator().manual_seed(2))
-    place, _, function = example.formula.partition(":")
-    formula = getattr(importlib.import_module(place), function)
     with torch.no_grad():
         whole = _output(module, x)
         row = {"example": example.text, "formula": _error(whole[0], formula(module.block, module.state_dict(), x[0]))}
@@ -245,6 +250,19 @@ def float_parity(example: Example) -> Row:
     formula(module.block, {n: w.detach() for n, w in module.state_dict().items()}, theirs[0]).square().sum().backward()
     assert ours.grad is not None and theirs.grad is not None
     return row | {"gradient": _error(ours.grad, theirs.grad)}
+
+
+def _module(text: str, width: int) -> Any:
+    block = Block.parse(text, "ffn" if text[0].islower() else "mixer")
+    module = MODULES[block.kind](block, width)
+    draw_weights(module, 0, depth=4)
+    return module
+
+
+def _formula(example: Example) -> Callable[..., Tensor]:
+    place, _, function = example.formula.partition(":")
+    formula: Callable[..., Tensor] = getattr(importlib.import_module(place), function)
+    return formula
 
 
 def _error_of_theirs(example: Example, module: Any, x: Tensor) -> float | None:
@@ -344,27 +362,73 @@ def measure_time(budget_s: float) -> None:
         places = [
             (*key, context) for key in models for context in CONTEXTS if key[1] in MIXERS or context == CONTEXTS[0]
         ]
-        number = max((row["round"] for row in recorded("time")), default=0)
-        begun, longest, rng = time.monotonic(), 0.0, random.Random(number)
-        while time.monotonic() - begun + longest < budget_s:
-            number, started, rows = number + 1, time.monotonic(), []
-            rng.shuffle(places)
-            for runtime, name, context in places:
+
+        def measured(number: int, order: random.Random) -> Iterable[Row]:
+            for runtime, name, context in order.sample(places, len(places)):
                 sample = models[runtime, name].run(Workload(prompt=context, gen=GEN, threads=1))
-                rows.append(
-                    {
-                        "round": number, "runtime": runtime, "build": build_id(models[runtime, name].build),
-                        "block": name, "context": context,
-                        "prefill_ms": round(sample.ttft_ms, 3),
-                        "decode_ms": round(statistics.median(decode_ms(sample)), 4),
-                        "prefill_cpu_ms": sample.prefill_cpu_ms,
-                        "decode_cpu_ms": round(statistics.median(sample.decode_cpu_ns or [0]) / 1e6, 4),
-                        "peak_rss_mb": sample.peak_rss_mb,
-                    }
-                )  # fmt: skip
-            record("time", rows)
-            longest = max(longest, time.monotonic() - started)
-            say(f"round {number}: {time.monotonic() - started:.0f} s")
+                yield {
+                    "round": number, "runtime": runtime, "build": build_id(models[runtime, name].build),
+                    "block": name, "context": context,
+                    "prefill_ms": round(sample.ttft_ms, 3),
+                    "decode_ms": round(statistics.median(decode_ms(sample)), 4),
+                    "prefill_cpu_ms": sample.prefill_cpu_ms,
+                    "decode_cpu_ms": round(statistics.median(sample.decode_cpu_ns or [0]) / 1e6, 4),
+                    "peak_rss_mb": sample.peak_rss_mb,
+                }  # fmt: skip
+
+        add_rounds("time", budget_s, measured)
+
+
+def add_rounds(name: str, budget_s: float, measured: Callable[[int, random.Random], Iterable[Row]]) -> None:
+    """Appends rounds to a file, as many as end in time; `measured` takes a round's number and what draws its order."""
+    number = max((row["round"] for row in recorded(name)), default=0)
+    begun, longest, order = time.monotonic(), 0.0, random.Random(number)
+    while time.monotonic() - begun + longest < budget_s:
+        number, started = number + 1, time.monotonic()
+        record(name, list(measured(number, order)))
+        longest = max(longest, time.monotonic() - started)
+        say(f"round {number}: {time.monotonic() - started:.0f} s")
+
+
+def measure_training(budget_s: float) -> None:
+    """Adds rounds: forward and backward passes of each block of `TIMED`, and of its formula."""
+    passes = {
+        (name, form, tokens): each
+        for name, text in (MIXERS | FEED_FORWARDS).items()
+        for form, tokens, each in training_passes(name, text)
+    }
+    for each in passes.values():
+        each()  # the first pass of a form allocates what later ones reuse
+
+    def measured(number: int, order: random.Random) -> Iterable[Row]:
+        for name, form, tokens in order.sample(list(passes), len(passes)):
+            begun = time.process_time()
+            passes[name, form, tokens]()
+            cpu_ms = round((time.process_time() - begun) * 1e3, 2)
+            yield {
+                "round": number, "torch": torch.__version__, "block": name, "form": form, "tokens": tokens,
+                "cpu_ms": cpu_ms,
+            }  # fmt: skip
+
+    add_rounds("train", budget_s, measured)
+
+
+def training_passes(name: str, text: str) -> Iterable[tuple[str, int, Callable[[], None]]]:
+    """Yields form, tokens, and a function that computes gradients of the block's weights and input."""
+    module = _module(text, TIMED_WIDTH).train()
+    x = torch.randn(1, TRAINED, TIMED_WIDTH, generator=torch.Generator().manual_seed(2))
+    formula = _formula(EXAMPLES[name])
+
+    def of_module(tokens: int) -> None:
+        _output(module, x[:, :tokens].clone().requires_grad_()).square().sum().backward()
+
+    def of_formula() -> None:
+        weights = module.state_dict(keep_vars=True)
+        formula(module.block, weights, x[0, :SHORT].clone().requires_grad_()).square().sum().backward()
+
+    yield "module", TRAINED, partial(of_module, TRAINED)
+    yield "module", SHORT, partial(of_module, SHORT)
+    yield "formula", SHORT, of_formula
 
 
 def parity_tables(rows: Sequence[Row]) -> list[str]:
@@ -420,8 +484,7 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
     def ratio(runtime: str, name: str, base: str, context: int, what: str) -> str:
         if (runtime, name, context, rounds[0]) not in of:
             return "-"
-        found = [of[runtime, name, context, n][what] / of[runtime, base, context, n][what] for n in rounds]
-        return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+        return ranged([of[runtime, name, context, n][what] / of[runtime, base, context, n][what] for n in rounds])
 
     def growth(runtime: str, name: str) -> str:
         if (runtime, name, CONTEXTS[0], rounds[0]) not in of:
@@ -475,6 +538,36 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
         *(f"growth of peak memory, {runtime}, MB" for runtime in RUNTIMES),
     )  # fmt: skip
     return [*parts, "### Memory over context", table(columns, memory)]
+
+
+def train_tables(rows: Sequence[Row]) -> list[str]:
+    """Returns the table of `train`: of the rounds of the last one's version of PyTorch."""
+    if not rows:
+        return []
+    version = rows[-1]["torch"]
+    of = {(row["block"], row["form"], row["tokens"], row["round"]): row["cpu_ms"] for row in rows}
+    rounds = list(dict.fromkeys(row["round"] for row in rows if row["torch"] == version))
+
+    def ratio(over: tuple[str, str, int], under: tuple[str, str, int]) -> str:
+        return ranged([of[*over, n] / of[*under, n] for n in rounds])
+
+    lines = [
+        (
+            f"{name} (`{text}`)",
+            base,
+            ratio((name, "module", TRAINED), (base, "module", TRAINED)),
+            ratio((name, "formula", SHORT), (name, "module", SHORT)),
+        )
+        for blocks, base in ((MIXERS, "gqa"), (FEED_FORWARDS, "swiglu"))
+        for name, text in blocks.items()
+    ]
+    head = ("block", "over", f"time at {TRAINED}", f"its formula's time over its own at {SHORT}")
+    return [f"### Forward and backward in PyTorch {version}, {len(rounds)} rounds", table(head, lines)]
+
+
+def ranged(ratios: Sequence[float]) -> str:
+    """Returns the median, with the least and the greatest."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def _cache_mb(name: str, context: int) -> float:

@@ -117,7 +117,7 @@ def attention_count(block: Block, d_model: int, *, own_kv: bool = True) -> Count
 
 
 def attention_flops(block: Block, seen: int) -> float:
-    """Multiply-adds x 2 of one token's scores and weighted sum over `seen` tokens; the block is resolved."""
+    """Returns multiply-adds x 2 of one token's scores and weighted sum over `seen` tokens; the block is resolved."""
     return 4.0 * block.int("heads") * block.int("head_dim") * seen
 
 

@@ -11,6 +11,7 @@ class GatedLinearAttention(LinearAttentionKind):
 
     Each head keeps a square memory, to which a token adds its key times its value. How much of what belongs to a key is
     kept follows from the token, through a projection of low rank. The output is normalised by head and gated.
+    In the paper keys are half as wide as values and the norm is LayerNorm; here they are as wide, and it is RMSNorm.
     """
 
     name = "gla"

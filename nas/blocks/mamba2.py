@@ -82,7 +82,7 @@ class Mamba2(BlockKind):
 
 
 def convolved(block: Block, d_model: int) -> int:
-    """Channels of the convolution: x, B and C."""
+    """Returns the channels of the convolution: x, B and C."""
     return block.int("expand") * d_model + 2 * block.int("groups") * block.int("state")
 
 

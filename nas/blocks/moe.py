@@ -35,8 +35,5 @@ class MixtureOfExperts(FeedForwardKind):
         own = router + block.int("shared") * expert
         return Count(block.int("experts") * expert + own, block.int("top_k") * expert + own)
 
-    def flops(self, block: Block, d_model: int, context: int) -> float:
-        return 2.0 * self.count(block, d_model).active
-
 
 MOE = MixtureOfExperts()

@@ -1,4 +1,4 @@
-"""Squared-ReLU feed-forward (So et al. 2021, "Primer", section 4.1), as in PLM and Nemotron."""
+"""Squared-ReLU feed-forward (So et al. 2021, "Primer"), as in PLM and Nemotron."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ class SquaredReLU(FeedForwardKind):
     def count(self, block: Block, d_model: int) -> Count:
         weights = 2 * d_model * block.int("width")
         return Count(weights, weights)
-
-    def flops(self, block: Block, d_model: int, context: int) -> float:
-        return 2.0 * self.count(block, d_model).active
 
 
 RELU2 = SquaredReLU()

@@ -13,6 +13,10 @@ class FeedForwardKind(BlockKind):
 
     role = "ffn"
 
+    def flops(self, block: Block, d_model: int, context: int) -> float:
+        """Two for each active weight: its products alone, whatever the context."""
+        return 2.0 * self.count(block, d_model).active
+
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         """The width in exact proportion, so that proxies have the proportions of weights that layouts have."""
         return block.replace(width=max(1, round(block.int("width") * to / d_model)))
@@ -39,9 +43,6 @@ class SwiGLU(FeedForwardKind):
     def count(self, block: Block, d_model: int) -> Count:
         weights = 3 * d_model * block.int("width")
         return Count(weights, weights)
-
-    def flops(self, block: Block, d_model: int, context: int) -> float:
-        return 2.0 * self.count(block, d_model).active
 
 
 SWIGLU = SwiGLU()

@@ -354,4 +354,5 @@ BLOCKS: Registry[BlockKind] = Registry(
         "moe": "nas.blocks.moe:MOE",
     },
     mark=lambda kind: f"{kind.role} letter {kind.letter!r}",
+    of=BlockKind,
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast
 
-from nas.core.errors import PluginConflict, UnknownName
+from nas.core.errors import InvalidInput, PluginConflict, UnknownName
 
 T = TypeVar("T")
 
@@ -24,6 +24,7 @@ class Registry(Generic[T]):
         group: entry-point group that third parties add to ("nas.blocks").
         builtin: name -> object or "module:attribute".
         mark: what must differ between extensions besides their names, in words for error messages.
+        of: class whose instances they are, where others are refused.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class Registry(Generic[T]):
         group: str,
         builtin: Mapping[str, T | str],
         mark: Callable[[T], str] | None = None,
+        of: type[Any] | None = None,
     ) -> None:
         self._what = what
         self.group = group
         self._mark = mark
+        self._of = of
         self._builtin = frozenset(builtin)
         self._targets: dict[str, T | str] = dict(builtin)
         self._distributions: dict[str, str] = {}
@@ -50,6 +53,7 @@ class Registry(Generic[T]):
 
         Raises:
             UnknownName: it is not registered; the message suggests the nearest name.
+            InvalidInput: a plug-in's entry point names something else than an extension.
             PluginConflict: see `__iter__`.
         """
         if name not in self._targets:
@@ -58,7 +62,7 @@ class Registry(Generic[T]):
             raise UnknownName(self._what, name, self._targets)
         target = self._targets[name]
         if isinstance(target, str):
-            target = cast(T, _resolve(target))
+            target = self._resolve(name, target)
             self._targets[name] = target
         return target
 
@@ -71,6 +75,7 @@ class Registry(Generic[T]):
         """Iterates over all names.
 
         Raises:
+            InvalidInput: a plug-in's entry point names something else than an extension.
             PluginConflict: a plug-in adds what there is already.
         """
         self._read_plugins()
@@ -89,6 +94,17 @@ class Registry(Generic[T]):
         own = getattr(self[name], "version", None)
         return self._distributions.get(name) if own is None else str(own)
 
+    def _resolve(self, name: str, target: str) -> T:
+        module, _, attribute = target.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        if self._of is not None and not isinstance(found, self._of):
+            what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+            raise InvalidInput(
+                f'{name} = "{target}" is {what}; name an instance of {self._of.__name__}',
+                where=f"entry point {self.group}",
+            )
+        return cast(T, found)
+
     def _read_plugins(self) -> None:
         if self._plugins_read:
             return
@@ -101,7 +117,7 @@ class Registry(Generic[T]):
         if points and self._mark is not None:
             marked = {self._mark(self[name]): name for name in self._builtin}
             for name, point in points.items():
-                mark = self._mark(_resolve(point.value))
+                mark = self._mark(self._resolve(name, point.value))
                 if mark in marked:
                     other = f"the {self._what} {marked[mark]!r} of {_owner(points.get(marked[mark]))}"
                     raise PluginConflict(f"{_owner(point)} adds the {self._what} {name!r} with the {mark} of {other}")
@@ -118,8 +134,3 @@ def _owner(point: EntryPoint | None) -> str:
     if point is None:
         return "hilnas"
     return "a plug-in" if point.dist is None else f"the plug-in {point.dist.name} {point.dist.version}"
-
-
-def _resolve(target: str) -> Any:
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)

@@ -12,7 +12,7 @@ from torch import Tensor
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
 from nas.nn.growth import BlockGrowth, CannotGrow, tiled, units
-from nas.nn.primitives import DepthwiseConv, Linear, RMSNorm
+from nas.nn.primitives import DepthwiseConv, Linear, RMSNorm, reference_conv
 
 _SHARP = 64
 """With QK-norm, a score is at most gain^2 sqrt(head size). Smaller heads start with gains that make it that of heads of
@@ -53,7 +53,7 @@ class Attention(Mixer):
         self.o = Linear(self.heads * self.head_dim, d_model, residual=True)
 
     def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Keys and values of no token, and zeros before it."""
+        """Returns keys and values of no token, and zeros as the convolution's inputs before the first."""
         empty = torch.zeros(batch, self.kv_heads, 0, self.head_dim, dtype=dtype, device=device)
         if self.canon is None:
             return empty, empty
@@ -154,7 +154,7 @@ def _copied_heads(a: Block, b: Block) -> tuple[Tensor, Tensor]:
 
 
 def _projected(growing: BlockGrowth, name: str, heads: Tensor, d: int, m: int, factor: float) -> Tensor:
-    """Queries or keys: each old number `factor` times in its place, next to nothing in the new ones."""
+    """Returns queries or keys: each old number `factor` times in its place, next to nothing in the new ones."""
     old = growing.widened(name, outputs=units(heads, torch.arange(d), d), inputs=growing.width) * factor
     new = (growing.start[name] * (_SPARK if m > 1 else 0.0)).view(len(heads), m * d, -1)
     new[:, _places(d, m)] = old.view(len(heads), d, -1)
@@ -168,7 +168,7 @@ def _gain(gain: Tensor, m: int) -> Tensor:
 
 
 def _places(d: int, m: int) -> Tensor:
-    """Indices of the d numbers of a head in one of m d: pair i becomes pair m i; halves of pairs are d / 2 apart."""
+    """Returns where the d numbers of a head go in one of m d: pair i becomes pair m i; halves are d / 2 apart."""
     first = m * torch.arange(d // 2)
     return torch.cat([first, first + m * d // 2])
 
@@ -189,7 +189,7 @@ def rotate(x: Tensor, past: int, theta: float) -> Tensor:
 
 
 def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name: str) -> Tensor:
-    """Queries ("q") or keys ("k") [H, T, head_dim] of one sequence [T, D], one token's RoPE at a time."""
+    """Returns queries ("q") or keys ("k") [H, T, head_dim] of one sequence [T, D], one token's RoPE at a time."""
     head_dim, theta = block.int("head_dim"), float(block.get("rope_theta") or 0.0)
     heads = (h @ weights[f"{name}.weight"].T).view(len(h), -1, head_dim).transpose(0, 1).clone()
     if block.get("qk_norm"):
@@ -202,16 +202,12 @@ def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name
 
 
 def reference_canon(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
-    """Computes h_t + sum over lags of w_lag h_{t - lag}, one token and one tap at a time: [T, D] -> [T, D]."""
-    mixed, kernel = h.clone(), block.int("canon")
-    for t in range(len(h)):
-        for lag in range(min(kernel, t + 1)):
-            mixed[t] += weights["canon.weight"][:, kernel - 1 - lag] * h[t - lag]
-    return mixed
+    """Computes h_t + sum over lags of w_lag h_{t - lag} where the block has `canon`: [T, D] -> [T, D]."""
+    return h + reference_conv(weights["canon.weight"], h) if block.int("canon") else h
 
 
 def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [kv_heads, T, head_dim] of one sequence [T, D]."""
+    """Returns keys and values [kv_heads, T, head_dim] of one sequence [T, D]."""
     values = (h @ weights["v.weight"].T).view(len(h), -1, block.int("head_dim")).transpose(0, 1)
     return reference_heads(block, weights, h, "k"), values
 

@@ -41,7 +41,6 @@ class BlockModule(nn.Module, ABC):
     """
 
     stackable: ClassVar[bool] = False
-
     projection: ClassVar[str] = ""
     release_code: ClassVar[str] = ""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
 from nas.nn.growth import BlockGrowth, CannotGrow
-from nas.nn.primitives import DepthwiseConv, Linear
+from nas.nn.primitives import DepthwiseConv, Linear, reference_conv
 
 
 class GatedShortConv(Mixer):
@@ -49,7 +49,7 @@ class GatedShortConv(Mixer):
         if new < old:
             raise CannotGrow(f"a kernel of {new} taps cannot hold {old}")
         rows = torch.cat([width + part * (int(width.max()) + 1) for part in range(3)])
-        taps = torch.nn.functional.pad(small["conv.weight"][width], (new - old, 0))
+        taps = F.pad(small["conv.weight"][width], (new - old, 0))
         return {
             "in_proj.weight": growing.widened("in_proj.weight", outputs=rows, inputs=width),
             "conv.weight": taps,
@@ -58,7 +58,7 @@ class GatedShortConv(Mixer):
 
 
 def reference_gated_short_conv(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
-    """Computes the formula of section 2.2, one token and one tap at a time.
+    """Computes the formula of section 2.2 of the report, one token and one tap at a time.
 
     Args:
         block: the block.
@@ -69,10 +69,5 @@ def reference_gated_short_conv(block: Block, weights: Mapping[str, Tensor], h: T
         The output [T, D].
     """
     gate_in, gate_out, value = (h @ weights["in_proj.weight"].T).chunk(3, -1)
-    y = gate_in * value
-    kernel = block.int("kernel")
-    z = torch.zeros_like(y)
-    for t in range(len(h)):
-        for lag in range(min(kernel, t + 1)):
-            z[t] += weights["conv.weight"][:, kernel - 1 - lag] * y[t - lag]
+    z = reference_conv(weights["conv.weight"], gate_in * value)
     return (gate_out * z) @ weights["out.weight"].T

@@ -12,8 +12,8 @@ from nas.blocks.linear_attention import convolved
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
 from nas.nn.mamba2 import draw_decays
-from nas.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples
-from nas.nn.ssd import in_chunks
+from nas.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples, reference_conv
+from nas.nn.ssd import float32_at_least, in_chunks
 
 _CHUNK = 64
 _EPS = 1e-6
@@ -96,11 +96,11 @@ def delta_rule(
         memory: S before the first token [B, H, N, P].
 
     Returns:
-        y [B, T, H, P], and the memory after the last token.
+        y [B, T, H, P], of q's type, and the memory after the last token, float32 at least.
     """
     kind, length = q.dtype, q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        *parts, memory = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v, log_decay, beta, memory))
+        *parts, memory = float32_at_least(q, k, v, log_decay, beta, memory)
         chunk = min(_CHUNK, length)
         # [B, chunks, H, Q, ...]
         q, k, v, log_decay, beta = (in_chunks(x, chunk).transpose(2, 3) for x in parts)
@@ -124,7 +124,7 @@ def delta_rule(
             out.append(across[:, i] @ memory + within[:, i] @ value)
             memory = kept[:, i] * memory + left[:, i].mT @ value
         y = torch.stack(out, 1).transpose(2, 3).flatten(1, 2)[:, :length]
-    return y.to(kind), memory.to(kind)
+    return y.to(kind), memory
 
 
 def reference_gdn(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
@@ -139,7 +139,8 @@ def reference_gdn(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
         The output [T, D].
     """
     heads, key_heads, size = (block.int(name) for name in ("heads", "key_heads", "head_dim"))
-    mixed = _reference_conv(weights["conv.weight"], h @ weights["qkv.weight"].T).view(len(h), -1, size)
+    mixed = reference_conv(weights["conv.weight"], h @ weights["qkv.weight"].T)
+    mixed = (mixed * torch.sigmoid(mixed)).view(len(h), -1, size)
     beta = torch.sigmoid(h @ weights["beta.weight"].T)
     step = torch.log1p(torch.exp(h @ weights["step_size.weight"].T + weights["dt_bias"]))
     alpha = torch.exp(-step * torch.exp(weights["A_log"]))
@@ -156,12 +157,3 @@ def reference_gdn(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
             y[t, head] = memory @ q / size**0.5
     normed = y / (y.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights["norm.weight"]
     return (normed * gate * torch.sigmoid(gate)).flatten(1) @ weights["out.weight"].T
-
-
-def _reference_conv(taps: Tensor, mixed: Tensor) -> Tensor:
-    kernel = taps.shape[1]
-    z = torch.zeros_like(mixed)
-    for t in range(len(mixed)):
-        for lag in range(min(kernel, t + 1)):
-            z[t] += taps[:, kernel - 1 - lag] * mixed[t - lag]
-    return z * torch.sigmoid(z)

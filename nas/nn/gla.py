@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
 from nas.nn.primitives import Linear, RMSNorm, Weights, for_examples
-from nas.nn.ssd import in_chunks
+from nas.nn.ssd import float32_at_least, in_chunks
 
 _CHUNK = 64
-_PART = 16
-"""Tokens of a part of a chunk, within which decays are taken from token to token (section 4.3)."""
+_PART = 8
+"""Tokens of a part of a chunk, within which decays are taken from token to token (section 4.3): an exponential for each
+pair of tokens and number of a key, which on a CPU takes most of the time."""
 _TEMPERATURE = 16.0
 """Decays are the 16th root of a sigmoid (section 4.4)."""
 
@@ -80,25 +81,26 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, m
         memory: S before the first token [B, H, N, P].
 
     Returns:
-        y [B, T, H, P], and the memory after the last token.
+        y [B, T, H, P], of q's type, and the memory after the last token, float32 at least.
     """
     kind, length = q.dtype, q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        *parts, memory = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v, log_decay, memory))
-        chunk = _CHUNK if length > _PART else min(_PART, length)
+        *parts, memory = float32_at_least(q, k, v, log_decay, memory)
+        part = min(_PART, length)
+        chunk = min(_CHUNK, -(-length // part) * part)
         # [B, chunks, H, Q, ...]
         q, k, v, log_decay = (in_chunks(x, chunk).transpose(2, 3) for x in parts)
         total = log_decay.cumsum(-2)
         across = q * total.exp()
         left = k * (total[..., -1:, :] - total).exp()
         kept = total[..., -1, :].exp()[..., None]
-        within = _scores(q, k, total, log_decay, min(_PART, chunk)) @ v
+        within = _scores(q, k, total, log_decay, part) @ v
         out = []
         for i in range(q.shape[1]):
             out.append(across[:, i] @ memory + within[:, i])
             memory = kept[:, i] * memory + left[:, i].mT @ v[:, i]
         y = torch.stack(out, 1).transpose(2, 3).flatten(1, 2)[:, :length]
-    return y.to(kind), memory.to(kind)
+    return y.to(kind), memory
 
 
 def _scores(q: Tensor, k: Tensor, total: Tensor, log_decay: Tensor, part: int) -> Tensor:

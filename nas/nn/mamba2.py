@@ -13,7 +13,7 @@ from nas.blocks.mamba2 import convolved
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
 from nas.nn.growth import BlockGrowth, CannotGrow, tiled, units
-from nas.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples
+from nas.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples, reference_conv
 from nas.nn.ssd import ssd
 
 _STEP = (1e-3, 1e-1)
@@ -129,7 +129,7 @@ class Mamba2(Mixer, Weights):
         rows = torch.cat([channels, mixed + inner, head + 2 * inner + len(shared)])
         return {
             "in_proj.weight": growing.widened("in_proj.weight", outputs=rows, inputs=width),
-            "conv.weight": torch.nn.functional.pad(small["conv.weight"][mixed], (new - old, 0)),
+            "conv.weight": F.pad(small["conv.weight"][mixed], (new - old, 0)),
             "conv.bias": small["conv.bias"][mixed],
             "dt_bias": small["dt_bias"][head],
             "A_log": small["A_log"][head],
@@ -154,7 +154,8 @@ def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> 
     inner = block.int("expand") * h.shape[1]
     shared = groups * state
     z, mixed, dt = torch.split(h @ weights["in_proj.weight"].T, [inner, inner + 2 * shared, heads], -1)
-    x, b, c = torch.split(_reference_conv(block, weights, mixed), [inner, shared, shared], -1)
+    mixed = reference_conv(weights["conv.weight"], mixed) + weights["conv.bias"]
+    x, b, c = torch.split(mixed * torch.sigmoid(mixed), [inner, shared, shared], -1)
     y = torch.zeros_like(x)
     size = inner // heads
     for head in range(heads):
@@ -171,12 +172,3 @@ def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> 
     gated = (y * z * torch.sigmoid(z)).view(len(h), groups, -1)
     normed = gated / (gated.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     return (normed.flatten(1) * weights["norm.weight"]) @ weights["out.weight"].T
-
-
-def _reference_conv(block: Block, weights: Mapping[str, Tensor], mixed: Tensor) -> Tensor:
-    kernel = block.int("conv")
-    z = weights["conv.bias"].repeat(len(mixed), 1)
-    for t in range(len(mixed)):
-        for lag in range(min(kernel, t + 1)):
-            z[t] += weights["conv.weight"][:, kernel - 1 - lag] * mixed[t - lag]
-    return z * torch.sigmoid(z)

@@ -70,7 +70,7 @@ class MultiHeadLatentAttention(Mixer):
         self.o = Linear(self.heads * self.value_dim, d_model, residual=True)
 
     def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Latents and shared keys of no token."""
+        """Returns latents and shared keys of no token."""
         latents = torch.zeros(batch, 0, self.latent, dtype=dtype, device=device)
         return latents, torch.zeros(batch, 0, self.rope_dim, dtype=dtype, device=device)
 

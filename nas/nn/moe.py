@@ -90,7 +90,8 @@ class MixtureOfExperts(FeedForward):
         if self.training:
             self.bias.load += load.view_as(self.bias.load)
         parts = torch.split(tokens[token], load.tolist())
-        outputs = torch.cat([self._expert(e, part) for e, part in enumerate(parts) if len(part)])
+        experts = zip(self.gate.maps(), self.up.maps(), self.down.maps(), strict=True)
+        outputs = torch.cat([_expert(part, *maps) for part, maps in zip(parts, experts, strict=True) if len(part)])
         outputs = outputs * weights.flatten()[by_expert, None].to(outputs.dtype)
         return torch.zeros_like(tokens, dtype=outputs.dtype).index_add(0, token, outputs).view(x.shape)
 
@@ -113,10 +114,6 @@ class MixtureOfExperts(FeedForward):
         hidden = torch.unflatten(F.silu(gate) * up, -1, (self.experts, -1))
         down = self.down.weight.transpose(-3, -2).flatten(-2)  # [S, D, E F]
         return linear((hidden * share[..., None].to(hidden.dtype)).flatten(-2), down)
-
-    def _expert(self, expert: int, x: Tensor) -> Tensor:
-        y: Tensor = self.down(F.silu(self.gate(x, expert)) * self.up(x, expert), expert)
-        return y
 
     @staticmethod
     def grow(growing: BlockGrowth) -> dict[str, Tensor]:
@@ -145,6 +142,10 @@ class MixtureOfExperts(FeedForward):
             "down.weight": widened(small["down.weight"][experts], rng, outputs=width, inputs=units),
             **_grown_shared(growing),
         }
+
+
+def _expert(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
 
 def _shared(block: Block) -> Block:

@@ -120,9 +120,12 @@ class ExpertLinear(Weights):
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         self.residual = residual
 
-    def forward(self, x: Tensor, expert: int) -> Tensor:
-        """Maps [..., inputs] -> [..., outputs] by one expert's map; those of stacked seeds are numbered through."""
-        return F.linear(x, self.weight.flatten(0, -3)[expert])
+    def maps(self) -> tuple[Tensor, ...]:
+        """Returns each expert's map [outputs, inputs]; those of stacked seeds are numbered through.
+
+        All at once: the gradient of a single one is as large as `weight`, and mostly zeros.
+        """
+        return self.weight.flatten(0, -3).unbind()
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         draw_uniform(self.weight, _fan_in_std(self.weight, self.residual, depth), rng)
@@ -220,6 +223,15 @@ class Embedding(Weights):
     def draw(self, rng: torch.Generator, depth: int) -> None:
         """Draws rows of norm 1."""
         draw_uniform(self.weight, _fan_in_std(self.weight, False, depth), rng)
+
+
+def reference_conv(taps: Tensor, x: Tensor) -> Tensor:
+    """Computes a causal depthwise convolution, one token and one tap at a time: taps [D, K] over x [T, D] -> [T, D]."""
+    kernel, y = taps.shape[1], torch.zeros_like(x)
+    for t in range(len(x)):
+        for lag in range(min(kernel, t + 1)):
+            y[t] += taps[:, kernel - 1 - lag] * x[t - lag]
+    return y
 
 
 def _grouped_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

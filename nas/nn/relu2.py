@@ -1,4 +1,4 @@
-"""Squared-ReLU feed-forward (So et al. 2021, "Primer", section 4.1)."""
+"""Squared-ReLU feed-forward (So et al. 2021, "Primer")."""
 
 from __future__ import annotations
 

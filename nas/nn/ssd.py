@@ -4,6 +4,9 @@
 
 Within a chunk this is masked attention, which is matrix products; from chunk to chunk only the memory is handed on. So
 the work grows with the length, not with its square.
+
+Decays, whose products over a chunk are exponentials of sums, and memories, which add up small numbers over a whole
+sequence, are float32 at least, whatever the inputs are: here and in the recurrences of `nas.nn.gdn` and `nas.nn.gla`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ _CHUNK = 64
 def ssd(u: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     """Runs the recurrence over a sequence; heads are ordered group after group.
 
+    Under autocast its matrix products have autocast's precision, as in the published kernels.
+
     Args:
         u: what enters the memory [B, T, H, P].
         log_decay: at most 0 [B, T, H].
@@ -27,8 +32,10 @@ def ssd(u: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> t
         memory: before the first token [B, H, P, N].
 
     Returns:
-        y [B, T, H, P], and the memory after the last token.
+        y [B, T, H, P], of u's type, and the memory after the last token, float32 at least.
     """
+    kind = u.dtype
+    u, log_decay, b, c, memory = float32_at_least(u, log_decay, b, c, memory)
     batch, length, heads, size = u.shape
     groups, state = b.shape[2:]
     chunk = min(_CHUNK, length)
@@ -49,7 +56,12 @@ def ssd(u: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> t
     across = torch.unflatten(c @ torch.stack(before, 1), -1, (-1, size)) * total.exp()[..., None]
 
     y = (within + across).transpose(2, 3).reshape(batch, -1, heads, size)
-    return y[:, :length], carried.mT.reshape(batch, heads, size, state)
+    return y[:, :length].to(kind), carried.mT.reshape(batch, heads, size, state)
+
+
+def float32_at_least(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Returns the tensors in float32, or in their own type if it is wider."""
+    return tuple(tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors)
 
 
 def in_chunks(x: Tensor, chunk: int) -> Tensor:

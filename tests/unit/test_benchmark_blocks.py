@@ -43,3 +43,33 @@ def test_a_file_is_compared_again_with_another_build(tmp_path: Path, monkeypatch
         blocks.measure_parity("aarch64-linux")
         assert len(blocks.recorded("parity")) == lines
     assert [row["build"] for row in blocks.recorded("parity")] == ["firstfirstfi"] * 3 + ["secondsecond"] * 3
+
+
+def trained(number: int, torch: str, formula_ms: float) -> list[blocks.Row]:
+    """A round of all blocks, whose forms take 2 ms."""
+    return [
+        {"round": number, "torch": torch, "block": name, "form": form, "tokens": tokens, "cpu_ms": ms}
+        for name in (*blocks.MIXERS, *blocks.FEED_FORWARDS)
+        for form, tokens, ms in (
+            ("module", blocks.TRAINED, 2.0), ("module", blocks.SHORT, 2.0), ("formula", blocks.SHORT, formula_ms)
+        )
+    ]  # fmt: skip
+
+
+def test_training_is_compared_within_rounds_of_the_latest_pytorch() -> None:
+    rows = [*trained(1, "old", 8.0), *trained(2, "new", 20.0), *trained(3, "new", 40.0)]
+    (heading, lines) = blocks.train_tables(rows)
+    assert heading == "### Forward and backward in PyTorch new, 2 rounds"
+    assert "| mla (`L8/128`) | gqa | 1.00 (1.00 to 1.00) | 15.00 (10.00 to 20.00) |" in lines
+
+
+def test_a_round_of_training_has_every_form_of_every_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RECORDED", tmp_path), ("TRAINED", 3), ("SHORT", 2), ("TIMED_WIDTH", 64)):
+        monkeypatch.setattr(blocks, name, value)
+    monkeypatch.setattr(blocks, "MIXERS", {"gqa": "A4/2", "gla": "G4"})
+    monkeypatch.setattr(blocks, "FEED_FORWARDS", {"swiglu": "swiglu:32"})
+    blocks.measure_training(0.01)
+    rows = blocks.recorded("train")
+    found = {(row["block"], row["form"], row["tokens"]) for row in rows if row["round"] == 1}
+    forms = (("module", 3), ("module", 2), ("formula", 2))
+    assert found == {(name, *form) for name in ("gqa", "gla", "swiglu") for form in forms}

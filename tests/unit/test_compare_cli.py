@@ -79,11 +79,14 @@ def test_filling_a_page_twice_gives_the_same_page(tmp_path: Path) -> None:
     page.write_text("# Head\n\n<!-- results -->\nold\n<!-- /results -->\n\ntail\n", encoding="utf-8")
     fill(page, [record(LFM2, GRANITE)])
     first = page.read_text(encoding="utf-8")
-    assert first.startswith("# Head\n\n<!-- results -->\n\n### demo on box\n")
+    assert first.startswith("# Head\n\n<!-- results -->\n\n## demo on box\n")
     assert first.endswith("<!-- /results -->\n\ntail\n")
     assert "old" not in first
     fill(page, [record(LFM2, GRANITE)])
     assert page.read_text(encoding="utf-8") == first
+    fill(page, [record(GONE, MEMBER)], add=True)
+    both = page.read_text(encoding="utf-8")
+    assert both.startswith(first.partition("<!-- /results -->")[0]) and both.count("## demo on box\n") == 2
     page.write_text("nothing", encoding="utf-8")
     with pytest.raises(InvalidInput, match="<!-- results -->"):
         fill(page, [record(LFM2, GRANITE)])

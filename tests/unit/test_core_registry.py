@@ -61,6 +61,14 @@ def test_what_is_there_already_is_refused_in_one_line(
         Block.parse("C3", "mixer")
 
 
+def test_a_class_in_place_of_a_kind_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ("more", "convolution", f"{__name__}:Convolution"))
+    refused = nas("space", "validate", "lfm2-demo")
+    target = f'convolution = "{__name__}:Convolution"'
+    message = f"nas: entry point nas.blocks: {target} is the class Convolution; name an instance of BlockKind\n"
+    assert (refused.code, refused.err) == (3, message)
+
+
 def test_a_kind_of_its_own_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Convolution, "letter", "Z")
     install(monkeypatch, ("more", "convolution", f"{__name__}:CONVOLUTION"))

@@ -45,7 +45,7 @@ def sequence(batch: int = 2, length: int = LENGTH) -> Tensor:
     [
         ("M8(groups=2,heads=4)", reference_mamba2, 0.0, 1e-10, (1, 63, 64, 65, 128, 150)),
         ("D2/1:8", reference_gdn, 0.0, 1e-10, (1, 64, 65, 150)),
-        ("G2(rank=4)", reference_gla, 0.0, 1e-10, (1, 16, 17, 64, 65, 150)),
+        ("G2(rank=4)", reference_gla, 0.0, 1e-10, (1, 7, 8, 9, 40, 64, 65, 150)),
         ("X2(key_dim=5)", reference_mlstm, 0.0, 1e-8, (1, 64, 65, 150)),
         # Input gates at their cap, whose exponential is 3 million.
         ("X2(key_dim=5)", reference_mlstm, 30.0, 1e-8, (1, 64, 65, 150)),
@@ -174,6 +174,32 @@ def test_a_memory_that_decays_at_once_has_finite_gradients(text: str, bias: str,
     y.square().sum().backward()
     assert y.isfinite().all()
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in module.parameters())
+
+
+@pytest.mark.parametrize("how", ["autocast", "weights"])
+@pytest.mark.parametrize(
+    ("text", "bias", "value"),
+    [("M16(heads=4)", "dt_bias", -6.0), ("D4/2", "dt_bias", -6.0), ("G4", "decay_bias", 6.0), ("X4", "gate_bias", 6.0)],
+)
+@torch.no_grad()
+def test_memories_that_decay_slowly_keep_small_numbers_in_half_precision(
+    text: str, bias: str, value: float, how: str
+) -> None:
+    """A memory in bfloat16 loses what a token adds once it is 256 times as large."""
+    module, x = mixer(text), sequence(1, 400)
+    getattr(module, bias)[-4:] = value  # of mLSTM the forget gates
+    wanted, _ = module(x)
+    if how == "weights":
+        module, x = module.bfloat16(), x.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        whole, state = module(x)
+        assert state[-1].dtype == torch.float32
+        steps, state = [], None
+        for token in x.split(1, 1):
+            y, state = module(token, state)
+            steps.append(y)
+    rounding, error = ((found.float() - wanted).norm() for found in (whole, torch.cat(steps, 1)))
+    assert error < 1.3 * rounding < 0.03 * wanted.norm()
 
 
 @torch.no_grad()

@@ -52,8 +52,5 @@ class GeGLU(FeedForwardKind):
         weights = 3 * d_model * block.int("width")
         return Count(weights, weights)
 
-    def flops(self, block: Block, d_model: int, context: int) -> float:
-        return 2.0 * self.count(block, d_model).active
-
 
 S4D, GEGLU = DiagonalStateSpace(), GeGLU()

@@ -13,6 +13,7 @@ from nas.core.block import Block
 from nas.nn.base import FeedForward, Mixer, State
 from nas.nn.growth import BlockGrowth, CannotGrow
 from nas.nn.primitives import Linear, Weights, draw_uniform
+from nas.nn.ssd import float32_at_least
 
 _CHUNK = 64
 """Tokens that one Toeplitz matrix takes."""
@@ -86,20 +87,18 @@ def constant_scan(u: Tensor, log_decay: Tensor, read: Tensor, memory: Tensor) ->
         memory: before the first token [B, D, N].
 
     Returns:
-        y [B, T, D], and the memory after the last token.
+        y [B, T, D], of u's type, and the memory after the last token, float32 at least.
     """
     kind, whole = u.dtype, len(u[0]) // _CHUNK * _CHUNK
     out = []
     with torch.autocast(u.device.type, enabled=False):
-        u, log_decay, read, memory = (
-            x.to(torch.promote_types(x.dtype, torch.float32)) for x in (u, log_decay, read, memory)
-        )
+        u, log_decay, read, memory = float32_at_least(u, log_decay, read, memory)
         for part in (u[:, :whole], u[:, whole:]):
             if length := part.shape[1]:
                 chunks = torch.unflatten(part, 1, (-1, min(_CHUNK, length)))
                 y, memory = _scan_chunks(chunks, log_decay, read, memory)
                 out.append(y)
-    return torch.cat(out, 1).to(kind), memory.to(kind)
+    return torch.cat(out, 1).to(kind), memory
 
 
 def _scan_chunks(u: Tensor, log_decay: Tensor, read: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
