@@ -50,7 +50,7 @@ from nas.views.family import member_folder
 
 EVERY_KIND = Layout.parse(
     "d32 v320 ffn=swiglu:64 [C3 A4/2(canon=3) A4/2(kv=1) W4/2@8 W4/2@8(sink=1) M16 D2/1:16 G2:16 X2:16 L2/16"
-    " C3+relu2:64 C3+moe:4x2:32]"
+    " C3+relu2:64 C3+moe:4x2:32 C3&A4/2 -+moe:4x2:32(shared=1) A4/2+none ^11 ^14]"
 )
 
 
