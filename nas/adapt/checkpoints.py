@@ -127,6 +127,15 @@ def import_model(folder: Path, output: Path) -> TrainedModel:
     return model
 
 
+def model_files(folder: Path) -> list[Path]:
+    """Returns the files of a folder that `import_model` reads.
+
+    Raises:
+        InvalidInput: it has no weights, or an index names files elsewhere.
+    """
+    return [folder / "config.json", *_shards(folder)]
+
+
 def is_imported(folder: Path, output: Path) -> bool:
     """Returns whether `output` is what `import_once` wrote from the files that the folder holds now."""
     try:
@@ -148,8 +157,7 @@ def _record(output: Path) -> Path:
 
 def _import_record(folder: Path, output: Path) -> dict[str, Any]:
     """Returns the version of this file and the SHA-256 of the files that are read and written."""
-    files = [folder / "config.json", *_shards(folder), output]
-    return {"v": IMPORT_VERSION, "files": [sha256_of(path) for path in files]}
+    return {"v": IMPORT_VERSION, "files": [sha256_of(path) for path in (*model_files(folder), output)]}
 
 
 def _converted(one: Planned, origin: Mapping[str, TensorName], factors: Mapping[str, float], files: _Shards) -> Tensor:

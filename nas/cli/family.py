@@ -17,7 +17,16 @@ from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, read_layout
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.core.family import PRETRAININGS, Comparison, Decision, Figure, Measured, MemberFiles, MemberTraining
+from nas.core.family import (
+    PRETRAININGS,
+    Comparison,
+    Decision,
+    Figure,
+    Measured,
+    MemberFiles,
+    MemberTraining,
+    member_folder,
+)
 from nas.core.layout import Layout
 from nas.core.logs import visible
 from nas.core.units import show_count, show_duration, show_figure
@@ -257,12 +266,11 @@ def post(
     See docs/how-to/post-training.md. After an interruption, repeat the command to continue from the last checkpoint.
     """
     from nas.posttrain.recipe import read_recipe, run_recipe
-    from nas.release.files import files_of, find_member
+    from nas.release.files import files_of
     from nas.release.options import kept_options
 
     stages = read_recipe(recipe)
-    folder, _, _ = find_member(name, size)
-    files = kept_options(files_of(folder), None, pte, None)
+    files = kept_options(files_of(member_folder(name, size)), None, pte, None)
     record = run_recipe(name, size, stages, recipe.resolve().parent, say, workers=workers, files=files)
     if json:
         print_json(record.model_dump(mode="json"))
@@ -360,7 +368,7 @@ def chat(
 
     folder, _, _ = find_member(name, size)
     tokenizer = chat_tokenizer(folder)
-    known = read_tools(tools) if tools else ()
+    known = read_tools(tools, tokenizer.special) if tools else ()
     with open_dialogue(folder, quantisation, context) as dialogue:
         talk = Chat(dialogue, tokenizer, system, known, say)
         while True:

@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
-from jinja2 import Template
+from jinja2 import Template, TemplateError
+from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
-from nas.release.tokenizer import BOS, END_OF_TEXT, END_OF_TURN, SPECIAL, MemberTokenizer, chat_template, read_tokenizer
+from nas.release.model_tokenizer import ModelTokenizer, read_member_tokenizer
+from nas.release.tokenizer import SPECIAL, MemberTokenizer
 
 Role = Literal["system", "user", "assistant", "tool"]
 Tool = str | dict[str, Any]
@@ -44,9 +46,14 @@ class Line(BaseModel, ABC):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    @property
     @abstractmethod
-    def problem(self) -> str | None:
-        """Returns why the line cannot be used; None: it can."""
+    def conversations(self) -> Sequence[Conversation]:
+        """Conversations that end with the line's answers."""
+
+    @abstractmethod
+    def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
+        """Returns why the line cannot be used with a tokenizer of `special` tokens; None: it can."""
 
 
 class Message(BaseModel):
@@ -67,6 +74,11 @@ class Conversation(Line):
     solved: float | None = Field(None, ge=0, le=1, description="share of models that answer right, for a curriculum")
 
     @property
+    def conversations(self) -> Sequence[Conversation]:
+        """See `Line`."""
+        return (self,)
+
+    @property
     def question(self) -> tuple[Message, ...]:
         """All messages but the last."""
         return self.messages[:-1]
@@ -76,9 +88,9 @@ class Conversation(Line):
         """Content of the last message."""
         return self.messages[-1].content
 
-    def problem(self) -> str | None:
-        """Returns why the conversation cannot be used; None: it can."""
-        return problem_of(self.messages, "assistant")
+    def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
+        """See `Line`."""
+        return problem_of(self.messages, "assistant", special)
 
 
 class Preference(Line):
@@ -89,23 +101,35 @@ class Preference(Line):
     rejected: str
     tools: tuple[Tool, ...] = ()
 
+    @property
+    def conversations(self) -> Sequence[Conversation]:
+        """See `Line`."""
+        return self.conversation(self.chosen), self.conversation(self.rejected)
+
     def conversation(self, answer: str) -> Conversation:
         """Returns the conversation that ends with `answer`."""
         messages = (*self.messages, Message(role="assistant", content=answer))
         return Conversation(messages=messages, tools=self.tools)
 
-    def problem(self) -> str | None:
-        """Returns why the preference cannot be used; None: it can."""
+    def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
+        """See `Line`."""
         if self.chosen == self.rejected:
             return "chosen and rejected are the same"
-        return next(filter(None, (self.conversation(each).problem() for each in (self.chosen, self.rejected))), None)
+        found = (each.problem(special) for each in self.conversations)
+        return next(filter(None, found), None)
 
 
 AnyLine = TypeVar("AnyLine", bound=Line)
 
 
-def problem_of(messages: Sequence[Message], last: Role) -> str | None:
-    """Returns what is wrong with the roles and contents of a conversation that should end with role `last`."""
+def problem_of(messages: Sequence[Message], last: Role, special: Sequence[str] = SPECIAL) -> str | None:
+    """Returns what is wrong with the roles and contents of a conversation that should end with role `last`.
+
+    Args:
+        messages: of the conversation.
+        last: role of the last one.
+        special: tokens that contents may not spell.
+    """
     before = ""
     for number, message in enumerate(messages, 1):
         if message.role not in _FOLLOWS[before]:
@@ -114,7 +138,7 @@ def problem_of(messages: Sequence[Message], last: Role) -> str | None:
         if not message.content.strip():
             return f"message {number} ({message.role}) is empty"
         allowed = _IN_ANSWERS if message.role == "assistant" else ()
-        for token in SPECIAL:
+        for token in special:
             if token in message.content and token not in allowed:
                 return f"message {number} ({message.role}) contains the special token {token}"
         before = message.role
@@ -130,8 +154,13 @@ def read_lines(path: Path, kind: type[AnyLine]) -> list[AnyLine]:
     return [line for _, line in read_numbered_lines(path, kind)]
 
 
-def read_numbered_lines(path: Path, kind: type[AnyLine]) -> list[tuple[int, AnyLine]]:
+def read_numbered_lines(path: Path, kind: type[AnyLine], special: Sequence[str] = SPECIAL) -> list[tuple[int, AnyLine]]:
     """Reads a file of conversations or preferences, each with the number of its line, from 1; empty lines are skipped.
+
+    Args:
+        path: of the file.
+        kind: of its lines.
+        special: tokens that contents may not spell.
 
     Raises:
         InvalidInput: there is no such file or it is empty; or one line for each of the first problems, as
@@ -146,7 +175,7 @@ def read_numbered_lines(path: Path, kind: type[AnyLine]) -> list[tuple[int, AnyL
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
-        parsed = _parsed(line, kind)
+        parsed = _parsed(line, kind, special)
         if isinstance(parsed, str):
             problems.append(f"{path}:{number}: {parsed}")
             if len(problems) == _MOST_PROBLEMS:
@@ -160,23 +189,44 @@ def read_numbered_lines(path: Path, kind: type[AnyLine]) -> list[tuple[int, AnyL
     return found
 
 
-def check_files(files: Iterable[tuple[str, type[Line]]]) -> None:
+def check_files(files: Iterable[tuple[str, type[Line]]], tokenizer: Path | None = None) -> None:
     """Reads files of conversations or preferences, to find their problems before hours of training.
+
+    Args:
+        files: with what their lines are.
+        tokenizer: tokenizer.json, whose special tokens they may not spell; None: one of a family.
 
     Raises:
         InvalidInput: the problems of all files; see `read_numbered_lines`.
     """
+    chat = None if tokenizer is None else ChatTokenizer.read(tokenizer)
     problems = []
     for path, kind in dict.fromkeys(files):
         try:
-            read_lines(Path(path), kind)
+            lines = read_numbered_lines(Path(path), kind, chat.special if chat else SPECIAL)
+            if chat and chat.identity:  # a family's own template says all conversations
+                _check_rendered(path, lines, chat)
         except InvalidInput as error:
             problems.append(str(error))
     if problems:
         raise InvalidInput("\n".join(problems))
 
 
-def _parsed(line: bytes, kind: type[AnyLine]) -> AnyLine | str:
+def _check_rendered(path: str, lines: Iterable[tuple[int, Line]], chat: ChatTokenizer) -> None:
+    """Checks that a chat template says all lines.
+
+    Raises:
+        InvalidInput: the first that it does not.
+    """
+    for number, line in lines:
+        try:
+            for each in line.conversations:
+                chat.conversation(each)
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}:{number}: {error.message}") from error
+
+
+def _parsed(line: bytes, kind: type[AnyLine], special: Sequence[str]) -> AnyLine | str:
     """Returns the parsed line, or what is wrong with it."""
     try:
         parsed = kind.model_validate_json(line)
@@ -184,7 +234,7 @@ def _parsed(line: bytes, kind: type[AnyLine]) -> AnyLine | str:
         first = error.errors()[0]
         place, message = ".".join(map(str, first["loc"])), first["msg"].replace(" at line 1 column ", " at column ")
         return f"{place}: {message}" if place else message
-    return parsed.problem() or parsed
+    return parsed.problem(special) or parsed
 
 
 def write_lines(path: Path, lines: Iterable[BaseModel]) -> None:
@@ -194,57 +244,50 @@ def write_lines(path: Path, lines: Iterable[BaseModel]) -> None:
     write_durably(path, text.encode())
 
 
-def render(messages: Sequence[Message], tools: Sequence[Tool] = (), *, ask: bool = False) -> str:
-    """Returns a conversation in the release's chat template.
-
-    Args:
-        messages: of the conversation.
-        tools: that it may call, as JSON objects or as text.
-        ask: whether the start of an answer follows, for generation.
-    """
-    return _template().render(
-        messages=[message.model_dump() for message in messages],
-        tools=list(tools),
-        bos_token=BOS,
-        add_generation_prompt=ask,
-    )
-
-
-@cache
-def _template() -> Template:
-    # As transformers renders it: blocks trimmed, JSON without HTML escapes.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    return environment.from_string(chat_template())
-
-
 class ChatTokenizer:
-    """Conversations as token ids.
+    """Conversations as token ids, in the chat template of the tokenizer.
 
     Questions and answers are encoded apart, as they are at inference, where a model continues the ids of a question.
+    Templates get `enable_thinking: false`, with which those of reasoning models ask for the answer itself.
 
     Args:
         tokenizer: of the member.
         where: its file, for messages.
 
     Raises:
-        InvalidInput: it has no special tokens.
+        InvalidInput: it has no chat template, or one that answers cannot be told from.
     """
 
     def __init__(self, tokenizer: MemberTokenizer, where: str) -> None:
-        if not set(SPECIAL) <= set(tokenizer.special):
+        if tokenizer.chat_template is None or not tokenizer.ends:
             raise InvalidInput("has no special tokens for a chat template", where=where)
+        self.template, self._where = tokenizer.chat_template, where
         self._tokenizer = tokenizer.tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.pad = tokenizer.special["<|pad|>"]
-        self.ends = (tokenizer.special[END_OF_TURN], tokenizer.special[END_OF_TEXT])
+        texts = {token: text for text, token in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+        self._names = {f"{purpose}_token": texts[token] for purpose, token in tokenizer.ids().items()}
+        self.special = tuple(tokenizer.special) if isinstance(tokenizer, ModelTokenizer) else SPECIAL
+        """Tokens that messages may not spell."""
+        self.ends = tokenizer.ends
         """Ids after which an answer is over."""
+        self.pad = tokenizer.ids().get("pad", self.ends[0])
+        self.identity = [tokenizer.describe()] if isinstance(tokenizer, ModelTokenizer) else []
+        """What ids depend on besides tokenizer.json, for keys."""
+        self._end, self._keeps_answers = "", True
+        self._end = self._end_of_turn([texts[token] for token in self.ends])
+        self._keeps_answers = self._has_earlier_answers()
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Returns that of a tokenizer.json."""
-        return cls(read_tokenizer(path), str(path))
+        """Returns that of a tokenizer.json, with the files beside it."""
+        return cls(read_member_tokenizer(path), str(path))
+
+    @property
+    def begin(self) -> str:
+        """Text of the token that the template puts in front of a conversation; empty: none."""
+        begin = self._names.get("bos_token", "")
+        return begin if self.render(_PROBE[:1], ask=True).startswith(begin) else ""
 
     def encode(self, text: str) -> list[int]:
         """Returns ids; special tokens that the text spells become their ids."""
@@ -261,22 +304,49 @@ class ChatTokenizer:
         end = next((i for i, token in enumerate(ids) if token in self.ends), len(ids))
         return self.decode(ids[:end])
 
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, ask: bool = False) -> str:
+        """Returns a conversation in the chat template.
+
+        Args:
+            messages: of the conversation.
+            tools: that it may call, as JSON objects or as text.
+            ask: whether the start of an answer follows, for generation.
+
+        Raises:
+            InvalidInput: the template refuses it.
+        """
+        try:
+            return _compiled(self.template).render(
+                messages=[message.model_dump() for message in messages],
+                tools=list(tools),
+                add_generation_prompt=ask,
+                enable_thinking=False,
+                **self._names,
+            )
+        except TemplateError as error:
+            raise InvalidInput(f"its chat template refuses a conversation: {error}", where=self._where) from error
+
     def question(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the ids that a model continues with its answer to `messages`."""
-        return [token for text, _ in _parts(messages, tools, ask=True) for token in self.encode(text)]
+        return [token for text, _ in self._parts(messages, tools, ask=True) for token in self.encode(text)]
 
     def conversation(
         self, conversation: Conversation, *, last: bool = False
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Returns ids [T], and which of them belong to answers, end-of-turn tokens included, [T].
 
+        With a template that changes earlier answers (that of Qwen3 removes reasoning), the last answer alone counts.
+
         Args:
             conversation: to encode.
             last: whether the last answer alone counts.
+
+        Raises:
+            InvalidInput: the template refuses it, or changes its answers.
         """
         ids: list[int] = []
         answers: list[bool] = []
-        for text, is_answer in _parts(conversation.messages, conversation.tools, ask=False):
+        for text, is_answer in self._parts(conversation.messages, conversation.tools, ask=False):
             part = self.encode(text)
             ids += part
             if last and is_answer:
@@ -284,17 +354,64 @@ class ChatTokenizer:
             answers += [is_answer] * len(part)
         return np.asarray(ids, np.int32), np.asarray(answers, np.bool_)
 
-
-def _parts(messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool) -> Iterator[tuple[str, bool]]:
-    """Yields the rendered text in parts, and whether a part is an answer."""
-    done = ""
-    for number, message in enumerate(messages):
-        if message.role == "assistant":
-            before = render(messages[:number], tools, ask=True)
-            assert before.startswith(done), "the template renders a conversation as a prefix of its continuation"
-            answer = message.content + END_OF_TURN
+    def _parts(self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool) -> Iterator[tuple[str, bool]]:
+        """Yields the rendered text in parts, and whether a part is an answer."""
+        places = [number for number, message in enumerate(messages) if message.role == "assistant"]
+        if not self._keeps_answers:
+            places = [] if ask else places[-1:]
+        done = ""
+        for number in places:
+            before = self.render(messages[:number], tools, ask=True)
+            whole = self.render(messages[: number + 1], tools)
+            answer, end, _ = whole.removeprefix(before).partition(self._end)
+            if not (before.startswith(done) and whole.startswith(before) and end) or (
+                answer.strip() != messages[number].content.strip()
+            ):
+                raise InvalidInput(
+                    f"its chat template changes the answer {messages[number].content[:40]!r}", where=self._where
+                )
             yield before[len(done) :], False
-            yield answer, True
-            done = before + answer
-    if ask:
-        yield render(messages, tools, ask=True)[len(done) :], False
+            yield answer + end, True
+            done = before + answer + end
+        if ask:
+            yield self.render(messages, tools, ask=True).removeprefix(done), False
+
+    def _end_of_turn(self, ends: Sequence[str]) -> str:
+        """Returns the one of `ends` that the template puts behind an answer.
+
+        Raises:
+            InvalidInput: it puts none of those there that end answers, or answers are no continuation of questions.
+        """
+        before, whole = self.render(_PROBE[:1], ask=True), self.render(_PROBE[:2])
+        behind = whole.removeprefix(before + _PROBE[1].content)
+        found = [end for end in ends if whole != behind and behind.lstrip().startswith(end)]
+        if not found:
+            raise InvalidInput(
+                f"its chat template does not continue a question with the answer and one of {', '.join(ends)}",
+                where=self._where,
+            )
+        return found[0]
+
+    def _has_earlier_answers(self) -> bool:
+        """Returns whether a conversation begins as it did before its last turns."""
+        try:
+            return len(list(self._parts(_PROBE, (), ask=False))) > 0
+        except InvalidInput:
+            return False
+
+
+_PROBE = tuple(Message(role=role, content=f"{role} speaks") for role in ("user", "assistant", "user", "assistant"))
+
+
+@cache
+def _compiled(template: str) -> Template:
+    # As transformers renders it: blocks trimmed, JSON without HTML escapes.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = _refuse
+    return environment.from_string(template)
+
+
+def _refuse(message: str) -> None:
+    """Is what templates call on conversations that they cannot say."""
+    raise TemplateError(message)

@@ -35,7 +35,8 @@ from nas.posttrain.generation import generate, loaded
 from nas.posttrain.judges import RULES, Sample
 from nas.posttrain.merging import named_weights
 from nas.pretrain.member_training import MemberToTrain
-from nas.release.tokenizer import read_tokenizer, require_fit
+from nas.release.model_tokenizer import read_member_tokenizer
+from nas.release.tokenizer import require_fit
 
 CURRICULUM = "curriculum"
 """Key of the settings, for messages."""
@@ -75,7 +76,7 @@ def solvers(settings: CurriculumSettings, member: MemberToTrain) -> list[Solver]
     Raises:
         InvalidInput: a name is neither a file nor an earlier stage, or the tokenizer does not fit a layout.
     """
-    found, tokenizer = [], read_tokenizer(member.tokenizer)
+    found, tokenizer = [], read_member_tokenizer(member.tokenizer)
     for name in settings.models:
         path, sha256 = named_weights(member, name, where=f"{CURRICULUM}.models")
         layout = checkpoint_layout(path)
@@ -133,7 +134,7 @@ def _right(
     for start in range(0, len(asked), _QUESTIONS_AT_ONCE):
         some = asked[start : start + _QUESTIONS_AT_ONCE]
         questions = [chat.question(each.question, each.tools) for each in some]
-        inputs = [CURRICULUM_VERSION, solver.sha256, sha256, settings.answer_tokens, questions]
+        inputs = [CURRICULUM_VERSION, solver.sha256, sha256, *chat.identity, settings.answer_tokens, questions]
         path = paths.cache() / "answers" / f"{content_hash(inputs)}.json"
         if not path.is_file():
             model = model or loaded(solver.layout, solver.weights)

@@ -253,7 +253,7 @@ class Chat:
             CandidateFailed: the runtime died on the file (crash).
         """
         asked = [*self.messages, Message(role="user", content=text)]
-        if problem := problem_of(asked[-1:], "user"):
+        if problem := problem_of(asked[-1:], "user", self._chat.special):
             raise InvalidInput(problem)
         asked = self._shortened(asked, self._dialogue.context - min(most // 2, self._dialogue.context // 2))
         ids: list[int] = []
@@ -280,8 +280,12 @@ class Chat:
         return kept
 
 
-def read_tools(path: Path) -> list[Tool]:
+def read_tools(path: Path, special: Sequence[str] = SPECIAL) -> list[Tool]:
     """Reads a JSON list of tools, each an object or text, as lines of conversations have them.
+
+    Args:
+        path: of the list.
+        special: tokens that tools may not spell.
 
     Raises:
         InvalidInput: the file is no such list, or a tool contains a special token.
@@ -290,6 +294,6 @@ def read_tools(path: Path) -> list[Tool]:
         found: list[Tool] = TypeAdapter(list[Tool]).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise InvalidInput(f"no JSON list of tools: {error}", where=str(path)) from error
-    if token := next((each for each in SPECIAL if any(each in str(tool) for tool in found)), None):
+    if token := next((each for each in special if any(each in str(tool) for tool in found)), None):
         raise InvalidInput(f"a tool contains the special token {token}", where=str(path))
     return found

@@ -25,10 +25,8 @@ from nas.core import paths
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import BENCHMARKS
 from nas.nn.fit import Log
-from nas.posttrain.conversations import ChatTokenizer, Message, render
+from nas.posttrain.conversations import ChatTokenizer, Message
 from nas.posttrain.generation import Answerer, Judgements
-from nas.release.tokenizer import BOS
-from nas.release.tokenizer import chat_template as release_template
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -196,8 +194,9 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
         raise Unsupported("perplexity of whole texts is not scored here")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Returns messages in the release's chat template."""
-        return render([Message.model_validate(message) for message in chat_history], ask=add_generation_prompt)
+        """Returns messages in the member's chat template."""
+        messages = [Message.model_validate(message) for message in chat_history]
+        return self._chat.render(messages, ask=add_generation_prompt)
 
     @property
     def tokenizer_name(self) -> str:
@@ -205,11 +204,12 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
         return "member"
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Returns the release's chat template."""
-        return release_template()
+        """Returns the member's chat template."""
+        return self._chat.template
 
     def _ids(self, text: str, room: int) -> list[int]:
-        ids = self._chat.encode(text if text.startswith(BOS) else BOS + text)
+        begin = self._chat.begin
+        ids = self._chat.encode(text if text.startswith(begin) else begin + text)
         most = self._context - room
         self.cut += len(ids) > most
         return ids[-most:]

@@ -23,13 +23,12 @@ from nas.core.errors import InvalidInput
 from nas.core.family import PRETRAININGS
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile
-from nas.nn.fit import Log, Stage, Worker
-from nas.nn.optimisers import Optimiser
+from nas.nn.fit import Log, Worker
 from nas.nn.primitives import generator_of
 from nas.nn.weights import checkpoint_layout
 from nas.posttrain.conversations import Conversation, check_files
 from nas.posttrain.generation import evaluated
-from nas.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest, names_of
+from nas.pretrain.member_training import START, GivenWeights, MemberToTrain, TrainingRequest, names_of
 from nas.release.huggingface import Planned, write_safetensors
 
 Method = Literal["soup", "task-arithmetic", "ties", "dare-linear", "dare-ties", "della"]
@@ -286,7 +285,8 @@ class MergeStageSettings(MergeSettings):
         ("sft", "prefer"), min_length=1, description="earlier stages by name or kind, or weights of the same layout"
     )
     base: str | None = Field(
-        None, description="stage or weights that the models were trained from; none: the last pre-training"
+        None,
+        description="stage or weights that the models were trained from; none: last pre-training, or start",
     )
     evaluate: tuple[str, ...] = Field((), description="files of conversations whose answers are compared at the end")
 
@@ -311,11 +311,12 @@ class MergeRequest(TrainingRequest):
         check_names(settings.models, known, "models")
         if settings.method != "soup":
             check_names([self._base(known)], known, "base")
-        check_files((path, Conversation) for path in settings.evaluate)
+        check_files(((path, Conversation) for path in settings.evaluate), self.tokenizer)
 
     def _base(self, known: Collection[str]) -> str:
-        """Returns the name of the base; the default is the last of the kinds of pre-training."""
-        return self.settings.base or next((kind for kind in reversed(PRETRAININGS) if kind in known), PRETRAININGS[0])
+        """Returns the name of the base; the default is the last of the kinds of pre-training, or what came before."""
+        kinds = (*reversed(PRETRAININGS), "start")
+        return self.settings.base or next((kind for kind in kinds if kind in known), PRETRAININGS[0])
 
     def plan(self, member: MemberToTrain, log: Log) -> Merge:
         """See `TrainingRequest`."""
@@ -392,7 +393,7 @@ def _sha256_of_weights(path: Path) -> str:
         return content_hash([[file.name, sha256_of(file)] for file in shards.files])
 
 
-class Merge(TrainingPlan):
+class Merge(GivenWeights):
     """Plan of a merge: start weights, and nothing to train."""
 
     settings: MergeStageSettings
@@ -419,23 +420,10 @@ class Merge(TrainingPlan):
             "base": self.base_sha256,
         }
 
-    @property
-    def most_workers(self) -> int:
-        """See `TrainingPlan`."""
-        return 1
-
     def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
         """See `TrainingPlan`."""
         merge(self.models, self.base, self.settings, own / START)
         return own / START, f"{self.settings.method} of {', '.join(self.settings.models)}"
-
-    def optimiser(self) -> Optimiser:
-        """See `TrainingPlan`."""
-        return Optimiser(weight_decay=0.0, clip=1.0, balance_rate=0.0)
-
-    def stages(self, worker: Worker) -> list[Stage]:
-        """See `TrainingPlan`."""
-        return []
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Returns the share of exact answers."""

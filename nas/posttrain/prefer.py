@@ -162,7 +162,8 @@ class PreferRequest(TrainingRequest):
             [
                 *((path, Preference) for path in settings.pairs),
                 *((path, Conversation) for path in (*settings.questions, *settings.evaluate)),
-            ]
+            ],
+            self.tokenizer,
         )
         evaluation_questions((), settings.benchmarks)
         if settings.judge_command and shutil.which(settings.judge_command[0]) is None:
@@ -183,7 +184,8 @@ class PreferRequest(TrainingRequest):
         by = [folder_sha256(Path(settings.judge_model))] if settings.questions and settings.judge_model else []
         asked = evaluation_questions(settings.evaluate, settings.benchmarks)
         apart = [{"ngram": settings.ngram, "evaluations": content_hash(asked)}] if asked else []
-        key = content_hash([PREFERENCES_VERSION, sha256_of(member.tokenizer), fields, hashes[:2], origin, *by, *apart])
+        tokenizer = [sha256_of(member.tokenizer), *chat.identity]
+        key = content_hash([PREFERENCES_VERSION, *tokenizer, fields, hashes[:2], origin, *by, *apart])
         path = tokens_path(key)
         if not path.is_file():
             pairs = [each for name in settings.pairs for each in read_lines(Path(name), Preference)]

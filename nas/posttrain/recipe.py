@@ -1,6 +1,7 @@
 """The stages of a member from text to chat as one list in a YAML file, and running them in turn.
 
-    tokenizer: tokenizer.json          # none: the member's own
+    tokenizer: tokenizer.json          # none: that of `start`, or the member's own
+    start: adapted/                    # none: weights of the stages themselves; see `nas.posttrain.start`
     stages:
       - {kind: pretrain, corpus: [texts/], settings: {tokens: 20000000}}
       - {kind: long, corpus: [books/]}
@@ -8,9 +9,9 @@
       - {kind: prefer, questions: [chat.jsonl], judge: exact}
       - {kind: merge, method: ties, models: [sft, prefer]}
 
-A stage continues the weights of the one before, or of the earlier one that `from` names; the first one those of the
-trainings of other kinds on record, or random ones. Stages that have ended are skipped, and the one that was interrupted
-resumes, so a run continues by being started again.
+A stage continues the weights of the one before, or of the earlier one that `from` names; the first one those of
+`start`, else those of the trainings of other kinds on record, or random ones. Stages that have ended are skipped, and
+the one that was interrupted resumes, so a run continues by being started again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from nas.nn.fit import Log
 from nas.posttrain.merging import MergeRequest, MergeStageSettings
 from nas.posttrain.prefer import PreferRequest, PreferSettings
 from nas.posttrain.sft import SftRequest, SftSettings
+from nas.posttrain.start import StartRequest, origin_of, require_member
 from nas.pretrain.member_training import (
     TrainingRequest,
     WriteFiles,
@@ -38,11 +40,11 @@ from nas.pretrain.member_training import (
 )
 from nas.pretrain.next_token import LongRequest, PretrainingRequest
 from nas.pretrain.recipe import Settings
-from nas.release.files import find_member
+from nas.release.files import find_member, tokenizer_of
 from nas.release.options import FileOptions
 from nas.search_spaces.problems import read_model
 
-KINDS = ("pretrain", "long", "sft", "prefer", "merge")
+KINDS = ("start", "pretrain", "long", "sft", "prefer", "merge")
 """Kinds of stages, by which later ones may name them."""
 
 _NAME = r"^$|^[a-z0-9][a-z0-9_-]{0,63}$"
@@ -170,6 +172,7 @@ class PostTrainingRecipe(_Config):
     """Content of a recipe file."""
 
     tokenizer: str | None = None
+    start: str | None = Field(None, description="folder of `nas adapt` or of transformers, with the first weights")
     stages: tuple[AnyStage, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -181,11 +184,18 @@ class PostTrainingRecipe(_Config):
                 raise InvalidInput(f"{name!r} {why}", where="stages")
         return self
 
-    def requests(self, folder: Path) -> list[TrainingRequest]:
-        """Returns the requests of all stages; relative paths begin in `folder`."""
+    def requests(self, folder: Path, known: Path | None = None) -> list[TrainingRequest]:
+        """Returns the requests of all stages.
+
+        Args:
+            folder: relative paths begin there.
+            known: tokenizer.json where the recipe names none; None: the member's own.
+        """
         names = Paths(folder, frozenset({*KINDS, *(stage.name for stage in self.stages)}))
-        tokenizer = None if self.tokenizer is None else folder / self.tokenizer
-        found = []
+        tokenizer = known if self.tokenizer is None else folder / self.tokenizer
+        found: list[TrainingRequest] = []
+        if self.start is not None:
+            found.append(StartRequest(folder=folder / self.start, tokenizer=tokenizer))
         for stage, after in zip_longest(self.stages, self.stages[1:]):
             request = stage.request(names)
             if isinstance(request, PretrainingRequest) and isinstance(after, LongStage):
@@ -235,14 +245,21 @@ def run_recipe(
         InvalidInput: files of any stage have problems, which are found before the first stage begins.
         NasError: see `train_member`.
     """
-    member, _, _ = find_member(family, size)
-    recorded = read_record(member / TRAINING, MemberTraining)
-    requests = recipe.requests(folder)
-    before = before_first(requests[0].kind, () if recorded is None else recorded.history)
+    before: tuple[MemberTraining, ...] = ()
+    if recipe.start is None:
+        member, _, _ = find_member(family, size)
+        recorded = read_record(member / TRAINING, MemberTraining)
+        requests = recipe.requests(folder, None if recipe.tokenizer else tokenizer_of(member))
+        before = before_first(requests[0].kind, () if recorded is None else recorded.history)
+    else:
+        origin = origin_of(folder / recipe.start)
+        requests = recipe.requests(folder, origin.tokenizer)
     known = names_of(before)
     for request in requests:
         request.check(known)
         known |= {request.kind, request.name} - {""}
+    if recipe.start is not None:
+        require_member(family, size, origin)
     for number, request in enumerate(requests, 1):
         log(f"stage {number} of {len(requests)}: {request.name or request.kind}")
         wanted = replace(request, workers=workers, checkpoint_s=checkpoint_s, files=files or FileOptions())

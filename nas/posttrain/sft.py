@@ -357,7 +357,7 @@ class SftRequest(TrainingRequest):
         """See `TrainingRequest`."""
         super().check(known)
         files = [*(source.path for source in self.settings.data), *self.settings.evaluate]
-        check_files((path, Conversation) for path in files)
+        check_files(((path, Conversation) for path in files), self.tokenizer)
         evaluation_questions((), self.settings.benchmarks)
         if self.settings.filters.languages:
             check_languages(self.settings.filters.languages)
@@ -386,6 +386,7 @@ class SftRequest(TrainingRequest):
             [
                 CONVERSATIONS_VERSION,
                 tokenizer,
+                *chat.identity,
                 settings.filters.model_dump(mode="json"),
                 settings.held_out,
                 [[sha256_of(path) for path in group] for group in (files, evaluations)],

@@ -47,8 +47,9 @@ from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.nn.weights import load_weights, save_weights
 from nas.release.files import find_member, tokenizer_of, write_files
+from nas.release.model_tokenizer import read_member_tokenizer
 from nas.release.options import FileOptions
-from nas.release.tokenizer import read_tokenizer, require_fit
+from nas.release.tokenizer import require_fit
 from nas.runtimes.base import Checkpoint
 
 TRAINER_VERSION = 2
@@ -218,6 +219,23 @@ class TrainingPlan(BaseModel, ABC):
         """Returns the scores of the trained model on held-out data, in worker 0."""
 
 
+class GivenWeights(TrainingPlan):
+    """Plan of a stage whose start weights are its result: nothing is trained, by one worker."""
+
+    @property
+    def most_workers(self) -> int:
+        """See `TrainingPlan`."""
+        return 1
+
+    def optimiser(self) -> Optimiser:
+        """See `TrainingPlan`."""
+        return Optimiser(weight_decay=0.0, clip=1.0, balance_rate=0.0)
+
+    def stages(self, worker: Worker) -> list[Stage]:
+        """See `TrainingPlan`."""
+        return []
+
+
 @dataclass(frozen=True)
 class Trained:
     """A member with new weights.
@@ -287,7 +305,7 @@ def train_member(
     """
     folder, owner, member = find_member(family, size)
     layout, tokenizer = Layout.parse(member.layout), request.tokenizer or tokenizer_of(folder)
-    require_fit(read_tokenizer(tokenizer), layout, str(tokenizer))
+    require_fit(read_member_tokenizer(tokenizer), layout, str(tokenizer))
     recorded = read_record(folder / TRAINING, MemberTraining)
     history = () if recorded is None else recorded.history
     if before is None:
@@ -344,7 +362,7 @@ def _train(
     log: Log,
 ) -> MemberTraining:
     """Trains by a plan; `spent`: seconds of its preparation, `measured`: whether peak memory counts from there."""
-    workers = request.workers or max(1, torch.cuda.device_count())
+    workers = 1 if isinstance(plan, GivenWeights) else request.workers or max(1, torch.cuda.device_count())
     if workers > plan.most_workers:
         raise InvalidInput(
             f"{workers} workers, but a step of one of the stages has {plan.most_workers} sequences; raise batch_tokens"

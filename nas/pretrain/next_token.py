@@ -31,6 +31,7 @@ from nas.pretrain.grow import grow_checkpoint
 from nas.pretrain.loss import Distilled, pretraining_loss
 from nas.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest
 from nas.pretrain.recipe import Part, Recipe, Settings, StageConfig, complete
+from nas.release.model_tokenizer import read_member_tokenizer
 
 ALL = "all"
 _TOKENS_AT_ONCE = (4096, 32768)
@@ -69,7 +70,7 @@ class PretrainingRequest(TrainingRequest):
         recipe, reasons = complete(self.settings, layout, only=self.only, seen=seen)
         for reason in reasons:
             log(f"{reason.what}: {reason.value} ({reason.reason})")
-        vocabulary = Vocabulary(member.tokenizer, layout.vocab, fim=recipe.fim is not None)
+        vocabulary = vocabulary_of(member.tokenizer, layout, fim=recipe.fim is not None)
         stages = _tokenised(recipe, self.corpus, vocabulary)
         if self.teacher is not None:
             _check_teacher(self.teacher, layout, recipe)
@@ -77,7 +78,7 @@ class PretrainingRequest(TrainingRequest):
             layout=layout.to_json(),
             seed=recipe.seed,
             tokenizer=vocabulary.path.resolve(),
-            tokenizer_sha256=vocabulary.sha256,
+            tokenizer_sha256=sha256_of(vocabulary.path),
             recipe=recipe,
             corpus=tuple(map(str, self.corpus)),
             sources=tuple(tuple((source.name, source.key) for source in sources) for sources in stages),
@@ -199,13 +200,18 @@ class Pretraining(TrainingPlan):
         """Returns bits per byte of the held-out text of each source, and of all."""
         sources = {key: open_tokens(name, key) for stage in self.sources for name, key in stage}.values()
         scored = [source for source in sources if source.held_out_bytes >= MIN_HELD_OUT]
-        vocabulary = Vocabulary(self.tokenizer, Layout.from_json(self.layout).vocab)
+        vocabulary = vocabulary_of(self.tokenizer, Layout.from_json(self.layout))
 
         def logits(tokens: Tensor) -> Tensor:
             batch: Tensor = model(tokens.to(worker.device))
             return batch[0]
 
         return bits_per_byte(logits, scored, vocabulary, self.recipe.stages[0].length, worker.yield_hook)
+
+
+def vocabulary_of(tokenizer: Path, layout: Layout, *, fim: bool = False) -> Vocabulary:
+    """Returns the tokenizer of a member for text; see `Vocabulary`."""
+    return Vocabulary(tokenizer, layout.vocab, fim=fim, marks=read_member_tokenizer(tokenizer).marks)
 
 
 class Packed:

@@ -48,8 +48,9 @@ from nas.core.layout import Layout
 from nas.release import huggingface
 from nas.release.huggingface import checkpoint_of, open_weights
 from nas.release.model_card import card, card_key, write_card
+from nas.release.model_tokenizer import read_member_tokenizer
 from nas.release.options import FileOptions, kept_options
-from nas.release.tokenizer import MemberTokenizer, byte_tokenizer, read_tokenizer, require_fit
+from nas.release.tokenizer import MemberTokenizer, byte_tokenizer, require_fit
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import RandomWeights, ReleasePart, ReleaseRequest, Weights
 from nas.runtimes.checkpoint_file import StateDict
@@ -201,7 +202,7 @@ def _tokenizer(layout: Layout, options: FileOptions) -> MemberTokenizer:
         return byte_tokenizer(layout.vocab)
     if isinstance(options.tokenizer, MemberTokenizer):
         return options.tokenizer
-    tokenizer = read_tokenizer(options.tokenizer)
+    tokenizer = read_member_tokenizer(options.tokenizer)
     require_fit(tokenizer, layout, str(options.tokenizer))
     return tokenizer
 

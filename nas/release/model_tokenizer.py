@@ -32,6 +32,7 @@ from nas.release.tokenizer import (
     merges_of,
     own_problem,
     read_content,
+    read_tokenizer,
 )
 from nas.runtimes.base import Purpose, Vocabulary
 
@@ -108,6 +109,16 @@ class ModelTokenizer(MemberTokenizer):
         return Marks(before[0] if before else end, end)
 
     @property
+    def chat_template(self) -> str | None:
+        """The model's chat template: a file of its own, or in the tokenizer's settings."""
+        template = self.beside.get(TEMPLATE, b"").decode("utf-8") or self.settings[CONFIG].get("chat_template")
+        return template if isinstance(template, str) else None
+
+    def fits(self, rows: int) -> bool:
+        """See `MemberTokenizer`; rows of the embedding may be without a token."""
+        return self.size <= rows
+
+    @property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
         for name in (_GENERATION, _MODEL):
@@ -141,14 +152,13 @@ class ModelTokenizer(MemberTokenizer):
             raise Unsupported(f"GGUF files cannot hold the tokenizer: {problem}")
         texts = {i: text for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items()}
         added = self.tokenizer.get_added_tokens_decoder()
-        template = self.beside.get(TEMPLATE, b"").decode("utf-8") or self.settings[CONFIG].get("chat_template")
         return Vocabulary(
             tokens=tuple(texts.get(i, f"[PAD{i}]") for i in range(rows)),
             special=frozenset(i for i, token in added.items() if token.special),
             unused=frozenset(range(rows)) - texts.keys(),
             merges=merges_of(about),
             ids=self.ids(),
-            chat_template=template if isinstance(template, str) else None,
+            chat_template=self.chat_template,
             pre_tokenizer=_pre_tokenizer(about) or "",
             starts_texts=bool(self._around[0]),
             added=frozenset(i for i, token in added.items() if not token.special),
@@ -234,6 +244,19 @@ def read_model_tokenizer(path: Path) -> MemberTokenizer:
     if not files[CONFIG].is_file() and own_problem(Tokenizer.from_buffer(content), about) is None:
         return MemberTokenizer(content)
     return ModelTokenizer(content, {name: _checked(file) for name, file in files.items() if file.is_file()})
+
+
+def read_member_tokenizer(path: Path) -> MemberTokenizer:
+    """Reads a member's tokenizer.json: one of a family, whatever lies beside it, or that of a model it started from.
+
+    Raises:
+        InvalidInput: it cannot be read, or llama.cpp would split text in another way and no file beside it says how the
+            model is used.
+    """
+    content, about = read_content(path)
+    if path.with_name(CONFIG).is_file() and own_problem(Tokenizer.from_buffer(content), about) is not None:
+        return read_model_tokenizer(path)
+    return read_tokenizer(path)
 
 
 def _checked(path: Path) -> bytes:

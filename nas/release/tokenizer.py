@@ -109,6 +109,20 @@ class MemberTokenizer:
         """Tokens that end an answer."""
         return tuple(self.special[name] for name in (END_OF_TURN, END_OF_TEXT) if name in self.special)
 
+    @property
+    def marks(self) -> Marks | None:
+        """Tokens around a document; None: BOS and END_OF_TEXT."""
+        return None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template, in Jinja; None: there is none."""
+        return chat_template() if self.special else None
+
+    def fits(self, rows: int) -> bool:
+        """Returns whether an embedding of so many rows is one for these tokens."""
+        return len(self.tokens) == rows
+
     def vocabulary(self, rows: int) -> Vocabulary:
         """Returns the vocabulary as GGUF files store it.
 
@@ -127,7 +141,7 @@ class MemberTokenizer:
             ),
             merges=merges_of(json.loads(self.content)),
             ids=self.ids(),
-            chat_template=chat_template() if self.special else None,
+            chat_template=self.chat_template,
             pre_tokenizer=PRE_TOKENIZER,
             starts_texts=BOS in self.special,
         )
@@ -154,8 +168,8 @@ class MemberTokenizer:
             ),
         )
         yield "special_tokens_map.json", json_bytes(names)
-        if self.special:
-            yield "chat_template.jinja", chat_template().encode()
+        if self.chat_template is not None:
+            yield "chat_template.jinja", self.chat_template.encode()
 
     def describe(self) -> str:
         """Returns the hash of its content, for result keys."""
@@ -261,12 +275,13 @@ def read_content(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def require_fit(tokenizer: MemberTokenizer, layout: Layout, where: str) -> None:
-    """Checks that a tokenizer has as many tokens as the layout has embedding rows.
+    """Checks that a tokenizer has as many tokens as the layout has embedding rows; a trained model's may have fewer.
 
     Raises:
-        InvalidInput: it has more or fewer tokens.
+        InvalidInput: it has more, or fewer.
     """
-    if (count := len(tokenizer.tokens)) != layout.vocab:
+    if not tokenizer.fits(layout.vocab):
+        count = len(tokenizer.tokens)
         raise InvalidInput(
             f"{count:,} tokens, but the layout's vocabulary is v{layout.vocab}: train one with"
             f" `nas family tokenizer --vocab {layout.vocab}`, or take a layout of v{count}",

@@ -25,7 +25,7 @@ from nas.core.task import IGNORE
 from nas.nn.model import Model
 from nas.nn.weights import save_weights
 from nas.posttrain import curriculum, languages
-from nas.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines, render
+from nas.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines
 from nas.posttrain.curriculum import CurriculumSettings, solved_shares, solvers
 from nas.posttrain.filters import (
     Filters,
@@ -105,20 +105,20 @@ def test_preferences_need_two_answers(tmp_path: Path) -> None:
         read_lines(path, Preference)
 
 
-def test_template_is_rendered_as_by_plain_jinja() -> None:
+def test_template_is_rendered_as_by_plain_jinja(chat: ChatTokenizer) -> None:
     tools = ({"name": "weather", "city": "Zürich <b>"},)
     one = conversation("be brief", "hi", "hello", roles=("system", "user", "assistant"))
     plain = Environment().from_string(chat_template())  # differs in the escapes of JSON alone
     expected = plain.render(messages=one.model_dump()["messages"], tools=[json.dumps(tools[0], ensure_ascii=False)],
                             bos_token="<|startoftext|>")  # fmt: skip
-    assert render(one.messages, tools) == expected
+    assert chat.render(one.messages, tools) == expected
 
 
 def test_answers_alone_are_trained_on(chat: ChatTokenizer) -> None:
     one = conversation("one", "two", "three", "four")
     ids, answers = chat.conversation(one)
     assert chat.decode(ids[answers].tolist()) == "two<|im_end|>four<|im_end|>"
-    assert chat.decode(ids.tolist()) == render(one.messages).removesuffix("\n")
+    assert chat.decode(ids.tolist()) == chat.render(one.messages).removesuffix("\n")
     question = chat.question(one.question)
     assert ids[: len(question)].tolist() == question and answers[len(question) :].all()
     assert chat.answer_of([*ids[len(question) :].tolist(), 65]) == "four"
