@@ -17,7 +17,9 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -403,10 +405,22 @@ class ChatTokenizer:
 _PROBE = tuple(Message(role=role, content=f"{role} speaks") for role in ("user", "assistant", "user", "assistant"))
 
 
+class _Generation(Extension):
+    """The tag of transformers around answers, which changes nothing in the text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as declared by jinja2
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 @cache
 def _compiled(template: str) -> Template:
     # As transformers renders it: blocks trimmed, JSON without HTML escapes.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     environment.globals["raise_exception"] = _refuse
     return environment.from_string(template)

@@ -195,7 +195,8 @@ def test_what_a_template_or_tokenizer_cannot_say_is_named_by_file_and_line(here:
 
 
 def test_a_models_template_is_rendered_as_by_plain_jinja(here: Path) -> None:
-    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", QWEN))
+    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", with_template(QWEN, marked + ASK)))
     turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
     messages = [{"role": role, "content": content} for role, content in turns]
     one = Conversation.model_validate({"messages": messages})
