@@ -269,7 +269,7 @@ class ChatTokenizer:
         self._tokenizer.no_padding()
         texts = {token: text for text, token in self._tokenizer.get_vocab(with_added_tokens=True).items()}
         self._names = {f"{purpose}_token": texts[token] for purpose, token in tokenizer.ids().items()}
-        self.special = tuple(tokenizer.special) if isinstance(tokenizer, ModelTokenizer) else SPECIAL
+        self.special = tuple(dict.fromkeys((*SPECIAL, *tokenizer.special)))
         """Tokens that messages may not spell."""
         self.ends = tokenizer.ends
         """Ids after which an answer is over."""

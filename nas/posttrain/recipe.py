@@ -246,19 +246,19 @@ def run_recipe(
         NasError: see `train_member`.
     """
     before: tuple[MemberTraining, ...] = ()
-    if recipe.start is None:
+    origin = None if recipe.start is None else origin_of(folder / recipe.start)
+    if origin is None:
         member, _, _ = find_member(family, size)
         recorded = read_record(member / TRAINING, MemberTraining)
         requests = recipe.requests(folder, None if recipe.tokenizer else tokenizer_of(member))
         before = before_first(requests[0].kind, () if recorded is None else recorded.history)
     else:
-        origin = origin_of(folder / recipe.start)
         requests = recipe.requests(folder, origin.tokenizer)
     known = names_of(before)
     for request in requests:
         request.check(known)
         known |= {request.kind, request.name} - {""}
-    if recipe.start is not None:
+    if origin is not None:
         require_member(family, size, origin)
     for number, request in enumerate(requests, 1):
         log(f"stage {number} of {len(requests)}: {request.name or request.kind}")

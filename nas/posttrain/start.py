@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,10 +50,11 @@ class Origin:
 
     def describe(self) -> str:
         """Returns it in words, with the beginning of the hash of its files, for records."""
-        return f"{self.family} in {self.folder.resolve().name}, SHA-256 {content_hash(self.hashes())[:12]}"
+        return f"{self.family} in {self.folder.resolve().name}, SHA-256 {content_hash(self.hashes)[:12]}"
 
+    @cached_property
     def hashes(self) -> list[str]:
-        """Returns the SHA-256 of its files."""
+        """SHA-256 of its files."""
         return [sha256_of(path) for path in self.files]
 
 
@@ -133,7 +135,7 @@ class StartRequest(TrainingRequest):
         return Start(
             layout=member.layout.to_json(), seed=0, tokenizer=member.tokenizer.resolve(),
             tokenizer_sha256=sha256_of(member.tokenizer), folder=self.folder.resolve(), described=origin.describe(),
-            hashes=origin.hashes(),
+            hashes=origin.hashes,
         )  # fmt: skip
 
 
