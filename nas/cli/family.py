@@ -255,6 +255,9 @@ def post(
             "--workers", min=1, help="Number of processes. Default: one per GPU, at least one.", show_default=False
         ),
     ] = None,
+    checkpoint: Annotated[
+        float, typer.Option("--checkpoint", min=0, help="Least seconds between checkpoints; 0: one after every step.")
+    ] = 60.0,
     pte: Annotated[
         bool | None,
         typer.Option("--pte/--no-pte", help="Also write a standard ExecuTorch program.", show_default="as before"),
@@ -271,7 +274,9 @@ def post(
 
     stages = read_recipe(recipe)
     files = kept_options(files_of(member_folder(name, size)), None, pte, None)
-    record = run_recipe(name, size, stages, recipe.resolve().parent, say, workers=workers, files=files)
+    record = run_recipe(
+        name, size, stages, recipe.resolve().parent, say, workers=workers, files=files, checkpoint_s=checkpoint
+    )
     if json:
         print_json(record.model_dump(mode="json"))
         return
