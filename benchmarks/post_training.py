@@ -3,6 +3,7 @@
     python -m benchmarks.post_training train --state FOLDER [--seeds 3] > result.json
     python -m benchmarks.post_training kills --state FOLDER [--kills 3] [--seed 0] > result.json
     python -m benchmarks.post_training passes --state FOLDER > result.json
+    python -m benchmarks.post_training memory --state FOLDER > result.json
 
 Each seed of `train` is a member of its own: pre-training, fine-tuning, alignment with on-policy preferences, and merges
 of both by several methods. What is compared is the share of exact answers to questions that are not in the training
@@ -15,6 +16,9 @@ stages and the files with those of an undisturbed run. Checkpoints are written a
 
 `passes` measures what packing saves in fine-tuning: CPU times of the same steps with padding computed everywhere, and
 in mixers alone.
+
+`memory` measures the peak memory of merges of sharded checkpoints of two sizes with tensors of equal shapes, each in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,6 +75,7 @@ from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
 from nas.pretrain.tokenizer_training import train_tokenizer
 from nas.release.files import write_files
+from nas.release.huggingface import DrawnWeights, Planned, shards, write_safetensors
 from nas.release.options import FileOptions
 from nas.release.tokenizer import read_tokenizer
 from nas.runtimes.base import Checkpoint
@@ -79,6 +85,9 @@ _MOST_TOKENS = 4096
 """Of a pass, on CPUs."""
 _LARGER = ("d256 v512 ffn=swiglu:768 [C3 A4/2 C3 A4/2]", "d512 v8192 ffn=swiglu:1536 [C3 M A8/4 C3]")
 _STEPS = 12
+_MERGED = "d512 v16384 ffn=swiglu:1408 [{layers}]"
+_LAYERS = "C3*3 A8/4"
+_SHARD_BYTES = 30 * 10**6
 _RUN_S = 3600.0
 MERGES: dict[str, MergeSettings] = {
     "soup": MergeSettings(method="soup"),
@@ -98,7 +107,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Returns the options of a command line; `run` is the function that it asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    for mode, run in (("train", run_trainings), ("kills", run_kills), ("passes", run_passes)):
+    for mode, run in (("train", run_trainings), ("kills", run_kills), ("passes", run_passes), ("memory", run_memory)):
         own = modes.add_parser(mode)
         own.set_defaults(run=run)
         own.add_argument("--state", type=lambda text: Path(text).resolve(), required=True, help="keeps everything")
@@ -272,6 +281,52 @@ def run_passes(options: argparse.Namespace) -> dict[str, Any]:
              "packed_over_padded": middle, "quartiles": [low, high]}
         )  # fmt: skip
     return {"steps": found}
+
+
+def run_memory(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the peak memory of merges of two models with a base, by size and method."""
+    found = []
+    for repeats in (1, 8):
+        layout = Layout.parse(_MERGED.format(layers=" ".join([_LAYERS] * repeats)))
+        folders = [options.state / f"merged-{repeats}" / name for name in ("base", "one", "two")]
+        for seed, folder in enumerate(folders):
+            _write_shards(folder, layout, seed)
+        size = sum(path.stat().st_size for path in folders[0].glob("*.safetensors"))
+        for name in ("soup", "task-arithmetic", "ties", "dare-ties"):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                out = options.state / "merged.safetensors"
+                peak = pool.submit(_merge_peak_mb, folders, MERGES[name], out).result()
+            say(f"{layout.params.total:,} weights, {name}: {peak:.0f} MB")
+            found.append({"parameters": layout.params.total, "model_mb": size / 1e6, "method": name, "peak_mb": peak})
+    return {"layout": _MERGED.format(layers=f"({_LAYERS}) ..."), "merges": found}
+
+
+def _merge_peak_mb(folders: Sequence[Path], settings: MergeSettings, out: Path) -> float:
+    """Returns the peak resident memory of a merge beyond what this process had before, in MB."""
+    torch.set_num_threads(1)
+    base, *models = folders
+    Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM to VmRSS, see proc(5)
+    before = _status_mb("VmRSS")
+    merge(models, base, settings, out)
+    return _status_mb("VmHWM") - before
+
+
+def _status_mb(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024 / 1e6
+
+
+def _write_shards(folder: Path, layout: Layout, seed: int) -> None:
+    """Writes random weights in bfloat16, as shards with an index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = DrawnWeights(layout, seed, torch.bfloat16)
+    planned = [Planned(name, state.shape(name), torch.bfloat16) for name in sorted(state.names)]
+    index = {}
+    for number, own in enumerate(shards(planned, _SHARD_BYTES)):
+        tensors = (torch.from_numpy(state.floats(one.name)) for one in own)
+        write_safetensors(folder / f"{number}.safetensors", own, tensors, {"layout": layout.format()})
+        index |= {one.name: f"{number}.safetensors" for one in own}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
 
 def _write_data(options: argparse.Namespace) -> None:

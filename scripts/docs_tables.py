@@ -136,6 +136,17 @@ def passes_table(result: Mapping[str, Any]) -> str:
     return _table(("layout", "conversations of a step", "padding", "time packed / padded"), rows)
 
 
+def merges_table(result: Mapping[str, Any]) -> str:
+    """Returns peak memory of merges, from `benchmarks.post_training memory`: by method and size."""
+    peaks = {(each["method"], each["model_mb"]): each["peak_mb"] for each in result["merges"]}
+    sizes = sorted({size for _, size in peaks})
+    rows = [
+        (f"`{method}`", *(f"{peaks[method, size]:,.0f} MB" for size in sizes))
+        for method in dict.fromkeys(method for method, _ in peaks)
+    ]
+    return _table(("method", *(f"models of {size:,.0f} MB" for size in sizes)), rows)
+
+
 def _models(model: type[BaseModel], path: str, seen: set[type]) -> Iterator[tuple[str, type[BaseModel]]]:
     seen.add(model)
     yield path, model

@@ -15,6 +15,7 @@ from typing import Any
 import typer
 from docs_tables import (
     block_tables,
+    merges_table,
     metric_table,
     model_tables,
     passes_table,
@@ -62,7 +63,12 @@ def generated() -> dict[Path, str]:
     models = _replaced(compared.read_text(encoding="utf-8"), "references", reference_table())
     post = DOCS / "how-to/post-training.md"
     trained = post.read_text(encoding="utf-8")
-    for name, table in (("post-training", post_training_table), ("post-training-passes", passes_table)):
+    tables = {
+        "post-training": post_training_table,
+        "post-training-passes": passes_table,
+        "post-training-merges": merges_table,
+    }
+    for name, table in tables.items():
         trained = _replaced(trained, name, table(json.loads((RECORDED / f"{name}.json").read_bytes())))
     return {reference: text, compared: models, post: trained, DOCS / "reference/cli.md": cli_reference()}
 

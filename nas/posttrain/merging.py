@@ -165,16 +165,15 @@ class Shards:
         self.path = path
         self._open = ExitStack()
         self._files: dict[Path, Any] = {}
-        self._owner: dict[str, Any] = {}
+        self._owner: dict[str, Path] = {}
         if path.is_dir() and (path / _INDEX).is_file():
-            for name, file in sorted(_index(path).items()):
-                self._owner[name] = self._file(path / file)
-            for name, owner in self._owner.items():
-                if name not in owner.keys():  # noqa: SIM118 - not a mapping
+            for name, file in _index(path).items():
+                self._owner[name] = path / file
+                if name not in self._file(path / file).keys():  # noqa: SIM118 - not a mapping
                     raise InvalidInput(f"{name} is not in the file that the index names", where=str(path / _INDEX))
         else:
-            single = self._file(path / _SINGLE if path.is_dir() else path)
-            self._owner = dict.fromkeys(sorted(single.keys()), single)
+            single = path / _SINGLE if path.is_dir() else path
+            self._owner = dict.fromkeys(self._file(single).keys(), single)
         self.metadata: dict[str, str] = next(iter(self._files.values())).metadata() or {}
 
     def __enter__(self) -> Shards:
@@ -199,14 +198,18 @@ class Shards:
         Raises:
             InvalidInput: it holds no floating-point numbers of 16 or 32 bits.
         """
-        part = self._owner[name].get_slice(name)
+        part = self._file(self._owner[name]).get_slice(name)
         if part.get_dtype() not in _TYPES:
             raise InvalidInput(f"{name} has type {part.get_dtype()}, not F32, F16 or BF16", where=str(self.path))
         return Planned(name, tuple(part.get_shape()), _TYPES[part.get_dtype()])
 
     def tensor(self, name: str) -> Tensor:
-        """Returns a tensor as float32."""
-        found: Tensor = self._owner[name].get_tensor(name)
+        """Returns a tensor as float32, through a mapping of its own.
+
+        Pages that were read of a mapping count as resident memory until it ends.
+        """
+        with safe_open(self._owner[name], "pt") as file:
+            found: Tensor = file.get_tensor(name)
         return found.float()
 
     def _file(self, path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from pathlib import Path
 
@@ -123,6 +124,27 @@ def test_random_drops_are_those_of_the_equations(method: Method, epsilon: float)
         expected = torch.tensor(ties_by_loops([base + each for each in sparse], base, weights, 1.0)).view_as(base)
     settings = MergeSettings(method=method, weights=tuple(weights), density=density, epsilon=epsilon, seed=7)
     torch.testing.assert_close(merge_tensors("w", models, base, settings), expected, rtol=1e-4, atol=1e-5)
+
+
+def resident_bytes(path: Path) -> int:
+    """Resident memory of this process's mappings of a file."""
+    maps = Path("/proc/self/smaps").read_text().splitlines()
+    found, inside = 0, False
+    for line in maps:
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found
+
+
+def test_what_was_read_of_a_file_does_not_stay_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({str(i): torch.ones(1 << 18) for i in range(16)}, path)
+    with Shards(path) as shards:
+        for name in shards.names:
+            assert shards.tensor(name).sum() == 1 << 18
+        assert resident_bytes(path) < path.stat().st_size / 4
 
 
 @pytest.mark.parametrize("count", [3, 30])
