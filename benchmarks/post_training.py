@@ -321,7 +321,7 @@ def _write_shards(folder: Path, layout: Layout, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     state = DrawnWeights(layout, seed, torch.bfloat16)
     planned = [Planned(name, state.shape(name), torch.bfloat16) for name in sorted(state.names)]
-    index = {}
+    index: dict[str, str] = {}
     for number, own in enumerate(shards(planned, _SHARD_BYTES)):
         tensors = (torch.from_numpy(state.floats(one.name)) for one in own)
         write_safetensors(folder / f"{number}.safetensors", own, tensors, {"layout": layout.format()})

@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 from cli_runner import nas
 from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+from tokenizer_lab import write_qwen3
 
+from nas.adapt.checkpoints import read_model
 from nas.core.errors import InvalidInput
 from nas.core.logs import visible
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
 from nas.posttrain.conversations import ChatTokenizer
 from nas.posttrain.files import Chat, chat_tokenizer, open_dialogue
-from nas.posttrain.generation import answerer, generate
-from nas.posttrain.recipe import read_recipe, run_recipe
+from nas.posttrain.generation import answerer, generate, loaded
+from nas.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
 from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
+from nas.pretrain.member_training import WEIGHTS
 from nas.release.options import FileOptions
 from nas.views.family import member_folder
 
@@ -92,6 +95,30 @@ def test_answers_of_a_gguf_file(member: Path, tmp_path: Path) -> None:
     assert "8da4w: none: not asked for" in (member / "README.md").read_text()
     table = nas("family", "post", *of_member, "--recipe", str(tmp_path / "recipe.yaml")).out
     assert "sft" in table and "bits per byte" in table
+
+
+def test_a_member_that_started_from_a_trained_model_answers_in_its_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    write_qwen3(tmp_path / "model")
+    write_tasks(tmp_path, train=30, test=4, pairs=2, lines=20)
+    sft = {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1}
+    recipe = PostTrainingRecipe.model_validate({"start": "model", "stages": [sft]})
+    files = FileOptions(gguf=("f32",), context=512)
+    record = run_recipe("mine", "small", recipe, tmp_path, lambda line: None, workers=1, files=files)
+    member = member_folder("mine", "small")
+    chat = chat_tokenizer(member)
+    model = loaded(read_model(tmp_path / "model").layout, member / "training" / record.config["key"][:12] / WEIGHTS)
+    with open_dialogue(member, "F32", 256) as dialogue:
+        talk = Chat(dialogue, chat)
+        for text in ("What is 2 + 3?", "And two more?"):
+            said = "".join(talk.say(text, most=12, temperature=0.0, seed=0))
+            (expected,) = generate(model, [chat.question(talk.messages[:-1])], 12, chat.ends)
+            assert said == chat.answer_of(expected)
+        with pytest.raises(InvalidInput, match="special token"):
+            list(talk.say("<|endoftext|>", most=1, temperature=0.0, seed=0))
 
 
 def _check_benchmarks(member: Path, tmp_path: Path, chat: ChatTokenizer, model: Model) -> None:

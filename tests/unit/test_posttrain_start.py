@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from jinja2 import Environment
 from pretrain_lab import SETTINGS, run_here, write_corpus, write_family, write_tokenizer
 from safetensors.torch import load_file
-from tokenizer_lab import CHATML, FORMS, Form, write_model_tokenizer
+from tokenizer_lab import ASK, CHATML, with_template, write_model_tokenizer, write_qwen3
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nas.adapt.checkpoints import import_model
@@ -32,7 +31,6 @@ from nas.release.options import FileOptions
 from nas.runtimes.base import RandomWeights
 
 LAYOUT = Layout.parse("d64 v400 ffn=swiglu:96 [A4/2*2]")
-ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 FORGETS = (  # earlier answers lose their reasoning, as in Qwen3's template
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
@@ -41,25 +39,6 @@ FORGETS = (  # earlier answers lose their reasoning, as in Qwen3's template
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 SFT: dict[str, Any] = {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1}
-
-
-def with_template(form: Form, template: str | None) -> Form:
-    return replace(form, settings={**form.settings, "chat_template": template})
-
-
-QWEN = with_template(FORMS["qwen3"], CHATML + ASK)
-
-
-def write_qwen(folder: Path, form: Form = QWEN) -> Path:
-    """Writes a random Qwen3 with a tokenizer, as `save_pretrained` does."""
-    torch.manual_seed(1)
-    config = AutoConfig.for_model(
-        "qwen3", vocab_size=400, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, intermediate_size=96, tie_word_embeddings=True,
-    )  # fmt: skip
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    write_model_tokenizer(folder, form)
-    return folder
 
 
 @pytest.fixture
@@ -83,7 +62,7 @@ def weights(record: MemberTraining) -> Path:
 
 
 def test_a_recipe_starts_from_a_folder_of_transformers(here: Path) -> None:
-    model = write_qwen(here / "model")
+    model = write_qwen3(here / "model")
     merge = {"kind": "merge", "method": "task-arithmetic", "models": ["sft"], "weights": [0.5]}
     found = run(here, SFT, merge)
     first, sft, merged = found.history
@@ -153,7 +132,7 @@ def test_a_recipe_starts_from_an_adapted_child(here: Path) -> None:
     ids=["none", "no question", "undefined", "broken"],
 )
 def test_templates_that_cannot_be_trained_on_are_refused(here: Path, template: str | None, problem: str) -> None:
-    write_qwen(here / "model", with_template(QWEN, template))
+    write_qwen3(here / "model", with_template(template))
     with pytest.raises(InvalidInput, match=problem):
         run(here, SFT)
     assert not member_folder("mine", "small").exists()
@@ -162,7 +141,7 @@ def test_templates_that_cannot_be_trained_on_are_refused(here: Path, template: s
 def test_folders_that_do_not_fit_are_refused(here: Path) -> None:
     with pytest.raises(InvalidInput, match="nowhere: no such folder"):
         run(here, SFT, start="nowhere")
-    model = write_qwen(here / "model")
+    model = write_qwen3(here / "model")
     with pytest.raises(UnknownName, match="unknown earlier stage 'base'"):
         run(here, SFT | {"from": "base"})
     with pytest.raises(ValueError, match="'start' is a kind of stage"):
@@ -184,7 +163,7 @@ def test_folders_that_do_not_fit_are_refused(here: Path) -> None:
 
 def test_what_a_template_or_tokenizer_cannot_say_is_named_by_file_and_line(here: Path) -> None:
     system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    write_qwen(here / "model", with_template(QWEN, system + CHATML + ASK))
+    write_qwen3(here / "model", with_template(system + CHATML + ASK))
     line = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}
     first = {"messages": [{"role": "system", "content": "be brief"}, *line["messages"]]}
     spelled = {"messages": [{"role": "user", "content": "<|endoftext|>"}, line["messages"][1]]}
@@ -196,7 +175,7 @@ def test_what_a_template_or_tokenizer_cannot_say_is_named_by_file_and_line(here:
 
 def test_a_models_template_is_rendered_as_by_plain_jinja(here: Path) -> None:
     marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
-    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", with_template(QWEN, marked + ASK)))
+    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", with_template(marked + ASK)))
     turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
     messages = [{"role": role, "content": content} for role, content in turns]
     one = Conversation.model_validate({"messages": messages})
@@ -210,7 +189,7 @@ def test_a_models_template_is_rendered_as_by_plain_jinja(here: Path) -> None:
 
 
 def test_the_last_answer_alone_counts_where_earlier_ones_change(here: Path) -> None:
-    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", with_template(QWEN, FORGETS)))
+    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", with_template(FORGETS)))
     contents = ["one", "two", "three", "four"]
     roles = ["user", "assistant"] * 2
     messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
@@ -224,7 +203,7 @@ def test_the_last_answer_alone_counts_where_earlier_ones_change(here: Path) -> N
 
 def test_answers_that_a_template_changes_are_refused(here: Path) -> None:
     shouts = CHATML.replace("{{ m.content }}", "{{ m.content | replace('!', '.') }}") + ASK
-    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", with_template(QWEN, shouts)))
+    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", with_template(shouts)))
     messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two!"}]
     with pytest.raises(InvalidInput, match="its chat template changes the answer 'two!'"):
         chat.conversation(Conversation.model_validate({"messages": messages}))

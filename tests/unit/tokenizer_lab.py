@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,32 @@ def write_model_tokenizer(folder: Path, form: Form, texts: Sequence[str] = TEXT,
     if form.template:
         (folder / "chat_template.jinja").write_text(form.template)
     return folder / "tokenizer.json"
+
+
+ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def with_template(template: str | None) -> Form:
+    """Qwen3's form with another chat template."""
+    return replace(FORMS["qwen3"], settings={**FORMS["qwen3"].settings, "chat_template": template})
+
+
+QWEN3 = with_template(CHATML + ASK)
+
+
+def write_qwen3(folder: Path, form: Form = QWEN3) -> Path:
+    """Writes a random Qwen3 with a tokenizer, as `save_pretrained` does; returns the folder."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(
+        "qwen3", vocab_size=400, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, intermediate_size=96, tie_word_embeddings=True,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    write_model_tokenizer(folder, form)
+    return folder
 
 
 def write_sentencepiece_form(folder: Path) -> Path:
