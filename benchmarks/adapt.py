@@ -92,7 +92,7 @@ SIZES = {
     "small": Size(
         "d320 v2048 ffn=swiglu:1024 [A5/5:64*6]", 20_000_000, 1.5e-3,
         LibrarySettings(tokens=1 << 17, length=256, batch_tokens=4096, score_tokens=1 << 14, precision="bfloat16"),
-        Healing(tokens=1 << 18, length=256, batch_tokens=4096, precision="bfloat16"), 32, "bfloat16", "installed",
+        Healing(tokens=1 << 17, length=256, batch_tokens=4096, precision="bfloat16"), 32, "bfloat16", "installed",
     ),
 }  # fmt: skip
 
