@@ -121,8 +121,11 @@ Scores = list[dict[int, float]]
 
 
 def tables(done: list[dict[str, Any]]) -> dict[tuple[str, str], Scores]:
-    """Returns (group, way) -> scores, of the seeds that have every training; "all" is the mean of the groups."""
-    found = {(row["way"], row["number"], row["seed"]): row["scores"] for row in done}
+    """Returns (group, way) -> scores, of the seeds that have every training: whole domains, and their mean."""
+    found = {
+        (row["way"], row["number"], row["seed"]): {k: v for k, v in row["scores"].items() if "." not in k}
+        for row in done
+    }
     layouts = range(1 + max(number for _, number, _ in found))
     seeds = [
         seed
