@@ -1,13 +1,14 @@
 """Steps and processor time that protocols of proxy training need for the loss of the constant-rate AdamW protocol.
 
-    python -m benchmarks.quality.optimisers [--protocols constant,wsd,...] [--state FOLDER] [--report]
+    python -m benchmarks.quality.optimisers [--protocols constant,wsd,...] [--state FOLDER]
+    python -m benchmarks.quality.optimisers --report [--page docs/measured/proxies.md]
 
 Each protocol trains each layout with two seeds, in one pass, to several lengths; a longer training resumes from the
 shorter one where the protocol allows it. One unit of work is a protocol with a layout; finished ones are in
-`benchmarks/quality/optimisers.json` and are not repeated, and a killed one resumes from its checkpoints in `--state`.
+`benchmarks/recorded/optimisers.json` and are not repeated, and a killed one resumes from its checkpoints in `--state`.
 `steps` are those at which a protocol's loss, interpolated between lengths, reaches that of the constant rate at its
-last length; `fewer` is the geometric mean, over layouts and seeds, of the constant protocol's steps over these, and
-`less CPU` the same of processor seconds, evaluations included.
+last length, or "more" than that length; `fewer` is the geometric mean, over layouts and seeds, of the constant
+protocol's steps over these, and `less CPU` the same of processor seconds, evaluations included.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ import argparse
 import json
 import math
 import statistics
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from benchmarks.quality.page import fill
+from benchmarks.quality.start_values import GRID, started
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.proxy.corpus import refer
 from nas.proxy.job import LmRun, TrainJob, TrainResult
 from nas.proxy.train import train_seeds
 
-RESULTS = Path(__file__).with_name("optimisers.json")
+RESULTS = Path(__file__).parents[1] / "recorded/optimisers.json"
 LAYOUTS = {
     "hybrid": "d64 v256 ffn=swiglu:256 [C3*2 A4/2 C3]",
     "attention": "d64 v256 ffn=swiglu:256 [A4/2*4]",
@@ -35,9 +41,11 @@ LAYOUTS = {
 LENGTHS = (100, 150, 200, 300, 400)
 SEEDS = (0, 1)
 BASE = "constant"
+FORMER = "constant, start values of 0.1.0"
 WSD: dict[str, Any] = {"decay": 0.2, "ema": 0.0}
 PROTOCOLS: dict[str, dict[str, Any]] = {
     BASE: {},
+    FORMER: {},
     "wsd": WSD,
     "wsd, muon": {**WSD, "optimiser": "muon"},
     "wsd, muon, lr 0.006": {**WSD, "optimiser": "muon", "lr": 6e-3},
@@ -54,12 +62,16 @@ def main() -> None:
     parser.add_argument("--protocols", default=",".join(name.replace(", ", "+") for name in PROTOCOLS))
     parser.add_argument("--state", type=Path, default=Path("/tmp/hilnas-optimisers"))
     parser.add_argument("--report", action="store_true", help="only the table of what was measured")
+    parser.add_argument("--page", type=Path, help="also write the table there")
     options = parser.parse_args()
     if not options.report:
         for name in options.protocols.split(","):
             for layout in LAYOUTS:
                 measure(name.replace("+", ", "), layout, options.state)
-    print(report(recorded()))
+    text = report(recorded())
+    print(text)
+    if options.page:
+        fill(options.page, "optimisers", f"{text}\n")
 
 
 def recorded() -> dict[str, Any]:
@@ -73,6 +85,9 @@ def measure(protocol: str, layout: str, state: Path) -> None:
     name = f"{protocol} / {layout}"
     if name in recorded():
         return
+    started_as: AbstractContextManager[object] = nullcontext()
+    if protocol == FORMER:  # its jobs have the keys of `BASE`
+        started_as, state = mock.patch("nas.proxy.train.Model", partial(started, setting=GRID[0])), state / "former"
     losses: dict[str, list[float]] = {str(seed): [] for seed in SEEDS}
     before: list[TrainJob] = []
     done = cpu = 0.0
@@ -82,7 +97,8 @@ def measure(protocol: str, layout: str, state: Path) -> None:
         if before:
             done -= len(SEEDS) * (before[0].steps - before[0].decay_steps)
             jobs = [job.model_copy(update={"resume_from": old.key}) for job, old in zip(jobs, before, strict=True)]
-        outcomes = train_seeds(jobs, yield_hook=lambda: None, checkpoint_dir=state, device="cpu", log=print)
+        with started_as:
+            outcomes = train_seeds(jobs, yield_hook=lambda: None, checkpoint_dir=state, device="cpu", log=print)
         before = jobs
         for seed, outcome in zip(SEEDS, outcomes, strict=True):
             assert isinstance(outcome, TrainResult), outcome
@@ -125,14 +141,31 @@ def report(found: dict[str, Any]) -> str:
         ms = 1e3 * statistics.mean(row["cpu_seconds_a_step"] for _, row in rows)
         fewer = [LENGTHS[-1] / count for count in steps]
         cells = [name, ", ".join(f"{value:.3f}" for value in at)]
-        cells += [f"{statistics.mean(steps):.0f}", f"{_mean(fewer):.2f}", f"{ms:.0f}"]
-        lines.append("| " + " | ".join([*cells, f"{_mean(less):.2f}"]) + " |")
+        reached = all(map(math.isfinite, steps))
+        cells += [f"{statistics.mean(steps):.0f}", f"{statistics.geometric_mean(fewer):.2f}"] if reached else _NEVER
+        cells += [f"{ms:.0f}", f"{statistics.geometric_mean(less):.2f}" if reached else _NEVER[1]]
+        lines.append(f"| {' | '.join(cells)} |")
+    if FORMER in complete:
+        lines += ["", _against_former(found)]
     return "\n".join(lines)
 
 
-def _mean(ratios: list[float]) -> float:
-    """Returns the geometric mean; 0 where the loss was not always reached."""
-    return statistics.geometric_mean(ratios) if all(ratios) else 0.0
+_NEVER = ["more", "-"]
+
+
+def _against_former(found: dict[str, Any]) -> str:
+    """Returns a sentence on the steps that `BASE` needs for the losses of `FORMER` at the last length."""
+    needed = []
+    for layout in LAYOUTS:
+        base, former = (
+            [statistics.mean(at) for at in zip(*found[f"{name} / {layout}"]["bits_per_byte"].values(), strict=True)]
+            for name in (BASE, FORMER)
+        )
+        needed.append(f"{layout} {_steps(base, former[-1]):.0f}")
+    return (
+        f"Steps that the constant rate needs for the mean losses of the former start values at {LENGTHS[-1]} steps"
+        f" ({LENGTHS[0]} is the least that was measured): {', '.join(needed)}."
+    )
 
 
 def _steps(losses: list[float], wanted: float) -> float:

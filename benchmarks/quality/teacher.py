@@ -1,10 +1,11 @@
 """Measures whether a teacher raises the reliability of a language-model score per second.
 
-    python -m benchmarks.quality.teacher --out FOLDER [--layouts 8] [--seeds 3] [--steps 300] [--minutes M]
+    python -m benchmarks.quality.teacher run [--layouts 8] [--seeds 3] [--steps 300] [--minutes M]
+    python -m benchmarks.quality.teacher report [--page docs/measured/proxies.md]
 
 Random layouts of a space and its published reference are trained with and without a teacher (the published reference,
-`--teacher-steps` long) under the same seeds. Each training is one file in FOLDER, skipped where it is there, so that
-the script can be stopped and started again; with all of them a table is printed:
+`--teacher-steps` long) under the same seeds. Each training is one line of `RECORDED`, skipped where it is there, so
+that the script can be stopped and started again. The table, of all seeds that have every training:
 
 - variance of the layouts' means, and the paired seed variance (without each layout's mean and each seed's shift);
 - reliability of one seed: the share of the variance of a single score that is the layouts' own;
@@ -18,26 +19,33 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import numpy as np
+from scipy.stats import kendalltau
 
-from nas.core.durable import write_durably
+from benchmarks.quality.page import fill, markdown
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, Teacher
 from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef, refer
-from nas.proxy.job import TrainJob
+from nas.proxy.job import TrainJob, TrainResult
 from nas.proxy.ladder import rung_jobs
 from nas.proxy.quality import paired_spread
 from nas.proxy.train import train
 from nas.search import Sampler
 from nas.search_spaces import load_space
 
+RECORDED = Path(__file__).parents[1] / "recorded" / "proxy-teacher.jsonl"
 WAYS = ("alone", "taught")
+ALL = "mean"
 
 
-def jobs(arguments: argparse.Namespace, space: SearchSpace, corpus: CorpusRef) -> Iterator[tuple[str, TrainJob]]:
-    """Yields every training with its name, seed by seed, so that a part of them is already a comparison."""
+def jobs(
+    arguments: argparse.Namespace, space: SearchSpace, corpus: CorpusRef
+) -> Iterator[tuple[str, int, int, TrainJob]]:
+    """Yields way, number of the layout, seed and training; seed by seed, so that a part is already a comparison."""
     sampler, rng = Sampler(space), np.random.default_rng(arguments.draw)
     layouts = [Layout.parse(space.references.published)]
     layouts += [sampler.draw(rng) for _ in range(arguments.layouts - 1)]
@@ -50,70 +58,121 @@ def jobs(arguments: argparse.Namespace, space: SearchSpace, corpus: CorpusRef) -
                 )
                 config = space.quality.model_copy(update={"rungs": (rung,)})
                 (job,) = rung_jobs(QualityConfig.model_validate(config.model_dump()), 0, layout, corpus)
-                yield f"{way}-{number}-{seed}", job
+                yield way, number, seed, job
 
 
 def main() -> None:
-    """Runs what is missing, then prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of results")
-    parser.add_argument("--space", default="lfm2-study")
-    parser.add_argument("--layouts", type=int, default=8)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--teacher-steps", type=int, default=900)
-    parser.add_argument("--weight", type=float, default=0.5)
-    parser.add_argument("--draw", type=int, default=1, help="seed of the layouts")
-    parser.add_argument("--work", type=Path, help="folder of checkpoints; FOLDER/work unless given")
-    parser.add_argument("--minutes", type=float, default=1e9, help="no training is begun after them")
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    space = load_space(arguments.space)
+    commands = parser.add_subparsers(required=True)
+    running = commands.add_parser("run", help="train what has no result yet")
+    running.add_argument("--space", default="lfm2-study")
+    running.add_argument("--layouts", type=int, default=8)
+    running.add_argument("--seeds", type=int, default=3)
+    running.add_argument("--steps", type=int, default=300)
+    running.add_argument("--teacher-steps", type=int, default=900)
+    running.add_argument("--weight", type=float, default=0.5)
+    running.add_argument("--draw", type=int, default=1, help="seed of the layouts")
+    running.add_argument("--work", type=Path, default=Path("/tmp/hilnas-teacher"), help="folder of checkpoints")
+    running.add_argument("--minutes", type=float, default=1e9, help="no training is begun after them")
+    running.set_defaults(handle=run)
+    reporting = commands.add_parser("report", help="print the table of what is on file")
+    reporting.add_argument("--page", type=Path, help="also write the table there")
+    reporting.set_defaults(handle=report)
+    options = parser.parse_args()
+    options.handle(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Trains what has no result yet, until the time is over."""
     began, corpus = time.monotonic(), refer("default", Path())
-    named = dict(jobs(arguments, space, corpus))
-    for name, job in named.items():
-        path = arguments.out / f"{name}.json"
-        if path.is_file() or time.monotonic() - began > 60 * arguments.minutes:
+    done = {(row["way"], row["number"], row["seed"]) for row in recorded()}
+    for way, number, seed, job in jobs(options, load_space(options.space), corpus):
+        if (way, number, seed) in done or time.monotonic() - began > 60 * options.minutes:
             continue
-        work = arguments.work or arguments.out / "work"
         if job.teacher is not None:
-            train(job.teacher.job, yield_hook=lambda: None, checkpoint_dir=work, device="cpu", log=lambda line: None)
-        result = train(job, yield_hook=lambda: None, checkpoint_dir=work, device="cpu", log=lambda line: None)
-        kept = {"layout": job.layout, "scores": result.scores, "cpu_seconds": result.cpu_seconds, "steps": job.steps}
-        write_durably(path, json.dumps(kept, indent=1).encode())
-        print(name, round(result.cpu_seconds, 1), flush=True)
-    report(arguments)
+            _trained(job.teacher.job, options.work)
+        result = _trained(job, options.work)
+        row = {"way": way, "number": number, "seed": seed, "layout": Layout.from_json(job.layout).format()}
+        row |= {"steps": job.steps, "cpu_s": round(result.cpu_seconds, 1), "scores": result.scores}
+        with RECORDED.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(way, number, seed, row["cpu_s"], flush=True)
 
 
-def report(arguments: argparse.Namespace) -> None:
-    """Prints the table from the files of the trainings that both ways have for every layout of a seed."""
-    found = {path.stem: json.loads(path.read_text()) for path in arguments.out.glob("*-*-*.json")}
+def _trained(job: TrainJob, work: Path) -> TrainResult:
+    return train(job, yield_hook=lambda: None, checkpoint_dir=work, device="cpu", log=lambda line: None)
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Returns every training on file."""
+    return [json.loads(line) for line in RECORDED.read_text().splitlines()] if RECORDED.is_file() else []
+
+
+def report(options: argparse.Namespace) -> None:
+    """Prints the table, and how alike both ways order the layouts."""
+    text = markdown([*rows(recorded())]) + "\n" + order(recorded())
+    print(text, end="")
+    if options.page:
+        fill(options.page, "teacher", text)
+
+
+Scores = list[dict[int, float]]
+"""Layout -> seed -> score."""
+
+
+def tables(done: list[dict[str, Any]]) -> dict[tuple[str, str], Scores]:
+    """Returns (group, way) -> scores, of the seeds that have every training: whole domains, and their mean."""
+    found = {
+        (row["way"], row["number"], row["seed"]): {k: v for k, v in row["scores"].items() if "." not in k}
+        for row in done
+    }
+    layouts = range(1 + max(number for _, number, _ in found))
     seeds = [
         seed
-        for seed in range(arguments.seeds)
-        if all(f"{way}-{n}-{seed}" in found for way in WAYS for n in range(arguments.layouts))
+        for seed in sorted({seed for *_, seed in found})
+        if all((way, number, seed) in found for way in WAYS for number in layouts)
     ]
-    if len(seeds) < 2:
-        print(f"{len(found)} trainings; a comparison needs two whole seeds")
-        return
-    groups = sorted(found["alone-0-0"]["scores"])
-    print(f"{arguments.layouts} layouts, seeds {seeds}, {found['alone-0-0']['steps']} steps\n")
-    print("| group | way | sd of layouts | paired sd of a seed | reliability of a seed | CPU s | per 100 CPU s |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for group in groups:
-        for way in WAYS:
-            table = [
-                {seed: found[f"{way}-{n}-{seed}"]["scores"][group] for seed in seeds} for n in range(arguments.layouts)
-            ]
-            noise = paired_spread(table).sd ** 2
-            means = np.var([np.mean(list(row.values())) for row in table], ddof=1)
-            signal = max(0.0, means - noise / len(seeds))
-            seconds = np.mean([found[f"{way}-{n}-{s}"]["cpu_seconds"] for n in range(arguments.layouts) for s in seeds])
-            one = signal / (signal + noise)
-            pooled = signal / (signal + noise * seconds / 100)
-            print(
-                f"| {group} | {way} | {signal**0.5:.4f} | {noise**0.5:.4f} | {one:.2f} | {seconds:.1f} | {pooled:.2f} |"
-            )
+    groups = sorted(next(iter(found.values())))
+    return {
+        (group, way): [
+            {
+                seed: fmean(found[way, number, seed].values()) if group == ALL else found[way, number, seed][group]
+                for seed in seeds
+            }
+            for number in layouts
+        ]
+        for group in (*groups, ALL)
+        for way in WAYS
+    }
+
+
+def rows(done: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
+    """Yields the rows of the table."""
+    seconds = {way: fmean(row["cpu_s"] for row in done if row["way"] == way) for way in WAYS}
+    for (group, way), table in tables(done).items():
+        noise = paired_spread(table).sd ** 2
+        means = np.var([fmean(each.values()) for each in table], ddof=1)
+        signal = max(0.0, means - noise / len(table[0]))
+        yield {
+            "group": group,
+            "way": way,
+            "sd of layouts": f"{signal**0.5:.4f}",
+            "paired sd of a seed": f"{noise**0.5:.4f}",
+            "reliability of a seed": f"{signal / (signal + noise):.3f}",
+            "CPU s": f"{seconds[way]:.1f}",
+            "reliability per 100 CPU s": f"{signal / (signal + noise * seconds[way] / 100):.3f}",
+        }
+
+
+def order(done: list[dict[str, Any]]) -> str:
+    """Returns a sentence on how alike the layouts' order is with and without the teacher, over all seeds."""
+    found = tables(done)
+    alone, taught = ([fmean(each.values()) for each in found[ALL, way]] for way in WAYS)
+    tau = kendalltau(alone, taught).statistic
+    return (
+        f"{len(alone)} layouts, {len(found[ALL, WAYS[0]][0])} seeds: Kendall's tau between the mean scores"
+        f" of both ways is {tau:.2f}.\n"
+    )
 
 
 if __name__ == "__main__":

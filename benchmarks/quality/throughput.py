@@ -1,6 +1,6 @@
 """Processor time of a training step of proxies: seeds in one pass against one by one, bfloat16 against float32.
 
-    python -m benchmarks.quality.throughput [--rounds 5] [--steps 3] [--seeds 2,4,8] [--device cpu] [--markdown]
+    python -m benchmarks.quality.throughput [--rounds 5] [--steps 3] [--seeds 2,4,8] [--device cpu] [--page PAGE]
 
 Steps are those of `nas.nn.fit`, with optimiser and weight average, without reading data, on one thread. A round runs
 every way of training in turn; figures are the least over rounds, per seed and step, so that a busy machine disturbs
@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.quality.page import fill, markdown
 from nas.core.layout import Layout
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
 from nas.nn.model import Model
@@ -72,6 +73,11 @@ class Row:
     ms: float
     ratio: float
 
+    def cells(self) -> dict[str, str]:
+        """Returns the row of a table."""
+        figures = {"ms a seed and step": f"{self.ms:.1f}", "ratio": f"{self.ratio:.2f}"}
+        return {"layout": self.layout, "data": self.data, "way": self.way} | figures
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -80,17 +86,18 @@ def main() -> None:
     parser.add_argument("--seeds", default="2,4,8")
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--markdown", action="store_true", help="a table instead of JSON lines")
+    parser.add_argument("--page", type=Path, help="write a table there, such as docs/measured/proxies.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     ways = [ALONE, *(Way(seeds=int(count)) for count in options.seeds.split(","))]
     ways += [Way(precision="bfloat16"), Way(optimiser="muon")]
-    if options.markdown:
-        print("| layout | data | way | ms a seed and step | ratio |\n| --- | --- | --- | --- | --- |", flush=True)
+    found = []
     for layout in options.layouts.split(","):
         for row in measured(layout, ways, options.rounds, options.steps, options.device):
-            cells = [row.layout, row.data, row.way, f"{row.ms:.1f}", f"{row.ratio:.2f}"]
-            print(f"| {' | '.join(cells)} |" if options.markdown else json.dumps(asdict(row)), flush=True)
+            print(json.dumps(asdict(row)), flush=True)
+            found.append(row)
+    if options.page:
+        fill(options.page, "throughput", markdown([row.cells() for row in found]))
 
 
 def measured(layout: str, ways: list[Way], rounds: int, steps: int, device: str) -> Iterator[Row]:

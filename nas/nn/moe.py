@@ -21,8 +21,6 @@ from nas.nn.primitives import ExpertLinear, Linear, Weights, for_examples, linea
 from nas.nn.swiglu import SwiGLU
 
 _NORM_EPS = 1e-6
-_DENSE = 4
-"""Most experts for each chosen one with which stacked seeds compute all of them: products of few rows are slow."""
 
 
 class ExpertBias(Weights):
@@ -78,7 +76,7 @@ class MixtureOfExperts(FeedForward):
         tokens = x.flatten(0, -2)
         weights, chosen = self.route(tokens)
         seeds = len(self.router.weight) if self.router.weight.dim() == 3 else 0
-        if seeds and (self.experts <= _DENSE * self.top_k or x.is_cuda):
+        if seeds and x.is_cuda:
             return self._dense(tokens, weights, chosen).view(x.shape)
         if seeds:
             seed = torch.arange(seeds, device=x.device).repeat_interleave(len(tokens) // seeds)
@@ -104,7 +102,10 @@ class MixtureOfExperts(FeedForward):
         return weights / (weights.sum(-1, keepdim=True) + _NORM_EPS), chosen
 
     def _dense(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Computes every expert for every token: more work, but in three products and without waiting for a GPU."""
+        """Computes every expert for every token: more work, but in three products and without waiting for a GPU.
+
+        Takes the stacked weights of several seeds; rows are those of one seed after the other.
+        """
         share = torch.zeros(len(tokens), self.experts, dtype=weights.dtype, device=tokens.device)
         share = share.scatter(-1, chosen, weights)
         if self.training:

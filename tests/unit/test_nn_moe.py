@@ -9,6 +9,7 @@ from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.nn.moe import MixtureOfExperts, balance_experts
 from nas.nn.primitives import draw_weights
+from nas.nn.seeds import stacked
 
 
 def mixture(text: str = "moe:8x2:16", seed: int = 0) -> MixtureOfExperts:
@@ -40,6 +41,21 @@ def test_loads_are_counted_in_training_only() -> None:
     module(x)
     chosen = module.route(x[0])[1]
     assert torch.equal(module.bias.load, 2.0 * chosen.flatten().bincount(minlength=8))
+
+
+def test_all_experts_for_every_token_are_the_same_as_the_chosen_ones_alone() -> None:
+    """GPUs take the former form with stacked seeds, which is slower on a CPU."""
+    tokens = torch.cat([inputs(40), inputs(40) + 0.1])
+    found = []
+    for dense in (False, True):
+        module = stacked([mixture(seed=1), mixture(seed=2)])
+        assert isinstance(module, MixtureOfExperts)
+        rows = tokens.flatten(0, 1)
+        y = module._dense(rows, *module.route(rows)) if dense else module(tokens).flatten(0, 1)
+        y.square().sum().backward()
+        assert module.bias.load.sum(1).tolist() == [80.0, 80.0]
+        found.append([y, module.bias.load, *(each.grad for each in module.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
 def test_bias_moves_towards_starved_experts_by_the_rate() -> None:
