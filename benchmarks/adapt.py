@@ -25,7 +25,7 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -64,7 +64,7 @@ from nas.pretrain.tokenizer_training import train_tokenizer
 from nas.proxy.corpus import build_corpus
 
 _RECALL = ("divergence_before", "divergence")
-MIXES, PAIRS = (Path(__file__).parent / f"recorded/adapt-{name}.json" for name in ("tiny", "pairs"))
+MIXES, SMALL, PAIRS = (Path(__file__).parent / f"recorded/adapt-{name}.json" for name in ("tiny", "small", "pairs"))
 PAGE = Path(__file__).parents[1] / "docs/measured/adapting.md"
 
 
@@ -116,9 +116,7 @@ def main() -> None:
     given = vars(parser.parse_args())
     mode = given.pop("mode")
     if mode == "page":
-        return write_tables(
-            PAGE, [*adapt_ablations.tables(), pair_table(), *adapt_smart.tables(), *adapt_large.tables()]
-        )
+        return write_tables(PAGE, tables())
     given["folder"].mkdir(parents=True, exist_ok=True)
     runs = {
         "mixes": run_mixes, "pairs": run_pairs, "kills": run_kills, "ablations": run_ablations,
@@ -204,6 +202,47 @@ def taus(rows: list[dict[str, Any]], by: str) -> dict[str, float]:
 
 def _tau(rows: list[dict[str, Any]], by: str, measured: str) -> float:
     return float(kendalltau([row[by] for row in rows], [row[measured] for row in rows]).statistic)
+
+
+def tables() -> list[str]:
+    """Returns the tables of `PAGE`."""
+    return [*small_tables(), *adapt_ablations.tables(), pair_table(), *adapt_smart.tables(), *adapt_large.tables()]
+
+
+def small_tables() -> list[str]:
+    """Returns the tables of `SMALL`: ranks, the alternatives, and every choice."""
+    report = json.loads(SMALL.read_bytes())
+    rows, bits = report["mixes"], report["teacher_bits_per_byte"]
+    family = [row for row in rows if {block.partition("(")[0][:1] for *_, block in row["choice"]} == {"C"}]
+    groups = {"all choices": rows, "short convolutions for attention": family}
+    groups["sums of 0.1 to 1"] = [row for row in rows if 0.1 <= row["summed"] <= 1]
+    ranks = [
+        [name, str(len(own)), *(f"{tau:.2f}" for tau in taus(own, "summed").values())] for name, own in groups.items()
+    ]
+    blocks: dict[str, list[dict[str, Any]]] = {}
+    for block in report["blocks"]:
+        blocks.setdefault(f"{block['part']} `{block['block']}`", []).append(block)
+    alternatives = [
+        [name, ", ".join(f"{each['kl'][TEXT_GROUP]:.3f}" for each in own), _span(each.get("error") for each in own)]
+        for name, own in blocks.items()
+    ]
+    choices = [
+        [
+            f"`{row['layout'].partition('[')[2][:-1]}`", f"{row['summed']:.3f}", f"{row['divergence_before']:.3f}",
+            f"{row['divergence']:.3f}", f"{row['bits_per_byte'] / bits - 1:+.1%}",
+        ]
+        for row in sorted(rows, key=lambda row: float(row["summed"]))
+    ]  # fmt: skip
+    return [
+        table(["choices", "number", "tau: before healing", "after healing", "bits per byte"], ranks),
+        table(["alternative", "score at each depth, nats per token", "error after training"], alternatives),
+        table(["layers", "sum of scores", "divergence", "healed", f"bits per byte over {bits:.3f}"], choices),
+    ]
+
+
+def _span(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{min(known):.2f} to {max(known):.2f}" if known else "-"
 
 
 def run_pairs(folder: Path) -> None:

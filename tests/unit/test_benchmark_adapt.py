@@ -8,8 +8,8 @@ import pytest
 import torch
 from adapt_lab import SETTINGS, alone, sources, write_lab
 
-from benchmarks import adapt_ablations, adapt_large, adapt_smart
-from benchmarks.adapt import PAGE, SIZES, family_of, pair_table
+from benchmarks import adapt_ablations
+from benchmarks.adapt import PAGE, SIZES, family_of, tables
 from nas.adapt.alternatives import default_alternatives
 from nas.adapt.library import Library, TrainedTeacher
 from nas.core.block import Block
@@ -57,5 +57,5 @@ def test_mixes_of_a_family_replace_mixers_by_one_kind_alone() -> None:
 
 def test_the_page_shows_what_is_recorded() -> None:
     page = PAGE.read_text()
-    for table in (*adapt_ablations.tables(), pair_table(), *adapt_smart.tables(), *adapt_large.tables()):
+    for table in tables():
         assert table in page
