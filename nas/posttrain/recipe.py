@@ -16,6 +16,7 @@ the one that was interrupted resumes, so a run continues by being started again.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -250,7 +251,10 @@ def run_recipe(
     if origin is None:
         member, _, _ = find_member(family, size)
         recorded = read_record(member / TRAINING, MemberTraining)
-        requests = recipe.requests(folder, None if recipe.tokenizer else tokenizer_of(member))
+        own = None
+        with suppress(InvalidInput):  # that a member has none is said by the first stage, after problems of files
+            own = tokenizer_of(member)
+        requests = recipe.requests(folder, own)
         before = before_first(requests[0].kind, () if recorded is None else recorded.history)
     else:
         requests = recipe.requests(folder, origin.tokenizer)
