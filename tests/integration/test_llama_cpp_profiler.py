@@ -30,7 +30,7 @@ EVERY_KIND = (
 def profile(build: Build, layout: Layout, folder: Path, workload: Workload) -> Profile:
     artifact = LLAMA_CPP.export(layout, "q4_0", RandomWeights(), folder / "m.gguf")
     runner = LLAMA_CPP.profiler(build.runner, print)
-    plan = LLAMA_CPP.plan(artifact, runner, workload, deadline_s=60)
+    plan = LLAMA_CPP.plan(artifact, runner, workload, deadline_s=300)
     raw = run_plan(plan, LLAMA_CPP.runner_folder(runner), {"model": folder / "m.gguf"})
     return LLAMA_CPP.read_profile(raw, layout)
 
