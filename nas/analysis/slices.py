@@ -62,8 +62,8 @@ class Slice:
 def study_slices(store: Store, study: StudySnapshot) -> tuple[list[Slice], str | None]:
     """Returns the slices of a study at its front, or none and the reason; fitting the model takes seconds.
 
-    The model is told of all results; unlike in the search, layouts under way do not count. Random layouts of the space,
-    which set its scales, are drawn without asking what a runtime carries: it need not be installed here.
+    The model is fitted to all results; unlike in the search, layouts under way do not count. Random layouts of the
+    space, which set its scales, are drawn without asking what a runtime carries: it need not be installed here.
     """
     space = study.space
     if space.search.proposer != ENGINE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import IO, Annotated, Any, Literal
 
@@ -300,13 +301,10 @@ def studies_router(
         responses=_ARCHIVE | documented(404), response_class=StreamingResponse,
     )  # fmt: skip
     def show_archive(name: StudyName) -> Response:
-        # Closed once it is sent.
-        file = tempfile.TemporaryFile("w+", encoding="utf-8", newline="")  # noqa: SIM115
-        try:
+        with ExitStack() as unsent:
+            file = unsent.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline=""))
             export_study(store, studies.find_id(store, name), file)
-        except BaseException:
-            file.close()
-            raise
+            unsent.pop_all()  # the response closes it once it is sent
         file.seek(0)
         headers = {"Content-Disposition": f'attachment; filename="{name}.archive"'}
         return StreamingResponse(_parts(file), headers=headers, media_type="application/x-ndjson")

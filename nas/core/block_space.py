@@ -191,7 +191,7 @@ def _knob_problems(kind: str, role: Role, knobs: Mapping[str, ArgKnob], names: s
             yield from _choice_problems(spec, name, knob)
         elif any(isinstance(choice, str) or choice <= 0 for choice in knob.choices):
             yield problem((kind, name), InvalidInput(f"{kind}: expansion must be a number above 0"))
-    # A mistyped name is told once, not also as the one that is missing.
+    # A mistyped name is reported once: the name that was meant is not reported as missing, too.
     meant = {close for name in names - set(valid) for close in get_close_matches(name, valid, n=1)}
     given = names | meant | ({"width"} if EXPANSION in names else set())
     for arg in spec.args:

@@ -87,7 +87,7 @@ def bench_all(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
 
 
 def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | NasError]:
-    """Measures as `bench_all`, and goes on after one that fails: yields each report, or why there is none.
+    """Yields the report of each bench as `bench_all` does, or the error of one that fails, and continues with the next.
 
     Raises:
         NasError: a runtime does not carry its layout, a file is none of its runtime, or nothing can be measured here.

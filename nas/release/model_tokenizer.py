@@ -77,7 +77,7 @@ _KNOWN: list[tuple[list[_Json], Mapping[bool, str]]] = [
 
 @dataclass(frozen=True)
 class ModelTokenizer(MemberTokenizer):
-    """A trained model's tokenizer.json, and what lies beside it.
+    """A trained model's tokenizer.json with the other tokenizer files of the model's folder.
 
     Args:
         content: the bytes of its tokenizer.json.
@@ -247,7 +247,7 @@ def read_model_tokenizer(path: Path) -> MemberTokenizer:
 
 
 def read_member_tokenizer(path: Path) -> MemberTokenizer:
-    """Reads a member's tokenizer.json: one of a family, whatever lies beside it, or that of a model it started from.
+    """Reads a member's tokenizer.json: a family's own, or that of the trained model that the member started from.
 
     Raises:
         InvalidInput: it cannot be read, or llama.cpp would split text in another way and no file beside it says how the

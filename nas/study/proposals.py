@@ -172,7 +172,7 @@ class ProposalDriver:
 
 
 def search_state(space: SearchSpace, trials: Iterable[Trial], events: Iterable[Event]) -> SearchState:
-    """Returns what the proposer of a study was told and proposed, from the study's log."""
+    """Returns the state of a study's proposer, its proposals and observations, from the study's log."""
     state = SearchState(tuple(objective.name for objective in space.objectives), space.search.seed)
     state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
     for event in events:

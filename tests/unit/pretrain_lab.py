@@ -9,12 +9,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 
 from nas.core.family import FAMILY, Family, Member, families_folder, write_record
 from nas.core.layout import Layout
 from nas.nn.fit import Log, TrainingState, Worker
 from nas.nn.model import Model
+from nas.pretrain import member_training
 from nas.pretrain.member_training import MemberToTrain, run_plan, train_plan
 from nas.pretrain.next_token import Pretraining, PretrainingRequest
 from nas.pretrain.recipe import Schedule, Settings, StageConfig
@@ -115,3 +117,13 @@ def run_here(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, Any]:
     run_plan(spec, alone(log=log))
     outcome: dict[str, Any] = json.loads((Path(spec["folder"]) / "outcome.json").read_text())
     return outcome
+
+
+def tiny_family(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes corpus, tokenizer and the family `tiny` in a home of its own; trainings run in this process."""
+    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
+        monkeypatch.setenv(name, str(folder / name))
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    write_corpus(folder / "corpus")
+    write_tokenizer(folder / "tokenizer.json", folder / "corpus")
+    write_family()

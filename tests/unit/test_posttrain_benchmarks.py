@@ -320,8 +320,6 @@ def test_groups_have_means_of_their_benchmarks(data: Path) -> None:
 def test_ifeval_is_judged_by_the_reference_implementation(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("langdetect", "immutabledict"):
-        pytest.importorskip(module)
     # No instruction here splits sentences, so none reads these data, but the judge wants them to be there.
     (tmp_path / "nltk/tokenizers/punkt_tab").mkdir(parents=True)
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk")])

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+from pretrain_lab import LAYOUT, SETTINGS, tiny_family
 from safetensors.torch import load_file, save_file
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 from torch import Tensor
@@ -32,7 +32,6 @@ from nas.posttrain.prefer import ACCURACY, answer_log_probabilities, preference_
 from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
 from nas.posttrain.reward_model import RewardModel
 from nas.posttrain.tasks import TASKS, conversations, is_test, preferences, write_tasks
-from nas.pretrain import member_training
 from nas.release.options import FileOptions
 from nas.release.tokenizer import BOS, byte_tokenizer, chat_template
 from nas.views.family import member_folder
@@ -210,12 +209,7 @@ def test_generated_conversations_are_valid_and_their_test_set_is_apart() -> None
 
 @pytest.fixture
 def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setattr(member_training, "run_workers", run_here)
-    write_corpus(tmp_path / "corpus")
-    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
-    write_family()
+    tiny_family(tmp_path, monkeypatch)
     write_tasks(tmp_path, train=30, test=6, pairs=60, lines=20)
     return tmp_path
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+from pretrain_lab import LAYOUT, SETTINGS, tiny_family
 from safetensors.torch import load_file, save_file
 
 from nas.core.errors import InvalidInput
@@ -19,7 +19,6 @@ from nas.nn.model import Model
 from nas.nn.weights import save_weights
 from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
 from nas.posttrain.tasks import write_tasks
-from nas.pretrain import member_training
 from nas.pretrain.recipe import Settings, complete
 from nas.release.options import FileOptions
 from nas.views.family import member_folder
@@ -30,12 +29,7 @@ SFT = {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3,
 
 @pytest.fixture
 def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setattr(member_training, "run_workers", run_here)
-    write_corpus(tmp_path / "corpus")
-    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
-    write_family()
+    tiny_family(tmp_path, monkeypatch)
     write_tasks(tmp_path, train=30, test=4, pairs=12, lines=20)
     return tmp_path
 

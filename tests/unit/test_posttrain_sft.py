@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from jinja2 import Environment
-from pretrain_lab import LAYOUT, SETTINGS, alone, run_here, write_corpus, write_family, write_tokenizer
+from pretrain_lab import LAYOUT, SETTINGS, alone, run_here, tiny_family, write_family
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
 from nas.core.errors import InvalidInput
@@ -372,12 +372,7 @@ def test_passes_hold_similar_lengths() -> None:
 
 @pytest.fixture
 def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setattr(member_training, "run_workers", run_here)
-    write_corpus(tmp_path / "corpus")
-    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
-    write_family()
+    tiny_family(tmp_path, monkeypatch)
     lines = [conversation(f"say {word}", word) for word in ("one", "two", "small", "large")] * 2
     lines += [conversation(f"count {i}", "tokens") for i in range(20)]
     (tmp_path / "chat.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in lines))

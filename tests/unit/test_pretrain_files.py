@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cli_runner import nas
-from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+from pretrain_lab import LAYOUT, SETTINGS, run_here, tiny_family, write_tokenizer
 
 from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record, write_record
@@ -32,12 +32,7 @@ def never(*_: object) -> Any:
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setattr(member_training, "run_workers", run_here)
-    write_corpus(tmp_path / "corpus")
-    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
-    write_family()
+    tiny_family(tmp_path, monkeypatch)
 
 
 @pytest.fixture

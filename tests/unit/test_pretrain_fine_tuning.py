@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+from pretrain_lab import LAYOUT, SETTINGS, tiny_family
 from torch import Tensor, nn
 
 from nas.core.canonical import content_hash, sha256_of
@@ -95,12 +95,7 @@ class FineTuning(TrainingPlan):
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainingRequest], MemberTraining]:
-    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setattr(member_training, "run_workers", run_here)
-    write_corpus(tmp_path / "corpus")
-    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
-    write_family()
+    tiny_family(tmp_path, monkeypatch)
     return lambda request: train_member("tiny", "1M", request, lambda line: None)
 
 
