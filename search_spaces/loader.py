@@ -15,6 +15,8 @@ from nas.core.block_space import BlockSpace, Knob, block_spaces
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.frame import check_reachable, impossible_choices
 from nas.core.layout import MAX_DEPTH, MAX_VOCAB, MAX_WIDTH, Layout
+from nas.core.metrics import RECALL, RECALL_METRIC
+from nas.core.quality_config import CorpusFiles
 from nas.core.replacement import LibraryScores
 from nas.core.scoring import PUBLISHED
 from nas.core.space import REMOVED_LIMITS, ModelSpace, Pattern, Range, SearchSpace, cross_problems
@@ -85,6 +87,8 @@ def parse_space(text: str, name: str, further: Further | None = None, base: Path
         found += [problem_at(*each, document) for each in impossible]
     if further is not None:
         found += [problem_at(*each, document) for each in further(document.value, choices)]
+    if space is not None:
+        found += [problem_at(*each, document) for each in _without_recall(space)]
     if space is not None and base is not None:
         found += [problem_at(*each, document) for each in _unscored(space, base)]
     if found:
@@ -142,6 +146,23 @@ def _readable(texts: Any) -> Iterator[Layout]:
             yield Layout.parse(str(text))
         except InvalidInput:
             continue
+
+
+def _without_recall(space: SearchSpace) -> Iterator[tuple[KeyPath, str]]:
+    """Finds uses of recall where nothing in the top rung measures it."""
+    config, top = space.quality, space.quality.rungs[-1]
+    named = config.corpus.files if isinstance(config.corpus, CorpusFiles) else config.corpus
+    texts = named if top.lm_steps and isinstance(named, tuple) else ()
+    groups = [*(f"task/{name}" for name in top.tasks), *(f"lm/{name}" for name in texts)]
+    if config.library is not None or any(group.startswith(RECALL) for group in groups):
+        return
+    add = "`tasks: {automata: {steps: 300}}`"
+    text = f"{RECALL_METRIC}: the top rung {top.name!r} measures no recall: add {add} to it"
+    uses = [("budgets", index, each.metric) for index, each in enumerate(space.budgets)]
+    uses += [("objectives", index, each.metric) for index, each in enumerate(space.objectives)]
+    for part, index, metric in uses:
+        if metric == RECALL_METRIC:
+            yield (part, index, "metric"), text
 
 
 def _unscored(space: SearchSpace, base: Path) -> Iterator[tuple[KeyPath, str]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, Field
 
 from nas.core.metrics import METRICS
-from nas.core.scoring import Figures, MeasurementKey, limit_at, measurement_keys, ratio_of_limit
+from nas.core.scoring import PROXY, Figures, MeasurementKey, limit_at, measurement_keys, ratio_of_limit
 from nas.core.space import Budget, Objective, SearchSpace
 
 PARAMS_TOTAL, PARAMS_ACTIVE, KV_BYTES = STRUCTURE = ("params_total", "params_active", "kv_bytes")
@@ -90,7 +90,9 @@ def cache_context(space: SearchSpace) -> int:
 
 def _objective(space: SearchSpace, objective: Objective, published: Figures, reference: float | None) -> AxisView:
     metric, key = METRICS[objective.metric], only_key(space, objective)
-    ratio = key is None and metric.source != "proxy"
+    of_quality = metric.source == "proxy"
+    ratio = key is None and not of_quality
+    held_at = PROXY if of_quality else key
     return AxisView(
         name=objective.name,
         key=objective.name,
@@ -103,13 +105,15 @@ def _objective(space: SearchSpace, objective: Objective, published: Figures, ref
         objective=True,
         place=target_name(key) if key else None,
         workload=objective.workload,
-        budget=limit_at(space, objective.metric, key, published) if key else _ratio(space, objective, published),
+        budget=limit_at(space, objective.metric, held_at, published)
+        if held_at
+        else _ratio(space, objective, published),
     )
 
 
 def _ratio(space: SearchSpace, objective: Objective, published: Figures) -> float | None:
     """Returns the limit of the worst ratio; None unless budgets allow the same at all keys."""
-    if METRICS[objective.metric].source == "proxy" or objective.aggregate != "worst":
+    if objective.aggregate != "worst":
         return None
     limits = set()
     for key in measurement_keys(space, objective):

@@ -114,7 +114,7 @@ def _without_front(study: StudySnapshot) -> str:
     states = study.states()
     ended = {
         "complete, but measured under noise, which does not count": states.get("complete", 0),
-        "over a budget": states.get("infeasible", 0),
+        "with a broken budget": states.get("infeasible", 0),
         "stopped early": states.get("stopped", 0),
         "failed": states.get("failed", 0),
     }

@@ -29,7 +29,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.frame import choice_of, ffn_width
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
-from nas.core.scoring import check_budgets, measurement_keys
+from nas.core.scoring import measurement_keys
 from nas.core.space import Objective, SearchSpace
 from nas.core.trial import TrialState
 from nas.store.engine import database_url
@@ -193,7 +193,7 @@ def _values(each: Record) -> list[float]:
 
 
 def _constraints(record: StudyRecord, each: Record) -> dict[str, float]:
-    checks = check_budgets(record.space, each.figures, record.published or {}, final=True)
+    checks = record.checks(each)
     return {check.name: check.log_excess for check in checks if check.log_excess is not None} | {
         NOISE: float(each.noisy)
     }
@@ -260,7 +260,7 @@ def _open(storage: RDBStorage, record: StudyRecord, name: str) -> Study:
 
 def _direction(space: SearchSpace, objective: Objective) -> Literal["maximize", "minimize"]:
     metric = METRICS[objective.metric]
-    several = metric.source != "proxy" and len(measurement_keys(space, objective)) > 1
+    several = len(measurement_keys(space, objective)) > 1
     return "maximize" if metric.direction == "max" and not several else "minimize"
 
 

@@ -321,7 +321,7 @@ def _draw_budgets(panel: Axes, budgets: Sequence[Mapping[str, Any]], x: Objectiv
         for axis, line in ((x, panel.axvline), (y, panel.axhline)):
             # An axis over several devices or runtimes is a ratio; limits are figures of one of them.
             one_place = axis["aggregate"] is None
-            same = budget["metric"] == axis["metric"] and budget["workload"] == axis["workload"]
+            same = budget["metric"] == axis["metric"] and budget["workload"] == (axis["workload"] or "")
             if one_place and same and budget["limit"] is not None:
                 line(budget["limit"], color=_BUDGET, linestyle="--", linewidth=1, label="budget")
 

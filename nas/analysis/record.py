@@ -21,10 +21,13 @@ from nas.core.metrics import METRICS
 from nas.core.scoring import (
     PUBLISHED,
     Axis,
+    BudgetCheck,
     Figures,
     MeasurementKey,
     QualityValue,
     axis,
+    check_budgets,
+    check_quality,
     figures_from_json,
     with_file_size,
 )
@@ -272,6 +275,14 @@ class StudyRecord:
         return {
             names[record.layout.id]: record for record in self.records.values() if record.trial.origin == "reference"
         }
+
+    def checks(self, record: Record) -> list[BudgetCheck]:
+        """Returns the verdicts on a trial's budgets as far as they are known: on quality, at the top rung alone."""
+        found = check_budgets(self.space, record.figures, self.published or {}, final=True)
+        config, quality = self.space.quality, record.quality
+        if quality is None or quality.rung != config.rungs[-1].name:
+            return found
+        return found + check_quality(self.space, quality, final=record.rescored is not None or config.rescore is None)
 
     def proxy_id(self, record: Record) -> str:
         """Returns the id of the layout's proxy; layouts with the same proxy share the error of its quality."""

@@ -23,7 +23,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
 from nas.core.pareto import Ranked, TrialAxes, dominates, front_hypervolume, rank_trials
-from nas.core.scoring import Axis, check_budgets, log_sd, measurement_keys, ratio_of_limit
+from nas.core.scoring import Axis, limit_of, log_sd, measurement_keys, ratio_of_limit
 from nas.core.stats import Z95
 from nas.core.trial import TrialState
 from nas.core.units import show_share
@@ -325,10 +325,7 @@ def _row(record: StudyRecord, each: Record, ranked: Ranked | None) -> Json:
         "measurements": [],
         "quality": each.quality.model_dump(mode="json") if each.quality else None,
         "rescored": each.rescored is not None,
-        "budgets": [
-            check.model_dump(mode="json")
-            for check in check_budgets(record.space, each.figures, record.published or {}, final=True)
-        ],
+        "budgets": [check.model_dump(mode="json") for check in record.checks(each)],
         "origin": each.trial.origin,
         "operator": each.trial.operator,
         "parents": list(each.trial.parents),
@@ -403,7 +400,7 @@ def _counts(study: StudySnapshot) -> Json:
 def _objective(record: StudyRecord, index: int) -> Json:
     objective = record.space.objectives[index]
     metric = METRICS[objective.metric]
-    several = len(measurement_keys(record.space, objective)) > 1 and metric.source != "proxy"
+    several = len(measurement_keys(record.space, objective)) > 1
     return {
         "name": objective.name,
         "metric": objective.metric,
@@ -421,16 +418,12 @@ def _budgets(record: StudyRecord) -> list[Json]:
     rows = []
     for budget in record.space.budgets:
         for where in measurement_keys(record.space, budget):
-            figure = (record.published or {}).get(where, {}).get(budget.metric)
-            value, relative = budget.limit
-            if relative:
-                value = value * figure.value if figure and figure.value else float("nan")
             rows.append(
                 {
                     "name": budget.name,
                     "metric": budget.metric,
                     **where._asdict(),
-                    "limit": None if value != value else value,
+                    "limit": limit_of(budget, record.published or {}, where),
                     "unit": METRICS[budget.metric].unit,
                     "ratio": ratio_of_limit(budget, record.published or {}, where),
                     "written": budget.max if budget.max is not None else budget.min,

@@ -135,7 +135,7 @@ class StudySnapshot:
         return self.state in (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED)
 
     def feasible(self) -> NDArray[np.int8]:
-        """Returns [N] whether the device gate found that the budgets are entry."""
+        """Returns [N] whether a trial keeps its budgets, as far as they are decided."""
         return np.asarray(_FEASIBLE[self.table["state"]])
 
     def own(self) -> NDArray[np.bool_]:
@@ -280,7 +280,8 @@ def _counted(record: StudyRecord) -> dict[int, Sequence[Axis]]:
     for each in record.log.completions:
         trial = record.records[each.trial]
         axes = [axis for axis in trial.axes if axis is not None]
-        if trial.trial.origin != "reference" and not trial.noisy and len(axes) == len(trial.axes) > 0:
+        complete = trial.trial.status.state is TrialState.COMPLETE
+        if complete and trial.trial.origin != "reference" and not trial.noisy and len(axes) == len(trial.axes) > 0:
             found[each.trial] = axes
     return found
 

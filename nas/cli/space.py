@@ -19,7 +19,6 @@ from nas.core.block import Scalar
 from nas.core.block_space import ArgKnob, BlockSpace, Choice, Knob
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.core.metrics import METRICS
 from nas.core.scoring import measurement_keys
 from nas.core.space import Budget, Objective, ParamBudget, RuntimeSpace, SearchSpace
 from nas.core.units import show_count, show_share
@@ -350,6 +349,6 @@ def _show_budget(budget: Budget) -> str:
 def _show_objective(objective: Objective, space: SearchSpace) -> str:
     workload = f" at {objective.workload}" if objective.workload else ""
     runtime = f" on {objective.runtime}" if objective.runtime else ""
-    over = len(measurement_keys(space, objective)) if METRICS[objective.metric].source != "proxy" else 1
+    over = len(measurement_keys(space, objective))
     ratio = f", {objective.aggregate} of its ratios at {over} places" if over > 1 else ""
     return f"{objective.name}: {objective.metric}{workload}{runtime}{ratio}"

@@ -18,7 +18,7 @@ from nas.core.errors import InvalidInput
 from nas.core.measurement import Figure
 from nas.core.metrics import METRICS, RECALL_METRIC
 from nas.core.space import Budget, Objective, SearchSpace
-from nas.core.stats import t_critical
+from nas.core.stats import Z95, t_critical
 
 Verdict = Literal["feasible", "infeasible", "borderline", "unknown"]
 
@@ -30,6 +30,9 @@ class MeasurementKey(NamedTuple):
     runtime: str
     workload: str
 
+
+PROXY = MeasurementKey("", "", "")
+"""Stands for the proxy, which qualities are of."""
 
 Figures = Mapping[MeasurementKey, Mapping[str, Figure]]
 
@@ -81,7 +84,7 @@ class BudgetCheck(BaseModel):
     limit: float
     unit: str
     log_excess: float | None
-    """log(value / limit), signed so that above 0 is broken."""
+    """log(value / limit), signed so that above 0 is broken; of quality, which may be negative, limit - value."""
     log_sd: float = 0.0
     """Standard deviation of `log_excess`; 0 if unknown."""
     chance: float | None = None
@@ -91,11 +94,11 @@ class BudgetCheck(BaseModel):
     @property
     def name(self) -> str:
         """Such as 'ttft@chat on laptop/llama.cpp': one figure, one name."""
-        return f"{self.budget} on {self.place.device}/{self.place.runtime}"
+        return check_name(self.budget, self.place)
 
     def __str__(self) -> str:
-        shown = "unknown" if self.value is None else f"{self.value:.4g} {self.unit}"
-        return f"{self.name}: {shown}, limit {self.limit:.4g} {self.unit}"
+        shown = "unknown" if self.value is None else f"{self.value:.4g} {self.unit}".rstrip()
+        return f"{self.name}: {shown}, limit {self.limit:.4g} {self.unit}".rstrip()
 
 
 class Axis(BaseModel):
@@ -114,16 +117,23 @@ class Axis(BaseModel):
 
 
 def measurement_keys(space: SearchSpace, item: Budget | Objective) -> list[MeasurementKey]:
-    """Returns the measurement keys that a budget or objective covers."""
+    """Returns the measurement keys that a budget or objective covers: of a quality, `PROXY`."""
+    if METRICS[item.metric].source == "proxy":
+        return [PROXY]
     devices = [item.device] if item.device else list(space.devices)
     runtimes = [item.runtime] if item.runtime else [runtime.name for runtime in space.runtimes]
     return [MeasurementKey(device, runtime, item.workload or "") for device in devices for runtime in runtimes]
 
 
+def check_name(budget: str, place: MeasurementKey) -> str:
+    """Returns the name of a budget's check at a place, which is that of the constraint in observations."""
+    return f"{budget} on {f'{place.device}/{place.runtime}' if place != PROXY else 'the proxy'}"
+
+
 def check_budgets(
     space: SearchSpace, figures: Figures, published: Figures, *, final: bool = False
 ) -> list[BudgetCheck]:
-    """Checks every budget whose figure has been measured.
+    """Checks every budget whose figure has been measured, those on quality not among them.
 
     Args:
         space: whose budgets.
@@ -135,9 +145,34 @@ def check_budgets(
     for budget in space.budgets:
         for key in measurement_keys(space, budget):
             figure = figures.get(key, {}).get(budget.metric)
-            limit = _limit(budget, published.get(key, {}).get(budget.metric))
+            limit = limit_of(budget, published, key)
             if figure is not None and limit is not None:
                 checks.append(_check(budget, key, figure, limit, final))
+    return checks
+
+
+def check_quality(space: SearchSpace, quality: SeededQuality, *, final: bool) -> list[BudgetCheck]:
+    """Checks every budget on `quality` or `quality.recall` that is known at the rung.
+
+    Args:
+        space: whose budgets.
+        quality: of the candidate; the rule of budgets is for those of the top rung.
+        final: as in `check_budgets`.
+    """
+    checks = []
+    for budget in space.budgets:
+        value, sd = _of_proxy(budget.metric, quality)
+        limit = limit_of(budget, {}, PROXY)
+        if METRICS[budget.metric].source != "proxy" or value is None or limit is None:
+            continue
+        chance = chance_to_keep(limit - value, sd)
+        checks.append(
+            BudgetCheck(
+                budget=budget.name, place=PROXY, value=value, low=value - Z95 * sd, high=value + Z95 * sd, limit=limit,
+                unit=METRICS[budget.metric].unit, log_excess=limit - value, log_sd=sd, chance=chance,
+                verdict=_verdict(chance, final),
+            )
+        )  # fmt: skip
     return checks
 
 
@@ -155,7 +190,7 @@ def axis(
     """
     metric = METRICS[objective.metric]
     if metric.source == "proxy":
-        value, sd = (quality.value, quality.sd) if metric.name != RECALL_METRIC else (quality.recall, quality.recall_sd)
+        value, sd = _of_proxy(metric.name, quality)
         return None if value is None else Axis(value=value, coordinate=-value, sd=sd, source=quality.proxy)
     ratios, sds, values = [], [], []
     for key in measurement_keys(space, objective):
@@ -182,14 +217,16 @@ def reference_point(
     """Returns the reference point of hypervolume, in coordinates; fixed once, when the references are done.
 
     A device axis takes its budget (for latency, the sum of its parts' budgets); without one, the worse reference plus
-    10 %. Quality takes the attention-only reference minus three standard deviations over seeds.
+    10 %. Quality takes its budget; without one, the attention-only reference minus three standard deviations over
+    seeds.
     """
     corner = []
     for objective in space.objectives:
         if METRICS[objective.metric].source == "proxy":
             worst = axis(space, objective, {}, {}, attention_quality)
             assert worst is not None, "a scale without recall is refused where that is an objective"
-            corner.append(worst.coordinate + 3 * worst.sd)
+            least = limit_at(space, objective.metric, PROXY, published)
+            corner.append(worst.coordinate + 3 * worst.sd if least is None else -least)
             continue
         bounds = [_bound(space, objective, key, published, attention) for key in measurement_keys(space, objective)]
         corner.append(max(bounds) if objective.aggregate == "worst" else math.fsum(bounds) / len(bounds))
@@ -263,9 +300,18 @@ def figures_from_json(data: list[dict[str, Any]]) -> dict[MeasurementKey, dict[s
 
 def ratio_of_limit(budget: Budget, published: Figures, key: MeasurementKey) -> float | None:
     """Returns a budget's limit / the published reference's figure; None if that figure is missing."""
-    base = published.get(key, {}).get(budget.metric)
-    limit = _limit(budget, base)
-    return limit / base.value if limit is not None and base is not None and base.value else None
+    base = _published_value(budget, published, key)
+    limit = limit_of(budget, published, key)
+    return limit / base if limit is not None and base else None
+
+
+def limit_of(budget: Budget, published: Figures, key: MeasurementKey) -> float | None:
+    """Returns a budget's limit at a key, in the metric's unit; None if it is relative to a figure that is missing."""
+    value, relative = budget.limit
+    if not relative:
+        return value
+    base = _published_value(budget, published, key)
+    return None if base is None else value * base
 
 
 def limit_at(space: SearchSpace, name: str, key: MeasurementKey, published: Figures) -> float | None:
@@ -273,7 +319,7 @@ def limit_at(space: SearchSpace, name: str, key: MeasurementKey, published: Figu
     limits = []
     for budget in space.budgets:
         if budget.metric == name and key in measurement_keys(space, budget):
-            limit = _limit(budget, published.get(key, {}).get(name))
+            limit = limit_of(budget, published, key)
             if limit is not None:
                 limits.append(limit)
     if not limits:
@@ -293,11 +339,17 @@ def log_sd(figure: Figure) -> float:
     return math.log(figure.high / figure.low) / (2 * t_critical(0.95, max(1, figure.n - 1)))
 
 
-def _limit(budget: Budget, base: Figure | None) -> float | None:
-    value, relative = budget.limit
-    if not relative:
-        return value
-    return value * base.value if base is not None and base.value is not None else None
+def _published_value(budget: Budget, published: Figures, key: MeasurementKey) -> float | None:
+    """Returns the published reference's figure of a budget; its quality is 1 by definition."""
+    if METRICS[budget.metric].source == "proxy":
+        return 1.0
+    figure = published.get(key, {}).get(budget.metric)
+    return None if figure is None else figure.value
+
+
+def _of_proxy(name: str, quality: SeededQuality) -> tuple[float | None, float]:
+    """Returns the value of a metric of quality and its standard deviation."""
+    return (quality.recall, quality.recall_sd) if name == RECALL_METRIC else (quality.value, quality.sd)
 
 
 def _check(budget: Budget, key: MeasurementKey, figure: Figure, limit: float, final: bool) -> BudgetCheck:

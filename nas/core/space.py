@@ -113,13 +113,15 @@ class RuntimeSpace(_Strict):
 
 
 class Budget(_Strict):
-    """A hard constraint: a candidate above it is infeasible, whatever else it does well."""
+    """A hard constraint: a candidate that breaks it is infeasible, whatever else it does well."""
 
-    metric: str = Field(description="one of the metrics below, but not quality")
+    metric: str = Field(description="one of the metrics below")
     max: str | float | None = Field(
         None, description="limit where less is better: '800ms', or '1.25x' of the published reference's figure"
     )
-    min: str | float | None = Field(None, description="limit where more is better")
+    min: str | float | None = Field(
+        None, description="limit where more is better; of `quality` and `quality.recall`, '0.95x' and 0.95 are the same"
+    )
     workload: str | None = Field(None, description="one of `workloads`; required for what is measured on a device")
     device: str | None = Field(None, description="one of `devices`; left out: every device")
     runtime: str | None = Field(None, description="one of `runtimes`; left out: every runtime")
@@ -127,8 +129,9 @@ class Budget(_Strict):
     @model_validator(mode="after")
     def _readable(self) -> Budget:
         known = metric(self.metric)
-        if known.source == "proxy":
-            raise ValueError(f"{self.metric} cannot be a budget; make it an objective")
+        selectors = {"workload": self.workload, "device": self.device, "runtime": self.runtime}
+        if known.source == "proxy" and (given := [key for key, value in selectors.items() if value is not None]):
+            raise ValueError(f"{self.metric} is of the proxy, not of a device: leave {', '.join(given)} out")
         limit = self.max if known.direction == "min" else self.min
         other = self.min if known.direction == "min" else self.max
         word = "max" if known.direction == "min" else "min"
@@ -280,7 +283,7 @@ class SearchSpace(_Strict):
     )
     runtimes: tuple[RuntimeSpace, ...] = Field(min_length=1, description="what candidates are exported to")
     workloads: dict[str, Workload] = Field(min_length=1, description="named requests to measure")
-    budgets: tuple[Budget, ...] = Field((), description="limits that no candidate may exceed")
+    budgets: tuple[Budget, ...] = Field((), description="limits that every candidate must keep")
     objectives: tuple[Objective, ...] = Field(min_length=2, description="the axes of the front")
     references: References = Field(description="layouts that every candidate is compared with")
     quality: QualityConfig = Field(QualityConfig(), description="how quality is estimated")

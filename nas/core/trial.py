@@ -58,7 +58,8 @@ class EventKind(StrEnum):
 TERMINAL = frozenset(
     {TrialState.INFEASIBLE, TrialState.COMPLETE, TrialState.STOPPED, TrialState.FAILED, TrialState.CANCELLED}
 )
-"""Final states; only `retried` leaves one (a retryable failure)."""
+"""Final states. `retried` leaves one (a retryable failure), and fresh seeds may show that a complete trial breaks a
+budget on quality."""
 
 _ABORT = frozenset({TrialState.FAILED, TrialState.CANCELLED})
 
@@ -68,9 +69,11 @@ TRANSITIONS: Mapping[TrialState, frozenset[TrialState]] = {
     TrialState.MEASURING: _ABORT | {TrialState.INFEASIBLE, TrialState.BORDERLINE, TrialState.GATED_IN},
     TrialState.BORDERLINE: _ABORT | {TrialState.INFEASIBLE, TrialState.GATED_IN},
     TrialState.GATED_IN: _ABORT | {TrialState.TRAINING, TrialState.STOPPED},
-    TrialState.TRAINING: _ABORT | {TrialState.TRAINING, TrialState.STOPPED, TrialState.CONFIRMING},
+    TrialState.TRAINING: _ABORT
+    | {TrialState.TRAINING, TrialState.STOPPED, TrialState.CONFIRMING, TrialState.INFEASIBLE},
     TrialState.CONFIRMING: _ABORT | {TrialState.COMPLETE, TrialState.INFEASIBLE},
     **{state: frozenset() for state in TERMINAL},
+    TrialState.COMPLETE: frozenset({TrialState.INFEASIBLE}),
 }
 """State -> the states that may follow. `training` follows itself only at a higher rung."""
 

@@ -38,6 +38,8 @@ def parse_count(text: str | int | float) -> int:
 def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
     """Parses a budget's limit: (value, relative). '1.25x' is relative to the reference; '800ms' must be of `unit`.
 
+    Where `unit` is empty, a plain number is a value.
+
     Raises:
         InvalidInput: no positive number, or of another unit.
     """
@@ -50,11 +52,13 @@ def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
     value, suffix = float(match[1]), match[2]
     if suffix == "x":
         return value, True
+    if suffix is None and not unit:
+        return value, False
     if suffix is None:
         raise InvalidInput(f"{text!r} has no unit; write '{text}{unit}', or '{text}x' for a multiple of the reference")
     found, scale = _UNITS[suffix]
     if found != unit:
-        raise InvalidInput(f"{text!r} is in {found}, but this metric is in {unit}")
+        raise InvalidInput(f"{text!r} is in {found}, but this metric {f'is in {unit}' if unit else 'has no unit'}")
     return value * scale, False
 
 

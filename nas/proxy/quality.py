@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.errors import InvalidInput
+from nas.core.metrics import RECALL
 from nas.proxy.job import is_part
 
 Scores = Mapping[str, float]
@@ -52,8 +53,6 @@ LM_SIGNAL, TASK_SIGNAL = 0.12, 0.35
 
 MIN_SNR = 2.0
 """Least signal / noise of a group that counts: differences of two such layouts have the right sign 85 times in 100."""
-RECALL = ("task/automata", "task/selcopy", "task/induction", "task/mqar", "task/noisyrecall", "lm/recall")
-"""Groups of recall begin with one of these."""
 
 
 class Quality(BaseModel):

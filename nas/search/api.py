@@ -62,7 +62,8 @@ class Observation:
             again, what is known of it counts, and a later observation replaces this one.
         objectives: name -> minimised coordinate, as far as known. An infeasible candidate has device coordinates and
             no quality; a stopped one has the quality of the rung it reached.
-        constraints: budget -> log(figure / limit), above 0 where it is broken, as far as known.
+        constraints: budget -> log(figure / limit), of quality limit - figure; above 0 where it is broken, as far as
+            known. That of quality is at `rung`, like its coordinate.
         rung: index of the rung that quality was taken at.
         noise: standard deviations, by name of the coordinate or budget, as far as known; others are estimated. That of
             a part is named 'OBJECTIVE/PART'.

@@ -17,6 +17,7 @@ import numpy as np
 
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
+from nas.core.scoring import PROXY, check_name
 from nas.search.api import Observation, Proposer
 from nas.search.evolution import Stock, breed, stock
 from nas.search.features import Features
@@ -24,7 +25,7 @@ from nas.search.gp import Array
 from nas.search.hardware import Costs
 from nas.search.mutation import crossover, mutate
 from nas.search.sampling import Rng, Sampler
-from nas.search.screening import costs_by_name
+from nas.search.screening import costs_by_name, of_proxy
 from nas.search.state import BaseProposer, Child
 from nas.search.surrogate import MIN_POINTS, Forecast, Kernels, Surrogate, Tuned
 
@@ -91,7 +92,7 @@ def lowest(mean: Array, sd: Array) -> Array:
 
 
 def chance_feasible(mean: Array, sd: Array) -> Array:
-    """Returns [N] chances that every log ratio is at most 0, for [N, C] forecasts; 1 where there is no constraint."""
+    """Returns [N] chances that every excess is at most 0, for [N, C] forecasts; 1 where there is no constraint."""
     from scipy.special import ndtr
 
     return np.asarray(np.prod(ndtr(-mean / sd), axis=1), dtype=np.float64)
@@ -121,7 +122,9 @@ class EhviSearch(BaseProposer):
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)
         space = sampler.space
-        self._by_rung = frozenset(item.name for item in space.objectives if METRICS[item.metric].source == "proxy")
+        of_quality = [check_name(each.name, PROXY) for each in space.budgets if METRICS[each.metric].source == "proxy"]
+        of_quality += [each.name for each in space.objectives if METRICS[each.metric].source == "proxy"]
+        self._by_rung = frozenset(of_quality)
         self._top = len(space.quality.rungs) - 1
         self._features = Features(space, strings=True)
         self._costs: dict[str, Costs] = {}
@@ -189,7 +192,8 @@ class EhviSearch(BaseProposer):
 
     def _known_costs(self, observations: Sequence[Observation]) -> dict[str, Costs]:
         """Returns the amounts of work and memory of each figure of a device, by name; kept, as they are cached."""
-        constraints = {name for seen in observations for name in seen.constraints}
+        told = {name for seen in observations for name in seen.constraints}
+        constraints = {name for name in told if not of_proxy(self.sampler.space, name)}
         if not self._costs or not constraints <= self._costs.keys():
             self._costs = costs_by_name(self.sampler.space, constraints)
         return self._costs

@@ -20,7 +20,7 @@ _ON = " on "
 
 
 class Screen:
-    """Forecasts of all budgets' figures from observations.
+    """Forecasts of the figures of all budgets but those on quality, from observations.
 
     Each model learns log(figure / limit), which differs from log(figure) by a constant. A constraint with few
     measurements starts from the model of the same budget on another device, of this study or an earlier one.
@@ -53,8 +53,8 @@ class Screen:
             told: observations of this study, in an order that does not depend on time.
             earlier: of other studies.
         """
-        own = _by_constraint(told)
-        known = _by_constraint(earlier) | own
+        own = self._by_constraint(told)
+        known = self._by_constraint(earlier) | own
         alone = {
             name: HardwareModel(self._costs_of(name), measured)
             for name, measured in known.items()
@@ -69,6 +69,19 @@ class Screen:
             elif name in alone:
                 self.models[name] = alone[name]
 
+    def _by_constraint(self, observations: Sequence[Observation]) -> dict[str, Measured]:
+        names = sorted({name for seen in observations for name in seen.constraints})
+        found = {}
+        for name in names:
+            if of_proxy(self._space, name):
+                continue
+            seen = [each for each in observations if name in each.constraints]
+            logs = np.array([each.constraints[name] for each in seen])
+            found[name] = Measured(
+                [each.layout for each in seen], logs, np.array([each.noise.get(name, 0.0) for each in seen])
+            )
+        return found
+
     def _costs_of(self, constraint: str) -> Costs:
         name = _budget(constraint)
         if name not in self._costs:
@@ -80,6 +93,12 @@ def costs_of(space: SearchSpace, figure: Budget | Objective | None) -> Costs:
     """Returns the amounts that a figure depends on; of an unknown one, all amounts under the first workload."""
     kinds = [block.kind for block in space.mixers + space.ffn]
     return Costs(space.workloads[_workload(space, figure)], kinds, METRICS[figure.metric].unit if figure else "")
+
+
+def of_proxy(space: SearchSpace, constraint: str) -> bool:
+    """Returns whether a constraint is a budget on quality, which no hardware model forecasts."""
+    named = (budget for budget in space.budgets if _budget(budget.name) == _budget(constraint))
+    return any(METRICS[budget.metric].source == "proxy" for budget in named)
 
 
 def costs_by_name(space: SearchSpace, constraints: Iterable[str]) -> dict[str, Costs]:
@@ -102,18 +121,6 @@ def costs_by_name(space: SearchSpace, constraints: Iterable[str]) -> dict[str, C
 
 def _workload(space: SearchSpace, figure: Budget | Objective | None) -> str:
     return (figure.workload if figure else None) or space.measured[0]
-
-
-def _by_constraint(observations: Sequence[Observation]) -> dict[str, Measured]:
-    names = sorted({name for seen in observations for name in seen.constraints})
-    found = {}
-    for name in names:
-        seen = [each for each in observations if name in each.constraints]
-        logs = np.array([each.constraints[name] for each in seen])
-        found[name] = Measured(
-            [each.layout for each in seen], logs, np.array([each.noise.get(name, 0.0) for each in seen])
-        )
-    return found
 
 
 def _nearest(constraint: str, models: Mapping[str, HardwareModel]) -> HardwareModel | None:

@@ -89,7 +89,7 @@ class SearchState:
 
     def feasible(self) -> list[Observation]:
         """Returns complete ones that keep every budget: the candidates for the front."""
-        return [seen for seen in self.complete() if max(seen.constraints.values(), default=0.0) <= 0]
+        return [seen for seen in self.complete() if _excess(seen) <= 0]
 
     def points(self, observations: list[Observation]) -> NDArray[np.float64]:
         """Returns [O, M] minimised coordinates."""
@@ -107,8 +107,9 @@ class SearchState:
         worst = max((rank for rank, _ in order), default=-1)
         order += [(worst + 1, seen.layout) for seen in self.told() if seen.status in ("stopped", "running")]
         order += [(worst + 1, seen.layout) for seen in self.prior() if seen.status == "complete"]
-        late = [seen for seen in self.told() if seen.status == "infeasible"]
-        late.sort(key=lambda seen: (max(seen.constraints.values(), default=0.0), seen.layout.id))
+        over = [seen for seen in self.complete() if _excess(seen) > 0]
+        late = [*over, *(seen for seen in self.told() if seen.status == "infeasible")]
+        late.sort(key=lambda seen: (_excess(seen), seen.layout.id))
         return order + [(worst + 2 + index, seen.layout) for index, seen in enumerate(late)]
 
     def tell(self, observation: Observation) -> None:
@@ -176,6 +177,11 @@ class SearchState:
         past = [Observation.from_json(item) for item in data.get("earlier", ())]
         self.earlier = {observation.layout.id: observation for observation in past}
         self.revision += 1
+
+
+def _excess(seen: Observation) -> float:
+    """Returns the greatest excess over a budget; 0 where none is known."""
+    return max(seen.constraints.values(), default=0.0)
 
 
 class BaseProposer(ABC):

@@ -285,7 +285,7 @@ class Surrogate:
         kernels: of the space.
         observations: of this study; missing values are ignored.
         worst: reference point: objective -> coordinate, predicted of an objective without any value.
-        by_rung: objectives that depend on the rung they were taken at.
+        by_rung: objectives and constraints that depend on the rung they were taken at.
         top: index of the top rung, for which quality is predicted.
         costs: amounts that figures of devices are sums of, by name of the objective or constraint.
         tuned: hyperparameters of an earlier surrogate; targets that it lacks are tuned here.
@@ -514,7 +514,8 @@ def _targets(
         found += _parts(whole, name, observations, below) or [whole]
     for column, name in enumerate(constraints, len(objectives)):
         values = [seen.constraints.get(name) for seen in observations]
-        found.append(_target(f"constraint {name}", values, _noise(observations, name), below, False, column))
+        noise = _noise(observations, name)
+        found.append(_target(f"constraint {name}", values, noise, below, name in by_rung, column))
     return found
 
 

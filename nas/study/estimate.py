@@ -23,6 +23,7 @@ from pydantic.config import JsonDict
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
+from nas.core.metrics import METRICS
 from nas.core.quality_config import QualityConfig
 from nas.core.scoring import PUBLISHED
 from nas.core.space import SearchSpace
@@ -260,6 +261,8 @@ class _Estimator:
         self._store, self._space, self._corpus, self._workers = store, space, corpus, max(1, workers)
         self._ids, self._durations = ids, durations
         self._published = space.references.layouts()[PUBLISHED]
+        sources = [METRICS[budget.metric].source for budget in space.budgets]
+        self._gated, self._bounded = any(each != "proxy" for each in sources), "proxy" in sources
         self._runs = {name: self._repetition_of(name) for name in space.devices}
         self._host = [name for name in space.devices if name == LOCAL or ids.get(name, name) == ids.get(LOCAL)]
         rungs = _ladder(space.quality, self._published, corpus)
@@ -337,7 +340,7 @@ class _Estimator:
 
     def _feasible(self, progress: _Progress) -> _Range:
         """Returns the share of layouts within their budgets: a half to all of them, corrected by those of the study."""
-        if not self._space.budgets:
+        if not self._gated:
             return np.ones(3)
         assumed = np.array([0.5, 0.75, 1.0]) * _PRIOR_TRIALS
         return (progress.feasible + assumed) / (progress.screened + _PRIOR_TRIALS)
@@ -439,8 +442,10 @@ class _Estimator:
 
     def _depends_on(self, progress: _Progress) -> Iterator[str]:
         low, _, high = self._feasible(progress)
-        if self._space.budgets:
+        if self._gated:
             yield f"the share of layouts that keep their budgets ({100 * low:.0f} to {100 * high:.0f} % assumed)"
+        if self._bounded:
+            yield "budgets on quality (assumed to be kept by all that reach the top rung)"
         yield "what else this machine does"
         yield f"{self._workers} training{'s' * (self._workers != 1)} at the same time"
         if (hours := self._space.search.stop.hours) is not None:
@@ -506,7 +511,7 @@ def _progress(space: SearchSpace, rows: Sequence[Trial], log: Sequence[Event], w
         positions=[*positions, *[_Position(reference=True)] * missing],
         unproposed=0 if ending(log) else max(0, wanted - len(own)),
         proposed=len(own),
-        screened=feasible + sum(row.status.state is TrialState.INFEASIBLE for row in own),
+        screened=feasible + sum(row.status.state is TrialState.INFEASIBLE and row.status.rung is None for row in own),
         feasible=feasible,
         complete=[Layout.from_json(row.layout) for row in own if row.status.state is TrialState.COMPLETE],
         ended=sum(row.status.terminal for row in own),

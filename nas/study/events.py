@@ -440,7 +440,7 @@ _IN_WORDS: Mapping[str, str] = {
     EventKind.BORDERLINE: "near a budget, measured again",
     EventKind.GATED_IN: "within the budgets",
     EventKind.CONFIRMING: "promoted to the end, measured again with more repetitions",
-    EventKind.INFEASIBLE: "over a budget",
+    EventKind.INFEASIBLE: "breaks a budget",
     EventKind.RETRIED: "tried again",
 }
 """What transitions are called where their kinds are no plain words."""

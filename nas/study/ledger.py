@@ -11,7 +11,7 @@ from typing import Any
 from nas.core.canonical import content_hash
 from nas.core.errors import InfrastructureFailed, StudyBusy, StudyChanged
 from nas.core.layout import Layout
-from nas.core.trial import Event, EventKind, TrialState, TrialStatus
+from nas.core.trial import TRANSITIONS, Event, EventKind, TrialState, TrialStatus
 from nas.store import artifacts, events, leases, outcomes, results, studies, trials
 from nas.store.rows import Json, Origin, Proposal, Stage, Study, StudyLease, StudyState, Trial
 from nas.store.store import Store
@@ -215,7 +215,7 @@ def _has_made(kind: EventKind, rung: int | None, status: TrialStatus) -> bool:
     """Returns whether the trial already made the transition `kind`."""
     state = TrialState(kind.value)
     if state not in _ORDER or status.state not in _ORDER:
-        return status.terminal
+        return status.terminal and state not in TRANSITIONS[status.state]
     reached, wanted = _ORDER.index(status.state), _ORDER.index(state)
     if reached == wanted and state is TrialState.TRAINING:
         return (rung or 0) <= (status.rung or 0)

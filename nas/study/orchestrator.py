@@ -17,7 +17,6 @@ from nas.core.layout import Layout
 from nas.core.pareto import Ranked, rank_trials
 from nas.core.scoring import PUBLISHED
 from nas.core.trial import Event, TrialState
-from nas.proxy.quality import Quality
 from nas.search import Observation, Status
 from nas.store.rows import StudyState, Trial
 from nas.study.estimate import Estimate, estimate_left
@@ -29,7 +28,7 @@ from nas.study.running import TrialRun
 from nas.study.scales import Scales, train_anchors
 from nas.study.stages import SeedScores, StageWork
 from nas.study.stopping import StoppingRules
-from nas.study.trial import StudyContext, run_trial
+from nas.study.trial import StudyContext, end_infeasible, run_trial
 
 _LOOK_S = 1.0
 _FINAL: tuple[Status, ...] = ("complete", "infeasible", "stopped", "failed", "withdrawn")
@@ -202,13 +201,19 @@ class Orchestrator:
             known = scale.with_noise_of(seen)
             for number, fresh in zip(due, found, strict=True):
                 self._rescored.add(number)
+                run = self.runs[number]
                 if fresh is not None:
-                    self._take_fresh(self.runs[number], known.quality(fresh), known.per_seed(fresh))
+                    run.quality = known.quality(fresh)
+                    self._ledger.note_once(number, Rescored(run.quality, known.per_seed(fresh)))
+                self._judge_again(run, "on fresh seeds, " if fresh is not None else "")
             references = []
 
-    def _take_fresh(self, run: TrialRun, quality: Quality, per_seed: Mapping[int, float]) -> None:
-        self._ledger.note_once(run.number, Rescored(quality, per_seed))
-        run.quality = quality
+    def _judge_again(self, run: TrialRun, where: str) -> None:
+        """Decides about a complete trial's budgets on quality, and passes on what is new of it."""
+        checks = self.scales.quality_checks(run, final=True)
+        if broken := [check for check in checks if check.verdict == "infeasible"]:
+            end_infeasible(run, self._context, broken, where)
+            return
         self.scales.learn(run, "rescored")
         self._proposals.tell(self._ledger, run.number, self._observation(run, "complete"))
 
@@ -409,11 +414,12 @@ class Orchestrator:
     def _observation(self, run: TrialRun, status: str) -> Observation:
         final: dict[str, Status] = {each: each for each in _FINAL}
         rung = run.rung if run.quality is not None else None
+        checks = [*run.checks, *self.scales.quality_checks(run)]
         return Observation(
             run.layout,
             final.get(status, "running"),
             self.scales.known_coordinates(run),
-            {check.name: check.log_excess for check in run.checks if check.log_excess is not None},
+            {check.name: check.log_excess for check in checks if check.log_excess is not None},
             rung,
             self.scales.known_noise(run, 0.0 if rung is None else self._promotion.noise(rung)),
             self.scales.known_parts(run),

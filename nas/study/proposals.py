@@ -21,7 +21,7 @@ from nas.core.canonical import canonical_json, content_hash
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
-from nas.core.scoring import MeasurementKey, measurement_keys
+from nas.core.scoring import PROXY, MeasurementKey, check_name, measurement_keys
 from nas.core.space import Objective, SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.devices.host_lock import HostLock
@@ -216,20 +216,27 @@ class BoundSpace:
         return {self._coordinate(objective): objective.name for objective in self.space.objectives}
 
     def budgets(self) -> dict[str, tuple[str, float]]:
-        """Returns the meaning of each excess -> its name, and log(limit) signed so that a greater one is looser."""
+        """Returns the meaning of each excess -> its name, and its limit as the excess has it: greater is looser."""
         found = {}
         for budget in self.space.budgets:
             limit, relative = budget.limit
+            if METRICS[budget.metric].source == "proxy":
+                quality = [self._proxied(budget.metric), self.space.references.published]
+                found[canonical_json(quality)] = (check_name(budget.name, PROXY), -limit)
+                continue
             base = self.space.references.published if relative else None
             room = math.log(limit) if METRICS[budget.metric].direction == "min" else -math.log(limit)
             for key in measurement_keys(self.space, budget):
-                name = f"{budget.name} on {key.device}/{key.runtime}"
-                found[canonical_json([budget.metric, self._where(key), base])] = (name, room)
+                meaning = [budget.metric, self._where(key), base]
+                found[canonical_json(meaning)] = (check_name(budget.name, key), room)
         return found
+
+    def _proxied(self, metric: str) -> str:
+        return canonical_json([metric, self.space.quality.model_dump(mode="json"), self.training])
 
     def _coordinate(self, objective: Objective) -> str:
         if METRICS[objective.metric].source == "proxy":
-            return canonical_json([objective.metric, self.space.quality.model_dump(mode="json"), self.training])
+            return self._proxied(objective.metric)
         found = sorted(self._where(key) for key in measurement_keys(self.space, objective))
         return canonical_json([objective.metric, found, objective.aggregate if len(found) > 1 else ""])
 
@@ -274,7 +281,9 @@ class SharedNames:
         names = {**self.objectives, **{old: new for old, (new, _) in self.budgets.items()}}
         noise = {new: seen.noise[old] for old, new in names.items() if old in seen.noise}
         status = seen.status
-        if max(excess.values(), default=0.0) > 0:
+        # A stopped layout's quality is that of a lower rung, which decides nothing.
+        undecided = {name for name in excess if status == "stopped" and name.endswith(check_name("", PROXY))}
+        if max((excess[name] for name in excess.keys() - undecided), default=0.0) > 0:
             status = "infeasible"
         elif status == "infeasible":
             status = "stopped"  # it keeps the budgets of the new study

@@ -23,7 +23,7 @@ class TrialRun:
         reference: its name among the references, or None; references are exempt from budgets and always promoted.
         artifacts: runtime -> the exported model.
         figures: measured so far.
-        checks: verdicts on the budgets.
+        checks: verdicts on the budgets of devices and files.
         quality: at the highest rung so far.
         rung: the highest one that it entered.
         waiting: whether it waits for other trials, with nothing to do itself.
@@ -52,7 +52,7 @@ class TrialRun:
 
     @property
     def broken(self) -> list[BudgetCheck]:
-        """The budgets that it exceeds."""
+        """Those that it exceeds."""
         return [check for check in self.checks if check.verdict == "infeasible"]
 
     @contextmanager

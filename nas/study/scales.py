@@ -13,22 +13,24 @@ from typing import Any
 
 from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.layout import Layout
-from nas.core.metrics import METRICS, RECALL_METRIC
+from nas.core.metrics import METRICS, RECALL, RECALL_METRIC
 from nas.core.pareto import front_hypervolume
 from nas.core.scoring import (
     ATTENTION,
     PUBLISHED,
     Axis,
+    BudgetCheck,
     Figures,
     QualityValue,
     axis,
+    check_quality,
     figures_json,
     reference_point,
     require_figures,
 )
-from nas.core.space import SearchSpace
+from nas.core.space import Budget, Objective, SearchSpace
 from nas.proxy.ladder import proxy_of, rung_jobs, seed_counts
-from nas.proxy.quality import RECALL, Anchors, QualityScale, Spread, fix_scale, unit_of
+from nas.proxy.quality import Anchors, QualityScale, Spread, fix_scale, unit_of
 from nas.study.ledger import Ledger
 from nas.study.running import TrialRun
 from nas.study.stages import SeedScores, StageWork
@@ -117,7 +119,8 @@ class Scales:
         )  # fmt: skip
         if (spread := config.spread(rung)) is not None:
             scale = scale.model_copy(update={"spreads": dict.fromkeys(scale.spreads, Spread(*spread))})
-        if rung == len(config.rungs) - 1 and RECALL_METRIC in (each.metric for each in self._space.objectives):
+        items: tuple[Budget | Objective, ...] = (*self._space.objectives, *self._space.budgets)
+        if rung == len(config.rungs) - 1 and RECALL_METRIC in (each.metric for each in items):
             _require_recall(scale)
         self._rungs[rung] = scale
 
@@ -133,6 +136,8 @@ class Scales:
             axes = self.axes(run)
             assert axes is not None, f"trial {run.number} is complete but lacks an objective"
             self.complete[run.number] = axes
+        elif status == "infeasible":
+            self.complete.pop(run.number, None)
 
     def _learn_reference(self, run: TrialRun, name: str, status: str) -> None:
         if status == "gated":
@@ -161,6 +166,17 @@ class Scales:
         found = {name: self._axis(run, index) for index, name in enumerate(names)}
         return {name: each.coordinate for name, each in found.items() if each is not None}
 
+    def quality_checks(self, run: TrialRun, *, final: bool = False) -> list[BudgetCheck]:
+        """Returns verdicts on budgets on quality, by that of its highest rung so far; none of references.
+
+        Args:
+            run: the trial.
+            final: whether the likelier of the two decides where a verdict is open; always, where no fresh seeds will.
+        """
+        if run.quality is None or run.reference is not None:
+            return []
+        return check_quality(self._space, run.quality, final=final or self._space.quality.rescore is None)
+
     def known_parts(self, run: TrialRun) -> dict[str, dict[str, float]]:
         """Returns what each unit of quality adds to its coordinate, by objective; nothing before quality is known.
 
@@ -187,6 +203,7 @@ class Scales:
             rung_noise: standard deviation that is added to its quality for a rung below the top.
         """
         found = {check.name: check.log_sd for check in run.checks}
+        found |= {check.name: math.hypot(check.log_sd, rung_noise) for check in self.quality_checks(run)}
         for index, objective in enumerate(self._space.objectives):
             if (known := self._axis(run, index)) is not None:
                 extra = rung_noise if METRICS[objective.metric].source == "proxy" else 0.0
@@ -261,4 +278,4 @@ async def train_anchors(work: StageWork, scales: Scales, layouts: Sequence[Layou
 def _require_recall(scale: QualityScale) -> None:
     if not any(group.startswith(RECALL) for group in scale.reference):
         why = "; ".join(f"{group}: {reason}" for group, reason in scale.reasons.items())
-        raise InvalidInput(f"rung {scale.rung!r} has no group of recall that counts ({why}), but it is an objective")
+        raise InvalidInput(f"rung {scale.rung!r} has no group of recall that counts ({why}), but the space uses recall")

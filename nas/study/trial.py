@@ -13,7 +13,7 @@ from typing import Any
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.metrics import METRICS
-from nas.core.scoring import MeasurementKey, check_budgets, measurement_keys, with_file_size
+from nas.core.scoring import BudgetCheck, MeasurementKey, check_budgets, measurement_keys, with_file_size
 from nas.core.trial import EventKind
 from nas.runtimes.base import Artifact
 from nas.study.events import QualityKnown
@@ -76,7 +76,7 @@ async def _check_budgets(run: TrialRun, study: StudyContext) -> bool:
         await _measure(run, study, [workload], repetitions)
         await _update_checks(run, study)
         if run.broken:
-            _end_infeasible(run, study)
+            end_infeasible(run, study, run.broken)
             return False
     borderline = {check.place.workload for check in run.checks if check.verdict == "borderline"}
     if borderline and not run.reference:
@@ -86,7 +86,7 @@ async def _check_budgets(run: TrialRun, study: StudyContext) -> bool:
         await _measure(run, study, borderline, protocol.confirm_repetitions, replicate=1)
         await _update_checks(run, study, final=True)
         if run.broken:
-            _end_infeasible(run, study)
+            end_infeasible(run, study, run.broken)
             return False
     _mark(run, study, EventKind.GATED_IN, figures=_objectives(run, study))
     study.report(run, "gated")
@@ -94,7 +94,7 @@ async def _check_budgets(run: TrialRun, study: StudyContext) -> bool:
 
 
 async def _train(run: TrialRun, study: StudyContext) -> bool:
-    """Trains rung by rung; returns whether the trial was promoted to the top."""
+    """Trains rung by rung; returns whether the trial was promoted to the top and keeps its budgets on quality there."""
     rungs = study.work.space.quality.rungs
     for rung in range(len(rungs)):
         _mark(run, study, EventKind.TRAINING, rung=rung, name=rungs[rung].name)
@@ -107,6 +107,9 @@ async def _train(run: TrialRun, study: StudyContext) -> bool:
         study.report(run, "rung")
         if rung < len(rungs) - 1 and not await _is_promoted(run, study, rung):
             return False
+    if broken := [check for check in study.scales.quality_checks(run) if check.verdict == "infeasible"]:
+        end_infeasible(run, study, broken)
+        return False
     return True
 
 
@@ -127,7 +130,7 @@ async def _confirm(run: TrialRun, study: StudyContext) -> None:
     await _measure(run, study, space.measured, space.protocol.confirm_repetitions)
     await _update_checks(run, study, final=True)
     if run.broken:
-        _end_infeasible(run, study)
+        end_infeasible(run, study, run.broken)
     else:
         quality = run.quality and run.quality.to_json()
         _end(run, study, EventKind.COMPLETE, quality=quality, figures=_objectives(run, study))
@@ -189,8 +192,9 @@ def _mark(run: TrialRun, study: StudyContext, kind: EventKind, **payload: Any) -
     study.ledger.mark(run.number, kind, **payload)
 
 
-def _end_infeasible(run: TrialRun, study: StudyContext) -> None:
-    _end(run, study, EventKind.INFEASIBLE, reason="; ".join(map(str, run.broken)))
+def end_infeasible(run: TrialRun, study: StudyContext, broken: Iterable[BudgetCheck], where: str = "") -> None:
+    """Ends a trial that breaks budgets; `where` precedes them in the reason."""
+    _end(run, study, EventKind.INFEASIBLE, reason=where + "; ".join(map(str, broken)))
 
 
 def _end(run: TrialRun, study: StudyContext, kind: EventKind, **payload: Any) -> None:

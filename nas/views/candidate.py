@@ -22,7 +22,7 @@ from nas.core.measurement import ClockName, Figure, Measurement, Repetition
 from nas.core.metrics import METRICS
 from nas.core.profile import ProfileSummary
 from nas.core.quality_config import QualityConfig
-from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, check_budgets, log_sd, measurement_keys
+from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, log_sd, measurement_keys
 from nas.core.space import Objective, SearchSpace
 from nas.core.stats import Z95
 from nas.core.workload import Workload
@@ -583,7 +583,7 @@ def _view(store: Store, study: StudySnapshot, record: Record) -> CandidateView:
         noisy=record.noisy,
         layout=layout_view(record.layout, max(windows), *windows),
         objectives=tuple(_objectives(study, record)),
-        budgets=tuple(check_budgets(space, record.figures, study.record.published or {}, final=True)),
+        budgets=tuple(study.record.checks(record)),
         places=tuple(_measurement(study, key, each) for key, each in taken.items()),
         profiles=tuple(_profiles(study, record)),
         evaluations=tuple(_evaluations(study, record)),
@@ -663,7 +663,7 @@ def _qualities(study: StudySnapshot, rung: str) -> dict[str, float | None]:
 
 def _unit_and_direction(space: SearchSpace, objective: Objective) -> tuple[str, str]:
     metric = METRICS[objective.metric]
-    ratio = metric.source != "proxy" and len(measurement_keys(space, objective)) > 1
+    ratio = len(measurement_keys(space, objective)) > 1
     return ("x", "min") if ratio else (metric.unit, metric.direction)
 
 

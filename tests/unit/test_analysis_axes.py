@@ -74,6 +74,11 @@ def test_what_needs_no_workload_has_none() -> None:
     assert (found.workload, found.place, found.budget) == (None, "local/fake", 3.0)
 
 
+def test_a_budget_on_quality_is_a_line_on_its_axis() -> None:
+    assert axes(tiny_space(budgets=[{"metric": "quality", "min": "0.9x"}]))["quality"].budget == 0.9
+    assert axes(tiny_space(budgets=[{"metric": "quality.recall", "min": "0.9x"}]))["quality"].budget is None
+
+
 def test_limits_on_parameters_are_budgets() -> None:
     model = tiny_space().model.model_dump(mode="json") | {"params": {"total": {"max": "1M"}}}
     found = axes(tiny_space(model=model))

@@ -42,7 +42,7 @@ def test_a_study_without_a_front_says_what_became_of_its_trials(lab: LiveLab) ->
     for kind in (EventKind.EXPORTED, EventKind.MEASURING, EventKind.INFEASIBLE):
         trials.add_event(lab.store, study, broken, kind, {})
     lab.propose(study)
-    became = "Of 3 trials: 1 complete, but measured under noise, which does not count; 1 over a budget."
+    became = "Of 3 trials: 1 complete, but measured under noise, which does not count; 1 with a broken budget."
     assert read(lab).text == f"Nothing has won yet. {became}"
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     assert read(lab).text == f"Nothing has won. {became}"

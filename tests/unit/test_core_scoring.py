@@ -12,10 +12,12 @@ from study_support import CHAT, TINY, figure, tiny_space
 from nas.core.errors import InvalidInput
 from nas.core.measurement import Figure
 from nas.core.scoring import (
+    PROXY,
     MeasurementKey,
     QualityValue,
     axis,
     check_budgets,
+    check_quality,
     measurement_keys,
     ratio_of_limit,
     reference_point,
@@ -133,6 +135,37 @@ def test_a_budget_of_one_device_says_nothing_of_others() -> None:
     assert check_budgets(each, at(ttft=20.0), {}) == []
 
 
+def of_quality(*budgets: dict[str, Any]) -> SearchSpace:
+    return tiny_space(budgets=[*budgets])
+
+
+@pytest.mark.parametrize("limit", ["0.95x", 0.95, "0.95"])
+@pytest.mark.parametrize(
+    ("recall", "early", "final"),
+    [
+        (1.0, "feasible", "feasible"), (0.96, "borderline", "feasible"), (0.94, "borderline", "infeasible"),
+        (0.9, "infeasible", "infeasible"), (-0.2, "infeasible", "infeasible"),
+    ],
+)  # fmt: skip
+def test_a_budget_on_quality_is_judged_by_the_chance_to_keep_it(
+    limit: str | float, recall: float, early: str, final: str
+) -> None:
+    each = of_quality({"metric": "quality.recall", "min": limit})
+    quality = QualityValue(2.0, 0.0, "", recall, 0.02)
+    for settled, verdict in ((False, early), (True, final)):
+        (check,) = check_quality(each, quality, final=settled)
+        assert (check.verdict, check.limit, check.place) == (verdict, 0.95, PROXY)
+        assert check.log_excess == pytest.approx(0.95 - recall)
+    assert str(check) == f"quality.recall on the proxy: {recall:g}, limit 0.95"
+    assert check_budgets(each, at(ttft=1.0), {}) == []
+
+
+def test_recall_that_a_rung_does_not_measure_is_not_judged() -> None:
+    each = of_quality({"metric": "quality.recall", "min": "0.9x"}, {"metric": "quality", "min": "0.9x"})
+    (check,) = check_quality(each, QUALITY, final=True)
+    assert (check.budget, check.value, check.verdict) == ("quality", 0.9, "feasible")
+
+
 def test_an_objective_at_one_place_keeps_its_unit() -> None:
     each = space()
     found = axis(each, each.objectives[1], at(latency=figure(20.0, 0.1)), at(latency=10.0), QUALITY)
@@ -182,6 +215,13 @@ def test_the_reference_point_takes_budgets() -> None:
     assert quality == pytest.approx(-(0.8 - 3 * 0.05))
     assert latency == pytest.approx(math.log((12.0 + 16 * 2.0) / 26.0))
     assert memory == pytest.approx(math.log(1.5))
+
+
+def test_the_reference_point_takes_a_budget_on_quality() -> None:
+    each = of_quality({"metric": "quality", "min": "0.97x"})
+    published = at(latency=26.0, peak_rss=40.0)
+    assert corner(each, published, published)[0] == -0.97
+    assert ratio_of_limit(each.budgets[0], published, PROXY) == 0.97
 
 
 def test_of_several_budgets_the_strictest_counts() -> None:

@@ -71,12 +71,12 @@ def test_the_log_has_the_lines_of_follow_newest_first(lab: LiveLab, visitor: Tes
     assert [line["text"] for line in view["lines"][:3]] == [
         "study: warning: <b>slow",
         "trial 7: proposed",
-        "trial 6: over a budget: =HYPERLINK(1)",
+        "trial 6: breaks a budget: =HYPERLINK(1)",
     ]
     assert [line["id"] for line in view["lines"]] == sorted((line["id"] for line in view["lines"]), reverse=True)
     page = visitor.get("/studies/study/log", headers=HTML).text
     assert "&lt;b&gt;slow" in page and 'data-refresh="3"' in page
-    assert '<a href="/studies/study/trials/6">trial 6</a>: over a budget' in page
+    assert '<a href="/studies/study/trials/6">trial 6</a>: breaks a budget' in page
     assert 'href="/studies/study/log"' in visitor.get("/studies/study", headers=HTML).text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hardware_devices import SPACE, draw, time_ms
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.core.space import SearchSpace
+from nas.core.space import Budget, SearchSpace
 from nas.search import Observation, Proposer, Sampler, make_proposer
 from nas.search.screening import TRUSTED, Screen
 
@@ -56,6 +57,13 @@ def test_with_few_measurements_nothing_is_refused() -> None:
     screen = Screen(SPACE)
     screen.learn(told(LAYOUTS[: TRUSTED - 1]), [])
     assert (screen.chances(LAYOUTS) == 1).all()
+
+
+def test_budgets_on_quality_are_left_to_the_proposer() -> None:
+    limited = SPACE.model_copy(update={"budgets": (Budget(metric="quality", min="0.9x"),)})
+    screen = Screen(limited)
+    screen.learn([replace(seen, constraints={"quality on the proxy": 1.0}) for seen in told(LAYOUTS[:30])], [])
+    assert screen.models == {}
 
 
 @pytest.mark.parametrize("earlier", [False, True])

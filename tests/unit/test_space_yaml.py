@@ -102,6 +102,31 @@ def test_good_file_is_read() -> None:
         ("max: 512MB", "max: 512ms", "mine.yaml:24: budgets.1: '512ms' is in ms, but this metric is in MB"),
         ("max: 512MB", "max: 512", "mine.yaml:24: budgets.1: '512' has no unit; write '512MB', or"),
         ("max: 512MB", "min: 512MB", "mine.yaml:24: budgets.1: a budget on peak_rss needs 'max' and nothing else"),
+        (
+            "metric: ttft, max: 1.25x, workload: chat",
+            "metric: quality, max: 1.1x",
+            "mine.yaml:23: budgets.0: a budget on quality needs 'min' and nothing else",
+        ),
+        (
+            "metric: ttft, max: 1.25x",
+            "metric: quality, min: 0.9x",
+            "mine.yaml:23: budgets.0: quality is of the proxy, not of a device: leave workload out",
+        ),
+        (
+            "metric: ttft, max: 1.25x, workload: chat",
+            "metric: quality, min: 9ms",
+            "mine.yaml:23: budgets.0: '9ms' is in ms, but this metric has no unit",
+        ),
+        (
+            "metric: ttft, max: 1.25x, workload: chat",
+            "metric: quality.recall, min: 0.95x",
+            "mine.yaml:23: budgets.0.metric: quality.recall: the top rung 'long' measures no recall: add `tasks:",
+        ),
+        (
+            "metric: latency, workload: chat",
+            "metric: quality.recall",
+            "mine.yaml:27: objectives.1.metric: quality.recall: the top rung 'long' measures no recall",
+        ),
         ("metric: latency", "metric: latancy", "mine.yaml:27: objectives.1.metric: unknown metric 'latancy'; did you"),
         ("name: latency", "name: quality", "mine.yaml:27: objectives.1.name: objective 'quality' occurs twice"),
         ("  gqa: {min: 1}", "  gqqa: {min: 1}", "mine.yaml:17: limits.gqqa: unknown block kind in limits 'gqqa'; did"),
@@ -151,6 +176,18 @@ def test_good_file_is_read() -> None:
 )
 def test_mistake_is_told_with_its_line(old: str, new: str, line: str) -> None:
     assert any(found.startswith(line) for found in with_change(old, new))
+
+
+def test_quality_may_have_budgets() -> None:
+    rung = "{name: top, lm_steps: 9, tasks: {%s: {task: mqar, steps: 300}}}"
+    text = GOOD.replace("{metric: ttft, max: 1.25x, workload: chat}", "{metric: quality.recall, min: 0.95x}")
+    text = text.replace("{metric: peak_rss, max: 512MB, workload: chat}", "{metric: quality, min: 0.9}")
+    space = parse_space(text + f"quality: {{rungs: [{rung % 'mqar_long'}]}}\n", "mine.yaml")
+    assert [(budget.name, *budget.limit) for budget in space.budgets] == [
+        ("quality.recall", 0.95, True), ("quality", 0.9, False),
+    ]  # fmt: skip
+    (line,) = errors(text + f"quality: {{rungs: [{rung % 'keys'}]}}\n")
+    assert line.startswith("mine.yaml:23: budgets.0.metric: quality.recall: the top rung 'top' measures no recall")
 
 
 def test_impossible_budget_says_what_can_be_reached() -> None:

@@ -27,7 +27,7 @@ TTFT = "ttft@chat: 812 ms, limit 800 ms"
         ("training", {"rung": 1, "name": "short"}, "training at rung short"),
         ("training", {"rung": 1}, "training at rung 1"),
         ("confirming", {}, "promoted to the end, measured again with more repetitions"),
-        ("infeasible", {"reason": TTFT}, f"over a budget: {TTFT}"),
+        ("infeasible", {"reason": TTFT}, f"breaks a budget: {TTFT}"),
         ("stopped", {"rung": 0, "reason": "not promoted from rung short"}, "stopped: not promoted from rung short"),
         (
             "complete",

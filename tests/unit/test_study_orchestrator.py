@@ -18,11 +18,13 @@ from sqlalchemy import event
 from store_support import open_store
 from study_support import TINY, Bed, tiny_space
 
+from nas.analysis.record import read_study
 from nas.analysis.report import study_report
-from nas.analysis.snapshot import Snapshots
+from nas.analysis.snapshot import Snapshots, StudySnapshot
 from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
 from nas.core.layout import Layout
+from nas.core.pareto import front_hypervolume
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.proxy.corpus import CorpusRef
@@ -443,6 +445,109 @@ def test_recall_as_an_objective_needs_a_group_of_recall(tmp_path: Path) -> None:
     )  # type: ignore[arg-type]
     with pytest.raises(NasError, match="no group of recall that counts"):
         bed.run(TRIALS)
+
+
+@pytest.fixture
+def recalling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What layouts are better at in text, they recall worse; each training has luck of its own."""
+
+    def recalled(job: TrainJob, spec: Mapping[str, Any]) -> Any:
+        result = trained(job, spec)
+        text, luck = result.scores["lm/text"], int(result.key[:6], 16) / 16**6 / 2
+        return result.model_copy(update={"scores": {"lm/text": text, "lm/recall": 3.0 - text + luck}})
+
+    trained = study_support._trained
+    monkeypatch.setattr(study_support, "_trained", recalled)
+
+
+def recall_bed(tmp_path: Path, **quality: Any) -> Bed:
+    """All trials climb to the top, where a share of the published layout's recall is asked for."""
+    rungs = [{name: value for name, value in rung.items() if name != "keep"} for rung in TINY["quality"]["rungs"]]
+    budgets = [*TINY["budgets"], {"metric": "quality.recall", "min": "0.97x"}]
+    return bed_of(tmp_path, tiny_space(budgets=budgets, quality={**TINY["quality"], "rungs": rungs, **quality}))
+
+
+RECALLED = "quality.recall on the proxy"
+
+
+def recall_check(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    (found,) = (check for check in row["budgets"] if check["budget"] == "quality.recall")
+    return dict(found)
+
+
+@pytest.mark.usefixtures("recalling")
+def test_a_candidate_that_recalls_too_little_at_the_top_is_infeasible(tmp_path: Path) -> None:
+    bed = recall_bed(tmp_path)
+    assert bed.run(10) is StudyState.COMPLETE
+    check(bed, 10)
+    study = StudySnapshot(read_study(bed.store, "study"))
+    report = study_report(bed.store, "study")
+    broken = [
+        each for each in study.records.values()
+        if each.trial.status.state is TrialState.INFEASIBLE and each.quality is not None
+    ]  # fmt: skip
+    assert broken and report["ranking"]
+    for each in broken:
+        assert each.quality is not None and each.quality.recall is not None and each.quality.recall < 0.97
+        assert each.trial.status.reason == f"{RECALLED}: {each.quality.recall:.4g}, limit 0.97"
+        assert each.observation is not None and each.observation.status == "infeasible"
+        assert each.observation.constraints[RECALLED] == pytest.approx(0.97 - each.quality.recall)
+        assert not any(
+            event.kind == "confirming" for event in all_events(bed.store, 1) if event.trial == each.trial.number
+        )
+    assert {row["trial"] for row in report["ranking"]}.isdisjoint(each.trial.number for each in broken)
+    for row in report["ranking"]:
+        assert row["quality"]["recall"] >= 0.97 and recall_check(row)["verdict"] == "feasible"
+    assert min(each.rungs["first"].recall for each in study.records.values() if each.rungs) < 0.97, "which stopped none"
+    (row,) = (each for each in report["budgets"] if each["name"] == "quality.recall")
+    assert (row["limit"], row["ratio"], row["device"], row["written"]) == (0.97, 0.97, "", "0.97x")
+    (view,) = candidate_views(bed.store, Snapshots(bed.store).get("study"), [broken[0].trial.number])
+    assert {each.name: each.verdict for each in view.budgets}[RECALLED] == "infeasible"
+
+
+def fresh_bed(tmp_path: Path) -> Bed:
+    return recall_bed(tmp_path, rescore={"seeds": [100, 101, 102], "p_front": 0.2})
+
+
+@pytest.mark.usefixtures("recalling")
+def test_fresh_seeds_decide_about_recall(tmp_path: Path) -> None:
+    bed = fresh_bed(tmp_path)
+    assert bed.run(10) is StudyState.COMPLETE
+    check(bed, 10)
+    study = StudySnapshot(read_study(bed.store, "study"))
+    fallen = [
+        each for each in study.records.values()
+        if each.rescored is not None and each.trial.status.state is TrialState.INFEASIBLE
+    ]  # fmt: skip
+    assert fallen
+    for each in fallen:
+        fresh = each.quality.recall if each.quality is not None else None
+        assert fresh is not None and fresh < 0.97
+        assert each.trial.status.reason == f"on fresh seeds, {RECALLED}: {fresh:.4g}, limit 0.97"
+        assert each.trial.number in [done.trial for done in study.record.log.completions], "it was complete before"
+        assert each.trial.number not in study.counted
+        assert each.observation is not None and each.observation.status == "infeasible"
+    report = study_report(bed.store, "study")
+    assert report["front"] and all(row["rescored"] for row in report["front"])
+    assert all(row["quality"]["recall"] >= 0.97 for row in report["front"])
+    assert report["hypervolume"] == pytest.approx(
+        front_hypervolume({trial: study.counted[trial] for trial in study.counted}, study.corner or [])
+    )
+
+
+@pytest.mark.usefixtures("recalling")
+def test_a_study_with_a_budget_on_recall_is_killed_and_goes_on(tmp_path: Path) -> None:
+    bed = fresh_bed(tmp_path)
+    assert kill_until_complete(bed, range(20, 400, 41)) > 3
+    before, seen = study_report(bed.store, "study"), len(all_events(bed.store, 1))
+    bed.run(TRIALS)
+    assert {**before, "elapsed_s": 0} == {**study_report(bed.store, "study"), "elapsed_s": 0}
+    assert len(all_events(bed.store, 1)) == seen + 2
+
+
+def test_recall_as_a_budget_needs_a_group_of_recall(tmp_path: Path) -> None:
+    with pytest.raises(NasError, match="no group of recall that counts"):
+        recall_bed(tmp_path).run(TRIALS)
 
 
 def test_recall_is_an_axis_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,19 @@ def test_an_excess_is_told_for_the_new_limit() -> None:
     assert back.status == "stopped" and back.constraints == {name: pytest.approx(math.log(1.5 / 2))}
     absolute = {"budgets": [{"metric": "peak_rss", "max": "100MB", **CHAT}]}
     assert shared({}, absolute).budgets == {}
+
+
+def test_an_excess_of_quality_is_told_for_the_new_limit() -> None:
+    was, now = ({"budgets": [{"metric": "quality", "min": limit}]} for limit in ("0.9x", 0.95))
+    common, name = shared(was, now), "quality on the proxy"
+    layout = tiny_space().references.layouts()["attention"]
+    fits = Observation(layout, "complete", {"quality": -0.92}, {name: 0.9 - 0.92}, 2)
+    told = common.translate(fits)
+    assert told.status == "infeasible" and told.constraints == {name: pytest.approx(0.95 - 0.92)}
+    assert common.translate(replace(fits, status="stopped", rung=0)).status == "stopped"
+    attention = TINY["references"]["attention"]
+    other = {"references": {"published": attention, "attention": TINY["references"]["published"]}}
+    assert shared(was, now | other).budgets == {}
 
 
 def test_layouts_outside_the_new_space_are_left_out_and_said(bed: Bed) -> None:
