@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nas.core.layout import Layout
 from nas.core.pareto import hypervolume
-from nas.search import Observation, Sampler, make_proposer
+from nas.core.space import Budget
+from nas.search import Observation, Sampler, Status, make_proposer
 from nas.search.ehvi import EhviSearch, Improvement, chance_feasible, lowest
 from nas.search.gp import Array
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem, synthetic_space
@@ -111,6 +113,31 @@ def test_a_warm_start_teaches_and_stays_off_the_front() -> None:
     again = EhviSearch(sampler, 0)
     again.restore(warm.state())
     assert again.ask(1) == warm.ask(1)
+
+
+def test_a_budget_on_recall_is_learned_at_the_rung_it_was_taken_at() -> None:
+    """At the lower rung everything recalls less; what is forecast, and avoided, is too little at the top."""
+    plain = synthetic_space(pool=32)
+    space = plain.model_copy(update={"budgets": (*plain.budgets, Budget(metric="quality.recall", min="0.95x"))})
+    problem, sampler, rng = SyntheticProblem(4, space=space), Sampler(space), np.random.default_rng(8)
+
+    def excess(layout: Layout) -> float:
+        return 0.5 - sum(layer.mixers[0].kind == "gqa" for layer in layout.layers) / layout.depth
+
+    proposer = EhviSearch(sampler, 0)
+    proposer.fix_reference_point(problem.reference_point)
+    top = len(space.quality.rungs) - 1
+    for number, layout in enumerate(sampler.draw(rng) for _ in range(60)):
+        seen, low = problem.observe(layout), number % 2
+        told = {"quality.recall on the proxy": excess(layout) + 0.4 * low}
+        status: Status = "stopped" if low else "complete"
+        proposer.tell(Observation(layout, status, {"quality": 2.5, **seen.objectives}, told, 0 if low else top))
+    unseen = [sampler.draw(rng) for _ in range(40)]
+    (forecast,) = proposer.surrogate().predict(unseen)[1].mean.T
+    truth = np.array([excess(layout) for layout in unseen])
+    assert np.abs(forecast - truth).mean() < 0.07
+    scores = proposer.score(unseen)
+    assert scores[truth > 0.15].max() < 0.1 * scores[truth < -0.1].max()
 
 
 def test_expected_gain_shrinks_as_the_space_is_known() -> None:

@@ -118,6 +118,14 @@ def test_another_device_is_measured_while_proxies_are_trained(store: Store) -> N
     )
 
 
+def test_budgets_on_quality_refuse_nobody_before_the_top(store: Store) -> None:
+    space = tiny_space(**ALL_CLIMB | {"budgets": [{"metric": "quality", "min": "0.9x"}]})
+    found, free = (estimate(None, each, 8, {}, 1) for each in (space, tiny_space(**ALL_CLIMB)))
+    assert found.seconds == free.seconds
+    assert "budgets on quality (assumed to be kept by all that reach the top rung)" in found.depends_on
+    assert not any("keep their budgets" in each for each in found.depends_on)
+
+
 def test_guesses_are_called_guesses(store: Store) -> None:
     for database in (None, store):
         found = estimate(database, tiny_space(), 4, {"local": "box"}, workers=1)
