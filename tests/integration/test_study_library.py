@@ -17,12 +17,15 @@ from nas.analysis.snapshot import StudySnapshot
 from nas.core.layout import Layout
 from nas.core.quality_config import LIBRARY_PARTS
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, LibraryScores
+from nas.core.trial import TrialState
 from nas.nn.mixes import compared
 from nas.proxy.mixes import assembled_mix, held_out, trained_model
 from nas.search_spaces import load_space
 from nas.views.candidate import candidate_views
 
 TRIALS = 4
+LEAST_RECALL = 0.6
+"""As a share of the model's."""
 Report = dict[str, Any]
 
 
@@ -39,6 +42,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     )  # fmt: skip
     space = yaml.safe_load(path_of(lab).read_text())
     space["objectives"].append({"name": "recall", "metric": "quality.recall"})
+    space["budgets"].append({"metric": "quality.recall", "min": LEAST_RECALL})
     space |= {"protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "deadline_s": 20}}
     path_of(lab).write_text(yaml.safe_dump(space, sort_keys=False))
     return lab
@@ -107,3 +111,19 @@ def test_resumed_it_repeats_nothing_and_refuses_other_scores(lab: Lab, report: R
     finally:
         scores.write_text(before)
     assert "another content of mixes-scores.json" in refused.err
+
+
+def test_a_mix_is_on_the_front_only_if_it_recalls_enough(lab: Lab, report: Report) -> None:
+    store = lab.store()
+    try:
+        records = read_study(store, "mixes").records.values()
+    finally:
+        store.close()
+    assembled = [each for each in records if each.trial.origin != "reference" and "assembled" in each.rungs]
+    assert len(assembled) > len(report["ranking"]) > 0
+    for each in assembled:
+        recall, status = each.rungs["assembled"].recall, each.trial.status
+        assert recall is not None
+        assert status.state == (TrialState.COMPLETE if recall >= LEAST_RECALL else TrialState.INFEASIBLE)
+        if recall < LEAST_RECALL:
+            assert status.reason == f"quality.recall on the proxy: {recall:.4g}, limit {LEAST_RECALL:g}"
