@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from adapt_lab import adaptation
+from adapt_lab import LONG, adaptation
 
 from benchmarks.adapt import hashes, tiny_lab
 from nas.devices.host_lock import HostLock, host_lock_folder
@@ -24,14 +24,14 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import torch
-from adapt_lab import adaptation
+from adapt_lab import LONG, adaptation
 from nas.adapt.parallel import Workers
 from nas.nn.fit import Worker
 
 lab, folder = map(Path, sys.argv[1:3])
 workers = Workers.of_cluster(sys.argv[3]) if len(sys.argv) > 3 else Workers.here(2)
 worker = Worker(torch.device("cpu"), lambda line: print(line, flush=True))
-adaptation(lab, folder / "out", folder / "library", worker, workers=workers).run()
+adaptation(lab, folder / "out", folder / "library", worker, settings=LONG, workers=workers).run()
 """
 
 pytestmark = pytest.mark.timeout(900)  # Ray takes its time to start, the more so beside other tests
@@ -48,7 +48,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def calm(lab: Path, tmp_path: Path) -> dict[str, str]:
     """Files of an adaptation in this process."""
-    adaptation(lab, tmp_path / "calm/out", tmp_path / "calm/library").run()
+    adaptation(lab, tmp_path / "calm/out", tmp_path / "calm/library", settings=LONG).run()
     return hashes(tmp_path / "calm")
 
 
@@ -65,46 +65,45 @@ def output(run: subprocess.Popen[str]) -> str:
     return printed
 
 
+def lost(depth: int) -> str:
+    """Pattern of the line that says that the worker of a depth is replaced."""
+    return rf"^depth {depth}: a worker died.*; trying again$"
+
+
 @contextmanager
-def training(library: Path, root: psutil.Process, blocks: int = 0) -> Iterator[tuple[psutil.Process, int]]:
-    """A process below `root` that trains, and its depth, once so many blocks are done; it does not go on meanwhile."""
+def training(
+    library: Path, run: subprocess.Popen[str], *, below: int | None = None, of: int | None = None
+) -> Iterator[tuple[psutil.Process, int]]:
+    """A process of `run`, or below another one, that trains a depth, `of` or any, and the depth; all wait meanwhile."""
+    root = psutil.Process(below or run.pid)
+    lock = re.compile(rf"{re.escape(str(library))}/\.\w+-(\d+)\.lock")
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
+        assert run.poll() is None, output(run)
         # Trainings stop at their next step for whoever measures.
         with HostLock(host_lock_folder()).exclusive(LIMIT_S):
-            if len(list(library.glob("blocks/*.safetensors"))) >= blocks:
-                for process in root.children(recursive=True):
-                    with suppress(psutil.Error):
-                        held = "\n".join(file.path for file in process.open_files())
-                        if found := re.search(rf"{re.escape(str(library))}/\.\w+-(\d+)\.lock", held):
-                            yield process, int(found[1])
+            for process in root.children(recursive=True):
+                with suppress(psutil.Error):
+                    for file in process.open_files():
+                        if (held := lock.fullmatch(file.path)) and of in (None, int(held[1])):
+                            yield process, int(held[1])
                             return
-        assert root.is_running() and root.status() != psutil.STATUS_ZOMBIE
         time.sleep(0.02)
     raise AssertionError("nothing was trained")
 
 
-def test_a_worker_that_is_killed_is_replaced(lab: Path, calm: dict[str, str], tmp_path: Path) -> None:
-    run = start(lab, tmp_path / "run")
-    try:
-        with training(tmp_path / "run/library", psutil.Process(run.pid)) as (worker, depth):
-            worker.kill()
-            worker.wait(LIMIT_S)
-        assert re.search(rf"^depth {depth}: a worker died.*; trying again$", output(run), re.MULTILINE)
-    finally:
-        run.kill()
-    assert hashes(tmp_path / "run") == calm
-
-
-def test_a_command_that_is_killed_continues(lab: Path, calm: dict[str, str], tmp_path: Path) -> None:
+def test_a_worker_is_killed_then_the_command(lab: Path, calm: dict[str, str], tmp_path: Path) -> None:
     library = tmp_path / "run/library"
     run = start(lab, tmp_path / "run")
     try:
-        with training(library, psutil.Process(run.pid), blocks=1) as (worker, _):
+        with training(library, run) as (worker, depth):
+            worker.kill()
+            worker.wait(LIMIT_S)
+        with training(library, run, of=depth) as (worker, _):
             run.kill()
             worker.wait(LIMIT_S)
+        assert re.search(lost(depth), run.communicate()[0], re.MULTILINE)
         done = {path.name: path.stat().st_ino for path in library.glob("blocks/*.safetensors")}
-        run.communicate()
         run = start(lab, tmp_path / "run")
         assert "trying again" not in output(run)
     finally:
@@ -121,11 +120,11 @@ def test_a_node_of_a_cluster_is_lost(lab: Path, calm: dict[str, str], tmp_path: 
     try:
         node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
         run = start(lab, tmp_path / "run", cluster.address)
-        raylet = next(each for each in node.all_processes["raylet"])
+        (raylet,) = node.all_processes["raylet"]
         try:
-            with training(tmp_path / "run/library", psutil.Process(raylet.process.pid)) as (_, depth):
+            with training(tmp_path / "run/library", run, below=raylet.process.pid) as (_, depth):
                 cluster.remove_node(node, allow_graceful=False)
-            assert re.search(rf"^depth {depth}: a worker died.*; trying again$", output(run), re.MULTILINE)
+            assert re.search(lost(depth), output(run), re.MULTILINE)
         finally:
             run.kill()
     finally:

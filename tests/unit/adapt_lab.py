@@ -28,6 +28,8 @@ from nas.pretrain.next_token import Packed
 LAYOUT, SETTINGS = TINY, TINY_SETTINGS
 QUICK = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 256})})
 """One step for each alternative."""
+LONG = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 8192})})
+"""Thirty-two steps for each alternative."""
 RECALLING = QUICK.model_copy(
     update={"library": QUICK.library.model_copy(update={"length": 96, "score_tokens": 384, "recall_tokens": 768})}
 )
