@@ -38,6 +38,7 @@ from nas.adapt.checkpoints import import_once, is_imported, read_model
 from nas.adapt.healing import heal
 from nas.adapt.hours import Parts, time_library
 from nas.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher, neighbouring_pairs
+from nas.adapt.parallel import ParallelLibrary, Workers
 from nas.adapt.problem import Choices, Figures, Measure, Problem, replaced_by
 from nas.adapt.selection import Option, select, total
 from nas.adapt.settings import AdaptSettings
@@ -128,6 +129,7 @@ class Adaptation:
         worker: this process.
         hours: that the whole should take; the tokens of library and healing are scaled to it by `claim`. None: they
             are those of the settings.
+        workers: processes that train the library; None: this one, depth after depth.
 
     Raises:
         InvalidInput: the folder holds another adaptation, or text, tokenizer and model do not fit.
@@ -152,7 +154,14 @@ class Adaptation:
         settings: AdaptSettings,
         worker: Worker,
         hours: float | None = None,
+        workers: Workers | None = None,
     ) -> None:
+        if hours is not None and workers is not None:
+            raise InvalidInput(
+                "the training of one process is timed: leave it out where workers train the library, and set"
+                " library.tokens and healing.tokens in --config",
+                where="--hours",
+            )
         if not budgets:
             raise InvalidInput("name at least one budget, such as decode_p50<=20ms", where="--budget")
         self.folder, self.settings, self.worker, self._measure = folder, settings, worker, measure
@@ -176,7 +185,7 @@ class Adaptation:
             "settings": settings.model_dump(mode="json"),
             **({} if hours is None else {"hours": hours}),
         }
-        self._hours = hours
+        self._hours, self._workers = hours, workers
         self._check_plan()
         if (plan := folder / PLAN).is_file() and (tokens := json.loads(plan.read_bytes()).get("tokens")):
             self._scale(**tokens)
@@ -368,7 +377,11 @@ class Adaptation:
     def _opened(self, folder: Path, settings: LibrarySettings, worker: Worker) -> Library:
         """Returns the library in a folder."""
         recall = self._recall_text(0) if settings.recall_tokens else None
-        return Library(folder, self.teacher, self.sources, settings, worker, recall)
+        if self._workers is None:
+            return Library(folder, self.teacher, self.sources, settings, worker, recall)
+        return ParallelLibrary(
+            folder, self.teacher, self.sources, settings, worker, recall, self.checkpoint, self._workers
+        )
 
     def _scale(self, library: int, healing: int) -> None:
         """Sets the tokens of library and healing."""

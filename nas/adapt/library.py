@@ -204,10 +204,14 @@ class _Streams:
     """Residual streams in front of a layer, of the batches of a training; kept for the next layer while memory lasts.
 
     Those that are not kept, and all after a kill, are computed from the embedding, with the same result.
+
+    Args:
+        teacher: the trained model.
+        last: depth of the last layer; streams in front of it are not kept.
     """
 
-    def __init__(self, teacher: TrainedTeacher) -> None:
-        self._teacher = teacher
+    def __init__(self, teacher: TrainedTeacher, last: int) -> None:
+        self._teacher, self._last = teacher, last
         self._kept: dict[int, tuple[int, Stream]] = {}
         self._left = STREAM_BYTES
 
@@ -224,7 +228,8 @@ class _Streams:
             stream = self._teacher.between(stream.to(tokens.device), at, depth)
         else:
             stream = self._teacher.before(tokens, depth)
-            if (size := 4 * Stream.numbers(self._teacher.layout) * tokens.numel()) > self._left:
+            size = 4 * Stream.numbers(self._teacher.layout) * tokens.numel()
+            if depth == self._last or size > self._left:
                 return stream
             self._left -= size
         self._kept[step] = depth, stream.to(torch.device("cpu"))
@@ -285,6 +290,7 @@ class Library:
     Attributes:
         selection: held-out text that scores are computed on and choices are made by.
         text: the same, and that of recall.
+        parallel: depths that are trained at the same time, at most.
 
     Raises:
         InvalidInput: there is too little text to train on, or to score on.
@@ -304,6 +310,7 @@ class Library:
         self._trained_on = [source.key for source in sources]
         self.selection = selection_text(sources, settings.length, settings.score_tokens)
         self.text = self.selection if recall is None else self.selection.with_windows_of(recall)
+        self.parallel = 1
         for name in ("blocks", "scores", "training"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -323,7 +330,7 @@ class Library:
         for slot, block in self._trained(alternatives):
             if (path := self.file(slot, block)).is_file():
                 path.touch()  # `trim` removes the least recently used first
-        streams = _Streams(self.teacher)
+        streams = _Streams(self.teacher, max((slot.depth for slot in alternatives), default=0))
         for depth in range(self.teacher.layout.depth):
             wanted = [(slot, block) for slot, each in alternatives.items() if slot.depth == depth for block in each]
             trained = [(slot, block) for slot, block in wanted if block is not None]
@@ -342,7 +349,7 @@ class Library:
         return locked(self.folder / _USE, _USE_S, shared=True)
 
     def missing_bytes(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> int:
-        """Returns the disk space that `train` takes: untrained blocks, and the largest checkpoint of a depth.
+        """Returns the disk space that `train` takes: untrained blocks, and the largest checkpoints of depths.
 
         A checkpoint holds each weight with at most two moments, in float32, beside the one that it replaces.
         """
@@ -352,7 +359,7 @@ class Library:
                 with torch.device("meta"):
                     module = MODULES[block.kind](block, self.teacher.layout.d_model)
                 sizes[slot.depth] += 4 * sum(tensor.numel() for tensor in module.state_dict().values())
-        return sum(sizes) + 2 * 3 * max(sizes)
+        return sum(sizes) + 2 * 3 * sum(sorted(sizes)[-self.parallel :])
 
     def file(self, slot: Slot, block: Block) -> Path:
         """Returns the path of a trained alternative."""

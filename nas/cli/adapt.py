@@ -53,6 +53,13 @@ def command(
         Path | None,
         typer.Option("--library", help="Library of trained blocks. Default: library in $NAS_HOME.", show_default=False),
     ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="Processes of this machine that train the library.")
+    ] = 1,
+    ray_address: Annotated[
+        str | None,
+        typer.Option("--ray-address", help="Address of a Ray cluster that trains the library.", show_default=False),
+    ] = None,
     prompt: Annotated[int, typer.Option("--prompt", min=1, help="Prompt length in tokens.")] = 512,
     gen: Annotated[int, typer.Option("--gen", min=1, help="Tokens to generate per repetition.")] = 128,
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Number of compute threads.")] = 1,
@@ -83,6 +90,7 @@ def command(
 
     from nas.adapt.adapt import Adaptation, require_writable, write_child
     from nas.adapt.checkpoints import read_model
+    from nas.adapt.parallel import Workers
     from nas.adapt.settings import AdaptSettings, read_settings
     from nas.adapt.space import check_target, write_space
     from nas.core import paths
@@ -92,6 +100,9 @@ def command(
     from nas.nn.fit import Worker
     from nas.nn.weights import checkpoint_layout
 
+    if ray_address is not None and workers > 1:
+        raise InvalidInput("cannot be combined with --ray-address: the cluster has its own", where="--workers")
+    local = Workers.here(workers) if workers > 1 else None
     limits = [Limit.parse(text) for text in budget]
     settings = AdaptSettings() if config is None else read_settings(config)
     words = tokenizer or model / "tokenizer.json"
@@ -119,6 +130,7 @@ def command(
     one = Adaptation(
         output, blocks, model, words, corpus, limits, _measured(options), place,
         settings, Worker(accelerator, say), hours,
+        local if ray_address is None else Workers.of_cluster(ray_address),
     )  # fmt: skip
     one.check_text()
     if space is not None:

@@ -41,7 +41,8 @@ _IDLE_MS = 60_000
 
 Outcome = dict[str, Any]
 Work = Callable[[Mapping[str, Any]], Outcome]
-Kind = Literal["short", "train"]
+Kind = Literal["short", "train", "shared"]
+"""Of work: "shared" is a training that reads and writes folders which all nodes share."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Request:
-    """Resources of a training: one CPU slot and a share of a GPU, or several whole ones.
+    """Resources of a training: CPU slots and a share of a GPU, or several whole ones.
 
     Args:
         gpus: 0: it trains on the CPU.
+        cpus: CPU slots, which are its threads where it trains on the CPU.
     """
 
     gpus: float
+    cpus: int = 1
 
     @staticmethod
     def of(nodes: Sequence[Node], gpus: float | None) -> Request:
@@ -82,11 +85,22 @@ class Request:
         slots = sum(node.cpus for node in with_gpu)
         return Request(min(1.0, sum(node.gpus for node in with_gpu) / slots) if slots else 0.0)
 
+    @staticmethod
+    def of_few(nodes: Sequence[Node], trainings: int) -> Request:
+        """Returns the request with which `trainings` fill the nodes: a GPU each, or where there is none, CPU slots."""
+        if any(node.gpus >= 1 for node in nodes):
+            return Request(1.0)
+        slots = [int(node.cpus) for node in nodes]
+        return Request(0.0, max(1, min(sum(slots) // trainings, max(slots))))
+
     def fits(self, node: Node) -> int:
         """Returns how many trainings a node runs in parallel."""
         if self.gpus == 0:
-            return int(node.cpus)
-        return int(min(node.cpus, node.gpus / self.gpus + 1e-9))
+            return int(node.cpus / self.cpus)
+        return int(min(node.cpus / self.cpus, node.gpus / self.gpus + 1e-9))
+
+    def __str__(self) -> str:
+        return f"{self.cpus} CPU slot{'s' * (self.cpus > 1)} and {self.gpus:g} GPUs"
 
     def slots(self, nodes: Sequence[Node]) -> int:
         """Returns how many trainings all nodes run in parallel."""
@@ -155,7 +169,7 @@ class RayCompute:
     async def run(self, work: Work, spec: Mapping[str, Any], kind: Kind = "short") -> Outcome:
         """Runs `work(spec)` in a Ray worker; a cancelled await cancels the task."""
         # Exports and checks take seconds: they run in parallel with trainings instead of queueing for a slot.
-        cpus, gpus = (1.0, self._request.gpus) if kind == "train" else (0.0, 0.0)
+        cpus, gpus = (0.0, 0.0) if kind == "short" else (1.0, self._request.gpus)
         remote = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
         return checked(await _result(self._ray, remote.remote(dict(spec))))
 
@@ -191,13 +205,14 @@ class ClusterCompute:
     Args:
         address: of the cluster.
         train_gpus: GPUs per training; None: see `Request.of`.
+        trainings: number of trainings, where they are so few that each may take several slots (`Request.of_few`).
 
     Raises:
         InvalidInput: the address is that of a Ray client, or no node can run such a training.
         InfrastructureFailed: the cluster cannot be reached.
     """
 
-    def __init__(self, address: str, train_gpus: float | None = None) -> None:
+    def __init__(self, address: str, train_gpus: float | None = None, trainings: int | None = None) -> None:
         if "://" in address:
             raise InvalidInput(
                 f"{address}: this machine must be a node of the cluster (`ray start --address=HOST:PORT`); then give "
@@ -210,14 +225,12 @@ class ClusterCompute:
         _connect(self._ray, address, runtime_env=environment)
         self._home: str = self._ray.get_runtime_context().get_node_id()
         nodes = _alive(self._ray)
-        self._request = Request.of(nodes, train_gpus)
+        self._request = Request.of(nodes, train_gpus) if trainings is None else Request.of_few(nodes, trainings)
         self._workers = self._request.slots(nodes)
         self._corpora: dict[str, Any] = {}
         if self._workers == 0:
             self.close()
-            raise InvalidInput(
-                f"no node of the cluster has a CPU slot and {self._request.gpus:g} GPUs", where="--ray-address"
-            )
+            raise InvalidInput(f"no node of the cluster has {self._request}", where="--ray-address")
 
     def __enter__(self) -> Self:
         return self
@@ -234,6 +247,12 @@ class ClusterCompute:
         """Runs `work(spec)` on this machine, or a training on any node; a cancelled await cancels the task."""
         if kind == "train":
             return await self._train(spec)
+        if kind == "shared":
+            environment = {"NAS_CACHE": str(paths.cache())}
+            remote = self._remote(_run_on_node, runtime_env={"env_vars": environment})
+            return checked(
+                await _result(self._ray, remote.remote(work, self._on_node(spec), self._home), self._require_room)
+            )
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         remote = self._ray.remote(
@@ -245,12 +264,21 @@ class ClusterCompute:
         return checked(await _result(self._ray, remote.remote(dict(spec))))
 
     async def _train(self, spec: Mapping[str, Any]) -> Outcome:
-        remote_spec = dict(spec) | ({"device": "cpu"} if self._request.gpus == 0 else {})
-        remote = self._ray.remote(num_cpus=1, num_gpus=self._request.gpus, max_retries=0)(_train_on_node)
+        remote = self._remote(_train_on_node)
         checkpoints = await asyncio.to_thread(checkpoints_of, spec)
-        task = remote.remote(remote_spec, checkpoints, self._corpus(spec), self._home)
+        task = remote.remote(self._on_node(spec), checkpoints, self._corpus(spec), self._home)
         outcome = checked(await _result(self._ray, task, self._require_room))
         return await asyncio.to_thread(collect_remote_training, spec, outcome)
+
+    def _remote(self, work: Callable[..., Outcome], **options: Any) -> Any:
+        """Returns the remote function of a training."""
+        request = self._request
+        return self._ray.remote(num_cpus=request.cpus, num_gpus=request.gpus, max_retries=0, **options)(work)
+
+    def _on_node(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the spec of a training with what it may use of its node."""
+        device = {"device": "cpu"} if self._request.gpus == 0 else {}
+        return dict(spec) | device | {"threads": self._request.cpus}
 
     def _corpus(self, spec: Mapping[str, Any]) -> Any:
         """Returns a reference to the corpus in Ray's object store, which sends it to each node once."""
@@ -264,7 +292,7 @@ class ClusterCompute:
     def _require_room(self) -> None:
         """Raises if no node is left that could run the training."""
         if self._request.slots(_alive(self._ray)) == 0:
-            raise InfrastructureFailed(f"no node is left with a CPU slot and {self._request.gpus:g} GPUs")
+            raise InfrastructureFailed(f"no node is left with {self._request}")
 
     def close(self) -> None:
         """Disconnects."""
@@ -361,6 +389,14 @@ def _train_on_node(
         _unpack_corpus(spec, corpus)
         return train(spec)
     return run_remote_training(spec, checkpoints, corpus)
+
+
+def _run_on_node(work: Work, spec: Mapping[str, Any], home: str) -> Outcome:
+    """Runs `work(spec)` in a worker, under the host lock of its machine."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id() == home
+    return work(spec if here else {**spec, "lock": str(host_lock_folder())})
 
 
 def _worker_environment() -> dict[str, str]:

@@ -25,7 +25,7 @@ Spec = Mapping[str, Any]
 Stage = Callable[[Spec], dict[str, Any]]
 
 
-class _Share:
+class Share:
     """A shared hold of the host lock, and the time spent waiting for it."""
 
     def __init__(self, hold: SharedHold, waited_s: float) -> None:
@@ -37,7 +37,7 @@ class _Share:
         self.waited_s += self._hold.yield_if_wanted()
 
 
-def _stage(function: Callable[[Spec, _Share], dict[str, Any]]) -> Stage:
+def stage(function: Callable[[Spec, Share], dict[str, Any] | None]) -> Stage:
     """Makes a stage that runs `function` under the host lock; its reported seconds leave out the waiting."""
 
     @wraps(function)
@@ -45,7 +45,7 @@ def _stage(function: Callable[[Spec, _Share], dict[str, Any]]) -> Stage:
         wall, cpu, waited = time.perf_counter(), time.process_time(), 0.0
         try:
             with HostLock(Path(spec["lock"])).shared() as hold:
-                share = _Share(hold, time.perf_counter() - wall)
+                share = Share(hold, time.perf_counter() - wall)
                 try:
                     outcome: dict[str, Any] = {"value": function(spec, share)}
                 finally:
@@ -65,8 +65,8 @@ def _failure(error: CandidateFailed) -> dict[str, Any]:
     return {"failed": {"reason": error.reason, "message": str(error)}}
 
 
-@_stage
-def export(spec: Spec, share: _Share) -> dict[str, Any]:
+@stage
+def export(spec: Spec, share: Share) -> dict[str, Any]:
     """Exports an artifact, or its recipe: {layout, runtime, quantisation, weights, destination} -> Artifact."""
     from nas.runtimes import RUNTIMES
     from nas.runtimes.base import Checkpoint, RandomWeights
@@ -85,8 +85,8 @@ def export(spec: Spec, share: _Share) -> dict[str, Any]:
     return artifact.model_dump(mode="json")
 
 
-@_stage
-def train(spec: Spec, share: _Share) -> dict[str, Any]:
+@stage
+def train(spec: Spec, share: Share) -> dict[str, Any]:
     """Trains the seeds of a proxy, or evaluates a mix: {jobs, checkpoints, device?} -> {key of a job: its outcome}."""
     from nas.proxy.job import LibraryRun, TrainJob
     from nas.proxy.mixes import evaluate_mix
@@ -109,8 +109,8 @@ def train(spec: Spec, share: _Share) -> dict[str, Any]:
     }
 
 
-@_stage
-def check_equivalence(spec: Spec, share: _Share) -> dict[str, Any]:
+@stage
+def check_equivalence(spec: Spec, share: Share) -> dict[str, Any]:
     """Compares a trained artifact with PyTorch.
 
     {layout, runtime, quantisation, weights, model, runner} -> GateReport

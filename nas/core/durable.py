@@ -40,7 +40,7 @@ def locked(
         InfrastructureFailed: others held the lock that long.
     """
     deadline, reported = time.monotonic() + deadline_s, False
-    with path.open("ab") as file:
+    with path.open("a+b") as file:  # NFS shares a lock only on a file that can be read
         while True:
             try:
                 fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -21,6 +21,7 @@ LONGEST = (
     "test_study_kill",
     "test_compare_whole",
     "test_compute_cluster",
+    "test_adapt_ray",
     "test_pretrain_ray",
     "test_farm_faults",
     "test_benchmarks",

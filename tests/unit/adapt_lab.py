@@ -13,6 +13,7 @@ from pretrain_lab import write_corpus, write_tokenizer
 
 from benchmarks.adapt import TINY, TINY_SETTINGS
 from nas.adapt.adapt import Adaptation
+from nas.adapt.parallel import Workers
 from nas.adapt.problem import Measure
 from nas.adapt.settings import AdaptSettings
 from nas.core.errors import Unsupported
@@ -27,6 +28,8 @@ from nas.pretrain.next_token import Packed
 LAYOUT, SETTINGS = TINY, TINY_SETTINGS
 QUICK = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 256})})
 """One step for each alternative."""
+LONG = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 8192})})
+"""Thirty-two steps for each alternative."""
 RECALLING = QUICK.model_copy(
     update={"library": QUICK.library.model_copy(update={"length": 96, "score_tokens": 384, "recall_tokens": 768})}
 )
@@ -82,10 +85,11 @@ def adaptation(
     teacher: Path | None = None,
     tokenizer: Path | None = None,
     hours: float | None = None,
+    workers: Workers | None = None,
 ) -> Adaptation:
     limit = work_of(LAYOUT)["decode_p50"] * 0.8
     return Adaptation(
         out, library, teacher or lab / "teacher.safetensors", tokenizer or lab / "tokenizer.json", [lab / "text"],
         [Limit.parse(budget or f"decode_p50<={limit:.6f}ms")], measure, device, settings,
-        worker or alone(), hours,
+        worker or alone(), hours, workers,
     )  # fmt: skip

@@ -50,6 +50,15 @@ def test_what_is_asked_for_counts() -> None:
         Request.of([BIG], 1.5)
 
 
+def test_few_trainings_fill_the_cluster() -> None:
+    assert Request.of_few([BIG, SMALL], 16) == Request(1.0)
+    assert Request.of_few([SMALL, SMALL], 3) == Request(0.0, cpus=2)
+    assert Request.of_few([SMALL, SMALL], 1) == Request(0.0, cpus=4), "of one node"
+    assert Request.of_few([SMALL], 16) == Request(0.0, cpus=1)
+    assert Request(0.0, cpus=3).slots([SMALL, BIG]) == 3
+    assert str(Request(0.5, cpus=2)) == "2 CPU slots and 0.5 GPUs"
+
+
 def test_the_launch_must_run_on_a_node() -> None:
     with pytest.raises(InvalidInput, match="must be a node"):
         ClusterCompute("ray://head:10001")
