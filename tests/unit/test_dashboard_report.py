@@ -31,6 +31,13 @@ def test_it_has_the_result_and_needs_nothing_else(lab: LiveLab) -> None:
     assert not re.search(r"""(?:src|href)=["'](?!#)""", text), "it fetches nothing"
 
 
+def test_it_names_budgets_on_quality_without_a_device(lab: LiveLab) -> None:
+    lab.study(budgets=[{"metric": "quality", "min": "0.95x"}, {"metric": "file_size", "max": "3MB"}])
+    text = study_report_html(lab.store, "study")
+    assert "<li>quality on the proxy: limit 0.95</li>" in text
+    assert "<li>file_size on local, fake: limit 3 MB</li>" in text
+
+
 def test_an_empty_study_has_one_too(lab: LiveLab) -> None:
     lab.study(judged=False)
     assert "The front is still empty: the reference layouts are not" in study_report_html(lab.store, "study")
