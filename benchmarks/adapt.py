@@ -533,7 +533,7 @@ def _losses(model: Model, library: Library, sources: list[Tokens], vocabulary: V
     text = report_text(sources, settings.length, settings.score_tokens).with_windows_of(recall)
     means = text.means(compared(library.teacher.model, model, text).kl)
     with torch.no_grad():
-        reported = report_sources(sources, vocabulary)
+        reported = report_sources(sources, vocabulary, AdaptSettings().report_tokens)
         bits = bits_per_byte(lambda ids: model(ids.to(worker.device))[0], reported, vocabulary, settings.length)[ALL]
     return {"divergence": means[TEXT_GROUP], "recall_divergence": means[RECALL_GROUP], "bits_per_byte": bits}
 

@@ -24,13 +24,14 @@ import yaml
 
 from benchmarks.equivalence_tables import table
 from benchmarks.runs import say
+from nas.adapt.settings import AdaptSettings
 from nas.adapt.text import report_sources
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.nn.fit import Stage, TrainingState, Worker, fit, precision_of
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
-from nas.nn.weights import save_weights
+from nas.nn.weights import checkpoint_layout, load_weights, save_weights
 from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
 from nas.pretrain.loss import pretraining_loss
 from nas.pretrain.next_token import ALL, Packed, bits_per_byte
@@ -95,23 +96,20 @@ def run(folder: Path, budget: float) -> None:
     vocabulary, sources = _text(folder)
     trained = _once(
         folder / "scratch.json",
-        lambda: _train(folder, searched["layout"], adapted["seconds"] - searched["seconds"], vocabulary, sources),
+        lambda: _train(folder, searched["layout"], adapted["seconds"] - searched["seconds"], sources),
     )
-    report = json.loads((folder / "adapted/report.json").read_bytes())
-    layouts = {
-        "teacher": report["teacher"]["layout"],
-        "child": report["child"]["layout"],
-        "scratch": searched["layout"],
-    }
-    bits = {"scratch": trained["bits_per_byte"]} | {
-        name: report[name]["bits_per_byte"] for name in ("teacher", "child")
-    }
-    figures = _measured(layouts)
-    rows = {name: {"layout": layout, "bits_per_byte": bits[name], **figures[name]} for name, layout in layouts.items()}
+    files = {"teacher": "teacher", "child": "adapted/child", "scratch": "scratch"}
+    models = {name: _read(folder / f"{file}.safetensors") for name, file in files.items()}
+    held_out = report_sources(sources, vocabulary, AdaptSettings().report_tokens)
+    figures = _measured({name: model.layout.format() for name, model in models.items()})
+    for name, model in models.items():
+        say(f"scoring {name}")
+        figures[name] |= {"layout": model.layout.format(), "bits_per_byte": _bits(model, held_out, vocabulary)}
+    child = json.loads((folder / "adapted/report.json").read_bytes())["child"]
     found = {
-        "budget_ms": budget, "adapted": adapted, "searched": searched, "trained": trained, "models": rows,
-        "before_healing": report["child"]["bits_per_byte_before_healing"],
-        "summed_score": report["child"]["predicted"]["loss"],
+        "budget_ms": budget, "adapted": adapted, "searched": searched, "trained": trained, "models": figures,
+        "score": child["predicted"]["loss"], "divergence": child["divergence"],
+        "divergence_before_healing": child["divergence_before_healing"],
     }  # fmt: skip
     write_durably(RECORDED, _json(found))
     print(table_of(found))
@@ -188,7 +186,7 @@ def _search(folder: Path, budget: float, seconds: float) -> dict[str, Any]:
 
 
 def _train(folder: Path, layout: str, seconds: float, vocabulary: Vocabulary, sources: list[Tokens]) -> dict[str, Any]:
-    """Trains a layout for so many seconds, saves it, and returns its bits per byte on the text of reports."""
+    """Trains a layout for so many seconds, saves it, and returns its tokens."""
     worker = Worker(torch.device("cpu"), say)
     packed = Packed("scratch", sources, _LENGTH, _BATCH // _LENGTH, 0)
     loss = torch.compile(lambda model, inputs, labels: pretraining_loss(model, inputs, labels) / _BATCH)
@@ -212,10 +210,18 @@ def _train(folder: Path, layout: str, seconds: float, vocabulary: Vocabulary, so
     say(f"training {layout} for {steps} steps")
     model, took = trained(steps)
     save_weights(model, folder / "scratch.safetensors")
-    with torch.no_grad():
-        held_out = report_sources(sources, vocabulary)
-        bits = bits_per_byte(lambda ids: model(ids)[0], held_out, vocabulary, _LENGTH)[ALL]
-    return {"steps": steps, "tokens": steps * _BATCH, "seconds": took, "bits_per_byte": bits}
+    return {"steps": steps, "tokens": steps * _BATCH, "seconds": took}
+
+
+def _read(path: Path) -> Model:
+    model = Model(checkpoint_layout(path), None)
+    load_weights(model, path)
+    return model.eval()
+
+
+@torch.no_grad()
+def _bits(model: Model, held_out: Sequence[Tokens], vocabulary: Vocabulary) -> float:
+    return bits_per_byte(lambda ids: model(ids)[0], held_out, vocabulary, _LENGTH)[ALL]
 
 
 def _text(folder: Path) -> tuple[Vocabulary, list[Tokens]]:
