@@ -185,7 +185,7 @@ def _search(folder: Path, budget: float, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _train(folder: Path, layout: str, seconds: float, vocabulary: Vocabulary, sources: list[Tokens]) -> dict[str, Any]:
+def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> dict[str, Any]:
     """Trains a layout for so many seconds, saves it, and returns its tokens."""
     worker = Worker(torch.device("cpu"), say)
     packed = Packed("scratch", sources, _LENGTH, _BATCH // _LENGTH, 0)
