@@ -66,7 +66,7 @@ from nas.pretrain.tokenizer_training import train_tokenizer
 from nas.proxy.corpus import build_corpus
 
 _RECALL = ("divergence_before", "divergence")
-MIXES, SMALL, PAIRS = (Path(__file__).parent / f"recorded/adapt-{name}.json" for name in ("tiny", "small", "pairs"))
+SMALL, PAIRS = (Path(__file__).parent / f"recorded/adapt-{name}.json" for name in ("small", "pairs"))
 PAGE = Path(__file__).parents[1] / "docs/measured/adapting.md"
 
 

@@ -14,6 +14,7 @@ import json
 import math
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from nas.adapt.settings import AdaptSettings
 from nas.adapt.text import report_sources
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
-from nas.nn.fit import Stage, TrainingState, Worker, fit, precision_of
+from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.nn.weights import checkpoint_layout, load_weights, save_weights
@@ -174,14 +175,15 @@ def _search(folder: Path, budget: float, seconds: float) -> dict[str, Any]:
     whole = SPACE | {"budgets": [limit], "quality": quality, "search": search}
     write_durably(space, yaml.safe_dump(whole, sort_keys=False).encode())
     db = f"sqlite:///{folder.resolve()}/scratch.db"
-    took = _nas("launch", "--space", space, "--study", "scratch", "--db", db, "--workers", 1, "--yes")
-    argv = [sys.executable, "-m", "nas.cli", "study", "export", "scratch", "-f", "json", "--db", db]
+    known = ["--resume"] if (folder / "scratch.db").is_file() else []
+    _nas("launch", "--space", space, "--study", "scratch", "--db", db, "--workers", 1, "--yes", *known)
+    argv = [sys.executable, "-m", "nas.cli", "study", "show", "scratch", "--json", "--db", db]
     report = json.loads(subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL).stdout)
     complete = [row for row in report["told"] if row["status"] == "complete"]
     best = min(complete, key=lambda row: float(row["objectives"]["quality"]))
     return {
-        "layout": best["layout"], "seconds": took, "trials": len(report["told"]), "complete": len(complete),
-        "quality": -best["objectives"]["quality"], "origin": best["origin"],
+        "layout": best["layout"], "quality": -best["objectives"]["quality"], "origin": best["origin"],
+        "seconds": report["elapsed_s"], "trials": len(report["told"]), "complete": len(complete),
     }  # fmt: skip
 
 
@@ -199,10 +201,11 @@ def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> 
         )  # fmt: skip
         state = TrainingState(model, Optimiser(weight_decay=0.1, clip=1.0, balance_rate=1e-3), steps)
         began = time.monotonic()
-        fit(
-            state, [stage], [], worker, name="the model from scratch",
-            precision=lambda: precision_of(worker.device, "bfloat16"),
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as scratch:
+            fit(
+                state, [stage], [TrainingCheckpoint(Path(scratch) / "training.safetensors", {})], worker,
+                name="the model from scratch", precision=lambda: precision_of(worker.device, "bfloat16"),
+            )  # fmt: skip
         return model, time.monotonic() - began
 
     trained(1)  # compiles
