@@ -239,7 +239,9 @@ def _measured(layouts: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         sys.executable, "-m", "nas.cli", "bench", *layouts.values(), "-p", str(_PROMPT), "-n", str(_GEN),
         "--reps", "10", "--json",
     ]  # fmt: skip
-    found = json.loads(subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL).stdout)
+    found = json.loads(subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL).stdout)[
+        "results"
+    ]
     return {
         name: {"decode_ms": each["decode_ms"]["p50"], "ci95": each["decode_ms"]["ci95"]}
         for name, each in zip(layouts, found, strict=True)
