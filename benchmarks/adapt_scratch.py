@@ -244,7 +244,7 @@ def _measured(layouts: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     ]
     return {
         name: {"decode_ms": each["decode_ms"]["p50"], "ci95": each["decode_ms"]["ci95"]}
-        for name, each in zip(layouts, found, strict=True)
+        for name, each in zip(layouts, found["results"], strict=True)
     }
 
 
