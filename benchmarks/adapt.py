@@ -3,6 +3,7 @@
     python -m benchmarks.adapt mixes FOLDER [--size small|tiny] [--mixes 20] [--family KIND] [--family-mixes 10]
                                                                                 Kendall's tau of summed scores
     python -m benchmarks.adapt pairs FOLDER                                     terms for pairs of replacements
+    python -m benchmarks.adapt scratch FOLDER [--budget MS]                     `benchmarks.adapt_scratch`, continues
     python -m benchmarks.adapt smart FOLDER                                     `benchmarks.adapt_smart`
     python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0]             SIGKILL at random moments
     python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
@@ -27,6 +28,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -35,7 +37,7 @@ from typing import Any
 import torch
 from scipy.stats import kendalltau
 
-from benchmarks import adapt_ablations, adapt_large, adapt_smart
+from benchmarks import adapt_ablations, adapt_large, adapt_scratch, adapt_smart
 from benchmarks.equivalence_tables import table, write_tables
 from benchmarks.runs import ended_or_killed
 from nas.adapt import healing, library
@@ -64,7 +66,7 @@ from nas.pretrain.tokenizer_training import train_tokenizer
 from nas.proxy.corpus import build_corpus
 
 _RECALL = ("divergence_before", "divergence")
-MIXES, SMALL, PAIRS = (Path(__file__).parent / f"recorded/adapt-{name}.json" for name in ("tiny", "small", "pairs"))
+SMALL, PAIRS = (Path(__file__).parent / f"recorded/adapt-{name}.json" for name in ("small", "pairs"))
 PAGE = Path(__file__).parents[1] / "docs/measured/adapting.md"
 
 
@@ -100,15 +102,16 @@ SIZES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    mixes, pairs, smart, kills, ablations, large = (
-        modes.add_parser(mode) for mode in ("mixes", "pairs", "smart", "kills", "ablations", "large")
+    mixes, pairs, scratch, smart, kills, ablations, large = (
+        modes.add_parser(mode) for mode in ("mixes", "pairs", "scratch", "smart", "kills", "ablations", "large")
     )
-    for own in (mixes, pairs, smart, kills, ablations, large):
+    for own in (mixes, pairs, scratch, smart, kills, ablations, large):
         own.add_argument("folder", type=Path)
     mixes.add_argument("--size", choices=SIZES, default="small")
     mixes.add_argument("--mixes", type=int, default=20)
     mixes.add_argument("--family", help="kind of mixer; none unless told")
     mixes.add_argument("--family-mixes", type=int, default=10)
+    scratch.add_argument("--budget", type=float, default=0.375, help="most milliseconds a token")
     kills.add_argument("--kills", type=int, default=10)
     kills.add_argument("--seed", type=int, default=0)
     ablations.add_argument("--minutes", type=float, default=8.0, help="no training starts after that")
@@ -120,7 +123,7 @@ def main() -> None:
     given["folder"].mkdir(parents=True, exist_ok=True)
     runs = {
         "mixes": run_mixes, "pairs": run_pairs, "kills": run_kills, "ablations": run_ablations,
-        "smart": run_smart, "large": adapt_large.run,
+        "scratch": adapt_scratch.run, "smart": run_smart, "large": adapt_large.run,
     }  # fmt: skip
     runs[mode](**given)
 
@@ -155,13 +158,11 @@ def run_mixes(folder: Path, size: str, mixes: int, family: str | None, family_mi
         family: kind of mixer that further mixes replace mixers by; None: there are none.
         family_mixes: their number.
     """
-    settings, worker = SIZES[size], _worker()
-    vocabulary, sources = _text(folder, settings)
-    teacher = TrainedTeacher.load(_teacher(folder, settings, sources, worker), worker.device)
+    settings = SIZES[size]
+    library, sources, vocabulary = _library(folder, settings)
+    teacher = library.teacher
     layout = teacher.layout
     alternatives = _alternatives(layout, settings.window)
-    recall = recall_text(vocabulary, settings.library.length, settings.library.recall_tokens, 0)
-    library = Library(folder / "library", teacher, sources, settings.library, worker, recall)
     library.train(alternatives)
     scores = library.scores(alternatives)
     choices = {f"mix-{number}": mix(alternatives, number) for number in range(mixes)}
@@ -206,7 +207,14 @@ def _tau(rows: list[dict[str, Any]], by: str, measured: str) -> float:
 
 def tables() -> list[str]:
     """Returns the tables of `PAGE`."""
-    return [*small_tables(), *adapt_ablations.tables(), pair_table(), *adapt_smart.tables(), *adapt_large.tables()]
+    return [
+        *small_tables(),
+        *adapt_scratch.tables(),
+        *adapt_ablations.tables(),
+        pair_table(),
+        *adapt_smart.tables(),
+        *adapt_large.tables(),
+    ]
 
 
 def small_tables() -> list[str]:
@@ -246,27 +254,30 @@ def _span(values: Iterable[float | None]) -> str:
 
 
 def run_pairs(folder: Path) -> None:
-    """Writes `PAIRS`: what each pair of replacements in the recorded mixes of the tiny teacher loses together.
+    """Writes `PAIRS`: what each pair of replacements in the mixes of `SMALL` loses together.
 
-    FOLDER is that of `mixes --size tiny`, or gets the same teacher and library. A mix is predicted by the sum of its
-    scores, and by that and the pairs' terms, which are what a pair loses beyond the sum of its two scores.
+    FOLDER is that of `mixes --size small`. A mix is predicted by the sum of its scores, and by that and the pairs'
+    terms, which are what a pair loses beyond the sum of its two scores.
     """
-    library, _ = _tiny(folder, SIZES["tiny"].library)
-    alternatives = _alternatives(library.teacher.layout, SIZES["tiny"].window)
+    library = _library(folder, SIZES["small"])[0]
+    alternatives = _alternatives(library.teacher.layout, SIZES["small"].window)
     library.train(alternatives)
     scores = library.scores(alternatives)
+
+    @cache
+    def term(*pair: Replacement) -> float:
+        return library.divergence(library.mix(dict(pair))) - sum(scores[each].text for each in pair)
+
     rows = []
-    for row in json.loads(MIXES.read_bytes())["mixes"]:
+    for row in json.loads(SMALL.read_bytes())["mixes"]:
         choice = {Slot(depth, part): parsed(block, part) for depth, part, block in row["choice"]}
-        terms = [
-            library.divergence(library.mix(dict(pair))) - sum(scores[each].text for each in pair)
-            for pair in combinations(choice.items(), 2)
-        ]
+        terms = [term(*pair) for pair in combinations(sorted(choice.items()), 2)]
         summed = sum(scores[each].text for each in choice.items())
         own = {"layout": row["layout"], "summed": summed, "paired": summed + sum(terms), "terms": terms}
         measured = {"divergence_before": library.divergence(library.mix(choice))}
         rows.append(own | measured | {name: row[name] for name in ("divergence", "bits_per_byte")})
-    middle = [row for row in rows if 0.2 <= row["summed"] <= 1]
+        print(json.dumps(own), flush=True)
+    middle = [row for row in rows if 0.1 <= row["summed"] <= 1]
     report = {
         name: {by: taus(own, by) for by in ("summed", "paired")}
         for name, own in (("tau", rows), ("tau_middle", middle))
@@ -465,6 +476,15 @@ def _text(folder: Path, size: Size) -> tuple[Vocabulary, list[Tokens]]:
     return vocabulary, [tokenise(each, vocabulary, None, 0, 1 << 18) for each in read_sources([text], 0.05)]
 
 
+def _library(folder: Path, size: Size) -> tuple[Library, list[Tokens], Vocabulary]:
+    """Returns the library of the size's teacher, which is trained first where the folder lacks it, and its text."""
+    worker = _worker()
+    vocabulary, sources = _text(folder, size)
+    teacher = TrainedTeacher.load(_teacher(folder, size, sources, worker), worker.device)
+    recall = recall_text(vocabulary, size.library.length, size.library.recall_tokens, 0)
+    return Library(folder / "library", teacher, sources, size.library, worker, recall), sources, vocabulary
+
+
 def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) -> Path:
     path = folder / "teacher.safetensors"
     if path.is_file():
@@ -513,7 +533,7 @@ def _losses(model: Model, library: Library, sources: list[Tokens], vocabulary: V
     text = report_text(sources, settings.length, settings.score_tokens).with_windows_of(recall)
     means = text.means(compared(library.teacher.model, model, text).kl)
     with torch.no_grad():
-        reported = report_sources(sources, vocabulary)
+        reported = report_sources(sources, vocabulary, AdaptSettings().report_tokens)
         bits = bits_per_byte(lambda ids: model(ids.to(worker.device))[0], reported, vocabulary, settings.length)[ALL]
     return {"divergence": means[TEXT_GROUP], "recall_divergence": means[RECALL_GROUP], "bits_per_byte": bits}
 

@@ -88,6 +88,7 @@ def whole(parts: dict[str, Figures], settings: AdaptSettings) -> Figures:
         "scores": (library.score_tokens + library.recall_tokens) * scored,
         "assembling": parts["assembling"]["seconds"],
         "healing": healing.tokens * parts["healing"]["step_s"] / _PASS,
+        "report": 3 * settings.report_tokens * (depth * layer + head),
     }
     return {name: value / 3600 for name, value in seconds.items()}
 

@@ -3,9 +3,9 @@
     python -m benchmarks.real_study --state FOLDER --page docs/measured/real-study.md
 
 Runs `nas launch` for ours, NSGA-II, random and STAR's way with each seed, and ours once more in the space without
-Mamba-2: about an hour on two cores, on a calm machine. It prints first how long it will take. Killed and started
-again, it continues. The table of all layouts that were tried is written to `--table`; a page and a plot are
-made of the table alone, also later: `--from TABLE --page PAGE`.
+Mamba-2. It prints first how long it will take, without the fresh seeds of fronts. Killed and started again, it
+continues. The table of all layouts that were tried is written to `--table`; a page and a plot are made of the table
+alone, also later: `--from TABLE --page PAGE`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.quality.page import fill
 from benchmarks.search.recorded import Recorded, load, recorded, write
 from benchmarks.study.campaign import Campaign
 from benchmarks.study.figures import figures
@@ -28,7 +29,7 @@ from nas.cli.options import INTERRUPTED
 from nas.core.errors import NasError
 
 SPACE = "lfm2-study"
-TABLE = Path("benchmarks/recorded/lfm2-study.json")
+TABLE = Path("benchmarks/recorded/real-study.json")
 
 
 def say(text: str) -> None:
@@ -50,7 +51,7 @@ def show(studies: list[Recorded], args: argparse.Namespace) -> None:
         picture = args.page.parent.parent / "img" / f"{args.page.stem}.png"
         draw(studies, found["corner"], found["union_hypervolume"], picture)
         command = f"python -m benchmarks.real_study --page {args.page}"
-        args.page.write_text(page(found, command, f"../img/{picture.name}", args.conditions), encoding="utf-8")
+        fill(args.page, "real-study", page(found, command, f"../img/{picture.name}", args.conditions))
         say(f"wrote {args.page} and {picture}")
     print(json.dumps(found, indent=1))
 
@@ -65,7 +66,9 @@ def main() -> int:
     parser.add_argument("--plan", action="store_true", help="say what would be run and how long it takes, and stop")
     parser.add_argument("--table", type=Path, default=TABLE, help="where all layouts that were tried are written")
     parser.add_argument("--from", dest="source", type=Path, help="run nothing; make figures and page of this table")
-    parser.add_argument("--page", type=Path, help="Markdown page to write, with its plot in ../img/")
+    parser.add_argument(
+        "--page", type=Path, help="Markdown page whose part `real-study` is written, with its plot in ../img/"
+    )
     parser.add_argument(
         "--conditions", default=f"The machine had {os.cpu_count()} cores.", help="a sentence about the machine"
     )

@@ -1,4 +1,4 @@
-"""Formats the figures of a comparison as a Markdown page."""
+"""Formats the figures of a comparison as Markdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = {"conv": "convolution", "gqa": "attention", "mamba2": "Mamba-2"}
 
 
 def page(found: Json, command: str, picture: str, conditions: str) -> str:
-    """Returns the page.
+    """Returns the generated part of the page.
 
     Args:
         found: of `figures`.
@@ -47,14 +47,13 @@ def _head(found: Json, command: str, conditions: str) -> str:
     trials = sorted({study["trials"] for study in found["studies"]})
     spent = sum(study["elapsed_s"] for study in found["studies"])
     seeded = f"{'seeds' if len(seeds) > 1 else 'seed'} {_listed(map(str, seeds))}"
-    return f"""# Real studies, engine against engine
-
-    {command}
+    return f"""    {command}
 
 Studies of `{found["space"]}` on a real machine: {_listed(engines)}, {seeded}, each \
 {_listed(map(str, trials))} trials. Every layout was exported, measured by \
 [the protocol](../explanation/measurement-protocol.md) and, where it kept the budgets, \
-trained in small. All studies together ran for {show_duration(spent)}. {conditions}
+trained in small; the quality of layouts on or near a study's front is that of [fresh seeds]\
+(../explanation/reading-the-front.md). All studies together ran for {show_duration(spent)}. {conditions}
 
 Budgets are equal in trials, not in seconds: results are found by the hash of their inputs, so the references and the
 layouts that an earlier study had tried already cost a later one nothing. Hypervolume counts complete trials, in every

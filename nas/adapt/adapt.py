@@ -339,11 +339,11 @@ class Adaptation:
         return model
 
     def _bits_per_byte(self, model: Model) -> float:
-        """Returns bits per byte of the half of the held-out text that nothing was chosen by."""
+        """Returns bits per byte of held-out text that nothing was chosen by."""
         with torch.no_grad():
             bits = bits_per_byte(
                 lambda ids: model(ids.to(self.worker.device))[0],
-                report_sources(self.sources, self._vocabulary),
+                report_sources(self.sources, self._vocabulary, self.settings.report_tokens),
                 self._vocabulary,
                 self.settings.healing.length,
                 self.worker.yield_hook,
@@ -482,7 +482,7 @@ class Adaptation:
                 f"recall_divergence{ending}": means.get(RECALL_GROUP),
             }
 
-        reported = report_sources(self.sources, self._vocabulary)
+        reported = report_sources(self.sources, self._vocabulary, self.settings.report_tokens)
         return {
             "teacher": {
                 "layout": self.teacher.layout.format(),

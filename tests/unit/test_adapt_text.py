@@ -33,11 +33,11 @@ def test_nothing_is_reported_on_text_that_choices_are_made_by(lab: Path, vocabul
     middle = len(source.held_out) // 2
     assert chosen.ids.flatten().tolist() == source.held_out[: middle // 32 * 32].tolist()
     assert reported.ids.flatten().tolist() == source.held_out[middle:][: reported.ids.numel()].tolist()
-    (half,) = report_sources([source], vocabulary)
+    (half,) = report_sources([source], vocabulary, 1 << 20)
     assert half.held_out.tolist() == source.held_out[middle:].tolist()
     before = vocabulary.bytes_of(source.held_out[:middle])
     assert before + half.held_out_bytes == source.held_out_bytes > 2000
-    assert report_sources([Tokens("small", "k", source.train, source.held_out, 100)], vocabulary) == []
+    assert report_sources([Tokens("small", "k", source.train, source.held_out, 100)], vocabulary, 1 << 20) == []
 
 
 def test_every_source_gives_as_many_windows() -> None:

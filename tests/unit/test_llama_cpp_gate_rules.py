@@ -16,7 +16,15 @@ from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.runtimes.base import GateReport, RandomWeights
-from nas.runtimes.llama_cpp.gate import CHUNKS, compare, judge_choices, settle, settled_experts
+from nas.runtimes.llama_cpp.gate import (
+    CHUNKS,
+    TEXTS,
+    compare,
+    first_passed,
+    judge_choices,
+    settle,
+    settled_experts,
+)
 from nas.runtimes.llama_cpp.oracle import FollowedExperts, attend_f16, dot_f16, round_q8_0, round_q8_k
 from nas.runtimes.llama_cpp.writer import write_gguf
 from nas.runtimes.runner import Feed
@@ -26,6 +34,22 @@ RNG = np.random.default_rng(0)
 
 def logits() -> np.ndarray:
     return RNG.standard_normal((8, 50)).astype(np.float32)
+
+
+def test_a_graph_fails_with_every_text() -> None:
+    def checked(*errors: float) -> tuple[GateReport, list[int]]:
+        seeds: list[int] = []
+
+        def check(seed: int) -> GateReport:
+            seeds.append(seed)
+            return GateReport((errors[seed],), errors[seed], 0.1)
+
+        return first_passed(check), seeds
+
+    assert checked(0.05) == (GateReport((0.05,), 0.05, 0.1), [0])
+    assert checked(0.12, 0.06) == (GateReport((0.06,), 0.06, 0.1), [0, 1])
+    failed, seeds = checked(0.2, *[0.3] * (TEXTS - 1))
+    assert not failed.passed and failed.error == 0.2 and len(seeds) == TEXTS
 
 
 def test_rounding_noise_passes_and_twice_as_much_does_not() -> None:
