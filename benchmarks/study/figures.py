@@ -16,7 +16,7 @@ from nas.core.pareto import front_mask, hypervolume, rank_trials
 from nas.core.scoring import Axis
 
 Json = dict[str, Any]
-CURVES = ("trial", "device_s", "wall_s")
+CURVES = ("trial", "device_s")
 """The horizontal axes of hypervolume; see `curve`."""
 _MARKS = (10, 20, 30, 40, 50, 60, 80, 100)
 
@@ -56,18 +56,15 @@ def curve(study: Recorded, corner: Mapping[str, float], by: str) -> list[tuple[f
     Args:
         study: whose trials.
         corner: objective -> reference coordinate.
-        by: 'trial', in the order of proposals; 'device_s', seconds of measuring until then, in that order; 'wall_s',
-            seconds since the launch, in the order in which trials ended.
+        by: 'trial', in the order of proposals; 'device_s', seconds of measuring until then, in that order.
     """
     rows = _own(study)
-    if by == "wall_s":
-        rows = sorted(rows, key=lambda row: float(row["after_s"]))
     seen: list[Row] = []
     spent, found = 0.0, []
     for number, row in enumerate(rows, 1):
         spent += row["stage_seconds"].get("measure", 0.0)
         seen.append(row)
-        at = {"trial": float(number), "device_s": spent, "wall_s": float(row["after_s"])}[by]
+        at = {"trial": float(number), "device_s": spent}[by]
         found.append((at, _volume((each for each in seen if each["status"] == "complete" and counts(each)), corner)))
     return found
 

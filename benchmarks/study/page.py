@@ -82,7 +82,7 @@ stages took (whoever did them first).
 
 {_means(compared)}
 
-![Hypervolume over trials, seconds of measuring and wall time]({picture})"""
+![Hypervolume over trials and seconds of measuring]({picture})"""
 
 
 def _means(compared: Sequence[Json]) -> str:

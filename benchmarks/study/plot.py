@@ -1,4 +1,4 @@
-"""Plots the hypervolume of every study over trials, seconds of measuring, and wall time."""
+"""Plots the hypervolume of every study over trials and seconds of measuring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.study.terms import CALLED
 # Okabe and Ito's palette, which people with colour-vision deficiencies can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LINES = ("-", "--", ":", "-.")
-_PANELS = {"trial": "trials proposed", "device_s": "seconds of measuring", "wall_s": "seconds since the launch"}
+_PANELS = {"trial": "trials proposed", "device_s": "seconds of measuring"}
 _PANEL_IN = (4.6, 3.6)
 _DPI = 120
 

@@ -92,7 +92,7 @@ def test_a_campaign_runs_what_is_not_finished(tmp_path: Path) -> None:
 def test_curves_end_where_the_study_ends(studies: list[Recorded]) -> None:
     found = figures(studies)
     for study, told in zip(studies, found["studies"], strict=True):
-        curves = {by: curve(study, found["corner"], by) for by in ("trial", "device_s", "wall_s")}
+        curves = {by: curve(study, found["corner"], by) for by in ("trial", "device_s")}
         for points in curves.values():
             assert [at for at, _ in points] == sorted(at for at, _ in points)
             assert [volume for _, volume in points] == sorted(volume for _, volume in points)
