@@ -194,6 +194,25 @@ def summary(table: list[dict[str, str]]) -> str:
     return f"{fair} of {len(table)} within {LIMIT} bits per byte of their own best; the worst is {worst:.3f} behind.\n"
 
 
+def rates(done: list[tuple[Training, float]]) -> str:
+    """Returns for each width and learning rate how many cells it serves as their best one does, at default starts."""
+    cells: dict[tuple[str, str, int], dict[float, float]] = {}
+    for training, loss in done:
+        if training.seed == 0 and training.steps == STEPS and training.start == Start():
+            cells.setdefault(training.cell, {})[training.rate] = loss
+    lines = []
+    for width in sorted({cell[2] for cell in cells}):
+        own = [losses for cell, losses in cells.items() if cell[2] == width]
+        for rate in sorted(RATES):
+            behind = [losses[rate] - min(losses.values()) for losses in own if rate in losses]
+            lines.append(
+                f"- width {width}, rate x {rate:g}: {sum(gap <= LIMIT for gap in behind)} of {len(behind)} within"
+                f" {LIMIT} of the best rate, {sum(gap == 0 for gap in behind)} have it as the best, the worst is"
+                f" {max(behind):.3f} behind\n"
+            )
+    return "".join(lines)
+
+
 def run(options: argparse.Namespace) -> None:
     """Trains what has no result yet, until the time is over."""
     torch.set_num_threads(1)
@@ -210,8 +229,9 @@ def run(options: argparse.Namespace) -> None:
 
 def report(options: argparse.Namespace) -> None:
     """Prints the table of what is on file."""
-    table = rows(finished())
-    text = markdown(table) + "\n" + summary(table)
+    done = finished()
+    table = rows(done)
+    text = markdown(table) + "\n" + summary(table) + "\n" + rates(done)
     print(text, end="")
     if options.page:
         fill(options.page, "fairness", text)
