@@ -13,7 +13,7 @@ end and of each decoded token, but not which experts it chose. In F32 files with
 choices depend on, so both sides choose alike. Otherwise a file is compared with its choices settled: a copy whose
 biases let the same experts win for every token, others in every layer.
 
-The text is random, and for one in some two hundred (with attention next to the embedding) rounding alone exceeds the
+The text is random, and for one in some hundreds (with attention next to the embedding) rounding alone exceeds the
 limit; a wrong graph exceeds it for every text. So a candidate fails only if it fails with several: `first_passed`.
 """
 
