@@ -40,30 +40,30 @@ from scipy.stats import kendalltau
 from benchmarks import adapt_ablations, adapt_large, adapt_scratch, adapt_smart
 from benchmarks.equivalence_tables import table, write_tables
 from benchmarks.runs import ended_or_killed
-from nas.adapt import healing, library
-from nas.adapt.adapt import Adaptation, write_child
-from nas.adapt.alternatives import default_alternatives
-from nas.adapt.healing import Healing, heal
-from nas.adapt.library import Library, LibrarySettings, Replacement, Score, TrainedTeacher
-from nas.adapt.settings import AdaptSettings
-from nas.adapt.text import recall_text, report_sources, report_text
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.quality_config import CorpusSource
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, lender_of, parsed, slots_of
-from nas.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
-from nas.nn.mixes import compared
-from nas.nn.model import Model
-from nas.nn.optimisers import Optimiser
-from nas.nn.weights import save_weights
-from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
-from nas.pretrain.loss import pretraining_loss
-from nas.pretrain.next_token import ALL, Packed, bits_per_byte
-from nas.pretrain.recipe import wsdc
-from nas.pretrain.tokenizer_training import train_tokenizer
-from nas.proxy.corpus import build_corpus
+from nas.model.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
+from nas.model.nn.mixes import compared
+from nas.model.nn.model import Model
+from nas.model.nn.optimisers import Optimiser
+from nas.model.nn.weights import save_weights
+from nas.search.proxy.corpus import build_corpus
+from nas.train.adapt import healing, library
+from nas.train.adapt.adapt import Adaptation, write_child
+from nas.train.adapt.alternatives import default_alternatives
+from nas.train.adapt.healing import Healing, heal
+from nas.train.adapt.library import Library, LibrarySettings, Replacement, Score, TrainedTeacher
+from nas.train.adapt.settings import AdaptSettings
+from nas.train.adapt.text import recall_text, report_sources, report_text
+from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.loss import pretraining_loss
+from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte
+from nas.train.pretrain.recipe import wsdc
+from nas.train.pretrain.tokenizer_training import train_tokenizer
 
 _RECALL = ("divergence_before", "divergence")
 SMALL, PAIRS = (Path(__file__).parent / f"recorded/adapt-{name}.json" for name in ("small", "pairs"))
@@ -388,7 +388,7 @@ def one_run(lab: Path, folder: Path, moment: float) -> str | None:
     """
     folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["nas.adapt.adapt", "nas.release.files", "torch._dynamo"])  # loaded once
+    context.set_forkserver_preload(["nas.train.adapt.adapt", "nas.train.release.files", "torch._dynamo"])  # loaded once
     process = context.Process(target=adapt_tiny, args=(lab, folder))
     return None if ended_or_killed(process, moment, _RUN_S) else _reached(folder)
 

@@ -20,18 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.equivalence_tables import table
-from nas.adapt.alternatives import started
-from nas.adapt.library import Library, TrainedTeacher, error_of
 from nas.core.block import Block
 from nas.core.replacement import Slot
-from nas.nn.base import MODULES, BlockModule
-from nas.nn.mixes import mix_of
-from nas.nn.model import Model
-from nas.nn.primitives import draw_weights
-from nas.pretrain.data import Tokens
-from nas.pretrain.loss import Distilled, pretraining_loss
-from nas.pretrain.next_token import Packed
-from nas.pretrain.recipe import wsdc
+from nas.model.nn.base import MODULES, BlockModule
+from nas.model.nn.mixes import mix_of
+from nas.model.nn.model import Model
+from nas.model.nn.primitives import draw_weights
+from nas.train.adapt.alternatives import started
+from nas.train.adapt.library import Library, TrainedTeacher, error_of
+from nas.train.pretrain.data import Tokens
+from nas.train.pretrain.loss import Distilled, pretraining_loss
+from nas.train.pretrain.next_token import Packed
+from nas.train.pretrain.recipe import wsdc
 
 RECORDED = Path(__file__).parent / "recorded/adapt-ablations.jsonl"
 STUDENTS = {

@@ -23,23 +23,23 @@ from safetensors.torch import save_file
 
 from benchmarks.equivalence_tables import table
 from benchmarks.runs import ended_or_killed, say
-from nas.adapt.alternatives import default_alternatives
-from nas.adapt.checkpoints import import_model
-from nas.adapt.healing import Healing, heal
-from nas.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher
-from nas.adapt.settings import AdaptSettings
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.core.replacement import Slot, slots_of
-from nas.nn.base import MODULES
-from nas.nn.fit import Worker
-from nas.nn.mixes import Known, mix_of
-from nas.nn.model import Model
-from nas.nn.primitives import draw_weights
-from nas.nn.transformers import to_transformers, transformers_config
-from nas.pretrain.data import Tokens
+from nas.model.nn.base import MODULES
+from nas.model.nn.fit import Worker
+from nas.model.nn.mixes import Known, mix_of
+from nas.model.nn.model import Model
+from nas.model.nn.primitives import draw_weights
+from nas.model.nn.transformers import to_transformers, transformers_config
+from nas.train.adapt.alternatives import default_alternatives
+from nas.train.adapt.checkpoints import import_model
+from nas.train.adapt.healing import Healing, heal
+from nas.train.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher
+from nas.train.adapt.settings import AdaptSettings
+from nas.train.pretrain.data import Tokens
 
 RECORDED = Path(__file__).parent / "recorded/adapt-large.json"
 LAYOUT = Layout.parse(LFM2["LFM2-350M"])

@@ -25,18 +25,18 @@ import yaml
 
 from benchmarks.equivalence_tables import table
 from benchmarks.runs import say
-from nas.adapt.settings import AdaptSettings
-from nas.adapt.text import report_sources
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
-from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
-from nas.nn.model import Model
-from nas.nn.optimisers import Optimiser
-from nas.nn.weights import checkpoint_layout, load_weights, save_weights
-from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
-from nas.pretrain.loss import pretraining_loss
-from nas.pretrain.next_token import ALL, Packed, bits_per_byte
-from nas.pretrain.recipe import wsdc
+from nas.model.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
+from nas.model.nn.model import Model
+from nas.model.nn.optimisers import Optimiser
+from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
+from nas.train.adapt.settings import AdaptSettings
+from nas.train.adapt.text import report_sources
+from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.loss import pretraining_loss
+from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte
+from nas.train.pretrain.recipe import wsdc
 
 RECORDED = Path(__file__).parent / "recorded/adapt-scratch.json"
 TOKENS = 1_000_000

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.equivalence_tables import table
-from nas.adapt.library import Library
-from nas.adapt.selection import Option, Term, select
-from nas.adapt.smart import sensitivities, smart_layers
-from nas.adapt.text import report_text
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.replacement import TEXT_GROUP, Slot
-from nas.nn.mixes import compared
-from nas.pretrain.data import Tokens
+from nas.model.nn.mixes import compared
+from nas.train.adapt.library import Library
+from nas.train.adapt.selection import Option, Term, select
+from nas.train.adapt.smart import sensitivities, smart_layers
+from nas.train.adapt.text import report_text
+from nas.train.pretrain.data import Tokens
 
 RECORDED = Path(__file__).parent / "recorded/adapt-smart.json"
 CHEAP = {

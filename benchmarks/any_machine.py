@@ -38,7 +38,7 @@ from typing import Any
 import psutil
 
 from benchmarks.quality.page import fill
-from nas.analysis.agreement import rank_correlation
+from nas.search.analysis.agreement import rank_correlation
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 from runs import counts, print_json, say
 
-from nas.runtimes.executorch.build import build as build_executorch
-from nas.runtimes.executorch.build import installed_sdk
-from nas.runtimes.executorch.builds import SOURCES
-from nas.runtimes.executorch.programs import CHUNK
-from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.build import build as build_llama_cpp
-from nas.runtimes.toolchain import find_compiler
+from nas.measure.runtimes.executorch.compile import build as build_executorch
+from nas.measure.runtimes.executorch.compile import installed_sdk
+from nas.measure.runtimes.executorch.programs import CHUNK
+from nas.measure.runtimes.executorch.variants import SOURCES
+from nas.measure.runtimes.llama_cpp import source
+from nas.measure.runtimes.llama_cpp.compile import build as build_llama_cpp
+from nas.measure.runtimes.toolchain import find_compiler
 
 CHUNKS = {"ours": CHUNK, "llama_cpp": 512}
 HERE = Path(__file__).with_suffix("")

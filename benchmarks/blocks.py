@@ -43,16 +43,16 @@ from benchmarks.runs import decode_ms, exported
 from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.core.workload import Workload
-from nas.nn.base import MODULES, Mixer
-from nas.nn.gla import GatedLinearAttention
-from nas.nn.model import Model
-from nas.nn.primitives import draw_weights
-from nas.nn.transformers import to_transformers, transformers_config
-from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Build
-from nas.runtimes.executorch import build as executorch_build
-from nas.runtimes.llama_cpp import build as llama_cpp_build
-from nas.runtimes.toolchain import host_target
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Build
+from nas.measure.runtimes.executorch import compile as executorch_build
+from nas.measure.runtimes.llama_cpp import compile as llama_cpp_build
+from nas.measure.runtimes.toolchain import host_target
+from nas.model.nn.base import MODULES, Mixer
+from nas.model.nn.gla import GatedLinearAttention
+from nas.model.nn.model import Model
+from nas.model.nn.primitives import draw_weights
+from nas.model.nn.transformers import to_transformers, transformers_config
 from nas.testing import executorch_gate, llama_cpp_gate
 from nas.testing.twins import TWINS, twin_of
 
@@ -89,57 +89,58 @@ class Example:
 
 EXAMPLES = {
     "conv": Example(
-        "C3", "nas.nn.conv:reference_gated_short_conv", "LFM2", "d256 v512 ffn=swiglu:512 [C3 C5*2]",
+        "C3", "nas.model.nn.conv:reference_gated_short_conv", "LFM2", "d256 v512 ffn=swiglu:512 [C3 C5*2]",
         "Lfm2ForCausalLM", "d64 v128 ffn=swiglu:160 [C3*2 A4/2 C3]",
     ),
     "gqa": Example(
-        "A4/2", "nas.nn.gqa:reference_gqa", "Ainslie 2023", "d256 v512 ffn=swiglu:512 [A8/4 A4/1]",
+        "A4/2", "nas.model.nn.gqa:reference_gqa", "Ainslie 2023", "d256 v512 ffn=swiglu:512 [A8/4 A4/1]",
         "Qwen3ForCausalLM", "d64 v128 ffn=swiglu:96 [A4/2*3]",
     ),
     "gqa with Canon": Example(
-        "A4/2(canon=4)", "nas.nn.gqa:reference_gqa", "Allen-Zhu 2025", "d256 v512 ffn=swiglu:512 [A8/4(canon=4)*2]",
+        "A4/2(canon=4)", "nas.model.nn.gqa:reference_gqa", "Allen-Zhu 2025",
+        "d256 v512 ffn=swiglu:512 [A8/4(canon=4)*2]",
     ),
     "swa": Example(
-        "W4/2@32", "nas.nn.swa:reference_swa", "Beltagy 2020", "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
+        "W4/2@32", "nas.model.nn.swa:reference_swa", "Beltagy 2020", "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
         "Qwen3ForCausalLM", "d64 v128 ffn=swiglu:96 [A4/2 W4/2@32*2]",
     ),
     "swa with sinks": Example(
-        "W4/2@32(qk_norm=0,rope_theta=10000,sink=1)", "nas.nn.swa:reference_swa", "gpt-oss",
+        "W4/2@32(qk_norm=0,rope_theta=10000,sink=1)", "nas.model.nn.swa:reference_swa", "gpt-oss",
         "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]", "GptOssAttention",
     ),
     "mla": Example(
-        "L4/32(rope_theta=10000)", "nas.nn.mla:reference_mla", "DeepSeek-V2",
+        "L4/32(rope_theta=10000)", "nas.model.nn.mla:reference_mla", "DeepSeek-V2",
         "d256 v512 ffn=swiglu:512 [L4/64*2]", "DeepseekV2Attention",
     ),
     "mla, compressed queries": Example(
-        "L4/32(query=24,rope_theta=10000)", "nas.nn.mla:reference_mla", "DeepSeek-V2",
+        "L4/32(query=24,rope_theta=10000)", "nas.model.nn.mla:reference_mla", "DeepSeek-V2",
         "d256 v512 ffn=relu2:512 [L4/64 L4/64(query=96)]", "DeepseekV2Attention",
     ),
     "mamba2": Example(
-        "M16(heads=4)", "nas.nn.mamba2:reference_mamba2", "Dao 2024", "d256 v512 ffn=swiglu:512 [M16*3]",
+        "M16(heads=4)", "nas.model.nn.mamba2:reference_mamba2", "Dao 2024", "d256 v512 ffn=swiglu:512 [M16*3]",
         "Mamba2Mixer",
     ),
     "gdn": Example(
-        "D4/2", "nas.nn.gdn:reference_gdn", "Yang 2024", "d256 v512 ffn=swiglu:512 [D8/4*2]",
+        "D4/2", "nas.model.nn.gdn:reference_gdn", "Yang 2024", "d256 v512 ffn=swiglu:512 [D8/4*2]",
         "Qwen3NextGatedDeltaNet",
     ),
-    "gla": Example("G4", "nas.nn.gla:reference_gla", "Yang 2023", "d256 v512 ffn=swiglu:512 [G8*2]", FLA_GLA),
+    "gla": Example("G4", "nas.model.nn.gla:reference_gla", "Yang 2023", "d256 v512 ffn=swiglu:512 [G8*2]", FLA_GLA),
     "mlstm": Example(
-        "X4", "nas.nn.mlstm:reference_mlstm", "Beck 2024", "d256 v512 ffn=swiglu:512 [X4*2]", "xLSTMLayer",
+        "X4", "nas.model.nn.mlstm:reference_mlstm", "Beck 2024", "d256 v512 ffn=swiglu:512 [X4*2]", "xLSTMLayer",
     ),
     "swiglu": Example(
-        "swiglu:160", "nas.nn.swiglu:reference_swiglu", "Shazeer 2020",
+        "swiglu:160", "nas.model.nn.swiglu:reference_swiglu", "Shazeer 2020",
         "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768]", "Qwen3ForCausalLM", "d64 v128 ffn=swiglu:96 [A4/2*3]",
     ),
     "relu2": Example(
-        "relu2:160", "nas.nn.relu2:reference_relu2", "So 2021", "d256 v512 ffn=relu2:512 [C3 A4/2]", "ArceeMLP",
+        "relu2:160", "nas.model.nn.relu2:reference_relu2", "So 2021", "d256 v512 ffn=relu2:512 [C3 A4/2]", "ArceeMLP",
     ),
     "moe": Example(
-        "moe:8x2:48", "nas.nn.moe:reference_moe", "LFM2", "d256 v512 ffn=moe:8x2:64 [A4/2*2]",
+        "moe:8x2:48", "nas.model.nn.moe:reference_moe", "LFM2", "d256 v512 ffn=moe:8x2:64 [A4/2*2]",
         "Lfm2MoeForCausalLM", "d64 v128 ffn=moe:8x2:32 [C3+swiglu:96*2 A4/2 C3 A4/2]",
     ),
     "moe with shared experts": Example(
-        "moe:8x2:48(shared=1)", "nas.nn.moe:reference_moe", "Dai 2024",
+        "moe:8x2:48(shared=1)", "nas.model.nn.moe:reference_moe", "Dai 2024",
         "d256 v512 ffn=moe:8x2:64(shared=2) [C3 A4/2]", "DeepseekV3MoE",
     ),
 }  # fmt: skip
@@ -303,7 +304,7 @@ def _fla_error(module: GatedLinearAttention, x: Tensor) -> float | None:
         y, memory = compute(q * q.shape[-1] ** 0.5, k, v, log_decay, memory, output_final_state=True)  # it divides q
         return y, memory
 
-    with mock.patch("nas.nn.gla.gated_linear_attention", theirs):
+    with mock.patch("nas.model.nn.gla.gated_linear_attention", theirs):
         return _error(found, _output(module, x))
 
 

@@ -30,13 +30,13 @@ from runs import DEADLINE_S, counts, decode_ms, layout_called, markdown, print_j
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.workload import Workload
-from nas.runtimes.base import Artifact
-from nas.runtimes.executorch.build import build
-from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import BATCH, EXACT_CACHE, PROMPT, STEPS
-from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.runner import Feed, here, runner_logits
-from nas.runtimes.toolchain import sha256_of
+from nas.measure.runtimes.base import Artifact
+from nas.measure.runtimes.executorch.compile import build
+from nas.measure.runtimes.executorch.gate import BATCH, EXACT_CACHE, PROMPT, STEPS
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.executorch.variants import Build
+from nas.measure.runtimes.runner import Feed, here, runner_logits
+from nas.measure.runtimes.toolchain import sha256_of
 from nas.testing.run_plan import run_plan
 
 GEN = 100

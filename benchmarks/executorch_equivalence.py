@@ -23,9 +23,9 @@ import torch
 from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, write_tables, yes
 
 from nas.core.layout import Layout
-from nas.runtimes.executorch.build import build
-from nas.runtimes.executorch.builds import Build
-from nas.runtimes.toolchain import host_target
+from nas.measure.runtimes.executorch.compile import build
+from nas.measure.runtimes.executorch.variants import Build
+from nas.measure.runtimes.toolchain import host_target
 from nas.testing.executorch_gate import gate
 from nas.testing.planted_faults import PLANTS
 

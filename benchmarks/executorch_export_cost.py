@@ -28,10 +28,10 @@ from runs import print_json, say
 
 from nas.core.layout import Layout
 from nas.core.stats import quantile
-from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.search import Sampler
-from nas.search_spaces import load_space
-from nas.study.check import support_filter
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.search.proposers import Sampler
+from nas.search.spaces import load_space
+from nas.search.study.check import support_filter
 
 QUANTISATION = "8da4w"
 STRETCHES = 5
@@ -72,9 +72,9 @@ def _begin(cache: str) -> None:
 
 def _export(text: str, scratch: str) -> dict[str, Any]:
     """Exports one candidate in the worker, as a study does."""
-    from nas.runtimes.base import RandomWeights
-    from nas.runtimes.executorch.chain import build_chain
-    from nas.runtimes.executorch.templates import template_key, templates_folder
+    from nas.measure.runtimes.base import RandomWeights
+    from nas.measure.runtimes.executorch.chain import build_chain
+    from nas.measure.runtimes.executorch.templates import template_key, templates_folder
 
     layout = Layout.parse(text)
     programs = build_chain(layout).programs

@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nas.compare.tables import as_markdown
 from nas.core.errors import InvalidInput
 from nas.core.family import Comparison, read_record
+from nas.train.compare.tables import as_markdown
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "measured/family-comparison.md"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"

@@ -2,10 +2,11 @@
 
     python benchmarks/family_files.py NAME [--page docs/measured/family-files.md] > result.json
 
-For every member: largest difference of transformers' logits from those of `nas.nn` on the same weights, greedy tokens
-of transformers (with its cache and without) and of llama.cpp's F16 file, which must be `nas.nn`'s, the quantised files,
-which must load, and the .pte, whose logits must be as near to PyTorch with 8da4w's rounding as rounding itself allows.
-The apps that load the files know nothing of hilnas; the tests use the same ones. Ends with 1 where something differs.
+For every member: largest difference of transformers' logits from those of `nas.model.nn` on the same weights, greedy
+tokens of transformers (with its cache and without) and of llama.cpp's F16 file, which must be `nas.model.nn`'s, the
+quantised files, which must load, and the .pte, whose logits must be as near to PyTorch with 8da4w's rounding as
+rounding itself allows. The apps that load the files know nothing of hilnas; the tests use the same ones. Ends with 1
+where something differs.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from runs import built, markdown, print_json, say
 from nas.core.durable import write_durably
 from nas.core.family import MemberFile, member_folder
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.release.huggingface import LazyTensors, checkpoint_of, open_weights, released_type
-from nas.runtimes.base import Checkpoint, RandomWeights, Weights
-from nas.runtimes.builds import Build
-from nas.runtimes.executorch.gate import STEPS, Oracle, judge
-from nas.runtimes.llama_cpp.binding import greedy_tokens
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.runner import Feed
-from nas.views.family import MemberView, family_view
+from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights
+from nas.measure.runtimes.build_cache import Build
+from nas.measure.runtimes.executorch.gate import STEPS, Oracle, judge
+from nas.measure.runtimes.llama_cpp.binding import greedy_tokens
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.runner import Feed
+from nas.model.nn.model import Model
+from nas.serve.views.family import MemberView, family_view
+from nas.train.release.huggingface import LazyTensors, checkpoint_of, open_weights, released_type
 
 APPS = Path(__file__).resolve().parent.parent / "tests" / "integration"
 BEGIN, END = "<!-- measured: family_files -->", "<!-- end -->"

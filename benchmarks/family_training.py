@@ -31,17 +31,17 @@ from nas.core.family import FAMILY, Family, Member, MemberTraining, families_fol
 from nas.core.layout import Layer, Layout
 from nas.core.measurement import Sample
 from nas.core.workload import Workload
-from nas.nn.fit import Worker
-from nas.nn.model import Model as Network
-from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
-from nas.pretrain.member_training import MemberToTrain, train_member, train_plan
-from nas.pretrain.next_token import ALL, PretrainingRequest, bits_per_byte
-from nas.pretrain.recipe import Recipe, Settings, complete
-from nas.pretrain.tokenizer_training import train_tokenizer
-from nas.proxy.corpus import build_corpus
-from nas.runtimes.base import Checkpoint
-from nas.runtimes.llama_cpp.binding import evaluate
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.llama_cpp.binding import evaluate
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.model.nn.fit import Worker
+from nas.model.nn.model import Model as Network
+from nas.search.proxy.corpus import build_corpus
+from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.member_training import MemberToTrain, train_member, train_plan
+from nas.train.pretrain.next_token import ALL, PretrainingRequest, bits_per_byte
+from nas.train.pretrain.recipe import Recipe, Settings, complete
+from nas.train.pretrain.tokenizer_training import train_tokenizer
 
 HYBRID = "d256 v4096 ffn=swiglu:768 [C3*2 A4/2 C3*2 A4/2 C3*2]"
 FILES = ("f16", "q4_0")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from nas.core import protocol as p
+from nas.core import wire as p
 from nas.core.device import Device
 from nas.core.plan import Pair, RawRun, RoundResult
 

@@ -35,16 +35,16 @@ import psutil
 from farm_agents import Crowd
 from sqlalchemy import func, select
 
-from nas.api.serve import last_address
 from nas.core.canonical import content_hash
 from nas.core.device import Device
 from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
-from nas.store import agents, devices
-from nas.store.models import job as job_table
-from nas.store.rows import JobKind, JobState
-from nas.store.store import Store
+from nas.infra.store import agents, devices
+from nas.infra.store.models import job as job_table
+from nas.infra.store.rows import JobKind, JobState
+from nas.infra.store.store import Store
+from nas.infra.web.tls import Certificates
+from nas.serve.api.serve import last_address
 from nas.testing.postgres import server
-from nas.web.tls import Certificates
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
 AGENTS = Path(__file__).with_name("farm_agents.py")

@@ -31,10 +31,10 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import PlanFile, RawRun, Runner
 from nas.core.workload import Workload
-from nas.devices.agent.run_plan import Observer, execute, prepare
-from nas.devices.transports.local import LocalTransport
-from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Artifact, RandomWeights, Runtime
+from nas.measure.devices.agent.run_plan import Observer, execute, prepare
+from nas.measure.devices.transports.local import LocalTransport
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Artifact, RandomWeights, Runtime
 
 _POLL_S = 0.02
 
@@ -67,7 +67,7 @@ class Files:
     paths: dict[str, Path] = field(default_factory=dict)
 
     def fetch(self, file: PlanFile) -> Path:
-        """See `nas.devices.agent.run_plan.FileSource`."""
+        """See `nas.measure.devices.agent.run_plan.FileSource`."""
         return self.paths[file.sha256]
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks.quality.page import fill, markdown
 from benchmarks.quality.studies import read
-from nas.analysis.snapshot import Snapshots
-from nas.store.store import Store
-from nas.views.study import KindView, kind_views
+from nas.infra.store.store import Store
+from nas.search.analysis.snapshot import Snapshots
+from nas.serve.views.study import KindView, kind_views
 
 _HALF = NormalDist().inv_cdf(0.975)
 """Half a 95 % interval, in standard deviations."""

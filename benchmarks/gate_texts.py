@@ -15,19 +15,19 @@ from pathlib import Path
 
 import torch
 
-from nas.analysis.record import read_study
 from nas.core import paths
 from nas.core.canonical import sha256_of
 from nas.core.layout import Layout
-from nas.proxy.corpus import refer
-from nas.proxy.job import exported_layout, weights_file
-from nas.proxy.ladder import rung_jobs
-from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Checkpoint
-from nas.runtimes.llama_cpp.builds import find_build
-from nas.runtimes.llama_cpp.gate import run_gate
-from nas.runtimes.llama_cpp.oracle import Oracle
-from nas.store.store import Store
+from nas.infra.store.store import Store
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.llama_cpp.gate import run_gate
+from nas.measure.runtimes.llama_cpp.oracle import Oracle
+from nas.measure.runtimes.llama_cpp.variants import find_build
+from nas.search.analysis.record import read_study
+from nas.search.proxy.corpus import refer
+from nas.search.proxy.job import exported_layout, weights_file
+from nas.search.proxy.ladder import rung_jobs
 
 
 def main() -> None:

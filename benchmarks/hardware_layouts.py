@@ -32,15 +32,15 @@ from nas.core.layout import Layout
 from nas.core.plan import Plan, PlanFile, Round
 from nas.core.stats import quantile
 from nas.core.workload import Workload
-from nas.devices.agent.run_plan import Observer, run_round
-from nas.devices.transports.local import LocalTransport
-from nas.measure.protocol import judge, total_ms
-from nas.runtimes.base import RandomWeights, Runtime
-from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.search import Sampler
-from nas.search_spaces import load_space
-from nas.study.check import support_filter
+from nas.measure.devices.agent.run_plan import Observer, run_round
+from nas.measure.devices.transports.local import LocalTransport
+from nas.measure.protocol.repetitions import judge, total_ms
+from nas.measure.runtimes.base import RandomWeights, Runtime
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.search.proposers import Sampler
+from nas.search.spaces import load_space
+from nas.search.study.check import support_filter
 
 SPACE = "lfm2-mixed-demo"
 FOLDER = Path(__file__).parent / "hardware"

@@ -24,10 +24,10 @@ from hardware_layouts import FOLDER, SPACE, WORKLOAD, Row, read_layouts, read_ro
 from numpy.typing import NDArray
 from runs import markdown, print_json
 
-from nas.analysis.agreement import rank_correlation
 from nas.core.layout import Layout
-from nas.search.hardware import Costs, HardwareModel, Measured
-from nas.search_spaces import load_space
+from nas.search.analysis.agreement import rank_correlation
+from nas.search.proposers.hardware import Costs, HardwareModel, Measured
+from nas.search.spaces import load_space
 
 FIGURES = {"ttft_ms": "ms", "decode_p50_ms": "ms", "decode_p95_ms": "ms", "peak_rss_mb": "MB"}
 FEW = 5

@@ -38,14 +38,14 @@ from sqlalchemy import select
 from nas.core import paths
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
-from nas.proxy.job import weights_file
-from nas.store import jobs, outcomes, results, studies, trials
-from nas.store.models import result_use
-from nas.store.rows import JobState, StudyState
-from nas.store.store import Store
-from nas.study.check import support_filter
-from nas.study.events import all_events
-from nas.study.proposals import replay
+from nas.infra.store import jobs, outcomes, results, studies, trials
+from nas.infra.store.models import result_use
+from nas.infra.store.rows import JobState, StudyState
+from nas.infra.store.store import Store
+from nas.search.proxy.job import weights_file
+from nas.search.study.check import support_filter
+from nas.search.study.events import all_events
+from nas.search.study.proposals import replay
 from nas.testing.fake_plugin import fake_environment
 from nas.testing.postgres import CARELESS, server
 
@@ -201,7 +201,7 @@ def kind_of(argv: list[str]) -> str | None:
     line = " ".join(argv)
     if line.startswith(("ray::export", "ray::train", "ray::gate")):
         return "worker"
-    if "nas.devices.agent.agent" in argv:
+    if "nas.measure.devices.agent.agent" in argv:
         return "agent"
     return "runner" if "--model" in argv and "/bundles/" in line else None
 

@@ -26,12 +26,12 @@ import torch
 from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, write_tables, yes
 
 from nas.core.layout import Layout
-from nas.runtimes.base import Checkpoint
-from nas.runtimes.llama_cpp.binding import greedy_tokens
-from nas.runtimes.llama_cpp.build import build
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.toolchain import host_target
+from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.llama_cpp.binding import greedy_tokens
+from nas.measure.runtimes.llama_cpp.compile import build
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.measure.runtimes.toolchain import host_target
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import PLANTED_CHOICE, PLANTS, checkpoint
 from nas.testing.short_training import STOCK as BYTE_LEVEL

@@ -17,9 +17,9 @@ from collections import defaultdict
 from typing import Any
 
 from nas.core.measurement import Measurement
-from nas.measure.protocol import total_ms
-from nas.store import results, studies, trials
-from nas.store.store import Store
+from nas.infra.store import results, studies, trials
+from nas.infra.store.store import Store
+from nas.measure.protocol.repetitions import total_ms
 
 
 def main() -> None:

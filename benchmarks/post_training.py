@@ -61,24 +61,24 @@ from nas.core.family import (
 from nas.core.layout import Layout
 from nas.core.stats import t_critical
 from nas.core.task import IGNORE
-from nas.nn.fit import Log, Worker
-from nas.nn.model import Model
-from nas.nn.weights import load_weights
-from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines, write_lines
-from nas.posttrain.files import PYTORCH, file_answerer
-from nas.posttrain.generation import ALL, Respond, answerer, by_task, exact_answers
-from nas.posttrain.merging import MergeSettings, merge
-from nas.posttrain.objective import answer_nats
-from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
-from nas.posttrain.sft import padded, passes_of
-from nas.posttrain.tasks import write_tasks
-from nas.pretrain import member_training
-from nas.pretrain.tokenizer_training import train_tokenizer
-from nas.release.files import write_files
-from nas.release.huggingface import DrawnWeights, Planned, shards, write_safetensors
-from nas.release.options import FileOptions
-from nas.release.tokenizer import read_tokenizer
-from nas.runtimes.base import Checkpoint
+from nas.measure.runtimes.base import Checkpoint
+from nas.model.nn.fit import Log, Worker
+from nas.model.nn.model import Model
+from nas.model.nn.weights import load_weights
+from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_lines, write_lines
+from nas.train.posttrain.evaluate import PYTORCH, file_answerer
+from nas.train.posttrain.generation import ALL, Respond, answerer, by_task, exact_answers
+from nas.train.posttrain.merging import MergeSettings, merge
+from nas.train.posttrain.objective import answer_nats
+from nas.train.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.train.posttrain.sft import padded, passes_of
+from nas.train.posttrain.toy_data import write_tasks
+from nas.train.pretrain import member_training
+from nas.train.pretrain.tokenizer_training import train_tokenizer
+from nas.train.release.files import write_files
+from nas.train.release.huggingface import DrawnWeights, Planned, shards, write_safetensors
+from nas.train.release.options import FileOptions
+from nas.train.release.tokenizer import read_tokenizer
 
 LAYOUT = "d64 v512 ffn=swiglu:192 [C3 A4/2 C3 A4/2]"
 _MOST_TOKENS = 4096
@@ -188,7 +188,7 @@ def run_kills(options: argparse.Namespace) -> dict[str, Any]:
     """
     _write_data(options)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "nas.release.files", "torch._dynamo"])  # loaded once
+    context.set_forkserver_preload([__name__, "nas.train.release.files", "torch._dynamo"])  # loaded once
     for old in options.state.glob("*/families"):
         shutil.rmtree(old.parent)
     ended_or_killed(context.Process(target=os.getpid), math.inf, _RUN_S)

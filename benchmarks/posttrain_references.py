@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from nas.nn.primitives import generator_of
+from nas.model.nn.primitives import generator_of
 
 FOLDER = Path(__file__).parents[1] / "tests/data/posttrain_references"
 IGNORE = -100

@@ -34,12 +34,12 @@ from typing import Any
 
 from runs import print_json, say
 
-from nas.devices.files import file_sha256
-from nas.devices.transports.adb import AdbServer, AdbWire
-from nas.devices.transports.adb_device import AdbKey
-from nas.devices.transports.shell import ShellTransport
-from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
-from nas.devices.transports.wire import Wire
+from nas.measure.devices.files import file_sha256
+from nas.measure.devices.transports.adb import AdbServer, AdbWire
+from nas.measure.devices.transports.adb_device import AdbKey
+from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.ssh import SshAddress, SshWire, host_key, pin
+from nas.measure.devices.transports.wire import Wire
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
 

@@ -24,9 +24,9 @@ from benchmarks.study.figures import figures
 from benchmarks.study.page import page
 from benchmarks.study.plot import draw
 from benchmarks.study.terms import ENGINES, Terms, campaign
-from nas.analysis.report import study_report
 from nas.cli.options import INTERRUPTED
 from nas.core.errors import NasError
+from nas.search.analysis.report import study_report
 
 SPACE = "lfm2-study"
 TABLE = Path("benchmarks/recorded/real-study.json")

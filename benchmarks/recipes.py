@@ -22,11 +22,11 @@ from nas.core.layout import Layout
 from nas.core.plan import Plan, PlanFile
 from nas.core.published import LFM2
 from nas.core.workload import Workload
-from nas.devices.agent.run_plan import Observer, Prepared, execute, prepare
-from nas.devices.transports.local import LocalTransport
-from nas.runtimes.base import Artifact, RandomWeights
-from nas.runtimes.llama_cpp.build import build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.devices.agent.run_plan import Observer, Prepared, execute, prepare
+from nas.measure.devices.transports.local import LocalTransport
+from nas.measure.runtimes.base import Artifact, RandomWeights
+from nas.measure.runtimes.llama_cpp.compile import build
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 
 WORKLOAD = Workload(prompt=256, gen=32)
 
@@ -38,7 +38,7 @@ class Folder:
         self.paths: dict[str, Path] = {}
 
     def fetch(self, file: PlanFile) -> Path:
-        """See `nas.devices.agent.run_plan.FileSource`."""
+        """See `nas.measure.devices.agent.run_plan.FileSource`."""
         return self.paths[file.sha256]
 
 

@@ -21,8 +21,8 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.published import LFM2
 from nas.core.workload import Workload
-from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Artifact, Build, RandomWeights, Runtime
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Artifact, Build, RandomWeights, Runtime
 from nas.testing.run_plan import run_plan
 
 DEADLINE_S = 3600.0

@@ -29,19 +29,19 @@ from typing import Any
 import numpy as np
 from runs import DEADLINE_S, markdown, print_json, say
 
-from nas.analysis.agreement import Coefficient, RankCorrelation, rank_correlation
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.space import SearchSpace
 from nas.core.workload import Workload
-from nas.runtimes.base import RandomWeights, Runtime
-from nas.runtimes.executorch import build as executorch
-from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.llama_cpp import build as llama_cpp
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.search import Sampler
-from nas.search_spaces import load_space
-from nas.study.check import support_filter
+from nas.measure.runtimes.base import RandomWeights, Runtime
+from nas.measure.runtimes.executorch import compile as executorch
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.llama_cpp import compile as llama_cpp
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.search.analysis.agreement import Coefficient, RankCorrelation, rank_correlation
+from nas.search.proposers import Sampler
+from nas.search.spaces import load_space
+from nas.search.study.check import support_filter
 from nas.testing.run_plan import run_plan
 
 METRICS = ("ttft_ms", "decode_p50_ms", "latency_ms", "peak_rss_mb", "file_mb")

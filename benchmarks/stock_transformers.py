@@ -98,10 +98,10 @@ def _write_members(folder: Path) -> None:
     import torch
 
     from nas.core.layout import Layout
-    from nas.nn.model import Model
-    from nas.release.files import write_files
-    from nas.release.options import FileOptions
+    from nas.model.nn.model import Model
     from nas.testing.planted_faults import checkpoint
+    from nas.train.release.files import write_files
+    from nas.train.release.options import FileOptions
 
     for name, text in LAYOUTS.items():
         layout = Layout.parse(text)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks.quality.page import fill
 from benchmarks.quality.studies import FOLDER, read
-from nas.analysis.plot import draw_front
-from nas.store.store import Store
+from nas.infra.store.store import Store
+from nas.search.analysis.plot import draw_front
 
 PAGE = Path(__file__).parents[1] / "docs" / "measured" / "ten-seconds.md"
 

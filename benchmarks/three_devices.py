@@ -26,9 +26,9 @@ import yaml
 from runs import print_json, say
 
 from nas.core import paths
-from nas.devices.transports.adb_device import AdbKey
-from nas.devices.transports.ssh import SshAddress, host_key
-from nas.search_spaces import space_text
+from nas.measure.devices.transports.adb_device import AdbKey
+from nas.measure.devices.transports.ssh import SshAddress, host_key
+from nas.search.spaces import space_text
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "integration"))
 

@@ -28,10 +28,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Message
 
-from nas.store import agents
-from nas.store.rows import ApiToken, Role
-from nas.store.store import Store
-from nas.web.off_loop import off_loop
+from nas.infra.store import agents
+from nas.infra.store.rows import ApiToken, Role
+from nas.infra.store.store import Store
+from nas.infra.web.off_loop import off_loop
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FORM_TOKEN = "form_token"

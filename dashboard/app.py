@@ -1,4 +1,4 @@
-"""The dashboard: pages over the database, for an application of `nas.web.server.web_app`."""
+"""The dashboard: pages over the database, for an application of `nas.infra.web.server.web_app`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from nas.analysis.snapshot import Snapshots
-from nas.api.submissions import SubmittedStudies
 from nas.core.errors import UnknownName
-from nas.dashboard.access import (
+from nas.infra.store.rows import Role
+from nas.infra.store.store import Store
+from nas.infra.web.off_loop import off_loop
+from nas.search.analysis.snapshot import Snapshots
+from nas.serve.api.submissions import SubmittedStudies
+from nas.serve.dashboard.access import (
     SESSION_S,
     AccessRules,
     PageAccess,
@@ -25,15 +28,12 @@ from nas.dashboard.access import (
     read_form,
     require_same_origin,
 )
-from nas.dashboard.candidate_page import candidate_router
-from nas.dashboard.devices_page import devices_router
-from nas.dashboard.families_page import families_router
-from nas.dashboard.launch_page import launch_router
-from nas.dashboard.pages import GZIPPED, LEAST_COMPRESSED, LEVEL, page, page_route, takes_gzip
-from nas.dashboard.study_page import studies_router, study_actions_router, study_router
-from nas.store.rows import Role
-from nas.store.store import Store
-from nas.web.off_loop import off_loop
+from nas.serve.dashboard.candidate_page import candidate_router
+from nas.serve.dashboard.devices_page import devices_router
+from nas.serve.dashboard.families_page import families_router
+from nas.serve.dashboard.launch_page import launch_router
+from nas.serve.dashboard.pages import GZIPPED, LEAST_COMPRESSED, LEVEL, page, page_route, takes_gzip
+from nas.serve.dashboard.study_page import studies_router, study_actions_router, study_router
 
 _START = "/studies"
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
@@ -139,7 +139,7 @@ def assets_router(access: PageAccess) -> APIRouter:
 @cache
 def _assets() -> dict[str, Asset]:
     """Returns name -> asset of the files in the folder, read and compressed once; no path leads to others."""
-    folder, found = files("nas.dashboard") / "assets", {}
+    folder, found = files("nas.serve.dashboard") / "assets", {}
     for file in folder.iterdir():
         if file.name.endswith(tuple(_TYPES)):
             content = file.read_bytes()

@@ -10,16 +10,16 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nas.analysis.snapshot import Snapshots
-from nas.api.studies import MarkRequest, mark_trial
-from nas.api.types import StudyName, TrialNumber
 from nas.core.errors import InvalidInput
-from nas.dashboard.access import Form, PageAccess, back_from
-from nas.dashboard.pages import answer, page, page_route
-from nas.store.rows import Role
-from nas.store.store import Store
-from nas.views.candidate import MOST, Forecasts, candidate_views, card_view, comparison_view
-from nas.web.off_loop import off_loop
+from nas.infra.store.rows import Role
+from nas.infra.store.store import Store
+from nas.infra.web.off_loop import off_loop
+from nas.search.analysis.snapshot import Snapshots
+from nas.serve.api.studies import MarkRequest, mark_trial
+from nas.serve.api.types import StudyName, TrialNumber
+from nas.serve.dashboard.access import Form, PageAccess, back_from
+from nas.serve.dashboard.pages import answer, page, page_route
+from nas.serve.views.candidate import MOST, Forecasts, candidate_views, card_view, comparison_view
 
 _COMPARED = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[0-9]{1,9}$"
 """NUMBER, or STUDY/NUMBER."""

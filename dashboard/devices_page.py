@@ -9,7 +9,11 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nas.api.devices import (
+from nas.core.errors import InvalidInput
+from nas.core.wire import DeviceId
+from nas.infra.store.rows import Role
+from nas.infra.store.store import Store
+from nas.serve.api.devices import (
     After,
     DeviceOrder,
     LabelRequest,
@@ -20,13 +24,9 @@ from nas.api.devices import (
     retire_device,
     steer_device,
 )
-from nas.api.submissions import SubmittedStudies
-from nas.core.errors import InvalidInput
-from nas.core.protocol import DeviceId
-from nas.dashboard.access import Form, PageAccess, back_from
-from nas.dashboard.pages import answer, page_route
-from nas.store.rows import Role
-from nas.store.store import Store
+from nas.serve.api.submissions import SubmittedStudies
+from nas.serve.dashboard.access import Form, PageAccess, back_from
+from nas.serve.dashboard.pages import answer, page_route
 
 PAGE = 50
 """Devices per page."""

@@ -7,9 +7,9 @@ from fastapi.responses import FileResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nas.dashboard.access import PageAccess
-from nas.dashboard.pages import answer, page_route
-from nas.views.family import families_view, family_page, kind_of, member_file
+from nas.serve.dashboard.access import PageAccess
+from nas.serve.dashboard.pages import answer, page_route
+from nas.serve.views.family import families_view, family_page, kind_of, member_file
 
 
 def families_router(access: PageAccess) -> APIRouter:

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from nas.core.block import BLOCKS
 from nas.core.logs import visible
 from nas.core.units import show_duration, show_number, show_range
-from nas.study.estimate import about
+from nas.search.study.estimate import about
 
 _NONE = "\N{EN DASH}"
 _BUILTIN_HUES, _FURTHER_HUES = 11, 4

@@ -14,26 +14,26 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from nas.api.studies import SubmissionView, SubmitRequest
-from nas.api.submissions import FILE, SubmittedStudies, check_space, estimate_space
-from nas.api.types import StudyName
 from nas.core.block import BLOCKS
 from nas.core.errors import InvalidInput, NasError, UnknownName
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
-from nas.dashboard.access import Form, PageAccess
-from nas.dashboard.pages import answer, page, page_route
-from nas.farm.farm import LOCAL, known_devices
-from nas.search import Sampler
-from nas.search_spaces import list_spaces, space_text, space_yaml
-from nas.store import studies
-from nas.store.rows import Role
-from nas.store.store import Store
-from nas.study.check import support_filter
-from nas.study.estimate import Estimate
-from nas.study.events import stored_space
-from nas.web.errors import Conflict, answer_to
-from nas.web.server import max_body
+from nas.infra.store import studies
+from nas.infra.store.rows import Role
+from nas.infra.store.store import Store
+from nas.infra.web.errors import Conflict, answer_to
+from nas.infra.web.server import max_body
+from nas.measure.farm.farm import LOCAL, known_devices
+from nas.search.proposers import Sampler
+from nas.search.spaces import list_spaces, space_text, space_yaml
+from nas.search.study.check import support_filter
+from nas.search.study.estimate import Estimate
+from nas.search.study.events import stored_space
+from nas.serve.api.studies import SubmissionView, SubmitRequest
+from nas.serve.api.submissions import FILE, SubmittedStudies, check_space, estimate_space
+from nas.serve.api.types import StudyName
+from nas.serve.dashboard.access import Form, PageAccess
+from nas.serve.dashboard.pages import answer, page, page_route
 
 _MAX_FORM = 4 << 20
 """Bytes of the form: enough for the longest space, unless most characters take several bytes."""

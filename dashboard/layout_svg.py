@@ -13,15 +13,15 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from nas.analysis.snapshot import NONE
 from nas.core.block import BLOCKS
 from nas.core.layout import Layout
 from nas.core.logs import visible
 from nas.core.units import show_count, show_share
-from nas.dashboard.filters import hue, show_bytes
-from nas.views.candidate import CandidateView, ComparisonView
-from nas.views.layout import BlockView, LayerView, layout_view
-from nas.views.study import ShareView
+from nas.search.analysis.snapshot import NONE
+from nas.serve.dashboard.filters import hue, show_bytes
+from nas.serve.views.candidate import CandidateView, ComparisonView
+from nas.serve.views.layout import BlockView, LayerView, layout_view
+from nas.serve.views.study import ShareView
 
 Element = ElementTree.Element
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from nas.analysis.snapshot import Snapshots
-from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
-from nas.dashboard.app import dashboard_router
-from nas.store.store import Store
-from nas.web.server import RequestLog, Server, listen_tcp, web_app
+from nas.infra.store.store import Store
+from nas.infra.web.server import RequestLog, Server, listen_tcp, web_app
+from nas.search.analysis.snapshot import Snapshots
+from nas.serve.dashboard.access import LOOPBACK_HOSTS, AccessRules
+from nas.serve.dashboard.app import dashboard_router
 
 _LOOPBACK = "127.0.0.1"
 

@@ -22,13 +22,13 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from nas.core.errors import NasError
 from nas.core.units import show_count, show_number, show_share, show_spread
-from nas.dashboard import layout_svg, plots
-from nas.dashboard.access import PageAccess, Visitor
-from nas.dashboard.filters import FILTERS, between, harmless, hue, show_bytes
-from nas.views.candidate import FEWEST, MOST
-from nas.web.errors import answer_to
-from nas.web.off_loop import off_loop
-from nas.web.server import allow_body
+from nas.infra.web.errors import answer_to
+from nas.infra.web.off_loop import off_loop
+from nas.infra.web.server import allow_body
+from nas.serve.dashboard import layout_svg, plots
+from nas.serve.dashboard.access import PageAccess, Visitor
+from nas.serve.dashboard.filters import FILTERS, between, harmless, hue, show_bytes
+from nas.serve.views.candidate import FEWEST, MOST
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -51,7 +51,7 @@ _LONGEST_NEXT = 1000
 """Characters of a page's address that a login returns to: the login form must fit in `UNAUTHENTICATED_BODY`."""
 
 _templates = Environment(
-    loader=PackageLoader("nas.dashboard"),
+    loader=PackageLoader("nas.serve.dashboard"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

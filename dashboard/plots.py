@@ -16,15 +16,15 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
-from nas.api.devices import ReferenceRunView
 from nas.core.family import MemberTraining
 from nas.core.logs import visible
 from nas.core.scoring import BudgetCheck, MeasurementKey
 from nas.core.units import show_figure, show_number
-from nas.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT
-from nas.views.candidate import CandidateView, ComparisonView, MeasurementView
-from nas.views.family import ComparisonView as FamilyComparison
-from nas.views.study import EffectsView, SliceView
+from nas.infra.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT
+from nas.serve.api.devices import ReferenceRunView
+from nas.serve.views.candidate import CandidateView, ComparisonView, MeasurementView
+from nas.serve.views.family import ComparisonView as FamilyComparison
+from nas.serve.views.study import EffectsView, SliceView
 
 MOST_BINS = 60
 MOST_BUCKETS = 500

@@ -10,19 +10,19 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from nas.analysis.report import axes_table, csv_parts
-from nas.analysis.snapshot import Snapshots
-from nas.api.submissions import Order, SubmittedStudies
-from nas.api.types import EventId, StudyName
-from nas.dashboard.access import Form, PageAccess, back_from
-from nas.dashboard.pages import answer, page, page_route
-from nas.store.pages import StudyFilter
-from nas.store.rows import Role
-from nas.store.store import Store
-from nas.views.log import log_view
-from nas.views.study import MOST_FITTED_NOW, effects_view, front_file, points_json, studies_view, study_view
-from nas.views.trials import ROWS, trials_view
-from nas.web.off_loop import off_loop
+from nas.infra.store.listings import StudyFilter
+from nas.infra.store.rows import Role
+from nas.infra.store.store import Store
+from nas.infra.web.off_loop import off_loop
+from nas.search.analysis.report import axes_table, csv_parts
+from nas.search.analysis.snapshot import Snapshots
+from nas.serve.api.submissions import Order, SubmittedStudies
+from nas.serve.api.types import EventId, StudyName
+from nas.serve.dashboard.access import Form, PageAccess, back_from
+from nas.serve.dashboard.pages import answer, page, page_route
+from nas.serve.views.log import log_view
+from nas.serve.views.study import MOST_FITTED_NOW, effects_view, front_file, points_json, studies_view, study_view
+from nas.serve.views.trials import ROWS, trials_view
 
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 Word = Annotated[str, Query(max_length=64)]
@@ -87,7 +87,7 @@ def study_router(
 
     @router.get("/report")
     def export_report(name: StudyName) -> Response:
-        from nas.dashboard.study_report import study_report_html  # matplotlib takes a second to load
+        from nas.serve.dashboard.study_report import study_report_html  # matplotlib takes a second to load
 
         content = study_report_html(store, name)
         return Response(content, headers=_download(f"{name}-report.html"), media_type="text/html; charset=utf-8")

@@ -11,14 +11,14 @@ from pathlib import Path
 import yaml
 from markupsafe import Markup
 
-from nas.analysis.plot import draw_front
-from nas.analysis.report import study_report
-from nas.analysis.snapshot import Snapshots
-from nas.dashboard.pages import render
-from nas.store.store import Store
-from nas.study.events import Calibrated, notes
-from nas.views.family import family_page
-from nas.views.study import study_view
+from nas.infra.store.store import Store
+from nas.search.analysis.plot import draw_front
+from nas.search.analysis.report import study_report
+from nas.search.analysis.snapshot import Snapshots
+from nas.search.study.events import Calibrated, notes
+from nas.serve.dashboard.pages import render
+from nas.serve.views.family import family_page
+from nas.serve.views.study import study_view
 
 _STYLES = ("dashboard.css", "plots.css", "study.css", "report.css")
 
@@ -57,7 +57,7 @@ def family_report_html(name: str) -> str:
 
 
 def _style() -> Markup:
-    assets = files("nas.dashboard") / "assets"
+    assets = files("nas.serve.dashboard") / "assets"
     return Markup("\n".join((assets / style).read_text() for style in _STYLES))
 
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nas.core import paths
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.protocol import DeviceId
-from nas.devices.transports import TRANSPORTS
-from nas.devices.transports.base import Transport
+from nas.core.wire import DeviceId
+from nas.measure.devices.transports import TRANSPORTS
+from nas.measure.devices.transports.base import Transport
 
 log = logging.getLogger(__name__)
 

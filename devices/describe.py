@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from nas.core.device import TEXT_LENGTH, Cluster, Device, parse_cores, show_cores
 from nas.core.errors import InvalidInput
-from nas.devices.probes.memory import total_memory_mb
-from nas.devices.probes.power import ENERGY_FILES, energy_counter
-from nas.devices.probes.readings import Snapshot, Unread, number, read
-from nas.devices.transports.base import Reader, Tree
+from nas.measure.devices.probes.memory import total_memory_mb
+from nas.measure.devices.probes.power import ENERGY_FILES, energy_counter
+from nas.measure.devices.probes.readings import Snapshot, Unread, number, read
+from nas.measure.devices.transports.base import Reader, Tree
 
 _CPUS = "/sys/devices/system/cpu"
 _HYBRID = {"/sys/devices/cpu_atom/cpus": "E cores", "/sys/devices/cpu_core/cpus": "P cores"}

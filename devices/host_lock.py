@@ -23,7 +23,7 @@ from pathlib import Path
 
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InfrastructureFailed
-from nas.devices.transports.base import Cancelled, never
+from nas.measure.devices.transports.base import Cancelled, never
 
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.02

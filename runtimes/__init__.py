@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nas.core.registry import Registry
-from nas.runtimes.base import Runtime
+from nas.measure.runtimes.base import Runtime
 
 DEFAULT_RUNTIME = "llama.cpp"
 """Used by commands unless another is given. Every search needs it; the others are extras."""
@@ -12,7 +12,7 @@ RUNTIMES: Registry[Runtime] = Registry(
     "runtime",
     "nas.runtimes",
     {
-        DEFAULT_RUNTIME: "nas.runtimes.llama_cpp.runtime:LLAMA_CPP",
-        "executorch": "nas.runtimes.executorch.runtime:EXECUTORCH",
+        DEFAULT_RUNTIME: "nas.measure.runtimes.llama_cpp.runtime:LLAMA_CPP",
+        "executorch": "nas.measure.runtimes.executorch.runtime:EXECUTORCH",
     },
 )

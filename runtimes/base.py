@@ -18,7 +18,7 @@ from nas.core.measurement import Sample
 from nas.core.plan import InputFile, Plan, PlanFile, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
-from nas.runtimes.checkpoint_file import StateDict
+from nas.measure.runtimes.checkpoint_file import StateDict
 
 Verdict = Literal["stock", "patched", "no"]
 Status = Literal["ok", "warning", "failure"]
@@ -59,7 +59,7 @@ class RandomWeights:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Trained weights: a safetensors file of `nas.nn.model`'s state dict.
+    """Trained weights: a safetensors file of `nas.model.nn.model`'s state dict.
 
     Args:
         path: the file.

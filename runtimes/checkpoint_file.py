@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a safetensors file of `nas.nn.model`'s state dict."""
+"""Checkpoints on disk: a safetensors file of `nas.model.nn.model`'s state dict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 
 
 class StateDict(Protocol):
-    """Tensors of a state dict of `nas.nn.model`, one at a time."""
+    """Tensors of a state dict of `nas.model.nn.model`, one at a time."""
 
     @property
     def names(self) -> frozenset[str]:

@@ -33,9 +33,9 @@ from nas.core.measurement import Sample
 from nas.core.plan import Plan, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
-from nas.runtimes.base import Artifact
-from nas.runtimes.recipe import splitmix64
-from nas.runtimes.toolchain import EMULATION, build_environment, emulator_of
+from nas.measure.runtimes.base import Artifact
+from nas.measure.runtimes.recipe import splitmix64
+from nas.measure.runtimes.toolchain import EMULATION, build_environment, emulator_of
 
 USAGE, LOAD_FAILED, DECODE_FAILED, NO_MEMORY = 64, 65, 70, 71
 """Exit codes of a runner, after sysexits.h: EX_USAGE, EX_DATAERR, EX_SOFTWARE, EX_OSERR."""

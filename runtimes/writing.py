@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import PlanFile
-from nas.runtimes.recipe import Recipe
+from nas.measure.runtimes.recipe import Recipe
 
 Piece = bytes | memoryview
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from nas.core import paths
 from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed
-from nas.runtimes.toolchain import Compiler, run_pip
+from nas.measure.runtimes.toolchain import Compiler, run_pip
 
 PACKAGE, VERSION = "ziglang", "0.17.0"
 COMPILER = f"zig {VERSION}"

@@ -12,14 +12,14 @@ from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from nas.compare.lfm2_report import size_class
-from nas.compare.published import REFERENCES
 from nas.core.block import BLOCKS, Arg
 from nas.core.block_space import BlockSpace, Knob
 from nas.core.metrics import METRICS
 from nas.core.space import SearchSpace
 from nas.core.task import TASKS
 from nas.core.units import parse_count, show_count
+from nas.train.compare.lfm2_report import size_class
+from nas.train.compare.published import REFERENCES
 
 _ARGS = ("knob", "value", "default", "meaning")
 _SIGNS: dict[type, str] = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt", MultipleOf: "multiple_of"}

@@ -26,12 +26,12 @@ from typing import Any, Literal
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from nas.api.submissions import LaunchProcess, SubmittedStudies
-from nas.dashboard.access import AccessRules
-from nas.dashboard.app import dashboard_router
-from nas.store.rows import Role
-from nas.store.store import Store
-from nas.web.server import Server, listen_tcp, web_app
+from nas.infra.store.rows import Role
+from nas.infra.store.store import Store
+from nas.infra.web.server import Server, listen_tcp, web_app
+from nas.serve.api.submissions import LaunchProcess, SubmittedStudies
+from nas.serve.dashboard.access import AccessRules
+from nas.serve.dashboard.app import dashboard_router
 
 Scheme = Literal["light", "dark"]
 

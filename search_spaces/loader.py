@@ -13,15 +13,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 from nas.core.block import Role
 from nas.core.block_space import BlockSpace, Knob, block_spaces
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.frame import check_reachable, impossible_choices
 from nas.core.layout import MAX_DEPTH, MAX_VOCAB, MAX_WIDTH, Layout
 from nas.core.metrics import RECALL, RECALL_METRIC
+from nas.core.model_choices import check_reachable, impossible_choices
 from nas.core.quality_config import CorpusFiles
 from nas.core.replacement import LibraryScores
 from nas.core.scoring import PUBLISHED
 from nas.core.space import REMOVED_LIMITS, ModelSpace, Pattern, Range, SearchSpace, cross_problems
-from nas.search_spaces.problems import Problem, in_order, problem_at, problems
-from nas.search_spaces.yaml_text import MAX_CHARACTERS, Document, KeyPath, read_yaml
+from nas.search.spaces.problems import Problem, in_order, problem_at, problems
+from nas.search.spaces.yaml_text import MAX_CHARACTERS, Document, KeyPath, read_yaml
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def list_spaces() -> dict[str, str]:
 
 
 def _packaged() -> dict[str, Path]:
-    folder = Path(str(resources.files("nas.search_spaces")))
+    folder = Path(str(resources.files("nas.search.spaces")))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

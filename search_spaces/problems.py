@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from nas.core.block_space import ArgKnob
 from nas.core.errors import InvalidInput, nearest
 from nas.core.space import SearchSpace
-from nas.search_spaces.yaml_text import Document, KeyPath, read_yaml
+from nas.search.spaces.yaml_text import Document, KeyPath, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
 Problem = tuple[int, str, str]

@@ -24,9 +24,9 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from store_support import StillClock
 
-    from nas.runtimes.executorch.builds import Build as ExecuTorchBuild
-    from nas.runtimes.llama_cpp.builds import Build
-    from nas.store.store import Store
+    from nas.infra.store.store import Store
+    from nas.measure.runtimes.executorch.variants import Build as ExecuTorchBuild
+    from nas.measure.runtimes.llama_cpp.variants import Build
 
 # Set before torch loads: its thread pools spin, and tests run beside each other on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -125,7 +125,7 @@ def registered(store: Store) -> None:
 @pytest.fixture(scope="session")
 def llama_build() -> Build:
     """llama.cpp for this machine: built once (some minutes), then found in the user's cache."""
-    from nas.runtimes.llama_cpp.build import build
+    from nas.measure.runtimes.llama_cpp.compile import build
 
     return build(log=print)
 
@@ -133,7 +133,7 @@ def llama_build() -> Build:
 @pytest.fixture(scope="session")
 def patched_build() -> Build:
     """The same with our patches, which layouts beyond the stock architectures need."""
-    from nas.runtimes.llama_cpp.build import build
+    from nas.measure.runtimes.llama_cpp.compile import build
 
     return build(log=print, patched=True)
 
@@ -141,7 +141,7 @@ def patched_build() -> Build:
 @pytest.fixture(scope="session")
 def tools_build() -> Build:
     """The stock build with llama.cpp's own programs: compiled once (some minutes), then found in the user's cache."""
-    from nas.runtimes.llama_cpp.build import build
+    from nas.measure.runtimes.llama_cpp.compile import build
 
     return build(log=print, tools=True)
 
@@ -149,6 +149,6 @@ def tools_build() -> Build:
 @pytest.fixture(scope="session")
 def executorch_build() -> ExecuTorchBuild:
     """The ExecuTorch runner for this machine: compiled once (half a minute), then found in the user's cache."""
-    from nas.runtimes.executorch.build import build
+    from nas.measure.runtimes.executorch.compile import build
 
     return build(log=print)

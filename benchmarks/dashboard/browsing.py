@@ -19,8 +19,8 @@ from benchmarks.dashboard.made import LIVE, copied, made
 from benchmarks.dashboard.maker import Orchestrator
 from benchmarks.dashboard.server import Served, served
 from benchmarks.dashboard.viewers import Client, percentiles_ms
-from nas.store import studies
-from nas.store.store import Store
+from nas.infra.store import studies
+from nas.infra.store.store import Store
 
 _PATIENCE_MS = 300_000
 _SIZE = {"width": 1300, "height": 1000}

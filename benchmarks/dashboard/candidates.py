@@ -13,8 +13,8 @@ from nas.core.measurement import Figure, Measurement, Repetition, Sample
 from nas.core.scoring import MeasurementKey
 from nas.core.space import SearchSpace
 from nas.core.workload import Workload
-from nas.proxy.quality import Quality
-from nas.search.sampling import Rng
+from nas.search.proposers.sampling import Rng
+from nas.search.proxy.quality import Quality
 from nas.testing.synthetic import SyntheticProblem, synthetic_space
 
 WORKLOAD = "chat"

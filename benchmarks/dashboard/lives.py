@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.dashboard.candidates import DEVICES, RUNGS, Candidate, Judge
 from nas.core.layout import Layout
 from nas.core.trial import EventKind
-from nas.search import Observation
-from nas.search.sampling import Rng, Sampler
+from nas.search.proposers import Observation
+from nas.search.proposers.sampling import Rng, Sampler
 
 _PROMOTED_ABOVE = (0.7, 0.75)
 _FAILED, _CANCELLED, _NOISY = 0.010, 0.012, 0.020

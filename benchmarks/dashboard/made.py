@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.dashboard.candidates import Judge
 from benchmarks.dashboard.maker import add_study
-from nas.store.store import Store
+from nas.infra.store.store import Store
 
 LIVE = "many-trials"
 """The study that still runs."""

@@ -9,17 +9,17 @@ from typing import Any
 
 from benchmarks.dashboard.candidates import CORNER, DEVICES, Judge
 from benchmarks.dashboard.lives import Kept, Step, cut_short, life, new_layouts, rng_of
-from nas.analysis.archive import import_archive
 from nas.core.canonical import canonical_json, content_hash
 from nas.core.layout import Layout
 from nas.core.scoring import ATTENTION, PUBLISHED, figures_json
 from nas.core.trial import EventKind
-from nas.search.sampling import Sampler
-from nas.store import results, studies, trials
-from nas.store.archive import FORMAT, VERSION
-from nas.store.rows import Proposal, StudyState
-from nas.store.store import Store
-from nas.study.events import CALIBRATED, LAUNCHED
+from nas.infra.store import results, studies, trials
+from nas.infra.store.archive import FORMAT, VERSION
+from nas.infra.store.rows import Proposal, StudyState
+from nas.infra.store.store import Store
+from nas.search.analysis.archive import import_archive
+from nas.search.proposers.sampling import Sampler
+from nas.search.study.events import CALIBRATED, LAUNCHED
 
 FLYING = 24
 """The last trials of a study that still runs have not ended."""

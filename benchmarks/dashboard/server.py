@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from nas.dashboard.local_server import dashboard_here
-from nas.store.store import Store
+from nas.infra.store.store import Store
+from nas.serve.dashboard.local_server import dashboard_here
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from benchmarks.dashboard.made import LIVE, copied, made
 from benchmarks.dashboard.maker import Orchestrator
 from benchmarks.dashboard.server import Served, served
 from benchmarks.dashboard.viewers import Client, crowd, percentiles_ms
-from nas.store import studies
-from nas.store.store import Store
+from nas.infra.store import studies
+from nas.infra.store.store import Store
 
 _ARRIVE_S = 10.0
 _TRIAL_EVERY_S = 1.0

@@ -26,8 +26,8 @@ from faults.verify import end_problems, scene_problems, unavailable
 from faults.watch import Watch
 from faults.work import Works, fingerprint, patiently
 from nas.core.errors import NasError
-from nas.store import jobs
-from nas.store.rows import JobState
+from nas.infra.store import jobs
+from nas.infra.store.rows import JobState
 
 _SMALL, _BIG = 4096, 4 << 20
 _ENDS_WITHIN_S = 480.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 from device_lab import within
 
-from nas.store.engine import sqlite_file
-from nas.store.store import Store
+from nas.infra.store.engine import sqlite_file
+from nas.infra.store.store import Store
 from nas.testing.postgres import CARELESS, Server, server
 
 DISK_MB = 512

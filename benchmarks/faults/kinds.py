@@ -18,11 +18,11 @@ from faults.runtime import MAIN
 from faults.scene import Moment, Scene
 from faults.stage import AGENT
 from faults.work import Conduct, patiently
-from nas.analysis.archive import import_archive
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
-from nas.core.protocol import EnrolRequest
-from nas.search_spaces import load_space
-from nas.store import agents, devices, outcomes, results, studies
+from nas.core.wire import EnrolRequest
+from nas.infra.store import agents, devices, outcomes, results, studies
+from nas.search.analysis.archive import import_archive
+from nas.search.spaces import load_space
 
 WORKING: tuple[Moment, ...] = ("fetching", "pushing", "running")
 ANY: tuple[Moment, ...] = ("queued", *WORKING, "ending")

@@ -11,10 +11,10 @@ from faults.scene import Scene
 from faults.stage import AGENT
 from faults.work import fingerprint, patiently
 from nas.core.plan import Pair, RawRun, RoundResult
-from nas.core.protocol import Failure, HeartbeatRequest, Job, LeaseRequest, ResultRequest
-from nas.devices.agent.client import JobClient
-from nas.devices.transports.base import Lease
-from nas.store.rows import JobRow, JobState
+from nas.core.wire import Failure, HeartbeatRequest, Job, LeaseRequest, ResultRequest
+from nas.infra.store.rows import JobRow, JobState
+from nas.measure.devices.agent.client import JobClient
+from nas.measure.devices.transports.base import Lease
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.plan import InputFile, Plan, PlanFile, Runner
 from nas.core.workload import Workload
-from nas.runtimes.base import Artifact, Weights
+from nas.measure.runtimes.base import Artifact, Weights
 from nas.testing.fake_runtime import FakeRuntime
 
 MAIN = "campaign-runner"

@@ -16,8 +16,8 @@ from faults.disturbances import Disturbance
 from faults.stage import Post, Stage
 from faults.watch import Watch
 from faults.work import Conduct, Order, Works, patiently
-from nas.store import jobs, outcomes
-from nas.store.rows import JobRow
+from nas.infra.store import jobs, outcomes
+from nas.infra.store.rows import JobRow
 
 Moment = Literal["queued", "fetching", "pushing", "running", "ending"]
 

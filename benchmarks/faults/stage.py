@@ -24,18 +24,18 @@ from faults.restarting import RestartedProcess
 from faults.runtime import plugin
 from nas.core.clock import SystemClock
 from nas.core.trust import Invitation
-from nas.devices.agent.client import JobClient
-from nas.devices.agent.trust import Enrolment, read_enrolment
-from nas.devices.attachments import Attachment, Attachments
-from nas.devices.transports.adb import AdbWire
-from nas.devices.transports.adb_device import AdbKey
-from nas.devices.transports.shell import ShellTransport
-from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
-from nas.farm.trust import Admissions, open_key
-from nas.store import devices
-from nas.store.engine import ServerClock, sqlite_file
-from nas.store.rows import DeviceState
-from nas.store.store import Store
+from nas.infra.store import devices
+from nas.infra.store.engine import ServerClock, sqlite_file
+from nas.infra.store.rows import DeviceState
+from nas.infra.store.store import Store
+from nas.measure.devices.agent.client import JobClient
+from nas.measure.devices.agent.trust import Enrolment, read_enrolment
+from nas.measure.devices.attachments import Attachment, Attachments
+from nas.measure.devices.transports.adb import AdbWire
+from nas.measure.devices.transports.adb_device import AdbKey
+from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.ssh import SshAddress, SshWire, host_key, pin
+from nas.measure.farm.trust import Admissions, open_key
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
 AGENT = "campaign"

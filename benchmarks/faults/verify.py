@@ -12,10 +12,10 @@ from faults.kinds import DAMAGED, KINDS
 from faults.scene import Scene
 from faults.stage import Stage
 from faults.work import ENDS, KILLED, Order, fingerprint, judged, patiently
-from nas.core.protocol import OWN_FILE
-from nas.store import devices, jobs, outcomes
-from nas.store.rows import Attempt, Blame, CheckOutcome, DeviceEventKind, Health, JobRow, JobState
-from nas.store.store import Store
+from nas.core.wire import OWN_FILE
+from nas.infra.store import devices, jobs, outcomes
+from nas.infra.store.rows import Attempt, Blame, CheckOutcome, DeviceEventKind, Health, JobRow, JobState
+from nas.infra.store.store import Store
 
 _TROUBLE = re.compile(
     r"^\s*Traceback|^[A-Za-z_.]*(Error|Exception): |Exception in ASGI| status=50[0-24-9] |result lost|in memory only"

@@ -14,11 +14,11 @@ from faults.runtime import MAIN, CampaignRuntime, plan
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import InputFile, RawRun, Round
-from nas.farm.trust import Admissions
-from nas.runtimes.runner import read_sample
-from nas.store import artifacts, jobs
-from nas.store.rows import JobRow
-from nas.store.store import Store
+from nas.infra.store import artifacts, jobs
+from nas.infra.store.rows import JobRow
+from nas.infra.store.store import Store
+from nas.measure.farm.trust import Admissions
+from nas.measure.runtimes.runner import read_sample
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from nas.core.scoring import SURE
 from nas.core.space import MeasurementSettings
 from nas.core.stats import FASTEST
-from nas.measure.estimator import NOISE, NoiseModel
+from nas.measure.protocol.estimator import NOISE, NoiseModel
 
 Array = NDArray[np.float64]
 NOISES = (0.01, 0.02, 0.04, 0.08)

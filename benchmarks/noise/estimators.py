@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.noise.record import REFERENCE
 from nas.core.measurement import ClockName
 from nas.core.stats import FASTEST
-from nas.measure.estimator import SLICE, Phase, token_time
+from nas.measure.protocol.estimator import SLICE, Phase, token_time
 
 Array = NDArray[np.float64]
 Rows = Sequence[Mapping[str, Any]]
@@ -317,5 +317,5 @@ def _two_way(unit: Unit, series: Series, rounds: int, statistic: str) -> Mapping
 
 
 def spread(logs: Array) -> float:
-    """Returns how far the median lies above the floor, as `nas.measure.estimator.spread`."""
+    """Returns how far the median lies above the floor, as `nas.measure.protocol.estimator.spread`."""
     return float(np.median(logs) - floor(logs))

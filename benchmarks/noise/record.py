@@ -38,8 +38,8 @@ import psutil
 from nas.core.layout import Layout
 from nas.core.plan import Plan
 from nas.core.workload import Workload
-from nas.runtimes import RUNTIMES
-from nas.runtimes.base import RandomWeights, Runtime
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import RandomWeights, Runtime
 from nas.testing.run_plan import run_plan
 
 FOLDER = Path(__file__).parent / "recorded"

@@ -31,7 +31,7 @@ from benchmarks.noise.estimators import METRICS, OLD, Array, Estimate, Estimator
 from benchmarks.noise.record import FOLDER, THREADS
 from nas.core.measurement import ClockName
 from nas.core.stats import Z95, t_critical
-from nas.measure.estimator import NOISE, SLICE, NoiseModel, Phase
+from nas.measure.protocol.estimator import NOISE, SLICE, NoiseModel, Phase
 
 FOLDERS = (FOLDER, FOLDER / "three_layouts")
 CONDITIONS = ("calm", "loop", "loops", "loops4", "bursts", "copy", "calm2")
@@ -263,7 +263,7 @@ def relative(errors: Iterable[Scored]) -> list[Scored]:
 
 
 def chosen_constants(units: Sequence[Unit], repetitions: int) -> dict[ClockName, dict[Phase, NoiseModel]]:
-    """Returns `nas.measure.estimator.NOISE` as fitted to all units; the exponent is the best of the shrunken ones."""
+    """Returns `estimator.NOISE` as fitted to all units; the exponent is the best of the shrunken ones."""
     found: dict[ClockName, dict[Phase, NoiseModel]] = {}
     for threads, metric in itertools.product(THREADS, METRICS):
         own = [unit for unit in units if unit.threads == threads]
@@ -388,7 +388,7 @@ def _equal_seconds(units: Sequence[Unit], metric: str) -> str:
 def _constants(units: Sequence[Unit], repetitions: int) -> str:
     lines = [
         "Fitted to all units: the power by the least error, the interval by the least interval score (Gneiting and "
-        "Raftery 2007), each condition with the same weight. `NOISE` in `nas/measure/estimator.py` has them.\n",
+        "Raftery 2007), each condition of equal weight. `NOISE` in `nas/measure/protocol/estimator.py` has them.\n",
         "| clock | figure | best power | power used | base | spread weight | correction weight |",
         "| --- " * 7 + "|",
     ]

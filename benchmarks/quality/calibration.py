@@ -35,13 +35,13 @@ from nas.core.layout import Layout
 from nas.core.pareto import front_mask
 from nas.core.quality_config import QualityConfig
 from nas.core.space import SearchSpace
-from nas.proxy.corpus import CorpusRef, refer
-from nas.proxy.job import TrainJob, TrainResult
-from nas.proxy.ladder import rung_jobs, seed_counts, seed_scores
-from nas.proxy.quality import Anchors, QualityScale, fix_scale, paired_spread
-from nas.search import Sampler
-from nas.search_spaces import load_space
-from nas.study.proposals import anchor_layouts
+from nas.search.proposers import Sampler
+from nas.search.proxy.corpus import CorpusRef, refer
+from nas.search.proxy.job import TrainJob, TrainResult
+from nas.search.proxy.ladder import rung_jobs, seed_counts, seed_scores
+from nas.search.proxy.quality import Anchors, QualityScale, fix_scale, paired_spread
+from nas.search.spaces import load_space
+from nas.search.study.proposals import anchor_layouts
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "calibration.jsonl"
 STUDY = Path(__file__).parents[1] / "recorded" / "lfm2-study.json"

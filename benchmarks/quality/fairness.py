@@ -28,11 +28,11 @@ import torch
 from benchmarks.quality.page import fill, markdown
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig
-from nas.nn.model import Model
-from nas.nn.primitives import ExpertLinear, Linear
-from nas.proxy.corpus import BYTE_VOCAB, refer
-from nas.proxy.job import LmRun, TrainJob
-from nas.proxy.train import train
+from nas.model.nn.model import Model
+from nas.model.nn.primitives import ExpertLinear, Linear
+from nas.search.proxy.corpus import BYTE_VOCAB, refer
+from nas.search.proxy.job import LmRun, TrainJob
+from nas.search.proxy.train import train
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "fairness.jsonl"
 CONFIG = QualityConfig()
@@ -125,7 +125,7 @@ def run_one(training: Training) -> None:
     )
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch("nas.proxy.train.Model", partial(scaled_model, start=training.start)),
+        mock.patch("nas.search.proxy.train.Model", partial(scaled_model, start=training.start)),
     ):
         result = train(job, yield_hook=lambda: None, checkpoint_dir=Path(folder), device="cpu", log=lambda line: None)
     losses = {name: round(loss, 5) for name, loss in result.losses.items()}

@@ -22,9 +22,9 @@ from nas.core.block import Block
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig
 from nas.core.space import SearchSpace
-from nas.proxy.corpus import BYTE_VOCAB
-from nas.search import Sampler
-from nas.search_spaces import list_spaces, load_space
+from nas.search.proposers import Sampler
+from nas.search.proxy.corpus import BYTE_VOCAB
+from nas.search.spaces import list_spaces, load_space
 
 MOE = "moe"
 

@@ -28,9 +28,9 @@ from benchmarks.quality.page import fill
 from benchmarks.quality.start_values import GRID, started
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
-from nas.proxy.corpus import refer
-from nas.proxy.job import LmRun, TrainJob, TrainResult
-from nas.proxy.train import train_seeds
+from nas.search.proxy.corpus import refer
+from nas.search.proxy.job import LmRun, TrainJob, TrainResult
+from nas.search.proxy.train import train_seeds
 
 RESULTS = Path(__file__).parents[1] / "recorded/optimisers.json"
 LAYOUTS = {
@@ -87,7 +87,10 @@ def measure(protocol: str, layout: str, state: Path) -> None:
         return
     started_as: AbstractContextManager[object] = nullcontext()
     if protocol == FORMER:  # its jobs have the keys of `BASE`
-        started_as, state = mock.patch("nas.proxy.train.Model", partial(started, setting=GRID[0])), state / "former"
+        started_as, state = (
+            mock.patch("nas.search.proxy.train.Model", partial(started, setting=GRID[0])),
+            state / "former",
+        )
     losses: dict[str, list[float]] = {str(seed): [] for seed in SEEDS}
     before: list[TrainJob] = []
     done = cpu = 0.0

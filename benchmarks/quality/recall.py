@@ -3,10 +3,10 @@
     python -m benchmarks.quality.recall run [--minutes M] [ARCHIVE.jsonl.gz ...]     trains what is missing
     python -m benchmarks.quality.recall report [--page docs/measured/fronts.md] [ARCHIVE.jsonl.gz ...]
 
-Proxies of the front and of the references learn languages of random automata (`nas.proxy.tasks.automata`): each example
-has a language of its own, so what comes next follows from the context alone. In contrast to tasks of pure recall, this
-is learned steadily. Scores are relative to the published reference's, seed by seed; one training is one line of
-`RECORDED`, under its result key.
+Proxies of the front and of the references learn languages of random automata (`nas.search.proxy.tasks.automata`): each
+example has a language of its own, so what comes next follows from the context alone. In contrast to tasks of pure
+recall, this is learned steadily. Scores are relative to the published reference's, seed by seed; one training is one
+line of `RECORDED`, under its result key.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from benchmarks.quality.studies import FOLDER, read
 from benchmarks.quality.truth import recorded, train_missing
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
-from nas.proxy.corpus import refer
-from nas.proxy.job import TrainJob
-from nas.proxy.ladder import rung_jobs
-from nas.store.store import Store
+from nas.infra.store.store import Store
+from nas.search.proxy.corpus import refer
+from nas.search.proxy.job import TrainJob
+from nas.search.proxy.ladder import rung_jobs
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "recall.jsonl"
 STUDIES = ("lfm2-study", "lfm2")

@@ -31,12 +31,12 @@ from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig
 from nas.core.task import Setting
-from nas.proxy.corpus import refer
-from nas.proxy.job import TRAINER_VERSION, TrainJob
-from nas.proxy.ladder import rung_jobs
-from nas.proxy.quality import paired_spread
-from nas.search import Features
-from nas.search_spaces import load_space
+from nas.search.proposers import Features
+from nas.search.proxy.corpus import refer
+from nas.search.proxy.job import TRAINER_VERSION, TrainJob
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.proxy.quality import paired_spread
+from nas.search.spaces import load_space
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECORDED = REPOSITORY / "benchmarks" / "recorded" / "lfm2-study.json"
@@ -104,7 +104,7 @@ def jobs(count: int, seeds: int) -> Iterator[tuple[str, TrainJob]]:
 
 def run(folder: Path, count: int, seeds: int, seconds: float) -> None:
     """Trains what is missing in `folder`, until `seconds` have passed."""
-    from nas.proxy.train import train
+    from nas.search.proxy.train import train
 
     begun = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)

@@ -23,12 +23,12 @@ import torch
 from benchmarks.quality.fairness import CONFIG, STEPS
 from benchmarks.quality.page import fill, markdown
 from nas.core.layout import Layout
-from nas.nn.attention import Attention
-from nas.nn.model import Model
-from nas.nn.primitives import Embedding, ExpertLinear, Linear
-from nas.proxy.corpus import refer
-from nas.proxy.job import LmRun, TrainJob
-from nas.proxy.train import train
+from nas.model.nn.attention import Attention
+from nas.model.nn.model import Model
+from nas.model.nn.primitives import Embedding, ExpertLinear, Linear
+from nas.search.proxy.corpus import refer
+from nas.search.proxy.job import LmRun, TrainJob
+from nas.search.proxy.train import train
 
 RESULTS = Path(__file__).parent / "start_values"
 STACKS = {"AB": "{A} C3*3", "BT": "C3*2 {A} C3", "AA": "{A}*4", "MM": "M4(heads=8)*4", "CC": "C3*4"}
@@ -112,7 +112,7 @@ def run_one(setting: Setting) -> None:
     )
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch("nas.proxy.train.Model", partial(started, setting=setting)),
+        mock.patch("nas.search.proxy.train.Model", partial(started, setting=setting)),
     ):
         result = train(job, yield_hook=lambda: None, checkpoint_dir=Path(folder), device="cpu", log=lambda line: None)
     loss = round(statistics.mean(result.losses.values()), 5)

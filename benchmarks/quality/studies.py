@@ -18,11 +18,11 @@ from typing import Any
 
 from benchmarks.quality.page import fill, markdown
 from benchmarks.quality.reliability import effective_dimension
-from nas.analysis.archive import import_archive
-from nas.analysis.report import study_report
-from nas.proxy.quality import QualityScale
-from nas.store import studies
-from nas.store.store import Store
+from nas.infra.store import studies
+from nas.infra.store.store import Store
+from nas.search.analysis.archive import import_archive
+from nas.search.analysis.report import study_report
+from nas.search.proxy.quality import QualityScale
 
 FOLDER = Path(__file__).parents[1] / "recorded" / "studies"
 Json = Mapping[str, Any]

@@ -29,13 +29,13 @@ from benchmarks.quality.page import fill, markdown
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, Teacher
 from nas.core.space import SearchSpace
-from nas.proxy.corpus import CorpusRef, refer
-from nas.proxy.job import TrainJob, TrainResult
-from nas.proxy.ladder import rung_jobs
-from nas.proxy.quality import paired_spread
-from nas.proxy.train import train
-from nas.search import Sampler
-from nas.search_spaces import load_space
+from nas.search.proposers import Sampler
+from nas.search.proxy.corpus import CorpusRef, refer
+from nas.search.proxy.job import TrainJob, TrainResult
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.proxy.quality import paired_spread
+from nas.search.proxy.train import train
+from nas.search.spaces import load_space
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "proxy-teacher.jsonl"
 WAYS = ("alone", "taught")

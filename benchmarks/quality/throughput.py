@@ -2,10 +2,10 @@
 
     python -m benchmarks.quality.throughput [--rounds 5] [--steps 3] [--seeds 2,4,8] [--device cpu] [--page PAGE]
 
-Steps are those of `nas.nn.fit`, with optimiser and weight average, without reading data, on one thread. A round runs
-every way of training in turn; figures are the least over rounds, per seed and step, so that a busy machine disturbs
-the ratios little. `ratio` is the time of one seed alone in float32 over that of this way: above 1 is faster. Eight
-seeds cost as much as 8 / ratio single ones. On a GPU, wall time is taken instead of processor time.
+Steps are those of `nas.model.nn.fit`, with optimiser and weight average, without reading data, on one thread. A round
+runs every way of training in turn; figures are the least over rounds, per seed and step, so that a busy machine
+disturbs the ratios little. `ratio` is the time of one seed alone in float32 over that of this way: above 1 is faster.
+Eight seeds cost as much as 8 / ratio single ones. On a GPU, wall time is taken instead of processor time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from benchmarks.quality.page import fill, markdown
 from nas.core.layout import Layout
-from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
-from nas.nn.model import Model
-from nas.nn.optimisers import Optimiser, OptimiserKind
-from nas.nn.seeds import stacked
+from nas.model.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
+from nas.model.nn.model import Model
+from nas.model.nn.optimisers import Optimiser, OptimiserKind
+from nas.model.nn.seeds import stacked
 
 LAYOUTS = {
     "hybrid": "d64 v256 ffn=swiglu:256 [C3*2 A4/2 C3*2 A4/2 C3 A4/2]",

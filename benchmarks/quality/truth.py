@@ -30,10 +30,10 @@ from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
 from nas.core.task import make_task
-from nas.proxy.corpus import CorpusRef, refer
-from nas.proxy.job import TrainJob, is_part, proxy_layout
-from nas.proxy.ladder import rung_jobs
-from nas.proxy.tasks.mqar import AssociativeRecall
+from nas.search.proxy.corpus import CorpusRef, refer
+from nas.search.proxy.job import TrainJob, is_part, proxy_layout
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.proxy.tasks.mqar import AssociativeRecall
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "truth.jsonl"
 
@@ -345,7 +345,7 @@ def train_missing(todo: Mapping[str, tuple[str, TrainJob]], path: Path, minutes:
     Raises:
         CandidateFailed: a training diverged.
     """
-    from nas.proxy.train import train_seeds
+    from nas.search.proxy.train import train_seeds
 
     ends = time.monotonic() + 60 * minutes
     known = recorded(path)

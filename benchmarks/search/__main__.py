@@ -22,7 +22,7 @@ from benchmarks.search.results import REFERENCE, Key, fill, pack, read
 from benchmarks.search.runs import ENGINES
 from benchmarks.search.table import tables
 from benchmarks.search.timing import seconds
-from nas.search_spaces import load_space
+from nas.search.spaces import load_space
 
 MARKS = (50, 100, 200)
 OURS = "ehvi"

@@ -22,8 +22,8 @@ from benchmarks.search.problems import BUDGETS, Problem
 from benchmarks.search.results import claimed
 from nas.core.layout import Layout
 from nas.core.pareto import front_mask
-from nas.search import Observation, Sampler, make_proposer, mutate
-from nas.search.ehvi import EhviSearch
+from nas.search.proposers import Observation, Sampler, make_proposer, mutate
+from nas.search.proposers.ehvi import EhviSearch
 
 _NEAR, _RANDOM = 120, 200
 """Layouts of each sort that are forecast."""

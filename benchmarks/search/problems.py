@@ -14,7 +14,7 @@ from benchmarks.search import spaces
 from benchmarks.search.device import SimulatedDevice
 from benchmarks.search.quality import Circuit, Traits
 from nas.core.layout import Layout
-from nas.search import Observation, Sampler
+from nas.search.proposers import Observation, Sampler
 
 BUDGETS = ("ttft", "decode", "memory")
 _CROWD = 400

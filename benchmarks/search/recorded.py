@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nas.core.layout import Layout
-from nas.search import Observation
+from nas.search.proposers import Observation
 
 Row = Mapping[str, Any]
 Recorded = Mapping[str, Any]

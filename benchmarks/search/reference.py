@@ -1,6 +1,7 @@
 """The reference of hypervolume fractions: a long search on the noise-free truth. It is no optimum.
 
-NSGA-II (Deb et al. 2002) with the edits and crossings of `nas.search`, which sees quality of infeasible layouts never.
+NSGA-II (Deb et al. 2002) with the edits and crossings of `nas.search.proposers`, which sees quality of infeasible
+layouts never.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import numpy as np
 from benchmarks.search.problems import Problem
 from nas.core.layout import Layout
 from nas.core.pareto import front_mask, ranks
-from nas.search import Sampler, crossover, mutate, seed_layouts
+from nas.search.proposers import Sampler, crossover, mutate, seed_layouts
 
 Member = tuple[Layout, tuple[float, ...]]
 """A layout within the budgets with its coordinates."""

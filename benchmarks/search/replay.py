@@ -19,9 +19,9 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.pareto import hypervolume
 from nas.core.space import SearchSpace
-from nas.search import Features, Observation, Sampler, make_proposer
-from nas.search.draft import Draft
-from nas.search.sampling import Rng
+from nas.search.proposers import Features, Observation, Sampler, make_proposer
+from nas.search.proposers.editable_layout import Draft
+from nas.search.proposers.sampling import Rng
 
 
 class TableSampler(Sampler):

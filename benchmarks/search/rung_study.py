@@ -14,9 +14,9 @@ from nas.core.layout import Layout
 from nas.core.pareto import hypervolume
 from nas.core.quality_config import Rung
 from nas.core.space import SearchSettings
-from nas.search import Observation, Sampler, make_proposer
-from nas.search.ehvi import forecast
-from nas.search.promotion import Arrival, ByValue, Ladder, Policy, Shares
+from nas.search.proposers import Observation, Sampler, make_proposer
+from nas.search.proposers.ehvi import forecast
+from nas.search.proposers.promotion import Arrival, ByValue, Ladder, Policy, Shares
 
 _EVERYBODY = tuple(rung.model_copy(update={"keep": None}) for rung in RUNGS)
 POLICIES: Mapping[str, tuple[tuple[Rung, ...], type[Policy]]] = {

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.search.problems import Problem
 from nas.core.layout import Layout
 from nas.core.quality_config import Rung, TaskStage
-from nas.search import Sampler
+from nas.search.proposers import Sampler
 
 _TASKS = {"selcopy": TaskStage(steps=240)}
 RUNGS = (

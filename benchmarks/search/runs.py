@@ -12,9 +12,9 @@ import numpy as np
 
 from benchmarks.search.problems import BUDGETS, Problem
 from nas.core.layout import Layout
-from nas.search import Observation, Proposal, Sampler, make_proposer
-from nas.search.ehvi import EhviSearch
-from nas.search.surrogate import Forecast
+from nas.search.proposers import Observation, Proposal, Sampler, make_proposer
+from nas.search.proposers.ehvi import EhviSearch
+from nas.search.proposers.surrogate import Forecast
 
 ENGINES = {
     "random": ("random", "gated"),

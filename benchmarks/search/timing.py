@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.search.problems import Problem
-from nas.search import Sampler, make_proposer
+from nas.search.proposers import Sampler, make_proposer
 
 _ASKED = 16
 """The least interval of hyperparameter fits, so that the mean includes at least their share of it."""

@@ -19,9 +19,9 @@ from benchmarks.study.terms import Terms, space_of
 from nas.cli.options import INTERRUPTED
 from nas.core.errors import InvalidInput, NasError
 from nas.core.units import show_duration
-from nas.store import leases, studies, trials
-from nas.store.rows import Study, StudyState
-from nas.store.store import Store
+from nas.infra.store import leases, studies, trials
+from nas.infra.store.rows import Study, StudyState
+from nas.infra.store.store import Store
 
 SECONDS_PER_TRIAL = 5.5
 """Of lfm2-study on two calm cores, put together from what its stages took: the first guess, until a study has ended."""

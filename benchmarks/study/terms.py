@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from nas.search_spaces import space_text
+from nas.search.spaces import space_text
 
 OURS = "ehvi"
 ENGINES = (OURS, "optuna-nsga2", "random", "cache-evolution")

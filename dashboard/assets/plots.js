@@ -1,4 +1,4 @@
-// Draws every plot of a page: elements with data-plot="JSON", as nas/dashboard/plots.py describes them.
+// Draws every plot of a page: elements with data-plot="JSON", as nas/serve/dashboard/plots.py describes them.
 import uPlot from "./uplot.esm.js";
 import { axis, colour, show, stroke } from "./plotting.js";
 

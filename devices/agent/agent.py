@@ -1,8 +1,8 @@
 """The agent process: follows the list of attached devices and serves each in a `DeviceSession`.
 
 It runs as `nas agent run`, or as a child process of `nas launch` and `nas serve` (`python -m
-nas.devices.agent.agent`). The parent of a child holds the write end of its standard input; nothing is ever written,
-and its end makes the child stop.
+nas.measure.devices.agent.agent`). The parent of a child holds the write end of its standard input; nothing is ever
+written, and its end makes the child stop.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from types import FrameType
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InvalidInput, NasError
 from nas.core.logs import configure_logs
-from nas.devices.agent.client import Downloads, JobClient, NotAdmitted, Outbox
-from nas.devices.agent.connection import Host
-from nas.devices.agent.job import Worker
-from nas.devices.agent.registry import DeviceRegistry
-from nas.devices.agent.run_plan import FileSource, KnownRunner
-from nas.devices.agent.session import DeviceSession
-from nas.devices.agent.trust import PinnedManifest
-from nas.devices.attachments import LOCAL, THIS_MACHINE, Attachment, Attachments, open_transport
-from nas.devices.describe import boot_id, describe
-from nas.devices.files import ContentFolder
-from nas.devices.host_lock import HostLock
-from nas.devices.transports.base import Transport
-from nas.devices.transports.local import LocalTransport
+from nas.measure.devices.agent.client import Downloads, JobClient, NotAdmitted, Outbox
+from nas.measure.devices.agent.connection import Host
+from nas.measure.devices.agent.job import Worker
+from nas.measure.devices.agent.registry import DeviceRegistry
+from nas.measure.devices.agent.run_plan import FileSource, KnownRunner
+from nas.measure.devices.agent.session import DeviceSession
+from nas.measure.devices.agent.trust import PinnedManifest
+from nas.measure.devices.attachments import LOCAL, THIS_MACHINE, Attachment, Attachments, open_transport
+from nas.measure.devices.describe import boot_id, describe
+from nas.measure.devices.files import ContentFolder
+from nas.measure.devices.host_lock import HostLock
+from nas.measure.devices.transports.base import Transport
+from nas.measure.devices.transports.local import LocalTransport
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +259,7 @@ def child_agent(
         lock: folder of the host lock.
         state: folder for what the agent must not lose.
         key: public key of the coordinator, which must have signed every runner manifest.
-        devices: list of the devices to serve besides this machine (`nas.devices.attachments`).
+        devices: list of the devices to serve besides this machine (`nas.measure.devices.attachments`).
     """
     arguments = child_arguments(server, cache=cache, lock=lock, state=state, key=key, devices=devices)
     with subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE) as process:

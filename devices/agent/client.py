@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.plan import PlanFile
-from nas.core.protocol import (
+from nas.core.trust import SignedManifest, certificate_fault
+from nas.core.wire import (
     ENROL_PATH,
     FILE_PATH,
     HEARTBEAT_PATH,
@@ -41,8 +42,7 @@ from nas.core.protocol import (
     ResultReply,
     ResultRequest,
 )
-from nas.core.trust import SignedManifest, certificate_fault
-from nas.devices.files import ContentFolder
+from nas.measure.devices.files import ContentFolder
 
 Reply = TypeVar("Reply", bound=BaseModel)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from nas.core.device import Device
 from nas.core.errors import InfrastructureFailed
-from nas.devices.agent.client import NotReached
-from nas.devices.attachments import Attachment, scheme_of
-from nas.devices.describe import boot_id, describe
-from nas.devices.host_lock import HostLock
-from nas.devices.probes.readings import Unread
-from nas.devices.transports.base import NotTrusted, Transport
+from nas.measure.devices.agent.client import NotReached
+from nas.measure.devices.attachments import Attachment, scheme_of
+from nas.measure.devices.describe import boot_id, describe
+from nas.measure.devices.host_lock import HostLock
+from nas.measure.devices.probes.readings import Unread
+from nas.measure.devices.transports.base import NotTrusted, Transport
 
 
 class AnotherDevice(NotTrusted):

@@ -11,7 +11,7 @@ from typing import Self
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, NasError
 from nas.core.plan import RoundResult
-from nas.core.protocol import (
+from nas.core.wire import (
     LAST_EPOCH,
     Failure,
     FailureKind,
@@ -21,10 +21,10 @@ from nas.core.protocol import (
     RegisterReply,
     ResultRequest,
 )
-from nas.devices.agent.client import JobClient, NotAdmitted, Outbox, PendingResult
-from nas.devices.agent.connection import Attached, Backoff
-from nas.devices.agent.run_plan import FileSource, KnownRunner, Observer, run_round
-from nas.devices.transports.base import Cancelled, Lease, StaleLease
+from nas.measure.devices.agent.client import JobClient, NotAdmitted, Outbox, PendingResult
+from nas.measure.devices.agent.connection import Attached, Backoff
+from nas.measure.devices.agent.run_plan import FileSource, KnownRunner, Observer, run_round
+from nas.measure.devices.transports.base import Cancelled, Lease, StaleLease
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from nas.core.clock import Clock
 from nas.core.device import Device
 from nas.core.errors import InfrastructureFailed, NasError
-from nas.core.protocol import RegisterReply, RegisterRequest
-from nas.devices.agent.client import JobClient, NotAdmitted
+from nas.core.wire import RegisterReply, RegisterRequest
+from nas.measure.devices.agent.client import JobClient, NotAdmitted
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol, TypeVar
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.plan import Conditions, InputFile, Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
-from nas.core.protocol import Phase
-from nas.devices.probes import android, cpu, memory, power, thermal
-from nas.devices.probes.readings import Snapshot, Unread
-from nas.devices.transports.base import Cancelled, CommandResult, Reader, Transport, never
+from nas.core.wire import Phase
+from nas.measure.devices.probes import android, cpu, memory, power, thermal
+from nas.measure.devices.probes.readings import Snapshot, Unread
+from nas.measure.devices.transports.base import Cancelled, CommandResult, Reader, Transport, never
 
 T = TypeVar("T")
 

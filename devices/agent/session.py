@@ -11,13 +11,13 @@ from functools import partial
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, NasError
 from nas.core.logs import log_fields
-from nas.core.protocol import Job, LeaseRequest, RegisterReply
-from nas.devices.agent.client import JobClient, NotAdmitted
-from nas.devices.agent.connection import Attached, Backoff, Host, find
-from nas.devices.agent.job import Worker
-from nas.devices.agent.registry import DeviceRegistry
-from nas.devices.attachments import Attachment
-from nas.devices.transports.base import Transport
+from nas.core.wire import Job, LeaseRequest, RegisterReply
+from nas.measure.devices.agent.client import JobClient, NotAdmitted
+from nas.measure.devices.agent.connection import Attached, Backoff, Host, find
+from nas.measure.devices.agent.job import Worker
+from nas.measure.devices.agent.registry import DeviceRegistry
+from nas.measure.devices.attachments import Attachment
+from nas.measure.devices.transports.base import Transport
 
 
 class Poll:

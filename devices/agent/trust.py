@@ -25,9 +25,9 @@ from nas.core.clock import Clock, SystemClock
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, Unsupported
 from nas.core.plan import Runner
-from nas.core.protocol import CA_PATH, AgentName, Authority, EnrolRequest
 from nas.core.trust import Invitation, PublicKey, RunnerManifest, SignedManifest, fingerprint, signed_bytes
-from nas.devices.agent.client import JobClient, NotTheCoordinator
+from nas.core.wire import CA_PATH, AgentName, Authority, EnrolRequest
+from nas.measure.devices.agent.client import JobClient, NotTheCoordinator
 
 FILE = "enrolment.json"
 

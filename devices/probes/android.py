@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from nas.devices.probes.power import Status
-from nas.devices.probes.readings import Snapshot, Unread
+from nas.measure.devices.probes.power import Status
+from nas.measure.devices.probes.readings import Snapshot, Unread
 
 THERMAL, BATTERY = "dumpsys thermalservice", "dumpsys battery"
 SCREEN = "dumpsys power | grep -m 1 mWakefulness="

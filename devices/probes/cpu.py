@@ -7,8 +7,8 @@ from statistics import fmean
 
 from nas.core.device import parse_cores, show_cores
 from nas.core.errors import InvalidInput
-from nas.devices.probes.readings import Unread, first_number, names, number, read
-from nas.devices.transports.base import Tree
+from nas.measure.devices.probes.readings import Unread, first_number, names, number, read
+from nas.measure.devices.transports.base import Tree
 
 FILES = ("/proc/stat", "/proc/uptime")
 """Read together: CPU time, and the time in which it was used."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from nas.devices.probes.readings import Snapshot, Unread, read
-from nas.devices.transports.base import Tree
+from nas.measure.devices.probes.readings import Snapshot, Unread, read
+from nas.measure.devices.transports.base import Tree
 
 FILES = ("/proc/meminfo", "/proc/vmstat")
 DISK = "df -Pk ."

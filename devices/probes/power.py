@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from nas.core.plan import EnergyUsed
-from nas.devices.probes.readings import Unread, names, number, read
-from nas.devices.transports.base import Tree
+from nas.measure.devices.probes.readings import Unread, names, number, read
+from nas.measure.devices.transports.base import Tree
 
 _SUPPLIES = "/sys/class/power_supply"
 

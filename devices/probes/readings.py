@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from nas.devices.transports.base import Reader, Tree
+from nas.measure.devices.transports.base import Reader, Tree
 
 
 class Unread(Exception):

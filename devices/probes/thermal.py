@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from nas.devices.probes.readings import Unread, names, number, read
-from nas.devices.transports.base import Tree
+from nas.measure.devices.probes.readings import Unread, names, number, read
+from nas.measure.devices.transports.base import Tree
 
 _ZONES, _MONITORS = "/sys/class/thermal", "/sys/class/hwmon"
 _PROCESSOR = re.compile(r"x86_pkg_temp|.*cpu.*|.*soc.*|.*core.*|k10temp|zenpower|tsens.*", re.IGNORECASE)

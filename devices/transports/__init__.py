@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nas.core.registry import Registry
-from nas.devices.transports.base import Connect
+from nas.measure.devices.transports.base import Connect
 
 TRANSPORTS: Registry[Connect] = Registry(
     "transport",
     "nas.transports",
     {
-        "adb": "nas.devices.transports.adb:connect",
-        "local": "nas.devices.transports.local:connect",
-        "ssh": "nas.devices.transports.ssh:connect",
+        "adb": "nas.measure.devices.transports.adb:connect",
+        "local": "nas.measure.devices.transports.local:connect",
+        "ssh": "nas.measure.devices.transports.ssh:connect",
     },
 )

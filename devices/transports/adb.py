@@ -24,10 +24,10 @@ from typing import Protocol
 
 from nas.core import paths
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.devices.transports.adb_device import AdbConnection, AdbKey, over_tcp, over_usb
-from nas.devices.transports.base import NotTrusted
-from nas.devices.transports.shell import ShellTransport
-from nas.devices.transports.wire import SILENT_S, Stream, open_socket
+from nas.measure.devices.transports.adb_device import AdbConnection, AdbKey, over_tcp, over_usb
+from nas.measure.devices.transports.base import NotTrusted
+from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.wire import SILENT_S, Stream, open_socket
 
 _SERIAL = re.compile(r"[A-Za-z0-9._-]+")
 _HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")

@@ -32,8 +32,8 @@ from adb_shell.transport.base_transport import BaseTransport
 from adb_shell.transport.tcp_transport import TcpTransport
 
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.devices.transports.base import NotTrusted
-from nas.devices.transports.wire import CONNECT_S, SILENT_S, open_socket
+from nas.measure.devices.transports.base import NotTrusted
+from nas.measure.devices.transports.wire import CONNECT_S, SILENT_S, open_socket
 
 _HEADER = constants.MESSAGE_SIZE
 _RECEIVE = 1 << 18

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from nas.core.canonical import content_hash
 from nas.core.errors import InfrastructureFailed
-from nas.devices.files import ContentFolder, file_sha256
-from nas.devices.transports.base import TEXT_LIMIT, CommandResult, Lease, StaleLease, never
-from nas.devices.transports.process import run_supervised
+from nas.measure.devices.files import ContentFolder, file_sha256
+from nas.measure.devices.transports.base import TEXT_LIMIT, CommandResult, Lease, StaleLease, never
+from nas.measure.devices.transports.process import run_supervised
 
 
 class Fence:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from nas.core.errors import InfrastructureFailed, NasError, Unsupported
-from nas.devices.transports import supervise
-from nas.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult
+from nas.measure.devices.transports import supervise
+from nas.measure.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult
 
 GRACE_S = 5.0
 """Seconds after its deadline for which a process may exist before the device counts as failed."""

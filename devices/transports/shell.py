@@ -19,9 +19,9 @@ from pathlib import Path
 
 from nas.core.canonical import content_hash
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.devices.files import file_sha256
-from nas.devices.transports import scripts
-from nas.devices.transports.base import (
+from nas.measure.devices.files import file_sha256
+from nas.measure.devices.transports import scripts
+from nas.measure.devices.transports.base import (
     READING_LIMIT,
     STDERR_TAIL,
     TEXT_LIMIT,
@@ -32,8 +32,8 @@ from nas.devices.transports.base import (
     StaleLease,
     never,
 )
-from nas.devices.transports.scripts import Ran, Report, find_report, read_report, read_sections
-from nas.devices.transports.wire import Stream, Wire
+from nas.measure.devices.transports.scripts import Ran, Report, find_report, read_report, read_sections
+from nas.measure.devices.transports.wire import Stream, Wire
 
 SLICE_S = 0.2
 """Interval at which a wait checks the clock."""

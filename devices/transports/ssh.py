@@ -28,9 +28,9 @@ from paramiko.ssh_exception import (
 from nas.core import paths
 from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
-from nas.devices.transports.base import STDERR_TAIL, NotTrusted
-from nas.devices.transports.shell import ShellTransport
-from nas.devices.transports.wire import CONNECT_S, SILENT_S, Stream, open_socket
+from nas.measure.devices.transports.base import STDERR_TAIL, NotTrusted
+from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.wire import CONNECT_S, SILENT_S, Stream, open_socket
 
 # Errors are raised; paramiko's own log lines would be noise.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)

@@ -11,11 +11,11 @@ from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption, QuantisationOption, RuntimeOption
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.core.errors import InvalidInput
-from nas.runtimes import DEFAULT_RUNTIME
+from nas.measure.runtimes import DEFAULT_RUNTIME
 
 if TYPE_CHECKING:
-    from nas.adapt.problem import Measure
-    from nas.measure.bench import BenchOptions
+    from nas.measure.protocol.bench import BenchOptions
+    from nas.train.adapt.costs import Measure
 
 app = command_app()
 
@@ -88,17 +88,17 @@ def command(
     """
     import torch
 
-    from nas.adapt.adapt import Adaptation, require_writable, write_child
-    from nas.adapt.checkpoints import read_model
-    from nas.adapt.parallel import Workers
-    from nas.adapt.settings import AdaptSettings, read_settings
-    from nas.adapt.space import check_target, write_space
     from nas.core import paths
     from nas.core.limit import Limit
     from nas.core.workload import Workload
-    from nas.measure.bench import BenchOptions
-    from nas.nn.fit import Worker
-    from nas.nn.weights import checkpoint_layout
+    from nas.measure.protocol.bench import BenchOptions
+    from nas.model.nn.fit import Worker
+    from nas.model.nn.weights import checkpoint_layout
+    from nas.train.adapt.adapt import Adaptation, require_writable, write_child
+    from nas.train.adapt.checkpoints import read_model
+    from nas.train.adapt.parallel import Workers
+    from nas.train.adapt.settings import AdaptSettings, read_settings
+    from nas.train.adapt.space import check_target, write_space
 
     if ray_address is not None and workers > 1:
         raise InvalidInput("cannot be combined with --ray-address: the cluster has its own", where="--workers")
@@ -153,7 +153,7 @@ def _measured(options: BenchOptions) -> Measure:
     from dataclasses import replace
 
     from nas.core.layout import Layout
-    from nas.measure.bench import bench
+    from nas.measure.protocol.bench import bench
 
     def measure(layout: Layout) -> dict[str, float]:
         say(f"measuring {layout}")

@@ -19,11 +19,11 @@ from nas.cli.remote import ServerOption, open_fleet
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.logs import configure_logs
 from nas.core.trust import Invitation
-from nas.devices.agent.agent import end_on_signals, make_agent, served
-from nas.devices.agent.trust import enrol as exchange
-from nas.devices.agent.trust import read_enrolment
-from nas.devices.attachments import agent_cache, agent_home, own_attachments
-from nas.devices.host_lock import host_lock_folder
+from nas.measure.devices.agent.agent import end_on_signals, make_agent, served
+from nas.measure.devices.agent.trust import enrol as exchange
+from nas.measure.devices.agent.trust import read_enrolment
+from nas.measure.devices.attachments import agent_cache, agent_home, own_attachments
+from nas.measure.devices.host_lock import host_lock_folder
 
 log = logging.getLogger(__name__)
 app = command_app(help="Run and manage device agents.")
@@ -66,7 +66,7 @@ def token(
     json: JsonFlag = False,
 ) -> None:
     """On the coordinator: print a one-time enrolment line for a device host."""
-    from nas.farm.enrolment import invite
+    from nas.measure.farm.enrolment import invite
 
     if url is not None and not url.startswith("https://"):
         raise InvalidInput(f"{url!r} is not of the form https://HOST:PORT", where="--url")
@@ -134,7 +134,7 @@ def run(
 
 
 def _served_at(home: Path) -> str:
-    from nas.api.serve import last_address
+    from nas.serve.api.serve import last_address
 
     known = last_address(home)
     if known is None:

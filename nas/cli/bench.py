@@ -25,10 +25,10 @@ from nas.core.layout import Layout
 from nas.core.profile import ProfileSummary
 from nas.core.space import MeasurementSettings
 from nas.core.units import show_figure, show_share, show_spread
-from nas.measure.bench import BenchOptions, bench_all
-from nas.runtimes import DEFAULT_RUNTIME
-from nas.store import events, studies, trials
-from nas.study.events import Profiled
+from nas.infra.store import events, studies, trials
+from nas.measure.protocol.bench import BenchOptions, bench_all
+from nas.measure.runtimes import DEFAULT_RUNTIME
+from nas.search.study.events import Profiled
 
 app = command_app()
 

@@ -16,8 +16,8 @@ from nas.cli.options import DatabaseOption, numbers_of, workload_of
 from nas.cli.output import JsonFlag, Output, Row, print_json, print_rows, say
 from nas.core.errors import InvalidInput, NasError
 from nas.core.limit import Limit
-from nas.measure.bench import BenchOptions, bench_each
-from nas.measure.file_choice import (
+from nas.measure.protocol.bench import BenchOptions, bench_each
+from nas.measure.protocol.file_choice import (
     Candidate,
     Check,
     bits_of,
@@ -123,7 +123,7 @@ def _kinds(text: str) -> list[str]:
 
 def _texts(corpus: Sequence[Path], limit: int) -> list[str]:
     """Returns the end of each source that `nas adapt` would hold out, `limit` bytes in all."""
-    from nas.pretrain.data import read_sources
+    from nas.train.pretrain.data import read_sources
 
     sources = read_sources(corpus, HELD_OUT)
     left, texts = limit, []

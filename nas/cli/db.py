@@ -5,7 +5,7 @@ from __future__ import annotations
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption
 from nas.cli.output import JsonFlag, print_json, say
-from nas.store.migrate import upgrade as upgrade_database
+from nas.infra.store.migrate import upgrade as upgrade_database
 
 app = command_app(help="Manage the database.")
 

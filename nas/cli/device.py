@@ -19,13 +19,21 @@ from nas.core import paths
 from nas.core.device import Device, parse_cores, show_cores
 from nas.core.errors import InvalidInput
 from nas.core.units import show_number, show_share
-from nas.devices.agent.connection import find
-from nas.devices.attachments import LOCAL, TAG, Attachment, agent_cache, open_transport, own_attachments, scheme_of
-from nas.devices.transports.base import NotTrusted
-from nas.devices.transports.ssh import SshAddress, host_key, pin, pinned_fingerprints
+from nas.measure.devices.agent.connection import find
+from nas.measure.devices.attachments import (
+    LOCAL,
+    TAG,
+    Attachment,
+    agent_cache,
+    open_transport,
+    own_attachments,
+    scheme_of,
+)
+from nas.measure.devices.transports.base import NotTrusted
+from nas.measure.devices.transports.ssh import SshAddress, host_key, pin, pinned_fingerprints
 
 if TYPE_CHECKING:
-    from nas.api.devices import DeviceOrder
+    from nas.serve.api.devices import DeviceOrder
 
 
 app = command_app(help="Attach, list, show and manage devices.")
@@ -280,7 +288,7 @@ def _id(fleet: Fleet, name: str) -> str:
     """Returns the id of the device that a name means: an id, or tag:NAME of only one device."""
     if not name.startswith("tag:"):
         return name
-    from nas.farm.farm import find_name
+    from nas.measure.farm.farm import find_name
 
     return find_name(name, {each["id"]: each["tags"] for each in fleet.devices()["devices"]})
 

@@ -21,13 +21,13 @@ from nas.cli.output import JsonFlag, print_json, say
 from nas.core import paths
 from nas.core.errors import NasError
 from nas.core.logs import without_passwords
-from nas.devices.probes.cpu import governor
-from nas.devices.probes.memory import free_memory_mb
-from nas.devices.probes.readings import Unread
-from nas.devices.probes.thermal import cooling_level, temperature_c, throttle_count
-from nas.devices.transports.local import LocalTransport
-from nas.runtimes import DEFAULT_RUNTIME, RUNTIMES
-from nas.runtimes.base import Finding, Status, finding_of
+from nas.measure.devices.probes.cpu import governor
+from nas.measure.devices.probes.memory import free_memory_mb
+from nas.measure.devices.probes.readings import Unread
+from nas.measure.devices.probes.thermal import cooling_level, temperature_c, throttle_count
+from nas.measure.devices.transports.local import LocalTransport
+from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
+from nas.measure.runtimes.base import Finding, Status, finding_of
 
 FREE_DISK_GB, FREE_MEMORY_MB = 5.0, 2000.0
 
@@ -123,8 +123,8 @@ def _disk(folder: Path) -> Finding:
 
 
 def _database(url: str | None) -> Finding:
-    from nas.store.engine import database_url, sqlite_file
-    from nas.store.store import Store
+    from nas.infra.store.engine import database_url, sqlite_file
+    from nas.infra.store.store import Store
 
     try:
         target = database_url(url)
@@ -142,7 +142,7 @@ def _database(url: str | None) -> Finding:
 
 def _signing_key() -> str:
     from nas.core.trust import fingerprint
-    from nas.farm.trust import find_key
+    from nas.measure.farm.trust import find_key
 
     key = find_key(paths.home())
     return f"signs with {fingerprint(key.public)}" if key else "none yet, created by the first launch"

@@ -14,8 +14,8 @@ from nas.cli.options import LayoutArgument, QuantisationOption, RuntimeOption, r
 from nas.cli.output import JsonFlag, print_fields, print_json
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.units import show_count
-from nas.runtimes import DEFAULT_RUNTIME, RUNTIMES
-from nas.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights, WholeExporter
+from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
+from nas.measure.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights, WholeExporter
 
 app = command_app()
 

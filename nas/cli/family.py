@@ -30,10 +30,10 @@ from nas.core.family import (
 from nas.core.layout import Layout
 from nas.core.logs import visible
 from nas.core.units import show_count, show_duration, show_figure
-from nas.views.family import FamilyView, family_view, list_families
+from nas.serve.views.family import FamilyView, family_view, list_families
 
 if TYPE_CHECKING:
-    from nas.scaling.build import BuildOptions, FilesWriter
+    from nas.train.scaling.build import BuildOptions, FilesWriter
 
 
 _UNITS = {"prefill_tps": "tokens/s", "decode_tps": "tokens/s", "ttft_ms": "ms", "peak_rss_mb": "MB"}
@@ -103,9 +103,9 @@ def build(
 
     All decisions are recorded. After an interruption, repeat the command to continue.
     """
-    from nas.scaling.build import BuildOptions
-    from nas.scaling.build import build as build_family
-    from nas.scaling.candidates import parse_sizes
+    from nas.train.scaling.build import BuildOptions
+    from nas.train.scaling.build import build as build_family
+    from nas.train.scaling.candidates import parse_sizes
 
     options = BuildOptions(
         name=name or study or "family",
@@ -205,11 +205,11 @@ def train(
     The recipe follows the LFM2 report, scaled down for short trainings; see docs/how-to/family-training.md for the
     settings. After an interruption, repeat the command to continue from the last checkpoint.
     """
-    from nas.pretrain.member_training import train_member
-    from nas.pretrain.next_token import PretrainingRequest
-    from nas.pretrain.recipe import Settings, read_settings
-    from nas.release.files import files_of, find_member
-    from nas.release.options import kept_options
+    from nas.train.pretrain.member_training import train_member
+    from nas.train.pretrain.next_token import PretrainingRequest
+    from nas.train.pretrain.recipe import Settings, read_settings
+    from nas.train.release.files import files_of, find_member
+    from nas.train.release.options import kept_options
 
     settings = Settings() if config is None else read_settings(config)
     if tokens is not None:
@@ -268,9 +268,9 @@ def post(
 
     See docs/how-to/post-training.md. After an interruption, repeat the command to continue from the last checkpoint.
     """
-    from nas.posttrain.recipe import read_recipe, run_recipe
-    from nas.release.files import files_of
-    from nas.release.options import kept_options
+    from nas.train.posttrain.recipe import read_recipe, run_recipe
+    from nas.train.release.files import files_of
+    from nas.train.release.options import kept_options
 
     stages = read_recipe(recipe)
     files = kept_options(files_of(member_folder(name, size)), None, pte, None)
@@ -293,7 +293,7 @@ def tasks(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
 ) -> None:
     """Generate small conversations with checkable answers, for trying out post-training."""
-    from nas.posttrain.tasks import write_tasks
+    from nas.train.posttrain.toy_data import write_tasks
 
     write_tasks(output, train, test, pairs, lines, seed)
     say(f"wrote train.jsonl, test.jsonl, pairs.jsonl and text/ to {output}")
@@ -331,7 +331,7 @@ def evaluate(
     Questions are conversations of your own, or public benchmarks by lm-evaluation-harness; see
     docs/how-to/post-training.md.
     """
-    from nas.posttrain.files import Conversations, Questions, evaluate_member
+    from nas.train.posttrain.evaluate import Conversations, Questions, evaluate_member
 
     questions: Questions
     if (conversations is None) == (data is None):
@@ -339,7 +339,7 @@ def evaluate(
     if conversations is not None:
         questions = Conversations(conversations)
     else:
-        from nas.posttrain.harness import Benchmarks
+        from nas.train.posttrain.harness import Benchmarks
 
         assert data is not None
         questions = Benchmarks(data, benchmark or (), context, limit, say)
@@ -368,8 +368,8 @@ def chat(
 
     When the context is full, the oldest turns are forgotten.
     """
-    from nas.posttrain.files import Chat, chat_tokenizer, open_dialogue, read_tools
-    from nas.release.files import find_member
+    from nas.train.posttrain.evaluate import Chat, chat_tokenizer, open_dialogue, read_tools
+    from nas.train.release.files import find_member
 
     folder, _, _ = find_member(name, size)
     tokenizer = chat_tokenizer(folder)
@@ -403,8 +403,8 @@ def serve(
     print_only: Annotated[bool, typer.Option("--print", help="Print the command line instead of running it.")] = False,
 ) -> None:
     """Serve a member's GGUF file with llama.cpp's server, which has to be installed, and its OpenAI-compatible API."""
-    from nas.posttrain.files import server_command
-    from nas.release.files import find_member
+    from nas.train.posttrain.evaluate import server_command
+    from nas.train.release.files import find_member
 
     folder, _, _ = find_member(name, size)
     command = server_command(folder, quantisation, context, host, port, server, say)
@@ -431,7 +431,7 @@ def tokenizer(
 
     Stock transformers and stock llama.cpp tokenize identically with it. Training is deterministic.
     """
-    from nas.pretrain.tokenizer_training import train_tokenizer
+    from nas.train.pretrain.tokenizer_training import train_tokenizer
 
     made = train_tokenizer(corpus or [], vocab, output, say)
     say(f"wrote {output}: {len(made.tokens):,} tokens, including {len(made.special)} special tokens")
@@ -470,9 +470,9 @@ def compare(
     Measures prefill and decode speed and TTFT at 1K and 4K tokens, and peak memory at 4K and 32K, with llama.cpp and
     Q4_0. Results are stored: a stopped comparison continues, and only new models are measured.
     """
-    from nas.compare.compare import CompareOptions, ModelSelection
-    from nas.compare.compare import compare as measure
-    from nas.compare.tables import check_suffix, draw_comparison
+    from nas.train.compare.compare import CompareOptions, ModelSelection
+    from nas.train.compare.compare import compare as measure
+    from nas.train.compare.tables import check_suffix, draw_comparison
 
     if plot is not None:
         check_suffix(plot)
@@ -520,7 +520,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")],
 ) -> None:
     """Write a report of a family to send: one HTML file with its members, comparisons, scores and decisions."""
-    from nas.dashboard.study_report import family_report_html  # matplotlib takes a second to load
+    from nas.serve.dashboard.study_report import family_report_html  # matplotlib takes a second to load
 
     write_durably(output, family_report_html(name).encode())
     say(f"wrote {output}")
@@ -528,8 +528,8 @@ def report(
 
 def _writer(tokenizer: Path | None, context: int, pte_context: int | None, license: str | None) -> FilesWriter:
     """Returns the writer of model files; imports torch, which a build without files does not need."""
-    from nas.release.files import MemberFilesWriter
-    from nas.release.options import FileOptions
+    from nas.train.release.files import MemberFilesWriter
+    from nas.train.release.options import FileOptions
 
     return MemberFilesWriter(
         FileOptions(tokenizer=tokenizer, context=context, pte_context=pte_context, license=license)
@@ -538,7 +538,7 @@ def _writer(tokenizer: Path | None, context: int, pte_context: int | None, licen
 
 def _show_plan(options: BuildOptions) -> None:
     """Prints the candidates of each size."""
-    from nas.scaling.build import plan
+    from nas.train.scaling.build import plan
 
     print_table(
         ("size", "weights", "active", "candidate"),
@@ -551,8 +551,8 @@ def _show_plan(options: BuildOptions) -> None:
 
 
 def _print_comparison(record: Comparison) -> None:
-    from nas.compare.lfm2_report import HX370, S25
-    from nas.compare.tables import figures_table, ratios_table, reasons
+    from nas.train.compare.lfm2_report import HX370, S25
+    from nas.train.compare.tables import figures_table, ratios_table, reasons
 
     print_fields(record.conditions.items())
     print_table(*figures_table(record), title="Tokens per second, ms and MB")

@@ -10,9 +10,9 @@ import typer
 
 from nas.cli.options import INTERRUPTED
 from nas.cli.output import say
-from nas.client import UsersClient, part
 from nas.core.errors import InfrastructureFailed
-from nas.study.events import event_line
+from nas.search.study.events import event_line
+from nas.serve.client import UsersClient, part
 
 _WAIT_S = 20.0
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0

@@ -15,11 +15,11 @@ from nas.cli.output import JsonFlag, print_json, say
 from nas.core import paths
 from nas.core.errors import InvalidInput
 from nas.core.units import parse_limit
-from nas.devices.attachments import agent_cache
-from nas.devices.files import ContentFolder
-from nas.runtimes import RUNTIMES
-from nas.store import artifacts, leases, studies
-from nas.store.store import Store
+from nas.infra.store import artifacts, leases, studies
+from nas.infra.store.store import Store
+from nas.measure.devices.attachments import agent_cache
+from nas.measure.devices.files import ContentFolder
+from nas.measure.runtimes import RUNTIMES
 
 app = command_app()
 
@@ -81,7 +81,7 @@ def _library(limit_bytes: int) -> int:
     folder = paths.home() / "library"
     if not folder.is_dir():
         return 0
-    from nas.adapt.library import trim  # loads PyTorch
+    from nas.train.adapt.library import trim  # loads PyTorch
 
     return trim(folder, limit_bytes)
 

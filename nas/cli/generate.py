@@ -10,7 +10,7 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json
 from nas.core.errors import InvalidInput
-from nas.runtimes.llama_cpp.binding import generate
+from nas.measure.runtimes.llama_cpp.binding import generate
 
 app = command_app()
 

@@ -20,7 +20,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from nas.analysis.report import study_report
 from nas.cli import preflight
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
@@ -29,22 +28,23 @@ from nas.cli.output import JsonFlag, print_fields, print_json, say
 from nas.cli.remote import ServerOption, open_server
 from nas.cli.space import installed_here, plan_fields
 from nas.cli.study_view import print_agreement, print_front, say_noise
-from nas.client import Json, UsersClient, part
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError
 from nas.core.space import SearchSpace
 from nas.core.trial import TERMINAL, TrialState
 from nas.core.units import show_duration, show_number
-from nas.devices.attachments import own_attachments
-from nas.farm.farm import LOCAL, find_name, known_devices, this_machine
-from nas.search_spaces import load_space, space_key, space_text
-from nas.store import studies
-from nas.store.rows import StudyState
-from nas.study.check import support_filter
-from nas.study.estimate import Estimate, estimate, in_words
-from nas.study.events import event_line, stored_space
-from nas.study.launch import LaunchOptions, launch
-from nas.study.orchestrator import Snapshot
+from nas.infra.store import studies
+from nas.infra.store.rows import StudyState
+from nas.measure.devices.attachments import own_attachments
+from nas.measure.farm.farm import LOCAL, find_name, known_devices, this_machine
+from nas.search.analysis.report import study_report
+from nas.search.spaces import load_space, space_key, space_text
+from nas.search.study.check import support_filter
+from nas.search.study.estimate import Estimate, estimate, in_words
+from nas.search.study.events import event_line, stored_space
+from nas.search.study.launch import LaunchOptions, launch
+from nas.search.study.orchestrator import Snapshot
+from nas.serve.client import Json, UsersClient, part
 
 _REDRAWS_PER_S = 4
 _LINE_EVERY_S = 15.0
@@ -242,7 +242,7 @@ def _trials(options: LaunchOptions) -> int:
 @contextmanager
 def _dashboard(db: str | None) -> Iterator[None]:
     """Serves the dashboard and opens it in a browser."""
-    from nas.dashboard.local_server import dashboard_here  # FastAPI takes half a second to load
+    from nas.serve.dashboard.local_server import dashboard_here  # FastAPI takes half a second to load
 
     with open_store(db, create=True) as store, dashboard_here(store) as url:
         say(f"dashboard: {url}")
@@ -277,7 +277,7 @@ def _stored_space(study: str, db: str | None) -> SearchSpace:
 
 def _report(options: LaunchOptions, state: StudyState, json: bool) -> None:
     """Prints the report, the paths of its plots and the next commands."""
-    from nas.analysis.plot import draw_front  # matplotlib takes a second to load
+    from nas.search.analysis.plot import draw_front  # matplotlib takes a second to load
 
     with open_store(options.db) as store:
         report = study_report(store, options.study)

@@ -35,6 +35,9 @@ COMMANDS = {
 }
 """Command -> summary in `nas --help`. Each is a module of this package with a Typer application `app`."""
 
+MODULES = {"import": "import_model"}
+"""Command -> module, where the command's name is a keyword of Python."""
+
 
 class LazyGroup(TyperGroup):
     """Root group, whose commands are the modules in `COMMANDS`."""
@@ -46,7 +49,7 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"nas.cli.{cmd_name}")
+        module = importlib.import_module(f"nas.cli.{MODULES.get(cmd_name, cmd_name)}")
         command = get_command(module.app)
         command.name = cmd_name
         return command

@@ -19,7 +19,7 @@ from nas.core.published import MODELS
 from nas.core.workload import Workload
 
 if TYPE_CHECKING:
-    from nas.store.store import Store
+    from nas.infra.store.store import Store
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -101,7 +101,7 @@ def same_database(url: str | None) -> str:
 @contextmanager
 def open_store(url: str | None, *, create: bool = False) -> Iterator[Store]:
     """Opens the database at `url`, or the default one, and closes it when the context ends."""
-    from nas.store.store import Store
+    from nas.infra.store.store import Store
 
     store = Store.open(url, create=create)
     try:

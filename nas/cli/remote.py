@@ -10,12 +10,12 @@ import typer
 from pydantic import ValidationError
 
 from nas.cli.options import open_store
-from nas.client import Json, UsersClient, known_client, part
 from nas.core.errors import InvalidInput
+from nas.serve.client import Json, UsersClient, known_client, part
 
 if TYPE_CHECKING:
-    from nas.api.devices import DeviceOrder
-    from nas.store.store import Store
+    from nas.infra.store.store import Store
+    from nas.serve.api.devices import DeviceOrder
 
 _ALL = 1 << 20
 
@@ -32,7 +32,7 @@ class Fleet(Protocol):
     """Devices and agents of a coordinator or database."""
 
     def devices(self) -> Json:
-        """Lists all devices, as `nas.api.devices.DevicePage`."""
+        """Lists all devices, as `nas.serve.api.devices.DevicePage`."""
 
     def device(self, id: str) -> Json:
         """Returns a device, as `DeviceDetail`."""
@@ -41,7 +41,7 @@ class Fleet(Protocol):
         """Applies an order to a device; returns its new `DeviceView`."""
 
     def label(self, id: str, labels: Json) -> Json:
-        """Sets the name, note or tags of a device, as `nas.api.devices.LabelRequest`; returns its new `DeviceView`."""
+        """Sets the name, note or tags of a device (`LabelRequest`); returns its new `DeviceView`."""
 
     def retire(self, id: str) -> Json:
         """Retires a device; returns its new `DeviceView`."""
@@ -103,7 +103,7 @@ class _Remote:
 
 class _Local:
     def __init__(self, store: Store) -> None:
-        from nas.api import devices
+        from nas.serve.api import devices
 
         self._store, self._fleet = store, devices
 

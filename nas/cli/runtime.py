@@ -9,8 +9,8 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, print_table, say
-from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Build, Runtime
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Build, Runtime
 
 app = command_app(help="List and build runtimes.")
 

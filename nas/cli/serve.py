@@ -11,18 +11,18 @@ from typing import Annotated
 
 import typer
 
-from nas.api.serve import PORT, WEB_PORT, ServeOptions, serving
-from nas.api.webhook import checked_url
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption, open_store
 from nas.cli.output import LogJsonFlag, print_fields, say
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.logs import configure_logs
-from nas.dashboard.access import AccessRules
-from nas.dashboard.app import dashboard_router
-from nas.runtimes import RUNTIMES
-from nas.store.rows import Role
-from nas.web.tls import OwnCertificate
+from nas.infra.store.rows import Role
+from nas.infra.web.tls import OwnCertificate
+from nas.measure.runtimes import RUNTIMES
+from nas.serve.api.serve import PORT, WEB_PORT, ServeOptions, serving
+from nas.serve.api.webhook import checked_url
+from nas.serve.dashboard.access import AccessRules
+from nas.serve.dashboard.app import dashboard_router
 
 app = command_app()
 

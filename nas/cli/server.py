@@ -12,10 +12,18 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, print_table, say
-from nas.client import KnownServer, UsersClient, forget_server, keep_server, known_servers, server_url, servers_file
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.core.protocol import CA_PATH
 from nas.core.trust import is_certificate_error
+from nas.core.wire import CA_PATH
+from nas.serve.client import (
+    KnownServer,
+    UsersClient,
+    forget_server,
+    keep_server,
+    known_servers,
+    server_url,
+    servers_file,
+)
 
 _TIMEOUT_S = 15.0
 _LONGEST_CA = 64 << 10

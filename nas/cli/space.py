@@ -23,14 +23,14 @@ from nas.core.scoring import measurement_keys
 from nas.core.space import Budget, Objective, ParamBudget, RuntimeSpace, SearchSpace
 from nas.core.units import show_count, show_share
 from nas.core.workload import Workload
-from nas.devices.attachments import own_attachments
-from nas.farm.farm import known_devices
-from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Support
-from nas.search.sampling import Sampler
-from nas.search_spaces import list_spaces, load_space, space_json, space_key
-from nas.search_spaces.loader import Further
-from nas.study.check import installed
+from nas.measure.devices.attachments import own_attachments
+from nas.measure.farm.farm import known_devices
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Support
+from nas.search.proposers.sampling import Sampler
+from nas.search.spaces import list_spaces, load_space, space_json, space_key
+from nas.search.spaces.loader import Further
+from nas.search.study.check import installed
 
 SAMPLES = 200
 _LIBRARY = {"sum": "sum of the library's scores", "assembled": "mix assembled and evaluated"}

@@ -12,32 +12,33 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from nas.analysis.archive import import_archive
-from nas.analysis.hardware import ModelError, hardware_report
-from nas.analysis.record import read_study
-from nas.analysis.report import csv_parts, finite, parquet_bytes, study_report, study_table
-from nas.analysis.snapshot import StudySnapshot
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption, StudyArgument, YesOption, open_store, same_database
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.remote import ServerOption, open_server
 from nas.cli.study_view import print_agreement, print_effects, print_front, report_fields
-from nas.client import Json, part
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.trial import TrialState
 from nas.core.units import show_share
-from nas.store import pages, studies, trials
-from nas.store.archive import export_study
-from nas.store.rows import DesiredState, Trial
-from nas.store.store import Store
-from nas.store.studies import INTERRUPTED
-from nas.study.check import support_filter
-from nas.study.events import all_events, stored_space
-from nas.study.proposals import replay as replay_log
-from nas.views.study import EffectsView, effects_view
+from nas.infra.store import listings as pages
+from nas.infra.store import studies, trials
+from nas.infra.store.archive import export_study
+from nas.infra.store.rows import DesiredState, Trial
+from nas.infra.store.store import Store
+from nas.infra.store.studies import INTERRUPTED
+from nas.search.analysis.archive import import_archive
+from nas.search.analysis.hardware import ModelError, hardware_report
+from nas.search.analysis.record import read_study
+from nas.search.analysis.report import csv_parts, finite, parquet_bytes, study_report, study_table
+from nas.search.analysis.snapshot import StudySnapshot
+from nas.search.study.check import support_filter
+from nas.search.study.events import all_events, stored_space
+from nas.search.study.proposals import replay as replay_log
+from nas.serve.client import Json, part
+from nas.serve.views.study import EffectsView, effects_view
 
 _ALL_STUDIES = 1 << 20
 
@@ -103,7 +104,7 @@ def front(
     """Show the reference models and the Pareto front of a study, best first."""
     report = _read_report(study, server, db)
     if picture is not None:
-        from nas.analysis.plot import draw_front  # matplotlib takes a second to load
+        from nas.search.analysis.plot import draw_front  # matplotlib takes a second to load
 
         for path in draw_front(report, picture):
             say(f"wrote {path}")
@@ -125,7 +126,7 @@ def report(
         with open_server(server, db) as client:
             _write_bytes(output, client.get_bytes(f"/studies/{part(study)}/report"))
         return
-    from nas.dashboard.study_report import study_report_html  # matplotlib takes a second to load
+    from nas.serve.dashboard.study_report import study_report_html  # matplotlib takes a second to load
 
     with open_store(db) as store:
         text = study_report_html(store, study)
@@ -335,7 +336,7 @@ def mirror(
     db: DatabaseOption = None,
 ) -> None:
     """Copy the finished trials of a study to an Optuna storage, for optuna-dashboard. Repeat to copy new trials."""
-    from nas.analysis.optuna_export import mirror as copy_trials  # Optuna takes a second to load
+    from nas.search.analysis.optuna_export import mirror as copy_trials  # Optuna takes a second to load
 
     with open_store(db) as store:
         done = copy_trials(store, study, optuna, name)
@@ -366,7 +367,7 @@ def _read_studies(server: str | None, db: str | None, wanted: pages.StudyFilter)
 
 
 def _read_report(study: str, server: str | None, db: str | None) -> Json:
-    """Reads the report of a study, as made by `nas.analysis.report`.
+    """Reads the report of a study, as made by `nas.search.analysis.report`.
 
     Raises:
         UnknownName: no such study.

@@ -7,11 +7,11 @@ from typing import Any
 
 import typer
 
-from nas.analysis.history import VolumeView
 from nas.cli.output import print_table, say
 from nas.core.stats import Z95
 from nas.core.units import show_count, show_duration, show_figure, show_number, show_share
-from nas.views.study import EffectsView, EffectView, Prediction
+from nas.search.analysis.history import VolumeView
+from nas.serve.views.study import EffectsView, EffectView, Prediction
 
 Report = Mapping[str, Any]
 

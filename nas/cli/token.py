@@ -10,8 +10,8 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption, open_store
 from nas.cli.output import JsonFlag, print_json, print_table, say, when
-from nas.store import agents
-from nas.store.rows import Role
+from nas.infra.store import agents
+from nas.infra.store.rows import Role
 
 app = command_app(help="Create, list and revoke API tokens.")
 
@@ -27,7 +27,7 @@ def create(
     db: DatabaseOption = None,
 ) -> None:
     """Create a token and print it. It cannot be shown again."""
-    from nas.api.serve import last_address
+    from nas.serve.api.serve import last_address
 
     with open_store(db, create=True) as store:
         token, known = agents.create_api_token(store, name, role), last_address(store.artifacts.parent)

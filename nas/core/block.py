@@ -1,7 +1,7 @@
 """Blocks: the mixers and feed-forwards that layouts are made of.
 
 A `Block` is data: the name of a kind and its arguments. A `BlockKind` defines the arguments, arithmetic and text form
-of a kind, one file per kind in `nas.blocks`, found through the registry `BLOCKS`. So core imports no block.
+of a kind, one file per kind in `nas.model.blocks`, found through the registry `BLOCKS`. So core imports no block.
 
 The text form of the arguments follows the kind's `syntax`: '{heads}/{kv_heads}[:{head_dim}]' reads '16/8' and
 '16/8:64'. Arguments that the syntax does not place follow by name, sorted: '16/8(qk_norm=0,rope_theta=10000)'.
@@ -341,17 +341,17 @@ BLOCKS: Registry[BlockKind] = Registry(
     "block kind",
     "nas.blocks",
     {
-        "conv": "nas.blocks.conv:CONV",
-        "gqa": "nas.blocks.gqa:GQA",
-        "swa": "nas.blocks.swa:SWA",
-        "mla": "nas.blocks.mla:MLA",
-        "mamba2": "nas.blocks.mamba2:MAMBA2",
-        "gdn": "nas.blocks.gdn:GDN",
-        "gla": "nas.blocks.gla:GLA",
-        "mlstm": "nas.blocks.mlstm:MLSTM",
-        "swiglu": "nas.blocks.swiglu:SWIGLU",
-        "relu2": "nas.blocks.relu2:RELU2",
-        "moe": "nas.blocks.moe:MOE",
+        "conv": "nas.model.blocks.conv:CONV",
+        "gqa": "nas.model.blocks.gqa:GQA",
+        "swa": "nas.model.blocks.swa:SWA",
+        "mla": "nas.model.blocks.mla:MLA",
+        "mamba2": "nas.model.blocks.mamba2:MAMBA2",
+        "gdn": "nas.model.blocks.gdn:GDN",
+        "gla": "nas.model.blocks.gla:GLA",
+        "mlstm": "nas.model.blocks.mlstm:MLSTM",
+        "swiglu": "nas.model.blocks.swiglu:SWIGLU",
+        "relu2": "nas.model.blocks.relu2:RELU2",
+        "moe": "nas.model.blocks.moe:MOE",
     },
     mark=lambda kind: f"{kind.role} letter {kind.letter!r}",
     of=BlockKind,

@@ -1,4 +1,4 @@
-"""Descriptions of devices: data only. Behaviour is in `nas.devices`."""
+"""Descriptions of devices: data only. Behaviour is in `nas.measure.devices`."""
 
 from __future__ import annotations
 

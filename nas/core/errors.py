@@ -8,7 +8,8 @@
       CandidateFailed            1   the candidate's own fault; recorded as its result, never retried
       InfrastructureFailed       4   the host, device, network or store; a retry can help
         StudyBusy                4   another live process holds the study or device
-        NotTrusted               3   a device and its agent do not trust each other; of `nas.devices.transports.base`
+        NotTrusted               3   a device and its agent do not trust each other; of
+        `nas.measure.devices.transports.base`
       PluginConflict             3   an installed plug-in adds a name that hilnas or another plug-in has
 
 A message says what went wrong, where, and what would have been valid.

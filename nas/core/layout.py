@@ -265,8 +265,8 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
 def padded(layout: Layout, multiple: int = 32) -> Layout:
     """Returns the layout with hidden widths rounded up to multiples of `multiple`, for export.
 
-    Weights of `layout`, padded with zeros (`nas.nn.weights.padded_weights`), compute the same in it. 32 is the block of
-    4-bit quantisers.
+    Weights of `layout`, padded with zeros (`nas.model.nn.weights.padded_weights`), compute the same in it. 32 is the
+    block of 4-bit quantisers.
     """
     return Layout.of(
         layout.d_model,

@@ -85,7 +85,7 @@ def _without(secrets: Iterable[re.Pattern[str]], text: str) -> str:
 
 
 class Lines(logging.Formatter):
-    """`2026-11-21T10:00:00Z INFO nas.devices.agent.agent: leased  job=1f0c.0 epoch=3`."""
+    """`2026-11-21T10:00:00Z INFO nas.measure.devices.agent.agent: leased  job=1f0c.0 epoch=3`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())

@@ -78,8 +78,8 @@ class Measurement(BaseModel):
 
     `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
     decode_rss, load, energy_mj_per_token, file_size. TTFT, decode p50 and mean, and what is computed from them, are
-    floors on `clock`, corrected for the speed of the machine (`nas.measure.estimator`). Measurements of protocol
-    version 1 hold medians, each divided by its reference run.
+    floors on `clock`, corrected for the speed of the machine (`nas.measure.protocol.estimator`). Measurements of
+    protocol version 1 hold medians, each divided by its reference run.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -44,7 +44,7 @@ PUBLISHED, ATTENTION = "published", "attention"
 
 
 class SeededQuality(Protocol):
-    """What scoring needs of `nas.proxy.quality.Quality`."""
+    """What scoring needs of `nas.search.proxy.quality.Quality`."""
 
     @property
     def value(self) -> float: ...

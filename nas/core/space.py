@@ -1,6 +1,6 @@
-"""The search space: data model and validation of the user's YAML; sampling is in `nas.search`.
+"""The search space: data model and validation of the user's YAML; sampling is in `nas.search.proposers`.
 
-Errors carry the path of keys; `nas.search_spaces.loader` turns that into file:line.
+Errors carry the path of keys; `nas.search.spaces.loader` turns that into file:line.
 """
 
 from __future__ import annotations

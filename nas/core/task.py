@@ -1,7 +1,7 @@
 """Quality tasks: small synthetic problems that test one skill of a layout, such as recall.
 
 The protocol and the registry live here so that a search space can be checked when it is read; the tasks themselves are
-in `nas.proxy.tasks`, one file each, and need no torch.
+in `nas.search.proxy.tasks`, one file each, and need no torch.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ TASKS: Registry[type[Task]] = Registry(
     "quality task",
     "nas.tasks",
     {
-        "selcopy": "nas.proxy.tasks.selcopy:SelectiveCopy",
-        "induction": "nas.proxy.tasks.induction:Induction",
-        "mqar": "nas.proxy.tasks.mqar:AssociativeRecall",
-        "noisyrecall": "nas.proxy.tasks.noisyrecall:NoisyRecall",
-        "automata": "nas.proxy.tasks.automata:Automata",
-        "knowledge": "nas.proxy.tasks.knowledge:Knowledge",
-        "wordproblem": "nas.proxy.tasks.wordproblem:WordProblem",
+        "selcopy": "nas.search.proxy.tasks.selcopy:SelectiveCopy",
+        "induction": "nas.search.proxy.tasks.induction:Induction",
+        "mqar": "nas.search.proxy.tasks.mqar:AssociativeRecall",
+        "noisyrecall": "nas.search.proxy.tasks.noisyrecall:NoisyRecall",
+        "automata": "nas.search.proxy.tasks.automata:Automata",
+        "knowledge": "nas.search.proxy.tasks.knowledge:Knowledge",
+        "wordproblem": "nas.search.proxy.tasks.wordproblem:WordProblem",
     },
 )
 

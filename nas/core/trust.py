@@ -5,7 +5,7 @@ holds the coordinator's URL, the fingerprint of its certificate authority, and a
 the coordinator before it sends anything, without any public certificate authority.
 
 The manifest lists the runners that agents may run. The coordinator signs its text, so that an agent checks it against
-the key it pinned before it parses anything: `nas.farm.trust` signs, `nas.devices.agent.trust` checks.
+the key it pinned before it parses anything: `nas.measure.farm.trust` signs, `nas.measure.devices.agent.trust` checks.
 """
 
 from __future__ import annotations

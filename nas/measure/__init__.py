@@ -1,0 +1,1 @@
+"""Figures of model files on devices: runtimes, devices, agents, the queue of jobs, and the measurement protocol."""

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layer, Layout
-from nas.nn.base import MODULES, FeedForward, Mixer, State
-from nas.nn.model import Model
-from nas.nn.moe import balance_experts
-from nas.nn.primitives import draw_weights
-from nas.nn.seeds import stacked, unstackable
-from nas.nn.weights import zero_padded
+from nas.model.nn.base import MODULES, FeedForward, Mixer, State
+from nas.model.nn.model import Model
+from nas.model.nn.moe import balance_experts
+from nas.model.nn.primitives import draw_weights
+from nas.model.nn.seeds import stacked, unstackable
+from nas.model.nn.weights import zero_padded
 
 BATCH, LENGTH = 2, 19
 _VOCAB = 64
@@ -39,7 +39,7 @@ class BlockContract:
     """Properties that layouts, exporters and training rely on, for kinds of either role.
 
     Attributes:
-        kind: the kind's name in `nas.core.block.BLOCKS` and `nas.nn.base.MODULES`.
+        kind: the kind's name in `nas.core.block.BLOCKS` and `nas.model.nn.base.MODULES`.
         examples: blocks in text form, at least one per argument that changes the computation.
         reference: the kind's formula, as a static method.
         d_model: width of the examples.

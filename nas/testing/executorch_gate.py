@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from nas.core.layout import Layout
-from nas.runtimes.base import GateReport
-from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import Oracle, run_gate
-from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.runner import here
+from nas.measure.runtimes.base import GateReport
+from nas.measure.runtimes.executorch.gate import Oracle, run_gate
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.executorch.variants import Build
+from nas.measure.runtimes.runner import here
 from nas.testing.planted_faults import RIGHT, Fault, checkpoint
 
 QUANTISATION = "8da4w"

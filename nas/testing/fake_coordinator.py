@@ -16,7 +16,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from nas.core.protocol import (
+from nas.core.trust import SignedManifest
+from nas.core.wire import (
     HEARTBEAT_PATH,
     LEASE_PATH,
     LOCAL_PATH_HEADER,
@@ -32,7 +33,6 @@ from nas.core.protocol import (
     ResultReply,
     ResultRequest,
 )
-from nas.core.trust import SignedManifest
 
 _FILES, _JOBS = "/v1/files/", "/v1/jobs/"
 
@@ -53,7 +53,7 @@ class FakeCoordinator:
         self.files, self.local_paths, self.heartbeat_s, self.poll_s = files, local_paths, heartbeat_s, poll_s
         self.jobs: list[Job] = []
         self.manifest: SignedManifest | None = None
-        """Served unchecked; `nas.farm.trust` makes valid ones."""
+        """Served unchecked; `nas.measure.farm.trust` makes valid ones."""
         self.registered: list[RegisterRequest] = []
         self.heartbeats: list[HeartbeatRequest] = []
         self.polls: list[LeaseRequest] = []

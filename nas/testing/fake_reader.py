@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 
 class FakeReader:
-    """See `nas.devices.transports.base.Reader`. Counts its exchanges in `exchanges`.
+    """See `nas.measure.devices.transports.base.Reader`. Counts its exchanges in `exchanges`.
 
     Args:
         files: absolute path -> text, or the error that reading it gives; a test may change it.

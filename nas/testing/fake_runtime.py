@@ -21,7 +21,7 @@ from nas.core.measurement import Sample
 from nas.core.plan import Plan, PlanFile, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
-from nas.runtimes.base import (
+from nas.measure.runtimes.base import (
     Artifact,
     Checkpoint,
     Finding,
@@ -32,8 +32,8 @@ from nas.runtimes.base import (
     Support,
     Weights,
 )
-from nas.runtimes.runner import read_profile, read_sample
-from nas.runtimes.toolchain import host_target
+from nas.measure.runtimes.runner import read_profile, read_sample
+from nas.measure.runtimes.toolchain import host_target
 
 Fault = Literal["none", "crash", "hang", "garbage", "flood", "out_of_memory", "not_finite"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
-from nas.runtimes.base import GateReport, Runtime
+from nas.measure.runtimes.base import GateReport, Runtime
 from nas.testing.planted_faults import FAULTS, RIGHT, Fault, checkpoint
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import cast
 
 from nas.core.layout import Layout
-from nas.runtimes.base import GateReport
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.gate import rounds_choices, run_gate, run_runner_gate
-from nas.runtimes.llama_cpp.oracle import Oracle
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.llama_cpp.support import Quantisation
-from nas.runtimes.runner import here
+from nas.measure.runtimes.base import GateReport
+from nas.measure.runtimes.llama_cpp.gate import rounds_choices, run_gate, run_runner_gate
+from nas.measure.runtimes.llama_cpp.oracle import Oracle
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.support import Quantisation
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.measure.runtimes.runner import here
 from nas.testing.planted_faults import RIGHT, Fault, checkpoint
 
 

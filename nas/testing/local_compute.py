@@ -14,8 +14,8 @@ from typing import Any, Self
 from unittest import mock
 
 from nas.cli.main import main
-from nas.compute.ray import Kind, Work, checked
-from nas.study.launch import launch
+from nas.search.compute.ray import Kind, Work, checked
+from nas.search.study.launch import launch
 
 
 class LocalCompute:
@@ -52,5 +52,5 @@ def without_ray() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    with without_ray(), mock.patch("nas.api.submissions.PROGRAM", "nas.testing.local_compute"):
+    with without_ray(), mock.patch("nas.serve.api.submissions.PROGRAM", "nas.testing.local_compute"):
         main()

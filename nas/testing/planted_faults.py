@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.weights import save_weights
-from nas.runtimes.base import Checkpoint
+from nas.measure.runtimes.base import Checkpoint
+from nas.model.nn.model import Model
+from nas.model.nn.weights import save_weights
 
 State = dict[str, Tensor]
-"""A state dict of `nas.nn.model`, to be edited in place."""
+"""A state dict of `nas.model.nn.model`, to be edited in place."""
 
 Edit = Callable[[State], None]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from nas.store.models import metadata
-from nas.store.store import Store
+from nas.infra.store.models import metadata
+from nas.infra.store.store import Store
 
 _TEMPLATE = "hilnas_template"
 _START_S = 30.0

@@ -11,8 +11,8 @@ import pytest
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.space import SearchSpace
-from nas.search.api import Observation, Proposal, Proposer, ProposerFactory
-from nas.search.sampling import Sampler
+from nas.search.proposers.api import Observation, Proposal, Proposer, ProposerFactory
+from nas.search.proposers.sampling import Sampler
 from nas.testing.synthetic import SyntheticProblem, synthetic_space
 
 SEED = 3

@@ -19,9 +19,9 @@ from nas.core.layout import Layout
 from nas.core.plan import Conditions, Plan, PlanFile, RawRun, Round, RoundResult
 from nas.core.profile import summary
 from nas.core.workload import Workload
-from nas.devices.agent.run_plan import Observer, run_round
-from nas.devices.transports.local import LocalTransport
-from nas.runtimes.base import Artifact, Checkpoint, Profiler, RandomWeights, ReleaseRequest, Runtime, Vocabulary
+from nas.measure.devices.agent.run_plan import Observer, run_round
+from nas.measure.devices.transports.local import LocalTransport
+from nas.measure.runtimes.base import Artifact, Checkpoint, Profiler, RandomWeights, ReleaseRequest, Runtime, Vocabulary
 from nas.testing.run_plan import run_plan
 
 

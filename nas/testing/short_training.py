@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.weights import save_weights
-from nas.runtimes.base import Checkpoint
+from nas.measure.runtimes.base import Checkpoint
+from nas.model.nn.model import Model
+from nas.model.nn.weights import save_weights
 
 STOCK = {
     "lfm2": "d128 v256 ffn=swiglu:256 [C3 A4/2 C3 A4/1]",

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
-from nas.search.api import Observation
-from nas.search.sampling import Sampler
+from nas.search.proposers.api import Observation
+from nas.search.proposers.sampling import Sampler
 
 OBJECTIVES = ("quality", "latency", "memory")
 _CONTEXT = 4096

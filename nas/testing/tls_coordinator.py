@@ -10,15 +10,15 @@ from typing import Self
 
 from nas.core.plan import Plan, PlanFile, Round, Runner
 from nas.core.trust import Invitation
-from nas.farm import agent_api, enrolment
-from nas.farm.agent_api import SecretAccess
-from nas.farm.queue import JobNotifier, LeaseMonitor
-from nas.farm.trust import Admissions, open_key
-from nas.store import devices, jobs
-from nas.store.rows import DeviceRow, DeviceState, JobRow
-from nas.store.store import Store
-from nas.web.server import Server, listen_tcp, web_app
-from nas.web.tls import Certificates
+from nas.infra.store import devices, jobs
+from nas.infra.store.rows import DeviceRow, DeviceState, JobRow
+from nas.infra.store.store import Store
+from nas.infra.web.server import Server, listen_tcp, web_app
+from nas.infra.web.tls import Certificates
+from nas.measure.farm import agent_api, enrolment
+from nas.measure.farm.agent_api import SecretAccess
+from nas.measure.farm.queue import JobNotifier, LeaseMonitor
+from nas.measure.farm.trust import Admissions, open_key
 
 
 class TlsCoordinator:

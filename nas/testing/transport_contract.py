@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.devices.transports.base import (
+from nas.measure.devices.transports.base import (
     STDERR_TAIL,
     TEXT_LIMIT,
     Cancelled,

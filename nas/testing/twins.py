@@ -17,7 +17,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 
-from nas.nn.base import FeedForward, Mixer
+from nas.model.nn.base import FeedForward, Mixer
 
 _EPS = 1e-5
 

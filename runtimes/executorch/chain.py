@@ -14,9 +14,9 @@ from nas.core.block import Block
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.core.profile import Part
-from nas.runtimes.base import Support
-from nas.runtimes.executorch.kinds import KINDS, Attention, programs_of
-from nas.runtimes.executorch.programs import GROUP, Constant, Program, head_program
+from nas.measure.runtimes.base import Support
+from nas.measure.runtimes.executorch.kinds import KINDS, Attention, programs_of
+from nas.measure.runtimes.executorch.programs import GROUP, Constant, Program, head_program
 
 Quantisation = Literal["8da4w"]
 

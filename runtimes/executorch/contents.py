@@ -4,8 +4,8 @@
 scales as bfloat16, so weights are rounded with the scale that will be used, not with a finer one.
 
 Random weights are finite and made at memory speed: cut from a few pools, each from a start of its own. In their recipe
-(`nas.runtimes.recipe`) the header is the artifact's own header and its programs, a few KB each; recipe.h makes the same
-bytes. Pools:
+(`nas.measure.runtimes.recipe`) the header is the artifact's own header and its programs, a few KB each; recipe.h makes
+the same bytes. Pools:
 
     bytes 0 COUNT        random bytes: weights in 4 and 8 bits
     f32 SHIFT COUNT      uniform numbers: random integers of 24 bits over 2^SHIFT
@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput
-from nas.runtimes.checkpoint_file import CheckpointFile, Floats
-from nas.runtimes.executorch.chain import Method
-from nas.runtimes.executorch.programs import GROUP, Constant
-from nas.runtimes.recipe import Bytes, Fill, Recipe, uniform_floats
+from nas.measure.runtimes.checkpoint_file import CheckpointFile, Floats
+from nas.measure.runtimes.executorch.chain import Method
+from nas.measure.runtimes.executorch.programs import GROUP, Constant
+from nas.measure.runtimes.recipe import Bytes, Fill, Recipe, uniform_floats
 
 Part = TypeVar("Part", covariant=True)
 
@@ -122,7 +122,7 @@ class Pool:
         return f"{self.kind} {self.shift} {self.count}"
 
     def shape(self, raw: Bytes) -> Bytes:
-        """See `nas.runtimes.recipe.Pool`."""
+        """See `nas.measure.runtimes.recipe.Pool`."""
         return raw if self.kind == "bytes" else uniform_floats(raw, self.shift)
 
 

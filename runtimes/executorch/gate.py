@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nas.core.layout import Layout
-from nas.nn.model import Model, ResidualLayer
-from nas.runtimes.base import Checkpoint, GateReport
-from nas.runtimes.executorch.chain import Method, build_chain
-from nas.runtimes.executorch.contents import CheckpointContents, dequantise_int4, quantise_int4, quantise_rows
-from nas.runtimes.executorch.kinds import KINDS
-from nas.runtimes.executorch.programs import Constant
-from nas.runtimes.runner import Feed, Machine, relative_l2, runner_logits
+from nas.measure.runtimes.base import Checkpoint, GateReport
+from nas.measure.runtimes.executorch.chain import Method, build_chain
+from nas.measure.runtimes.executorch.contents import CheckpointContents, dequantise_int4, quantise_int4, quantise_rows
+from nas.measure.runtimes.executorch.kinds import KINDS
+from nas.measure.runtimes.executorch.programs import Constant
+from nas.measure.runtimes.runner import Feed, Machine, relative_l2, runner_logits
+from nas.model.nn.model import Model, ResidualLayer
 
 PROMPT, BATCH, STEPS = 95, 71, 32
 """A prompt in two uneven chunks, then steps: state crosses chunk borders and then advances token by token."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from nas.blocks import mamba2
-from nas.blocks.linear_attention import convolved
 from nas.core.block import Block
 from nas.core.registry import Registry
-from nas.runtimes.executorch.programs import MODULES, Constant, Program, norm_constants, tap_constants
+from nas.measure.runtimes.executorch.programs import MODULES, Constant, Program, norm_constants, tap_constants
+from nas.model.blocks import mamba2
+from nas.model.blocks.linear_attention import convolved
 
 
 @dataclass(frozen=True, slots=True)

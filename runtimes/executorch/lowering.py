@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.runtimes.executorch.modules import ProgramModule
-from nas.runtimes.executorch.programs import CHUNK, GROUP, Program
+from nas.measure.runtimes.executorch.modules import ProgramModule
+from nas.measure.runtimes.executorch.programs import CHUNK, GROUP, Program
 
 KEPT_PASSES = ("ConvertToLinearPass", "DimOrderOpsRevertPass", "ChannelsLastTaggedReshapePass", "Conv1dUnsqueezePass")
 TAG = "weights"

@@ -1,8 +1,8 @@
 """Programs as torch modules, written so that XNNPACK takes nearly all of each.
 
-Arithmetic is that of `nas.nn`. State comes in and goes out: programs remember nothing, so a reset is zeros, a shared
-layer is a second state, and every program may work in the same memory. RMSNorm is a product with a row of 1 / width,
-because XNNPACK has no mean over the last dimension that it would take with a length that varies.
+Arithmetic is that of `nas.model.nn`. State comes in and goes out: programs remember nothing, so a reset is zeros, a
+shared layer is a second state, and every program may work in the same memory. RMSNorm is a product with a row of 1 /
+width, because XNNPACK has no mean over the last dimension that it would take with a length that varies.
 
 Attention calls operators that our runner implements, over a cache that is the runner's own. The artifact holds the
 number of the cache, RoPE base, window and sinks: so programs depend on no context length, and a cache may be of any
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nas.runtimes.executorch.programs import CHUNK, Program
+from nas.measure.runtimes.executorch.programs import CHUNK, Program
 
 _LIBRARY: Any = torch.library.Library("hilnas", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("attend(Tensor q, Tensor k, Tensor v) -> Tensor")
@@ -55,7 +55,7 @@ def attend_shared(q: Tensor) -> Tensor:
 
 
 def delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs `nas.nn.gdn.delta_rule` on q / sqrt(N).
+    """Runs `nas.model.nn.gdn.delta_rule` on q / sqrt(N).
 
     Args:
         q: [S, key heads, N].
@@ -232,7 +232,7 @@ class LatentAttention(ProgramModule):
 
 
 class Mamba2(ProgramModule):
-    """x, residual [1, S, D], window [1, K - 1, C], memory [G, N, P H / G] -> the same; see `nas.nn.ssd`.
+    """x, residual [1, S, D], window [1, K - 1, C], memory [G, N, P H / G] -> the same; see `nas.model.nn.ssd`.
 
     One chunk of the recurrence is masked attention. Where a later token would act on an earlier one its exponent is cut
     to zero before the mask takes it away, so that nothing overflows.

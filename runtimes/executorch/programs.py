@@ -16,7 +16,7 @@ CHUNK = 128
 GROUP = 32
 """Weights along a row that share a scale."""
 EPS = 1e-5
-MODULES = "nas.runtimes.executorch.modules"
+MODULES = "nas.measure.runtimes.executorch.modules"
 
 Role = Literal["int4", "matrix", "norm", "taps", "bias", "decay", "fill"]
 Shape = tuple[int, ...]
@@ -30,7 +30,7 @@ class Constant:
         name: attribute of the module that is lowered.
         shape: of what the program reads; of "int4", of the weights before they are packed.
         role: "int4": a matrix in 4 bits with a scale per group; the others are float32. "fill": `value` everywhere.
-        source: the tensor of `nas.nn.model`'s state dict, below its layer; "{j}" is the mixer's number.
+        source: the tensor of `nas.model.nn.model`'s state dict, below its layer; "{j}" is the mixer's number.
         rows: of that tensor; None: all.
         column: of that tensor; None: all.
         value: of a "fill".
@@ -51,7 +51,7 @@ class Program:
 
     Args:
         kind: its name, in messages and in the key of its template; with `sizes` it says all that is lowered.
-        module: "module:Class" of a `nas.runtimes.executorch.modules.ProgramModule`.
+        module: "module:Class" of a `nas.measure.runtimes.executorch.modules.ProgramModule`.
         sizes: its arguments.
         constants: what it reads.
         states: shapes of what it hands on from chunk to chunk.

@@ -376,7 +376,7 @@ class Cache {
     int64_t first_ = 0, seen_ = 0;
 };
 
-/* Cosines and sines of RoPE [context, dim / 2]: angles as in nas.nn, each rounded once. */
+/* Cosines and sines of RoPE [context, dim / 2]: angles as in nas.model.nn, each rounded once. */
 struct Rope {
     std::vector<float> cosines, sines;
 
@@ -831,7 +831,7 @@ void ChainModel::run(Step &step, int count) {
     x_.swap(y_);
 }
 
-/* Experts are chosen by score + bias and weighted by score, as in nas.nn.moe; each runs once, on all of its tokens. */
+/* Experts are chosen by score + bias and weighted by score, as in nas.model.nn.moe; each runs once, on all of its tokens. */
 void ChainModel::run_experts(Step &step, int count) {
     const int experts = step.experts, k = step.top_k;
     methods_[step.method]->call({tensor(x_.data(), count)},

@@ -15,7 +15,7 @@ from nas.core.measurement import Sample
 from nas.core.plan import Plan, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
-from nas.runtimes.base import (
+from nas.measure.runtimes.base import (
     REFERENCE_LAYOUT,
     Artifact,
     Checkpoint,
@@ -28,18 +28,18 @@ from nas.runtimes.base import (
     Weights,
     finding_of,
 )
-from nas.runtimes.checkpoint_file import StateDict
-from nas.runtimes.executorch.builds import BUILDS, NAME, Build, find_build
-from nas.runtimes.executorch.chain import ARCH, Quantisation, build_chain, require, supports
-from nas.runtimes.executorch.kinds import KINDS
-from nas.runtimes.executorch.templates import PACKAGES, templates_folder, trim_templates
-from nas.runtimes.runner import plan_run, read_profile, read_timed_sample
-from nas.runtimes.writing import Written
+from nas.measure.runtimes.checkpoint_file import StateDict
+from nas.measure.runtimes.executorch.chain import ARCH, Quantisation, build_chain, require, supports
+from nas.measure.runtimes.executorch.kinds import KINDS
+from nas.measure.runtimes.executorch.templates import PACKAGES, templates_folder, trim_templates
+from nas.measure.runtimes.executorch.variants import BUILDS, NAME, Build, find_build
+from nas.measure.runtimes.runner import plan_run, read_profile, read_timed_sample
+from nas.measure.runtimes.writing import Written
 
 
 @dataclass(frozen=True)
 class ExecuTorch:
-    """The runtime `executorch`; implements `nas.runtimes.base.Runtime`."""
+    """The runtime `executorch`; implements `nas.measure.runtimes.base.Runtime`."""
 
     name: str = NAME
     quantisations: tuple[str, ...] = get_args(Quantisation)
@@ -47,21 +47,21 @@ class ExecuTorch:
     @property
     def writer_version(self) -> str:
         """See `Runtime.writer_version`; other tools may lower the same program to other bytes."""
-        from nas.runtimes.executorch.templates import tool_versions
-        from nas.runtimes.executorch.writer import WRITER_VERSION
+        from nas.measure.runtimes.executorch.templates import tool_versions
+        from nas.measure.runtimes.executorch.writer import WRITER_VERSION
 
         versions = sorted(f"{name}={KINDS[name].version}" for name in KINDS if KINDS[name].version)
         return ":".join((WRITER_VERSION, *tool_versions().values(), *versions))
 
     def supports(self, layout: Layout) -> Support:
-        """See `nas.runtimes.executorch.chain`."""
+        """See `nas.measure.runtimes.executorch.chain`."""
         return supports(layout)
 
     def export(
         self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
     ) -> Artifact:
         """Writes an artifact; loads torch only where a block's shape is new."""
-        from nas.runtimes.executorch.writer import write_artifact
+        from nas.measure.runtimes.executorch.writer import write_artifact
 
         _check(quantisation)
         require(layout)
@@ -71,12 +71,12 @@ class ExecuTorch:
     def export_whole(
         self, layout: Layout, quantisation: str, weights: Weights, context: int, destination: Path
     ) -> Artifact:
-        """See `WholeExporter.export_whole` and `nas.runtimes.executorch.whole`; our runner takes the file too."""
-        from nas.runtimes.executorch.templates import tool_versions
+        """See `WholeExporter.export_whole`; our runner takes the file too."""
+        from nas.measure.runtimes.executorch.templates import tool_versions
 
         _check(quantisation)
         tool_versions()  # says what is not installed
-        from nas.runtimes.executorch.whole import write_whole_graph
+        from nas.measure.runtimes.executorch.whole import write_whole_graph
 
         written = Written(write_whole_graph(layout, weights, context, destination))
         return self._artifact(written, layout, quantisation, weights, "whole graph")
@@ -108,12 +108,12 @@ class ExecuTorch:
         return plan_run(artifact, runner, workload, deadline_s, options)
 
     def parse(self, raw: RawRun) -> Sample:
-        """See `nas.runtimes.runner`."""
+        """See `nas.measure.runtimes.runner`."""
         return read_timed_sample(raw)
 
     def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
         """See `Profiler`; runs `profiler.cpp`."""
-        from nas.runtimes.executorch.build import build_profiler
+        from nas.measure.runtimes.executorch.compile import build_profiler
 
         return build_profiler(runner, log).runner
 
@@ -129,9 +129,9 @@ class ExecuTorch:
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
     ) -> GateReport:
-        """See `nas.runtimes.executorch.gate`; loads torch."""
-        from nas.runtimes.executorch.gate import Oracle, run_gate
-        from nas.runtimes.runner import here
+        """See `nas.measure.runtimes.executorch.gate`; loads torch."""
+        from nas.measure.runtimes.executorch.gate import Oracle, run_gate
+        from nas.measure.runtimes.runner import here
 
         _check(quantisation)
         build = BUILDS.load(BUILDS.folder / runner.build)
@@ -169,8 +169,8 @@ class ExecuTorch:
         tools: bool = False,
         static: bool = False,
     ) -> Build:
-        """See `nas.runtimes.executorch.build`."""
-        from nas.runtimes.executorch.build import build
+        """See `nas.measure.runtimes.executorch.compile`."""
+        from nas.measure.runtimes.executorch.compile import build
 
         return build(target, log=log, patched=patched, variant=variant, tools=tools, static=static)
 

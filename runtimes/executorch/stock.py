@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nas.runtimes.dialogue import Dialogue, serve
+from nas.measure.runtimes.dialogue import Dialogue, serve
 
 
 def dialogue(model: Path, context: int) -> Dialogue:

@@ -26,8 +26,8 @@ from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.durable import locked
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.runtimes.executorch.contents import bfloat16_bytes, pack_int4
-from nas.runtimes.executorch.programs import CHUNK, GROUP, MODULES, Constant, Program
+from nas.measure.runtimes.executorch.contents import bfloat16_bytes, pack_int4
+from nas.measure.runtimes.executorch.programs import CHUNK, GROUP, MODULES, Constant, Program
 
 PACKAGES = ("executorch", "torchao", "torch")
 _PARTIAL = ".making-"
@@ -141,7 +141,7 @@ def tool_versions() -> dict[str, str]:
 def _make(program: Program) -> Template:
     import torch
 
-    from nas.runtimes.executorch.lowering import lower, module_of, quantised, set_int4
+    from nas.measure.runtimes.executorch.lowering import lower, module_of, quantised, set_int4
 
     module = quantised(module_of(program))
     rng = np.random.Generator(np.random.PCG64(0))

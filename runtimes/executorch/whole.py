@@ -22,14 +22,20 @@ from nas.core.block import Block
 from nas.core.errors import CandidateFailed, Unsupported
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile
-from nas.runtimes.base import Checkpoint, Weights
-from nas.runtimes.executorch.chain import Attend, Cache, Chain, Method, Step, build_chain, require
-from nas.runtimes.executorch.contents import CheckpointContents, Contents, DrawnContents, bfloat16_floats, unpack_int4
-from nas.runtimes.executorch.kinds import KINDS
-from nas.runtimes.executorch.lowering import few_passes, module_of, quantised, quiet, set_int4, state_shape
-from nas.runtimes.executorch.modules import Attention, ProgramModule
-from nas.runtimes.executorch.programs import CHUNK, GROUP
-from nas.runtimes.writing import hashed, replacing
+from nas.measure.runtimes.base import Checkpoint, Weights
+from nas.measure.runtimes.executorch.chain import Attend, Cache, Chain, Method, Step, build_chain, require
+from nas.measure.runtimes.executorch.contents import (
+    CheckpointContents,
+    Contents,
+    DrawnContents,
+    bfloat16_floats,
+    unpack_int4,
+)
+from nas.measure.runtimes.executorch.kinds import KINDS
+from nas.measure.runtimes.executorch.lowering import few_passes, module_of, quantised, quiet, set_int4, state_shape
+from nas.measure.runtimes.executorch.modules import Attention, ProgramModule
+from nas.measure.runtimes.executorch.programs import CHUNK, GROUP
+from nas.measure.runtimes.writing import hashed, replacing
 
 LEAST_CONTEXT = 16
 _NEVER = -1e30

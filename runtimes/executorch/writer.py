@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from nas.core.layout import Layout
-from nas.runtimes.base import Checkpoint, Weights
-from nas.runtimes.executorch.chain import Chain, Method, Step, build_chain
-from nas.runtimes.executorch.contents import CheckpointContents, Contents, RandomContents, constant_sizes
-from nas.runtimes.executorch.programs import CHUNK, Constant
-from nas.runtimes.executorch.templates import Template, template
-from nas.runtimes.recipe import Fill, Recipe
-from nas.runtimes.writing import Written, hashed, replacing, write_drawn
+from nas.measure.runtimes.base import Checkpoint, Weights
+from nas.measure.runtimes.executorch.chain import Chain, Method, Step, build_chain
+from nas.measure.runtimes.executorch.contents import CheckpointContents, Contents, RandomContents, constant_sizes
+from nas.measure.runtimes.executorch.programs import CHUNK, Constant
+from nas.measure.runtimes.executorch.templates import Template, template
+from nas.measure.runtimes.recipe import Fill, Recipe
+from nas.measure.runtimes.writing import Written, hashed, replacing, write_drawn
 
 WRITER_VERSION = "2"
 """Raise it with every change of this package that changes the bytes of a file."""

@@ -1,7 +1,8 @@
 """llama-cpp-python in a process of its own: logits, tokens, text, its bits, answers in a dialogue, and the quantiser.
 
 The library that the binding loads is chosen by the environment before its first import, and a crash of a model must
-stay a result. So each function here runs this module again, as `python -m nas.runtimes.llama_cpp.binding COMMAND`.
+stay a result. So each function here runs this module again, as `python -m nas.measure.runtimes.llama_cpp.binding
+COMMAND`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from numpy.typing import NDArray
 
 from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.plan import PlanFile
-from nas.runtimes.builds import plan_file
-from nas.runtimes.dialogue import Dialogue, draw, serve
-from nas.runtimes.llama_cpp.builds import Build, find_build
-from nas.runtimes.llama_cpp.support import PATCHED
-from nas.runtimes.toolchain import stream
-from nas.runtimes.writing import replacing
+from nas.measure.runtimes.build_cache import plan_file
+from nas.measure.runtimes.dialogue import Dialogue, draw, serve
+from nas.measure.runtimes.llama_cpp.support import PATCHED
+from nas.measure.runtimes.llama_cpp.variants import Build, find_build
+from nas.measure.runtimes.toolchain import stream
+from nas.measure.runtimes.writing import replacing
 
 Watch = Callable[[int, bool, int | None], bool]
 """(tensor's address, whether it is only asked for, unused) -> wanted; see ggml/include/ggml-backend.h."""

@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 from nas.core.block import Block
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
-from nas.runtimes.base import GateReport
-from nas.runtimes.llama_cpp.binding import Choices, evaluate
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.kinds import CACHED, feed_forwards_by_layer, mixers, of_kind
-from nas.runtimes.llama_cpp.support import Quantisation
-from nas.runtimes.runner import Feed, Machine, relative_l2, runner_logits
+from nas.measure.runtimes.base import GateReport
+from nas.measure.runtimes.llama_cpp.binding import Choices, evaluate
+from nas.measure.runtimes.llama_cpp.kinds import CACHED, feed_forwards_by_layer, mixers, of_kind
+from nas.measure.runtimes.llama_cpp.support import Quantisation
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.measure.runtimes.runner import Feed, Machine, relative_l2, runner_logits
 
 Logits = NDArray[np.float32]
 
@@ -140,7 +140,7 @@ def run_gate(
         model: the file.
         build: whose libraries compute the logits; for this machine.
         oracle: the layout on dequantised weights.
-        simulated: the same with rounded activations; both from `nas.runtimes.llama_cpp.oracle`.
+        simulated: the same with rounded activations; both from `nas.measure.runtimes.llama_cpp.oracle`.
         earlier: a planted fault: tokens that are still in memory from an earlier text. 0 in earnest.
         seed: of the token ids.
 
@@ -180,7 +180,7 @@ def run_runner_gate(
         model: the file.
         machine: what runs the runner.
         oracle: the layout on dequantised weights.
-        simulated: the same with rounded activations; both from `nas.runtimes.llama_cpp.oracle`.
+        simulated: the same with rounded activations; both from `nas.measure.runtimes.llama_cpp.oracle`.
         settled: whether to settle the choices of experts, see `rounds_choices`.
         earlier: a planted fault: tokens that are still in memory from an earlier text. 0 in earnest.
         seed: of the token ids.

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from nas.blocks.linear_attention import convolved
 from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.core.registry import Registry
+from nas.model.blocks.linear_attention import convolved
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -42,7 +42,7 @@ class Part:
     Args:
         name: in the file, after "blk.N.".
         shape: slowest dimension first.
-        source: the tensor of `nas.nn.model`'s state dict, below the block.
+        source: the tensor of `nas.model.nn.model`'s state dict, below the block.
         role: what it is.
         flat: whether its first two dimensions are one in the state dict.
     """

@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.runtimes.base import Checkpoint
-from nas.runtimes.checkpoint_file import CheckpointFile
-from nas.runtimes.llama_cpp.binding import Choices
-from nas.runtimes.llama_cpp.gate import Computed
-from nas.runtimes.llama_cpp.support import Quantisation, architecture
-from nas.runtimes.llama_cpp.tensors import CheckpointTensors, Type, storage_type, tensors
+from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.checkpoint_file import CheckpointFile
+from nas.measure.runtimes.llama_cpp.binding import Choices
+from nas.measure.runtimes.llama_cpp.gate import Computed
+from nas.measure.runtimes.llama_cpp.support import Quantisation, architecture
+from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Type, storage_type, tensors
+from nas.model.nn.model import Model
 
 
 class Oracle:
@@ -90,7 +90,7 @@ class Oracle:
 
 
 class FollowedExperts(TorchFunctionMode):
-    """Inside it, `nas.nn.moe` sends tokens to the experts given, whatever their scores.
+    """Inside it, `nas.model.nn.moe` sends tokens to the experts given, whatever their scores.
 
     Args:
         choices: expert numbers [T, top_k] of each mixture, in the order of depth.

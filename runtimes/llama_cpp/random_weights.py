@@ -1,4 +1,4 @@
-"""Finite pseudo-random weights, drawn straight as quantised blocks, as a recipe of the file (`nas.runtimes.recipe`).
+"""Finite pseudo-random weights, drawn as quantised blocks, as a recipe (`nas.measure.runtimes.recipe`).
 
 Every tensor is cut from a pool of its storage type, from a start of its own: at memory speed, and small to describe.
 The header of the recipe is the GGUF file up to its first tensor, which names every tensor with its type and shape; a
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from gguf import GGML_QUANT_SIZES
 
-from nas.runtimes.llama_cpp.tensors import Tensor, Type, stored_bytes
-from nas.runtimes.recipe import Bytes, Fill, Recipe, uniform_floats
+from nas.measure.runtimes.llama_cpp.tensors import Tensor, Type, stored_bytes
+from nas.measure.runtimes.recipe import Bytes, Fill, Recipe, uniform_floats
 
 ALIGNMENT = 32
 """GGUF_DEFAULT_ALIGNMENT of ggml/include/gguf.h."""
@@ -49,7 +49,7 @@ class Pool:
         return f"{_NAMES[self.storage]} {self.scale} {self.count}"
 
     def shape(self, raw: Bytes) -> Bytes:
-        """See `nas.runtimes.recipe.Pool`."""
+        """See `nas.measure.runtimes.recipe.Pool`."""
         if self.storage == Type.F16:
             halves: Bytes = np.ldexp((raw.view("<i2") >> 5).astype("<f4"), -self.scale).astype("<f2").view(np.uint8)
             return halves

@@ -11,14 +11,14 @@ from typing import cast
 
 from nas.core.family import MemberFile
 from nas.core.plan import PlanFile
-from nas.runtimes.base import Release, ReleasePart, ReleaseRequest
-from nas.runtimes.checkpoint_file import StateDict
-from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.binding import FILE_TYPES, quantise_file
-from nas.runtimes.llama_cpp.builds import find_build
-from nas.runtimes.llama_cpp.patches import patch_hashes
-from nas.runtimes.llama_cpp.support import PATCHED, Quantisation, supports
-from nas.runtimes.llama_cpp.writer import Released, write_gguf
+from nas.measure.runtimes.base import Release, ReleasePart, ReleaseRequest
+from nas.measure.runtimes.checkpoint_file import StateDict
+from nas.measure.runtimes.llama_cpp import source
+from nas.measure.runtimes.llama_cpp.binding import FILE_TYPES, quantise_file
+from nas.measure.runtimes.llama_cpp.patches import patch_hashes
+from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation, supports
+from nas.measure.runtimes.llama_cpp.variants import find_build
+from nas.measure.runtimes.llama_cpp.writer import Released, write_gguf
 
 FOLDER = "gguf"
 

@@ -13,7 +13,7 @@ from nas.core.measurement import Sample
 from nas.core.plan import Plan, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
-from nas.runtimes.base import (
+from nas.measure.runtimes.base import (
     REFERENCE_LAYOUT,
     Artifact,
     Checkpoint,
@@ -25,17 +25,17 @@ from nas.runtimes.base import (
     Weights,
     finding_of,
 )
-from nas.runtimes.llama_cpp import support
-from nas.runtimes.llama_cpp.builds import BUILDS, NAME, Build, find_build
-from nas.runtimes.llama_cpp.kinds import KINDS
-from nas.runtimes.llama_cpp.support import Quantisation
-from nas.runtimes.runner import plan_run, read_profile, read_timed_sample
-from nas.runtimes.toolchain import find_toolchain
+from nas.measure.runtimes.llama_cpp import support
+from nas.measure.runtimes.llama_cpp.kinds import KINDS
+from nas.measure.runtimes.llama_cpp.support import Quantisation
+from nas.measure.runtimes.llama_cpp.variants import BUILDS, NAME, Build, find_build
+from nas.measure.runtimes.runner import plan_run, read_profile, read_timed_sample
+from nas.measure.runtimes.toolchain import find_toolchain
 
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """The runtime `llama.cpp`; implements `nas.runtimes.base.Runtime`."""
+    """The runtime `llama.cpp`; implements `nas.measure.runtimes.base.Runtime`."""
 
     name: str = NAME
     quantisations: tuple[str, ...] = get_args(Quantisation)
@@ -43,20 +43,20 @@ class LlamaCpp:
     @property
     def writer_version(self) -> str:
         """See `Runtime.writer_version`."""
-        from nas.runtimes.llama_cpp.writer import WRITER_VERSION
+        from nas.measure.runtimes.llama_cpp.writer import WRITER_VERSION
 
         versions = [f":{name}={KINDS[name].version}" for name in KINDS if KINDS[name].version]
         return WRITER_VERSION + "".join(sorted(versions))
 
     def supports(self, layout: Layout) -> Support:
-        """See `nas.runtimes.llama_cpp.support`."""
+        """See `nas.measure.runtimes.llama_cpp.support`."""
         return support.supports(layout)
 
     def export(
         self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
     ) -> Artifact:
         """Writes a GGUF file; trained weights need a build for its quantiser, random ones need none."""
-        from nas.runtimes.llama_cpp.writer import write_gguf
+        from nas.measure.runtimes.llama_cpp.writer import write_gguf
 
         arch = support.architecture(layout)
         written = write_gguf(layout, _known(quantisation), weights, destination, recipe=recipe)
@@ -84,7 +84,7 @@ class LlamaCpp:
 
     def bits_per_byte(self, model: Path, texts: Sequence[str], threads: int) -> float:
         """See `TextScorer`."""
-        from nas.runtimes.llama_cpp.binding import bits_per_byte
+        from nas.measure.runtimes.llama_cpp.binding import bits_per_byte
 
         return bits_per_byte(find_build(patched=self.needs_patched(model)), model, texts, threads)
 
@@ -106,12 +106,12 @@ class LlamaCpp:
         return plan_run(artifact, runner, workload, deadline_s, options)
 
     def parse(self, raw: RawRun) -> Sample:
-        """See `nas.runtimes.runner`."""
+        """See `nas.measure.runtimes.runner`."""
         return read_timed_sample(raw)
 
     def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
         """See `Profiler`; runs `profiler.c`."""
-        from nas.runtimes.llama_cpp.build import build_profiler
+        from nas.measure.runtimes.llama_cpp.compile import build_profiler
 
         return build_profiler(runner, log).runner
 
@@ -122,10 +122,10 @@ class LlamaCpp:
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
     ) -> GateReport:
-        """See `nas.runtimes.llama_cpp.gate`; loads torch."""
-        from nas.runtimes.llama_cpp.gate import first_passed, rounds_choices, run_gate, run_runner_gate
-        from nas.runtimes.llama_cpp.oracle import Oracle
-        from nas.runtimes.runner import here
+        """See `nas.measure.runtimes.llama_cpp.gate`; loads torch."""
+        from nas.measure.runtimes.llama_cpp.gate import first_passed, rounds_choices, run_gate, run_runner_gate
+        from nas.measure.runtimes.llama_cpp.oracle import Oracle
+        from nas.measure.runtimes.runner import here
 
         build = BUILDS.load(BUILDS.folder / runner.build)
         oracle = Oracle(layout, _known(quantisation), checkpoint, half_sums=build.details.half_sums)
@@ -171,8 +171,8 @@ class LlamaCpp:
         tools: bool = False,
         static: bool = False,
     ) -> Build:
-        """See `nas.runtimes.llama_cpp.build`."""
-        from nas.runtimes.llama_cpp.build import build
+        """See `nas.measure.runtimes.llama_cpp.compile`."""
+        from nas.measure.runtimes.llama_cpp.compile import build
 
         return build(target, log=log, patched=patched, variant=variant, tools=tools, static=static)
 
@@ -187,7 +187,7 @@ class LlamaCpp:
 
     def release(self, request: ReleaseRequest) -> Release:
         """Returns GGUF files with the tokenizer in each."""
-        from nas.runtimes.llama_cpp.release import release
+        from nas.measure.runtimes.llama_cpp.release import release
 
         return release(self.writer_version, request)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from nas.core.errors import InfrastructureFailed
-from nas.runtimes.toolchain import fetched
+from nas.measure.runtimes.toolchain import fetched
 
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"

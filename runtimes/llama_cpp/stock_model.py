@@ -1,7 +1,7 @@
 """Models of stock architectures that no layout describes: written from their keys and tensors, with random weights.
 
 Types of tensors are those that llama.cpp's quantiser gives a Q4_0 file without an importance matrix, as in
-`nas.runtimes.llama_cpp.tensors`.
+`nas.measure.runtimes.llama_cpp.tensors`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from nas.core.canonical import content_hash
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.random_weights import random_recipe
-from nas.runtimes.llama_cpp.tensors import Tensor, stored_bytes, type_that_fits
-from nas.runtimes.llama_cpp.writer import FILE_TYPE, QUANTISATION_VERSION, header_bytes
-from nas.runtimes.writing import Written, replacing, write_drawn
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.random_weights import random_recipe
+from nas.measure.runtimes.llama_cpp.tensors import Tensor, stored_bytes, type_that_fits
+from nas.measure.runtimes.llama_cpp.writer import FILE_TYPE, QUANTISATION_VERSION, header_bytes
+from nas.measure.runtimes.writing import Written, replacing, write_drawn
 
 Type = GGMLQuantizationType
 Value = bool | int | float | str | tuple[int, ...]

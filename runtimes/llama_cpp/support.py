@@ -3,7 +3,7 @@
 A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, qwen3.cpp and
 llama.cpp of the pinned source. A layout with short convolutions and attention is `lfm2` (`lfm2moe` with experts);
 attention alone is `qwen3`, or `llama` without QK-norm. What none of them holds may run on our patched build, whose
-architecture `hilnas` reads every size per layer: `nas.runtimes.llama_cpp.patches`.
+architecture `hilnas` reads every size per layer: `nas.measure.runtimes.llama_cpp.patches`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Literal
 from nas.core.block import Block
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
-from nas.runtimes.base import Support
-from nas.runtimes.llama_cpp.kinds import (
+from nas.measure.runtimes.base import Support
+from nas.measure.runtimes.llama_cpp.kinds import (
     ATTENTION,
     CACHED,
     KINDS,

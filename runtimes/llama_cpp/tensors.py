@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.runtimes.checkpoint_file import StateDict
-from nas.runtimes.llama_cpp.builds import find_build
-from nas.runtimes.llama_cpp.kinds import (
+from nas.measure.runtimes.checkpoint_file import StateDict
+from nas.measure.runtimes.llama_cpp.kinds import (
     KINDS,
     Part,
     Role,
@@ -29,7 +28,8 @@ from nas.runtimes.llama_cpp.kinds import (
     mixers_by_layer,
     of_kind,
 )
-from nas.runtimes.llama_cpp.support import PATCHED, Quantisation
+from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation
+from nas.measure.runtimes.llama_cpp.variants import find_build
 
 Type = GGMLQuantizationType
 _PLAIN = {Type.F32: "<f4", Type.F16: "<f2"}
@@ -44,7 +44,7 @@ class Tensor:
         shape: slowest dimension first; the last is contiguous and is the axis of quantised blocks.
         role: what it is; only a matrix is quantised, the rest stays float32.
         layer: depth; None: outside the layers.
-        source: what `nas.nn.model` calls it; empty for models that no layout describes.
+        source: what `nas.model.nn.model` calls it; empty for models that no layout describes.
         flat: whether its first two dimensions are one there.
     """
 

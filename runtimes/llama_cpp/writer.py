@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layout
-from nas.runtimes.base import Checkpoint, Purpose, RandomWeights, Vocabulary, Weights
-from nas.runtimes.checkpoint_file import CheckpointFile, StateDict
-from nas.runtimes.llama_cpp.kinds import (
+from nas.measure.runtimes.base import Checkpoint, Purpose, RandomWeights, Vocabulary, Weights
+from nas.measure.runtimes.checkpoint_file import CheckpointFile, StateDict
+from nas.measure.runtimes.llama_cpp.kinds import (
     ATTENTION,
     IN_EVERY_FILE,
     KINDS,
@@ -29,10 +29,10 @@ from nas.runtimes.llama_cpp.kinds import (
     mixers_by_layer,
     of_kind,
 )
-from nas.runtimes.llama_cpp.random_weights import ALIGNMENT, random_recipe
-from nas.runtimes.llama_cpp.support import PATCHED, Quantisation, architecture
-from nas.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
-from nas.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
+from nas.measure.runtimes.llama_cpp.random_weights import ALIGNMENT, random_recipe
+from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation, architecture
+from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
+from nas.measure.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
 WRITER_VERSION = "2"
 """Raise it with every change of this package that changes the bytes of a file."""
@@ -40,7 +40,7 @@ WRITER_VERSION = "2"
 FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype of include/llama.h
 QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
 CONTEXT = 32768
-_RMS_EPS = 1e-5  # of nas.nn.primitives.RMSNorm, and of the published LFM2
+_RMS_EPS = 1e-5  # of nas.model.nn.primitives.RMSNorm, and of the published LFM2
 
 _Stored = list[tuple[Tensor, Type]]
 
@@ -76,7 +76,7 @@ def write_gguf(
     Args:
         layout: what to write.
         quantisation: of the matrices.
-        weights: random, trained, or any other state dict of `nas.nn.model`.
+        weights: random, trained, or any other state dict of `nas.model.nn.model`.
         destination: where to.
         recipe: write the recipe only, where weights are random.
         released: what a model for others has besides weights; None: the file knows token ids only, which is all that
@@ -114,8 +114,8 @@ def _trained(
 def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout) -> NDArray[np.uint8]:
     """Reorders rows of a head as RoPE of `llama` pairs them.
 
-    It turns neighbouring numbers of a head; the others (and nas.nn) number i and number i + head_dim / 2. Blocks lie
-    along rows, so stored rows can be reordered.
+    It turns neighbouring numbers of a head; the others (and nas.model.nn) number i and number i + head_dim / 2. Blocks
+    lie along rows, so stored rows can be reordered.
     """
     if tensor.part not in ("attn_q", "attn_k"):
         return data

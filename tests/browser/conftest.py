@@ -20,9 +20,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from study_support import Bed, tiny_space
 
 from nas.core.trial import EventKind
-from nas.dashboard.local_server import dashboard_here
-from nas.store import studies, trials
-from nas.store.rows import StudyState
+from nas.infra.store import studies, trials
+from nas.infra.store.rows import StudyState
+from nas.serve.dashboard.local_server import dashboard_here
 from nas.testing.fake_runtime import FakeRuntime
 
 PATIENCE_MS = 60_000

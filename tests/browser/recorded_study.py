@@ -19,12 +19,12 @@ from nas.core.profile import ProfileSummary
 from nas.core.scoring import ATTENTION, PUBLISHED, MeasurementKey, figures_json
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
-from nas.search import Observation
-from nas.search_spaces import load_space
-from nas.store import events, results, studies, trials
-from nas.store.rows import Proposal, StudyState
-from nas.store.store import Store
-from nas.study.events import CALIBRATED, LAUNCHED, PointTold, Profiled, Told
+from nas.infra.store import events, results, studies, trials
+from nas.infra.store.rows import Proposal, StudyState
+from nas.infra.store.store import Store
+from nas.search.proposers import Observation
+from nas.search.spaces import load_space
+from nas.search.study.events import CALIBRATED, LAUNCHED, PointTold, Profiled, Told
 
 TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "recorded" / "lfm2-study.json"
 BASE = {

@@ -7,7 +7,7 @@ from live_lab import LiveLab
 from playwright.sync_api import Page, Route, expect
 from study_page import picked, show, state, until
 
-from nas.store import studies
+from nas.infra.store import studies
 
 TRIALS = "page.data.trials"
 

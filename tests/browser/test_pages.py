@@ -15,11 +15,11 @@ from playwright.sync_api import BrowserContext, Page, expect
 from release_lab import write_family
 
 from nas.core.family import BENCHMARKS, EVALUATION, MemberEvaluation, TaskScore, write_record
-from nas.dashboard.access import AccessRules
-from nas.dashboard.app import dashboard_router
-from nas.store import agents
-from nas.store.rows import Role
-from nas.web.server import Server, listen_tcp, web_app
+from nas.infra.store import agents
+from nas.infra.store.rows import Role
+from nas.infra.web.server import Server, listen_tcp, web_app
+from nas.serve.dashboard.access import AccessRules
+from nas.serve.dashboard.app import dashboard_router
 
 CUT = "all => all.filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.ariaLabel)"
 """Names of the elements whose content is wider than they are."""

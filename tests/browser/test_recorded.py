@@ -18,10 +18,10 @@ from release_lab import CONTENT, write_family
 from store_support import add_device
 from study_page import show, state, until
 
-from nas.api.studies import MarkRequest, mark_trial
-from nas.dashboard.local_server import dashboard_here
-from nas.store import calibrations
-from nas.store.calibrations import ReferenceRun
+from nas.infra.store import calibrations
+from nas.infra.store.calibrations import ReferenceRun
+from nas.serve.api.studies import MarkRequest, mark_trial
+from nas.serve.dashboard.local_server import dashboard_here
 
 BUILD = "0" * 64
 TAGGED = {60: ["old-phones", "again"], 10: ["again"]}

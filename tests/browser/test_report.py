@@ -10,7 +10,7 @@ from conftest import fill
 from live_lab import LiveLab
 from playwright.sync_api import Browser, Page
 
-from nas.dashboard.study_report import study_report_html
+from nas.serve.dashboard.study_report import study_report_html
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from conftest import PATIENCE_MS, Watched
 from dashboard_lab import DashboardLab
 from playwright.sync_api import BrowserContext, Page, expect
 
-from nas.dashboard.access import AccessRules
-from nas.store import calibrations, devices, studies
-from nas.store.calibrations import ReferenceRun
-from nas.store.rows import Health, Role
-from nas.web.server import Server, listen_tcp
+from nas.infra.store import calibrations, devices, studies
+from nas.infra.store.calibrations import ReferenceRun
+from nas.infra.store.rows import Health, Role
+from nas.infra.web.server import Server, listen_tcp
+from nas.serve.dashboard.access import AccessRules
 
 PHONE_IN_THE_DARK = {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}
 

@@ -9,7 +9,7 @@ import pytest
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.workload import Workload
-from nas.runtimes.base import RandomWeights
+from nas.measure.runtimes.base import RandomWeights
 from nas.testing.fake_runtime import FakeRuntime, Fault
 from nas.testing.run_plan import run_plan
 from nas.testing.runtime_contract import RuntimeContract

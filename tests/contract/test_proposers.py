@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from nas.core.space import SearchSpace
-from nas.search import PROPOSERS, ProposerFactory
+from nas.search.proposers import PROPOSERS, ProposerFactory
 from nas.testing.proposer_contract import ProposerContract
 from nas.testing.synthetic import SyntheticProblem, synthetic_space
 

@@ -64,8 +64,8 @@ def short_reference_runs() -> Iterator[None]:
 
     One of full length is in test_llama_cpp_runner.py.
     """
-    from nas.runtimes.executorch.runtime import ExecuTorch
-    from nas.runtimes.llama_cpp.runtime import LlamaCpp
+    from nas.measure.runtimes.executorch.runtime import ExecuTorch
+    from nas.measure.runtimes.llama_cpp.runtime import LlamaCpp
 
     with pytest.MonkeyPatch.context() as patch:
         for runtime in (ExecuTorch, LlamaCpp):

@@ -19,11 +19,11 @@ from device_lab import Machine, within
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import InputFile, Plan, PlanFile, Round, Runner
-from nas.devices.agent.run_plan import Observer, run_round
-from nas.devices.describe import describe
-from nas.devices.transports import wire
-from nas.devices.transports.base import CommandResult, Lease, StaleLease
-from nas.devices.transports.shell import ShellTransport
+from nas.measure.devices.agent.run_plan import Observer, run_round
+from nas.measure.devices.describe import describe
+from nas.measure.devices.transports import wire
+from nas.measure.devices.transports.base import CommandResult, Lease, StaleLease
+from nas.measure.devices.transports.shell import ShellTransport
 from nas.testing.transport_contract import device_hash, run
 
 LATEST_S = 60.0

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from nas.runtimes.llama_cpp.binding import Session
+from nas.measure.runtimes.llama_cpp.binding import Session
 
 PROMPT, STEPS = 70, 12
 

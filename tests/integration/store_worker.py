@@ -9,9 +9,9 @@ from pathlib import Path
 from nas.core.layout import Layout
 from nas.core.plan import RoundResult
 from nas.core.trial import EventKind
-from nas.store import artifacts, jobs, outcomes, results, trials
-from nas.store.rows import Proposal
-from nas.store.store import Store
+from nas.infra.store import artifacts, jobs, outcomes, results, trials
+from nas.infra.store.rows import Proposal
+from nas.infra.store.store import Store
 
 
 def propose(store: Store, worker: int, number: int) -> None:

@@ -22,8 +22,8 @@ import yaml
 from cli_runner import Outcome, nas
 from study_support import TINY
 
-from nas.runtimes import RUNTIMES
-from nas.store.store import Store
+from nas.infra.store.store import Store
+from nas.measure.runtimes import RUNTIMES
 from nas.testing.fake_plugin import fake_environment
 from nas.testing.fake_runtime import FakeRuntime, Fault
 from nas.testing.local_compute import without_ray

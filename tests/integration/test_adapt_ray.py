@@ -17,7 +17,7 @@ import pytest
 from adapt_lab import LONG, adaptation
 
 from benchmarks.adapt import hashes, tiny_lab
-from nas.devices.host_lock import HostLock, host_lock_folder
+from nas.measure.devices.host_lock import HostLock, host_lock_folder
 
 LIMIT_S = 400.0
 PROGRAM = """
@@ -25,8 +25,8 @@ import sys
 from pathlib import Path
 import torch
 from adapt_lab import LONG, adaptation
-from nas.adapt.parallel import Workers
-from nas.nn.fit import Worker
+from nas.train.adapt.parallel import Workers
+from nas.model.nn.fit import Worker
 
 lab, folder = map(Path, sys.argv[1:3])
 workers = Workers.of_cluster(sys.argv[3]) if len(sys.argv) > 3 else Workers.here(2)

@@ -16,13 +16,13 @@ from cli_runner import Outcome, nas
 
 from nas.core.canonical import sha256_of
 from nas.core.layout import Layout
-from nas.measure.bench import BenchOptions
-from nas.pretrain.data import read_sources
-from nas.release.files import write_files
-from nas.release.options import FileOptions
-from nas.runtimes.base import Checkpoint
-from nas.runtimes.executorch.builds import Build as ExecuTorchBuild
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.protocol.bench import BenchOptions
+from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.executorch.variants import Build as ExecuTorchBuild
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.train.pretrain.data import read_sources
+from nas.train.release.files import write_files
+from nas.train.release.options import FileOptions
 
 MEGABYTE = 1 << 20
 
@@ -110,7 +110,7 @@ def arithmetic_bench(options: BenchOptions, log: Any) -> dict[str, Any]:
 def test_a_disk_that_fills_up_is_said_and_the_same_command_continues(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Callable[[int], Path]
 ) -> None:
-    monkeypatch.setattr("nas.measure.bench.bench", arithmetic_bench)
+    monkeypatch.setattr("nas.measure.protocol.bench.bench", arithmetic_bench)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1 << 40))  # others fill it later
     limit = f"file_size<={0.8 * work_of(LAYOUT)['file_size']}MB"
     reached = []

@@ -23,8 +23,8 @@ from cli_runner import Outcome, nas
 from device_lab import Machine, adbd
 from study_lab import LIMIT_S, NAS, until
 
-from nas.devices.transports.adb_device import AdbKey
-from nas.runtimes.llama_cpp.builds import Build
+from nas.measure.devices.transports.adb_device import AdbKey
+from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.testing.local_compute import without_ray
 
 pytestmark = [pytest.mark.needs("devices"), pytest.mark.usefixtures("short_reference_runs")]
@@ -114,7 +114,9 @@ def test_a_phone_on_this_computer(
     with computer.running:
         computer.give(build)
         with monkeypatch.context() as patch:
-            patch.setattr("nas.devices.transports.adb_device.CONNECT_S", 1.0)  # a phone has ten seconds to accept a key
+            patch.setattr(
+                "nas.measure.devices.transports.adb_device.CONNECT_S", 1.0
+            )  # a phone has ten seconds to accept a key
             assert "accept it on the device's screen" in computer.give(add, code=3).err
         accept(phone, tmp_path)
         assert re.search(r"^tags +phone$", computer.give(add).out, re.MULTILINE)

@@ -15,17 +15,17 @@ import httpx
 import pytest
 from study_lab import Lab, finish, until
 
-from nas.api.serve import Address, last_address
 from nas.core.clock import SystemClock
 from nas.core.device import Device
 from nas.core.plan import Plan, PlanFile, Round, Runner
-from nas.core.protocol import EnrolReply, Job
 from nas.core.trust import Invitation
-from nas.farm.enrolment import invite
-from nas.store import devices, jobs
-from nas.store.rows import JobState
-from nas.store.store import Store
-from nas.web.tls import Certificates
+from nas.core.wire import EnrolReply, Job
+from nas.infra.store import devices, jobs
+from nas.infra.store.rows import JobState
+from nas.infra.store.store import Store
+from nas.infra.web.tls import Certificates
+from nas.measure.farm.enrolment import invite
+from nas.serve.api.serve import Address, last_address
 
 PHONE = Device(id="phone", model="Phone", cpu="cpu", target="aarch64-android", cores=8, memory_mb=4096, os="Android")
 

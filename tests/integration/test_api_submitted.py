@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from study_lab import SPACE, WITHOUT_RAY, Lab, finish, until
 
-from nas.api.serve import last_address
-from nas.store import trials
-from nas.store.store import Store
+from nas.infra.store import trials
+from nas.infra.store.store import Store
+from nas.serve.api.serve import last_address
 
 RUNGS = [{"name": "only", "lm_steps": 30}]
 QUALITY = {name: value for name, value in SPACE["quality"].items() if name != "corpus"} | {"rungs": RUNGS}

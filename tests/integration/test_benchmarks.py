@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nas.runtimes.executorch.builds import Build
-from nas.runtimes.llama_cpp.builds import Build as LlamaBuild
+from nas.measure.runtimes.executorch.variants import Build
+from nas.measure.runtimes.llama_cpp.variants import Build as LlamaBuild
 
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered
 

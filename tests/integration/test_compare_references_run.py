@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from compare_references_tiny import kinds, layouts, tiny
 
-from nas.compare.published import Decoder
 from nas.core.layout import Layout
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.binding import greedy_tokens
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.llama_cpp.stock_model import write_stock_model
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.binding import greedy_tokens
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.stock_model import write_stock_model
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.train.compare.published import Decoder
 
 
 def run(build: Build, path: Path, flash_attn: bool) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from compare_references_tiny import tiny
 
-from nas.compare import published
-from nas.compare.compare import BenchTask, CompareOptions, ModelSelection, compare
 from nas.core import paths
 from nas.core.family import FAMILY, Comparison, Family, Member, read_record, write_record
 from nas.core.layout import Layout
 from nas.core.workload import Workload
-from nas.runtimes.llama_cpp.builds import Build
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.train.compare import published
+from nas.train.compare.compare import BenchTask, CompareOptions, ModelSelection, compare
 
 MEMBER = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2 C3]")
 TASKS = (
@@ -30,8 +30,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSelection:
     """Three small reference models, one on our build, and a family of one small member."""
     monkeypatch.setenv("NAS_HOME", str(tmp_path))
     models = {name: tiny(published.REFERENCES[name]) for name in ("Qwen3-0.6B", "PLM-1.8B", "Zebra-Llama-1B-8MLA")}
-    monkeypatch.setattr("nas.compare.published.REFERENCES", models)
-    monkeypatch.setattr("nas.compare.compare.REFERENCES", models)
+    monkeypatch.setattr("nas.train.compare.published.REFERENCES", models)
+    monkeypatch.setattr("nas.train.compare.compare.REFERENCES", models)
     member = Member(
         size="1M", layout=MEMBER.format(), parameters=MEMBER.params.total, active=MEMBER.params.active,
         non_embedding=MEMBER.params.non_embedding, decisions=(), tried=(),
@@ -45,7 +45,7 @@ def test_members_and_references_are_measured_once(
     llama_build: Build, patched_build: Build, small: ModelSelection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as the device's calibration holds, on which every result depends."""
-    monkeypatch.setattr("nas.measure.calibration.off_by", lambda ratios: (0.0, False))
+    monkeypatch.setattr("nas.measure.protocol.calibration.off_by", lambda ratios: (0.0, False))
     options = CompareOptions(small, workloads=TASKS)
     told: list[str] = []
     first, path = compare(options, told.append, told.append)

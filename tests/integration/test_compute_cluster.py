@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from study_lab import LIMIT_S, SPACE, Lab, finish
 
-from nas.compute import worker
 from nas.core.layout import Layout
-from nas.devices.host_lock import HostLock, host_lock_folder
-from nas.proxy.corpus import refer
-from nas.proxy.job import WEIGHTS, TrainJob, weights_file
-from nas.proxy.ladder import rung_jobs
-from nas.search_spaces import load_space
-from nas.store import outcomes, results, studies, trials
-from nas.store.rows import StudyState
-from nas.store.store import Store
+from nas.infra.store import outcomes, results, studies, trials
+from nas.infra.store.rows import StudyState
+from nas.infra.store.store import Store
+from nas.measure.devices.host_lock import HostLock, host_lock_folder
+from nas.search.compute import worker
+from nas.search.proxy.corpus import refer
+from nas.search.proxy.job import WEIGHTS, TrainJob, weights_file
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.spaces import load_space
 
 QUALITY = SPACE["quality"] | {
     "rungs": [

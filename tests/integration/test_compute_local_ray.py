@@ -12,7 +12,7 @@ LIMIT_S = 240
 
 CODE = """
 import json, os, psutil
-from nas.compute.ray import RayCompute
+from nas.search.compute.ray import RayCompute
 
 with RayCompute(1):
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}

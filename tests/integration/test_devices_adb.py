@@ -15,12 +15,12 @@ from device_faults import LATEST_S, RUNNER, RemoteFaults, reached
 from device_lab import Machine, adbd, within
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.devices.files import file_sha256
-from nas.devices.transports import TRANSPORTS, adb, adb_device
-from nas.devices.transports.adb import AdbWire
-from nas.devices.transports.adb_device import AdbKey
-from nas.devices.transports.base import Cancelled, NotTrusted, Transport
-from nas.devices.transports.shell import ShellTransport
+from nas.measure.devices.files import file_sha256
+from nas.measure.devices.transports import TRANSPORTS, adb, adb_device
+from nas.measure.devices.transports.adb import AdbWire
+from nas.measure.devices.transports.adb_device import AdbKey
+from nas.measure.devices.transports.base import Cancelled, NotTrusted, Transport
+from nas.measure.devices.transports.shell import ShellTransport
 from nas.testing.transport_contract import TransportContract, device_hash, run
 
 pytestmark = pytest.mark.needs("devices")
@@ -72,7 +72,7 @@ class TestAdbFaults(RemoteFaults):
 
     @pytest.fixture
     def code(self, device: Machine) -> str:
-        return f"from nas.devices.transports.adb import connect; connect({address(device)!r}, None)"
+        return f"from nas.measure.devices.transports.adb import connect; connect({address(device)!r}, None)"
 
     @pytest.fixture
     def daemon(self) -> str:

@@ -16,16 +16,16 @@ import httpx
 import pytest
 
 from nas.core.plan import InputFile, Plan, Round, Runner
-from nas.core.protocol import Job
 from nas.core.trust import RunnerManifest
-from nas.devices.agent.agent import child_agent
-from nas.farm.trust import SigningKey
+from nas.core.wire import Job
+from nas.measure.devices.agent.agent import child_agent
+from nas.measure.farm.trust import SigningKey
 from nas.testing.fake_coordinator import FakeCoordinator, served
 
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from nas.devices.agent.agent import child_agent
+from nas.measure.devices.agent.agent import child_agent
 url, cache, lock, state, key = sys.argv[1:]
 with child_agent(url, cache=Path(cache), lock=Path(lock), state=Path(state), key=key) as process:
     print(process.pid, flush=True)

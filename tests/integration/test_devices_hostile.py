@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from device_lab import Machine, adbd, sshd
 
-from nas.devices.transports.adb_device import AdbKey
-from nas.devices.transports.ssh import SshAddress, host_key, pin
+from nas.measure.devices.transports.adb_device import AdbKey
+from nas.measure.devices.transports.ssh import SshAddress, host_key, pin
 
 pytestmark = pytest.mark.needs("devices")
 
@@ -29,7 +29,7 @@ AGENT = """
 import json, re, sys
 from pathlib import Path
 from nas.core.errors import NasError
-from nas.devices.attachments import open_transport
+from nas.measure.devices.attachments import open_transport
 from nas.testing.transport_contract import run
 
 def peak_mb():

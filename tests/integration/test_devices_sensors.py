@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from device_lab import Machine, adbd, sshd
 
-from nas.devices.agent.run_plan import Observer
-from nas.devices.describe import PROPERTIES, describe
-from nas.devices.probes import android
-from nas.devices.transports.adb import AdbWire
-from nas.devices.transports.adb_device import AdbKey
-from nas.devices.transports.shell import ShellTransport
-from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
+from nas.measure.devices.agent.run_plan import Observer
+from nas.measure.devices.describe import PROPERTIES, describe
+from nas.measure.devices.probes import android
+from nas.measure.devices.transports.adb import AdbWire
+from nas.measure.devices.transports.adb_device import AdbKey
+from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.ssh import SshAddress, SshWire, host_key, pin
 from nas.testing.transport_contract import run
 
 pytestmark = pytest.mark.needs("devices")

@@ -11,10 +11,10 @@ from device_faults import RemoteFaults
 from device_lab import Machine, new_key, sshd
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.devices.transports import TRANSPORTS
-from nas.devices.transports.base import NotTrusted, Transport
-from nas.devices.transports.shell import ShellTransport
-from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
+from nas.measure.devices.transports import TRANSPORTS
+from nas.measure.devices.transports.base import NotTrusted, Transport
+from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.ssh import SshAddress, SshWire, host_key, pin
 from nas.testing.transport_contract import TransportContract, run
 
 pytestmark = pytest.mark.needs("devices")
@@ -68,7 +68,7 @@ class TestSshFaults(RemoteFaults):
 
     @pytest.fixture
     def code(self, device: Machine) -> str:
-        return f"from nas.devices.transports.ssh import connect; connect({str(address(device))!r}, None)"
+        return f"from nas.measure.devices.transports.ssh import connect; connect({str(address(device))!r}, None)"
 
     @pytest.fixture
     def daemon(self) -> str:

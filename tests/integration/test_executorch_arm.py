@@ -15,12 +15,12 @@ from exhaustive import mostly_exhaustive
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.plan import RawRun
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.builds import needed_glibc
-from nas.runtimes.executorch.build import build
-from nas.runtimes.executorch.builds import LIBRARIES, Build
-from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.toolchain import emulator_of
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.build_cache import needed_glibc
+from nas.measure.runtimes.executorch.compile import build
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.executorch.variants import LIBRARIES, Build
+from nas.measure.runtimes.toolchain import emulator_of
 from nas.testing.executorch_gate import gate
 from nas.testing.planted_faults import EVERY_KIND, PLANTED, PLANTS, Fault
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.runtimes.executorch.builds import SOURCES, VARIANTS
-from nas.runtimes.toolchain import find_compiler, host_features, host_target
+from nas.measure.runtimes.executorch.variants import SOURCES, VARIANTS
+from nas.measure.runtimes.toolchain import find_compiler, host_features, host_target
 
 CASES = 3 * 3 * 2 * 3 * 3
 RUNNABLE = [one for one in VARIANTS if one.target == host_target() and one.needs <= host_features()]

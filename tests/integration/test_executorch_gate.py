@@ -8,9 +8,9 @@ import pytest
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
-from nas.runtimes.base import Runtime
-from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.base import Runtime
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.executorch.variants import Build
 from nas.testing.executorch_gate import QUANTISATION, gate
 from nas.testing.gate_contract import GateContract
 from nas.testing.planted_faults import EVERY_KIND, PLANTED, PLANTS, Fault, checkpoint

@@ -21,15 +21,15 @@ import torch
 
 from nas.core.block import Block
 from nas.core.layout import Layout
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.executorch import lowering
-from nas.runtimes.executorch.build import installed_sdk
-from nas.runtimes.executorch.contents import pack_int4
-from nas.runtimes.executorch.kinds import KINDS, programs_of
-from nas.runtimes.executorch.modules import ProgramModule
-from nas.runtimes.executorch.programs import GROUP, Program
-from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.executorch.templates import _distinct, _distinct_int4, template_key
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.executorch import lowering
+from nas.measure.runtimes.executorch.compile import installed_sdk
+from nas.measure.runtimes.executorch.contents import pack_int4
+from nas.measure.runtimes.executorch.kinds import KINDS, programs_of
+from nas.measure.runtimes.executorch.modules import ProgramModule
+from nas.measure.runtimes.executorch.programs import GROUP, Program
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.executorch.templates import _distinct, _distinct_int4, template_key
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -39,8 +39,8 @@ ROOT = Path(__file__).parents[2]
 EVERY_KIND = "d64 v96 ffn=swiglu:64 [C3 W2/1@8(sink=1) M16 A2/1 C5+moe:8x2:32(shared=1) L2/32 D2 G2 X2+relu2:64]"
 SOURCES = (
     *(f"runtimes/executorch/{name}.py" for name in ("kinds", "lowering", "modules", "programs", "templates")),
-    "nas/blocks/linear_attention.py",
-    "nas/blocks/mamba2.py",
+    "nas/model/blocks/linear_attention.py",
+    "nas/model/blocks/mamba2.py",
 )
 """Of lowered programs; what else is in an artifact is pinned in tests/unit/test_versions.py."""
 LOWERED_FROM = "1ac2875935bafefbdd4fa2abd52b74230ca574354aa727a736e60f6c4184ab7a"

@@ -8,9 +8,9 @@ from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.core.profile import Profile, summary
 from nas.core.workload import Workload
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.executorch.builds import BUILDS, Build
-from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.executorch.variants import BUILDS, Build
 from nas.testing.run_plan import run_plan
 
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time

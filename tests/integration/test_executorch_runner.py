@@ -11,12 +11,12 @@ import pytest
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
-from nas.runtimes.base import RandomWeights, Runtime
-from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import BATCH, PROMPT, STEPS
-from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.runner import Feed, here, relative_l2, runner_logits
-from nas.runtimes.toolchain import host_target
+from nas.measure.runtimes.base import RandomWeights, Runtime
+from nas.measure.runtimes.executorch.gate import BATCH, PROMPT, STEPS
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.executorch.variants import Build
+from nas.measure.runtimes.runner import Feed, here, relative_l2, runner_logits
+from nas.measure.runtimes.toolchain import host_target
 from nas.testing.planted_faults import checkpoint
 from nas.testing.runtime_contract import RuntimeContract
 

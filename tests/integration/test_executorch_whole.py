@@ -18,12 +18,12 @@ from exhaustive import mostly_exhaustive
 
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
-from nas.runtimes.base import Checkpoint, GateReport, RandomWeights, WholeExporter
-from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import EXACT_CACHE, STEPS, Logits, Oracle, judge
-from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.runner import Feed, here, runner_logits
+from nas.measure.runtimes.base import Checkpoint, GateReport, RandomWeights, WholeExporter
+from nas.measure.runtimes.executorch.gate import EXACT_CACHE, STEPS, Logits, Oracle, judge
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.executorch.variants import Build
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.runner import Feed, here, runner_logits
 from nas.testing.planted_faults import checkpoint
 
 pytestmark = pytest.mark.timeout(900)  # lowering the blocks, and all of them again as one graph

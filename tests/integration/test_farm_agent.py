@@ -18,13 +18,13 @@ import pytest
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import Plan, PlanFile, Round, Runner
-from nas.farm.farm import Farm, LocalAgent, open_farm
-from nas.store.store import Store
+from nas.infra.store.store import Store
+from nas.measure.farm.farm import Farm, LocalAgent, open_farm
 
 LAUNCH = """
 import sys, time
-from nas.farm.farm import open_farm
-from nas.store.store import Store
+from nas.measure.farm.farm import open_farm
+from nas.infra.store.store import Store
 with open_farm(Store.open()) as farm:
     farm.device("local")
     print(farm.agent.pid, flush=True)
@@ -137,8 +137,8 @@ def test_it_ends_when_its_parent_is_killed(store: Store) -> None:
 
 
 def test_a_program_that_ends_at_once_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.farm.farm._FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("nas.farm.farm._LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("nas.measure.farm.farm._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("nas.measure.farm.farm._LONGEST_PAUSE_S", 0.01)
     with agent(tmp_path, [sys.executable, "-c", "print('why not')"]) as broken:
 
         def failed() -> bool:
@@ -153,7 +153,7 @@ def test_a_program_that_ends_at_once_is_given_up(tmp_path: Path, monkeypatch: py
 
 
 def test_a_program_that_does_not_heed_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.farm.farm._STOP_S", 0.5)
+    monkeypatch.setattr("nas.measure.farm.farm._STOP_S", 0.5)
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(600)"
     )

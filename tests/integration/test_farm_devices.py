@@ -15,15 +15,15 @@ from cli_runner import Outcome, nas
 from device_lab import Machine, adbd, sshd
 
 from nas.core.errors import UnknownName
-from nas.devices.agent.agent import make_agent, served
-from nas.devices.agent.trust import enrol
-from nas.devices.attachments import Attachments
-from nas.devices.transports import wire
-from nas.devices.transports.adb_device import AdbKey
-from nas.devices.transports.ssh import SshAddress, host_key, pinned_fingerprints
-from nas.farm.farm import open_farm
-from nas.store.rows import JobState
-from nas.store.store import Store
+from nas.infra.store.rows import JobState
+from nas.infra.store.store import Store
+from nas.measure.devices.agent.agent import make_agent, served
+from nas.measure.devices.agent.trust import enrol
+from nas.measure.devices.attachments import Attachments
+from nas.measure.devices.transports import wire
+from nas.measure.devices.transports.adb_device import AdbKey
+from nas.measure.devices.transports.ssh import SshAddress, host_key, pinned_fingerprints
+from nas.measure.farm.farm import open_farm
 from nas.testing.tls_coordinator import TlsCoordinator
 
 pytestmark = pytest.mark.needs("devices")

@@ -14,10 +14,10 @@ from exhaustive import mostly_exhaustive
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
-from nas.runtimes.llama_cpp.build import build
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.runner import Feed, here, runner_logits
+from nas.measure.runtimes.llama_cpp.compile import build
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.measure.runtimes.runner import Feed, here, runner_logits
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import EVERY_KIND, PLANTED, PLANTED_CHOICE, PLANTS, Fault, checkpoint
 

@@ -15,11 +15,11 @@ from exhaustive import mostly_exhaustive
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
-from nas.runtimes.base import Runtime
-from nas.runtimes.llama_cpp.binding import evaluate
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.runner import Feed, here, runner_logits
+from nas.measure.runtimes.base import Runtime
+from nas.measure.runtimes.llama_cpp.binding import evaluate
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.measure.runtimes.runner import Feed, here, runner_logits
 from nas.testing.gate_contract import GateContract
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import MOE_FAULTS, PLANTED_MOE, Fault, checkpoint

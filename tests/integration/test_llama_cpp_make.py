@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from nas.core.layout import Layout
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.build import build
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.toolchain import EMULATION, emulator_of
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.compile import build
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.measure.runtimes.toolchain import EMULATION, emulator_of
 
 LAYOUTS = (
     "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/1]",

@@ -20,12 +20,12 @@ from exhaustive import mostly_exhaustive
 from nas.core.errors import CandidateFailed, Unsupported
 from nas.core.layout import Layout
 from nas.core.workload import Workload
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.binding import evaluate, greedy_tokens
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.gate import compare
-from nas.runtimes.llama_cpp.oracle import Oracle
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.binding import evaluate, greedy_tokens
+from nas.measure.runtimes.llama_cpp.gate import compare
+from nas.measure.runtimes.llama_cpp.oracle import Oracle
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import (
     EVERY_KIND,

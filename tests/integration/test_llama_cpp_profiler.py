@@ -9,10 +9,10 @@ import pytest
 from nas.core.layout import Layout
 from nas.core.profile import Profile, summary
 from nas.core.workload import Workload
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.build import build_profiler
-from nas.runtimes.llama_cpp.builds import BUILDS, Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.compile import build_profiler
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import BUILDS, Build
 from nas.testing.run_plan import run_plan
 
 # The patched build runs all of them, so that one profiler is compiled.

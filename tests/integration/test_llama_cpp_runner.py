@@ -13,11 +13,11 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import RawRun
 from nas.core.workload import Workload
-from nas.runtimes.base import RandomWeights, Runtime
-from nas.runtimes.llama_cpp.build import build
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.toolchain import host_target
+from nas.measure.runtimes.base import RandomWeights, Runtime
+from nas.measure.runtimes.llama_cpp.compile import build
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.measure.runtimes.toolchain import host_target
 from nas.testing.run_plan import run_plan
 from nas.testing.runtime_contract import RuntimeContract
 

@@ -15,11 +15,11 @@ from safetensors.numpy import save_file
 
 from nas.core.layout import Layout
 from nas.core.workload import Workload
-from nas.runtimes.base import Checkpoint, RandomWeights
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.llama_cpp.support import architecture
-from nas.runtimes.llama_cpp.tensors import tensors
+from nas.measure.runtimes.base import Checkpoint, RandomWeights
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.support import architecture
+from nas.measure.runtimes.llama_cpp.tensors import tensors
+from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.testing.run_plan import run_plan
 
 CARRIED = (

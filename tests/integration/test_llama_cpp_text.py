@@ -13,15 +13,15 @@ import torch
 
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.weights import load_weights
-from nas.release.files import write_files
-from nas.release.options import FileOptions
-from nas.release.tokenizer import byte_tokenizer
-from nas.runtimes.llama_cpp.binding import generate
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.binding import generate
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.model.nn.model import Model
+from nas.model.nn.weights import load_weights
 from nas.testing.planted_faults import checkpoint
+from nas.train.release.files import write_files
+from nas.train.release.options import FileOptions
+from nas.train.release.tokenizer import byte_tokenizer
 
 STOCK = "d64 v256 ffn=swiglu:96 [C3 A4/2]"
 PATCHED = "d64 v256 ffn=swiglu:96 [C3 M16 A4/2]"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from nas.core.layout import Layout
-from nas.release.files import write_files
-from nas.release.options import FileOptions
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.builds import TOOLS, Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.llama_cpp.support import architecture
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.support import architecture
+from nas.measure.runtimes.llama_cpp.variants import TOOLS, Build
+from nas.train.release.files import write_files
+from nas.train.release.options import FileOptions
 
 LAYOUTS = {
     "lfm2": "d256 v640 ffn=swiglu:512 [C3*2 A4/2 C3]",

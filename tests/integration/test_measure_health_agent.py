@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from nas.core.registry import Registry
-from nas.farm.farm import Farm, open_farm
-from nas.measure import health
-from nas.measure.health import AnyDevice, HealthKeeper
-from nas.runtimes.base import Runtime
-from nas.store import calibrations, devices, outcomes
-from nas.store.rows import CheckOutcome, DeviceEventKind, Health
-from nas.store.store import Store
+from nas.infra.store import calibrations, devices, outcomes
+from nas.infra.store.rows import CheckOutcome, DeviceEventKind, Health
+from nas.infra.store.store import Store
+from nas.measure.farm.farm import Farm, open_farm
+from nas.measure.protocol import health
+from nas.measure.protocol.health import AnyDevice, HealthKeeper
+from nas.measure.runtimes.base import Runtime
 from nas.testing.fake_runtime import FakeRuntime
 
 

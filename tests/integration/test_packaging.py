@@ -83,7 +83,9 @@ def test_wheel_carries_the_license(wheel: Path) -> None:
 
 
 def test_command_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
-    where = run(installed / "python", "-c", "import nas.devices; print(nas.devices.__file__)", cwd=tmp_path)
+    where = run(
+        installed / "python", "-c", "import nas.measure.devices; print(nas.measure.devices.__file__)", cwd=tmp_path
+    )
     assert Path(where.strip()).is_relative_to(installed.parent)
     assert "launch" in run(installed / "nas", "--help", cwd=tmp_path)
     spaces = json.loads(run(installed / "nas", "space", "list", "--json", cwd=tmp_path))["spaces"]

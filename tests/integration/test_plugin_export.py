@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.runtimes.executorch.builds import Build
-from nas.runtimes.llama_cpp.builds import Build as LlamaBuild
+from nas.measure.runtimes.executorch.variants import Build
+from nas.measure.runtimes.llama_cpp.variants import Build as LlamaBuild
 from tests.plugin import run_with_plugin
 
 pytestmark = pytest.mark.timeout(3600)  # blocks are lowered, and llama.cpp is compiled, the first time

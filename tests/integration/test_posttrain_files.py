@@ -14,20 +14,20 @@ from cli_runner import nas
 from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
 from tokenizer_lab import write_qwen3
 
-from nas.adapt.checkpoints import read_model
 from nas.core.errors import InvalidInput
 from nas.core.logs import visible
-from nas.nn.model import Model
-from nas.nn.weights import load_weights
-from nas.posttrain.conversations import ChatTokenizer
-from nas.posttrain.files import Chat, chat_tokenizer, open_dialogue
-from nas.posttrain.generation import answerer, generate, loaded
-from nas.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
-from nas.posttrain.tasks import write_tasks
-from nas.pretrain import member_training
-from nas.pretrain.member_training import WEIGHTS
-from nas.release.options import FileOptions
-from nas.views.family import member_folder
+from nas.model.nn.model import Model
+from nas.model.nn.weights import load_weights
+from nas.serve.views.family import member_folder
+from nas.train.adapt.checkpoints import read_model
+from nas.train.posttrain.conversations import ChatTokenizer
+from nas.train.posttrain.evaluate import Chat, chat_tokenizer, open_dialogue
+from nas.train.posttrain.generation import answerer, generate, loaded
+from nas.train.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
+from nas.train.posttrain.toy_data import write_tasks
+from nas.train.pretrain import member_training
+from nas.train.pretrain.member_training import WEIGHTS
+from nas.train.release.options import FileOptions
 
 
 @pytest.fixture

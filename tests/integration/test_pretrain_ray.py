@@ -23,16 +23,16 @@ import torch
 from pretrain_lab import SETTINGS, KilledError, killed_after, pretraining, write_corpus, write_family, write_tokenizer
 from safetensors.torch import load_file
 
-from nas.pretrain import member_training
-from nas.pretrain.member_training import CHECKPOINT, run_plan, train_member
-from nas.pretrain.next_token import PretrainingRequest
+from nas.train.pretrain import member_training
+from nas.train.pretrain.member_training import CHECKPOINT, run_plan, train_member
+from nas.train.pretrain.next_token import PretrainingRequest
 
 PROGRAM = """
 import json, sys
 from pathlib import Path
 from pretrain_lab import SETTINGS
-from nas.pretrain.next_token import PretrainingRequest
-from nas.pretrain.member_training import train_member
+from nas.train.pretrain.next_token import PretrainingRequest
+from nas.train.pretrain.member_training import train_member
 
 corpus, tokenizer, workers = sys.argv[1:]
 request = PretrainingRequest(

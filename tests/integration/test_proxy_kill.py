@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from nas.core.layout import Layout
-from nas.proxy.job import TaskRun, TrainJob, TrainResult
-from nas.proxy.train import train
+from nas.search.proxy.job import TaskRun, TrainJob, TrainResult
+from nas.search.proxy.train import train
 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from nas.proxy.job import TrainJob
-from nas.proxy.train import train
+from nas.search.proxy.job import TrainJob
+from nas.search.proxy.train import train
 
 job = TrainJob.model_validate_json(Path(sys.argv[1]).read_text())
 step_s = float(sys.argv[3])

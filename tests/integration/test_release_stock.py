@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from nas.core.family import MemberFiles
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.pretrain.tokenizer_training import train_tokenizer
-from nas.release.files import write_files
-from nas.release.huggingface import LazyTensors, open_weights
-from nas.release.options import FileOptions
-from nas.runtimes.base import Checkpoint, RandomWeights
-from nas.runtimes.executorch import stock
-from nas.runtimes.executorch.gate import STEPS, Oracle, judge
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.runner import Feed
+from nas.measure.runtimes.base import Checkpoint, RandomWeights
+from nas.measure.runtimes.executorch import stock
+from nas.measure.runtimes.executorch.gate import STEPS, Oracle, judge
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.measure.runtimes.runner import Feed
+from nas.model.nn.model import Model
 from nas.testing.planted_faults import checkpoint
+from nas.train.pretrain.tokenizer_training import train_tokenizer
+from nas.train.release.files import write_files
+from nas.train.release.huggingface import LazyTensors, open_weights
+from nas.train.release.options import FileOptions
 
 VOCAB, TOKENS = 640, 24
 PROMPT = [1, 300, 41, 77, 512, 90, 300, 41]

@@ -14,11 +14,11 @@ from tokenizer_lab import FORMS, write_model_tokenizer
 from transformers import AutoTokenizer
 
 from nas.core.layout import Layout
-from nas.release.files import write_files
-from nas.release.model_tokenizer import read_model_tokenizer
-from nas.release.options import FileOptions
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.builds import Build
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.train.release.files import write_files
+from nas.train.release.model_tokenizer import read_model_tokenizer
+from nas.train.release.options import FileOptions
 
 LAYOUT = Layout.parse("d64 v420 ffn=swiglu:96 [A4/2*2]")
 

@@ -10,7 +10,7 @@ from study_lab import Lab, until
 
 from nas.core.family import FAMILY, Family, read_record
 from nas.core.layout import Layout
-from nas.scaling.candidates import parse_size
+from nas.train.scaling.candidates import parse_size
 
 LAYOUT = "d128 v256 ffn=swiglu:320 [C3*2 A2/1 C3]"
 SIZES = ("1M", "2M")

@@ -17,10 +17,10 @@ from nas.core.canonical import content_hash
 from nas.core.device import Device
 from nas.core.plan import Plan, PlanFile, Round, Runner
 from nas.core.trial import TrialState, derive
-from nas.store import agents, artifacts, devices, jobs, outcomes, results, studies, trials
-from nas.store.rows import JobState
-from nas.store.store import Store
-from nas.study.events import all_events
+from nas.infra.store import agents, artifacts, devices, jobs, outcomes, results, studies, trials
+from nas.infra.store.rows import JobState
+from nas.infra.store.store import Store
+from nas.search.study.events import all_events
 from nas.testing.postgres import Server
 
 WORKER = Path(__file__).with_name("store_worker.py")

@@ -12,16 +12,16 @@ import yaml
 from adapt_lab import LAYOUT, RECALLING, write_lab
 from study_lab import WITHOUT_RAY, Lab
 
-from nas.analysis.record import read_study
-from nas.analysis.snapshot import StudySnapshot
 from nas.core.layout import Layout
 from nas.core.quality_config import LIBRARY_PARTS
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, LibraryScores
 from nas.core.trial import TrialState
-from nas.nn.mixes import compared
-from nas.proxy.mixes import assembled_mix, held_out, trained_model
-from nas.search_spaces import load_space
-from nas.views.candidate import candidate_views
+from nas.model.nn.mixes import compared
+from nas.search.analysis.record import read_study
+from nas.search.analysis.snapshot import StudySnapshot
+from nas.search.proxy.mixes import assembled_mix, held_out, trained_model
+from nas.search.spaces import load_space
+from nas.serve.views.candidate import candidate_views
 
 TRIALS = 4
 LEAST_RECALL = 0.6

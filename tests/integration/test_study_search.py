@@ -17,10 +17,10 @@ from study_lab import NAS, WITHOUT_RAY, Lab, finish, until
 
 from nas.core.errors import NasError
 from nas.core.space import SearchSpace
-from nas.store import jobs, results, studies, trials
-from nas.store.rows import StudyState
-from nas.study.events import all_events
-from nas.study.proposals import replay
+from nas.infra.store import jobs, results, studies, trials
+from nas.infra.store.rows import StudyState
+from nas.search.study.events import all_events
+from nas.search.study.proposals import replay
 
 TRIALS = 6
 Report = dict[str, Any]

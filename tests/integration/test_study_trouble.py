@@ -10,9 +10,9 @@ import pytest
 from study_lab import SPACE, Lab
 
 from nas.core.layout import Layout
-from nas.store import studies
-from nas.store.rows import StudyState
-from nas.store.store import Store
+from nas.infra.store import studies
+from nas.infra.store.rows import StudyState
+from nas.infra.store.store import Store
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from study_lab import SPACE as TINY
 from study_lab import Lab
 
-from nas.analysis.agreement import FEWEST
 from nas.core import paths
+from nas.search.analysis.agreement import FEWEST
 
 TRIALS = 1
 RUNTIMES = ("llama.cpp", "executorch")

@@ -15,25 +15,25 @@ from nas.cli.space import sampler
 from nas.core.block import BLOCKS, Block
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
-from nas.dashboard.filters import hue
-from nas.dashboard.layout_svg import layout_strip
-from nas.measure.reference import export_key
-from nas.nn.base import MODULES, BlockModule
-from nas.nn.model import Model
-from nas.nn.primitives import draw_weights
-from nas.pretrain.grow import grow
-from nas.proxy.job import TaskRun, TrainJob, weights_file
-from nas.proxy.train import train
-from nas.release.files import write_files
-from nas.release.options import FileOptions
-from nas.runtimes import RUNTIMES
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.patches import patch_files, patch_hashes
-from nas.scaling.candidates import scaled_mixer
-from nas.search_spaces.loader import load_space, space_text
+from nas.measure.protocol.reference import export_key
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.patches import patch_files, patch_hashes
+from nas.model.nn.base import MODULES, BlockModule
+from nas.model.nn.model import Model
+from nas.model.nn.primitives import draw_weights
+from nas.search.proxy.job import TaskRun, TrainJob, weights_file
+from nas.search.proxy.train import train
+from nas.search.spaces.loader import load_space, space_text
+from nas.serve.dashboard.filters import hue
+from nas.serve.dashboard.layout_svg import layout_strip
+from nas.serve.views.layout import layout_view
 from nas.testing.block_contract import FeedForwardContract, MixerContract
 from nas.testing.layout_strategy import layouts
-from nas.views.layout import layout_view
+from nas.train.pretrain.grow import grow
+from nas.train.release.files import write_files
+from nas.train.release.options import FileOptions
+from nas.train.scaling.candidates import scaled_mixer
 
 LAYOUT = Layout.parse("d64 v300 ffn=geglu:96 [S4 A2/1 S4+swiglu:64]")
 

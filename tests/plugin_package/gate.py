@@ -11,13 +11,13 @@ import torch
 from hilnas_plugin.faults import S4D_FAULTS, altered
 
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.weights import load_weights
-from nas.release.files import write_files
-from nas.release.options import FileOptions
-from nas.runtimes.executorch.build import build
+from nas.measure.runtimes.executorch.compile import build
+from nas.model.nn.model import Model
+from nas.model.nn.weights import load_weights
 from nas.testing.executorch_gate import gate
 from nas.testing.planted_faults import Fault, checkpoint
+from nas.train.release.files import write_files
+from nas.train.release.options import FileOptions
 
 LAYOUT = Layout.parse("d64 v300 ffn=geglu:96 [S4 A2/1 S4+swiglu:64]")
 

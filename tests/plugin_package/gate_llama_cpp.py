@@ -8,7 +8,7 @@ import pytest
 from hilnas_plugin.faults import S4D_FAULTS
 
 from nas.core.layout import Layout
-from nas.runtimes.llama_cpp.build import build
+from nas.measure.runtimes.llama_cpp.compile import build
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import Fault
 

@@ -12,18 +12,18 @@ import torch
 from pretrain_lab import write_corpus, write_tokenizer
 
 from benchmarks.adapt import TINY, TINY_SETTINGS
-from nas.adapt.adapt import Adaptation
-from nas.adapt.parallel import Workers
-from nas.adapt.problem import Measure
-from nas.adapt.settings import AdaptSettings
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.core.limit import Limit
-from nas.nn.fit import Worker
-from nas.nn.model import Model
-from nas.nn.weights import save_weights
-from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
-from nas.pretrain.next_token import Packed
+from nas.model.nn.fit import Worker
+from nas.model.nn.model import Model
+from nas.model.nn.weights import save_weights
+from nas.train.adapt.adapt import Adaptation
+from nas.train.adapt.costs import Measure
+from nas.train.adapt.parallel import Workers
+from nas.train.adapt.settings import AdaptSettings
+from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.next_token import Packed
 
 LAYOUT, SETTINGS = TINY, TINY_SETTINGS
 QUICK = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 256})})

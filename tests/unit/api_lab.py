@@ -13,13 +13,13 @@ import yaml
 from fastapi.testclient import TestClient
 from store_support import StillClock, add_device, open_store
 
-from nas.analysis.snapshot import Snapshots
-from nas.api.serve import users_router
-from nas.api.submissions import Submission, SubmissionFolder, SubmittedStudies
-from nas.store import agents
-from nas.store.rows import Role
-from nas.store.store import Store
-from nas.web.server import RequestLog, web_app
+from nas.infra.store import agents
+from nas.infra.store.rows import Role
+from nas.infra.store.store import Store
+from nas.infra.web.server import RequestLog, web_app
+from nas.search.analysis.snapshot import Snapshots
+from nas.serve.api.serve import users_router
+from nas.serve.api.submissions import Submission, SubmissionFolder, SubmittedStudies
 
 SPACE: dict[str, Any] = {
     "v": 1,

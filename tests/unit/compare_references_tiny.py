@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nas.compare.published import REFERENCES, Decoder, ReferenceModel
 from nas.core.layout import Layout, narrow, padded
+from nas.train.compare.published import REFERENCES, Decoder, ReferenceModel
 
 _SIZES: dict[str, Any] = {
     "layers": 4, "width": 256, "vocab": 512, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 512, "mamba_heads": 8,

@@ -15,12 +15,12 @@ from fastapi.testclient import TestClient
 from live_lab import LiveLab
 from store_support import add_device
 
-from nas.api.submissions import SubmittedStudies
-from nas.dashboard.access import AccessRules
-from nas.dashboard.app import dashboard_router
-from nas.store import agents
-from nas.store.rows import Role
-from nas.web.server import RequestLog, web_app
+from nas.infra.store import agents
+from nas.infra.store.rows import Role
+from nas.infra.web.server import RequestLog, web_app
+from nas.serve.api.submissions import SubmittedStudies
+from nas.serve.dashboard.access import AccessRules
+from nas.serve.dashboard.app import dashboard_router
 
 HOST = "https://lab.example:7711"
 HTML = {"Accept": "text/html"}

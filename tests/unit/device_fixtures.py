@@ -5,8 +5,8 @@ Written from the kernel's and AOSP's documentation of the formats. No proof for 
 
 from __future__ import annotations
 
-from nas.devices.describe import PROPERTIES
-from nas.devices.probes import android, memory
+from nas.measure.devices.describe import PROPERTIES
+from nas.measure.devices.probes import android, memory
 from nas.testing.fake_reader import FakeReader
 
 CPU, SUPPLY, RAPL = "/sys/devices/system/cpu", "/sys/class/power_supply", "/sys/class/powercap"

@@ -11,17 +11,17 @@ from typing import Any, cast
 from fastapi import FastAPI
 from store_support import device, open_store
 
-from nas.analysis.snapshot import Snapshots
-from nas.api.serve import Service, make_service_app
-from nas.api.submissions import LaunchProcess, SubmittedStudies
 from nas.core.clock import Clock, SystemClock
-from nas.farm.farm import Farm, LocalAgent
-from nas.farm.queue import JobNotifier, LeaseMonitor
-from nas.farm.trust import Admissions, open_key
-from nas.store import agents
-from nas.store.store import Store
-from nas.web.server import Server, listen_tcp
-from nas.web.tls import Certificates
+from nas.infra.store import agents
+from nas.infra.store.store import Store
+from nas.infra.web.server import Server, listen_tcp
+from nas.infra.web.tls import Certificates
+from nas.measure.farm.farm import Farm, LocalAgent
+from nas.measure.farm.queue import JobNotifier, LeaseMonitor
+from nas.measure.farm.trust import Admissions, open_key
+from nas.search.analysis.snapshot import Snapshots
+from nas.serve.api.serve import Service, make_service_app
+from nas.serve.api.submissions import LaunchProcess, SubmittedStudies
 
 NAMES = ("localhost", "127.0.0.1")
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
-from nas.search import Sampler
-from nas.search.hardware import Costs, Measured
-from nas.search_spaces import load_space
+from nas.search.proposers import Sampler
+from nas.search.proposers.hardware import Costs, Measured
+from nas.search.spaces import load_space
 
 SPACE = load_space("lfm2-mixed-demo")
 CHAT = SPACE.workloads["chat"]

@@ -14,10 +14,10 @@ from nas.core.measurement import Figure, Measurement
 from nas.core.scoring import ATTENTION, PUBLISHED, MeasurementKey, figures_json
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
-from nas.store import events, results, studies, trials
-from nas.store.rows import Origin, StudyState
-from nas.store.store import Store
-from nas.study.events import CALIBRATED, LAUNCHED
+from nas.infra.store import events, results, studies, trials
+from nas.infra.store.rows import Origin, StudyState
+from nas.infra.store.store import Store
+from nas.search.study.events import CALIBRATED, LAUNCHED
 
 CORNER = {"quality": 0.0, "latency": 1.0, "memory": 1.0}
 _PLACE = MeasurementKey("local", "fake", "chat")

@@ -11,14 +11,14 @@ from typing import Any
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.plan import InputFile, Plan, Round, Runner
-from nas.core.protocol import Job
-from nas.devices.agent.agent import Agent
-from nas.devices.agent.client import Downloads, JobClient
-from nas.devices.attachments import Attachment
-from nas.devices.files import ContentFolder
-from nas.devices.host_lock import HostLock
-from nas.devices.transports.base import CommandResult
-from nas.devices.transports.local import LocalTransport
+from nas.core.wire import Job
+from nas.measure.devices.agent.agent import Agent
+from nas.measure.devices.agent.client import Downloads, JobClient
+from nas.measure.devices.attachments import Attachment
+from nas.measure.devices.files import ContentFolder
+from nas.measure.devices.host_lock import HostLock
+from nas.measure.devices.transports.base import CommandResult
+from nas.measure.devices.transports.local import LocalTransport
 from nas.testing.fake_coordinator import FakeCoordinator
 
 CPUINFO = "processor\t: 0\nmodel name\t: Fake {}\n"

@@ -14,13 +14,13 @@ import torch
 
 from nas.core.family import FAMILY, Family, Member, families_folder, write_record
 from nas.core.layout import Layout
-from nas.nn.fit import Log, TrainingState, Worker
-from nas.nn.model import Model
-from nas.pretrain import member_training
-from nas.pretrain.member_training import MemberToTrain, run_plan, train_plan
-from nas.pretrain.next_token import Pretraining, PretrainingRequest
-from nas.pretrain.recipe import Schedule, Settings, StageConfig
-from nas.pretrain.tokenizer_training import train_tokenizer
+from nas.model.nn.fit import Log, TrainingState, Worker
+from nas.model.nn.model import Model
+from nas.train.pretrain import member_training
+from nas.train.pretrain.member_training import MemberToTrain, run_plan, train_plan
+from nas.train.pretrain.next_token import Pretraining, PretrainingRequest
+from nas.train.pretrain.recipe import Schedule, Settings, StageConfig
+from nas.train.pretrain.tokenizer_training import train_tokenizer
 
 LAYOUT = Layout.parse("d64 v320 ffn=swiglu:96 [C3 A4/2 C3+moe:4x2:32]")
 SETTINGS = Settings(
@@ -113,7 +113,7 @@ def pretraining(
 
 
 def run_here(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, Any]:
-    """`nas.pretrain.member_training.run_workers` without Ray: one worker, in this process."""
+    """`nas.train.pretrain.member_training.run_workers` without Ray: one worker, in this process."""
     run_plan(spec, alone(log=log))
     outcome: dict[str, Any] = json.loads((Path(spec["folder"]) / "outcome.json").read_text())
     return outcome

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from fastapi.responses import PlainTextResponse
 
-from nas.core.protocol import CA_PATH
+from nas.core.wire import CA_PATH
 
 
 class Certificates:

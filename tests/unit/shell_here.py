@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from nas.devices.transports.wire import Stream
+from nas.measure.devices.transports.wire import Stream
 
 
 class Pipe:

@@ -14,10 +14,10 @@ from nas.core.clock import Clock
 from nas.core.device import Device
 from nas.core.layout import Layout
 from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
-from nas.core.protocol import Failure
-from nas.store import agents, devices, jobs, outcomes, studies
-from nas.store.rows import JobRow, JobState, Proposal, Study
-from nas.store.store import Store
+from nas.core.wire import Failure
+from nas.infra.store import agents, devices, jobs, outcomes, studies
+from nas.infra.store.rows import JobRow, JobState, Proposal, Study
+from nas.infra.store.store import Store
 
 SPACE = {"name": "tiny", "depth": [2, 4]}
 

@@ -13,10 +13,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from nas.analysis.record import MeasurementSummary, read_study
-from nas.analysis.snapshot import StudySnapshot
-from nas.compute import worker
-from nas.compute.ray import Work
 from nas.core.device import Device
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
@@ -24,21 +20,25 @@ from nas.core.measurement import Figure, ReferenceTimes, Sample
 from nas.core.plan import Conditions, EnergyUsed, Pair, Plan, RawRun, Round, RoundResult
 from nas.core.space import SearchSpace
 from nas.core.stats import Z95
-from nas.measure.calibration import MeasurementTarget
-from nas.measure.estimator import read_times
-from nas.measure.rounds import Reference
-from nas.proxy.corpus import CorpusRef
-from nas.proxy.job import LmRun, TrainJob, TrainResult, weights_file
-from nas.runtimes import RUNTIMES
-from nas.store import artifacts, events, leases, results, studies
-from nas.store.rows import StudyState
-from nas.store.store import Store
-from nas.study.check import support_filter
-from nas.study.events import CALIBRATED
-from nas.study.ledger import Ledger
-from nas.study.orchestrator import Orchestrator
-from nas.study.proposals import ProposalDriver
-from nas.study.stages import Stages, StageWork, Trainings
+from nas.infra.store import artifacts, events, leases, results, studies
+from nas.infra.store.rows import StudyState
+from nas.infra.store.store import Store
+from nas.measure.protocol.calibration import MeasurementTarget
+from nas.measure.protocol.estimator import read_times
+from nas.measure.protocol.rounds import Reference
+from nas.measure.runtimes import RUNTIMES
+from nas.search.analysis.record import MeasurementSummary, read_study
+from nas.search.analysis.snapshot import StudySnapshot
+from nas.search.compute import worker
+from nas.search.compute.ray import Work
+from nas.search.proxy.corpus import CorpusRef
+from nas.search.proxy.job import LmRun, TrainJob, TrainResult, weights_file
+from nas.search.study.check import support_filter
+from nas.search.study.events import CALIBRATED
+from nas.search.study.ledger import Ledger
+from nas.search.study.orchestrator import Orchestrator
+from nas.search.study.proposals import ProposalDriver
+from nas.search.study.stages import Stages, StageWork, Trainings
 from nas.testing import fake_runner
 from nas.testing.fake_runtime import FakeRuntime
 
@@ -273,7 +273,7 @@ class Bed:
         """The device, calibrated on what the fake reports."""
         runner = self.runtime.runner(DEVICE.target)
         reference = self.folder / "reference"
-        from nas.runtimes.base import RandomWeights
+        from nas.measure.runtimes.base import RandomWeights
 
         artifact = self.runtime.export(self.runtime.reference_model(), "q4_0", RandomWeights(), reference)
         artifacts.put_file(self.store, reference)

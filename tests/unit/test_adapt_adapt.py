@@ -18,29 +18,29 @@ from cli_runner import nas
 from pretrain_lab import write_tokenizer
 from tokenizer_lab import FORMS, write_model_tokenizer
 
-from nas.adapt import adapt
-from nas.adapt import library as library_module
-from nas.adapt.adapt import CHILD, REPORT, Adaptation, write_child
-from nas.adapt.alternatives import default_alternatives, started
-from nas.adapt.healing import Healing, heal
-from nas.adapt.hours import RESERVE, LibraryTimes, Parts, time_library
-from nas.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, trim
-from nas.adapt.selection import select
-from nas.adapt.settings import AdaptSettings
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.replacement import RECALL_GROUP, Slot, assembled, block_name, lender_of, parsed, slots_of, with_blocks
-from nas.measure.bench import BenchOptions
-from nas.nn.fit import Worker
-from nas.nn.model import Model
-from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
-from nas.release.files import write_files
-from nas.release.options import FileOptions
-from nas.runtimes.base import Checkpoint
-from nas.store.store import Store
+from nas.infra.store.store import Store
+from nas.measure.protocol.bench import BenchOptions
+from nas.measure.runtimes.base import Checkpoint
+from nas.model.nn.fit import Worker
+from nas.model.nn.model import Model
+from nas.train.adapt import adapt
+from nas.train.adapt import library as library_module
+from nas.train.adapt.adapt import CHILD, REPORT, Adaptation, write_child
+from nas.train.adapt.alternatives import default_alternatives, started
+from nas.train.adapt.healing import Healing, heal
+from nas.train.adapt.hours import RESERVE, LibraryTimes, Parts, time_library
+from nas.train.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, trim
+from nas.train.adapt.selection import select
+from nas.train.adapt.settings import AdaptSettings
+from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.release.files import write_files
+from nas.train.release.options import FileOptions
 
 
 class Killed(BaseException):
@@ -570,7 +570,7 @@ def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, mon
 
 def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("nas.measure.bench.bench", arithmetic_bench)
+    monkeypatch.setattr("nas.measure.protocol.bench.bench", arithmetic_bench)
     (tmp_path / "settings.json").write_text(SETTINGS.model_dump_json())
     size = work_of(LAYOUT)["file_size"] * 0.9
     given = (
@@ -642,7 +642,7 @@ def nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError("measured")
 
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("nas.measure.bench.bench", bench)
+    monkeypatch.setattr("nas.measure.protocol.bench.bench", bench)
 
 
 @pytest.mark.usefixtures("nothing_is_measured")

@@ -13,13 +13,13 @@ from cli_runner import nas
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nas.adapt.checkpoints import import_model, read_model
 from nas.core.errors import InvalidInput, Unsupported
-from nas.nn.model import Model
-from nas.nn.weights import load_weights
-from nas.release.files import write_files
-from nas.release.options import FileOptions
-from nas.runtimes.base import Checkpoint
+from nas.measure.runtimes.base import Checkpoint
+from nas.model.nn.model import Model
+from nas.model.nn.weights import load_weights
+from nas.train.adapt.checkpoints import import_model, read_model
+from nas.train.release.files import write_files
+from nas.train.release.options import FileOptions
 
 ROPE = {"rope_type": "default", "rope_theta": 20000.0}
 SIZES: dict[str, Any] = {

@@ -12,15 +12,15 @@ from adapt_lab import QUICK, RECALLING, adaptation, write_lab
 from cli_runner import nas
 
 from benchmarks.adapt import hashes
-from nas.adapt import parallel
-from nas.adapt.adapt import Adaptation
-from nas.adapt.parallel import Workers
-from nas.compute.ray import Kind, Outcome, Work
 from nas.core.block import Block
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.replacement import Slot
-from nas.nn.fit import Worker
+from nas.model.nn.fit import Worker
+from nas.search.compute.ray import Kind, Outcome, Work
 from nas.testing.local_compute import LocalCompute
+from nas.train.adapt import parallel
+from nas.train.adapt.adapt import Adaptation
+from nas.train.adapt.parallel import Workers
 
 BLOCKS = {Slot(depth, "ffn"): (Block.parse("swiglu:32", "ffn"),) for depth in (0, 2)}
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from nas.adapt.selection import Option, Term, select, total
+from nas.train.adapt.selection import Option, Term, select, total
 
 Places = dict[int, list[Option[int]]]
 BASE = {"ms": 10.0, "mb": 5.0}

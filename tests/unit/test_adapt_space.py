@@ -12,25 +12,25 @@ import torch
 from adapt_lab import LAYOUT, RECALLING, adaptation, alone, write_lab
 from safetensors.torch import load_file
 
-from nas.adapt import space
-from nas.adapt.adapt import Adaptation
-from nas.adapt.space import write_space
 from nas.core.block import Block
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.replacement import RECALL_GROUP, RECALLABLE_GROUP, TEXT_GROUP, LibraryScores, with_blocks
 from nas.core.space import SearchSpace
-from nas.nn.mixes import compared
-from nas.nn.model import Model
-from nas.nn.weights import load_weights
-from nas.proxy.corpus import refer_scores
-from nas.proxy.job import TrainResult, weights_file
-from nas.proxy.ladder import rung_jobs
-from nas.proxy.mixes import assembled_mix, evaluate_mix, trained_model
-from nas.proxy.quality import fix_scale
-from nas.runtimes import RUNTIMES
-from nas.search_spaces import load_space
+from nas.measure.runtimes import RUNTIMES
+from nas.model.nn.mixes import compared
+from nas.model.nn.model import Model
+from nas.model.nn.weights import load_weights
+from nas.search.proxy.corpus import refer_scores
+from nas.search.proxy.job import TrainResult, weights_file
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.proxy.mixes import assembled_mix, evaluate_mix, trained_model
+from nas.search.proxy.quality import fix_scale
+from nas.search.spaces import load_space
 from nas.testing.fake_runtime import FakeRuntime
+from nas.train.adapt import space
+from nas.train.adapt.adapt import Adaptation
+from nas.train.adapt.space import write_space
 
 CPU = torch.device("cpu")
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from adapt_lab import LAYOUT, sources, write_lab
 
-from nas.adapt.text import recall_text, report_sources, report_text, selection_text
 from nas.core.errors import InvalidInput
 from nas.core.replacement import RECALL_GROUP, RECALLABLE_GROUP, TEXT_GROUP
-from nas.nn.mixes import ScoredText
-from nas.pretrain.data import Tokens, Vocabulary
+from nas.model.nn.mixes import ScoredText
+from nas.train.adapt.text import recall_text, report_sources, report_text, selection_text
+from nas.train.pretrain.data import Tokens, Vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ import pytest
 from scipy.stats import kendalltau, spearmanr  # type: ignore[import-untyped]
 from study_support import figure, summary, tiny_space
 
-from nas.analysis.agreement import COMPARED, FEWEST, Agreement, agreements, rank_correlation
-from nas.analysis.record import MeasurementSummary, Record, StudyRecord
 from nas.core.layout import Layout
 from nas.core.measurement import Figure
 from nas.core.scoring import MeasurementKey
-from nas.store.rows import Study, Trial
+from nas.infra.store.rows import Study, Trial
+from nas.search.analysis.agreement import COMPARED, FEWEST, Agreement, agreements, rank_correlation
+from nas.search.analysis.record import MeasurementSummary, Record, StudyRecord
 
 RUNTIMES = ("left", "right")
 LAYOUT = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")

@@ -19,17 +19,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_support import open_store
 
-from nas.analysis.archive import import_archive
-from nas.analysis.hardware import hardware_report
-from nas.analysis.report import csv_parts, study_report, study_table
-from nas.analysis.snapshot import Snapshots
-from nas.api.serve import users_router
 from nas.core.canonical import canonical_json
 from nas.core.errors import InvalidInput
-from nas.store import events, studies, trials
-from nas.store.archive import export_study
-from nas.store.rows import Role
-from nas.store.store import Store
+from nas.infra.store import events, studies, trials
+from nas.infra.store.archive import export_study
+from nas.infra.store.rows import Role
+from nas.infra.store.store import Store
+from nas.search.analysis.archive import import_archive
+from nas.search.analysis.hardware import hardware_report
+from nas.search.analysis.report import csv_parts, study_report, study_table
+from nas.search.analysis.snapshot import Snapshots
+from nas.serve.api.serve import users_router
 
 EXAMPLES = int(os.environ.get("HILNAS_FUZZ", examples(40)))
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "0.1.0" / "study-archive.jsonl.gz"

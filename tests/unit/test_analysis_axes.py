@@ -10,15 +10,15 @@ import pytest
 from live_lab import LiveLab, figures
 from study_support import CHAT, snapshot, tiny_space
 
-from nas.analysis.axes import AxisView, axis_views, measured_figures
-from nas.analysis.snapshot import TENTHS
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.scoring import MeasurementKey
 from nas.core.space import SearchSpace
-from nas.store import trials
-from nas.store.rows import Proposal
-from nas.views.study import kind_views, page_state, share_views
+from nas.infra.store import trials
+from nas.infra.store.rows import Proposal
+from nas.search.analysis.axes import AxisView, axis_views, measured_figures
+from nas.search.analysis.snapshot import TENTHS
+from nas.serve.views.study import kind_views, page_state, share_views
 
 TWO: dict[str, Any] = {
     "runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nas.analysis.effects import FEWEST, _left_out_error, _ridge, effects, features
 from nas.core.layout import Layout
-from nas.search_spaces import load_space
+from nas.search.analysis.effects import FEWEST, _left_out_error, _ridge, effects, features
+from nas.search.spaces import load_space
 
 
 def test_planted_effects_are_found_and_others_are_not() -> None:

@@ -13,14 +13,14 @@ from cli_runner import nas
 from hardware_devices import SPACE, draw, time_ms
 from study_support import figure, summary
 
-from nas.analysis.hardware import FIGURES, ModelError, hardware_report, study_models
-from nas.analysis.record import MeasurementSummary, Record, StudyRecord
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.scoring import MeasurementKey
-from nas.store import studies
-from nas.store.rows import Study, Trial
-from nas.store.store import Store
+from nas.infra.store import studies
+from nas.infra.store.rows import Study, Trial
+from nas.infra.store.store import Store
+from nas.search.analysis.hardware import FIGURES, ModelError, hardware_report, study_models
+from nas.search.analysis.record import MeasurementSummary, Record, StudyRecord
 
 LAYOUTS = draw(24)
 LAPTOP, BOARD = (MeasurementKey(device, "llama.cpp", "chat") for device in ("laptop", "board"))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from live_lab import LiveLab
 
-from nas.analysis.headline import Headline, headline
-from nas.analysis.snapshot import Snapshots
 from nas.core.trial import EventKind
-from nas.store import studies, trials
-from nas.store.rows import StudyState
+from nas.infra.store import studies, trials
+from nas.infra.store.rows import StudyState
+from nas.search.analysis.headline import Headline, headline
+from nas.search.analysis.snapshot import Snapshots
 
 
 @pytest.fixture

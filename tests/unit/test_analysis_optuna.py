@@ -10,13 +10,13 @@ import pytest
 from store_support import open_store
 from study_support import Bed, tiny_space
 
-from nas.analysis.optuna_export import NOISE, Parameters, mirror
-from nas.analysis.record import Record
-from nas.analysis.report import study_report
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.search import Sampler
-from nas.search_spaces import load_space
+from nas.search.analysis.optuna_export import NOISE, Parameters, mirror
+from nas.search.analysis.record import Record
+from nas.search.analysis.report import study_report
+from nas.search.proposers import Sampler
+from nas.search.spaces import load_space
 from nas.testing.fake_runtime import FakeRuntime
 
 

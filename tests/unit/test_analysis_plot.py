@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from nas.analysis.plot import draw_front
+from nas.search.analysis.plot import draw_front
 
 QUALITY = {"name": "quality", "metric": "quality", "workload": None, "unit": "", "direction": "max", "aggregate": None}
 LATENCY = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.quality.reliability import effective_dimension, summary
-from nas.analysis.reliability import reliability
+from nas.search.analysis.reliability import reliability
 
 
 def test_reliability_is_the_share_of_variance_that_is_not_noise() -> None:

@@ -13,16 +13,16 @@ import pytest
 from store_support import open_store
 from study_support import DEVICE, TINY, Bed, tiny_space
 
-from nas.analysis.record import read_study
-from nas.analysis.report import study_report
 from nas.core.clock import SystemClock
 from nas.core.errors import UnknownName
 from nas.core.layout import Layout
 from nas.core.pareto import hypervolume
 from nas.core.trial import TrialState
-from nas.search import Observation
-from nas.store import events, trials
-from nas.study.events import CALIBRATED
+from nas.infra.store import events, trials
+from nas.search.analysis.record import read_study
+from nas.search.analysis.report import study_report
+from nas.search.proposers import Observation
+from nas.search.study.events import CALIBRATED
 from nas.testing.fake_runtime import FakeRuntime
 
 TRIALS = 6

@@ -11,18 +11,18 @@ from cli_runner import nas
 from store_support import open_store
 from study_support import Bed, tiny_space
 
-from nas.analysis.record import read_study
-from nas.analysis.slices import Slice, slices, study_slices
-from nas.analysis.snapshot import StudySnapshot
 from nas.core.clock import SystemClock
 from nas.core.layout import Layout
-from nas.dashboard.pages import render
-from nas.search import Sampler
-from nas.search.ehvi import EhviSearch
-from nas.search.surrogate import Forecast, Surrogate
+from nas.search.analysis.record import read_study
+from nas.search.analysis.slices import Slice, slices, study_slices
+from nas.search.analysis.snapshot import StudySnapshot
+from nas.search.proposers import Sampler
+from nas.search.proposers.ehvi import EhviSearch
+from nas.search.proposers.surrogate import Forecast, Surrogate
+from nas.serve.dashboard.pages import render
+from nas.serve.views.study import effects_view
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem
-from nas.views.study import effects_view
 
 PROBLEM = SyntheticProblem(0)
 SEARCH = {"proposer": "ehvi", "seeds": 2, "pool": 16}

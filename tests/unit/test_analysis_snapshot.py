@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from live_lab import LiveLab
 from sqlalchemy import event as sqlalchemy_event
 
-from nas.analysis.report import study_report
-from nas.analysis.snapshot import Snapshots, StudySnapshot
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.pareto import FrontArchive, front_hypervolume, rank_trials
 from nas.core.scoring import Axis
 from nas.core.trial import EventKind
-from nas.store import events, studies, trials
-from nas.store.rows import StudyState
-from nas.study.events import CALIBRATED, LAUNCHED, elapsed
-from nas.views.study import Points, points
+from nas.infra.store import events, studies, trials
+from nas.infra.store.rows import StudyState
+from nas.search.analysis.report import study_report
+from nas.search.analysis.snapshot import Snapshots, StudySnapshot
+from nas.search.study.events import CALIBRATED, LAUNCHED, elapsed
+from nas.serve.views.study import Points, points
 
 # Few distinct values, so that ties and equal points are common.
 GRID = st.integers(0, 6).map(lambda step: step / 4)
@@ -344,7 +344,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             super().__init__(*args)
             read.append(self.name)
 
-    monkeypatch.setattr("nas.analysis.snapshot.StudySnapshot", Noted)
+    monkeypatch.setattr("nas.search.analysis.snapshot.StudySnapshot", Noted)
     return read
 
 

@@ -8,9 +8,9 @@ import pytest
 from api_lab import Lab, refusal
 from store_support import add_device, new_study, put, take
 
-from nas.farm.farm import find_name, known_devices
-from nas.store import agents, calibrations, devices, jobs
-from nas.store.rows import DeviceEventKind, Health, Role
+from nas.infra.store import agents, calibrations, devices, jobs
+from nas.infra.store.rows import DeviceEventKind, Health, Role
+from nas.measure.farm.farm import find_name, known_devices
 
 
 @pytest.fixture

@@ -31,10 +31,10 @@ from schemathesis.specs.openapi import checks
 from store_support import BROKEN, key, proposal, round_of
 
 from nas.core.plan import InputFile, PlanFile
-from nas.search_spaces import parse_space
-from nas.store import agents, artifacts, jobs, outcomes, studies, trials
-from nas.store.rows import JobRow, Role
-from nas.web.errors import ErrorBody
+from nas.infra.store import agents, artifacts, jobs, outcomes, studies, trials
+from nas.infra.store.rows import JobRow, Role
+from nas.infra.web.errors import ErrorBody
+from nas.search.spaces import parse_space
 
 EXAMPLES = int(os.environ.get("HILNAS_FUZZ", examples(15)))
 REFUSED = checks.negative_data_rejection

@@ -15,10 +15,10 @@ from store_support import add_device, new_study, proposal
 from study_support import until
 
 from nas.core.trial import EventKind
-from nas.store import devices, events, studies, trials
-from nas.store.rows import Health, Role, StudyState
-from nas.web import events as following
-from nas.web.server import Server, listen_tcp
+from nas.infra.store import devices, events, studies, trials
+from nas.infra.store.rows import Health, Role, StudyState
+from nas.infra.web import events as following
+from nas.infra.web.server import Server, listen_tcp
 
 FOLLOW, DEVICES = "/v1/studies/first/events", "/v1/device-events"
 

@@ -12,11 +12,11 @@ import ten_mistakes
 from api_lab import Lab, refusal, space_text
 from store_support import new_study, proposal
 
-from nas.analysis.report import study_report
 from nas.core.trial import EventKind
-from nas.search_spaces import parse_space
-from nas.store import studies, trials
-from nas.store.rows import Role, StudyState
+from nas.infra.store import studies, trials
+from nas.infra.store.rows import Role, StudyState
+from nas.search.analysis.report import study_report
+from nas.search.spaces import parse_space
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from api_lab import Lab, ScriptedProcess, space_text
 
-from nas.api import submissions as records
-from nas.api.studies import SubmitRequest
-from nas.api.submissions import LaunchProcess, Submission, SubmissionFolder, SubmissionState, SubmittedStudies
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.search_spaces import parse_space
-from nas.store import studies
-from nas.store.rows import StudyState
-from nas.web.errors import Conflict
+from nas.infra.store import studies
+from nas.infra.store.rows import StudyState
+from nas.infra.web.errors import Conflict
+from nas.search.spaces import parse_space
+from nas.serve.api import submissions as records
+from nas.serve.api.studies import SubmitRequest
+from nas.serve.api.submissions import LaunchProcess, Submission, SubmissionFolder, SubmissionState, SubmittedStudies
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_the_process_is_a_plain_launch_over_the_same_database(lab: Lab, monkeypa
     def note(argv: list[str], *, env: dict[str, str], **more: object) -> None:
         seen.append((argv, env))
 
-    monkeypatch.setattr("nas.api.submissions.subprocess.Popen", note)
+    monkeypatch.setattr("nas.serve.api.submissions.subprocess.Popen", note)
     submit(lab)
     folder = SubmissionFolder(lab.home / "studies" / "mine")
     with (folder.path / "launch.lock").open("ab") as lock:

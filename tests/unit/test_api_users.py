@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from store_support import new_study, put, take
 
-from nas.api import devices, studies
-from nas.store import agents, artifacts, calibrations
-from nas.store import studies as studies_table
-from nas.store.rows import Role, StudyState
-from nas.web.errors import ErrorBody
-from nas.web.metrics import RESULTS
+from nas.infra.store import agents, artifacts, calibrations
+from nas.infra.store import studies as studies_table
+from nas.infra.store.rows import Role, StudyState
+from nas.infra.web.errors import ErrorBody
+from nas.infra.web.metrics import RESULTS
+from nas.serve.api import devices, studies
 
 OPERATIONS = {
     ("get", "/v1/server"): Role.READ,

@@ -16,10 +16,10 @@ from cli_runner import nas
 from live_lab import LiveLab
 from store_support import add_device
 
-from nas.api.webhook import Webhook, checked_url
 from nas.core.errors import InvalidInput
-from nas.store import devices, studies
-from nas.store.rows import Health, StudyState
+from nas.infra.store import devices, studies
+from nas.infra.store.rows import Health, StudyState
+from nas.serve.api.webhook import Webhook, checked_url
 
 DEADLINE_S = 30.0
 

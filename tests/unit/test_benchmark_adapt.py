@@ -10,11 +10,11 @@ from adapt_lab import SETTINGS, alone, sources, write_lab
 
 from benchmarks import adapt_ablations
 from benchmarks.adapt import PAGE, SIZES, family_of, tables
-from nas.adapt.alternatives import default_alternatives
-from nas.adapt.library import Library, TrainedTeacher
 from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.core.replacement import slots_of
+from nas.train.adapt.alternatives import default_alternatives
+from nas.train.adapt.library import Library, TrainedTeacher
 
 
 def test_every_student_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from study_support import sample
 
 from benchmarks.noise.budget_rule import Rates, estimate, simulate
-from nas.measure.estimator import NOISE, read_times, slowness, time_figures
+from nas.measure.protocol.estimator import NOISE, read_times, slowness, time_figures
 
 
 def test_it_estimates_as_the_protocol_does() -> None:

@@ -27,8 +27,8 @@ from benchmarks.quality.calibration import (
     scales,
 )
 from nas.core.quality_config import QualityConfig
-from nas.proxy.corpus import CorpusRef
-from nas.search_spaces import load_space
+from nas.search.proxy.corpus import CorpusRef
+from nas.search.spaces import load_space
 
 CORPUS = CorpusRef(source="default", hash="0" * 64)
 ALL = np.ones((5, 5), dtype=np.bool_)

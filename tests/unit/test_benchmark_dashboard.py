@@ -7,13 +7,13 @@ from store_support import open_store
 
 from benchmarks.dashboard.candidates import Judge
 from benchmarks.dashboard.maker import FLYING, Orchestrator, add_study
-from nas.analysis.snapshot import Snapshots
 from nas.core.measurement import Measurement
 from nas.core.trial import TERMINAL, derive
-from nas.store import results, trials
-from nas.store.store import Store
-from nas.study.events import all_events
-from nas.views.study import points
+from nas.infra.store import results, trials
+from nas.infra.store.store import Store
+from nas.search.analysis.snapshot import Snapshots
+from nas.search.study.events import all_events
+from nas.serve.views.study import points
 
 TRIALS = 120
 

@@ -11,7 +11,7 @@ from benchmarks.search.fidelity import compare, summary, table
 from benchmarks.search.problems import Problem
 from benchmarks.search.rung_study import POLICIES, Study
 from benchmarks.search.rungs import RUNGS, RungProblem
-from nas.search import Sampler
+from nas.search.proposers import Sampler
 
 
 def test_higher_rungs_say_more() -> None:

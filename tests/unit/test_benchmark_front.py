@@ -15,7 +15,7 @@ from test_dashboard_pages import LOOPBACK
 
 from benchmarks.front import kind_row
 from benchmarks.quality.studies import FOLDER, read
-from nas.views.study import KindView
+from nas.serve.views.study import KindView
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/measured/fronts.md"
 DROPPED = {"gdn", "gla", "mlstm"}

@@ -10,9 +10,9 @@ from exhaustive import mostly_exhaustive
 
 from benchmarks.quality.narrowing import Narrowing, study
 from nas.core.layout import narrow, padded
-from nas.runtimes.llama_cpp.support import supports
-from nas.search import Sampler
-from nas.search_spaces import list_spaces, load_space
+from nas.measure.runtimes.llama_cpp.support import supports
+from nas.search.proposers import Sampler
+from nas.search.spaces import list_spaces, load_space
 
 LAYOUTS = 200
 SPACES = mostly_exhaustive(list_spaces(), "lfm2-full")  # which has the blocks of the others

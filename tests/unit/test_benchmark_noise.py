@@ -17,7 +17,7 @@ from benchmarks.noise.report import NEW, Scored, by_condition, fit_interval, hel
 from nas.core import stats
 from nas.core.measurement import Sample
 from nas.core.stats import Z95
-from nas.measure.estimator import read_times, slowness, time_figures
+from nas.measure.protocol.estimator import read_times, slowness, time_figures
 
 LAYOUTS, ROUNDS = 3, 5
 

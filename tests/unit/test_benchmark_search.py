@@ -24,7 +24,7 @@ from benchmarks.search.runs import run
 from benchmarks.search.table import tables
 from nas.core.errors import InvalidInput
 from nas.core.space import SearchSettings
-from nas.search import Sampler
+from nas.search.proposers import Sampler
 
 
 @pytest.mark.parametrize("name", mostly_exhaustive(FAMILY, "hybrid"))  # the others differ by their parameters

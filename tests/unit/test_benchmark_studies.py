@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.quality.studies import group_rows, tables
-from nas.proxy.quality import Anchors, fix_scale
+from nas.search.proxy.quality import Anchors, fix_scale
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "0.1.0" / "study-archive.jsonl.gz"
 

@@ -18,12 +18,12 @@ from benchmarks.study.page import page
 from benchmarks.study.plot import draw
 from benchmarks.study.stacks import built_of
 from benchmarks.study.terms import ABLATED, Terms, campaign, space_of
-from nas.analysis.report import study_report
 from nas.core.errors import NasError
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
-from nas.search import Sampler
-from nas.store.store import Store
+from nas.infra.store.store import Store
+from nas.search.analysis.report import study_report
+from nas.search.proposers import Sampler
 from nas.testing.fake_runtime import FakeRuntime
 
 TRIALS = 8

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from nas.core.block import BLOCKS, Block
-from nas.nn.base import MODULES, Mixer
-from nas.nn.conv import reference_gated_short_conv
-from nas.nn.gdn import reference_gdn
-from nas.nn.gla import reference_gla
-from nas.nn.gqa import reference_gqa
-from nas.nn.mamba2 import reference_mamba2
-from nas.nn.mla import reference_mla
-from nas.nn.mlstm import reference_mlstm
-from nas.nn.moe import reference_moe
-from nas.nn.primitives import draw_weights
-from nas.nn.relu2 import reference_relu2
-from nas.nn.swa import reference_swa
-from nas.nn.swiglu import reference_swiglu
+from nas.model.nn.base import MODULES, Mixer
+from nas.model.nn.conv import reference_gated_short_conv
+from nas.model.nn.gdn import reference_gdn
+from nas.model.nn.gla import reference_gla
+from nas.model.nn.gqa import reference_gqa
+from nas.model.nn.mamba2 import reference_mamba2
+from nas.model.nn.mla import reference_mla
+from nas.model.nn.mlstm import reference_mlstm
+from nas.model.nn.moe import reference_moe
+from nas.model.nn.primitives import draw_weights
+from nas.model.nn.relu2 import reference_relu2
+from nas.model.nn.swa import reference_swa
+from nas.model.nn.swiglu import reference_swiglu
 from nas.testing.block_contract import FeedForwardContract, MixerContract
 from nas.testing.planted_faults import EVERY_KIND
 

@@ -17,18 +17,18 @@ from cli_runner import nas
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.trust import Invitation
-from nas.devices.agent.trust import read_enrolment
-from nas.devices.attachments import Attachment, agent_home, own_attachments
-from nas.devices.transports.base import NotTrusted
-from nas.store import agents
-from nas.store.store import Store
+from nas.infra.store import agents
+from nas.infra.store.store import Store
+from nas.measure.devices.agent.trust import read_enrolment
+from nas.measure.devices.attachments import Attachment, agent_home, own_attachments
+from nas.measure.devices.transports.base import NotTrusted
 from nas.testing.tls_coordinator import TlsCoordinator
 
 WITHOUT_DATABASE = """
 import sys
 for name in ("sqlalchemy", "alembic", "fastapi", "uvicorn", "torch", "ray", "optuna"):
     sys.modules[name] = None
-import nas.cli.agent, nas.cli.device, nas.devices.agent.agent
+import nas.cli.agent, nas.cli.device, nas.measure.devices.agent.agent
 """
 
 

@@ -13,7 +13,7 @@ import pytest
 from cli_runner import nas
 
 from nas.core.errors import CandidateFailed, NasError
-from nas.measure.bench import BenchOptions, Log
+from nas.measure.protocol.bench import BenchOptions, Log
 
 FIGURES: dict[tuple[str, int], tuple[float, float]] = {
     ("big.gguf", 1): (30.0, 0.01),
@@ -41,9 +41,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BenchOptions]
             yield report(options.subject.name, options.workload.threads)
 
     monkeypatch.setattr("nas.cli.compare.bench_each", measure)
-    monkeypatch.setattr("nas.runtimes.llama_cpp.binding.bits_per_byte", lambda build, file, *_: BITS[file.name])
-    monkeypatch.setattr("nas.runtimes.llama_cpp.runtime.find_build", lambda **_: None)
-    monkeypatch.setattr("nas.runtimes.llama_cpp.runtime.LlamaCpp.needs_patched", lambda self, model: False)
+    monkeypatch.setattr("nas.measure.runtimes.llama_cpp.binding.bits_per_byte", lambda build, file, *_: BITS[file.name])
+    monkeypatch.setattr("nas.measure.runtimes.llama_cpp.runtime.find_build", lambda **_: None)
+    monkeypatch.setattr("nas.measure.runtimes.llama_cpp.runtime.LlamaCpp.needs_patched", lambda self, model: False)
     for name, _ in FIGURES:
         (tmp_path / name).write_bytes(b"model")
     monkeypatch.chdir(tmp_path)

@@ -16,8 +16,8 @@ from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.core.space import RuntimeSpace
-from nas.measure.calibration import Calibrator
-from nas.store.store import Store
+from nas.infra.store.store import Store
+from nas.measure.protocol.calibration import Calibrator
 
 SMALL = "d256 v512 ffn=swiglu:512 [C3 A4/2]"
 
@@ -193,7 +193,7 @@ def test_bench_of_a_file_takes_the_build_that_loads_it(
         raise InfrastructureFailed("no device here")
 
     monkeypatch.setattr(Calibrator, "target", target)
-    monkeypatch.setattr("nas.measure.bench.open_farm", lambda store: nullcontext(_NoFarm()))
+    monkeypatch.setattr("nas.measure.protocol.bench.open_farm", lambda store: nullcontext(_NoFarm()))
     for subject in (str(path), layout):
         assert "no device here" in nas("bench", subject).err
     assert [spec.build for spec in asked] == [build, build]

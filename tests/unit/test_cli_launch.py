@@ -10,13 +10,13 @@ import httpx
 import pytest
 from cli_runner import nas
 
-import nas.search_spaces as nas_search_spaces
+import nas.search.spaces as nas_search_spaces
 from nas.cli.options import same_database
-from nas.search_spaces import load_space
-from nas.store import studies
-from nas.store.rows import StudyState
-from nas.store.store import Store
-from nas.study.launch import LaunchOptions
+from nas.infra.store import studies
+from nas.infra.store.rows import StudyState
+from nas.infra.store.store import Store
+from nas.search.spaces import load_space
+from nas.search.study.launch import LaunchOptions
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from rich.console import Console
 from nas.cli.launch import draw, line, live_display
 from nas.core.pareto import Ranked
 from nas.core.units import show_duration
-from nas.study.estimate import Estimate, Span
-from nas.study.orchestrator import FrontRow, Snapshot
+from nas.search.study.estimate import Estimate, Span
+from nas.search.study.orchestrator import FrontRow, Snapshot
 
 LAYOUT = "d512 v8192 ffn=swiglu:1536 [C3*2 A8/4 C3*2 A8/4 C3 A8/4]"
 

@@ -13,7 +13,7 @@ import typer
 from cli_runner import nas
 
 from nas.cli import main as entry
-from nas.cli.lazy import COMMANDS
+from nas.cli.lazy import COMMANDS, MODULES
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 
 HEAVY = {"torch", "ray", "sqlalchemy", "pydantic", "numpy", "rich", "matplotlib", "fastapi", "optuna", "sklearn"}
@@ -30,12 +30,12 @@ def test_help_lists_every_command_and_imports_none() -> None:
     for name in COMMANDS:
         assert f"  {name} " in text
     assert not loaded & HEAVY
-    assert not {f"nas.cli.{name}" for name in COMMANDS} & loaded
+    assert not {f"nas.cli.{MODULES.get(name, name)}" for name in COMMANDS} & loaded
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_module_and_help(name: str) -> None:
-    module = importlib.import_module(f"nas.cli.{name}")
+    module = importlib.import_module(f"nas.cli.{MODULES.get(name, name)}")
     assert isinstance(module.app, typer.Typer)
     done = nas(name, "--help")
     assert done.code == 0
@@ -49,7 +49,7 @@ def test_summary_in_the_list_is_that_of_the_command(name: str) -> None:
 
 
 def test_no_command_pulls_in_torch_or_ray_when_it_is_imported() -> None:
-    imports = "; ".join(f"importlib.import_module('nas.cli.{name}')" for name in COMMANDS)
+    imports = "; ".join(f"importlib.import_module('nas.cli.{MODULES.get(name, name)}')" for name in COMMANDS)
     script = f"import importlib, sys; {imports}; print(sorted({{'torch', 'ray', 'matplotlib'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,9 +10,9 @@ from dashboard_lab import HTML, DashboardLab, Inputs
 
 from nas.cli.serve import proxy_roles
 from nas.core.errors import InvalidInput
-from nas.dashboard.access import AccessRules
-from nas.store import studies
-from nas.store.rows import Role
+from nas.infra.store import studies
+from nas.infra.store.rows import Role
+from nas.serve.dashboard.access import AccessRules
 
 
 def test_roles_are_given_by_name() -> None:

@@ -17,16 +17,16 @@ from pyarrow import parquet
 from server_lab import Certificates, serve
 from store_support import new_study, proposal, put
 
-from nas.analysis.report import study_report
-from nas.api.submissions import SubmissionFolder
 from nas.cli.output import when
-from nas.client import Server, server_url, servers_file
 from nas.core.errors import InvalidInput
 from nas.core.trial import EventKind
-from nas.search_spaces import parse_space
-from nas.store import agents, devices, studies, trials
-from nas.store.rows import Health, Role, StudyState
-from nas.store.store import Store
+from nas.infra.store import agents, devices, studies, trials
+from nas.infra.store.rows import Health, Role, StudyState
+from nas.infra.store.store import Store
+from nas.search.analysis.report import study_report
+from nas.search.spaces import parse_space
+from nas.serve.api.submissions import SubmissionFolder
+from nas.serve.client import Server, server_url, servers_file
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from cli_runner import nas
 from nas.cli.study_view import report_fields
 from nas.core.layout import Layout
 from nas.core.trial import EventKind
-from nas.search.ehvi import EhviSearch
-from nas.search_spaces import load_space
-from nas.store import studies, trials
-from nas.store.rows import Proposal
-from nas.store.store import Store
+from nas.infra.store import studies, trials
+from nas.infra.store.rows import Proposal
+from nas.infra.store.store import Store
+from nas.search.proposers.ehvi import EhviSearch
+from nas.search.spaces import load_space
 
 LAYOUTS = ("d512 v8192 ffn=swiglu:1536 [C3*5 A8/4]", "d512 v8192 ffn=swiglu:1536 [C3*4 A8/4*2]")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from cli_runner import nas
 
-from nas.api.serve import ADDRESS_FILE, Address
-from nas.store import agents
-from nas.store.rows import Role
-from nas.store.store import Store
+from nas.infra.store import agents
+from nas.infra.store.rows import Role
+from nas.infra.store.store import Store
+from nas.serve.api.serve import ADDRESS_FILE, Address
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from cli_runner import nas
 from test_compare_tables import GONE, GRANITE, LFM2, MEMBER, record
 
 from benchmarks.family_comparison import fill
-from nas.compare import compare
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import Comparison
+from nas.train.compare import compare
 
 
 @pytest.fixture

@@ -11,7 +11,19 @@ import pytest
 from store_support import open_store
 from study_support import DEVICE, InlineJobs, reference_times
 
-from nas.compare.compare import (
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.family import FAMILY, FILES, Comparison, Family, Measured, Member, MemberFile, MemberFiles, write_record
+from nas.core.layout import Layout
+from nas.core.plan import Round, RoundResult
+from nas.core.space import MeasurementSettings
+from nas.core.workload import Workload
+from nas.infra.store.store import Store
+from nas.measure.protocol.calibration import MeasurementTarget
+from nas.measure.protocol.rounds import Reference
+from nas.measure.runtimes.base import Artifact
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.testing.fake_runtime import FakeRuntime
+from nas.train.compare.compare import (
     BenchTask,
     CompareOptions,
     Conditions,
@@ -27,18 +39,6 @@ from nas.compare.compare import (
     report_tasks,
     select_models,
 )
-from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
-from nas.core.family import FAMILY, FILES, Comparison, Family, Measured, Member, MemberFile, MemberFiles, write_record
-from nas.core.layout import Layout
-from nas.core.plan import Round, RoundResult
-from nas.core.space import MeasurementSettings
-from nas.core.workload import Workload
-from nas.measure.calibration import MeasurementTarget
-from nas.measure.rounds import Reference
-from nas.runtimes.base import Artifact
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.store.store import Store
-from nas.testing.fake_runtime import FakeRuntime
 
 SMALL = "d128 v256 ffn=swiglu:320 [C3 A2/1 C3]"
 LARGE = "d128 v256 ffn=swiglu:512 [A2/1*6]"

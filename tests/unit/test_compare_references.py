@@ -8,14 +8,14 @@ import pytest
 from compare_references_tiny import kinds, tiny
 from gguf import GGUFReader
 
-from nas.compare.lfm2_report import REPORT
-from nas.compare.published import REFERENCES, Decoder, ReferenceModel, find_reference
 from nas.core.errors import UnknownName
 from nas.core.layout import Layout
 from nas.core.units import parse_count
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.random_weights import Type
-from nas.runtimes.llama_cpp.stock_model import StockModel, write_stock_model
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.random_weights import Type
+from nas.measure.runtimes.llama_cpp.stock_model import StockModel, write_stock_model
+from nas.train.compare.lfm2_report import REPORT
+from nas.train.compare.published import REFERENCES, Decoder, ReferenceModel, find_reference
 
 # As the published checkpoints count them: the totals of their safetensors files, or of llama.cpp's own loader.
 PUBLISHED = {

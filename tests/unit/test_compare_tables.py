@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure as Picture
 
-from nas.compare.lfm2_report import COLUMNS, HX370, REPORT, S25, ratios, report_ratios, size_class
-from nas.compare.tables import _write_names, as_markdown, draw_comparison, figures_table, ratios_table, reasons
 from nas.core.errors import InvalidInput
 from nas.core.family import ComparedModel, Comparison, Figure, Measured
+from nas.train.compare.lfm2_report import COLUMNS, HX370, REPORT, S25, ratios, report_ratios, size_class
+from nas.train.compare.tables import _write_names, as_markdown, draw_comparison, figures_table, ratios_table, reasons
 
 SPEEDS = {"prefill_tps": 100.0, "decode_tps": 10.0}
 

@@ -27,20 +27,20 @@ from nas.core.errors import InvalidInput
 from nas.core.family import TRAINING, MemberTraining, read_record
 from nas.core.measurement import ReferenceTimes
 from nas.core.plan import PlanFile, Runner
-from nas.measure.reference import export_key, gate_key, measure_key
-from nas.pretrain import member_training as pretrain
-from nas.pretrain.member_training import train_member
-from nas.pretrain.next_token import PretrainingRequest
-from nas.proxy.corpus import CorpusRef
-from nas.proxy.ladder import rung_jobs
-from nas.release.options import FileOptions
-from nas.runtimes import RUNTIMES
-from nas.search_spaces import load_space
-from nas.store.rows import StudyState
-from nas.store.store import Store
-from nas.study.launch import LaunchOptions, launch
-from nas.study.ledger import Ledger
+from nas.infra.store.rows import StudyState
+from nas.infra.store.store import Store
+from nas.measure.protocol.reference import export_key, gate_key, measure_key
+from nas.measure.runtimes import RUNTIMES
+from nas.search.proxy.corpus import CorpusRef
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.spaces import load_space
+from nas.search.study.launch import LaunchOptions, launch
+from nas.search.study.ledger import Ledger
 from nas.testing.fake_runtime import FakeRuntime
+from nas.train.pretrain import member_training as pretrain
+from nas.train.pretrain.member_training import train_member
+from nas.train.pretrain.next_token import PretrainingRequest
+from nas.train.release.options import FileOptions
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "0.1.0"
 BUILD = "26ba4b78ffedb77c8c295cca72c2a7cff1bdc7f473f338239cce667645c09b91"

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from nas.compute import ray, worker
-from nas.compute.ray import (
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.layout import Layout
+from nas.search.compute import ray, worker
+from nas.search.compute.ray import (
     ClusterCompute,
     Node,
     RayCompute,
@@ -23,10 +25,8 @@ from nas.compute.ray import (
     jobs_of,
     run_remote_training,
 )
-from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.core.layout import Layout
-from nas.proxy.corpus import MIN_BYTES, packed, refer
-from nas.proxy.job import CHECKPOINT, STABLE, WEIGHTS, LmRun, TrainJob, weights_file
+from nas.search.proxy.corpus import MIN_BYTES, packed, refer
+from nas.search.proxy.job import CHECKPOINT, STABLE, WEIGHTS, LmRun, TrainJob, weights_file
 
 SMALL, BIG = Node(cpus=4, gpus=0), Node(cpus=8, gpus=2)
 

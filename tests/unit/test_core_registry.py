@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import pytest
 from cli_runner import nas
 
-from nas.blocks.conv import GatedShortConv
 from nas.core.block import BLOCKS, Block
 from nas.core.errors import PluginConflict
 from nas.core.registry import Registry
+from nas.model.blocks.conv import GatedShortConv
 
 
 class Convolution(GatedShortConv):

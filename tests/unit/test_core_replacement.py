@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from nas.api.submissions import check_space
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.replacement import LibraryScores, Slot
 from nas.core.space import SearchSpace
-from nas.proxy.corpus import refer_scores
-from nas.proxy.ladder import proxy_of, rung_jobs
-from nas.search_spaces import load_space
-from nas.store.store import Store
+from nas.infra.store.store import Store
+from nas.search.proxy.corpus import refer_scores
+from nas.search.proxy.ladder import proxy_of, rung_jobs
+from nas.search.spaces import load_space
+from nas.serve.api.submissions import check_space
 
 MODEL = "d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]"
 MIX = "d64 v320 ffn=swiglu:128 [A4/2:16 A4/4:16+swiglu:64 C3]"

@@ -12,13 +12,13 @@ import pytest
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
 
-from nas.dashboard.access import LOOPBACK_HOSTS, SESSION_S, AccessRules
-from nas.dashboard.app import dashboard_router
-from nas.dashboard.local_server import dashboard_here
-from nas.dashboard.pages import CONTENT_SECURITY_POLICY
-from nas.store import agents
-from nas.store.rows import Role
-from nas.web.server import RequestLog, web_app
+from nas.infra.store import agents
+from nas.infra.store.rows import Role
+from nas.infra.web.server import RequestLog, web_app
+from nas.serve.dashboard.access import LOOPBACK_HOSTS, SESSION_S, AccessRules
+from nas.serve.dashboard.app import dashboard_router
+from nas.serve.dashboard.local_server import dashboard_here
+from nas.serve.dashboard.pages import CONTENT_SECURITY_POLICY
 
 HOST = "https://lab.example:7711"
 PAGES = ("/studies", "/studies.json", "/studies/study/points")

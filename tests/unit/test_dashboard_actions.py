@@ -12,9 +12,9 @@ from dashboard_lab import HOST, HTML, OURS, DashboardLab, Inputs, all_routes
 from fastapi.testclient import TestClient
 from test_dashboard_study import filled
 
-from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
-from nas.store import devices, events, studies
-from nas.store.rows import DeviceLabels, DeviceState, Health, Role, StudyState
+from nas.infra.store import devices, events, studies
+from nas.infra.store.rows import DeviceLabels, DeviceState, Health, Role, StudyState
+from nas.serve.dashboard.access import LOOPBACK_HOSTS, AccessRules
 
 ROUTES = all_routes()
 LOGGING_IN = {"/login", "/logout"}

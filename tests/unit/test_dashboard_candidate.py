@@ -13,18 +13,18 @@ from starlette.testclient import TestClient
 from store_support import open_store
 from study_support import Bed, snapshot, tiny_space
 
-import nas.dashboard
+import nas.serve.dashboard
 from nas.core.clock import SystemClock
 from nas.core.trial import TrialState
-from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
-from nas.dashboard.app import dashboard_router
-from nas.dashboard.pages import _templates
-from nas.store import trials
+from nas.infra.store import trials
+from nas.infra.web.server import web_app
+from nas.serve.dashboard.access import LOOPBACK_HOSTS, AccessRules
+from nas.serve.dashboard.app import dashboard_router
+from nas.serve.dashboard.pages import _templates
+from nas.serve.views.candidate import candidate_views, comparison_view
 from nas.testing.fake_runtime import FakeRuntime
-from nas.views.candidate import candidate_views, comparison_view
-from nas.web.server import web_app
 
-DASHBOARD = Path(nas.dashboard.__file__).parent
+DASHBOARD = Path(nas.serve.dashboard.__file__).parent
 HOSTILE = "<script>alert(1)</script>\"'"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

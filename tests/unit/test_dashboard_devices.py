@@ -12,11 +12,11 @@ from dashboard_lab import DashboardLab, Visitor
 from store_support import add_device, break_down, key, put, round_of, take
 from test_dashboard_pages import Page
 
-from nas.api import devices as fleet
-from nas.dashboard import devices_page
-from nas.store import calibrations, devices, jobs
-from nas.store.calibrations import ReferenceRun
-from nas.store.rows import Health, Role
+from nas.infra.store import calibrations, devices, jobs
+from nas.infra.store.calibrations import ReferenceRun
+from nas.infra.store.rows import Health, Role
+from nas.serve.api import devices as fleet
+from nas.serve.dashboard import devices_page
 
 CALM = ReferenceRun(ratio=1.01, temperature_c=41.5, calm=True)
 PLACE = ("box", "llama.cpp", "b7000")

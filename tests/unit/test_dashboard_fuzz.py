@@ -19,9 +19,9 @@ from release_lab import write_family
 from test_dashboard_pages import Page
 
 from nas.core import paths
-from nas.dashboard.pages import HEADERS
-from nas.store import events
-from nas.store.rows import Role
+from nas.infra.store import events
+from nas.infra.store.rows import Role
+from nas.serve.dashboard.pages import HEADERS
 
 EXAMPLES = int(os.environ.get("HILNAS_FUZZ", examples(12)))
 ROUTES = {f"{method} {route.path}": route for route in all_routes() for method in sorted(route.methods)}
@@ -147,6 +147,6 @@ def test_bodies_that_are_no_forms(lab: DashboardLab, label: str) -> None:
 
 
 def test_a_fault_would_be_found(lab: DashboardLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.dashboard.devices_page.page_of_devices", None)
+    monkeypatch.setattr("nas.serve.dashboard.devices_page.page_of_devices", None)
     with pytest.raises(AssertionError):
         test_whatever_is_asked_for(lab, "GET /devices")

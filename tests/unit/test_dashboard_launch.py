@@ -16,14 +16,14 @@ from dashboard_lab import OURS, DashboardLab, Inputs, Visitor
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.dashboard.launch_page import preview_of
-from nas.search import Sampler
-from nas.search.sampling import Rng
-from nas.search_spaces import list_spaces, load_space, parse_space
-from nas.search_spaces import space_text as packaged_text
-from nas.store import devices, studies
-from nas.store.rows import Role
-from nas.study.events import stored_space
+from nas.infra.store import devices, studies
+from nas.infra.store.rows import Role
+from nas.search.proposers import Sampler
+from nas.search.proposers.sampling import Rng
+from nas.search.spaces import list_spaces, load_space, parse_space
+from nas.search.spaces import space_text as packaged_text
+from nas.search.study.events import stored_space
+from nas.serve.dashboard.launch_page import preview_of
 
 TYPED = "v: 1\r\nname: x\r\nmodle: {}  # \u202eright <b>&amp;\r\n"
 
@@ -143,12 +143,12 @@ def test_only_operators_check_a_space(lab: DashboardLab) -> None:
 
 
 def test_a_preview_ends_where_drawing_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.dashboard.launch_page._DRAW_S", -1.0)
+    monkeypatch.setattr("nas.serve.dashboard.launch_page._DRAW_S", -1.0)
     assert preview_of(load_space("lfm2-demo")).drawn == 1
 
 
 def test_a_check_ends_where_no_layout_is_found(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.dashboard.launch_page._DRAW_S", -1.0)
+    monkeypatch.setattr("nas.serve.dashboard.launch_page._DRAW_S", -1.0)
     tight = packaged_text("lfm2.yaml").replace("{min: 300M, max: 380M}", "{min: 300000000, max: 300000050}")
     answer = html.unescape(visitor.post("/launch/check", space=tight).text)
     assert "1 draw(s) gave no layout of space 'lfm2': the time for it ended" in answer

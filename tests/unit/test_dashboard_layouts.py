@@ -9,15 +9,22 @@ from xml.etree import ElementTree
 import pytest
 from markupsafe import Markup
 
-import nas.dashboard
-from nas.analysis.snapshot import NONE
+import nas.serve.dashboard
 from nas.core.block import BLOCKS
 from nas.core.layout import Layout
-from nas.dashboard.filters import hue
-from nas.dashboard.layout_svg import aligned_strips, depth_shares, layout_strip, layout_thumbnail, tallest, tallest_of
-from nas.views.candidate import CandidateView, ComparisonView, LayerRow
-from nas.views.layout import LayerView, layout_view
-from nas.views.study import ShareView
+from nas.search.analysis.snapshot import NONE
+from nas.serve.dashboard.filters import hue
+from nas.serve.dashboard.layout_svg import (
+    aligned_strips,
+    depth_shares,
+    layout_strip,
+    layout_thumbnail,
+    tallest,
+    tallest_of,
+)
+from nas.serve.views.candidate import CandidateView, ComparisonView, LayerRow
+from nas.serve.views.layout import LayerView, layout_view
+from nas.serve.views.study import ShareView
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title><script>alert(1)</script>\" onload='x' & \x00\x1b[2J]]>"
@@ -63,7 +70,7 @@ def test_a_drawing_is_labelled_shapes_and_text(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("kind", PICTURES)
 def test_every_class_is_in_the_style_sheet(kind: str) -> None:
-    styles = Path(nas.dashboard.__file__).with_name("assets").joinpath("plots.css").read_text()
+    styles = Path(nas.serve.dashboard.__file__).with_name("assets").joinpath("plots.css").read_text()
     classes = {name for each in parsed(PICTURES[kind]("what")).iter() for name in each.get("class", "").split()}
     assert {name for name in classes - {"layer"} if f".{name} " not in styles} == set()
 
@@ -142,6 +149,6 @@ def test_shares_are_stacked_by_depth() -> None:
 
 
 def test_kinds_of_blocks_have_colours_of_their_own() -> None:
-    own = [hue(kind) for kind in BLOCKS if type(BLOCKS[kind]).__module__.startswith("nas.blocks")]
+    own = [hue(kind) for kind in BLOCKS if type(BLOCKS[kind]).__module__.startswith("nas.model.blocks")]
     assert len(set(own)) == len(own) == 11
     assert hue("somebody_elses") == hue("somebody_elses") not in own

@@ -15,13 +15,13 @@ from live_lab import LiveLab
 from starlette.requests import Request
 from test_dashboard_access import HTML, OPEN, client
 
-import nas.dashboard
-from nas.dashboard.access import PageAccess
-from nas.store import studies
-from nas.store.rows import Role, StudyState
-from nas.views import study as studies_view
+import nas.serve.dashboard
+from nas.infra.store import studies
+from nas.infra.store.rows import Role, StudyState
+from nas.serve.dashboard.access import PageAccess
+from nas.serve.views import study as studies_view
 
-ASSETS = Path(nas.dashboard.__file__).parent / "assets"
+ASSETS = Path(nas.serve.dashboard.__file__).parent / "assets"
 LOOPBACK = "http://127.0.0.1:8000"
 NOTHING = "\N{EN DASH}"
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7*7 }}"

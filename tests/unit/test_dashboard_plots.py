@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from nas.api.devices import ReferenceRunView
 from nas.core.scoring import MeasurementKey
-from nas.dashboard.plots import (
+from nas.serve.api.devices import ReferenceRunView
+from nas.serve.dashboard.plots import (
     MOST_BUCKETS,
     MOST_STEPS,
     Limit,
@@ -29,7 +29,7 @@ from nas.dashboard.plots import (
     token_trace,
     training_curves,
 )
-from nas.views.candidate import CandidateView, MeasurementView, RepetitionView
+from nas.serve.views.candidate import CandidateView, MeasurementView, RepetitionView
 
 HOSTILE = "</div><script>alert(1)</script>\" onload='x' & \x00\x1b[2J\u202e"
 VIEW = CandidateView.model_construct(budgets=())

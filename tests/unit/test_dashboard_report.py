@@ -10,9 +10,9 @@ from cli_runner import nas
 from dashboard_lab import OURS, DashboardLab
 from live_lab import LiveLab
 
-from nas.dashboard.study_report import study_report_html
-from nas.store.rows import Role
-from nas.views.study import EffectsView
+from nas.infra.store.rows import Role
+from nas.serve.dashboard.study_report import study_report_html
+from nas.serve.views.study import EffectsView
 
 
 @pytest.fixture

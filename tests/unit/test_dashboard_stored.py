@@ -16,14 +16,14 @@ from store_support import add_device, device, key, proposal, put, take
 from study_support import sample, tiny_space
 from test_dashboard_pages import Page
 
-from nas.api.submissions import SubmissionFolder, SubmissionState
 from nas.core.measurement import Figure, Measurement, Repetition
-from nas.core.protocol import Failure
 from nas.core.trial import EventKind
-from nas.dashboard.access import AccessRules
-from nas.store import calibrations, devices, events, models, outcomes, results, studies, trials
-from nas.store.calibrations import ReferenceRun
-from nas.store.rows import Health, Role, StudyState
+from nas.core.wire import Failure
+from nas.infra.store import calibrations, devices, events, models, outcomes, results, studies, trials
+from nas.infra.store.calibrations import ReferenceRun
+from nas.infra.store.rows import Health, Role, StudyState
+from nas.serve.api.submissions import SubmissionFolder, SubmissionState
+from nas.serve.dashboard.access import AccessRules
 
 MARKUP = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}&lt;"
 TURNED = "\u202eegnahc\u2066\u200b\x1b[2J\x85"

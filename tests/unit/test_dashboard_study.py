@@ -15,12 +15,12 @@ from study_support import tiny_space
 from test_dashboard_access import HTML, OPEN, client
 from test_dashboard_pages import HOSTILE, LOOPBACK, Page
 
-from nas.analysis.report import harmless, study_report
 from nas.core.trial import EventKind
 from nas.core.units import show_number
-from nas.store import events, studies, trials
-from nas.store.rows import StudyState
-from nas.study.events import CLOSED, EXPECTED
+from nas.infra.store import events, studies, trials
+from nas.infra.store.rows import StudyState
+from nas.search.analysis.report import harmless, study_report
+from nas.search.study.events import CLOSED, EXPECTED
 
 TWO: dict[str, Any] = {
     "runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]

@@ -15,8 +15,8 @@ from test_dashboard_pages import LOOPBACK, Page
 from test_dashboard_study import TWO, filled
 
 from nas.core.trial import EventKind
-from nas.store import trials
-from nas.views.trials import ROWS
+from nas.infra.store import trials
+from nas.serve.views.trials import ROWS
 
 
 @pytest.fixture

@@ -18,17 +18,17 @@ import pytest
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import InputFile, Plan, Round, Runner
-from nas.core.protocol import Failure, Job, ResultRequest
-from nas.devices.agent.agent import Agent
-from nas.devices.agent.client import Downloads, JobClient, NotAdmitted, NotReached
-from nas.devices.agent.connection import NOBODY_THERE_S, Backoff
-from nas.devices.agent.run_plan import KnownRunner
-from nas.devices.attachments import THIS_MACHINE
-from nas.devices.describe import boot_id
-from nas.devices.files import ContentFolder
-from nas.devices.host_lock import HostLock
-from nas.devices.transports.base import Lease
-from nas.devices.transports.local import LocalTransport
+from nas.core.wire import Failure, Job, ResultRequest
+from nas.measure.devices.agent.agent import Agent
+from nas.measure.devices.agent.client import Downloads, JobClient, NotAdmitted, NotReached
+from nas.measure.devices.agent.connection import NOBODY_THERE_S, Backoff
+from nas.measure.devices.agent.run_plan import KnownRunner
+from nas.measure.devices.attachments import THIS_MACHINE
+from nas.measure.devices.describe import boot_id
+from nas.measure.devices.files import ContentFolder
+from nas.measure.devices.host_lock import HostLock
+from nas.measure.devices.transports.base import Lease
+from nas.measure.devices.transports.local import LocalTransport
 from nas.testing.fake_coordinator import FakeCoordinator
 
 Start = Callable[..., Agent]

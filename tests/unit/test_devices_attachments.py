@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.devices.agent.agent import served
-from nas.devices.attachments import LOCAL, THIS_MACHINE, Attachment, Attachments, open_transport
-from nas.devices.transports.local import LocalTransport
+from nas.measure.devices.agent.agent import served
+from nas.measure.devices.attachments import LOCAL, THIS_MACHINE, Attachment, Attachments, open_transport
+from nas.measure.devices.transports.local import LocalTransport
 
 PHONE = Attachment(address="adb:R5CT1", id="pixel-8-1f2e", tags=("phone",), cores=(4, 5))
 BOX = Attachment(address="ssh://u@box:22", id="box-1")

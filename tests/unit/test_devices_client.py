@@ -14,10 +14,10 @@ import pytest
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.plan import PlanFile
-from nas.core.protocol import LeaseRequest, RegisterRequest
-from nas.devices.agent import client as download
-from nas.devices.agent.client import Downloads, JobClient, NotAdmitted
-from nas.devices.files import ContentFolder
+from nas.core.wire import LeaseRequest, RegisterRequest
+from nas.measure.devices.agent import client as download
+from nas.measure.devices.agent.client import Downloads, JobClient, NotAdmitted
+from nas.measure.devices.files import ContentFolder
 from nas.testing.fake_coordinator import FakeCoordinator
 
 REGISTER = RegisterRequest(agent="a", devices=(), boot_id="b")

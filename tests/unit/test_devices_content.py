@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.devices.files import ContentFolder
+from nas.measure.devices.files import ContentFolder
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from device_fixtures import ODPM, laptop, pixel, raspberry_pi
 
 from nas.core.errors import InvalidInput
-from nas.devices.describe import PROPERTIES, boot_id, describe
-from nas.devices.probes.readings import Unread
-from nas.devices.transports.local import LocalTransport
+from nas.measure.devices.describe import PROPERTIES, boot_id, describe
+from nas.measure.devices.probes.readings import Unread
+from nas.measure.devices.transports.local import LocalTransport
 
 X86 = {
     "proc/cpuinfo": "".join(

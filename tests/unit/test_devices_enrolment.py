@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from nas.client import Refused, UsersClient
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
-from nas.core.protocol import RegisterRequest
 from nas.core.trust import Invitation, certificate_fault
-from nas.devices.agent.client import NotAdmitted, NotTheCoordinator
-from nas.devices.agent.trust import FILE, Enrolment, enrol, read_enrolment, trusting
-from nas.farm.trust import open_key
-from nas.store import agents
+from nas.core.wire import RegisterRequest
+from nas.infra.store import agents
+from nas.infra.web.server import listen_tcp
+from nas.infra.web.tls import Certificates
+from nas.measure.devices.agent.client import NotAdmitted, NotTheCoordinator
+from nas.measure.devices.agent.trust import FILE, Enrolment, enrol, read_enrolment, trusting
+from nas.measure.farm.trust import open_key
+from nas.serve.client import Refused, UsersClient
 from nas.testing.tls_coordinator import TlsCoordinator
-from nas.web.server import listen_tcp
-from nas.web.tls import Certificates
 
 
 @pytest.fixture

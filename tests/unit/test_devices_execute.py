@@ -12,9 +12,9 @@ import pytest
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
-from nas.devices.agent.run_plan import Observer, execute, prepare, run_round
-from nas.devices.transports.base import Cancelled
-from nas.devices.transports.local import LocalTransport
+from nas.measure.devices.agent.run_plan import Observer, execute, prepare, run_round
+from nas.measure.devices.transports.base import Cancelled
+from nas.measure.devices.transports.local import LocalTransport
 
 
 class Folder:

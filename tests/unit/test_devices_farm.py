@@ -12,11 +12,11 @@ import pytest
 from plugged_devices import A, B, Host, Phone, until
 
 from nas.core.plan import RoundResult
-from nas.core.protocol import ResultRequest
-from nas.devices.agent import agent as agent_module
-from nas.devices.agent import session
-from nas.devices.agent.client import Outbox, PendingResult
-from nas.devices.attachments import Attachment
+from nas.core.wire import ResultRequest
+from nas.measure.devices.agent import agent as agent_module
+from nas.measure.devices.agent import session
+from nas.measure.devices.agent.client import Outbox, PendingResult
+from nas.measure.devices.attachments import Attachment
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_a_device_that_the_coordinator_refuses_takes_none_with_it(host: Host, ca
 
 
 def test_an_agent_without_a_device_says_that_it_is_there(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.devices.agent.registry._FIRST_REGISTRATION_S", 0.0)
+    monkeypatch.setattr("nas.measure.devices.agent.registry._FIRST_REGISTRATION_S", 0.0)
     host.attached = []
     host.start()
     until(lambda: bool(host.coordinator.registered))

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.devices.transports.adb import AdbWire
-from nas.devices.transports.adb_device import AdbKey
-from nas.devices.transports.ssh import LARGEST_PACKET, SshAddress, SshWire, host_key
+from nas.measure.devices.transports.adb import AdbWire
+from nas.measure.devices.transports.adb_device import AdbKey
+from nas.measure.devices.transports.ssh import LARGEST_PACKET, SshAddress, SshWire, host_key
 
 PIECE = b"x" * (1 << 16)
 MUCH = 64 << 20

@@ -16,8 +16,8 @@ import pytest
 
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
-from nas.devices.host_lock import HostLock, host_lock_folder
-from nas.devices.transports.base import Cancelled
+from nas.measure.devices.host_lock import HostLock, host_lock_folder
+from nas.measure.devices.transports.base import Cancelled
 
 _SPAWN = multiprocessing.get_context("spawn")
 Start = Callable[..., BaseProcess]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.devices.files import file_sha256
-from nas.devices.transports import TRANSPORTS
-from nas.devices.transports.base import Transport
-from nas.devices.transports.local import LocalTransport
+from nas.measure.devices.files import file_sha256
+from nas.measure.devices.transports import TRANSPORTS
+from nas.measure.devices.transports.base import Transport
+from nas.measure.devices.transports.local import LocalTransport
 from nas.testing.transport_contract import TransportContract, run
 
 

@@ -11,9 +11,9 @@ from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, Unsupported
 from nas.core.plan import PlanFile, Runner
 from nas.core.trust import RunnerManifest, SignedManifest
-from nas.devices.agent.client import JobClient
-from nas.devices.agent.trust import FRESH_S, PinnedManifest, verified
-from nas.farm.trust import SigningKey
+from nas.measure.devices.agent.client import JobClient
+from nas.measure.devices.agent.trust import FRESH_S, PinnedManifest, verified
+from nas.measure.farm.trust import SigningKey
 from nas.testing.fake_coordinator import FakeCoordinator
 
 KEY, OTHER = SigningKey.generate(), SigningKey.generate()

@@ -11,10 +11,10 @@ import pytest
 from plugged_devices import A, B, Host, until
 
 from nas.core.errors import InfrastructureFailed
-from nas.core.protocol import Job
-from nas.devices.agent import agent as agent_module
-from nas.devices.agent import session
-from nas.devices.agent.session import Poll
+from nas.core.wire import Job
+from nas.measure.devices.agent import agent as agent_module
+from nas.measure.devices.agent import session
+from nas.measure.devices.agent.session import Poll
 
 HOUR_S = 3600.0
 

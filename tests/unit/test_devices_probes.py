@@ -8,14 +8,22 @@ from typing import Any
 
 import pytest
 
-from nas.devices.agent.run_plan import Observer
-from nas.devices.probes.cpu import busy_s, cluster_mhz, foreign_share, frequency_mhz, governor, load_1min, uptime_s
-from nas.devices.probes.memory import free_memory_mb, total_memory_mb
-from nas.devices.probes.power import battery_percent, battery_status, power_source
-from nas.devices.probes.readings import Unread
-from nas.devices.probes.thermal import cooling_level, firmware_flags, temperature_c, throttle_count
-from nas.devices.transports.base import CommandResult, Tree
-from nas.devices.transports.local import LocalTransport
+from nas.measure.devices.agent.run_plan import Observer
+from nas.measure.devices.probes.cpu import (
+    busy_s,
+    cluster_mhz,
+    foreign_share,
+    frequency_mhz,
+    governor,
+    load_1min,
+    uptime_s,
+)
+from nas.measure.devices.probes.memory import free_memory_mb, total_memory_mb
+from nas.measure.devices.probes.power import battery_percent, battery_status, power_source
+from nas.measure.devices.probes.readings import Unread
+from nas.measure.devices.probes.thermal import cooling_level, firmware_flags, temperature_c, throttle_count
+from nas.measure.devices.transports.base import CommandResult, Tree
+from nas.measure.devices.transports.local import LocalTransport
 
 ZONE, MONITOR, COOLING = "sys/class/thermal/thermal_zone", "sys/class/hwmon/hwmon", "sys/class/thermal/cooling_device"
 SUPPLY, POLICY = "sys/class/power_supply", "sys/devices/system/cpu/cpufreq/policy"

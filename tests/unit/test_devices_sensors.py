@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from nas.core.device import Device
 from nas.core.plan import Conditions, RawRun
-from nas.devices.agent.run_plan import Observer, foreign_cpu
-from nas.devices.describe import describe
-from nas.devices.probes import android
-from nas.devices.probes.power import energy_counter
-from nas.devices.probes.readings import Snapshot, Unread
-from nas.devices.transports.base import CommandResult
+from nas.measure.devices.agent.run_plan import Observer, foreign_cpu
+from nas.measure.devices.describe import describe
+from nas.measure.devices.probes import android
+from nas.measure.devices.probes.power import energy_counter
+from nas.measure.devices.probes.readings import Snapshot, Unread
+from nas.measure.devices.transports.base import CommandResult
 from nas.testing.fake_reader import FakeReader
 
 DENIED = PermissionError(13, "Permission denied")

@@ -15,11 +15,11 @@ import pytest
 from shell_here import ShellHere
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
-from nas.devices.transports import scripts, shell
-from nas.devices.transports.base import Lease, Transport
-from nas.devices.transports.scripts import read_report
-from nas.devices.transports.shell import ShellTransport
-from nas.devices.transports.wire import Stream
+from nas.measure.devices.transports import scripts, shell
+from nas.measure.devices.transports.base import Lease, Transport
+from nas.measure.devices.transports.scripts import read_report
+from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.wire import Stream
 from nas.testing.transport_contract import TransportContract, run, write
 
 

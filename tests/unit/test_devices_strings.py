@@ -12,12 +12,12 @@ from shell_here import ShellHere
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Plan, PlanFile, Runner
-from nas.devices.agent.run_plan import prepare
-from nas.devices.attachments import Attachment, open_transport
-from nas.devices.transports.base import Lease
-from nas.devices.transports.local import LocalTransport
-from nas.devices.transports.shell import ShellTransport
-from nas.devices.transports.ssh import SshAddress
+from nas.measure.devices.agent.run_plan import prepare
+from nas.measure.devices.attachments import Attachment, open_transport
+from nas.measure.devices.transports.base import Lease
+from nas.measure.devices.transports.local import LocalTransport
+from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.ssh import SshAddress
 from nas.testing.device_strings import FILE_NAMES, WORDS
 from nas.testing.transport_contract import check_words
 

@@ -14,10 +14,10 @@ from api_lab import Lab
 from prometheus_client.parser import text_string_to_metric_families
 from store_support import put
 
-from nas.store import calibrations
-from nas.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT, ReferenceRun
-from nas.store.rows import Role
-from nas.web.metrics import RESULTS
+from nas.infra.store import calibrations
+from nas.infra.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT, ReferenceRun
+from nas.infra.store.rows import Role
+from nas.infra.web.metrics import RESULTS
 
 FOLDER = Path(__file__).resolve().parents[2] / "docker" / "monitoring"
 RULES = [

@@ -13,13 +13,13 @@ from nas.core.block import BLOCKS
 from nas.core.layout import Layout
 from nas.core.registry import Registry
 from nas.core.task import TASKS
-from nas.devices.transports import TRANSPORTS
-from nas.nn.base import MODULES
-from nas.runtimes import RUNTIMES
-from nas.runtimes.executorch.kinds import KINDS as EXECUTORCH_KINDS
-from nas.runtimes.llama_cpp.kinds import KINDS as LLAMA_CPP_KINDS
-from nas.search import PROPOSERS
-from nas.search_spaces import parse_space
+from nas.measure.devices.transports import TRANSPORTS
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.executorch.kinds import KINDS as EXECUTORCH_KINDS
+from nas.measure.runtimes.llama_cpp.kinds import KINDS as LLAMA_CPP_KINDS
+from nas.model.nn.base import MODULES
+from nas.search.proposers import PROPOSERS
+from nas.search.spaces import parse_space
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nas.runtimes.executorch.gate import FACTOR, compare, round_per_token
-from nas.runtimes.runner import Feed
+from nas.measure.runtimes.executorch.gate import FACTOR, compare, round_per_token
+from nas.measure.runtimes.runner import Feed
 
 RNG = np.random.default_rng(0)
 ORACLE = RNG.standard_normal((33, 50)).astype(np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nas.runtimes.executorch.contents import (
+from nas.measure.runtimes.executorch.contents import (
     bfloat16_bytes,
     dequantise_int4,
     pack_int4,

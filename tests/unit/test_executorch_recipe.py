@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from nas.core.layout import Layout
-from nas.runtimes.executorch.chain import build_chain
-from nas.runtimes.executorch.contents import Pool, RandomContents, constant_sizes
-from nas.runtimes.executorch.writer import ALIGN
-from nas.runtimes.recipe import Fill, Recipe
+from nas.measure.runtimes.executorch.chain import build_chain
+from nas.measure.runtimes.executorch.contents import Pool, RandomContents, constant_sizes
+from nas.measure.runtimes.executorch.writer import ALIGN
+from nas.measure.runtimes.recipe import Fill, Recipe
 
 TEXTS = ("d64 v100 ffn=swiglu:96 [C3 A2/1 M16]", "d64 v70 ffn=moe:4x2:32 [W2/1@8(sink=1)]")
 

@@ -14,11 +14,11 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Uns
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile, Runner
 from nas.core.workload import Workload
-from nas.runtimes.base import Artifact
-from nas.runtimes.executorch.build import VERSION, build
-from nas.runtimes.executorch.builds import BUILDS, LIBRARIES, BuildDetails, find_build, variant_for
-from nas.runtimes.executorch.chain import build_chain
-from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.base import Artifact
+from nas.measure.runtimes.executorch.chain import build_chain
+from nas.measure.runtimes.executorch.compile import VERSION, build
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.executorch.variants import BUILDS, LIBRARIES, BuildDetails, find_build, variant_for
 
 LFM2 = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
 
@@ -162,7 +162,7 @@ def test_there_is_one_build() -> None:
 
 def test_support_and_plans_load_no_torch() -> None:
     code = (
-        "import sys; from nas.core.layout import Layout; from nas.runtimes import RUNTIMES;"
+        "import sys; from nas.core.layout import Layout; from nas.measure.runtimes import RUNTIMES;"
         "assert RUNTIMES['executorch'].supports(Layout.parse('d64 v64 ffn=swiglu:64 [C3]'));"
         "sys.exit('torch' in sys.modules or 'executorch' in sys.modules)"
     )

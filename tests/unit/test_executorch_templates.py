@@ -11,10 +11,10 @@ import pytest
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
-from nas.runtimes.executorch import lowering, templates
-from nas.runtimes.executorch.chain import build_chain
-from nas.runtimes.executorch.programs import Program
-from nas.runtimes.executorch.templates import Template, template, template_key, templates_folder, trim_templates
+from nas.measure.runtimes.executorch import lowering, templates
+from nas.measure.runtimes.executorch.chain import build_chain
+from nas.measure.runtimes.executorch.programs import Program
+from nas.measure.runtimes.executorch.templates import Template, template, template_key, templates_folder, trim_templates
 
 PROGRAMS = build_chain(Layout.parse("d64 v64 ffn=swiglu:64 [C3 A2/1]")).programs
 MADE = Template(b"PROGRAM" * 100, {"norm_weight": ("key",)})

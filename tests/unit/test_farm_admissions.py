@@ -13,16 +13,16 @@ from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import PlanFile, Runner
 from nas.core.trust import RunnerManifest
-from nas.devices.agent.trust import verified
-from nas.farm.trust import MANIFEST_FILE, Admissions, SigningKey, open_key
+from nas.measure.devices.agent.trust import verified
+from nas.measure.farm.trust import MANIFEST_FILE, Admissions, SigningKey, open_key
 
 ADMIT = """
 import sys
 from pathlib import Path
 from nas.core.clock import SystemClock
 from nas.core.plan import Runner
-from nas.farm.trust import Admissions
-from nas.farm.trust import open_key
+from nas.measure.farm.trust import Admissions
+from nas.measure.farm.trust import open_key
 home, *folders = map(Path, sys.argv[1:])
 for folder in folders:
     runner = Runner.model_validate_json((folder / "record").read_bytes())

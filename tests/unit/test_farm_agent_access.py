@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 from store_support import RESULT, StillClock, key, round_of
 
 from nas.core.plan import InputFile, Plan, Round
-from nas.farm import agent_api
-from nas.store import agents, artifacts, devices, jobs, outcomes
-from nas.store.rows import JobState
+from nas.infra.store import agents, artifacts, devices, jobs, outcomes
+from nas.infra.store.rows import JobState
+from nas.measure.farm import agent_api
 
 CONTENT = bytes(range(256)) * 4096
 HASH = sha256(CONTENT).hexdigest()

@@ -17,18 +17,18 @@ from nas.core.measurement import ReferenceTimes
 from nas.core.plan import Pair, Plan, RawRun, RoundResult, Runner
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
-from nas.farm.farm import Farm, LocalAgent
-from nas.farm.queue import JobNotifier, LeaseMonitor
-from nas.farm.trust import Admissions, SigningKey
-from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration
-from nas.measure.protocol import PROTOCOL_VERSION
-from nas.measure.reference import export_key, measure_key
-from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Artifact, RandomWeights
-from nas.store import agents, artifacts, calibrations, devices, results
-from nas.store.calibrations import ReferenceRun
-from nas.store.rows import Health
-from nas.study.events import Calibrated
+from nas.infra.store import agents, artifacts, calibrations, devices, results
+from nas.infra.store.calibrations import ReferenceRun
+from nas.infra.store.rows import Health
+from nas.measure.farm.farm import Farm, LocalAgent
+from nas.measure.farm.queue import JobNotifier, LeaseMonitor
+from nas.measure.farm.trust import Admissions, SigningKey
+from nas.measure.protocol.calibration import Calibrator, MeasurementTarget, SavedCalibration
+from nas.measure.protocol.reference import export_key, measure_key
+from nas.measure.protocol.repetitions import PROTOCOL_VERSION
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Artifact, RandomWeights
+from nas.search.study.events import Calibrated
 from nas.testing.fake_runtime import FakeRuntime
 
 FAKE = RuntimeSpace(name="fake", quantisation="q4_0")

@@ -12,12 +12,12 @@ from store_support import add_device, key, new_study, open_store, proposal, roun
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import PlanFile, Round
-from nas.core.protocol import Failure, on_the_way
-from nas.devices.agent.client import Downloads, JobClient
-from nas.devices.files import ContentFolder
-from nas.farm.agent_api import end_if_damaged
-from nas.store import artifacts, jobs, results, trials
-from nas.store.rows import Blame, JobRow, JobState, Json
+from nas.core.wire import Failure, on_the_way
+from nas.infra.store import artifacts, jobs, results, trials
+from nas.infra.store.rows import Blame, JobRow, JobState, Json
+from nas.measure.devices.agent.client import Downloads, JobClient
+from nas.measure.devices.files import ContentFolder
+from nas.measure.farm.agent_api import end_if_damaged
 
 RUNNER = hashlib.sha256(b"#!").hexdigest()
 

@@ -12,13 +12,13 @@ from store_support import RESULT, StillClock, add_device, key, new_study, open_s
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import RoundResult
-from nas.core.protocol import Failure
-from nas.farm import queue
-from nas.farm.queue import DeviceJobs, JobNotifier
-from nas.store import devices, jobs, outcomes, studies, trials
-from nas.store.devices import LIMITS
-from nas.store.rows import CheckOutcome, DeviceState, Health, JobKind, JobState
-from nas.store.store import Store
+from nas.core.wire import Failure
+from nas.infra.store import devices, jobs, outcomes, studies, trials
+from nas.infra.store.devices import LIMITS
+from nas.infra.store.rows import CheckOutcome, DeviceState, Health, JobKind, JobState
+from nas.infra.store.store import Store
+from nas.measure.farm import queue
+from nas.measure.farm.queue import DeviceJobs, JobNotifier
 
 KEY = key("measurement")
 ROUND = round_of().model_copy(update={"reference": round_of().candidate})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.farm.farm import find_name
+from nas.measure.farm.farm import find_name
 
 PHONE, OTHER, BOX = "cortex-a76-1f2e", "cortex-a76-77aa", "epyc-00"
 KNOWN = {PHONE: ("phone", "bench"), OTHER: ("bench",), BOX: ()}

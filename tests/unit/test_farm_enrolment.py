@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 
 from nas.core.errors import InvalidInput
 from nas.core.trust import Invitation
-from nas.farm.enrolment import invite
-from nas.farm.trust import open_key
-from nas.store import agents
+from nas.infra.store import agents
+from nas.measure.farm.enrolment import invite
+from nas.measure.farm.trust import open_key
 
 URL = "https://box:7711"
 

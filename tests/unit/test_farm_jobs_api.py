@@ -16,15 +16,15 @@ from store_support import RESULT, device, key, open_store, round_of
 
 from nas.core.clock import SystemClock
 from nas.core.plan import MAX_OUTPUT, MAX_REPETITIONS, Pair, RawRun, RoundResult
-from nas.core.protocol import LOCAL_PATH_HEADER, MOST_DEVICES
 from nas.core.trust import RunnerManifest, SignedManifest
-from nas.farm import agent_api
-from nas.farm.agent_api import make_app
-from nas.farm.queue import JobNotifier
-from nas.farm.trust import SigningKey
-from nas.store import devices, jobs
-from nas.store.rows import DeviceState, JobState
-from nas.store.store import Store
+from nas.core.wire import LOCAL_PATH_HEADER, MOST_DEVICES
+from nas.infra.store import devices, jobs
+from nas.infra.store.rows import DeviceState, JobState
+from nas.infra.store.store import Store
+from nas.measure.farm import agent_api
+from nas.measure.farm.agent_api import make_app
+from nas.measure.farm.queue import JobNotifier
+from nas.measure.farm.trust import SigningKey
 
 KEY = key("measurement")
 FILE = key("file")

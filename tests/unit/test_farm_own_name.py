@@ -10,9 +10,9 @@ import pytest
 from store_support import StillClock, device, open_store
 
 from nas.core.errors import InvalidInput
-from nas.farm.farm import require_own_name
-from nas.store import agents, devices, jobs
-from nas.store.store import Store
+from nas.infra.store import agents, devices, jobs
+from nas.infra.store.store import Store
+from nas.measure.farm.farm import require_own_name
 
 
 @dataclass

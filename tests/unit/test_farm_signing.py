@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.trust import RunnerManifest, fingerprint
-from nas.devices.agent.trust import verified
-from nas.farm.trust import KEY_FILE, SigningKey, find_key, open_key
+from nas.measure.devices.agent.trust import verified
+from nas.measure.farm.trust import KEY_FILE, SigningKey, find_key, open_key
 
 OPEN = """
 import sys
 from pathlib import Path
-from nas.farm.trust import open_key
+from nas.measure.farm.trust import open_key
 print(open_key(Path(sys.argv[1])).public)
 """
 

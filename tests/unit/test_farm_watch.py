@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from store_support import StillClock, add_device, device, key, open_store, put, round_of, take
 
-from nas.farm.agent_api import POLL_S
-from nas.farm.queue import JobNotifier, LeaseMonitor
-from nas.store import agents, devices, jobs
-from nas.store.devices import LIMITS, phase_limit_s
-from nas.store.rows import DeviceState, Health, JobKind, JobState
-from nas.store.store import Store
+from nas.infra.store import agents, devices, jobs
+from nas.infra.store.devices import LIMITS, phase_limit_s
+from nas.infra.store.rows import DeviceState, Health, JobKind, JobState
+from nas.infra.store.store import Store
+from nas.measure.farm.agent_api import POLL_S
+from nas.measure.farm.queue import JobNotifier, LeaseMonitor
 
 
 def add_remote(store: Store, name: str = "phone", agent: str = "host") -> None:

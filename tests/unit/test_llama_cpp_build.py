@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
-from nas.runtimes.llama_cpp import build as building
-from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.builds import BUILDS
-from nas.runtimes.toolchain import build_environment, find_toolchain, sha256_of, stream
+from nas.measure.runtimes.llama_cpp import compile as building
+from nas.measure.runtimes.llama_cpp import source
+from nas.measure.runtimes.llama_cpp.variants import BUILDS
+from nas.measure.runtimes.toolchain import build_environment, find_toolchain, sha256_of, stream
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def test_leftovers_of_a_killed_build_go(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_second_builder_waits_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.runtimes.builds.LOCK_S", 0.1)
+    monkeypatch.setattr("nas.measure.runtimes.build_cache.LOCK_S", 0.1)
     BUILDS.folder.mkdir(parents=True)
     lines: list[str] = []
     with (BUILDS.folder / ".lock").open("w") as held:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.build import _details
-from nas.runtimes.llama_cpp.builds import (
+from nas.measure.runtimes.llama_cpp import source
+from nas.measure.runtimes.llama_cpp.compile import _details
+from nas.measure.runtimes.llama_cpp.patches import patch_hashes
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import (
     BUILDS,
     LIBRARIES,
     RUNNER_FLAGS,
@@ -19,9 +21,7 @@ from nas.runtimes.llama_cpp.builds import (
     find_build,
     tools_hash,
 )
-from nas.runtimes.llama_cpp.patches import patch_hashes
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.toolchain import host_target
+from nas.measure.runtimes.toolchain import host_target
 
 AVX2 = ("sse4_2", "avx", "avx2", "fma", "f16c", "bmi2")
 

@@ -14,9 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.runtimes.base import GateReport, RandomWeights
-from nas.runtimes.llama_cpp.gate import (
+from nas.measure.runtimes.base import GateReport, RandomWeights
+from nas.measure.runtimes.llama_cpp.gate import (
     CHUNKS,
     TEXTS,
     compare,
@@ -25,9 +24,10 @@ from nas.runtimes.llama_cpp.gate import (
     settle,
     settled_experts,
 )
-from nas.runtimes.llama_cpp.oracle import FollowedExperts, attend_f16, dot_f16, round_q8_0, round_q8_k
-from nas.runtimes.llama_cpp.writer import write_gguf
-from nas.runtimes.runner import Feed
+from nas.measure.runtimes.llama_cpp.oracle import FollowedExperts, attend_f16, dot_f16, round_q8_0, round_q8_k
+from nas.measure.runtimes.llama_cpp.writer import write_gguf
+from nas.measure.runtimes.runner import Feed
+from nas.model.nn.model import Model
 
 RNG = np.random.default_rng(0)
 

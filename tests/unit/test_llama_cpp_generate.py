@@ -8,8 +8,8 @@ import pytest
 from cli_runner import nas
 
 from nas.core.layout import Layout
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import Unsupported
-from nas.runtimes.llama_cpp.builds import VARIANTS, best_variant
-from nas.runtimes.toolchain import host_features
+from nas.measure.runtimes.llama_cpp.variants import VARIANTS, best_variant
+from nas.measure.runtimes.toolchain import host_features
 
 HASWELL = "sse4_2 avx avx2 fma f16c bmi2"
 SKYLAKE_X = f"{HASWELL} avx512f avx512cd avx512bw avx512dq avx512vl"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.runtimes.llama_cpp.patches import apply_diff, apply_patches, patch_files, patch_hashes
+from nas.measure.runtimes.llama_cpp.patches import apply_diff, apply_patches, patch_files, patch_hashes
 
 OLD = "".join(f"line {n}\n" for n in range(1, 31))
 

@@ -11,10 +11,10 @@ from gguf import GGUFReader
 
 from nas.core.layout import Layout
 from nas.core.published import LFM2
-from nas.runtimes.base import Artifact, Checkpoint, RandomWeights
-from nas.runtimes.llama_cpp.random_weights import Pool, Type
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.recipe import Fill, Recipe, splitmix64
+from nas.measure.runtimes.base import Artifact, Checkpoint, RandomWeights
+from nas.measure.runtimes.llama_cpp.random_weights import Pool, Type
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.recipe import Fill, Recipe, splitmix64
 
 EVERY_KIND = "d256 v512 untied ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1) C5 A8/8(qk_norm=0)]"
 

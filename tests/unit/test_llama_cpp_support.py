@@ -6,8 +6,8 @@ import pytest
 
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.llama_cpp.support import PATCHED, architecture
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.support import PATCHED, architecture
 
 LFM2_350M = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
 

@@ -14,11 +14,11 @@ from safetensors.numpy import save_file
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
-from nas.runtimes.base import Checkpoint, RandomWeights
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.llama_cpp.support import architecture
-from nas.runtimes.llama_cpp.tensors import tensors
-from nas.runtimes.llama_cpp.writer import WRITER_VERSION, write_gguf
+from nas.measure.runtimes.base import Checkpoint, RandomWeights
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.support import architecture
+from nas.measure.runtimes.llama_cpp.tensors import tensors
+from nas.measure.runtimes.llama_cpp.writer import WRITER_VERSION, write_gguf
 
 TINY = Layout.parse("d64 v96 ffn=swiglu:96 [C3 A4/2]")
 MOE = Layout.parse("d256 v512 untied ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3]")
@@ -125,8 +125,8 @@ import resource
 from pathlib import Path
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     LLAMA_CPP.export(Layout.parse({MOE.format()!r}), "q4_0", RandomWeights(), Path({str(tmp_path / "m.gguf")!r}))
@@ -144,6 +144,8 @@ def test_unwritable_folder_is_no_candidates_fault(tmp_path: Path) -> None:
 
 
 def test_importing_the_runtime_loads_neither_torch_nor_gguf() -> None:
-    code = "import sys, nas.runtimes.llama_cpp.runtime; print([m for m in ('torch', 'gguf') if m in sys.modules])"
+    code = (
+        "import sys, nas.measure.runtimes.llama_cpp.runtime; print([m for m in ('torch', 'gguf') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -12,8 +12,8 @@ from study_support import reference_times, sample
 
 from nas.core.measurement import Figure, ReferenceTimes, Sample
 from nas.core.stats import Z95
-from nas.measure import estimator
-from nas.measure.estimator import (
+from nas.measure.protocol import estimator
+from nas.measure.protocol.estimator import (
     NOISE,
     SLICE,
     NoiseModel,

@@ -12,16 +12,16 @@ from study_support import DEVICE, raw, reference_times, sample, until
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import Pair, RawRun, RoundResult, Runner
-from nas.core.protocol import Failure
 from nas.core.registry import Registry
-from nas.farm.trust import Admissions, SigningKey
-from nas.measure.health import AnyDevice, HealthKeeper, check_key
-from nas.measure.reference import calibration_name, keep_calibration
-from nas.runtimes.base import Runtime
-from nas.store import agents, calibrations, devices, jobs, outcomes
-from nas.store.jobs import CHECK_PRIORITY
-from nas.store.rows import DeviceEventKind, DeviceRow, Health, JobKind, JobRow, JobState
-from nas.store.store import Store
+from nas.core.wire import Failure
+from nas.infra.store import agents, calibrations, devices, jobs, outcomes
+from nas.infra.store.jobs import CHECK_PRIORITY
+from nas.infra.store.rows import DeviceEventKind, DeviceRow, Health, JobKind, JobRow, JobState
+from nas.infra.store.store import Store
+from nas.measure.farm.trust import Admissions, SigningKey
+from nas.measure.protocol.health import AnyDevice, HealthKeeper, check_key
+from nas.measure.protocol.reference import calibration_name, keep_calibration
+from nas.measure.runtimes.base import Runtime
 from nas.testing.fake_runtime import FakeRuntime
 
 CALM, KILLED = raw(sample()), raw(exit_code=-9)
@@ -90,7 +90,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 def install(monkeypatch: pytest.MonkeyPatch, **runtimes: FakeRuntime) -> None:
     """Makes these the only runtimes."""
     registry: Registry[Runtime] = Registry("runtime", "nas.no.plugins", runtimes)
-    monkeypatch.setattr("nas.measure.health.RUNTIMES", registry)
+    monkeypatch.setattr("nas.measure.protocol.health.RUNTIMES", registry)
 
 
 def test_a_new_device_is_checked_and_calibrated(lab: Lab) -> None:
@@ -250,7 +250,7 @@ def test_many_devices_are_checked_a_few_at_a_time_and_builds_are_looked_through_
             return super().runner(target, features, patched, libc)
 
     install(monkeypatch, fake=Counted(lab.folder, targets=()))
-    monkeypatch.setattr("nas.measure.health._DEVICES_PER_STEP", 4)
+    monkeypatch.setattr("nas.measure.protocol.health._DEVICES_PER_STEP", 4)
     lab.look()
     assert sum(row.check_number for row in devices.all(lab.store)) == 4
     lab.look()
@@ -322,7 +322,7 @@ def test_a_check_goes_before_measurements_and_tells_whose_failure_it_was(lab: La
 def test_the_thread_checks_by_itself_and_survives_a_database_in_trouble(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nas.measure.health._STEP_S", 0.01)
+    monkeypatch.setattr("nas.measure.protocol.health._STEP_S", 0.01)
     troubles = [InfrastructureFailed("locked")] * 3
 
     def due(store: Store, *, among: Collection[str] | None, most: int) -> list[DeviceRow]:
@@ -331,7 +331,7 @@ def test_the_thread_checks_by_itself_and_survives_a_database_in_trouble(
         return outcomes.due_checks(store, among=among, most=most)
 
     checks = Namespace(due_checks=due, conclude_check=outcomes.conclude_check)
-    monkeypatch.setattr("nas.measure.health.outcomes", checks)
+    monkeypatch.setattr("nas.measure.protocol.health.outcomes", checks)
     with lab.keeper:
         until(lambda: bool(jobs.live(lab.store)))
         lab.run(*[CALM] * 10)

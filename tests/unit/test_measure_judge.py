@@ -12,8 +12,8 @@ from nas.core.errors import CandidateFailed
 from nas.core.measurement import Repetition
 from nas.core.plan import Conditions, EnergyUsed, Pair, RawRun
 from nas.core.workload import Workload
-from nas.measure.protocol import commonest, energy_figure, judge, measurement, summarise, undisturbed
-from nas.runtimes.runner import read_sample
+from nas.measure.protocol.repetitions import commonest, energy_figure, judge, measurement, summarise, undisturbed
+from nas.measure.runtimes.runner import read_sample
 
 CALIBRATION = reference_times(sample())
 WORKLOAD = Workload(prompt=64, gen=16)

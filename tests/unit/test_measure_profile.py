@@ -14,25 +14,25 @@ from cli_runner import Outcome, nas
 from store_support import StillClock, open_store
 from study_support import DEVICE, tiny_space
 
-from nas.analysis.record import read_study
-from nas.analysis.snapshot import StudySnapshot
 from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.plan import Pair, Plan, RawRun, Round, RoundResult
 from nas.core.profile import Profile, ProfileSummary, summary
-from nas.dashboard.pages import render
-from nas.farm.farm import Farm, LocalAgent
-from nas.farm.queue import JobNotifier, LeaseMonitor
-from nas.farm.trust import Admissions, SigningKey
-from nas.runtimes import RUNTIMES
-from nas.runtimes.runner import read_profile
-from nas.store import agents, artifacts, devices, events, studies, trials
-from nas.store.rows import Proposal
-from nas.store.store import Store
-from nas.study.events import Profiled
+from nas.infra.store import agents, artifacts, devices, events, studies, trials
+from nas.infra.store.rows import Proposal
+from nas.infra.store.store import Store
+from nas.measure.farm.farm import Farm, LocalAgent
+from nas.measure.farm.queue import JobNotifier, LeaseMonitor
+from nas.measure.farm.trust import Admissions, SigningKey
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.runner import read_profile
+from nas.search.analysis.record import read_study
+from nas.search.analysis.snapshot import StudySnapshot
+from nas.search.study.events import Profiled
+from nas.serve.dashboard.pages import render
+from nas.serve.views.candidate import candidate_views
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.run_plan import run_plan
-from nas.views.candidate import candidate_views
 
 LAYOUT = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2 ^0]")
 PREFILL = [
@@ -202,7 +202,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
 
     admissions = Admissions(tmp_path, SigningKey.generate(), store.clock)
     farm = HereFarm(store, cast(LocalAgent, None), LeaseMonitor(store, JobNotifier(), agent="local"), admissions)
-    monkeypatch.setattr("nas.measure.bench.open_farm", lambda opened: nullcontext(farm))
+    monkeypatch.setattr("nas.measure.protocol.bench.open_farm", lambda opened: nullcontext(farm))
 
     def command(*options: str) -> tuple[Outcome, list[Plan]]:
         jobs.plans.clear()

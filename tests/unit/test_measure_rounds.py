@@ -16,9 +16,9 @@ from nas.core.measurement import Measurement
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
-from nas.measure.rounds import Reference, Subject, calibrate, measure
-from nas.runtimes.base import RandomWeights
-from nas.store.calibrations import ReferenceRun
+from nas.infra.store.calibrations import ReferenceRun
+from nas.measure.protocol.rounds import Reference, Subject, calibrate, measure
+from nas.measure.runtimes.base import RandomWeights
 from nas.testing.fake_runtime import FakeRuntime
 
 LIMITS = MeasurementSettings(max_attempts=2)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nas.core.layout import Layout
-from nas.nn.attention import reference_cache
-from nas.nn.gqa import GroupedQueryAttention, reference_gqa
-from nas.nn.model import Model, ModelState, ResidualLayer
+from nas.model.nn.attention import reference_cache
+from nas.model.nn.gqa import GroupedQueryAttention, reference_gqa
+from nas.model.nn.model import Model, ModelState, ResidualLayer
 from nas.testing.layout_strategy import layouts
 
 MIXED = (

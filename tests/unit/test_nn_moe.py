@@ -6,10 +6,10 @@ import torch
 
 from nas.core.block import Block
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.moe import MixtureOfExperts, balance_experts
-from nas.nn.primitives import draw_weights
-from nas.nn.seeds import stacked
+from nas.model.nn.model import Model
+from nas.model.nn.moe import MixtureOfExperts, balance_experts
+from nas.model.nn.primitives import draw_weights
+from nas.model.nn.seeds import stacked
 
 
 def mixture(text: str = "moe:8x2:16", seed: int = 0) -> MixtureOfExperts:

@@ -12,13 +12,13 @@ from torch import Tensor
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
-from nas.nn.base import MODULES
-from nas.nn.gdn import delta_rule, reference_gdn
-from nas.nn.gla import gated_linear_attention, reference_gla
-from nas.nn.mamba2 import reference_mamba2
-from nas.nn.mlstm import reference_mlstm
-from nas.nn.primitives import draw_weights
-from nas.nn.ssd import ssd
+from nas.model.nn.base import MODULES
+from nas.model.nn.gdn import delta_rule, reference_gdn
+from nas.model.nn.gla import gated_linear_attention, reference_gla
+from nas.model.nn.mamba2 import reference_mamba2
+from nas.model.nn.mlstm import reference_mlstm
+from nas.model.nn.primitives import draw_weights
+from nas.model.nn.ssd import ssd
 from nas.testing.twins import twin_of
 
 WIDTH, LENGTH = 32, 150

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from nas.core.block import Block
 from nas.core.layout import Layout
-from nas.nn.gqa import GroupedQueryAttention
-from nas.nn.primitives import draw_weights
-from nas.nn.swa import SlidingWindowAttention
+from nas.model.nn.gqa import GroupedQueryAttention
+from nas.model.nn.primitives import draw_weights
+from nas.model.nn.swa import SlidingWindowAttention
 from nas.testing.twins import twin_of
 
 WIDTH, LENGTH = 64, 60

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.weights import checkpoint_layout, load_weights, save_weights
+from nas.model.nn.model import Model
+from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
 
 LAYOUT = Layout.parse("d32 v64 ffn=swiglu:32 [C3 A2/1 ^0 A2/1(kv=1)+moe:4x2:16]")
 

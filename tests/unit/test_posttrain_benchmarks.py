@@ -17,13 +17,13 @@ from pretrain_lab import LAYOUT
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import AVERAGE, MemberEvaluation, TaskScore
-from nas.nn.model import Model
-from nas.posttrain.benchmarks.answers import extracted, letter, math_result, number, number_result, same
-from nas.posttrain.conversations import ChatTokenizer
-from nas.posttrain.generation import Answerer, answerer
-from nas.posttrain.harness import NAMES, Benchmarks
-from nas.release.tokenizer import byte_tokenizer
-from nas.runtimes.dialogue import Score
+from nas.measure.runtimes.dialogue import Score
+from nas.model.nn.model import Model
+from nas.train.posttrain.conversations import ChatTokenizer
+from nas.train.posttrain.generation import Answerer, answerer
+from nas.train.posttrain.harness import NAMES, Benchmarks
+from nas.train.posttrain.lm_eval_tasks.answers import extracted, letter, math_result, number, number_result, same
+from nas.train.release.tokenizer import byte_tokenizer
 
 CHAT = ChatTokenizer(byte_tokenizer(320), "bytes")
 

@@ -11,14 +11,14 @@ import pytest
 from pretrain_lab import LAYOUT, SETTINGS, write_corpus
 
 from nas.core.family import MemberTraining
-from nas.posttrain import prefer
-from nas.posttrain.conversations import Preference
-from nas.posttrain.prefer import PreferRequest, PreferSettings
-from nas.posttrain.sft import DataSource, SftRequest, SftSettings
-from nas.pretrain.member_training import MemberToTrain, TrainingRequest
-from nas.pretrain.next_token import LongRequest, PretrainingRequest
-from nas.pretrain.recipe import Settings
-from nas.release.tokenizer import byte_tokenizer
+from nas.train.posttrain import prefer
+from nas.train.posttrain.conversations import Preference
+from nas.train.posttrain.prefer import PreferRequest, PreferSettings
+from nas.train.posttrain.sft import DataSource, SftRequest, SftSettings
+from nas.train.pretrain.member_training import MemberToTrain, TrainingRequest
+from nas.train.pretrain.next_token import LongRequest, PretrainingRequest
+from nas.train.pretrain.recipe import Settings
+from nas.train.release.tokenizer import byte_tokenizer
 
 QUESTION = '{"messages": [{"role": "user", "content": "one"}'
 PRETRAINED = {

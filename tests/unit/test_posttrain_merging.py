@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nas.core.errors import InvalidInput
-from nas.nn.primitives import generator_of
-from nas.posttrain.merging import MergeSettings, Method, Shards, della_rates, dropped, merge, merge_tensors, trim
+from nas.model.nn.primitives import generator_of
+from nas.train.posttrain.merging import MergeSettings, Method, Shards, della_rates, dropped, merge, merge_tensors, trim
 
 BASED: tuple[Method, ...] = ("task-arithmetic", "ties", "dare-linear", "dare-ties", "della")
 

@@ -23,18 +23,18 @@ from torch import Tensor
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import MemberTraining, TaskScore
 from nas.core.task import IGNORE
-from nas.nn.model import Model
-from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, Preference, read_lines
-from nas.posttrain.files import Chat, read_tools
-from nas.posttrain.generation import answerer, by_task, exact_matches, generate
-from nas.posttrain.judges import RULES, Sample, command_judge, preference_of
-from nas.posttrain.prefer import ACCURACY, answer_log_probabilities, preference_loss
-from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
-from nas.posttrain.reward_model import RewardModel
-from nas.posttrain.tasks import TASKS, conversations, is_test, preferences, write_tasks
-from nas.release.options import FileOptions
-from nas.release.tokenizer import BOS, byte_tokenizer, chat_template
-from nas.views.family import member_folder
+from nas.model.nn.model import Model
+from nas.serve.views.family import member_folder
+from nas.train.posttrain.conversations import ChatTokenizer, Conversation, Message, Preference, read_lines
+from nas.train.posttrain.evaluate import Chat, read_tools
+from nas.train.posttrain.generation import answerer, by_task, exact_matches, generate
+from nas.train.posttrain.judges import RULES, Sample, command_judge, preference_of
+from nas.train.posttrain.prefer import ACCURACY, answer_log_probabilities, preference_loss
+from nas.train.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.train.posttrain.reward_model import RewardModel
+from nas.train.posttrain.toy_data import TASKS, conversations, is_test, preferences, write_tasks
+from nas.train.release.options import FileOptions
+from nas.train.release.tokenizer import BOS, byte_tokenizer, chat_template
 
 Numbers = list[float]
 

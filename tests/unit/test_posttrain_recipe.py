@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from nas.core.errors import InvalidInput
 from nas.core.family import MemberTraining
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.weights import save_weights
-from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
-from nas.posttrain.tasks import write_tasks
-from nas.pretrain.recipe import Settings, complete
-from nas.release.options import FileOptions
-from nas.views.family import member_folder
+from nas.model.nn.model import Model
+from nas.model.nn.weights import save_weights
+from nas.serve.views.family import member_folder
+from nas.train.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.train.posttrain.toy_data import write_tasks
+from nas.train.pretrain.recipe import Settings, complete
+from nas.train.release.options import FileOptions
 
 _LENGTHS = "import sys\nfor line in sys.stdin: print(len(line))"
 SFT = {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1}

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from nas.core.task import IGNORE
-from nas.nn.primitives import generator_of
-from nas.posttrain.merging import MergeSettings, Method, della_rates, dropped, merge_tensors, trim
-from nas.posttrain.objective import answer_nats
-from nas.posttrain.prefer import preference_loss
+from nas.model.nn.primitives import generator_of
+from nas.train.posttrain.merging import MergeSettings, Method, della_rates, dropped, merge_tensors, trim
+from nas.train.posttrain.objective import answer_nats
+from nas.train.posttrain.prefer import preference_loss
 
 FOLDER = Path(__file__).parents[1] / "data/posttrain_references"
 TRL, MERGEKIT = (json.loads((FOLDER / f"{name}.json").read_text()) for name in ("trl", "mergekit"))

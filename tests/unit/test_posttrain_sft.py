@@ -22,12 +22,13 @@ from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
 from nas.core.layout import Layout
 from nas.core.task import IGNORE
-from nas.nn.model import Model
-from nas.nn.weights import save_weights
-from nas.posttrain import curriculum, languages
-from nas.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines
-from nas.posttrain.curriculum import CurriculumSettings, solved_shares, solvers
-from nas.posttrain.filters import (
+from nas.model.nn.model import Model
+from nas.model.nn.weights import save_weights
+from nas.serve.views.family import member_folder
+from nas.train.posttrain import curriculum, languages
+from nas.train.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines
+from nas.train.posttrain.curriculum import CurriculumSettings, solved_shares, solvers
+from nas.train.posttrain.filters import (
     Filters,
     in_languages,
     jaccard,
@@ -38,15 +39,14 @@ from nas.posttrain.filters import (
     without_overlap,
     words_of,
 )
-from nas.posttrain.generation import generate
-from nas.posttrain.objective import answer_nats, dropped_embeddings
-from nas.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
-from nas.posttrain.sft import HELD_OUT, Mixture, TokenisedConversations, padded, passes_of
-from nas.pretrain import member_training
-from nas.pretrain.member_training import MemberToTrain
-from nas.release.options import FileOptions
-from nas.release.tokenizer import byte_tokenizer, chat_template
-from nas.views.family import member_folder
+from nas.train.posttrain.generation import generate
+from nas.train.posttrain.objective import answer_nats, dropped_embeddings
+from nas.train.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
+from nas.train.posttrain.sft import HELD_OUT, Mixture, TokenisedConversations, padded, passes_of
+from nas.train.pretrain import member_training
+from nas.train.pretrain.member_training import MemberToTrain
+from nas.train.release.options import FileOptions
+from nas.train.release.tokenizer import byte_tokenizer, chat_template
 
 EVERY_KIND = Layout.parse(
     "d32 v320 ffn=swiglu:64 [C3 A4/2(canon=3) A4/2(kv=1) W4/2@8 W4/2@8(sink=1) M16 D2/1:16 G2:16 X2:16 L2/16"
@@ -529,7 +529,7 @@ def test_unknown_languages_and_a_missing_detector_are_named(member: Path, monkey
     with pytest.raises(InvalidInput, match=r"filters\.languages: unknown language 'english'.*valid: ace, af, am"):
         run(member, recipe(filters={"languages": ["en", "english"]}))
     monkeypatch.setitem(sys.modules, "py3langid", None)
-    monkeypatch.setattr("nas.posttrain.languages._identifier", languages._identifier.__wrapped__)
+    monkeypatch.setattr("nas.train.posttrain.languages._identifier", languages._identifier.__wrapped__)
     with pytest.raises(InvalidInput, match=r"filters\.languages: needs py3langid, of the extra 'languages'"):
         run(member, recipe(filters={"languages": ["en"]}))
     assert not (member_folder("tiny", "1M") / "training").exists()

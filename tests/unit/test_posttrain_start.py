@@ -15,20 +15,20 @@ from safetensors.torch import load_file
 from tokenizer_lab import ASK, CHATML, with_template, write_model_tokenizer, write_qwen3
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nas.adapt.checkpoints import import_model
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import MemberTraining, member_folder, read_family
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.weights import save_weights
-from nas.posttrain.conversations import ChatTokenizer, Conversation
-from nas.posttrain.files import chat_tokenizer
-from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
-from nas.posttrain.tasks import write_tasks
-from nas.pretrain import member_training
-from nas.release.files import write_files
-from nas.release.options import FileOptions
-from nas.runtimes.base import RandomWeights
+from nas.measure.runtimes.base import RandomWeights
+from nas.model.nn.model import Model
+from nas.model.nn.weights import save_weights
+from nas.train.adapt.checkpoints import import_model
+from nas.train.posttrain.conversations import ChatTokenizer, Conversation
+from nas.train.posttrain.evaluate import chat_tokenizer
+from nas.train.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.train.posttrain.toy_data import write_tasks
+from nas.train.pretrain import member_training
+from nas.train.release.files import write_files
+from nas.train.release.options import FileOptions
 
 LAYOUT = Layout.parse("d64 v400 ffn=swiglu:96 [A4/2*2]")
 FORGETS = (  # earlier answers lose their reasoning, as in Qwen3's template

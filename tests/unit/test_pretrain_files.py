@@ -12,12 +12,12 @@ from pretrain_lab import LAYOUT, SETTINGS, run_here, tiny_family, write_tokenize
 
 from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record, write_record
-from nas.pretrain import member_training
-from nas.pretrain.member_training import CHECKPOINT, START, WEIGHTS, Trained, train_member, write_files_of
-from nas.pretrain.next_token import PretrainingRequest
-from nas.release.files import MemberFilesWriter
-from nas.release.options import FileOptions
-from nas.views.family import member_folder, read_family
+from nas.serve.views.family import member_folder, read_family
+from nas.train.pretrain import member_training
+from nas.train.pretrain.member_training import CHECKPOINT, START, WEIGHTS, Trained, train_member, write_files_of
+from nas.train.pretrain.next_token import PretrainingRequest
+from nas.train.release.files import MemberFilesWriter
+from nas.train.release.options import FileOptions
 
 NO_GGUF = FileOptions(gguf=())
 

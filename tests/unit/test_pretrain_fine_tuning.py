@@ -17,14 +17,14 @@ from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
 from nas.core.task import IGNORE
-from nas.nn.fit import Log, Stage, Worker
-from nas.nn.optimisers import Optimiser
-from nas.pretrain import member_training
-from nas.pretrain.data import Vocabulary
-from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest, train_member
-from nas.pretrain.next_token import PretrainingRequest
-from nas.release.options import FileOptions
-from nas.views.family import member_folder
+from nas.model.nn.fit import Log, Stage, Worker
+from nas.model.nn.optimisers import Optimiser
+from nas.serve.views.family import member_folder
+from nas.train.pretrain import member_training
+from nas.train.pretrain.data import Vocabulary
+from nas.train.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest, train_member
+from nas.train.pretrain.next_token import PretrainingRequest
+from nas.train.release.options import FileOptions
 
 ANSWERS = (("one and", " two"), ("a small", " model"))
 

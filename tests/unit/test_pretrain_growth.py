@@ -10,11 +10,11 @@ from torch import Tensor
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.weights import save_weights
-from nas.pretrain.grow import Growth, grow, grow_checkpoint
-from nas.pretrain.member_training import MemberToTrain
-from nas.pretrain.next_token import PretrainingRequest, _unnamed_layout
+from nas.model.nn.model import Model
+from nas.model.nn.weights import save_weights
+from nas.train.pretrain.grow import Growth, grow, grow_checkpoint
+from nas.train.pretrain.member_training import MemberToTrain
+from nas.train.pretrain.next_token import PretrainingRequest, _unnamed_layout
 
 SMALL = "d64 v96 ffn=swiglu:96 [C3*2 A4/2:16 C3]"
 MIXED = "d64 v96 ffn=moe:4x2:32 [C3 M16(heads=8) W4/2@8:16(sink=1)]"

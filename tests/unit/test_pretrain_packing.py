@@ -11,9 +11,9 @@ from pretrain_lab import write_corpus, write_tokenizer
 from tokenizers import Tokenizer, normalizers
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, cut_for_fim, read_sources, tokenise
-from nas.pretrain.next_token import Packed, bits_per_byte, held_out_windows
-from nas.pretrain.recipe import Fim
+from nas.train.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, cut_for_fim, read_sources, tokenise
+from nas.train.pretrain.next_token import Packed, bits_per_byte, held_out_windows
+from nas.train.pretrain.recipe import Fim
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +177,7 @@ def test_a_path_within_another_has_its_share_held_out_there(tmp_path: Path, toke
 
 
 def test_a_long_text_is_encoded_some_pieces_at_a_time(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.pretrain.data._PIECE", 8)
+    monkeypatch.setattr("nas.train.pretrain.data._PIECE", 8)
     vocabulary, text = Vocabulary(tokenizer, 320), "some words\n" * 100
     seen: list[int] = []
 

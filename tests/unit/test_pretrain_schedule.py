@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nas.pretrain.recipe import Schedule, Shape, wsdc
+from nas.train.pretrain.recipe import Schedule, Shape, wsdc
 
 SHAPES: tuple[Shape, ...] = ("linear", "cosine", "exponential", "sqrt")
 

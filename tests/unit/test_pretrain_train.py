@@ -23,12 +23,12 @@ from torch import nn
 
 from nas.core.errors import CandidateFailed, InvalidInput, UnknownName
 from nas.core.layout import Layout
-from nas.nn.fit import TrainingState, Worker, next_interval
-from nas.nn.model import Model
-from nas.nn.weights import save_weights
-from nas.pretrain.member_training import CHECKPOINT, train_member
-from nas.pretrain.next_token import PretrainingRequest
-from nas.pretrain.recipe import REPORT_LENGTHS, Recipe, Settings, complete, read_settings
+from nas.model.nn.fit import TrainingState, Worker, next_interval
+from nas.model.nn.model import Model
+from nas.model.nn.weights import save_weights
+from nas.train.pretrain.member_training import CHECKPOINT, train_member
+from nas.train.pretrain.next_token import PretrainingRequest
+from nas.train.pretrain.recipe import REPORT_LENGTHS, Recipe, Settings, complete, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -104,8 +104,8 @@ def test_all_workers_resume_from_the_checkpoint_that_worker_0_finds(
         if newer.exists():
             newer.replace(tmp_path / "before" / CHECKPOINT)
 
-    monkeypatch.setattr("nas.nn.fit.dist", SimpleNamespace(barrier=barrier, all_reduce=lambda tensor: None))
-    monkeypatch.setattr("nas.nn.fit.DistributedDataParallel", _Parallel)
+    monkeypatch.setattr("nas.model.nn.fit.dist", SimpleNamespace(barrier=barrier, all_reduce=lambda tensor: None))
+    monkeypatch.setattr("nas.model.nn.fit.DistributedDataParallel", _Parallel)
     lines: list[str] = []
     worker = Worker(torch.device("cpu"), lines.append, rank=1, world=2)
     pretraining(tmp_path / "before", corpus, tokenizer).run(worker)
@@ -136,7 +136,7 @@ def test_checkpoints_that_take_long_are_rare(
         now[0] += 1.0
 
     clock = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[0])
-    monkeypatch.setattr("nas.nn.fit.time", clock)
+    monkeypatch.setattr("nas.model.nn.fit.time", clock)
     monkeypatch.setattr(TrainingState, "save", save)
     pretraining(tmp_path / "run", corpus, tokenizer).run(alone(step), checkpoint_s=2.0)
     assert saves == [2.0, 12.5, 23.0, 31.5]  # at least twenty times what the last one took, and at the end
@@ -152,7 +152,7 @@ def test_time_in_the_hook_is_not_counted(
     def wait() -> None:
         now[0] += 100.0
 
-    monkeypatch.setattr("nas.nn.fit.time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[0]))
+    monkeypatch.setattr("nas.model.nn.fit.time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[0]))
     assert pretraining(tmp_path / "run", corpus, tokenizer).run(alone(wait)).seconds == 0.0
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.proxy import bpe
-from nas.proxy.bpe import encoded
-from nas.proxy.corpus import MIN_BYTES, Corpus, build_corpus
-from nas.proxy.data import LmData
+from nas.search.proxy import bpe
+from nas.search.proxy.bpe import encoded
+from nas.search.proxy.corpus import MIN_BYTES, Corpus, build_corpus
+from nas.search.proxy.data import LmData
 
 VOCAB = 512
 

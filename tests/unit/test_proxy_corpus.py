@@ -19,9 +19,19 @@ from pydantic import ValidationError
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged
 from nas.core.quality_config import CorpusFiles, QualityConfig
-from nas.proxy import corpus_files, corpus_installed
-from nas.proxy.corpus import MIN_BYTES, CorpusRef, Domain, build_corpus, made_of, open_corpus, refer, refer_again, split
-from nas.proxy.corpus_default import split_source
+from nas.search.proxy import corpus_files, corpus_installed
+from nas.search.proxy.corpus import (
+    MIN_BYTES,
+    CorpusRef,
+    Domain,
+    build_corpus,
+    made_of,
+    open_corpus,
+    refer,
+    refer_again,
+    split,
+)
+from nas.search.proxy.corpus_default import split_source
 
 LINE = b"the quick brown fox jumps over the lazy dog\n"
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from nas.proxy.generators import (
+from nas.search.proxy.generators import (
     FORMS,
     SCRIPTS,
     Dice,

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung
-from nas.proxy.corpus import CorpusRef
-from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult
-from nas.proxy.ladder import rung_jobs, seed_counts, seed_scores
+from nas.search.proxy.corpus import CorpusRef
+from nas.search.proxy.job import LmRun, TaskRun, TrainJob, TrainResult
+from nas.search.proxy.ladder import rung_jobs, seed_counts, seed_scores
 
 LAYOUT = Layout.parse("d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8]")
 CORPUS = CorpusRef(source="default", hash="0" * 64)
@@ -166,5 +166,6 @@ def test_the_default_configuration_survives_json() -> None:
 
 
 def test_what_the_orchestrator_needs_loads_no_torch() -> None:
-    code = "import sys, nas.proxy.ladder, nas.proxy.quality, nas.proxy.corpus; sys.exit('torch' in sys.modules)"
+    modules = "nas.search.proxy.ladder, nas.search.proxy.quality, nas.search.proxy.corpus"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nas.proxy.corpus import Domain
-from nas.proxy.data import BYTE_GRAM, IGNORE, Group, LmData, Part, evaluate, recallable, score
-from nas.proxy.generators import joined, recall_text
-from nas.proxy.job import is_part
+from nas.search.proxy.corpus import Domain
+from nas.search.proxy.data import BYTE_GRAM, IGNORE, Group, LmData, Part, evaluate, recallable, score
+from nas.search.proxy.generators import joined, recall_text
+from nas.search.proxy.job import is_part
 
 Ids = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 Hits = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]

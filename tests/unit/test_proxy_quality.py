@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nas.core.errors import InvalidInput
-from nas.proxy.quality import (
+from nas.search.proxy.quality import (
     LM_PRIOR,
     LM_SIGNAL,
     TASK_PRIOR,

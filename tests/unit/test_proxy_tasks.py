@@ -12,14 +12,14 @@ from study_support import lm_job
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.registry import Registry
 from nas.core.task import IGNORE, TASKS, Task, make_task, task_settings
-from nas.proxy.job import TaskRun
-from nas.proxy.tasks.automata import Automata
-from nas.proxy.tasks.induction import Induction
-from nas.proxy.tasks.knowledge import Knowledge
-from nas.proxy.tasks.mqar import AssociativeRecall
-from nas.proxy.tasks.noisyrecall import NoisyRecall
-from nas.proxy.tasks.selcopy import SelectiveCopy
-from nas.proxy.tasks.wordproblem import WordProblem
+from nas.search.proxy.job import TaskRun
+from nas.search.proxy.tasks.automata import Automata
+from nas.search.proxy.tasks.induction import Induction
+from nas.search.proxy.tasks.knowledge import Knowledge
+from nas.search.proxy.tasks.mqar import AssociativeRecall
+from nas.search.proxy.tasks.noisyrecall import NoisyRecall
+from nas.search.proxy.tasks.selcopy import SelectiveCopy
+from nas.search.proxy.tasks.wordproblem import WordProblem
 
 Example = tuple[list[int], list[int]]
 
@@ -51,7 +51,7 @@ def test_the_version_of_a_plug_in_s_task_is_in_training_keys(monkeypatch: pytest
 
 def test_without_one_it_is_that_of_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     def points(group: str) -> list[SimpleNamespace]:
-        target = {"name": "mine", "value": "nas.proxy.tasks.mqar:AssociativeRecall"}
+        target = {"name": "mine", "value": "nas.search.proxy.tasks.mqar:AssociativeRecall"}
         dist = SimpleNamespace(version="1.5")
         return [SimpleNamespace(**target, dist=dist)]
 

@@ -17,13 +17,13 @@ from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig
-from nas.proxy import teacher as teacher_module
-from nas.proxy.corpus import MIN_BYTES, CorpusRef, refer
-from nas.proxy.data import open_data
-from nas.proxy.job import LmRun, Teaching, TrainJob, TrainResult, weights_file
-from nas.proxy.ladder import rung_jobs
-from nas.proxy.teacher import predictions, trained_model
-from nas.proxy.train import train
+from nas.search.proxy import teacher as teacher_module
+from nas.search.proxy.corpus import MIN_BYTES, CorpusRef, refer
+from nas.search.proxy.data import open_data
+from nas.search.proxy.job import LmRun, Teaching, TrainJob, TrainResult, weights_file
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.proxy.teacher import predictions, trained_model
+from nas.search.proxy.train import train
 
 STUDENT = Layout.parse("d32 v256 ffn=swiglu:32 [C3]")
 TEACHER = Layout.parse("d32 v256 ffn=swiglu:64 [C3 A2/1]")

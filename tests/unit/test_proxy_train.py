@@ -13,15 +13,15 @@ from safetensors.torch import load_file
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
-from nas.nn.conv import GatedShortConv
-from nas.nn.fit import TrainingState, Worker, move_average, thinned
-from nas.nn.model import Model
-from nas.nn.weights import padded_weights
-from nas.proxy import train as train_module
-from nas.proxy.corpus import MIN_BYTES, CorpusRef, build_corpus, refer
-from nas.proxy.data import LmData, open_data
-from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, exported_layout, train_key_inputs, weights_file
-from nas.proxy.train import train, train_seeds
+from nas.model.nn.conv import GatedShortConv
+from nas.model.nn.fit import TrainingState, Worker, move_average, thinned
+from nas.model.nn.model import Model
+from nas.model.nn.weights import padded_weights
+from nas.search.proxy import train as train_module
+from nas.search.proxy.corpus import MIN_BYTES, CorpusRef, build_corpus, refer
+from nas.search.proxy.data import LmData, open_data
+from nas.search.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, exported_layout, train_key_inputs, weights_file
+from nas.search.proxy.train import train, train_seeds
 
 LAYOUT = Layout.parse("d32 v256 ffn=moe:4x2:20 [C3+swiglu:40 A2/1]")
 PADDED = Layout.parse("d32 v256 ffn=moe:4x2:32 [C3+swiglu:64 A2/1]")

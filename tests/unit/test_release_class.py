@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.release.hf_code import modeling_hilnas
-from nas.release.hf_code.configuration_hilnas import HilnasConfig
-from nas.release.hf_code.modeling_hilnas import HilnasForCausalLM
-from nas.release.huggingface import _own_config
+from nas.model.nn.model import Model
+from nas.train.release.hf_code import modeling_hilnas
+from nas.train.release.hf_code.configuration_hilnas import HilnasConfig
+from nas.train.release.hf_code.modeling_hilnas import HilnasForCausalLM
+from nas.train.release.huggingface import _own_config
 
 LAYOUTS = {
     "conv": "d64 v96 ffn=swiglu:64 [C2 C5]",

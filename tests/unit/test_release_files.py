@@ -21,15 +21,15 @@ from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import Figure, Measured, MemberFiles, read_record
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.transformers import tensor_names
-from nas.release.files import files_of, rewrite_card, tokenizer_of, write_files
-from nas.release.huggingface import DrawnWeights, LazyTensors, Planned, open_weights, shards
-from nas.release.model_card import card
-from nas.release.options import FileOptions, kept_options
-from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.source import COMMIT
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.source import COMMIT
+from nas.model.nn.model import Model
+from nas.model.nn.transformers import tensor_names
 from nas.testing.planted_faults import checkpoint
+from nas.train.release.files import files_of, rewrite_card, tokenizer_of, write_files
+from nas.train.release.huggingface import DrawnWeights, LazyTensors, Planned, open_weights, shards
+from nas.train.release.model_card import card
+from nas.train.release.options import FileOptions, kept_options
 
 STOCK = Layout.parse("d64 v300 ffn=swiglu:96 [C3 A4/2]")
 OWN = Layout.parse("d64 v300 untied ffn=moe:4x2:32 [C3&A2/1 M16+none W4/2@8(sink=1)+swiglu:64 ^0 A4/2 A4/2(kv=4)]")
@@ -204,7 +204,7 @@ def test_a_card_that_changes_is_not_there_before_its_record(tmp_path: Path, monk
     def killed(folder: Path, text: str) -> None:
         raise _KilledError
 
-    monkeypatch.setattr("nas.release.files.write_card", killed)
+    monkeypatch.setattr("nas.train.release.files.write_card", killed)
     with pytest.raises(_KilledError):
         write(tmp_path / "m", options=replace(LIGHT, provenance={"study": "demo"}))
     assert not (tmp_path / "m" / "files.json").exists()
@@ -225,7 +225,7 @@ def test_a_killed_rewrite_of_the_card_leaves_the_list_of_files(
         return all(sha256_of(folder / file.path) == file.sha256 for file in record.files)
 
     with monkeypatch.context() as patched, pytest.raises(_KilledError):
-        patched.setattr(f"nas.release.files.{step}", killed)
+        patched.setattr(f"nas.train.release.files.{step}", killed)
         rewrite_card(folder, family, member, quiet)
     assert read_record(folder / "files.json", MemberFiles) == files_of(folder) == before
     assert write(folder)[0] == before and is_intact(before)

@@ -12,12 +12,12 @@ from tokenizer_lab import CHATML, FORMS, write_model_tokenizer, write_sentencepi
 
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
-from nas.pretrain.data import Vocabulary
-from nas.pretrain.tokenizer_training import train_tokenizer
-from nas.release.files import write_files
-from nas.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
-from nas.release.options import FileOptions
-from nas.runtimes.base import RandomWeights
+from nas.measure.runtimes.base import RandomWeights
+from nas.train.pretrain.data import Vocabulary
+from nas.train.pretrain.tokenizer_training import train_tokenizer
+from nas.train.release.files import write_files
+from nas.train.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
+from nas.train.release.options import FileOptions
 
 LAYOUT = Layout.parse("d64 v400 ffn=swiglu:96 [A4/2*2]")
 

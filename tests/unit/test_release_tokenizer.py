@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from nas.cli.family import tokenizer as command
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.pretrain.tokenizer_training import train_tokenizer
-from nas.release.tokenizer import LEAST, SPECIAL, MemberTokenizer, byte_tokenizer, read_tokenizer, require_fit
+from nas.train.pretrain.tokenizer_training import train_tokenizer
+from nas.train.release.tokenizer import LEAST, SPECIAL, MemberTokenizer, byte_tokenizer, read_tokenizer, require_fit
 
 TEXT = "the cat sat on the mat; 12345 cats don't sit.\n" * 40 + "def add(a, b):\n    return a + b\n" * 40
 LAYOUT = Layout.parse("d64 v300 ffn=swiglu:96 [C3 A4/2]")

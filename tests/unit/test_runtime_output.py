@@ -8,7 +8,7 @@ import pytest
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import Conditions, RawRun
-from nas.runtimes.runner import read_sample, read_timed_sample
+from nas.measure.runtimes.runner import read_sample, read_timed_sample
 
 GOOD = {"v": 1, "load_ms": 1.5, "ttft_ms": 20.0, "decode_ns": [5, 6], "peak_rss_mb": 100.0}
 

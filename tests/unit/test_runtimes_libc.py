@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nas.runtimes.builds import first_that_runs, has_glibc, needed_glibc
+from nas.measure.runtimes.build_cache import first_that_runs, has_glibc, needed_glibc
 
 
 def test_what_is_needed_is_the_newest_that_any_file_asks_for(tmp_path: Path) -> None:

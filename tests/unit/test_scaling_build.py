@@ -30,19 +30,19 @@ from nas.core.measurement import Figure, Measurement
 from nas.core.published import LFM2
 from nas.core.scoring import MeasurementKey
 from nas.core.workload import Workload
-from nas.farm.farm import Farm
-from nas.measure.rounds import Jobs
-from nas.release.files import MemberFilesWriter
-from nas.release.options import FileOptions
-from nas.scaling.build import BuildOptions, SizeSearch, build, plan
-from nas.scaling.candidates import candidates, parse_size, parse_sizes
-from nas.scaling.explain import quality_decision
-from nas.scaling.measure import Measurer, measured_of
-from nas.scaling.source import study_origin
-from nas.store import devices, studies
-from nas.store.rows import Health
-from nas.store.store import Store
+from nas.infra.store import devices, studies
+from nas.infra.store.rows import Health
+from nas.infra.store.store import Store
+from nas.measure.farm.farm import Farm
+from nas.measure.protocol.rounds import Jobs
 from nas.testing.fake_runtime import FakeRuntime
+from nas.train.release.files import MemberFilesWriter
+from nas.train.release.options import FileOptions
+from nas.train.scaling.build import BuildOptions, SizeSearch, build, plan
+from nas.train.scaling.candidates import candidates, parse_size, parse_sizes
+from nas.train.scaling.explain import quality_decision
+from nas.train.scaling.measure import Measurer, measured_of
+from nas.train.scaling.source import study_origin
 
 
 @pytest.fixture(scope="module")

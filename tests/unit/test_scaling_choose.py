@@ -12,10 +12,10 @@ from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.core.scoring import Axis
 from nas.core.space import SearchSpace
-from nas.proxy.ladder import proxy_of
-from nas.scaling.candidates import ScaledLayout
-from nas.scaling.choose import CandidateResult, choose, tried_of
-from nas.scaling.source import EXPONENT, HELD, PER_TOKEN, Criteria, effective_weights, narrowed
+from nas.search.proxy.ladder import proxy_of
+from nas.train.scaling.candidates import ScaledLayout
+from nas.train.scaling.choose import CandidateResult, choose, tried_of
+from nas.train.scaling.source import EXPONENT, HELD, PER_TOKEN, Criteria, effective_weights, narrowed
 
 LIMITS = {"quality": -0.9, "latency": math.log(1.2)}
 LAYOUT = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")

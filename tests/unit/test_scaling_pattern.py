@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from nas.core.layout import Layout
 from nas.core.published import LFM2
-from nas.scaling.candidates import ffn_ratio
-from nas.scaling.source import Winner, find_pattern
 from nas.testing.layout_strategy import layouts
+from nas.train.scaling.candidates import ffn_ratio
+from nas.train.scaling.source import Winner, find_pattern
 
 
 def winner(body: str, weight: float = 1.0) -> Winner:

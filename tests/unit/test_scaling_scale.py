@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.published import LFM2
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.scaling.candidates import (
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.testing.layout_strategy import layouts
+from nas.train.scaling.candidates import (
     EMBEDDING_SHARE,
     FFN_RATIO,
     MAX_ASPECT,
@@ -33,7 +34,6 @@ from nas.scaling.candidates import (
     stretched,
     width_step,
 )
-from nas.testing.layout_strategy import layouts
 
 PARENT = Layout.parse(LFM2["LFM2-350M"])
 DEMO = Layout.parse("d512 v8192 ffn=swiglu:1536 [C3*2 A8/4 C3*2 A8/4 C3 A8/4]")

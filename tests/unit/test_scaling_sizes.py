@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, Params
 from nas.core.published import LFM2
-from nas.scaling.candidates import TOLERANCE, parse_size, parse_sizes
+from nas.train.scaling.candidates import TOLERANCE, parse_size, parse_sizes
 
 
 @pytest.mark.parametrize("name", list(LFM2))

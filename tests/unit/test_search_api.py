@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.search import Observation, Proposal, Sampler, make_proposer
-from nas.search.ehvi import EhviSearch
-from nas.search.evolution import RandomSearch
-from nas.search_spaces import load_space
+from nas.search.proposers import Observation, Proposal, Sampler, make_proposer
+from nas.search.proposers.ehvi import EhviSearch
+from nas.search.proposers.evolution import RandomSearch
+from nas.search.spaces import load_space
 
 SPACE = load_space("lfm2-demo")
 
 
 def test_import_loads_nothing_heavy() -> None:
-    code = "import sys, nas.search, nas.search_spaces; print(*sys.modules)"
+    code = "import sys, nas.search.proposers, nas.search.spaces; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert loaded.isdisjoint({"torch", "ray", "sqlalchemy", "sklearn", "scipy", "moocore", "optuna"})

@@ -8,9 +8,9 @@ import pytest
 from nas.core.layout import Layout
 from nas.core.pareto import hypervolume
 from nas.core.space import Budget
-from nas.search import Observation, Sampler, Status, make_proposer
-from nas.search.ehvi import EhviSearch, Improvement, chance_feasible, lowest
-from nas.search.gp import Array
+from nas.search.proposers import Observation, Sampler, Status, make_proposer
+from nas.search.proposers.ehvi import EhviSearch, Improvement, chance_feasible, lowest
+from nas.search.proposers.gp import Array
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem, synthetic_space
 
 

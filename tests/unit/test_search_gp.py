@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nas.search.gp import Array, Weights, _loss, fit, left_out, tune
+from nas.search.proposers.gp import Array, Weights, _loss, fit, left_out, tune
 
 RNG = np.random.default_rng(2)
 ROWS = RNG.normal(size=(30, 2))

@@ -7,7 +7,7 @@ import pytest
 from hardware_devices import CHAT, costs, draw, measured
 
 from nas.core.layout import Layout
-from nas.search.hardware import TERMS, Costs, Estimate, HardwareModel, Measured, better
+from nas.search.proposers.hardware import TERMS, Costs, Estimate, HardwareModel, Measured, better
 
 LAYOUTS = draw(60)
 SEEN, UNSEEN = LAYOUTS[:30], LAYOUTS[30:]

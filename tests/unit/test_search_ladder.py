@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from nas.core.quality_config import Rung
-from nas.search.promotion import Arrival, Decision, Ladder, Shares
+from nas.search.proposers.promotion import Arrival, Decision, Ladder, Shares
 
 
 def ladder(*keeps: float | int | None, trials: int = 0) -> Ladder:

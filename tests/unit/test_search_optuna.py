@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from nas.core.space import SearchSpace
-from nas.search import Observation, Sampler, make_proposer
-from nas.search.evolution import CacheEvolution
-from nas.search.optuna_sampler import Encoding, OptunaSearch
-from nas.search_spaces import load_space
+from nas.search.proposers import Observation, Sampler, make_proposer
+from nas.search.proposers.evolution import CacheEvolution
+from nas.search.proposers.optuna_sampler import Encoding, OptunaSearch
+from nas.search.spaces import load_space
 from nas.testing.synthetic import SyntheticProblem, synthetic_space
 
 SPACES = {"synthetic": synthetic_space(), "demo": load_space("lfm2-demo"), "mixed": load_space("lfm2-mixed")}

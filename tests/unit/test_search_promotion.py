@@ -7,7 +7,7 @@ import pytest
 
 from nas.core.pareto import hypervolume
 from nas.core.quality_config import Rung
-from nas.search.promotion import Arrival, ByValue, Ladder, StageCosts, gain_curve, learn_step
+from nas.search.proposers.promotion import Arrival, ByValue, Ladder, StageCosts, gain_curve, learn_step
 
 RUNGS = (Rung(name="a", lm_steps=10, keep=0.5), Rung(name="b", lm_steps=20, keep=0.5), Rung(name="c", lm_steps=40))
 

@@ -6,7 +6,7 @@ import pytest
 
 from nas.core.pareto import front_hypervolume, rank_trials
 from nas.core.scoring import Axis
-from nas.search.promotion import promotion_order
+from nas.search.proposers.promotion import promotion_order
 
 CORNER = [1.0, 1.0]
 

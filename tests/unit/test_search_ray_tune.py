@@ -15,7 +15,7 @@ from exhaustive import mostly_exhaustive
 from ray import cloudpickle, tune
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.search.ray_tune import HilnasSearcher
+from nas.search.proposers.ray_tune import HilnasSearcher
 from nas.testing.synthetic import synthetic_space
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to/other-tools.md"

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from nas.core.errors import InvalidInput
-from nas.core.frame import Frames, choice_of, ffn_width, span
 from nas.core.layout import Layer, Layout
+from nas.core.model_choices import Frames, choice_of, ffn_width, span
 from nas.core.space import SearchSpace
-from nas.search import Sampler, crossover, mutate, seed_layouts
-from nas.search.mutation import draft_of
+from nas.search.proposers import Sampler, crossover, mutate, seed_layouts
+from nas.search.proposers.mutation import draft_of
 
 REST: dict[str, Any] = {
     "name": "test",

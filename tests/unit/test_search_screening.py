@@ -13,8 +13,8 @@ from hardware_devices import SPACE, draw, time_ms
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.space import Budget, SearchSpace
-from nas.search import Observation, Proposer, Sampler, make_proposer
-from nas.search.screening import TRUSTED, Screen
+from nas.search.proposers import Observation, Proposer, Sampler, make_proposer
+from nas.search.proposers.screening import TRUSTED, Screen
 
 HERE, THERE = "decode_p50@chat on a/llama.cpp", "decode_p50@chat on b/llama.cpp"
 LAYOUTS = draw(60)

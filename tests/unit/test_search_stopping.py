@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nas.core.pareto import hypervolume
-from nas.search import is_exhausted, volume
+from nas.search.proposers import is_exhausted, volume
 
 
 def test_interval_holds_the_value_and_grows_with_noise() -> None:

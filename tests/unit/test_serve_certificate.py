@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives.serialization import (
 from farm_support import Coordinator
 from server_lab import Certificates, serve
 
-from nas.client import known_servers
 from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput
-from nas.store.rows import Role
-from nas.web.tls import Certificates as Authority
-from nas.web.tls import OwnCertificate, Renewal
+from nas.infra.store.rows import Role
+from nas.infra.web.tls import Certificates as Authority
+from nas.infra.web.tls import OwnCertificate, Renewal
+from nas.serve.client import known_servers
 
 
 def own(folder: Path) -> OwnCertificate:

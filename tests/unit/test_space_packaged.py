@@ -15,15 +15,15 @@ from nas.cli.space import draw_layouts, support_by_layout, survey
 from nas.core.layout import Layout
 from nas.core.quality_config import Rung, TaskStage
 from nas.core.space import SearchSpace
-from nas.proxy.corpus import CorpusRef
-from nas.proxy.job import exported_layout
-from nas.proxy.ladder import rung_jobs
-from nas.proxy.train import train
-from nas.runtimes import RUNTIMES
-from nas.runtimes.llama_cpp.support import supports
-from nas.search import Sampler, make_proposer
-from nas.search.membership import values
-from nas.search_spaces import (
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.llama_cpp.support import supports
+from nas.search.proposers import Sampler, make_proposer
+from nas.search.proposers.membership import values
+from nas.search.proxy.corpus import CorpusRef
+from nas.search.proxy.job import exported_layout
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.proxy.train import train
+from nas.search.spaces import (
     list_spaces,
     load_space,
     parse_space,
@@ -33,7 +33,7 @@ from nas.search_spaces import (
     space_text,
     space_yaml,
 )
-from nas.study.check import support_filter
+from nas.search.study.check import support_filter
 
 KINDS = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
 MIXED = {"lfm2-mixed": KINDS, "lfm2-mixed-demo": KINDS, "lfm2-full": (*KINDS, "gla", "gdn", "mla", "mlstm")}

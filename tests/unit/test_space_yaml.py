@@ -14,12 +14,12 @@ from exhaustive import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nas.core import frame
+from nas.core import model_choices as frame
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.plan import MAX_OUTPUT
 from nas.core.workload import MAX_GEN
-from nas.search_spaces import load_space, parse_space, space_difference, space_key, space_text
-from nas.search_spaces.yaml_text import read_yaml
+from nas.search.spaces import load_space, parse_space, space_difference, space_key, space_text
+from nas.search.spaces.yaml_text import read_yaml
 
 GOOD = """\
 v: 1

@@ -10,9 +10,9 @@ import pytest
 from store_support import StillClock, add_device, key, new_study, round_of
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.store import artifacts, jobs, studies
-from nas.store.artifacts import ABANDONED_S, collect
-from nas.store.store import Store
+from nas.infra.store import artifacts, jobs, studies
+from nas.infra.store.artifacts import ABANDONED_S, collect
+from nas.infra.store.store import Store
 
 
 def left_behind(store: Store) -> list[Path]:

@@ -18,12 +18,12 @@ from store_support import (
 )
 
 from nas.core.errors import InvalidInput
-from nas.core.protocol import Failure, FailureKind
-from nas.store import devices, jobs, outcomes, trials
-from nas.store.jobs import MAX_FAILURES
-from nas.store.outcomes import BAD_AFTER_JOBS
-from nas.store.rows import Blame, DeviceEventKind, Health, JobKind, JobState
-from nas.store.store import Store
+from nas.core.wire import Failure, FailureKind
+from nas.infra.store import devices, jobs, outcomes, trials
+from nas.infra.store.jobs import MAX_FAILURES
+from nas.infra.store.outcomes import BAD_AFTER_JOBS
+from nas.infra.store.rows import Blame, DeviceEventKind, Health, JobKind, JobState
+from nas.infra.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("registered")
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from store_support import RESULT, StillClock, device, key, new_study, open_store, proposal, round_of
 
-from nas.core.protocol import Failure, Phase
-from nas.store import agents, devices, jobs, outcomes, trials
-from nas.store.devices import phase_limit_s
-from nas.store.outcomes import BAD_AFTER_JOBS
-from nas.store.rows import Blame, CheckOutcome, Health, JobKind, JobRow, JobState
+from nas.core.wire import Failure, Phase
+from nas.infra.store import agents, devices, jobs, outcomes, trials
+from nas.infra.store.devices import phase_limit_s
+from nas.infra.store.outcomes import BAD_AFTER_JOBS
+from nas.infra.store.rows import Blame, CheckOutcome, Health, JobKind, JobRow, JobState
 
 BOX = st.sampled_from(["box", "phone"])
 ON_ITSELF = "box"

@@ -18,9 +18,9 @@ from store_support import (
 )
 
 from nas.core.errors import UnknownName
-from nas.store import agents, devices, jobs, outcomes, studies, trials
-from nas.store.rows import CheckOutcome, DeviceEventKind, DeviceState, Health, JobKind
-from nas.store.store import Store
+from nas.infra.store import agents, devices, jobs, outcomes, studies, trials
+from nas.infra.store.rows import CheckOutcome, DeviceEventKind, DeviceState, Health, JobKind
+from nas.infra.store.store import Store
 
 PASSED, FAILED, UNSURE = CheckOutcome.PASSED, CheckOutcome.FAILED, CheckOutcome.UNSURE
 

@@ -6,9 +6,9 @@ import pytest
 from store_support import StillClock, add_device, device, key, round_of
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.store import agents, calibrations, devices, jobs
-from nas.store.rows import AgentAccess, DeviceState, Health
-from nas.store.store import Store
+from nas.infra.store import agents, calibrations, devices, jobs
+from nas.infra.store.rows import AgentAccess, DeviceState, Health
+from nas.infra.store.store import Store
 
 
 @pytest.mark.sql

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from store_support import StillClock
 
-from nas.store import calibrations
-from nas.store.calibrations import KEPT_S, LATEST_RUNS, ReferenceRun, drift, note_runs, off_by
-from nas.store.store import Store
+from nas.infra.store import calibrations
+from nas.infra.store.calibrations import KEPT_S, LATEST_RUNS, ReferenceRun, drift, note_runs, off_by
+from nas.infra.store.store import Store
 
 PLACE = ("box", "fake", "b1")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from store_support import open_store
 
-from nas.store import agents
+from nas.infra.store import agents
 
 
 @pytest.mark.sql

@@ -20,11 +20,11 @@ from store_support import (
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.plan import RoundResult
-from nas.core.protocol import Failure
-from nas.store import agents, devices, jobs, outcomes, studies, trials
-from nas.store.outcomes import OFFLINE_S
-from nas.store.rows import DeviceEventKind, DeviceState, Health, JobKind, JobState
-from nas.store.store import Store
+from nas.core.wire import Failure
+from nas.infra.store import agents, devices, jobs, outcomes, studies, trials
+from nas.infra.store.outcomes import OFFLINE_S
+from nas.infra.store.rows import DeviceEventKind, DeviceState, Health, JobKind, JobState
+from nas.infra.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("registered")
 

@@ -12,10 +12,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from store_support import StillClock, add_device, key, open_store, round_of
 
 from nas.core.plan import RoundResult
-from nas.core.protocol import Failure, Phase
-from nas.store import devices, jobs, outcomes
-from nas.store.devices import LIMITS, phase_limit_s
-from nas.store.rows import DeviceState, Health, JobKind, JobRow, JobState
+from nas.core.wire import Failure, Phase
+from nas.infra.store import devices, jobs, outcomes
+from nas.infra.store.devices import LIMITS, phase_limit_s
+from nas.infra.store.rows import DeviceState, Health, JobKind, JobRow, JobState
 
 BOXES = ("box", "phone")
 BUSY = {DeviceState.LEASED, DeviceState.PREPARING, DeviceState.COOLING}

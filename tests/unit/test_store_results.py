@@ -6,8 +6,8 @@ import pytest
 from store_support import add_device, key, new_study, proposal
 
 from nas.core.errors import InvalidInput
-from nas.store import calibrations, outcomes, results, studies, trials
-from nas.store.store import Store
+from nas.infra.store import calibrations, outcomes, results, studies, trials
+from nas.infra.store.store import Store
 
 
 @pytest.mark.sql

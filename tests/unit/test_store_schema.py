@@ -17,10 +17,10 @@ from store_support import new_study, open_store, proposal
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.trial import TrialState
-from nas.store import agents, devices, events, jobs, migrate, results, studies, trials
-from nas.store.models import attempt, metadata
-from nas.store.rows import Health
-from nas.store.store import Store
+from nas.infra.store import agents, devices, events, jobs, migrate, results, studies, trials
+from nas.infra.store.models import attempt, metadata
+from nas.infra.store.rows import Health
+from nas.infra.store.store import Store
 
 NEXT = """
 import sqlalchemy as sa

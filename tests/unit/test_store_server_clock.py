@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection
 from store_support import StillClock
 
-from nas.store.engine import ServerClock
+from nas.infra.store.engine import ServerClock
 
 
 @dataclass

@@ -14,8 +14,8 @@ from sqlalchemy.exc import OperationalError
 from store_support import StillClock, add_device, new_study, open_store
 
 from nas.core.errors import InfrastructureFailed
-from nas.store import agents, devices, jobs, studies
-from nas.store.engine import WRITE_DEADLINE_S, translated
+from nas.infra.store import agents, devices, jobs, studies
+from nas.infra.store.engine import WRITE_DEADLINE_S, translated
 
 
 def test_a_lock_that_is_never_freed_is_given_up_after_the_deadline(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_an_input_error_of_a_full_disk_is_called_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, message: str
 ) -> None:
     store = open_store(tmp_path)
-    monkeypatch.setattr("nas.store.engine.disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr("nas.infra.store.engine.disk_usage", lambda folder: SimpleNamespace(free=free))
     with pytest.raises(InfrastructureFailed, match=message), translated(store.engine.url):
         raise OperationalError("INSERT", None, sqlite3.OperationalError("disk I/O error"))
 

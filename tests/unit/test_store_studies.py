@@ -8,9 +8,9 @@ from store_support import SPACE, StillClock, new_study, proposal
 
 from nas.core.errors import InvalidInput, StudyBusy, UnknownName
 from nas.core.trial import EventKind, TrialState, TrialStatus, derive
-from nas.store import events, leases, studies, trials
-from nas.store.rows import StudyState
-from nas.store.store import Store
+from nas.infra.store import events, leases, studies, trials
+from nas.infra.store.rows import StudyState
+from nas.infra.store.store import Store
 
 
 @pytest.mark.sql

@@ -19,12 +19,12 @@ from store_support import StillClock, add_device, break_down, key, new_study, op
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
-from nas.store import archive, devices, events, leases, outcomes, results, studies, trials
-from nas.store.archive import Header, export_study
-from nas.store.jobs import MAX_FAILURES
-from nas.store.models import attempt
-from nas.store.rows import Health, JobState, Study, StudyState
-from nas.store.store import Store
+from nas.infra.store import archive, devices, events, leases, outcomes, results, studies, trials
+from nas.infra.store.archive import Header, export_study
+from nas.infra.store.jobs import MAX_FAILURES
+from nas.infra.store.models import attempt
+from nas.infra.store.rows import Health, JobState, Study, StudyState
+from nas.infra.store.store import Store
 
 Lines = list[dict[str, Any]]
 

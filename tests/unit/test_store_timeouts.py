@@ -8,11 +8,12 @@ import pytest
 from store_support import RESULT, StillClock, add_device, device, put, state, take
 
 from nas.core.errors import InvalidInput
-from nas.core.protocol import Phase
-from nas.store import devices, jobs, outcomes, pages
-from nas.store.devices import LIMITS, phase_limit_s, state_of
-from nas.store.rows import DeviceEventKind, DeviceState, Health, JobRow, JobState
-from nas.store.store import Store
+from nas.core.wire import Phase
+from nas.infra.store import devices, jobs, outcomes
+from nas.infra.store import listings as pages
+from nas.infra.store.devices import LIMITS, phase_limit_s, state_of
+from nas.infra.store.rows import DeviceEventKind, DeviceState, Health, JobRow, JobState
+from nas.infra.store.store import Store
 
 PHASES: list[Phase] = ["preparing", "cooling", "running"]
 IDLE_S, OFFLINE_S = LIMITS[DeviceState.IDLE].seconds, LIMITS[DeviceState.OFFLINE].seconds

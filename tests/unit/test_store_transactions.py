@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 from store_support import new_study, open_store
 
-from nas.store import studies
+from nas.infra.store import studies
 
 
 @pytest.mark.sql

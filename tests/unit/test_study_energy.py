@@ -9,9 +9,9 @@ from typing import Any
 from store_support import open_store
 from study_support import Bed, tiny_space
 
-from nas.analysis.report import study_report
 from nas.core.clock import SystemClock
-from nas.store.rows import StudyState
+from nas.infra.store.rows import StudyState
+from nas.search.analysis.report import study_report
 from nas.testing.fake_runtime import FakeRuntime
 
 

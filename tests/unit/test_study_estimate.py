@@ -12,15 +12,15 @@ from study_support import TINY, tiny_space
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
-from nas.proxy.corpus import CorpusRef
-from nas.proxy.ladder import rung_jobs
-from nas.proxy.quality import Quality
-from nas.runtimes import RUNTIMES
-from nas.store import events, results, studies, trials
-from nas.store.rows import Origin, Proposal
-from nas.store.store import Store
-from nas.study.estimate import Estimate, Span, _ladder, about, estimate, estimate_left, in_words
-from nas.study.events import Calibrated, Closed, Launched, Note, QualityKnown
+from nas.infra.store import events, results, studies, trials
+from nas.infra.store.rows import Origin, Proposal
+from nas.infra.store.store import Store
+from nas.measure.runtimes import RUNTIMES
+from nas.search.proxy.corpus import CorpusRef
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.proxy.quality import Quality
+from nas.search.study.estimate import Estimate, Span, _ladder, about, estimate, estimate_left, in_words
+from nas.search.study.events import Calibrated, Closed, Launched, Note, QualityKnown
 from nas.testing.fake_runtime import FakeRuntime
 
 RUNGS = [{**rung, "keep": None} for rung in TINY["quality"]["rungs"]]

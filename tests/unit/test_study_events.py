@@ -14,9 +14,9 @@ from study_support import TINY, tiny_space
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
-from nas.search import Observation
-from nas.store import studies
-from nas.study.events import (
+from nas.infra.store import studies
+from nas.search.proposers import Observation
+from nas.search.study.events import (
     AnchorsChosen,
     Calibrated,
     Closed,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nas.study.events import event_line
+from nas.search.study.events import event_line
 
 FIGURES = [
     {"name": "latency", "value": 2498.3, "low": 2497.0, "high": 2499.6, "unit": "ms"},

@@ -16,7 +16,6 @@ import pytest
 from store_support import add_device, key, open_store, proposal, round_of
 from study_support import DEVICE, TINY, ScriptedJobs, raw, sample, tiny_space, until
 
-from nas.analysis.archive import import_archive
 from nas.core.clock import SystemClock
 from nas.core.errors import (
     InfrastructureFailed,
@@ -29,22 +28,23 @@ from nas.core.errors import (
 )
 from nas.core.plan import Pair, RoundResult
 from nas.core.trial import Event, EventKind
-from nas.farm.farm import Farm, LocalAgent
-from nas.farm.queue import JobNotifier, LeaseMonitor
-from nas.farm.trust import Admissions, SigningKey
-from nas.measure.reference import CALIBRATION_RUNS
-from nas.proxy.job import TRAINER_VERSION
-from nas.runtimes import RUNTIMES
-from nas.store import agents, devices, jobs, leases, studies, trials
-from nas.store.archive import export_study
-from nas.store.rows import JobState, Study, StudyLease, StudyState
-from nas.store.store import Store
-from nas.study import launch as launch_module
-from nas.study import ledger as ledger_module
-from nas.study.check import installed, support_filter
-from nas.study.events import CorpusUsed, all_events, notes
-from nas.study.launch import LaunchOptions, launch
-from nas.study.ledger import Ledger
+from nas.infra.store import agents, devices, jobs, leases, studies, trials
+from nas.infra.store.archive import export_study
+from nas.infra.store.rows import JobState, Study, StudyLease, StudyState
+from nas.infra.store.store import Store
+from nas.measure.farm.farm import Farm, LocalAgent
+from nas.measure.farm.queue import JobNotifier, LeaseMonitor
+from nas.measure.farm.trust import Admissions, SigningKey
+from nas.measure.protocol.reference import CALIBRATION_RUNS
+from nas.measure.runtimes import RUNTIMES
+from nas.search.analysis.archive import import_archive
+from nas.search.proxy.job import TRAINER_VERSION
+from nas.search.study import launch as launch_module
+from nas.search.study import ledger as ledger_module
+from nas.search.study.check import installed, support_filter
+from nas.search.study.events import CorpusUsed, all_events, notes
+from nas.search.study.launch import LaunchOptions, launch
+from nas.search.study.ledger import Ledger
 from nas.testing.fake_runtime import FakeRuntime
 
 

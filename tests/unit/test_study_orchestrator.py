@@ -18,27 +18,27 @@ from sqlalchemy import event
 from store_support import open_store
 from study_support import TINY, Bed, tiny_space
 
-from nas.analysis.record import read_study
-from nas.analysis.report import study_report
-from nas.analysis.snapshot import Snapshots, StudySnapshot
 from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
 from nas.core.layout import Layout
 from nas.core.pareto import front_hypervolume
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
-from nas.proxy.corpus import CorpusRef
-from nas.proxy.job import TrainJob
-from nas.proxy.ladder import rung_jobs
-from nas.proxy.quality import LM_PRIOR
-from nas.store import artifacts, results, studies, trials
-from nas.store.rows import StudyState
-from nas.study.check import support_filter
-from nas.study.events import QualityKnown, all_events
-from nas.study.ledger import Ledger
-from nas.study.proposals import replay
+from nas.infra.store import artifacts, results, studies, trials
+from nas.infra.store.rows import StudyState
+from nas.search.analysis.record import read_study
+from nas.search.analysis.report import study_report
+from nas.search.analysis.snapshot import Snapshots, StudySnapshot
+from nas.search.proxy.corpus import CorpusRef
+from nas.search.proxy.job import TrainJob
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.proxy.quality import LM_PRIOR
+from nas.search.study.check import support_filter
+from nas.search.study.events import QualityKnown, all_events
+from nas.search.study.ledger import Ledger
+from nas.search.study.proposals import replay
+from nas.serve.views.candidate import candidate_views
 from nas.testing.fake_runtime import FakeRuntime
-from nas.views.candidate import candidate_views
 
 TRIALS = 5
 

@@ -16,12 +16,12 @@ from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.trial import Event, EventKind
-from nas.search import PROPOSERS, BaseProposer, Observation
-from nas.search.sampling import Rng
-from nas.store.rows import Trial
-from nas.study.events import POINT, TOLD
-from nas.study.ledger import Ledger
-from nas.study.proposals import ProposalDriver, replay
+from nas.infra.store.rows import Trial
+from nas.search.proposers import PROPOSERS, BaseProposer, Observation
+from nas.search.proposers.sampling import Rng
+from nas.search.study.events import POINT, TOLD
+from nas.search.study.ledger import Ledger
+from nas.search.study.proposals import ProposalDriver, replay
 from nas.testing.fake_runtime import FakeRuntime
 
 POINT_OF_TINY = {"quality": -0.5, "latency": 0.5, "memory": 0.5}

@@ -13,7 +13,6 @@ import pytest
 from store_support import open_store
 from study_support import DEVICE, TINY, Bed, InlineJobs, tiny_space
 
-from nas.analysis.report import study_report
 from nas.cli.study_view import print_agreement
 from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
@@ -21,15 +20,16 @@ from nas.core.layout import Layout
 from nas.core.plan import Plan, Round, RoundResult, Runner
 from nas.core.trial import TrialState
 from nas.core.workload import Workload
-from nas.measure.calibration import MeasurementTarget
-from nas.measure.estimator import read_times
-from nas.measure.rounds import Reference
-from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Artifact, Checkpoint, GateReport, RandomWeights, Weights
-from nas.store import artifacts, trials
-from nas.store.rows import StudyState
-from nas.study.ledger import Ledger
-from nas.study.stages import StageWork
+from nas.infra.store import artifacts, trials
+from nas.infra.store.rows import StudyState
+from nas.measure.protocol.calibration import MeasurementTarget
+from nas.measure.protocol.estimator import read_times
+from nas.measure.protocol.rounds import Reference
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Artifact, Checkpoint, GateReport, RandomWeights, Weights
+from nas.search.analysis.report import study_report
+from nas.search.study.ledger import Ledger
+from nas.search.study.stages import StageWork
 from nas.testing.fake_runtime import FakeRuntime
 
 TRIALS = 14

@@ -15,11 +15,11 @@ from study_support import Bed, _trained, lm_job, tiny_space
 from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
-from nas.proxy.job import TrainJob
-from nas.runtimes.base import Checkpoint
-from nas.store import outcomes, results
-from nas.study.ledger import Ledger
-from nas.study.stages import Outcome, Stages, Trainings
+from nas.infra.store import outcomes, results
+from nas.measure.runtimes.base import Checkpoint
+from nas.search.proxy.job import TrainJob
+from nas.search.study.ledger import Ledger
+from nas.search.study.stages import Outcome, Stages, Trainings
 from nas.testing.fake_runtime import FakeRuntime
 
 KEY = key("stage")

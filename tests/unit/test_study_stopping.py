@@ -8,8 +8,8 @@ import pytest
 
 from nas.core.space import StopRules
 from nas.core.trial import Event, EventKind
-from nas.study.events import Expected, expectations
-from nas.study.stopping import stop_reason
+from nas.search.study.events import Expected, expectations
+from nas.search.study.stopping import stop_reason
 
 LITTLE, MUCH, UNKNOWN = (Expected(gain, 1.0, 4) for gain in (0.001, 0.1, None))
 

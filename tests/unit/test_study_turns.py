@@ -7,9 +7,9 @@ from typing import Any
 
 from study_support import lm_job
 
-from nas.compute.ray import Work
-from nas.proxy.job import TrainJob
-from nas.study.stages import PrioritySemaphore, Trainings
+from nas.search.compute.ray import Work
+from nas.search.proxy.job import TrainJob
+from nas.search.study.stages import PrioritySemaphore, Trainings
 
 
 def test_lower_ranks_go_first_and_equals_in_order_of_arrival() -> None:

@@ -12,17 +12,17 @@ import pytest
 from store_support import open_store
 from study_support import CHAT, TINY, Bed, tiny_space
 
-from nas.analysis.report import study_report
 from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
-from nas.search import Observation, Proposer, Sampler, make_proposer
-from nas.store import studies, trials
-from nas.study.check import support_filter
-from nas.study.events import CALIBRATED, CORPUS, WARM, all_events
-from nas.study.ledger import Ledger
-from nas.study.proposals import BoundSpace, SharedNames, replay, require_studies, warm_start
+from nas.infra.store import studies, trials
+from nas.search.analysis.report import study_report
+from nas.search.proposers import Observation, Proposer, Sampler, make_proposer
+from nas.search.study.check import support_filter
+from nas.search.study.events import CALIBRATED, CORPUS, WARM, all_events
+from nas.search.study.ledger import Ledger
+from nas.search.study.proposals import BoundSpace, SharedNames, replay, require_studies, warm_start
 from nas.testing.fake_runtime import FakeRuntime
 
 ANYWHERE = {"local": "box"}

@@ -27,30 +27,30 @@ from nas.core.plan import EnergyUsed, Pair, RawRun, RoundResult
 from nas.core.space import MeasurementSettings
 from nas.core.task import make_task
 from nas.core.workload import Workload
-from nas.measure.protocol import PROTOCOL_VERSION
-from nas.measure.reference import GATE_VERSION
-from nas.measure.rounds import Reference, Subject, measure
-from nas.nn.model import Model
-from nas.pretrain import data as pretrain_data
-from nas.pretrain import member_training
-from nas.proxy import corpus_default, generators
-from nas.proxy.corpus import refer
-from nas.proxy.job import TRAINER_VERSION, LmRun, TaskRun, TrainJob
-from nas.proxy.tasks import SUITE_VERSION
-from nas.proxy.train import train
-from nas.release import files as release_files
-from nas.release.files import write_files
-from nas.release.options import FileOptions
-from nas.runtimes.base import Checkpoint, GateReport, RandomWeights
-from nas.runtimes.executorch import gate as executorch_gate
-from nas.runtimes.executorch import writer as executorch_writer
-from nas.runtimes.executorch.contents import constant_sizes
-from nas.runtimes.executorch.programs import Program
-from nas.runtimes.executorch.templates import Template
-from nas.runtimes.llama_cpp import gate as llama_cpp_gate
-from nas.runtimes.llama_cpp import writer as llama_cpp_writer
-from nas.runtimes.llama_cpp.oracle import Oracle
+from nas.measure.protocol.reference import GATE_VERSION
+from nas.measure.protocol.repetitions import PROTOCOL_VERSION
+from nas.measure.protocol.rounds import Reference, Subject, measure
+from nas.measure.runtimes.base import Checkpoint, GateReport, RandomWeights
+from nas.measure.runtimes.executorch import gate as executorch_gate
+from nas.measure.runtimes.executorch import writer as executorch_writer
+from nas.measure.runtimes.executorch.contents import constant_sizes
+from nas.measure.runtimes.executorch.programs import Program
+from nas.measure.runtimes.executorch.templates import Template
+from nas.measure.runtimes.llama_cpp import gate as llama_cpp_gate
+from nas.measure.runtimes.llama_cpp import writer as llama_cpp_writer
+from nas.measure.runtimes.llama_cpp.oracle import Oracle
+from nas.model.nn.model import Model
+from nas.search.proxy import corpus_default, generators
+from nas.search.proxy.corpus import refer
+from nas.search.proxy.job import TRAINER_VERSION, LmRun, TaskRun, TrainJob
+from nas.search.proxy.tasks import SUITE_VERSION
+from nas.search.proxy.train import train
 from nas.testing.fake_runtime import FakeRuntime
+from nas.train.pretrain import data as pretrain_data
+from nas.train.pretrain import member_training
+from nas.train.release import files as release_files
+from nas.train.release.files import write_files
+from nas.train.release.options import FileOptions
 
 PINNED = Path(__file__).resolve().parents[1] / "data" / "pinned_results.json"
 ALL_KINDS = "d64 v256 ffn=swiglu:64 [C3 W2/1@8(sink=1) M16 A2/1 C5+moe:8x2:32]"
@@ -139,7 +139,7 @@ def test_proxy_trainings(kind: str, tmp_path: Path, text: Path) -> None:
     )  # fmt: skip
     result = train(job, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=print, threads=1)
     found = {"losses": [*result.losses.values()], "scores": [*result.scores.values()], "curve": result.curve}
-    check(f"nas.proxy.job.TRAINER_VERSION ({kind})", TRAINER_VERSION, found, ROUNDED)
+    check(f"nas.search.proxy.job.TRAINER_VERSION ({kind})", TRAINER_VERSION, found, ROUNDED)
 
 
 def test_batches_of_tasks() -> None:
@@ -147,7 +147,7 @@ def test_batches_of_tasks() -> None:
     for name in ("selcopy", "induction", "mqar"):
         parts = make_task(name, {}).batch(np.random.default_rng(5), 16)
         found[name] = digest(b"".join(part.astype("<i8").tobytes() for part in parts))
-    check("nas.proxy.tasks.SUITE_VERSION", SUITE_VERSION, found)
+    check("nas.search.proxy.tasks.SUITE_VERSION", SUITE_VERSION, found)
 
 
 def test_member_trainings(tmp_path: Path, text: Path) -> None:
@@ -156,7 +156,7 @@ def test_member_trainings(tmp_path: Path, text: Path) -> None:
     training = pretraining(tmp_path / "run", text, tokenizer, settings)
     state = training.run()
     found = {"losses": state.losses.tolist(), "bits_per_byte": training.score()}
-    check("nas.pretrain.member_training.TRAINER_VERSION", member_training.TRAINER_VERSION, found, ROUNDED)
+    check("nas.train.pretrain.member_training.TRAINER_VERSION", member_training.TRAINER_VERSION, found, ROUNDED)
 
 
 def test_tokens_of_members(tmp_path: Path, text: Path) -> None:
@@ -164,7 +164,7 @@ def test_tokens_of_members(tmp_path: Path, text: Path) -> None:
     files = sorted((tmp_path / "NAS_CACHE" / "tokens").glob("*/*.bin"))
     found = sorted(digest(file.read_bytes()) for file in files)
     assert found
-    check("nas.pretrain.data.TOKENS_VERSION", pretrain_data.TOKENS_VERSION, found)
+    check("nas.train.pretrain.data.TOKENS_VERSION", pretrain_data.TOKENS_VERSION, found)
 
 
 def test_released_weights(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_released_weights(tmp_path: Path) -> None:
         weights = checkpoint(layout, tmp_path / "weights")
         write_files(folder, layout, weights, FileOptions(gguf=()), print)
         found[text] = digest((folder / "transformers" / "model.safetensors").read_bytes())
-    check("nas.release.files.FILES_VERSION", release_files.FILES_VERSION, found)
+    check("nas.train.release.files.FILES_VERSION", release_files.FILES_VERSION, found)
 
 
 def checkpoint(layout: Layout, path: Path) -> Checkpoint:
@@ -197,7 +197,7 @@ def test_gguf_files(tmp_path: Path) -> None:
     trained = checkpoint(Layout.parse(EXACT_KINDS), tmp_path / "weights")
     llama_cpp_writer.write_gguf(Layout.parse(EXACT_KINDS), "f16", trained, tmp_path / "trained")
     found["trained f16"] = digest((tmp_path / "trained").read_bytes())
-    check("nas.runtimes.llama_cpp.writer.WRITER_VERSION", llama_cpp_writer.WRITER_VERSION, found)
+    check("nas.measure.runtimes.llama_cpp.writer.WRITER_VERSION", llama_cpp_writer.WRITER_VERSION, found)
 
 
 def test_executorch_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_executorch_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for text, weights in ((ALL_KINDS, RandomWeights(3)), (EXACT_KINDS, exact)):
         executorch_writer.write_artifact(Layout.parse(text), weights, tmp_path / "model")
         found[type(weights).__name__] = digest((tmp_path / "model").read_bytes())
-    check("nas.runtimes.executorch.writer.WRITER_VERSION", executorch_writer.WRITER_VERSION, found)
+    check("nas.measure.runtimes.executorch.writer.WRITER_VERSION", executorch_writer.WRITER_VERSION, found)
 
 
 def test_verdicts_of_the_gates(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_verdicts_of_the_gates(tmp_path: Path) -> None:
             for routed in (False, True)
         ],
     }
-    check("nas.measure.reference.GATE_VERSION", GATE_VERSION, found, ROUNDED)
+    check("nas.measure.protocol.reference.GATE_VERSION", GATE_VERSION, found, ROUNDED)
 
 
 def recorded(ttft_ms: float, token_ms: tuple[float, ...], rss: float, foreign_cpu: float = 0.0) -> RawRun:
@@ -283,7 +283,7 @@ def test_measurements_of_recorded_runs(tmp_path: Path) -> None:
     found = taken.model_dump(mode="json")
     kept = {name: found[name] for name in ("figures", "refused_share", "noisy", "drift")}
     kept["reps"] = [[rep["valid"], rep["reason"], rep["drift"]] for rep in found["repetitions"]]
-    check("nas.measure.protocol.PROTOCOL_VERSION", PROTOCOL_VERSION, kept)
+    check("nas.measure.protocol.repetitions.PROTOCOL_VERSION", PROTOCOL_VERSION, kept)
 
 
 def test_the_default_corpus() -> None:
@@ -294,4 +294,4 @@ def test_the_default_corpus() -> None:
         digest(generators.joined(generators.recall_text(1, 20_000)).text),
         digest(generators.languages_text(1, 20_000).encode()),
     ]
-    check("nas.proxy.corpus_default.RECIPE", corpus_default.RECIPE, found)
+    check("nas.search.proxy.corpus_default.RECIPE", corpus_default.RECIPE, found)

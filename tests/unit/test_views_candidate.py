@@ -10,17 +10,17 @@ import pytest
 from store_support import open_store
 from study_support import TINY, Bed, snapshot, tiny_space
 
-from nas.analysis.hardware import hardware_report
-from nas.analysis.record import read_study
-from nas.analysis.snapshot import Snapshots
 from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.trial import TrialState
-from nas.store import events, trials
-from nas.study.events import CORPUS
+from nas.infra.store import events, trials
+from nas.search.analysis.hardware import hardware_report
+from nas.search.analysis.record import read_study
+from nas.search.analysis.snapshot import Snapshots
+from nas.search.study.events import CORPUS
+from nas.serve.views.candidate import CandidateView, Forecasts, Ratio, candidate_views, comparison_view
 from nas.testing.fake_runtime import FakeRuntime
-from nas.views.candidate import CandidateView, Forecasts, Ratio, candidate_views, comparison_view
 
 TRIALS = 6
 
@@ -182,6 +182,6 @@ def test_forecasts_are_those_of_the_study_s_hardware_models(bed: Bed) -> None:
 
 
 def test_a_large_study_s_models_are_not_fitted_for_a_page(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.views.candidate.MOST_TRIALS", 3)
+    monkeypatch.setattr("nas.serve.views.candidate.MOST_TRIALS", 3)
     told = Forecasts(Snapshots(bed.store)).of_trial("study", 2)
     assert told.forecasts == () and told.reason is not None and "nas study hardware study" in told.reason

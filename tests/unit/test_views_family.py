@@ -20,7 +20,7 @@ from nas.core.family import (
     read_family,
     write_record,
 )
-from nas.views.family import family_view, list_families
+from nas.serve.views.family import family_view, list_families
 
 LAYOUT = "d64 v256 ffn=swiglu:128 [C3 A4/2]"
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from live_lab import LiveLab
 from numpy.typing import NDArray
 
-from nas.analysis import snapshot
-from nas.analysis.snapshot import Snapshots, rounded
 from nas.core import pareto
 from nas.core.pareto import TrialAxes, dominates, front_chances, front_mask, near_front
 from nas.core.scoring import Axis
-from nas.views.study import points
+from nas.search.analysis import snapshot
+from nas.search.analysis.snapshot import Snapshots, rounded
+from nas.serve.views.study import points
 
 GRID = st.integers(0, 6).map(lambda step: step / 4)
 ROWS = st.lists(st.tuples(GRID, GRID, GRID), min_size=1, max_size=20)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nas.core.layout import Layout
-from nas.views.layout import align, differs, distances, layer_codes, layout_view
+from nas.serve.views.layout import align, differs, distances, layer_codes, layout_view
 
 
 def stack(items: str) -> Layout:

@@ -22,11 +22,11 @@ from fastapi import FastAPI
 from store_support import key, round_of
 
 from nas.core.errors import InfrastructureFailed
-from nas.core.protocol import EnrolRequest
-from nas.farm import agent_api
-from nas.store import devices, jobs
-from nas.store.rows import DeviceState, JobState
-from nas.web.server import UNAUTHENTICATED_AT_ONCE, UNAUTHENTICATED_BODY, BodyLimit, listen_tcp, listen_unix
+from nas.core.wire import EnrolRequest
+from nas.infra.store import devices, jobs
+from nas.infra.store.rows import DeviceState, JobState
+from nas.infra.web.server import UNAUTHENTICATED_AT_ONCE, UNAUTHENTICATED_BODY, BodyLimit, listen_tcp, listen_unix
+from nas.measure.farm import agent_api
 
 CHUNK = 16 << 10
 

@@ -15,7 +15,7 @@ from store_support import StillClock
 
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.web.tls import Certificates, Renewal, names_of, own_addresses, url_of
+from nas.infra.web.tls import Certificates, Renewal, names_of, own_addresses, url_of
 
 YEAR_S = 365 * 86400.0
 

@@ -12,12 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nas.runtimes.builds import variant_named
-from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.build import compile_library, compile_static_runner, library_flags
-from nas.runtimes.llama_cpp.builds import BUILDS, VARIANTS, BuildDetails
-from nas.runtimes.llama_cpp.patches import apply_patches, patch_hashes
-from nas.runtimes.toolchain import Toolchain, find_build_tools
+from nas.measure.runtimes.build_cache import variant_named
+from nas.measure.runtimes.llama_cpp import source
+from nas.measure.runtimes.llama_cpp.compile import compile_library, compile_static_runner, library_flags
+from nas.measure.runtimes.llama_cpp.variants import BUILDS, VARIANTS, BuildDetails
+from nas.measure.runtimes.llama_cpp.patches import apply_patches, patch_hashes
+from nas.measure.runtimes.toolchain import Toolchain, find_build_tools
 
 API = 28
 """Android 9."""

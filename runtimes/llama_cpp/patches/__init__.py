@@ -16,7 +16,7 @@ weighed by the input gate, and one more number a value, always 1, collects the s
 0005-layers.patch lets a layer read another one's cache or run another one's weights, have a recurrent mixer and
 attention in parallel, or lack a mixer or a feed-forward.
 
-Patches of other distributions' blocks (`nas.runtimes.llama_cpp.kinds`) follow.
+Patches of other distributions' blocks (`nas.measure.runtimes.llama_cpp.kinds`) follow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nas.core.errors import InfrastructureFailed
-from nas.runtimes.llama_cpp.kinds import KINDS
+from nas.measure.runtimes.llama_cpp.kinds import KINDS
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")

@@ -14,7 +14,7 @@ import pytest
 import store_support
 
 from nas.core.clock import Clock
-from nas.store.store import Store
+from nas.infra.store.store import Store
 from nas.testing.postgres import Server
 
 HERE = Path(__file__).parent

@@ -13,11 +13,11 @@ from store_support import RESULT, add_device, device, key, new_study, put, round
 
 from nas.core.clock import SystemClock
 from nas.core.errors import NasError, StudyBusy
-from nas.farm.queue import JobNotifier, LeaseMonitor
-from nas.store import agents, devices, jobs, leases, outcomes
-from nas.store.engine import ServerClock
-from nas.store.rows import DeviceEventKind, Health, JobState
-from nas.store.store import Store
+from nas.infra.store import agents, devices, jobs, leases, outcomes
+from nas.infra.store.engine import ServerClock
+from nas.infra.store.rows import DeviceEventKind, Health, JobState
+from nas.infra.store.store import Store
+from nas.measure.farm.queue import JobNotifier, LeaseMonitor
 from nas.testing.postgres import Server
 
 SKEW_S = jobs.LEASE_S + 5

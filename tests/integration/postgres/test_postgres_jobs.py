@@ -8,7 +8,7 @@ from sqlalchemy import select
 from store_support import add_device, open_store, put, take
 from test_store_jobs import *  # noqa: F403
 
-from nas.store.models import job as job_table
+from nas.infra.store.models import job as job_table
 
 
 def test_a_claim_takes_the_next_job_where_others_hold_those_of_the_highest_priority(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from store_support import new_study, proposal
 from test_store_schema import NEXT, OLD_DATABASES, OLD_REVISIONS, check_old_contents
 
 from nas.core.errors import InvalidInput
-from nas.store import migrate, studies, trials
-from nas.store.models import metadata
-from nas.store.store import Store
+from nas.infra.store import migrate, studies, trials
+from nas.infra.store.models import metadata
+from nas.infra.store.store import Store
 from nas.testing.postgres import Server
 
 

@@ -8,8 +8,8 @@ import pytest
 import store_support
 from live_lab import LiveLab
 
-from nas.analysis.snapshot import Snapshots
-from nas.views.study import Points, points
+from nas.search.analysis.snapshot import Snapshots
+from nas.serve.views.study import Points, points
 
 
 def test_both_databases_tell_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from test_store_transactions import *  # noqa: F403
 
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.store import artifacts, devices, jobs, studies
-from nas.store.models import study as study_table
-from nas.store.rows import JobState
-from nas.store.store import Store, retried
+from nas.infra.store import artifacts, devices, jobs, studies
+from nas.infra.store.models import study as study_table
+from nas.infra.store.rows import JobState
+from nas.infra.store.store import Store, retried
 from nas.testing.postgres import CARELESS, Server, server
 
 

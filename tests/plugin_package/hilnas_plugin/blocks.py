@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nas.blocks.swiglu import FeedForwardKind
 from nas.core.block import Arg, Block, BlockKind, Count
+from nas.model.blocks.swiglu import FeedForwardKind
 
 
 class DiagonalStateSpace(BlockKind):

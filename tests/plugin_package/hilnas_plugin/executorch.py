@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nas.core.block import Block
-from nas.runtimes.executorch.kinds import ExecuTorchKind
-from nas.runtimes.executorch.programs import Constant, Program, norm_constants
+from nas.measure.runtimes.executorch.kinds import ExecuTorchKind
+from nas.measure.runtimes.executorch.programs import Constant, Program, norm_constants
 
 _MODULES = "hilnas_plugin.executorch_modules"
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nas.runtimes.executorch.modules import Outputs, ProgramModule, linear_attention
+from nas.measure.runtimes.executorch.modules import Outputs, ProgramModule, linear_attention
 
 
 class S4D(ProgramModule):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nas.core.block import Block
-from nas.runtimes.llama_cpp.kinds import GgufKind, Part, argument
+from nas.measure.runtimes.llama_cpp.kinds import GgufKind, Part, argument
 
 
 def _s4d(block: Block, d_model: int) -> Iterator[Part]:

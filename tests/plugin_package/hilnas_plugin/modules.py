@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.nn.base import FeedForward, Mixer, State
-from nas.nn.growth import BlockGrowth, CannotGrow
-from nas.nn.primitives import Linear, Weights, draw_uniform
-from nas.nn.ssd import float32_at_least
+from nas.model.nn.base import FeedForward, Mixer, State
+from nas.model.nn.growth import BlockGrowth, CannotGrow
+from nas.model.nn.primitives import Linear, Weights, draw_uniform
+from nas.model.nn.ssd import float32_at_least
 
 _CHUNK = 64
 """Tokens that one Toeplitz matrix takes."""

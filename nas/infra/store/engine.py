@@ -1,0 +1,300 @@
+"""Engines: SQLite (WAL) or PostgreSQL (psycopg 3), and how reading and writing transactions begin on either.
+
+A reading transaction is a snapshot; on PostgreSQL REPEATABLE READ and READ ONLY, which never conflicts.
+
+A writing transaction on SQLite takes the file's one write lock at its beginning, so writers run one after the other. On
+PostgreSQL they run concurrently, READ COMMITTED: each locks the rows that it decides by before it reads them, so it
+reads what the others have committed. Rows are locked in the order study, agent, device, job, and several of a table in
+the order of their keys, which rules out deadlocks. A foreign key that is followed against that order (a study is
+deleted while one of its jobs fails) can still cause one; then the database rolls back one of both transactions, as a
+`Conflict`, and `nas.infra.store.store.retried` runs it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DataError,
+    InternalError,
+    NoSuchModuleError,
+    OperationalError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from nas.core.canonical import canonical_json
+from nas.core.clock import Clock
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.paths import home
+
+WRITE_DEADLINE_S = 30.0
+"""Longest wait for the write lock, on PostgreSQL for the lock of one row."""
+
+POSTGRESQL = "postgresql+psycopg"
+
+CONNECTIONS = 16
+"""Most PostgreSQL connections of one process; a server's default is 100 in all."""
+
+_BUSY_TIMEOUT_MS = 500
+_RETRY_S = 0.02
+
+_LEAST_FREE = 1 << 20
+"""Bytes on a disk below which it is full."""
+
+_CONFLICTS = ("40001", "40P01")
+"""SQLSTATE of a serialization failure and of a deadlock."""
+
+_POOL_WAIT_S = 30.0
+_SERVER_TIME = text("SELECT extract(epoch FROM clock_timestamp())")
+_FOLLOW_S, _CLOCK_SET_S = 30.0, 0.5
+"""The server's time is asked for this often, and when this machine's clock jumped by more."""
+_LIBPQ = {
+    "connect_timeout": "10",
+    "application_name": "hilnas",
+    # A server that vanished silently is noticed within half a minute.
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "4",
+    "tcp_user_timeout": "30000",
+}
+"""libpq's settings where the URL has none of its own."""
+
+_POSTGRESQL_SESSION = f"""
+SET default_transaction_isolation = 'read committed';
+SET lock_timeout = '{WRITE_DEADLINE_S:.0f}s';
+-- Locks of a stopped or unreachable client are released.
+SET idle_in_transaction_session_timeout = '300s';
+SET tcp_keepalives_idle = 30;
+SET tcp_keepalives_interval = 10;
+SET tcp_keepalives_count = 3
+"""
+
+
+class Conflict(InfrastructureFailed):
+    """The database rolled back a transaction in favour of another one; trying again can succeed at once."""
+
+
+def database_url(url: str | None) -> URL:
+    """Returns the parsed `url`, by default that of `$NAS_HOME/hilnas.db`.
+
+    Raises:
+        InvalidInput: not the URL of a supported database.
+    """
+    try:
+        parsed = make_url(url or f"sqlite:///{home() / 'hilnas.db'}")
+    except ArgumentError:
+        valid = "sqlite:////path/to/file.db or postgresql://user@host/name"
+        # The text is not repeated: it may contain a password.
+        raise InvalidInput(f"this is no database URL; write {valid}", where="--db") from None
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise InvalidInput(f"{parsed.get_backend_name()!r} databases are not supported; use sqlite or postgresql")
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise InvalidInput("an SQLite database must be a file: threads and processes share it")
+    return parsed.set(drivername=POSTGRESQL) if parsed.drivername == "postgresql" else parsed
+
+
+def make_engine(url: URL, *, create: bool, foreign_keys: bool = True) -> Engine:
+    """Returns an engine; SQLite connections leave the beginning of transactions to this module.
+
+    Args:
+        url: of the database.
+        create: whether a missing SQLite file is created; a PostgreSQL database is created by its administrator.
+        foreign_keys: whether SQLite enforces them.
+
+    Raises:
+        InvalidInput: the driver is not installed or not supported, or there is no such file and `create` is false.
+        InfrastructureFailed: the folder of the file cannot be created.
+    """
+    path = sqlite_file(url)
+    if path is None:
+        return _make_postgresql_engine(url)
+    _prepare(path, create)
+    try:
+        engine = create_engine(url, json_serializer=canonical_json)
+    except (NoSuchModuleError, ImportError) as error:
+        raise InvalidInput(f"the driver of {url.drivername!r} is not installed: {error}") from None
+    event.listen(engine, "connect", partial(_configure, foreign_keys))
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def sqlite_file(url: URL) -> Path | None:
+    """Returns the database file, or None for a server."""
+    return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
+
+
+def snapshots(engine: Engine) -> Engine:
+    """Returns the engine for reading transactions; it shares the pool of connections."""
+    if sqlite_file(engine.url):
+        return engine
+    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+@contextmanager
+def writing(engine: Engine, clock: Clock) -> Iterator[Connection]:
+    """Opens a writing transaction, which is committed at the end and rolled back by an exception.
+
+    SQLite takes its write lock here, not at the first change, so a transaction never fails half-way for lack of it.
+
+    Raises:
+        InfrastructureFailed: a lock was not free within `WRITE_DEADLINE_S`, the disk is full, or the server is gone.
+        Conflict: the database rolled it back in favour of another one.
+    """
+    with translated(engine.url), engine.connect() as plain:
+        connection = plain.execution_options(nas_write=True)
+        deadline = clock.monotonic() + WRITE_DEADLINE_S
+        while not _try_begin(connection, give_up=clock.monotonic() >= deadline):
+            clock.sleep(_RETRY_S)
+        yield connection
+        connection.commit()
+
+
+class ServerClock:
+    """The time of a PostgreSQL server: hosts that share its database compare times, and their own clocks may differ.
+
+    `now` is this machine's time plus the difference to the server's, which `follow` measures.
+
+    Args:
+        local: this machine's clock.
+    """
+
+    def __init__(self, local: Clock) -> None:
+        self._local = local
+        self._ahead_s = 0.0
+        self._measured: tuple[float, float] | None = None
+
+    def now(self) -> float:
+        """Returns the server's seconds since the epoch."""
+        return self._local.now() + self._ahead_s
+
+    def monotonic(self) -> float:
+        """Returns this machine's monotonic seconds."""
+        return self._local.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps."""
+        self._local.sleep(seconds)
+
+    def follow(self, connection: Connection) -> None:
+        """Measures the difference, if the last measurement is old or this machine's clock was set since."""
+        here, monotonic = self._local.now(), self._local.monotonic()
+        if self._measured is not None:
+            since, since_monotonic = here - self._measured[0], monotonic - self._measured[1]
+            if since_monotonic < _FOLLOW_S and abs(since - since_monotonic) < _CLOCK_SET_S:
+                return
+        server = float(connection.execute(_SERVER_TIME).scalar_one())
+        self._ahead_s = server - (here + self._local.now()) / 2
+        self._measured = here, monotonic
+
+
+def lock_tables(connection: Connection, *tables: Table) -> None:
+    """Keeps others from changing these tables until the transaction ends; SQLite's write lock does so anyway."""
+    if connection.dialect.name == "postgresql":
+        names = ", ".join(table.name for table in tables)
+        connection.exec_driver_sql(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
+
+
+@contextmanager
+def translated(url: URL) -> Iterator[None]:
+    """Raises the database's operational errors as hilnas's; programming errors pass.
+
+    Raises:
+        InfrastructureFailed: locked, full, unreachable.
+        Conflict: rolled back in favour of another transaction.
+        InvalidInput: the file is no database, or a value cannot be stored in this one.
+    """
+    shown = url.render_as_string(hide_password=True)
+    try:
+        yield
+    except PoolTimeoutError as error:
+        raise InfrastructureFailed(f"database {shown}: all connections of this process are in use") from error
+    except (OperationalError, InternalError) as error:
+        kind = Conflict if getattr(error.orig, "sqlstate", None) in _CONFLICTS else InfrastructureFailed
+        message = str(error.orig).strip()
+        # SQLite calls it an I/O error where the disk is too full for its write-ahead log.
+        if message == "disk I/O error" and (file := sqlite_file(url)) and disk_usage(file.parent).free < _LEAST_FREE:
+            message = f"the disk is full at {file.parent}; free some, for example with 'nas gc'"
+        raise kind(f"database {shown}: {message}") from error
+    except DataError as error:
+        raise InvalidInput(f"the database cannot store this: {str(error.orig).strip()}") from error
+    except DatabaseError as error:
+        if "file is not a database" in str(error.orig):
+            raise InvalidInput(f"{shown} is not an SQLite database") from error
+        raise
+
+
+def insert_if_absent(connection: Connection, table: Table, **values: Any) -> bool:
+    """Inserts a row unless one with its key exists; returns whether it did."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    insert = dialect.insert(table).values(**values).on_conflict_do_nothing()
+    return connection.execute(insert.returning(*table.primary_key)).first() is not None
+
+
+def _make_postgresql_engine(url: URL) -> Engine:
+    """Returns an engine that checks its pooled connections and replaces lost ones before a transaction begins."""
+    if url.drivername != POSTGRESQL:
+        raise InvalidInput(f"the driver of {url.drivername!r} is not supported; write postgresql://user@host/name")
+    settings = {name: value for name, value in _LIBPQ.items() if name not in url.query}
+    pool = {"pool_size": CONNECTIONS, "max_overflow": 0, "pool_timeout": _POOL_WAIT_S, "pool_pre_ping": True}
+    try:
+        engine = create_engine(url, json_serializer=canonical_json, connect_args=settings, **pool)
+    except ImportError as error:
+        raise InvalidInput(f"PostgreSQL needs its driver: pip install 'psycopg[binary]' ({error})") from None
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, record: Any) -> None:
+        connection.autocommit = True
+        connection.execute(_POSTGRESQL_SESSION)
+        connection.autocommit = False
+
+    return engine
+
+
+def _prepare(path: Path, create: bool) -> None:
+    if not create:
+        if not path.exists():
+            raise InvalidInput(f"no database at {path}")
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InfrastructureFailed(f"cannot make the folder of the database: {error}") from error
+
+
+def _configure(foreign_keys: bool, connection: Any, record: Any) -> None:
+    # None: the driver does not begin transactions; `_begin` does.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout={_BUSY_TIMEOUT_MS}",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        f"foreign_keys={int(foreign_keys)}",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("nas_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _try_begin(connection: Connection, *, give_up: bool) -> bool:
+    try:
+        connection.begin()
+    except OperationalError as error:
+        if give_up or "database is locked" not in str(error.orig):
+            raise
+        return False
+    return True

@@ -1,0 +1,283 @@
+"""The job queue of one process: queues rounds as jobs and waits for their results, wakes agents, expires leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
+from nas.core.plan import Round, RoundResult
+from nas.infra.store import devices, jobs, outcomes
+from nas.infra.store.devices import LIMITS
+from nas.infra.store.outcomes import OFFLINE_S
+from nas.infra.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
+from nas.infra.store.store import Store
+
+log = logging.getLogger(__name__)
+
+_CHECK_S = 1.0
+
+_RECOVERS_WITHIN_S = 120.0
+"""A device in bad health is waited for until its first check has ended, but no longer than this."""
+
+_POLL_S = 0.25
+"""Between searches for jobs that another process queued; jobs of this process are found at once."""
+
+_PAUSE_S = 0.02
+"""Minimum between two searches."""
+
+_EXPIRE_S = 1.0
+_JOIN_S = 5.0
+
+_CLOSED = {
+    JobKind.MEASURE: (Health.BAD, Health.MAINTENANCE, Health.RETIRED),
+    JobKind.CHECK: (Health.MAINTENANCE, Health.RETIRED),
+}
+"""Kind of job -> health of devices that do not take it."""
+
+
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """A long poll of an agent for work of one device. Its methods may be called from any thread.
+
+    Args:
+        agent: that polls.
+        loop: in which it waits.
+        woken: set once there may be work, or the poll was cancelled.
+    """
+
+    agent: str
+    loop: asyncio.AbstractEventLoop
+    woken: asyncio.Event
+    _cancelled: bool = False
+
+    def wake(self) -> None:
+        """Ends the wait: there may be work."""
+        self.loop.call_soon_threadsafe(self.woken.set)
+
+    def cancel(self) -> None:
+        """Ends the poll without work."""
+        self._cancelled = True
+        self.wake()
+
+    def cancelled(self) -> bool:
+        """Returns whether the agent does not serve the device any more."""
+        return self._cancelled
+
+
+class JobNotifier:
+    """Notifies threads and long polls of one process that the job table changed."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._count = 0
+        self._waiters: dict[str, set[Waiter]] = {}
+        self._closed = False
+
+    def notify(self) -> None:
+        """Wakes all threads in `wait`."""
+        with self._condition:
+            self._count += 1
+            self._condition.notify_all()
+
+    def wait(self, seen: int, seconds: float) -> int:
+        """Waits until `count` differs from `seen`, or for `seconds`; returns `count`."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._count != seen, seconds)
+            return self._count
+
+    @property
+    def count(self) -> int:
+        """Number of calls of `notify`."""
+        return self._count
+
+    @property
+    def closed(self) -> bool:
+        """True if no poll may wait any more."""
+        return self._closed
+
+    @contextmanager
+    def waiting(self, device: str, agent: str) -> Iterator[Waiter]:
+        """Registers a long poll of `agent` for work of `device`. Costs no thread.
+
+        Enter it before looking at the table, so that a job queued right after that look is not missed.
+        """
+        waiter = Waiter(agent, asyncio.get_running_loop(), asyncio.Event())
+        with self._condition:
+            self._waiters.setdefault(device, set()).add(waiter)
+            if self._closed:
+                waiter.woken.set()
+        try:
+            yield waiter
+        finally:
+            with self._condition:
+                waiters = self._waiters[device]
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._waiters[device]
+
+    def waited_for(self) -> frozenset[str]:
+        """Returns the devices that are polled for."""
+        with self._condition:
+            return frozenset(self._waiters)
+
+    def wake(self, ids: Iterable[str]) -> None:
+        """Wakes the long polls for these devices."""
+        with self._condition:
+            for device in ids:
+                for waiter in self._waiters.get(device, ()):
+                    waiter.wake()
+
+    def cancel(self, agent: str, served: Collection[str]) -> None:
+        """Cancels the agent's long polls for devices that it does not serve any more."""
+        with self._condition:
+            for device, waiters in self._waiters.items():
+                for waiter in waiters:
+                    if waiter.agent == agent and device not in served:
+                        waiter.cancel()
+
+    def close(self) -> None:
+        """Wakes all long polls; from now on none waits."""
+        with self._condition:
+            self._closed = True
+        self.wake(self.waited_for())
+        self.notify()
+
+
+class DeviceJobs:
+    """Queues rounds and waits for their results, on whichever host their agent is.
+
+    Args:
+        store: where jobs are.
+        study: id of the study that the jobs belong to, if any.
+        notifier: notified when a job ends in this process; others are found by polling.
+        check: raises if this machine's agent cannot be kept running.
+    """
+
+    def __init__(self, store: Store, study: int | None, notifier: JobNotifier, check: Callable[[], None]) -> None:
+        self._store = store
+        self._study = study
+        self._notifier = notifier
+        self._check = check
+
+    async def run(self, key: str, number: int, device: str, round_: Round, trial: int | None = None) -> RoundResult:
+        """Queues round `number` of the stage `key` and waits for its end; returns the stored result if it ran before.
+
+        Raises:
+            CandidateFailed: the job failed for a reason that is the candidate's own.
+            InfrastructureFailed: it failed for another, or the device takes no jobs.
+        """
+        while True:
+            row = self._queue(key, number, device, round_, trial)
+            self._notifier.notify()
+            try:
+                ended = await self._ended(row)
+            except (asyncio.CancelledError, InfrastructureFailed):
+                jobs.cancel(self._store, [row.id])
+                raise
+            if ended is not None and ended.state is not JobState.CANCELLED:
+                return _result(ended)
+            # Another study that shared the round cancelled it, or was deleted: queue it again.
+
+    def _queue(self, key: str, number: int, device: str, round_: Round, trial: int | None) -> JobRow:
+        of = None if self._study is None else (self._study, trial)
+        # A round without reference runs is of the reference model itself, which devices in bad health may run.
+        kind = JobKind.MEASURE if round_.reference else JobKind.CHECK
+        with self._store.write():
+            row = jobs.enqueue(self._store, key, round_, device=device, number=number, trial=of, kind=kind)
+            if row.state is JobState.FAILED and row.blame is not Blame.CANDIDATE:
+                jobs.retry(self._store, row.id)
+        return row
+
+    async def _ended(self, job: JobRow) -> JobRow | None:
+        begun = self._store.now()
+        while True:
+            seen = self._notifier.count
+            row = jobs.get(self._store, job.id)
+            if row is None or row.state not in jobs.LIVE:
+                return row
+            self._check()
+            if row.state is JobState.QUEUED:
+                self._require_served(row, begun)
+            else:
+                self._require_watched(row)
+            await asyncio.to_thread(self._notifier.wait, seen, _CHECK_S)
+
+    def _require_served(self, job: JobRow, begun: float) -> None:
+        device = devices.get(self._store, job.device)
+        if device.health in _CLOSED[job.kind] and not self._may_recover(device):
+            raise InfrastructureFailed(f"device {device.id} takes no jobs: {device.health}, {device.health_reason}")
+        drained_s = self._store.now() - max(device.state_since, begun)
+        if device.state is DeviceState.DRAINING and drained_s > LIMITS[DeviceState.DRAINING].seconds:
+            raise InfrastructureFailed(f"device {device.id} is drained: it takes no jobs until it is released")
+        silence = self._store.now() - max(device.last_seen, begun)
+        if silence > OFFLINE_S:
+            raise InfrastructureFailed(
+                f"device {device.id} is offline: nothing was heard from its agent {device.agent!r} for {silence:.0f} s"
+            )
+
+    def _require_watched(self, job: JobRow) -> None:
+        over_s = self._store.now() - (job.lease_until or self._store.now())
+        if over_s > OFFLINE_S:
+            raise InfrastructureFailed(
+                f"device {job.device} was leased until {over_s:.0f} s ago and no coordinator takes that back: "
+                "the coordinator of its agent is gone; start 'nas serve'"
+            )
+
+    def _may_recover(self, device: DeviceRow) -> bool:
+        """Returns whether a device in bad health may still pass its next check."""
+        waited_s = self._store.now() - device.health_since
+        return device.health is Health.BAD and device.checks_failed == 0 and waited_s < _RECOVERS_WITHIN_S
+
+
+class LeaseMonitor:
+    """A thread that expires leases and wakes long polls for queued jobs, while the context is open.
+
+    Args:
+        store: where jobs are.
+        notifier: notified when the table changes; wakes the agents' long polls.
+        agent: take back only leases of this agent. Other agents may speak to a coordinator that is down just now, which
+            is not their failure. None: of all.
+    """
+
+    def __init__(self, store: Store, notifier: JobNotifier, *, agent: str | None) -> None:
+        self.notifier = notifier
+        self._store, self._agent = store, agent
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease monitor", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.notifier.notify()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        seen, expire_at = self.notifier.count, 0.0
+        while not self._stop.wait(_PAUSE_S):
+            try:
+                if time.monotonic() >= expire_at:
+                    outcomes.expire(self._store, agent=self._agent)
+                    expire_at = time.monotonic() + _EXPIRE_S
+                if waited_for := self.notifier.waited_for():
+                    self.notifier.wake(jobs.with_work(self._store, waited_for))
+            except NasError as error:
+                log.warning("the job table cannot be read: %s", error)
+            seen = self.notifier.wait(seen, _POLL_S)
+
+
+def _result(row: JobRow) -> RoundResult:
+    if row.state is JobState.DONE and row.result is not None:
+        return row.result
+    if row.blame is Blame.CANDIDATE and row.reason is not None:
+        raise CandidateFailed(row.reason, row.message or "")
+    raise InfrastructureFailed(f"{row.device}: {row.message or row.state.value}")

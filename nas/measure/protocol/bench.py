@@ -1,0 +1,304 @@
+"""`nas bench`: measures one layout or model file on one device, by the same protocol as a study."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nas.core import paths
+from nas.core.canonical import content_hash
+from nas.core.errors import CandidateFailed, InvalidInput, NasError, Unsupported
+from nas.core.layout import Layout
+from nas.core.measurement import Figure, Measurement, Repetition
+from nas.core.metrics import METRICS
+from nas.core.plan import Round
+from nas.core.profile import summary
+from nas.core.space import MeasurementSettings, RuntimeSpace
+from nas.core.workload import Workload
+from nas.infra.store import artifacts
+from nas.infra.store.store import Store
+from nas.measure.farm.farm import Farm, open_farm
+from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, known_runtime
+from nas.measure.protocol.estimator import rate
+from nas.measure.protocol.reference import export_to_store
+from nas.measure.protocol.rounds import Jobs, Subject, measure
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Artifact, FileInspector, Profiler, RandomWeights, Runtime
+
+Log = Callable[[str], None]
+Json = dict[str, Any]
+
+_PROFILE_DEADLINES = 8.0
+"""A profiler runs the request several times, half of them more slowly: its deadline is that of so many repetitions."""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Options of `nas bench`.
+
+    Args:
+        subject: a layout, or a model file of the runtime.
+        runtime: its name.
+        quantisation: None: the runtime's first.
+        device: as in spaces; "local" is this machine.
+        workload: what is run.
+        repetitions: that must count.
+        protocol: deadline and attempts.
+        db: URL, or None for the default database.
+        profile: also time layers and operators, in one run of their own that is no part of the figures.
+    """
+
+    subject: Layout | Path
+    runtime: str
+    quantisation: str | None
+    device: str
+    workload: Workload
+    repetitions: int
+    protocol: MeasurementSettings = field(default_factory=MeasurementSettings)
+    db: str | None = None
+    profile: bool = False
+
+
+def bench(options: BenchOptions, log: Log) -> Json:
+    """Measures one subject; see `bench_all`."""
+    (report,) = bench_all([options], log)
+    return report
+
+
+def bench_all(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
+    """Measures one after the other, and yields each report; docs/explanation/measurement-protocol.md explains them.
+
+    Args:
+        benches: all of one database.
+        log: called with a line before something that takes time.
+
+    Raises:
+        NasError: a runtime does not carry its layout, before anything is measured; or the runner failed on it.
+    """
+    for found in bench_each(benches, log):
+        if isinstance(found, NasError):
+            raise found
+        yield found
+
+
+def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | NasError]:
+    """Yields the report of each bench as `bench_all` does, or the error of one that fails, and continues with the next.
+
+    Raises:
+        NasError: a runtime does not carry its layout, a file is none of its runtime, or nothing can be measured here.
+    """
+    specs = [_runtime_space(options) for options in benches]
+    for options, spec in zip(benches, specs, strict=True):
+        if isinstance(options.subject, Layout):
+            _require_support(known_runtime(spec), options.subject)
+        if options.profile:
+            _profiler(known_runtime(spec))
+    store = Store.open(benches[0].db)
+    try:
+        with open_farm(store) as farm:
+            for options, spec in zip(benches, specs, strict=True):
+                try:
+                    found: Json | NasError = asyncio.run(_bench(options, spec, farm, log))
+                except (CandidateFailed, Unsupported) as error:
+                    found = error
+                yield found
+    finally:
+        store.close()
+
+
+async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log) -> Json:
+    jobs = farm.jobs(None)
+    scratch = paths.home() / "work"
+    workloads = {"bench": options.workload}
+    calibrator = Calibrator(farm, jobs, options.protocol, scratch, log, workloads)
+    target = await calibrator.target(options.device, spec, None)
+    begun = time.monotonic()
+    artifact = _artifact(options, spec, target.runtime, farm.store, scratch)
+    exported = time.monotonic() - begun
+    asked = options.workload
+    what = f"{asked.prompt} tokens in, {asked.gen} out, {asked.threads} thread(s)"
+    workload = target.device.pinned(options.workload)
+    subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
+    # First, so that a profiler that cannot be made or run costs no measurement.
+    profile = {"profile": await _profile(options, subject, farm, jobs, log)} if options.profile else {}
+    log(f"measuring {options.repetitions} repetitions on {target.device.id}: {what}")
+    # A key of its own: earlier results are never reused.
+    key = content_hash({"bench": artifact.sha256, "at": time.time()})
+    reference = target.reference_beside(workload)
+    taken = await measure(subject, reference, jobs, key, None, options.repetitions, options.protocol)
+    seconds = {"export": exported, "measure": time.monotonic() - begun - exported}
+    return {**_report(options, target, artifact, taken, seconds), **profile}
+
+
+async def _profile(options: BenchOptions, subject: Subject, farm: Farm, jobs: Jobs, log: Log) -> Json:
+    """Runs the profiler once on the device; what it reports is stored with the job alone."""
+    runtime, device = _profiler(subject.runtime), subject.device
+    layout = options.subject if isinstance(options.subject, Layout) else None
+    runner = runtime.profiler(subject.runner, log)
+    farm.admit(subject.runtime, runner)
+    deadline_s = _PROFILE_DEADLINES * options.protocol.deadline_s
+    plan = subject.runtime.plan(subject.artifact, runner, subject.workload, deadline_s)
+    log(f"profiling on {device.id}: one run, each operator timed by itself")
+    key = content_hash({"profile": subject.artifact.sha256, "at": time.time()})
+    result = await jobs.run(key, 0, device.id, Round(candidate=plan, repetitions=1))
+    (pair,) = result.pairs
+    profile = runtime.read_profile(pair.candidate, layout)
+    if (profile.prompt, profile.gen) != (subject.workload.prompt, subject.workload.gen):
+        raise CandidateFailed("garbage_output", "the profile is of another request")
+    return {**summary(profile, layout), "foreign_cpu": pair.foreign_cpu}
+
+
+def _profiler(runtime: Runtime) -> Profiler:
+    if not isinstance(runtime, Profiler):
+        raise Unsupported(f"{runtime.name} has no profiler: its runner does not time layers", where="--profile")
+    return runtime
+
+
+def _runtime_space(options: BenchOptions) -> RuntimeSpace:
+    runtime = RUNTIMES[options.runtime]
+    quantisation = options.quantisation or runtime.quantisations[0]
+    patched = _needs_patched(runtime, options.subject)
+    return RuntimeSpace(name=options.runtime, quantisation=quantisation, build="any" if patched else "stock")
+
+
+def _needs_patched(runtime: Runtime, subject: Layout | Path) -> bool:
+    if isinstance(subject, Layout):
+        return runtime.supports(subject).verdict == "patched"
+    if not subject.is_file():
+        raise InvalidInput(f"{subject} is neither a layout nor a file")
+    return isinstance(runtime, FileInspector) and runtime.needs_patched(subject)
+
+
+def _require_support(runtime: Runtime, layout: Layout) -> None:
+    support = runtime.supports(layout)
+    if not support:
+        raise Unsupported(f"{runtime.name} does not carry this layout: {'; '.join(support.reasons)}")
+
+
+def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store: Store, scratch: Path) -> Artifact:
+    if isinstance(options.subject, Path):
+        return _from_file(options.subject, spec, store)
+    return export_to_store(store, scratch, runtime, options.subject, spec.quantisation, RandomWeights(DEPLOY_SEED))
+
+
+def _from_file(path: Path, spec: RuntimeSpace, store: Store) -> Artifact:
+    stored = artifacts.put_file(store, path)
+    return Artifact(
+        sha256=stored.sha256, size=stored.size, runtime=spec.name, quantisation=spec.quantisation, layout_id="",
+        arch="", patched=spec.build == "any", weights=f"file:{path.name}",
+    )  # fmt: skip
+
+
+def _report(
+    options: BenchOptions, target: MeasurementTarget, artifact: Artifact, taken: Measurement, seconds: Json
+) -> Json:
+    figures = taken.figures
+    layout = options.subject if isinstance(options.subject, Layout) else None
+    named = {"layout_id": layout.id, "layout": layout.format()} if layout else {"file": str(options.subject)}
+    runs = [rep.sample for rep in taken.repetitions if rep.valid and rep.sample]
+    prompt = taken.workload.prompt
+    tokens = sum(len(rep.sample.decode_ns) for rep in taken.repetitions if rep.valid and rep.sample)
+    return {
+        **named,
+        "artifact": artifact.sha256,
+        "runtime": {"name": taken.runtime, "build": taken.build, "patched": taken.patched},
+        "device": {"id": target.device.id, "model": target.device.model, "cpu": target.device.cpu},
+        "workload": taken.workload.key(),
+        "ttft_ms": _time(figures["ttft"]),
+        "prefill_tps": figures["prefill_tps"].value,
+        "tokens_per_s": {
+            "prefill": _rate(figures["prefill_tps"], [prompt * 1e3 / run.ttft_ms for run in runs]),
+            "decode": _rate(
+                rate(figures["decode_mean"], 1, "tokens/s"),
+                [len(run.decode_ns) * 1e9 / sum(run.decode_ns) for run in runs],
+            ),
+        },
+        "decode_ms": {
+            "p50": figures["decode_p50"].value,
+            "typical": figures["decode_p50"].typical,
+            "p95": figures["decode_p95"].value,
+            "p95_reason": figures["decode_p95"].reason,
+            "mean": figures["decode_mean"].value,
+            "ci95": [figures["decode_p50"].low, figures["decode_p50"].high],
+            "tokens": tokens,
+        },
+        "peak_rss_mb": {
+            "total": figures["peak_rss"].value,
+            "prefill": figures["prefill_rss"].value,
+            "decode": figures["decode_rss"].value,
+        },
+        "energy_mj_per_token": _energy(figures["energy_mj_per_token"]),
+        "file_mb": figures["file_size"].value,
+        "figures": {name: _figure(figure) for name, figure in figures.items() if name in METRICS},
+        "load_ms": figures["load"].value,
+        "reps": [_repetition(rep) for rep in taken.repetitions],
+        "refused_share": taken.refused_share,
+        "clock": taken.clock,
+        "foreign_cpu": taken.foreign_cpu,
+        "reference": {"calibrated": taken.calibration_ms, "drift": taken.drift},
+        "seconds": seconds,
+    }
+
+
+def _rate(figure: Figure, experienced: Sequence[float]) -> Json:
+    """Returns the protocol's figure with its interval, and mean and standard deviation as llama-bench has them."""
+    return {
+        "value": figure.value,
+        "ci95": [figure.low, figure.high],
+        "mean": statistics.fmean(experienced) if experienced else None,
+        "sd": statistics.stdev(experienced) if len(experienced) > 1 else None,
+        "n": len(experienced),
+    }
+
+
+def _figure(figure: Figure) -> Json:
+    """Returns a metric's figure; `log_sd` is the standard deviation of its logarithm."""
+    return {
+        "value": figure.value,
+        "ci95": [figure.low, figure.high],
+        "log_sd": figure.log_sd,
+        "n": figure.n,
+        "unit": figure.unit,
+        "reason": figure.reason,
+    }
+
+
+def _time(figure: Figure) -> Json:
+    return {
+        "value": figure.value,
+        "typical": figure.typical,
+        "median": figure.typical,
+        "min": figure.minimum,
+        "max": figure.maximum,
+        "ci95": [figure.low, figure.high],
+        "n": figure.n,
+    }
+
+
+def _energy(figure: Figure) -> Json:
+    return {
+        "value": figure.value,
+        "ci95": [figure.low, figure.high],
+        "resolution": figure.resolution,
+        "reason": figure.reason,
+    }
+
+
+def _repetition(rep: Repetition) -> Json:
+    sample = rep.sample
+    return {
+        "valid": rep.valid,
+        "reason": rep.reason,
+        "drift": rep.drift,
+        "ttft_ms": sample.ttft_ms if sample else None,
+        "decode_ns": sample.decode_ns if sample else [],
+        "decode_p50_ms": statistics.median(sample.decode_ns) / 1e6 if sample else None,
+        "peak_rss_mb": sample.peak_rss_mb if sample else None,
+        "load_ms": sample.load_ms if sample else None,
+        "conditions": rep.conditions.model_dump(mode="json"),
+    }

@@ -1,0 +1,353 @@
+"""Prepares devices for measuring: a runner for each runtime, a reference model, and its calibration."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nas.core.canonical import content_hash, result_key
+from nas.core.device import Device, show_cores
+from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, UnknownName, Unsupported
+from nas.core.measurement import ReferenceTimes, Sample
+from nas.core.plan import Plan, Runner
+from nas.core.space import MeasurementSettings, RuntimeSpace
+from nas.core.units import show_share
+from nas.core.workload import Workload
+from nas.infra.store import calibrations, devices
+from nas.infra.store.calibrations import off_by
+from nas.infra.store.rows import Health
+from nas.measure.farm.farm import Farm
+from nas.measure.protocol.estimator import read_times
+from nas.measure.protocol.reference import (
+    CALIBRATION_RUNS,
+    CHECK_RUNS,
+    DEADLINE_S,
+    USUAL_PAGE_SIZE,
+    calibration_name,
+    keep_calibration,
+    known_calibration,
+    reference_model,
+    reference_plan,
+)
+from nas.measure.protocol.repetitions import PROTOCOL_VERSION, THROTTLED, foreign_cpu
+from nas.measure.protocol.rounds import COOL_DOWN_S, Jobs, Reference, calibrate
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Artifact, Runtime
+
+Log = Callable[[str], None]
+
+BUSY_CPU = 0.5
+"""Cores that other processes use from which on a device is slow because of them, rather than because it changed."""
+
+DEPLOY_SEED = 0
+"""Seed of the random weights of deploy-scale models: speed does not depend on them."""
+
+_CONDITIONS = {
+    "device": "device",
+    "build": "build",
+    "energy_counter": "energy counter",
+    "page_size": "memory page size in bytes",
+    "cores": "cores",
+    "calibration": "reference run",
+    "protocol": "measurement protocol version",
+    "writer": "model writer version",
+}
+"""Conditions in the order in which differences are listed -> what they are called."""
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCalibration:
+    """The calibration that a study began with.
+
+    Args:
+        build: of the runner.
+        times: number of threads -> of the reference model.
+        conditions: `PreparedDevice.conditions` at that time; earlier versions stored only some of them.
+    """
+
+    build: str
+    times: Mapping[int, ReferenceTimes]
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PreparedDevice:
+    """One device with one runtime, ready to be calibrated.
+
+    Args:
+        name: of the device in the space.
+        device: its description.
+        runtime: of the runner.
+        runner: for the device.
+        quantisation: of the models.
+        plans: number of threads -> one run of the reference model; every number that a workload has.
+        cores: workload -> the cores that it runs on; (): any.
+    """
+
+    name: str
+    device: Device
+    runtime: Runtime
+    runner: Runner
+    quantisation: str
+    plans: Mapping[int, Plan]
+    cores: Mapping[str, tuple[int, ...]]
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """All inputs of measurement keys that are not part of a search space, as JSON."""
+        references = [calibration_name(plan) for plan in self.plans.values()]
+        return {
+            "device": self.device.id,
+            "build": self.runner.build,
+            "energy_counter": self.device.energy_counter,
+            "page_size": self.device.page_size or USUAL_PAGE_SIZE,
+            "cores": {name: list(cores) for name, cores in self.cores.items()},
+            "calibration": references[0] if len(references) == 1 else content_hash(references),
+            "protocol": PROTOCOL_VERSION,
+            "writer": self.runtime.writer_version,
+        }
+
+    def require_unchanged(self, began: Mapping[str, Any]) -> None:
+        """Compares the conditions with those that a study began with; conditions that were not stored may be any.
+
+        Raises:
+            StudyChanged: one differs; the message names each.
+        """
+        now = self.conditions
+        changes = [
+            f"{_CONDITIONS[name]} {_shown(began[name])}, which is {_shown(now[name])} now"
+            for name in _CONDITIONS
+            if name in began and began[name] != now[name]
+        ]
+        if changes:
+            raise StudyChanged(
+                f"{self.name} with {self.runtime.name}: the study began with {'; '.join(changes)}. Its figures would "
+                "not compare, so restore what has changed or begin a new study"
+            )
+
+
+@dataclass(frozen=True)
+class MeasurementTarget:
+    """One device with one runtime, calibrated and ready to measure.
+
+    Args:
+        device: its description.
+        runtime: of the runner.
+        runner: for the device.
+        quantisation: of the models.
+        references: number of threads -> the reference model run with as many.
+    """
+
+    device: Device
+    runtime: Runtime
+    runner: Runner
+    quantisation: str
+    references: Mapping[int, Reference]
+
+    @property
+    def reference(self) -> Reference:
+        """The reference model with the fewest threads."""
+        return self.references[min(self.references)]
+
+    def reference_beside(self, workload: Workload) -> Reference:
+        """Returns the reference model with as many threads as `workload` has.
+
+        Threads that wait for each other are slowed down by other processes far more than one thread is.
+        """
+        return self.references[workload.threads]
+
+
+@dataclass(frozen=True)
+class Calibrator:
+    """Makes measurement targets.
+
+    Args:
+        farm: has the devices.
+        jobs: runs the calibrations.
+        protocol: the measurement protocol.
+        scratch: folder for files being written.
+        log: called with a line before something that takes time.
+        workloads: what will be measured.
+    """
+
+    farm: Farm
+    jobs: Jobs
+    protocol: MeasurementSettings
+    scratch: Path
+    log: Log
+    workloads: Mapping[str, Workload] = field(default_factory=dict)
+
+    async def target(
+        self, device_name: str, spec: RuntimeSpace, saved: SavedCalibration | None = None
+    ) -> MeasurementTarget:
+        """Prepares one device with one runtime.
+
+        Args:
+            device_name: as in the space.
+            spec: the runtime and its quantisation.
+            saved: of the study that is resumed; None: the device's own calibration, checked, or a new one.
+
+        Raises:
+            StudyChanged: the study began under other conditions.
+            UnknownName: no such device, runtime or quantisation.
+            Unsupported: the runtime cannot run one of the workloads.
+            InfrastructureFailed: no build of the runtime, or its reference model fails.
+        """
+        return await self.calibrated(self.prepare(device_name, spec), saved)
+
+    def prepare(self, device_name: str, spec: RuntimeSpace) -> PreparedDevice:
+        """Prepares one device with one runtime, without running anything on it.
+
+        Raises:
+            NasError: see `target`.
+        """
+        runtime = known_runtime(spec)
+        device = self.farm.device(device_name)
+        # The patched build runs what the stock build runs, too, so that one build measures all of a study.
+        patched = spec.build == "any"
+        runner = runtime.runner(device.target, device.cpu_features, patched=patched, libc=device.libc)
+        self.farm.admit(runtime, runner)
+        model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation)
+        cores = self._require_workloads(runtime, model, runner, device)
+        threads = sorted({workload.threads for workload in self.workloads.values()}) or [1]
+        plans = {count: reference_plan(runtime, runner, model, device, count) for count in threads}
+        return PreparedDevice(device_name, device, runtime, runner, spec.quantisation, plans, cores)
+
+    async def calibrated(self, prepared: PreparedDevice, saved: SavedCalibration | None) -> MeasurementTarget:
+        """Calibrates a prepared device; `saved` is that of `target`.
+
+        Raises:
+            NasError: see `target`.
+        """
+        device, runtime, plans = prepared.device, prepared.runtime, prepared.plans
+        if saved is None:
+            times = {threads: await self._calibration(device, runtime, plan) for threads, plan in plans.items()}
+        else:
+            prepared.require_unchanged({**saved.conditions, "build": saved.build})
+            times = dict(saved.times)
+            if devices.get(self.farm.store, device.id).health is Health.BAD:
+                await self._run_reference(device, runtime, plans[min(plans)], CHECK_RUNS)
+        references = {threads: self._reference(prepared, plan, times[threads]) for threads, plan in plans.items()}
+        return MeasurementTarget(device, runtime, prepared.runner, prepared.quantisation, references)
+
+    def _reference(self, prepared: PreparedDevice, plan: Plan, times: ReferenceTimes) -> Reference:
+        place = (prepared.device.id, prepared.runtime.name, calibration_name(plan))
+        note = partial(calibrations.note_runs, self.farm.store, place, calibration_ms=times.run_ms)
+        return Reference(plan, times, note)
+
+    def _require_workloads(
+        self, runtime: Runtime, model: Artifact, runner: Runner, device: Device
+    ) -> dict[str, tuple[int, ...]]:
+        """Plans each workload once, so that what a runtime or a device lacks is reported before the study runs.
+
+        Returns:
+            workload -> the cores that it runs on.
+        """
+        cores = {}
+        for name, workload in self.workloads.items():
+            try:
+                pinned = device.pinned(workload)
+                runtime.plan(model, runner, pinned, DEADLINE_S)
+            except Unsupported as error:
+                raise Unsupported(f"workload {name!r} on {runtime.name}: {error}", where="workloads") from error
+            except InvalidInput as error:
+                raise InvalidInput(f"workload {name!r}: {error}", where="workloads") from error
+            if pinning := device.pinning(workload):
+                self.log(f"{device.id}: {name} runs on {pinning}")
+            cores[name] = pinned.affinity
+        return cores
+
+    async def _calibration(self, device: Device, runtime: Runtime, plan: Plan) -> ReferenceTimes:
+        """Returns the device's calibration; calibrates the device if there is none, or it does not hold any more.
+
+        The device need not be calm. A few runs of the reference model decide whether a known calibration is kept; if
+        they are off it, many more have a second look. A device that is slower beside other processes is busy and keeps
+        its calibration.
+        """
+        place = (device.id, runtime.name, calibration_name(plan))
+        known = known_calibration(self.farm.store, place)
+        runs: list[tuple[Sample, bool]] = []
+        if known is not None:
+            runs = await self._run_reference(device, runtime, plan, CHECK_RUNS)
+            if not _off([sample for sample, _ in runs], plan, known)[1]:
+                return known
+        threads = f", {plan.threads} threads" if plan.threads > 1 else ""
+        self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model{threads})")
+        runs += await self._run_reference(device, runtime, plan, CALIBRATION_RUNS)
+        samples = [sample for sample, _ in runs]
+        if known is not None:
+            off, replace = _off(samples, plan, known)
+            if not replace:
+                return known
+            moved = f"the reference model runs {show_share(off, signed=True)}"
+            if off > 0 and all(busy for _, busy in runs):
+                self.log(f"{device.id}: {moved} off its calibration beside other processes")
+                return known
+            why = "it was calibrated in a bad minute" if off < 0 else "the device changed"
+            self.log(f"{device.id}: {moved} off its calibration: {why}; calibrated again")
+        return keep_calibration(self.farm.store, place, samples, plan)
+
+    async def _run_reference(
+        self, device: Device, runtime: Runtime, plan: Plan, runs: int
+    ) -> list[tuple[Sample, bool]]:
+        """Runs the reference model `runs` times; a device on which it works is in good health.
+
+        Returns:
+            The sample of each run, and whether other processes had much of the device meanwhile.
+
+        Raises:
+            InfrastructureFailed: runs failed, or the device throttled, in all attempts.
+        """
+        key = result_key(
+            "calibrate", device=device.id, build=plan.runner.build, protocol=PROTOCOL_VERSION, at=time.time()
+        )
+        samples: list[tuple[Sample, bool]] = []
+        failures: list[str] = []
+        cool_down_s = 0.0
+        for attempt in range(self.protocol.max_attempts + 1):
+            missing = runs - len(samples)
+            good, failed = await calibrate(plan, runtime, device, self.jobs, key, attempt, missing, cool_down_s)
+            samples += [
+                (sample, (foreign_cpu([pair.candidate.conditions], pair.foreign_cpu) or 0.0) > BUSY_CPU)
+                for sample, pair in good
+                if not pair.candidate.conditions.throttled
+            ]
+            throttled = any(pair.candidate.conditions.throttled for _, pair in good)
+            failures += [*failed, *([THROTTLED] if throttled else [])]
+            cool_down_s = COOL_DOWN_S * 2**attempt if throttled else 0.0
+            if len(samples) >= runs:
+                devices.set_health(self.farm.store, device.id, Health.GOOD)
+                return samples
+        raise InfrastructureFailed(f"{device.id}: the reference model of {runtime.name} failed: {failures[-1]}")
+
+
+def _off(samples: Sequence[Sample], plan: Plan, known: ReferenceTimes) -> tuple[float, bool]:
+    """Returns the drift from a calibration, as a share, and whether to calibrate again."""
+    return off_by([ms / known.run_ms for ms in read_times(samples, plan.threads).run])
+
+
+def known_runtime(spec: RuntimeSpace) -> Runtime:
+    """Returns the runtime that a space names.
+
+    Raises:
+        UnknownName: no such runtime or quantisation.
+    """
+    runtime = RUNTIMES[spec.name]
+    if spec.quantisation not in runtime.quantisations:
+        raise UnknownName(f"quantisation of {spec.name}", spec.quantisation, runtime.quantisations)
+    return runtime
+
+
+def _shown(value: Any) -> str:
+    """Formats a condition: hashes are shortened, None is "none"."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {show_cores(cores) or 'any'}" for name, cores in value.items())
+    text = "none" if value is None else str(value)
+    return text[:12] if _HASH.fullmatch(text) else text

@@ -1,0 +1,194 @@
+"""Which of several model files, with which settings, is best on a device under budgets: `nas compare`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
+from nas.core.limit import Limit
+from nas.core.measurement import Figure
+from nas.core.metrics import metric
+from nas.core.scoring import SURE, chance_to_keep, log_sd
+from nas.core.workload import Workload
+from nas.measure.protocol.bench import Log
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import TextScorer
+
+RUNTIME_OF = {".gguf": "llama.cpp", ".pte": "executorch"}
+"""Ending of a model file -> runtime."""
+
+Verdict = Literal["kept", "open", "broken", "unknown"]
+_ORDER: Mapping[Verdict, int] = {"kept": 0, "open": 1, "unknown": 2, "broken": 3}
+
+
+def runtime_of(file: Path) -> str:
+    """Returns the runtime that runs a model file, by the ending of its name.
+
+    Raises:
+        InvalidInput: there is no such file, or its name ends otherwise.
+    """
+    if not file.is_file():
+        raise InvalidInput("no such file", where=str(file))
+    if file.suffix.lower() not in RUNTIME_OF:
+        raise InvalidInput(f"not a model file: names end in {' or '.join(RUNTIME_OF)}", where=str(file))
+    return RUNTIME_OF[file.suffix.lower()]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A budget and a measured figure.
+
+    Args:
+        limit: the budget.
+        figure: measured.
+        chance: that it is kept; None: the figure could not be read.
+    """
+
+    limit: Limit
+    figure: Figure
+    chance: float | None
+
+    @staticmethod
+    def of(limit: Limit, figure: Figure) -> Check:
+        """Computes the chance from the figure's own noise, as studies do."""
+        if figure.value is None:
+            return Check(limit, figure, None)
+        excess = math.log(figure.value / limit.value) if figure.value > 0 else -math.inf
+        return Check(limit, figure, chance_to_keep(excess, log_sd(figure)))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What can be said: a budget is kept or broken where the chance is high or low enough for studies."""
+        if self.chance is None:
+            return "unknown"
+        return "kept" if self.chance >= SURE else "broken" if self.chance <= 1 - SURE else "open"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as JSON."""
+        return {
+            "budget": str(self.limit),
+            "value": self.figure.value,
+            "ci95": [self.figure.low, self.figure.high],
+            "chance": self.chance,
+            "verdict": self.verdict,
+            "reason": self.figure.reason,
+        }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file with settings, and what was measured.
+
+    Args:
+        file: the model.
+        workload: with the settings.
+        figures: metric -> figure; none where it failed.
+        checks: one for each budget; none where it failed.
+        bits_per_byte: of text, of this file on this machine; None: `why_no_bits`.
+        why_no_bits: a reason; empty: no text was given, or there is a figure.
+        failure: why nothing was measured; empty: something was.
+    """
+
+    file: Path
+    workload: Workload
+    figures: Mapping[str, Figure]
+    checks: tuple[Check, ...] = ()
+    bits_per_byte: float | None = None
+    why_no_bits: str = ""
+    failure: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its budgets' verdicts; kept where there are none."""
+        return max((each.verdict for each in self.checks), key=_ORDER.__getitem__, default="kept")
+
+    @property
+    def settings(self) -> str:
+        """The settings that tell candidates of one file apart."""
+        return f"{self.workload.threads} thread(s), {self.workload.kv_type} cache, {self.workload.window} tokens"
+
+    def value(self, name: str) -> float:
+        """Returns a figure, infinite where there is none."""
+        found = self.figures.get(name)
+        return math.inf if found is None or found.value is None else found.value
+
+
+def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Returns candidates, best first.
+
+    What keeps all budgets comes before what may keep them, and that before what breaks one. Then come bits per byte,
+    and then the median time of a token.
+    """
+
+    def place(one: Candidate) -> tuple[object, ...]:
+        bits = math.inf if one.bits_per_byte is None else one.bits_per_byte
+        excess = max((-1.0 if each.chance is None else 1 - each.chance for each in one.checks), default=0.0)
+        broken = excess if one.verdict == "broken" else 0.0
+        return bool(one.failure), _ORDER[one.verdict], broken, bits, one.value("decode_p50"), one.value("file_size")
+
+    return sorted(candidates, key=place)
+
+
+def sentence(candidates: Sequence[Candidate], limits: Sequence[Limit], device: str) -> str:
+    """Returns what to do, of ranked candidates."""
+    best, budgets = candidates[0], " and ".join(map(str, limits))
+    name = f"{best.file.name} with {best.settings}"
+    if best.failure:
+        return f"No file ran on {device}."
+    if limits and best.verdict == "broken":
+        return f"No file keeps {budgets} on {device}; nearest is {name}."
+    kept = f"keeps {budgets}" if best.verdict == "kept" else f"may keep {budgets}: more --reps decide"
+    first = f"Best on {device}: {name}{f', which {kept}' if limits else ''}"
+    alike = [one for one in candidates[1:] if one.verdict == best.verdict and not one.failure]
+    if best.bits_per_byte is not None:
+        reason = f"it has the fewest bits per byte ({best.bits_per_byte:.4f})" if alike else "no other file does"
+    else:
+        reason = "it is the fastest; what quality it has is not known without --corpus" if alike else "no other does"
+    unsure = [one for one in alike if best.bits_per_byte == one.bits_per_byte and _overlap(best, one)]
+    more = f" {len(unsure)} other(s) cannot be told apart from it in speed." if unsure else ""
+    return f"{first}: {reason}.{more}"
+
+
+def _overlap(one: Candidate, other: Candidate) -> bool:
+    """Returns whether the intervals of two candidates' times of a token overlap."""
+    first, second = one.figures["decode_p50"], other.figures["decode_p50"]
+    ends = (first.low, first.high, second.low, second.high)
+    if any(end is None for end in ends):
+        return False
+    return first.low <= second.high and second.low <= first.high  # type: ignore[operator]
+
+
+def bits_of(file: Path, texts: Sequence[str], threads: int, log: Log) -> tuple[float | None, str]:
+    """Returns bits per byte of texts under a file, or None and why there are none."""
+    runtime = RUNTIMES[runtime_of(file)]
+    if not isinstance(runtime, TextScorer):
+        return None, f"a {file.suffix} holds no tokenizer"
+    log(f"scoring text with {file.name}")
+    try:
+        return runtime.bits_per_byte(file, texts, threads), ""
+    except (Unsupported, CandidateFailed) as error:
+        return None, str(error)
+
+
+def figures_of(report: Mapping[str, Any]) -> dict[str, Figure]:
+    """Returns the figures of a report of `nas bench`."""
+    return {
+        name: Figure(value=each["value"], low=each["ci95"][0], high=each["ci95"][1],
+                     **{key: each[key] for key in ("log_sd", "n", "unit", "reason")})
+        for name, each in report["figures"].items()
+    }  # fmt: skip
+
+
+def check_limits(limits: Sequence[Limit]) -> None:
+    """Checks that budgets are of metrics that a device or a file has.
+
+    Raises:
+        InvalidInput: one is of quality.
+    """
+    for limit in limits:
+        if metric(limit.metric).source == "proxy":
+            raise InvalidInput(f"{limit.metric} is not measured of a file", where="--budget")

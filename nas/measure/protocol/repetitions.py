@@ -1,0 +1,208 @@
+"""The measurement protocol: which repetitions count, and the figures computed from them.
+
+Noise is not refused: a repetition does not count only if it means nothing, because a run failed or the device
+throttled. Pure functions over what agents sent, so that a recorded measurement can be judged again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from nas.core.errors import CandidateFailed, NasError
+from nas.core.measurement import Figure, Measurement, ReferenceTimes, Repetition, Sample
+from nas.core.plan import Conditions, Pair, RawRun
+from nas.core.stats import p95_figure, repetition_figure
+from nas.core.units import show_share
+from nas.core.workload import Workload
+from nas.infra.store.calibrations import ReferenceRun
+from nas.measure.protocol.estimator import rate, read_times, slowness, time_figures
+
+PROTOCOL_VERSION = 3
+"""Version of the measurement protocol (warm-up, timing, interleaving). Raise it when figures change their meaning."""
+
+UNDISTURBED_CPU = 0.05
+"""CPU share of other processes, in cores, up to which a run is shown as undisturbed. It decides nothing."""
+
+_ENERGY_STEP_SHARE = 0.05
+"""Maximum step of an energy counter, as a share of a run's energy; above it the figure is null."""
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+THROTTLED = "the device throttled"
+Parse = Callable[[RawRun], Sample]
+
+
+def judge(
+    pair: Pair, parse: Parse, calibration: ReferenceTimes | None, attempt: int, threads: int = 1
+) -> tuple[Repetition, CandidateFailed | None]:
+    """Judges one repetition.
+
+    Args:
+        pair: the reference run and the candidate run after it.
+        parse: the runtime's reading of a run.
+        calibration: the reference's times when the device was calibrated; None where no reference is run.
+        attempt: which round this is, from 0.
+        threads: of both runs.
+
+    Returns:
+        The repetition, and the candidate's failure if its run failed and the reference's did not.
+    """
+    conditions = pair.candidate.conditions
+    reference, broken = read_run(pair.reference, parse) if pair.reference else (None, None)
+    if broken is not None:
+        return _refused(f"the reference run failed: {broken}", attempt, conditions), None
+    sample, failed = read_run(pair.candidate, parse)
+    if failed is not None:
+        candidates_fault = failed if isinstance(failed, CandidateFailed) else None
+        return _refused(f"the run failed: {failed}", attempt, conditions), candidates_fault
+    drift = None
+    if reference is not None and calibration is not None:
+        drift = read_times([reference], threads).run[0] / calibration.run_ms - 1
+    runs = [run.conditions for run in (pair.reference, pair.candidate) if run is not None]
+    throttled = any(run.throttled for run in runs)
+    return Repetition(
+        valid=not throttled, reason=THROTTLED if throttled else None, attempt=attempt, sample=sample,
+        reference=reference, drift=drift, foreign_cpu=foreign_cpu(runs, pair.foreign_cpu), conditions=conditions,
+    ), None  # fmt: skip
+
+
+def reference_runs(pairs: Sequence[Pair], repetitions: Sequence[Repetition]) -> list[ReferenceRun]:
+    """Returns the reference runs of pairs in which both runs worked, and whether anything disturbed them."""
+    return [
+        ReferenceRun(
+            ratio=1 + rep.drift,
+            temperature_c=pair.reference.conditions.temperature_c,
+            calm=undisturbed([pair.reference.conditions, pair.candidate.conditions], pair.foreign_cpu),
+        )
+        for pair, rep in zip(pairs, repetitions, strict=True)
+        if pair.reference is not None and rep.drift is not None
+    ]
+
+
+def measurement(
+    repetitions: Sequence[Repetition], *, artifact: str, runtime: str, build: str, patched: bool, device: str,
+    workload: Workload, file_bytes: int, calibration: ReferenceTimes | None, wall_s: float,
+) -> Measurement:  # fmt: skip
+    """Builds the result of a measure stage."""
+    counted = [rep for rep in repetitions if rep.valid and rep.sample is not None]
+    drifts = [rep.drift for rep in counted if rep.drift is not None]
+    shares = [rep.foreign_cpu for rep in counted if rep.foreign_cpu is not None]
+    samples = [rep.sample for rep in counted if rep.sample is not None]
+    return Measurement(
+        artifact=artifact, runtime=runtime, build=build, patched=patched, device=device, workload=workload,
+        figures=summarise(counted, workload, file_bytes, calibration),
+        repetitions=list(repetitions), protocol=PROTOCOL_VERSION, clock=read_times(samples, workload.threads).clock,
+        refused_share=sum(not rep.valid for rep in repetitions) / max(1, len(repetitions)),
+        foreign_cpu=statistics.median(shares) if shares else None, calibration=calibration,
+        calibration_ms=calibration.run_ms if calibration else None,
+        drift=statistics.median(drifts) if drifts else None, wall_s=wall_s,
+    )  # fmt: skip
+
+
+def summarise(
+    repetitions: Sequence[Repetition], workload: Workload, file_bytes: int, calibration: ReferenceTimes | None = None
+) -> dict[str, Figure]:  # fmt: skip
+    """Computes the figures of the repetitions that count.
+
+    TTFT and decode times are floors, corrected by the reference runs (`nas.measure.protocol.estimator`); p95, load,
+    memory and energy are medians as experienced.
+    """
+    samples = [rep.sample for rep in repetitions if rep.sample is not None]
+    beside = [rep.reference for rep in repetitions if rep.reference is not None]
+    reference = read_times(beside, workload.threads).floors() if beside else None
+    figures = time_figures(
+        samples, read_times(samples, workload.threads), slowness(reference, calibration), workload.gen
+    )
+    figures |= {
+        "prefill_tps": rate(figures["ttft"], workload.prompt, "tok/s"),
+        "decode_p95": p95_figure([[ns / 1e6 for ns in sample.decode_ns] for sample in samples], "ms"),
+        "load": repetition_figure([sample.load_ms for sample in samples], "ms"),
+        "energy_mj_per_token": energy_figure([rep for rep in repetitions if rep.sample is not None], workload.gen),
+        "file_size": Figure(value=file_bytes / 1e6, n=1, unit="MB"),
+    }
+    for name in ("peak_rss_mb", "prefill_rss_mb", "decode_rss_mb"):
+        read = [value for sample in samples if (value := getattr(sample, name)) is not None]
+        figures[name.removesuffix("_mb")] = repetition_figure(read, "MB", "the device does not report it")
+    return figures
+
+
+def energy_figure(repetitions: Sequence[Repetition], gen: int) -> Figure:
+    """Computes the energy of a run per decoded token, in mJ; null with the reason if the counter is too coarse.
+
+    The counter's true step is the greatest common divisor of its differences: a battery's gauge reports energy in units
+    of 1 uWh, but many move by 10,000 of them at a time. A step has to be small relative to the smallest run.
+    """
+    missing = (rep.conditions.unread.get("energy", "not read") for rep in repetitions if rep.conditions.energy is None)
+    used = [rep.conditions.energy for rep in repetitions if rep.conditions.energy is not None]
+    reason = next(missing, "no valid repetition")
+    if not used or len(used) < len(repetitions):
+        return Figure(value=None, unit="mJ", reason=reason)
+    mj = [each.joules * 1e3 / gen for each in used]
+    steps = math.gcd(*(each.steps for each in used))
+    if steps == 0:
+        return Figure(value=None, unit="mJ", reason=f"{used[0].counter} did not move during the runs")
+    resolution = max(mj) * steps / max(each.steps for each in used)
+    if resolution > _ENERGY_STEP_SHARE * min(mj):
+        return Figure(
+            value=None, unit="mJ", n=len(used), resolution=resolution,
+            reason=f"{used[0].counter} moves in steps of {resolution * gen / 1e3:.2g} J, and a run took "
+            f"{min(mj) * gen / 1e3:.2g} J: a longer workload is needed to measure it within "
+            f"{show_share(_ENERGY_STEP_SHARE)}",
+        )  # fmt: skip
+    return repetition_figure(mj, "mJ").model_copy(update={"resolution": resolution})
+
+
+def read_run(run: RawRun, parse: Parse) -> tuple[Sample | None, NasError | None]:
+    """Returns what a run measured, or how it failed; implausible reports count as failures."""
+    try:
+        sample = parse(run)
+        _require_sense(sample)
+    except NasError as error:
+        return None, error
+    return sample, None
+
+
+def total_ms(sample: Sample) -> float:
+    """Returns the timed work of one run, the prompt and all decoded tokens, in ms."""
+    return sample.ttft_ms + sum(sample.decode_ns) / 1e6
+
+
+def foreign_cpu(runs: Sequence[Conditions], over_all: float | None) -> float | None:
+    """Returns the CPU share of other processes, in cores: over all runs if it was read, else the largest of one."""
+    if over_all is not None:
+        return over_all
+    return max((run.foreign_cpu for run in runs if run.foreign_cpu is not None), default=None)
+
+
+def undisturbed(runs: Sequence[Conditions], over_all: float | None) -> bool:
+    """Returns whether the device did not throttle and other processes used next to nothing, as far as it tells."""
+    return not any(run.throttled for run in runs) and (foreign_cpu(runs, over_all) or 0.0) <= UNDISTURBED_CPU
+
+
+def commonest(reasons: Iterable[str]) -> str:
+    """Returns the most frequent reason, with the numbers of its worst case."""
+    kinds: dict[str, list[str]] = {}
+    for reason in reasons:
+        kinds.setdefault(_NUMBER.sub("", reason), []).append(reason)
+    if not kinds:
+        return "no reason given"
+    alike = max(kinds, key=lambda kind: len(kinds[kind]))
+    return max(kinds[alike], key=_magnitude)
+
+
+def _refused(reason: str, attempt: int, conditions: Conditions) -> Repetition:
+    return Repetition(valid=False, reason=reason, attempt=attempt, sample=None, conditions=conditions)
+
+
+def _require_sense(sample: Sample) -> None:
+    sizes = (sample.peak_rss_mb, sample.prefill_rss_mb, sample.decode_rss_mb)
+    figures = [sample.load_ms, sample.ttft_ms, *sample.decode_ns, *(size for size in sizes if size is not None)]
+    if not sample.decode_ns or not all(0 < figure < math.inf for figure in figures):
+        raise CandidateFailed("garbage_output", "report: no decoded token, or a time or size that is not above zero")
+
+
+def _magnitude(reason: str) -> float:
+    number = _NUMBER.search(reason)
+    return abs(float(number[0])) if number else 0.0

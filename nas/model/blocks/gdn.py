@@ -1,0 +1,52 @@
+"""Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024): linear attention whose memory is corrected, not only added to."""
+
+from __future__ import annotations
+
+from nas.core.block import Arg, Block, Count
+from nas.model.blocks.linear_attention import LinearAttentionKind, convolved
+
+
+class GatedDeltaNet(LinearAttentionKind):
+    """`D8`: 8 heads of d_model / 8 numbers unless given as `D8:128`; `D8/4`: pairs of heads share queries and keys.
+
+    Each head keeps a square memory. A token lets it decay, reads the value that the memory has for its key, and writes
+    back the difference from its own value. Queries, keys and values pass a short causal convolution; the output is
+    normalised by head and gated.
+    """
+
+    name = "gdn"
+    letter = "D"
+    hue = 9
+    syntax = "{heads}[/{key_heads}][:{head_dim}]"
+    doc = "Gated DeltaNet"
+    args = (
+        Arg("heads", int, "heads", required=True, low=1, high=1 << 15),
+        Arg(
+            "key_heads",
+            int,
+            "heads of queries and keys; divides heads, as many unless given",
+            low=1,
+            high=1 << 15,
+            same_as="heads",
+        ),
+        Arg("head_dim", int, "numbers in a query, key or value head; d_model / heads unless given", low=2, high=1024),
+        Arg("conv", int, "taps of the causal convolution over queries, keys and values", default=4, low=2, high=64),
+    )
+
+    def count(self, block: Block, d_model: int) -> Count:
+        block = block.resolve(d_model)
+        heads, size, mixed = block.int("heads"), block.int("head_dim"), convolved(block)
+        projections = d_model * (mixed + 2 * heads * size + 2 * heads)
+        weights = projections + mixed * block.int("conv") + 2 * heads + size
+        return Count(weights, weights)
+
+    def flops(self, block: Block, d_model: int, context: int) -> float:
+        # Per number of the memory: decay, read with the key, add the outer product, read with the query.
+        return 2.0 * self.count(block, d_model).active + 7.0 * self.memory(block.resolve(d_model), d_model)
+
+    def state_bytes(self, block: Block, d_model: int) -> float:
+        block = block.resolve(d_model)
+        return 4.0 * ((block.int("conv") - 1) * convolved(block) + self.memory(block, d_model))
+
+
+GDN = GatedDeltaNet()

@@ -1,0 +1,89 @@
+"""Mamba-2: a selective state-space mixer with one decay per head (Dao and Gu 2024, section 7)."""
+
+from __future__ import annotations
+
+from nas.core.block import Arg, Block, BlockKind, Caches, Count, Scalar
+from nas.core.errors import InvalidInput
+from nas.model.blocks.attention import divisors, nearest
+from nas.model.blocks.linear_attention import shorter_keys
+
+_HEAD_DIM = 64
+"""Head size of the published models."""
+
+
+class Mamba2(BlockKind):
+    """`M` or `M64`: each number of a head of size P keeps a state of N numbers, 128 unless given.
+
+    The input projection makes a gate z, an input x (both expand * d_model wide, cut into heads), B and C (N numbers
+    for each group of heads) and a step size per head; x, B and C pass a short causal convolution.
+    """
+
+    name = "mamba2"
+    letter = "M"
+    hue = 3
+    role = "mixer"
+    syntax = "[{state}]"
+    doc = "Mamba-2 selective state space"
+    args = (
+        Arg("state", int, "state numbers per channel", default=128, low=1, high=4096),
+        Arg("heads", int, "heads; inner width / 64 unless given", low=1, high=4096),
+        Arg("expand", int, "inner width / d_model", default=2, low=1, high=8),
+        Arg("conv", int, "taps of the causal convolution over x, B and C", default=4, low=2, high=64),
+        Arg("groups", int, "groups of heads that share B and C; divides heads", default=1, low=1, high=1024),
+    )
+
+    def derived(self, block: Block, d_model: int) -> dict[str, Scalar]:
+        inner = block.int("expand") * d_model
+        return {"heads": inner // _HEAD_DIM} if inner % _HEAD_DIM == 0 else {}
+
+    def check(self, block: Block, d_model: int) -> None:
+        inner, heads = block.int("expand") * d_model, block.get("heads")
+        if heads is None:
+            raise InvalidInput(f"mamba2: inner width {inner} is no multiple of {_HEAD_DIM}; give the heads")
+        if inner % int(heads):
+            raise InvalidInput(f"mamba2: {heads} heads do not divide the inner width {inner}")
+        if int(heads) % block.int("groups"):
+            raise InvalidInput(f"mamba2: {block.int('groups')} groups do not divide {heads} heads")
+
+    def count(self, block: Block, d_model: int) -> Count:
+        block = block.resolve(d_model)
+        inner, heads, mixed = block.int("expand") * d_model, block.int("heads"), convolved(block, d_model)
+        projections = d_model * (inner + mixed + heads) + inner * d_model
+        weights = projections + mixed * (block.int("conv") + 1) + 3 * heads + inner
+        return Count(weights, weights)
+
+    def flops(self, block: Block, d_model: int, context: int) -> float:
+        # Per state number: decay, add the outer product of B and x, read out with C.
+        return 2.0 * self.count(block, d_model).active + 5.0 * self.memory(block, d_model)
+
+    def state_bytes(self, block: Block, d_model: int) -> float:
+        window = (block.int("conv") - 1) * convolved(block, d_model)
+        return 4.0 * (window + self.memory(block, d_model))
+
+    def memory(self, block: Block, d_model: int) -> int:
+        return block.int("expand") * d_model * block.int("state")
+
+    def narrow(self, block: Block, d_model: int, to: int) -> Block:
+        """Heads as in attention: their size scales down to 16, then there are fewer of them. The state stays."""
+        full = block.resolve(d_model)
+        inner = block.int("expand") * to
+        groups = nearest(block.int("groups"), divisors(inner // 16))
+        head_dim = block.int("expand") * d_model / full.int("heads")
+        size = nearest(head_dim * to / d_model, [n for n in divisors(inner // groups) if n >= 16])
+        return block.replace(heads=inner // size, groups=groups)
+
+    def shorten(self, block: Block, d_model: int, context: int, length: int) -> Block:
+        """The state as keys of linear attention, which B and C are."""
+        return block.replace(state=shorter_keys(block.int("state"), context, length))
+
+    def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
+        """Heads that follow from the width do so there too; given ones scale as in proxies."""
+        return self.narrow(block, d_model, to) if "heads" in dict(block.given) else block
+
+
+def convolved(block: Block, d_model: int) -> int:
+    """Returns the channels of the convolution: x, B and C."""
+    return block.int("expand") * d_model + 2 * block.int("groups") * block.int("state")
+
+
+MAMBA2 = Mamba2()

@@ -1,0 +1,223 @@
+"""Shared parts of softmax attention modules: projections, heads, QK-norm and RoPE (Su et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nas.core.block import Block
+from nas.model.nn.base import Mixer, State
+from nas.model.nn.growth import BlockGrowth, CannotGrow, tiled, units
+from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, reference_conv
+
+_SHARP = 64
+"""With QK-norm, a score is at most gain^2 sqrt(head size). Smaller heads start with gains that make it that of heads of
+this size: else attention over many tokens starts near an average of them and cannot be anything else for long."""
+_SPARK = 1e-3
+"""Scale of start values in added query and key numbers: nothing to the function, and enough for gradients,
+which are zero where both are."""
+
+
+class Attention(Mixer):
+    """Projections of a block with the arguments `nas.model.blocks.attention.HEAD_ARGS`; subclasses attend.
+
+    Query head h reads key-value head h // (heads / kv_heads).
+
+    Args:
+        block: the block.
+        d_model: residual width D.
+        own_kv: whether the block makes keys and values of its own.
+    """
+
+    projection = "o"
+    stackable = True
+
+    def __init__(self, block: Block, d_model: int, *, own_kv: bool = True) -> None:
+        super().__init__(block, d_model)
+        self.heads, self.kv_heads = self.block.int("heads"), self.block.int("kv_heads")
+        self.head_dim = self.block.int("head_dim")
+        self.rope_theta = float(self.block.get("rope_theta") or 0.0)
+        norm = bool(self.block.get("qk_norm"))
+        self.canon = DepthwiseConv(d_model, self.block.int("canon")) if self.block.get("canon") else None
+        self.q = Linear(d_model, self.heads * self.head_dim)
+        gain = max(1.0, (_SHARP / self.head_dim) ** 0.25)
+        self.q_norm = RMSNorm(self.head_dim, gain=gain) if norm else None
+        if own_kv:
+            self.k = Linear(d_model, self.kv_heads * self.head_dim)
+            self.v = Linear(d_model, self.kv_heads * self.head_dim)
+            self.k_norm = RMSNorm(self.head_dim, gain=gain) if norm else None
+        self.o = Linear(self.heads * self.head_dim, d_model, residual=True)
+
+    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
+        """Returns keys and values of no token, and zeros as the convolution's inputs before the first."""
+        empty = torch.zeros(batch, self.kv_heads, 0, self.head_dim, dtype=dtype, device=device)
+        if self.canon is None:
+            return empty, empty
+        return empty, empty, torch.zeros(batch, self.canon.kernel - 1, self.d_model, dtype=dtype, device=device)
+
+    def mixed_in(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """Adds the block's convolution, if it has one, to its input [B, T, D].
+
+        Returns:
+            The sum [B, T, D], and what of a state the convolution keeps: (window [B, canon - 1, D],), the last inputs,
+            oldest first; () without one.
+        """
+        if self.canon is None:
+            return x, ()
+        past = self.canon.kernel - 1
+        window = F.pad(x, (0, 0, past, 0)) if state is None else torch.cat([state[2], x], 1)
+        return x + self.canon(window), (window[:, -past:],)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Maps [B, T, D] -> [B, heads, T, head_dim], normalised, before RoPE."""
+        return self._normed(self.q(x), self.q_norm)
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Maps [B, T, D] -> [B, kv_heads, T, head_dim], normalised, before RoPE."""
+        return self._normed(self.k(x), self.k_norm)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Maps [B, T, D] -> [B, kv_heads, T, head_dim]."""
+        return self._split(self.v(x))
+
+    def turned(self, heads: Tensor, past: int) -> Tensor:
+        """Applies RoPE to `heads` [B, H, T, head_dim] at past .. past + T - 1, where the block has positions."""
+        return rotate(heads, past, self.rope_theta) if self.rope_theta else heads
+
+    def output(self, mixed: Tensor) -> Tensor:
+        """Maps [B, heads, T, head_dim] -> [B, T, D]."""
+        y: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return y
+
+    def _normed(self, projected: Tensor, norm: RMSNorm | None) -> Tensor:
+        heads = self._split(projected)
+        return heads if norm is None else norm(heads)
+
+    def _split(self, projected: Tensor) -> Tensor:
+        """Maps [B, T, H * head_dim] -> [B, H, T, head_dim]."""
+        return projected.view(*projected.shape[:2], -1, self.head_dim).transpose(1, 2)
+
+    @staticmethod
+    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
+        """Heads are copied, each with the key-value head that it reads; heads grow by whole factors.
+
+        RoPE turns pair i of a head of d numbers like pair m i of one of m d, so that is where its numbers go; scores,
+        which are divided by sqrt(m d) there, need the factor sqrt(m) on queries. With QK-norm the mean square is over m
+        times as many numbers: projections times sqrt(m) keep it, and the gain of queries makes up for it.
+        """
+        a, b, small, width = growing.a, growing.b, growing.small, growing.width
+        for name in ("qk_norm", "rope_theta", "canon", "window", "sink"):
+            if name in {arg.name for arg in a.spec.args} and a.get(name) != b.get(name):
+                raise CannotGrow(f"{name} differs")
+        d, wide = a.int("head_dim"), b.int("head_dim")
+        if wide % d:
+            raise CannotGrow(
+                f"heads of {wide} numbers are no whole multiple of {d}, and RoPE's frequencies do not meet"
+            )
+        m = wide // d
+        queries, kv = _copied_heads(a, b)
+        norm = bool(a.get("qk_norm"))
+        grown = {"q.weight": _projected(growing, "q.weight", queries, d, m, math.sqrt(m))}
+        if norm:
+            grown["q_norm.weight"] = _gain(small["q_norm.weight"], m) / math.sqrt(m)
+        if "k.weight" in small:
+            grown["k.weight"] = _projected(growing, "k.weight", kv, d, m, math.sqrt(m) if norm else 1.0)
+            values = units(kv, tiled(d, wide), d)
+            grown["v.weight"] = growing.widened("v.weight", outputs=values, inputs=width)
+            if norm:
+                grown["k_norm.weight"] = _gain(small["k_norm.weight"], m)
+        if "canon.weight" in small:
+            grown["canon.weight"] = small["canon.weight"][width]
+        if "sinks.weight" in small:
+            grown["sinks.weight"] = small["sinks.weight"][queries]
+        read = units(queries, tiled(d, wide), d)
+        return grown | {"o.weight": growing.widened("o.weight", outputs=width, inputs=read)}
+
+
+def _copied_heads(a: Block, b: Block) -> tuple[Tensor, Tensor]:
+    """Returns, for each query and each key-value head of `b`, the head of `a` that it copies."""
+    old, new = a.int("kv_heads"), b.int("kv_heads")
+    group, slots = a.int("heads") // old, b.int("heads") // new
+    kv = tiled(old, new)
+    if new < old or int(kv.bincount().min()) * slots < group:
+        raise CannotGrow(f"{b.int('heads')}/{new} heads have no room for all of {a.int('heads')}/{old}")
+    queries, filled = [], [0] * old
+    for head in kv.tolist():
+        for _ in range(slots):
+            queries.append(head * group + filled[head] % group)
+            filled[head] += 1
+    return torch.tensor(queries), kv
+
+
+def _projected(growing: BlockGrowth, name: str, heads: Tensor, d: int, m: int, factor: float) -> Tensor:
+    """Returns queries or keys: each old number `factor` times in its place, next to nothing in the new ones."""
+    old = growing.widened(name, outputs=units(heads, torch.arange(d), d), inputs=growing.width) * factor
+    new = (growing.start[name] * (_SPARK if m > 1 else 0.0)).view(len(heads), m * d, -1)
+    new[:, _places(d, m)] = old.view(len(heads), d, -1)
+    return new.flatten(0, 1)
+
+
+def _gain(gain: Tensor, m: int) -> Tensor:
+    wide = torch.ones(m * len(gain))
+    wide[_places(len(gain), m)] = gain
+    return wide
+
+
+def _places(d: int, m: int) -> Tensor:
+    """Returns where the d numbers of a head go in one of m d: pair i becomes pair m i; halves are d / 2 apart."""
+    first = m * torch.arange(d // 2)
+    return torch.cat([first, first + m * d // 2])
+
+
+def rotate(x: Tensor, past: int, theta: float) -> Tensor:
+    """Applies RoPE to [..., T, head_dim] at positions past .. past + T - 1.
+
+    Number i of a head's first half and number i of its second half form a pair that turns by theta^(-2i / head_dim)
+    radians a token: the "NeoX" order, which transformers and llama.cpp use for LFM2. Angles are float32 at least.
+    """
+    half, kind = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    frequencies = theta ** (-torch.arange(half, dtype=kind, device=x.device) / half)
+    positions = torch.arange(past, past + x.shape[-2], dtype=kind, device=x.device)
+    angles = torch.outer(positions, frequencies)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name: str) -> Tensor:
+    """Returns queries ("q") or keys ("k") [H, T, head_dim] of one sequence [T, D], one token's RoPE at a time."""
+    head_dim, theta = block.int("head_dim"), float(block.get("rope_theta") or 0.0)
+    heads = (h @ weights[f"{name}.weight"].T).view(len(h), -1, head_dim).transpose(0, 1).clone()
+    if block.get("qk_norm"):
+        scale = (heads.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+        heads = heads / scale * weights[f"{name}_norm.weight"]
+    if theta:
+        for t in range(len(h)):
+            heads[:, t] = reference_turn(heads[:, t], t, theta)
+    return heads
+
+
+def reference_canon(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
+    """Computes h_t + sum over lags of w_lag h_{t - lag} where the block has `canon`: [T, D] -> [T, D]."""
+    return h + reference_conv(weights["canon.weight"], h) if block.int("canon") else h
+
+
+def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns keys and values [kv_heads, T, head_dim] of one sequence [T, D]."""
+    values = (h @ weights["v.weight"].T).view(len(h), -1, block.int("head_dim")).transpose(0, 1)
+    return reference_heads(block, weights, h, "k"), values
+
+
+def reference_turn(x: Tensor, position: int, theta: float) -> Tensor:
+    """Computes RoPE by Su et al. 2024, section 3.2.2: a pair is a complex number, multiplied by exp(i m theta_i)."""
+    half = x.shape[-1] // 2
+    turned = x.clone()
+    for i in range(half):
+        angle = position * theta ** (-2 * i / x.shape[-1])
+        turned[:, i] = x[:, i] * math.cos(angle) - x[:, half + i] * math.sin(angle)
+        turned[:, half + i] = x[:, half + i] * math.cos(angle) + x[:, i] * math.sin(angle)
+    return turned

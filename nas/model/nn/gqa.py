@@ -1,0 +1,86 @@
+"""Grouped-query attention with QK-norm and RoPE (LFM2 report, section 2.2; Ainslie et al. 2023)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nas.core.block import Block
+from nas.model.nn.attention import Attention, reference_cache, reference_canon, reference_heads
+from nas.model.nn.base import State
+
+
+class GroupedQueryAttention(Attention):
+    """Causal softmax attention.
+
+    State: (keys, values), each [B, kv_heads, S, head_dim] after QK-norm and RoPE; S tokens seen so far. With `canon`
+    also what `Attention.mixed_in` keeps.
+    A block with `kv=n` has no keys and values of its own: it is handed layer n's state *after* the chunk.
+    """
+
+    def __init__(self, block: Block, d_model: int) -> None:
+        super().__init__(block, d_model, own_kv=block.get("kv") is None)
+        self.owns_cache = block.get("kv") is None
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        x, window = self.mixed_in(x, state)
+        if self.owns_cache:
+            keys, values = self._append(x, state)
+        else:
+            assert state is not None, "a block with kv=n is handed layer n's state"
+            keys, values = state[:2]
+        q = self.turned(self.queries(x), keys.shape[2] - x.shape[1])
+        return self.output(attend(q, keys, values)), (keys, values, *window)
+
+    def _append(self, x: Tensor, state: State | None) -> tuple[Tensor, Tensor]:
+        past = state[0].shape[2] if state else 0
+        keys, values = self.turned(self.keys(x), past), self.values(x)
+        if state and past:
+            keys, values = torch.cat([state[0], keys], 2), torch.cat([state[1], values], 2)
+        return keys, values
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) -> Tensor:
+    """Computes causal attention of the last T of S positions: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, v].
+
+    Scores are multiplied by `scale`, 1 / sqrt(d) unless given; values [B, KV, S, v] may be of another size.
+    """
+    length, seen = q.shape[2], keys.shape[2]
+    mask = None
+    if 1 < length < seen:
+        mask = torch.ones(length, seen, dtype=torch.bool, device=q.device).tril(seen - length)
+    grouped = q.shape[1] != keys.shape[1]
+    return F.scaled_dot_product_attention(
+        q, keys, values, attn_mask=mask, is_causal=1 < length == seen, enable_gqa=grouped, scale=scale
+    )
+
+
+def reference_gqa(
+    block: Block, weights: Mapping[str, Tensor], h: Tensor, cache: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Computes softmax(q k / sqrt(head_dim)) v, one head and one token at a time (Vaswani et al. 2017, equation 1).
+
+    Args:
+        block: the block, resolved.
+        weights: the module's state dict.
+        h: one sequence [T, D].
+        cache: keys and values [kv_heads, T, head_dim] of the layer that `kv=n` names; None: the block's own.
+
+    Returns:
+        The output [T, D].
+    """
+    heads, kv_heads, head_dim = block.int("heads"), block.int("kv_heads"), block.int("head_dim")
+    h = reference_canon(block, weights, h)
+    keys, values = cache if cache is not None else reference_cache(block, weights, h)
+    queries = reference_heads(block, weights, h, "q")
+    out = torch.zeros(len(h), heads, head_dim, dtype=h.dtype)
+    for head in range(heads):
+        group = head // (heads // kv_heads)
+        for t in range(len(h)):
+            scores = keys[group, : t + 1] @ queries[head, t] / math.sqrt(head_dim)
+            out[t, head] = scores.softmax(-1) @ values[group, : t + 1]
+    return out.flatten(1) @ weights["o.weight"].T

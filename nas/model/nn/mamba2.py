@@ -1,0 +1,174 @@
+"""Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): a selective state-space mixer with one decay per head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nas.core.block import Block
+from nas.model.blocks.mamba2 import convolved
+from nas.model.nn.base import Mixer, State
+from nas.model.nn.growth import BlockGrowth, CannotGrow, tiled, units
+from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples, reference_conv
+from nas.model.nn.ssd import ssd
+
+_STEP = (1e-3, 1e-1)
+_RATE = (1.0, 16.0)
+"""Ranges that step sizes and decay rates start in: those of the published models."""
+
+
+@torch.no_grad()
+def draw_decays(dt_bias: Tensor, a_log: Tensor, rng: torch.Generator) -> None:
+    """Draws step sizes log-uniform and decay rates uniform, for decays exp(-softplus(dt_bias) exp(a_log)).
+
+    Logarithms are taken in double precision: what differs there between platforms is gone in single precision.
+    """
+    low, high = map(math.log, _STEP)
+    step = torch.empty(len(dt_bias), dtype=torch.float64).uniform_(low, high, generator=rng).exp()
+    dt_bias.copy_(step.expm1().log())  # the inverse of softplus
+    a_log.copy_(torch.empty(len(a_log), dtype=torch.float64).uniform_(*_RATE, generator=rng).log())
+
+
+class GroupedRMSNorm(RMSNorm):
+    """RMSNorm over each of `groups` equal parts of the last dimension; `weight` [width]."""
+
+    def __init__(self, width: int, groups: int) -> None:
+        super().__init__(width)
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., width] -> [..., width], in the weight's precision."""
+        parts = torch.unflatten(x.to(self.weight.dtype), -1, (self.groups, -1))
+        return F.rms_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * for_examples(self.weight, x)
+
+
+class Mamba2(Mixer, Weights):
+    """z, x, B, C, dt = W_in h; x, B, C = silu(conv(x, B, C)); out = W_out norm(silu(z) * (SSM(x, B, C, dt) + D x)).
+
+    Step sizes are softplus(dt + dt_bias), decays exp(-step * exp(A_log)), one of each per head and token.
+
+    State: (window [B, K - 1, I + 2 G N], memory [B, H, P, N]): the convolution's last inputs, oldest first, and what
+    the heads remember; I inner width, H heads of size P = I / H, G groups, N state, K taps.
+    """
+
+    projection = "out"
+    stackable = True
+
+    def __init__(self, block: Block, d_model: int) -> None:
+        super().__init__(block, d_model)
+        self.heads, self.groups = self.block.int("heads"), self.block.int("groups")
+        self.inner, self.state_size = self.block.int("expand") * d_model, self.block.int("state")
+        mixed = convolved(self.block, d_model)
+        self.widths = [self.inner, mixed, self.heads]
+        self.in_proj = Linear(d_model, sum(self.widths))
+        self.conv = DepthwiseConv(mixed, self.block.int("conv"), bias=True)
+        self.dt_bias = nn.Parameter(torch.empty(self.heads))
+        self.A_log = nn.Parameter(torch.empty(self.heads))
+        self.D = nn.Parameter(torch.empty(self.heads))
+        self.norm = GroupedRMSNorm(self.inner, self.groups)
+        self.out = Linear(self.inner, d_model, residual=True)
+
+    @torch.no_grad()
+    def draw(self, rng: torch.Generator, depth: int) -> None:
+        """Draws step sizes and decay rates; sets D to one."""
+        draw_decays(self.dt_bias, self.A_log, rng)
+        self.D.fill_(1.0)
+
+    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
+        """Returns zeros: before the first token the convolution sees nothing and the heads remember nothing."""
+        window = torch.zeros(batch, self.conv.kernel - 1, self.widths[1], dtype=dtype, device=device)
+        memory = torch.zeros(batch, self.heads, self.inner // self.heads, self.state_size, dtype=dtype, device=device)
+        return window, memory
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        past, memory = state or self.init_state(len(x), x.dtype, x.device)
+        gate, mixed, step = torch.split(self.in_proj(x), self.widths, -1)
+        window = torch.cat([past, mixed], 1)
+        value, b, c = self._split(F.silu(self.conv(window)))
+        rate, skip = for_examples(self.A_log.exp(), step), for_examples(self.D, step)
+        step = F.softplus(step + for_examples(self.dt_bias, step))
+        y, memory = ssd(value * step[..., None], -step * rate, b, c, memory)
+        y = (y + value * skip[..., None]).flatten(2)
+        out: Tensor = self.out(self.norm(y * F.silu(gate)))
+        return out, (window[:, x.shape[1] :], memory)
+
+    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Maps [B, T, I + 2 G N] -> values [B, T, H, P], B and C [B, T, G, N]."""
+        shared = self.groups * self.state_size
+        value, b, c = torch.split(mixed, [self.inner, shared, shared], -1)
+        b, c = (torch.unflatten(part, -1, (self.groups, self.state_size)) for part in (b, c))
+        return torch.unflatten(value, -1, (self.heads, -1)), b, c
+
+    @staticmethod
+    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
+        """Heads and the channels of each are copied.
+
+        Channels of a head share its decay, B and C, and meet nowhere else.
+        """
+        a, b, small, start, width = growing.a, growing.b, growing.small, growing.start, growing.width
+        for name in ("state", "groups", "expand"):
+            if a.int(name) != b.int(name):
+                raise CannotGrow(f"{name} differs")
+        if a.int("groups") > 1:
+            raise CannotGrow("groups of heads have no order that copies keep")
+        old, new = a.int("conv"), b.int("conv")
+        h, heads = a.int("heads"), b.int("heads")
+        inner, wide = len(small["norm.weight"]), len(start["norm.weight"])
+        if new < old or heads % h or wide % heads or (wide // heads) % (inner // h):
+            raise CannotGrow(
+                f"{heads} heads of {wide // heads} channels and {new} taps are no multiple of {h}, {inner // h}, {old}"
+            )
+        head = tiled(h, heads)
+        channels = units(head, tiled(inner // h, wide // heads), inner // h)
+        shared = torch.arange(2 * a.int("state"))  # B and C
+        mixed = torch.cat([channels, shared + inner])
+        rows = torch.cat([channels, mixed + inner, head + 2 * inner + len(shared)])
+        return {
+            "in_proj.weight": growing.widened("in_proj.weight", outputs=rows, inputs=width),
+            "conv.weight": F.pad(small["conv.weight"][mixed], (new - old, 0)),
+            "conv.bias": small["conv.bias"][mixed],
+            "dt_bias": small["dt_bias"][head],
+            "A_log": small["A_log"][head],
+            "D": small["D"][head],
+            "norm.weight": small["norm.weight"][channels],
+            "out.weight": growing.widened("out.weight", outputs=width, inputs=channels),
+        }
+
+
+def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
+    """Computes the recurrence, one token and one head at a time.
+
+    Args:
+        block: the block, resolved.
+        weights: the module's state dict.
+        h: one sequence [T, D].
+
+    Returns:
+        The output [T, D].
+    """
+    heads, groups, state = block.int("heads"), block.int("groups"), block.int("state")
+    inner = block.int("expand") * h.shape[1]
+    shared = groups * state
+    z, mixed, dt = torch.split(h @ weights["in_proj.weight"].T, [inner, inner + 2 * shared, heads], -1)
+    mixed = reference_conv(weights["conv.weight"], mixed) + weights["conv.bias"]
+    x, b, c = torch.split(mixed * torch.sigmoid(mixed), [inner, shared, shared], -1)
+    y = torch.zeros_like(x)
+    size = inner // heads
+    for head in range(heads):
+        own = slice(head * size, (head + 1) * size)
+        group = head // (heads // groups)
+        part = slice(group * state, (group + 1) * state)
+        memory = torch.zeros(size, state, dtype=h.dtype)
+        for t in range(len(h)):
+            step = torch.log1p(torch.exp(dt[t, head] + weights["dt_bias"][head]))
+            # Equation 2 with A_t = exp(step A), one number per head, and B_t = step B (section 7; Gu and Dao 2023).
+            decay = torch.exp(-step * torch.exp(weights["A_log"][head]))
+            memory = decay * memory + step * torch.outer(x[t, own], b[t, part])
+            y[t, own] = memory @ c[t, part] + weights["D"][head] * x[t, own]
+    gated = (y * z * torch.sigmoid(z)).view(len(h), groups, -1)
+    normed = gated / (gated.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    return (normed.flatten(1) * weights["norm.weight"]) @ weights["out.weight"].T

@@ -1,0 +1,125 @@
+"""Mixes of a trained model, which have other blocks at some places, and their divergence from it.
+
+The divergence at a position is KL(p || q) of next tokens, in nats: p of the trained model, q of the mix. Means are
+taken over groups of positions of a text (`ScoredText`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import log
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nas.core.block import Block
+from nas.core.replacement import Slot, assembled
+from nas.model.nn.model import Model
+
+_ROWS, _LOGITS_AT_ONCE = 8, 1 << 25
+"""Most windows of text that are evaluated together, and most logits."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredText:
+    """Windows of text, and groups of their positions.
+
+    Args:
+        ids: [N, T].
+        groups: name -> the positions whose predictions of the next token count, bool [N, T].
+    """
+
+    ids: Tensor
+    groups: Mapping[str, Tensor]
+
+    @property
+    def sha256(self) -> str:
+        """Hash of ids and groups, 64 hex digits."""
+        digest = hashlib.sha256(self.ids.to(torch.int64).numpy().tobytes())
+        for name, where in sorted(self.groups.items()):
+            digest.update(name.encode() + where.numpy().tobytes())
+        return digest.hexdigest()
+
+    def with_windows_of(self, other: ScoredText) -> ScoredText:
+        """Returns both texts as one, whose groups differ."""
+        ids = torch.cat([self.ids, other.ids])
+        ours = {name: F.pad(where, (0, 0, 0, len(other.ids))) for name, where in self.groups.items()}
+        theirs = {name: F.pad(where, (0, 0, len(self.ids), 0)) for name, where in other.groups.items()}
+        return ScoredText(ids, ours | theirs)
+
+    def passes(self, vocab: int) -> Iterator[Tensor]:
+        """Yields the ids in order, as many windows together as a model of so large a vocabulary should evaluate."""
+        rows = max(1, min(_ROWS, _LOGITS_AT_ONCE // (self.ids.shape[1] * vocab)))
+        yield from torch.split(self.ids, rows)
+
+    def part(self, number: int, of: int) -> ScoredText:
+        """Returns every window whose number is `number` modulo `of`."""
+        return ScoredText(self.ids[number::of], {name: where[number::of] for name, where in self.groups.items()})
+
+    def means(self, values: Tensor) -> dict[str, float]:
+        """Returns group -> mean of the values [N, T] at its positions, of groups that have any."""
+        found = {name: values[where] for name, where in self.groups.items()}
+        return {name: float(own.mean(dtype=torch.float64)) for name, own in found.items() if own.numel()}
+
+
+class Known(NamedTuple):
+    """Predictions of the trained model, log p and p, [B, T, V]: computed once for all that is compared with them."""
+
+    log_p: Tensor
+    p: Tensor
+
+    @staticmethod
+    def of(logits: Tensor) -> Known:
+        """Returns the predictions of `logits` [B, T, V]."""
+        log_p = logits.float().log_softmax(-1)
+        return Known(log_p, log_p.exp())
+
+    def divergence(self, logits: Tensor) -> Tensor:
+        """Returns the divergence of the predictions of `logits` [B, T, V] at each position, [B, T] on the CPU."""
+        return (self.p * (self.log_p - logits.float().log_softmax(-1))).sum(-1).cpu()
+
+    def ignorance(self) -> Tensor:
+        """Returns the divergence of a model to which all tokens are equally likely, [B, T] on the CPU."""
+        return log(self.p.shape[-1]) + (self.p * self.log_p).sum(-1).cpu()
+
+
+class Compared(NamedTuple):
+    """Divergences at each position [N, T]: of a mix, and of a model that knows nothing."""
+
+    kl: Tensor
+    uniform: Tensor
+
+
+@torch.no_grad()
+def compared(
+    teacher: Model, other: Model, text: ScoredText, yield_hook: Callable[[], object] = lambda: None
+) -> Compared:
+    """Returns the divergences from `teacher`; the hook is called before each pass and may block."""
+    device = next(teacher.parameters()).device
+    kl, uniform = [], []
+    for window in text.passes(teacher.layout.vocab):
+        yield_hook()
+        ids = window.to(device)
+        known = Known.of(teacher(ids))
+        kl.append(known.divergence(other(ids)))
+        uniform.append(known.ignorance())
+    return Compared(torch.cat(kl), torch.cat(uniform))
+
+
+def mix_of(teacher: Model, choice: Mapping[Slot, Block | None], blocks: Mapping[Slot, Mapping[str, Tensor]]) -> Model:
+    """Returns the trained model with other blocks at some places, on its device, for evaluation.
+
+    Args:
+        teacher: the trained model.
+        choice: blocks at the places that change; None: no block.
+        blocks: state dicts of those blocks.
+    """
+    weights = {name: tensor.cpu() for name, tensor in teacher.state_dict().items()}
+    layout, state = assembled(teacher.layout, weights, choice, blocks)
+    model = Model(layout, None)
+    model.load_state_dict(state)
+    return model.to(next(teacher.parameters()).device).eval()

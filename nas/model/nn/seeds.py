@@ -1,0 +1,50 @@
+"""Several models of one layout that train in one pass: the same modules, with parameters stacked [S, ...].
+
+A batch holds the examples of the first model, then those of the second, and so on (`nas.model.nn.primitives`). Each
+model gets the gradients that it would get alone: on a CPU to the bit, whatever the number of seeds, if it is stacked
+alone, too; unstacked up to the rounding of other kernels.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def unstackable(model: nn.Module) -> list[str]:
+    """Returns the names of classes under `model` that take no stacked parameters; empty: `stacked` works."""
+    owners = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
+    blocks = [module for module in model.modules() if hasattr(type(module), "stackable")]
+    return sorted({type(module).__name__ for module in (*owners, *blocks) if not getattr(module, "stackable", False)})
+
+
+def stacked(models: Sequence[M]) -> M:
+    """Returns one module with the parameters and buffers of `models`, which share a layout, stacked [S, ...]."""
+    stack = copy.deepcopy(models[0])
+    for module, *same in zip(stack.modules(), *(model.modules() for model in models), strict=True):
+        for name, parameter in module.named_parameters(recurse=False):
+            each = [own.get_parameter(name).detach() for own in same]
+            module.register_parameter(name, nn.Parameter(torch.stack(each), parameter.requires_grad))
+        for name in [name for name, _ in module.named_buffers(recurse=False)]:
+            module._buffers[name] = torch.stack([own.get_buffer(name) for own in same])
+    return stack
+
+
+def of_seed(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    """Returns the tensors of one of the stacked models; those without dimensions are common to all."""
+    return {name: tensor[index] if tensor.dim() else tensor for name, tensor in tensors.items()}
+
+
+def of_seeds(each: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Stacks the tensors of models; the inverse of `of_seed`."""
+    first, *others = each
+    return {
+        name: torch.stack([tensor, *(other[name] for other in others)]) if tensor.dim() else tensor
+        for name, tensor in first.items()
+    }

@@ -1,0 +1,142 @@
+"""Rank correlations between two runtimes, over the layouts that a study measured on both."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import BaseModel, ConfigDict
+
+from nas.core.measurement import Figure
+from nas.core.scoring import MeasurementKey
+from nas.core.stats import Z95
+from nas.search.analysis.record import StudyRecord
+
+COMPARED = ("latency", "ttft", "decode_p50", "peak_rss")
+FEWEST = 5
+"""Layouts: with fewer, the interval of Kendall's tau has no width at all."""
+_DIGITS = 12
+"""Digits of a coefficient: a perfect order gives exactly 1."""
+
+
+class Coefficient(BaseModel):
+    """A rank correlation from -1, the reverse order, to 1, the same, with its 95 % interval."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    low: float
+    high: float
+
+
+class RankCorrelation(BaseModel):
+    """The agreement of two rankings of the same layouts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    layouts: int
+    spearman: Coefficient | None = None
+    """Of ranks; ties share the mean of theirs."""
+    kendall: Coefficient | None = None
+    """Tau-b: pairs in the same order minus pairs in the other, over what ties leave."""
+    reason: str | None = None
+    """Why there is no coefficient."""
+
+
+class Agreement(BaseModel):
+    """Two runtimes' order of the layouts that both measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    runtimes: tuple[str, str]
+    device: str
+    workload: str
+    metric: str
+    correlation: RankCorrelation
+    noisy: int
+    """Layouts left out because one of the two was measured under noise."""
+    apart: int
+    """Pairs of layouts that differ on both runtimes: their 95 % intervals do not overlap on either."""
+    alike: int
+    """Of those, the pairs in the same order on both."""
+
+
+def agreements(record: StudyRecord) -> list[Agreement]:
+    """Compares every two of the space's runtimes, for each device, measured workload and metric of `COMPARED`."""
+    space = record.space
+    pairs = [*itertools.combinations([runtime.name for runtime in space.runtimes], 2)]
+    found = []
+    for (first, second), device, workload in itertools.product(pairs, space.devices, space.measured):
+        keys = MeasurementKey(device, first, workload), MeasurementKey(device, second, workload)
+        taken = [each.measurements for each in record.records.values()]
+        both = [tuple(each[key] for key in keys) for each in taken if all(key in each for key in keys)]
+        calm = [tuple(each.figures for each in pair) for pair in both if not any(each.noisy for each in pair)]
+        for metric in COMPARED:
+            figures = [(one[metric], other[metric]) for one, other in calm]
+            values = [(a.value, b.value) for a, b in figures if a.value is not None and b.value is not None]
+            here, there = (_orders([pair[side] for pair in figures]) for side in (0, 1))
+            apart = (here != 0) & (there != 0)
+            found.append(
+                Agreement(
+                    runtimes=(first, second),
+                    device=device,
+                    workload=workload,
+                    metric=metric,
+                    correlation=rank_correlation([a for a, _ in values], [b for _, b in values]),
+                    noisy=len(both) - len(calm),
+                    apart=int(apart.sum()),
+                    alike=int((here == there)[apart].sum()),
+                )
+            )
+    return found
+
+
+def _orders(figures: Sequence[Figure]) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
+    """Returns for each pair of figures 1 if the first is above, -1 if it is below, 0 if their intervals overlap."""
+    known = [
+        (math.nan, math.nan) if each.low is None or each.high is None else (each.low, each.high) for each in figures
+    ]
+    low, high = np.reshape(known, (-1, 2)).T
+    above, below = low[:, None] > high, high[:, None] < low
+    return (above.astype(np.int8) - below)[np.triu_indices(len(low), 1)]
+
+
+def rank_correlation(first: ArrayLike, second: ArrayLike, *, kendall: bool = True) -> RankCorrelation:
+    """Returns Spearman's rho and Kendall's tau-b of two rankings of the same layouts, in the same order.
+
+    Intervals are those of Fisher's z with the standard errors of Bonett and Wright (2000), sqrt((1 + rho^2 / 2) /
+    (n - 3)) and sqrt(0.437 / (n - 4)). A perfect order has an infinite z: its interval is that of the next one,
+    in which two neighbours have changed places, up to 1.
+
+    Args:
+        first: [N] values by which the one ranks.
+        second: [N] values by which the other ranks.
+        kendall: whether to compute tau, too.
+    """
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    n = len(a)
+    assert n == len(b)
+    if n < FEWEST:
+        return RankCorrelation(layouts=n, reason=f"{n} layouts; a rank correlation needs {FEWEST}")
+    if not np.ptp(a) or not np.ptp(b):
+        return RankCorrelation(layouts=n, reason="all layouts have the same value on one of the two")
+    from scipy.stats import kendalltau, spearmanr  # type: ignore[import-untyped]  # takes a second to load
+
+    rho, swapped = round(float(spearmanr(a, b).statistic), _DIGITS), 1 - 12 / (n * (n * n - 1))
+    near = min(abs(rho), swapped)
+    error = math.sqrt((1 + near * near / 2) / (n - 3))
+    found = RankCorrelation(layouts=n, spearman=_coefficient(rho, swapped, error))
+    if not kendall:
+        return found
+    tau = round(float(kendalltau(a, b).statistic), _DIGITS)
+    coefficient = _coefficient(tau, 1 - 4 / (n * (n - 1)), math.sqrt(0.437 / (n - 4)))
+    return found.model_copy(update={"kendall": coefficient})
+
+
+def _coefficient(value: float, swapped: float, error: float) -> Coefficient:
+    z = math.atanh(math.copysign(min(abs(value), swapped), value))
+    low, high = math.tanh(z - Z95 * error), math.tanh(z + Z95 * error)
+    return Coefficient(value=value, low=-1.0 if value <= -1 else low, high=1.0 if value >= 1 else high)

@@ -1,0 +1,205 @@
+"""Evaluates a study's hardware models against its measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from nas.core.errors import InvalidInput
+from nas.core.metrics import METRICS
+from nas.core.scoring import MeasurementKey, log_sd
+from nas.core.stats import Z95
+from nas.infra.store.store import Store
+from nas.search.analysis.agreement import RankCorrelation, rank_correlation
+from nas.search.analysis.record import Record, StudyRecord, read_study
+from nas.search.proposers.hardware import MIN_POINTS, Costs, Estimate, HardwareModel, Measured, better
+from nas.search.proposers.screening import TRUSTED
+
+FIGURES = ("ttft", "decode_p50", "decode_p95", "peak_rss")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Forecast(_Frozen):
+    """One candidate's figure; where it was measured, the forecast is of a model fitted without it."""
+
+    trial: int
+    layout_id: str
+    measured: float | None
+    predicted: float
+    low: float
+    """Lower end of the forecast's 95 % interval."""
+    high: float
+
+
+class ModelError(_Frozen):
+    """One figure's model, with its error where each layout in turn was left out."""
+
+    device: str
+    runtime: str
+    workload: str
+    metric: str
+    unit: str
+    measurements: int
+    """Layouts; those measured under noise are not among them."""
+    start: str | None = None
+    """Where it started from, such as 'laptop/llama.cpp' or 'laptop/llama.cpp of study first'; None: from nothing."""
+    mape: float | None = None
+    """Mean of |forecast / measured - 1|."""
+    worst: float | None = None
+    """The greatest of these."""
+    inside: float | None = None
+    """Share of measured figures inside their forecast's 95 % interval."""
+    correlation: RankCorrelation | None = None
+    reason: str | None = None
+    """Why there is no model."""
+    candidates: tuple[Forecast, ...] = ()
+
+
+class HardwareReport(_Frozen):
+    """All models of a study."""
+
+    study: str
+    models: tuple[ModelError, ...]
+
+
+Key = tuple[MeasurementKey, str]
+"""Where, and which figure."""
+
+
+class _Base(NamedTuple):
+    name: str
+    model: HardwareModel
+
+
+def hardware_report(store: Store, name: str, start: str | None = None) -> HardwareReport:
+    """Evaluates the models of a study.
+
+    Args:
+        store: the database.
+        name: of the study.
+        start: of an earlier study, on any device, whose models this one's start from.
+
+    Raises:
+        UnknownName: no such study.
+        InvalidInput: it would start from itself, and would have seen what it forecasts.
+    """
+    if start == name:
+        raise InvalidInput(f"study {name!r} cannot start from itself")
+    models = study_models(read_study(store, name), read_study(store, start) if start else None)
+    return HardwareReport(study=name, models=tuple(models))
+
+
+def study_models(record: StudyRecord, start: StudyRecord | None = None) -> list[ModelError]:
+    """Evaluates the models of a study; `start`: of an earlier one, whose models they start from."""
+    earlier = _models(start, f" of study {start.study.name}") if start else {}
+    own = _models(record, "")
+    found = []
+    for key in _keys(record):
+        for metric in FIGURES:
+            measured = _measured(record, key, metric)
+            base = _start(earlier, key, metric) or _start(own, key, metric, other=True)
+            alone = own[key, metric].model if (key, metric) in own else None
+            found.append(_error(record, key, metric, measured, alone, base))
+    return found
+
+
+def _models(record: StudyRecord, suffix: str) -> dict[Key, _Base]:
+    """Returns models without a start, where enough layouts were measured."""
+    found = {}
+    for key in _keys(record):
+        for metric in FIGURES:
+            measured = _measured(record, key, metric)
+            if len(measured.layouts) >= TRUSTED:
+                model = HardwareModel(_costs(record, key, metric), measured)
+                found[key, metric] = _Base(f"{key.device}/{key.runtime}{suffix}", model)
+    return found
+
+
+def _start(known: Mapping[Key, _Base], key: MeasurementKey, metric: str, *, other: bool = False) -> _Base | None:
+    """Returns the model of the same figure on the same runtime, under the same workload name; `other`: not at `key`."""
+    for (where, figure), base in known.items():
+        if figure == metric and where[1:] == key[1:] and not (other and where == key):
+            return base
+    return None
+
+
+def _error(
+    record: StudyRecord,
+    key: MeasurementKey,
+    metric: str,
+    measured: Measured,
+    alone: HardwareModel | None,
+    start: _Base | None,
+) -> ModelError:
+    count, least = len(measured.layouts), MIN_POINTS + 1 if start else TRUSTED
+    named = {**key._asdict(), "metric": metric, "unit": METRICS[metric].unit, "measurements": count}
+    moved = start.model.moved(measured) if start and count >= least else None
+    model = better(alone, moved) if alone and moved else alone or moved
+    if model is None:
+        return ModelError(**named, reason=f"{count} layouts measured; a model needs {least}")
+    unseen = model.checked()
+    off = np.abs(np.expm1(unseen.mean - measured.logs))
+    inside = np.abs(unseen.mean - measured.logs) <= Z95 * np.hypot(unseen.sd, measured.noise)
+    return ModelError(
+        **named,
+        start=start.name if start and model is moved else None,
+        mape=float(off.mean()),
+        worst=float(off.max()),
+        inside=float(inside.mean()),
+        correlation=rank_correlation(unseen.mean.tolist(), measured.logs.tolist()),
+        candidates=_candidates(record, model, unseen),
+    )
+
+
+def _candidates(record: StudyRecord, model: HardwareModel, unseen: Estimate) -> tuple[Forecast, ...]:
+    rows = {layout.id: row for row, layout in enumerate(model.measured.layouts)}
+    forecasts = []
+    for number, each in sorted(record.records.items()):
+        row = rows.get(each.layout.id)
+        estimate = model.predict([each.layout]) if row is None else unseen
+        mean, sd = float(estimate.mean[row or 0]), float(estimate.sd[row or 0])
+        forecasts.append(
+            Forecast(
+                trial=number,
+                layout_id=each.layout.id,
+                measured=None if row is None else math.exp(model.measured.logs[row]),
+                predicted=math.exp(mean),
+                low=math.exp(mean - Z95 * sd),
+                high=math.exp(mean + Z95 * sd),
+            )
+        )
+    return tuple(forecasts)
+
+
+def _keys(record: StudyRecord) -> list[MeasurementKey]:
+    return sorted({key for each in record.records.values() for key in each.measurements})
+
+
+def _measured(record: StudyRecord, key: MeasurementKey, metric: str) -> Measured:
+    taken = [(each, _figure(each, key, metric)) for _, each in sorted(record.records.items())]
+    known = [(each.layout, value, sd) for each, (value, sd) in taken if value]
+    return Measured(
+        [layout for layout, _, _ in known],
+        np.log([value for _, value, _ in known]),
+        np.array([sd for _, _, sd in known], dtype=np.float64),
+    )
+
+
+def _figure(each: Record, key: MeasurementKey, metric: str) -> tuple[float | None, float]:
+    """Returns the value, None where it is not known or noisy, and the standard deviation of its logarithm."""
+    measurement = each.measurements.get(key)
+    if measurement is None or measurement.noisy or metric not in measurement.figures:
+        return None, 0.0
+    return measurement.figures[metric].value, log_sd(measurement.figures[metric])
+
+
+def _costs(record: StudyRecord, key: MeasurementKey, metric: str) -> Costs:
+    kinds = {block.kind for each in record.records.values() for layer in each.layout.layers for block in layer.blocks}
+    return Costs(record.space.workloads[key.workload], sorted(kinds), METRICS[metric].unit)

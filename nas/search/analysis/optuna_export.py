@@ -1,0 +1,318 @@
+"""Writes a study into an Optuna database, for `optuna-dashboard` and Optuna's own tools to read.
+
+Our own tables stay authoritative. A trial is copied once it has ended for good; running the export again copies those
+that have ended since.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sqlalchemy import create_engine, inspect
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+
+from nas.core import paths
+from nas.core.block import Block, Scalar
+from nas.core.block_space import EXPANSION, BlockSpace
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.layout import Layout
+from nas.core.metrics import METRICS
+from nas.core.model_choices import choice_of, ffn_width
+from nas.core.scoring import measurement_keys
+from nas.core.space import Objective, SearchSpace
+from nas.core.trial import TrialState
+from nas.infra.store.engine import database_url
+from nas.infra.store.store import Store
+from nas.search.analysis.record import Record, StudyRecord, read_study
+from nas.search.analysis.report import measured
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import RDBStorage
+    from optuna.trial import FrozenTrial
+
+NOISE = "measured under noise"
+"""The constraint that keeps trials off Optuna's front that are not on ours."""
+_OURS = {"study", "study_lease", "result_use"}
+"""Tables that only a database of hilnas has."""
+_MARK = "hilnas"
+
+
+@dataclass(frozen=True)
+class MirrorResult:
+    """The outcome of `mirror`.
+
+    Args:
+        name: of the Optuna study.
+        url: of its database, without a password.
+        added: trials copied now.
+        trials: in the Optuna study altogether.
+    """
+
+    name: str
+    url: str
+    added: int
+    trials: int
+
+
+class Parameters:
+    """Layouts of a space as Optuna's parameters.
+
+    `d_model`, `vocab` and `depth`; `KIND.layers`, how many layers use a block kind; `KIND.KNOB`, where one value holds
+    for all layers; and for each layer from 0 on `layerNN.mixer`, `layerNN.ffn` and `layerNN.KIND.KNOB`. Knobs with one
+    choice are left out, and so is what a layout does not have.
+
+    Args:
+        space: of the layouts.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self._slots = int(max(space.model.depth.choices))
+
+    def of(self, layout: Layout) -> dict[str, tuple[Scalar | str, BaseDistribution]]:
+        """Returns name -> (value, distribution), equal distributions for all layouts of the space."""
+        return dict(self._all(layout))
+
+    def _all(self, layout: Layout) -> Iterator[tuple[str, tuple[Scalar | str, BaseDistribution]]]:
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        model = self._space.model
+        depths = [int(depth) for depth in model.depth.choices]
+        yield "depth", (layout.depth, IntDistribution(min(depths), max(depths)))
+        yield "d_model", (layout.d_model, CategoricalDistribution(model.d_model.choices))
+        yield "vocab", (layout.vocab, CategoricalDistribution(model.vocab.choices))
+        used = Counter(block.kind for layer in layout.layers for block in layer.blocks)
+        for role, kinds in (("mixer", self._space.mixers), ("ffn", self._space.ffn)):
+            known = {kind.kind: kind for kind in kinds}
+            choices = self._space.mixer_choices if role == "mixer" else tuple(known)
+            for name in known:
+                yield f"{name}.layers", (used[name], IntDistribution(0, self._slots))
+            for number, layer in enumerate(layout.layers):
+                half = layer.mixers if role == "mixer" else (layer.ffn,) if layer.ffn else ()
+                if (choice := choice_of(half)) in choices:
+                    yield f"layer{number:02}.{role}", (choice, CategoricalDistribution(choices))
+                    for block in half:
+                        yield from self._knobs(known[block.kind], block, number, layout.d_model)
+
+    def _knobs(
+        self, kind: BlockSpace, block: Block, number: int, d_model: int
+    ) -> Iterator[tuple[str, tuple[Scalar, BaseDistribution]]]:
+        from optuna.distributions import CategoricalDistribution
+
+        for name, knob in kind.knobs.items():
+            choices, argument = _numbers(kind, name), name
+            if name == EXPANSION:
+                widths = {
+                    ffn_width(float(each), int(to)) for each in choices for to in self._space.model.d_model.choices
+                }
+                choices, argument = tuple(sorted(widths)), "width"
+            value = block.resolve(d_model).get(argument)
+            if len(choices) > 1 and value is not None:
+                prefix = f"layer{number:02}." if knob.scope == "layer" else ""
+                yield f"{prefix}{kind.kind}.{argument}", (value, CategoricalDistribution(choices))
+
+
+def _numbers(kind: BlockSpace, name: str) -> tuple[Scalar, ...]:
+    """Returns the values of a knob; a choice that names another argument has the values of that argument's knob."""
+    found: list[Scalar] = []
+    for choice in kind.knobs[name].choices:
+        found += _numbers(kind, choice) if isinstance(choice, str) else [choice]
+    return tuple(dict.fromkeys(found))
+
+
+def mirror(store: Store, study: str, url: str, name: str | None = None) -> MirrorResult:
+    """Copies the ended trials of a study into the Optuna study `name`, by default its own name.
+
+    References are in the study's user attributes, not among its trials: they are exempt from budgets, and no
+    proposal. So Optuna's `best_trials` are our front.
+
+    Raises:
+        UnknownName: no such study.
+        InvalidInput: the URL cannot be used, is a database of hilnas, or the Optuna study is not a copy of this one.
+        InfrastructureFailed: the database cannot be reached, or another process mirrors the study.
+    """
+    record = read_study(store, study)
+    target = database_url(url)
+    with _exclusive(record.study.name), _database_errors(target):
+        _refuse_ours(target)
+        copy = _open(_storage(target), record, name or record.study.name)
+        known = {trial.user_attrs.get("trial") for trial in copy.get_trials(deepcopy=False)}
+        parameters = Parameters(record.space)
+        new = [each for each in record.records.values() if _is_final(each) and each.trial.number not in known]
+        for each in new:
+            copy.add_trial(_frozen_trial(record, each, parameters))
+        _describe(copy, record)
+    return MirrorResult(copy.study_name, target.render_as_string(), len(new), len(known) + len(new))
+
+
+def _frozen_trial(record: StudyRecord, each: Record, parameters: Parameters) -> FrozenTrial:
+    """Returns an ended trial as Optuna stores it.
+
+    A complete trial has values. One that broke a budget or was stopped at a rung is pruned, since it has no final
+    quality; one that failed or was cancelled is failed.
+    """
+    from optuna.trial import create_trial
+
+    found = parameters.of(each.layout)
+    trial = create_trial(
+        state=_state(each),
+        values=_values(each) if each.trial.status.state is TrialState.COMPLETE else None,
+        params={name: value for name, (value, _) in found.items()},
+        distributions={name: distribution for name, (_, distribution) in found.items()},
+        user_attrs=_attributes(each),
+        constraints=_constraints(record, each),
+    )
+    trial.datetime_start = datetime.fromtimestamp(each.trial.created)
+    trial.datetime_complete = datetime.fromtimestamp(each.trial.updated)
+    return trial
+
+
+def _state(each: Record) -> Any:
+    from optuna.trial import TrialState as OptunaState
+
+    state = each.trial.status.state
+    if state is TrialState.COMPLETE:
+        return OptunaState.COMPLETE
+    return OptunaState.PRUNED if state in (TrialState.INFEASIBLE, TrialState.STOPPED) else OptunaState.FAIL
+
+
+def _values(each: Record) -> list[float]:
+    assert None not in each.axes, f"trial {each.trial.number} is complete but lacks an objective"
+    return [axis.value for axis in each.axes if axis is not None]
+
+
+def _constraints(record: StudyRecord, each: Record) -> dict[str, float]:
+    checks = record.checks(each)
+    return {check.name: check.log_excess for check in checks if check.log_excess is not None} | {
+        NOISE: float(each.noisy)
+    }
+
+
+def _attributes(each: Record) -> dict[str, Any]:
+    status, params = each.trial.status, each.layout.params
+    return {
+        "trial": each.trial.number,
+        "layout": each.layout.format(),
+        "layout_id": each.layout.id,
+        "state": status.state.value,
+        "rung": status.rung,
+        "reason": status.reason,
+        "origin": each.trial.origin,
+        "operator": each.trial.operator,
+        "parents": list(each.trial.parents),
+        "params_total": params.total,
+        "params_active": params.active,
+        "params_non_embedding": params.non_embedding,
+        "quality": each.quality.value if each.quality else None,
+        "quality_sd": each.quality.sd if each.quality else None,
+        **measured(each),
+    }
+
+
+def _is_final(each: Record) -> bool:
+    status = each.trial.status
+    return status.terminal and not status.retryable and each.trial.origin != "reference"
+
+
+def _storage(url: URL) -> RDBStorage:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.storages.RDBStorage(url.render_as_string(hide_password=False))
+    except (RuntimeError, ImportError) as error:  # tables of another Optuna; a driver that is not installed
+        raise InvalidInput(str(error).splitlines()[0], where="--optuna") from error
+
+
+def _open(storage: RDBStorage, record: StudyRecord, name: str) -> Study:
+    """Opens the copy; creates it if there is none."""
+    import optuna
+
+    mark = {"study": record.study.name, "created": record.study.created, "space": record.study.space_hash}
+    names = [known.study_name for known in optuna.get_all_study_summaries(storage, include_best_trial=False)]
+    if name in names:
+        study = optuna.load_study(study_name=name, storage=storage)
+        # Without a mark and without trials: a run was killed between its first two steps.
+        if study.user_attrs.get(_MARK, mark if not study.get_trials(deepcopy=False) else None) != mark:
+            raise InvalidInput(
+                f"the Optuna study {name!r} is no copy of this study; choose another name", where="--name"
+            )
+    else:
+        directions = [_direction(record.space, objective) for objective in record.space.objectives]
+        study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+    _set(study, _MARK, mark)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names([objective.name for objective in record.space.objectives])
+    return study
+
+
+def _direction(space: SearchSpace, objective: Objective) -> Literal["maximize", "minimize"]:
+    metric = METRICS[objective.metric]
+    several = len(measurement_keys(space, objective)) > 1
+    return "maximize" if metric.direction == "max" and not several else "minimize"
+
+
+def _describe(copy: Study, record: StudyRecord) -> None:
+    """Stores the space, reference point and reference layouts in the study's user attributes."""
+    names = [objective.name for objective in record.space.objectives]
+    _set(copy, "space", record.space.name)
+    _set(
+        copy,
+        "reference_point",
+        dict(zip(names, record.reference_point, strict=True)) if record.reference_point else None,
+    )
+    for name, each in record.references.items():
+        values = {objective: axis.value if axis else None for objective, axis in zip(names, each.axes, strict=True)}
+        _set(copy, f"reference {name}", {"layout": each.layout.format(), **values})
+
+
+def _set(copy: Study, key: str, value: Any) -> None:
+    if copy.user_attrs.get(key) != value:
+        copy.set_user_attr(key, value)
+
+
+def _refuse_ours(url: URL) -> None:
+    engine = create_engine(url)
+    try:
+        if set(inspect(engine).get_table_names()) >= _OURS:
+            raise InvalidInput("this is a database of hilnas; give Optuna one of its own", where="--optuna")
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _exclusive(study: str) -> Iterator[None]:
+    """Allows one process at a time: two would copy a trial twice."""
+    folder = paths.home() / "studies" / study
+    folder.mkdir(parents=True, exist_ok=True)
+    with (Path(folder) / "mirror.lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InfrastructureFailed(f"another process mirrors study {study!r}") from None
+        yield
+
+
+@contextmanager
+def _database_errors(url: URL) -> Iterator[None]:
+    """Raises errors of the database as `InfrastructureFailed`, without the password."""
+    from optuna.exceptions import StorageInternalError
+
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+        reason = str(getattr(cause, "orig", None) or cause).splitlines()[0]
+        raise InfrastructureFailed(f"database {url.render_as_string()}: {reason}") from error

@@ -1,0 +1,295 @@
+"""The log of a search, and the base class of proposers, which keeps one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.layout import Layout
+from nas.core.pareto import ranks
+from nas.search.proposers.api import Observation, Proposal, check_finite
+from nas.search.proposers.heuristics import seed_layouts
+from nas.search.proposers.sampling import Rng, Sampler
+from nas.search.proposers.screening import Screen
+
+Child = tuple[Layout, str, tuple[str, ...]]
+"""A layout, its operator, and the ids of its parents."""
+
+_VERSION = 1
+_REDRAWS = 300
+_SCREENED = 32
+"""Layouts that the hardware model may refuse before the best of them is proposed."""
+
+
+class SearchState:
+    """The proposals and observations of a study; apart from the number of proposals, their order does not matter.
+
+    Args:
+        objectives: names, in the order of the space.
+        seed: of all random choices.
+    """
+
+    def __init__(self, objectives: tuple[str, ...], seed: int) -> None:
+        self.objectives = objectives
+        self.seed = seed
+        self.proposals: list[Proposal] = []
+        self._asked: set[str] = set()
+        self.observations: dict[str, Observation] = {}
+        self.earlier: dict[str, Observation] = {}
+        """Of other studies: models learn from them, but they are not on this study's front."""
+        self.reference_point: tuple[float, ...] | None = None
+        self.revision = 0
+        """Grows with each observation, so that models can be cached."""
+
+    def knows(self, layout: Layout) -> bool:
+        """Returns whether `layout` was proposed or observed."""
+        return layout.id in self.observations or layout.id in self._asked
+
+    def add(self, proposal: Proposal) -> None:
+        """Records a proposal."""
+        self.proposals.append(proposal)
+        self._asked.add(proposal.layout.id)
+
+    def told(self) -> list[Observation]:
+        """Returns all observations, in the order of layout ids."""
+        return [self.observations[key] for key in sorted(self.observations)]
+
+    def prior(self) -> list[Observation]:
+        """Returns observations of earlier studies, of layouts without one in this study, in the order of layout ids."""
+        return [self.earlier[key] for key in sorted(self.earlier) if key not in self.observations]
+
+    def finished(self) -> list[Observation]:
+        """Returns final ones: of layouts that were never proposed, then of proposals up to the first unfinished."""
+        found = [seen for seen in self.told() if seen.layout.id not in self._asked and seen.status != "running"]
+        for proposal in self.proposals:
+            if self.status(proposal.layout) in (None, "running"):
+                break
+            found.append(self.observations[proposal.layout.id])
+        return found
+
+    def complete(self) -> list[Observation]:
+        """Returns complete ones with all objectives, in the order of layout ids."""
+        whole = set(self.objectives)
+        return [seen for seen in self.told() if seen.status == "complete" and whole <= seen.objectives.keys()]
+
+    def pending(self) -> list[Layout]:
+        """Returns proposed layouts without a final observation, in the order of proposals."""
+        layouts = [past.layout for past in self.proposals]
+        return [layout for layout in layouts if self.status(layout) in (None, "running")]
+
+    def status(self, layout: Layout) -> str | None:
+        """Returns the status in the last observation of `layout`; None without one."""
+        seen = self.observations.get(layout.id)
+        return seen.status if seen else None
+
+    def feasible(self) -> list[Observation]:
+        """Returns complete ones that keep every budget: the candidates for the front."""
+        return [seen for seen in self.complete() if _excess(seen) <= 0]
+
+    def points(self, observations: list[Observation]) -> NDArray[np.float64]:
+        """Returns [O, M] minimised coordinates."""
+        rows = [[seen.objectives[name] for name in self.objectives] for seen in observations]
+        return np.array(rows, dtype=np.float64).reshape(-1, len(self.objectives))
+
+    def parents(self) -> list[tuple[int, Layout]]:
+        """Returns layouts to breed from with their rank, 0 is best.
+
+        First feasible ones by non-dominated rank, then those that were stopped or still run, then the infeasible by
+        how far they broke a budget.
+        """
+        complete = self.feasible()
+        order = [(int(rank), seen.layout) for rank, seen in zip(ranks(self.points(complete)), complete, strict=True)]
+        worst = max((rank for rank, _ in order), default=-1)
+        order += [(worst + 1, seen.layout) for seen in self.told() if seen.status in ("stopped", "running")]
+        order += [(worst + 1, seen.layout) for seen in self.prior() if seen.status == "complete"]
+        over = [seen for seen in self.complete() if _excess(seen) > 0]
+        late = [*over, *(seen for seen in self.told() if seen.status == "infeasible")]
+        late.sort(key=lambda seen: (_excess(seen), seen.layout.id))
+        return order + [(worst + 2 + index, seen.layout) for index, seen in enumerate(late)]
+
+    def tell(self, observation: Observation) -> None:
+        """Records an observation; see `Proposer.tell`."""
+        self._check(observation)
+        if self.observations.get(observation.layout.id) != observation:
+            self.observations[observation.layout.id] = observation
+            self.revision += 1
+
+    def tell_earlier(self, observation: Observation) -> None:
+        """Records an observation of another study; see `BaseProposer.warm_start`."""
+        self._check(observation)
+        self.earlier[observation.layout.id] = observation
+        self.revision += 1
+
+    def _check(self, observation: Observation) -> None:
+        for name in observation.objectives:
+            if name not in self.objectives:
+                raise UnknownName("objective", name, self.objectives)
+        check_finite(observation.objectives, "objective")
+        check_finite(observation.constraints, "constraint")
+        check_finite(observation.noise, "noise of")
+        for name, parts in observation.parts.items():
+            check_finite(parts, f"part of {name!r}")
+
+    def fix_reference_point(self, point: Mapping[str, float]) -> None:
+        """Records the reference point; see `Proposer.fix_reference_point`."""
+        if missing := [name for name in self.objectives if name not in point]:
+            raise InvalidInput(f"the reference point lacks {', '.join(missing)}")
+        check_finite(point, "reference point of")
+        values = tuple(float(point[name]) for name in self.objectives)
+        if self.reference_point not in (None, values):
+            raise InvalidInput(f"the reference point is fixed at {self.reference_point}; it cannot become {values}")
+        if self.reference_point is None:
+            self.reference_point = values
+            self.revision += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the whole log as JSON."""
+        return {
+            "v": _VERSION,
+            "seed": self.seed,
+            "reference_point": None if self.reference_point is None else list(self.reference_point),
+            "proposals": [proposal.to_json() for proposal in self.proposals],
+            "observations": [seen.to_json() for seen in self.told()],
+            "earlier": [self.earlier[key].to_json() for key in sorted(self.earlier)],
+        }
+
+    def read_json(self, data: Mapping[str, Any]) -> None:
+        """Replaces the log by one that `to_json` wrote.
+
+        Raises:
+            InvalidInput: of another version or seed.
+        """
+        if data.get("v") != _VERSION or data.get("seed") != self.seed:
+            found = f"version {data.get('v')} with seed {data.get('seed')}"
+            raise InvalidInput(f"search state of {found}; expected version {_VERSION} with seed {self.seed}")
+        point = data["reference_point"]
+        self.reference_point = None if point is None else tuple(point)
+        self.proposals, self._asked = [], set()
+        for item in data["proposals"]:
+            self.add(Proposal.from_json(item))
+        seen = [Observation.from_json(item) for item in data["observations"]]
+        self.observations = {observation.layout.id: observation for observation in seen}
+        past = [Observation.from_json(item) for item in data.get("earlier", ())]
+        self.earlier = {observation.layout.id: observation for observation in past}
+        self.revision += 1
+
+
+def _excess(seen: Observation) -> float:
+    """Returns the greatest excess over a budget; 0 where none is known."""
+    return max(seen.constraints.values(), default=0.0)
+
+
+class BaseProposer(ABC):
+    """Implements `Proposer` around one method, `propose`. The first proposals are the heuristic seeds of the space.
+
+    Args:
+        sampler: of the space.
+        seed: of all random choices.
+
+    Attributes:
+        engine: name and version; the version changes whenever the same log would lead to other proposals.
+    """
+
+    engine: ClassVar[str] = ""
+    screened: ClassVar[bool] = False
+    """Whether what `propose` returns may be dropped and `propose` called again, so that proposals can be screened."""
+
+    def __init__(self, sampler: Sampler, seed: int) -> None:
+        self.sampler = sampler
+        self.log = SearchState(tuple(objective.name for objective in sampler.space.objectives), seed)
+        self._screen = Screen(sampler.space)
+        self._screened_at = -1
+        if sampler.space.search.screen and not self.screened:
+            raise InvalidInput(f"search.screen: proposals of {type(self).__name__} cannot be screened")
+        self._seeds: list[Layout] | None = None
+
+    @abstractmethod
+    def propose(self, rng: Rng) -> Child | None:
+        """Returns a layout with its operator; None where none was found. It is called again if the layout is known."""
+
+    def ask(self, count: int) -> list[Proposal]:
+        """See `Proposer.ask`."""
+        asked = []
+        for _ in range(count):
+            proposal = self._next()
+            if proposal is None:
+                break
+            self.log.add(proposal)
+            asked.append(proposal)
+        return asked
+
+    def tell(self, observation: Observation) -> None:
+        """See `Proposer.tell`."""
+        self.log.tell(observation)
+
+    def fix_reference_point(self, point: Mapping[str, float]) -> None:
+        """See `Proposer.fix_reference_point`."""
+        self.log.fix_reference_point(point)
+
+    def state(self) -> dict[str, Any]:
+        """See `Proposer.state`."""
+        return self.log.to_json() | {"engine": self.engine}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `Proposer.restore`. A log without an engine is accepted."""
+        if (found := state.get("engine", self.engine)) != self.engine:
+            raise InvalidInput(f"search state of engine {found!r}; this is {self.engine!r}, whose proposals differ")
+        self.log.read_json(state)
+
+    def warm_start(self, earlier: Iterable[Observation]) -> None:
+        """See `Proposer.warm_start`.
+
+        Its layouts are bred from and modelled, with an offset of their own, since another study's references may give
+        the same figures other coordinates. They may be proposed again.
+        """
+        for observation in earlier:
+            self.log.tell_earlier(observation)
+
+    def seeds(self) -> list[Layout]:
+        """Returns the layouts to begin with."""
+        return seed_layouts(self.sampler, self.sampler.space.search.seeds)
+
+    def _next(self) -> Proposal | None:
+        number = len(self.log.proposals)
+        if self._seeds is None:
+            self._seeds = self.seeds()
+        for layout in self._seeds:
+            if not self.log.knows(layout):
+                return Proposal(layout, number, "seed", engine=self.engine)
+        left = self.untried()
+        if left == []:
+            return None
+        rng = np.random.default_rng([self.log.seed, number])
+        found: list[tuple[float, Proposal]] = []
+        for _ in range(_REDRAWS):
+            child = self.propose(rng)
+            if child is None:
+                break
+            layout, operator, parents = child
+            if not self.log.knows(layout) and self.sampler.admits(layout):
+                chance = self._chance(layout)
+                found.append((chance, Proposal(layout, number, operator, parents, self.engine)))
+                if chance >= self.sampler.space.search.screen or len(found) == _SCREENED:
+                    break
+        if not found and left:
+            return Proposal(left[int(rng.integers(len(left)))], number, "random", engine=self.engine)
+        return max(found, key=lambda each: each[0])[1] if found else None
+
+    def untried(self) -> list[Layout] | None:
+        """Returns the layouts that are still to be tried; None where the space does not list its layouts."""
+        listed = self.sampler.listed
+        return None if listed is None else [layout for layout in listed.layouts if not self.log.knows(layout)]
+
+    def _chance(self, layout: Layout) -> float:
+        """Returns the least chance over all budgets that `layout` keeps it; 1 where proposals are not screened."""
+        if not self.sampler.space.search.screen:
+            return 1.0
+        if self._screened_at != self.log.revision:
+            self._screened_at = self.log.revision
+            self._screen.learn(self.log.told(), self.log.prior())
+        return float(self._screen.chances([layout])[0])

@@ -1,0 +1,333 @@
+"""Byte-level corpora in the cache folder: domains with a held-out end, identified by the hash of their bytes.
+
+$NAS_CACHE/corpora/HASH         a line of JSON with names and sizes, then the bytes; mapped into memory, not read
+                   HASH.json    what the corpus was made of: versions of Python and packages
+                   KEY.json     hash of the corpus that this installation makes of its own files
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from nas.core import paths
+from nas.core.canonical import content_hash
+from nas.core.durable import write_durably
+from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged
+from nas.core.quality_config import CorpusFiles, CorpusSource, LibrarySource
+from nas.core.replacement import LibraryScores
+from nas.search.proxy import corpus_default, corpus_files, corpus_installed
+from nas.search.proxy.corpus_files import Budget
+
+BYTE_VOCAB = 256
+HELD_OUT = 0.05
+"""Share of each source, at its end, that is never trained on."""
+MIN_BYTES = 1 << 16
+"""Smallest domain: its held-out end is then about 3 kB."""
+
+Bytes = NDArray[np.uint8]
+Ids = NDArray[np.unsignedinteger[Any]]
+Texts = Mapping[str, Sequence[bytes]]
+"""Domain -> texts; the end of each text is held out."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """An evaluation group of a corpus: a text as bytes or as tokens, in two parts.
+
+    Args:
+        train: 1-d, ids below `sizes.size`.
+        heldout: the same.
+        sizes: bytes that an id stands for, [V].
+    """
+
+    train: Ids
+    heldout: Ids
+    sizes: NDArray[np.int64] = field(default_factory=lambda: np.ones(BYTE_VOCAB, np.int64))
+
+    @cached_property
+    def share(self) -> NDArray[np.float64]:
+        """How often each id occurs among the held-out ids, [V]."""
+        counts = np.bincount(self.heldout, minlength=self.sizes.size)
+        share: NDArray[np.float64] = counts / self.heldout.size
+        return share
+
+    @property
+    def surprise(self) -> NDArray[np.float64]:
+        """Bits of each id under that distribution, [V]; infinite where it does not occur."""
+        with np.errstate(divide="ignore"):
+            bits: NDArray[np.float64] = -np.log2(self.share)
+        return bits
+
+    @property
+    def bytes_per_id(self) -> float:
+        """Mean bytes of a held-out id."""
+        return float(self.share @ self.sizes)
+
+    @cached_property
+    def unigram_entropy(self) -> float:
+        """Entropy of the held-out ids' distribution, in bits per byte: the chance level of a language model."""
+        occurs = self.share > 0
+        return float(self.share[occurs] @ self.surprise[occurs]) / self.bytes_per_id
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Domains by name, in sorted order.
+
+    Args:
+        domains: name -> text.
+        made_of: versions of what the text was taken from; not part of the hash, which covers the text itself.
+    """
+
+    domains: Mapping[str, Domain]
+    made_of: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over the names and bytes of all domains, 64 hex digits."""
+        return content_hash({name: [_sha256(d.train), _sha256(d.heldout)] for name, d in self.domains.items()})
+
+
+class CorpusRef(BaseModel):
+    """Identifies the corpus of a training on this host or another."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: CorpusSource
+    base: str = Field("/", description="folder that relative entries of `source` are taken from")
+    hash: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+Source = CorpusSource | Sequence[str]
+"""'default', 'installed', or files; a sequence of paths stands for `CorpusFiles`."""
+
+
+def build_corpus(source: Source, base: Path) -> Corpus:
+    """Builds the corpus of `source`.
+
+    Args:
+        source: 'default', 'installed', or files, globs and folders, each of which is a domain under its name.
+        base: folder of relative paths.
+
+    Raises:
+        InvalidInput: a file cannot be used, or a domain is smaller than `MIN_BYTES`.
+        InfrastructureFailed: this Python lacks its library's source, or knows no installed packages.
+    """
+    match _normal(source):
+        case "default":
+            versions = {"python": _python(), "recipe": str(corpus_default.RECIPE)}
+            key = [corpus_default.RECIPE, sys.version, sysconfig.get_path("stdlib")]
+            return _made_once("default", key, corpus_default.read_domains, versions)
+        case "installed":
+            found = corpus_installed.distributions()
+            versions = {"recipe": str(corpus_installed.RECIPE)} | {each.name: each.version for each in found}
+            key = [corpus_installed.RECIPE, versions, [str(each.locate_file("")) for each in found]]
+            return _made_once("installed", key, lambda: corpus_installed.read_domains(found), versions)
+        case CorpusFiles() as named:
+            budget = Budget(corpus_files.MAX_BYTES)
+            return _from_texts({name: corpus_files.read_entry(name, base, named.text, budget) for name in named.files})
+
+
+def refer(source: Source, base: Path) -> CorpusRef:
+    """Builds and caches the corpus of `source`; returns the reference that training jobs hold.
+
+    Raises:
+        InvalidInput: see `build_corpus`.
+        InfrastructureFailed: see `build_corpus`.
+    """
+    corpus = build_corpus(source, base)
+    _store(corpus)
+    return _reference(source, base, corpus.hash)
+
+
+def refer_again(source: Source, base: Path, hash_: str) -> CorpusRef:
+    """Returns the reference to the corpus that `source` was when it had this hash.
+
+    The cached corpus is used even if `source` has changed since.
+
+    Raises:
+        StudyChanged: it is not in the cache, and `source` is another corpus now.
+        InvalidInput: see `build_corpus`.
+        InfrastructureFailed: see `build_corpus`.
+    """
+    if _load(hash_) is None and (now := refer(source, base)).hash != hash_:
+        raise StudyChanged(
+            f"the study began with corpus {hash_[:12]}, which is {now.hash[:12]} now and is not in the cache:"
+            f" {_reason(hash_, now.hash)}. Its qualities would not compare, so restore them or begin a new study",
+            where="corpus",
+        )
+    return _reference(source, base, hash_)
+
+
+def refer_scores(library: LibrarySource, base: Path) -> CorpusRef:
+    """Returns the reference to a library's file of scores, which takes the place of a corpus.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
+    path = (base / library.path).resolve()
+    LibraryScores.read(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return CorpusRef(source=CorpusFiles(files=(str(path),)), hash=digest)
+
+
+def made_of(ref: CorpusRef) -> dict[str, str]:
+    """Returns the versions of what the corpus of `ref` was taken from; empty for files, and where it is not known."""
+    note = _folder() / f"{ref.hash}.json"
+    return dict(json.loads(note.read_text())) if note.is_file() else {}
+
+
+def open_corpus(ref: CorpusRef) -> Corpus:
+    """Loads the corpus of `ref` from the cache, or builds it.
+
+    Raises:
+        InfrastructureFailed: this host builds another corpus than the one the study was started with.
+    """
+    if cached := _load(ref.hash):
+        return cached
+    corpus = build_corpus(ref.source, Path(ref.base))
+    if corpus.hash != ref.hash:
+        raise InfrastructureFailed(
+            f"corpus {ref.source!r} is {corpus.hash[:12]} on this host, but the study was started with"
+            f" {ref.hash[:12]}: {_reason(ref.hash, corpus.hash)}"
+        )
+    _store(corpus)
+    return corpus
+
+
+def packed(ref: CorpusRef) -> bytes:
+    """Returns the corpus as one file, for a host that cannot build it.
+
+    Raises:
+        InfrastructureFailed: see `open_corpus`.
+    """
+    open_corpus(ref)
+    return (_folder() / ref.hash).read_bytes()
+
+
+def unpack(ref: CorpusRef, data: bytes) -> None:
+    """Writes the result of `packed` into this host's cache; `open_corpus` checks its hash."""
+    path = _folder() / ref.hash
+    if not path.is_file():
+        _write(path, data)
+
+
+def split(texts: Sequence[bytes]) -> Domain:
+    """Returns a domain of texts; the last `HELD_OUT` of each is held out."""
+    arrays = [np.frombuffer(text, dtype=np.uint8) for text in texts]
+    cuts = [len(array) - round(HELD_OUT * len(array)) for array in arrays]
+    train = np.concatenate([array[:cut] for array, cut in zip(arrays, cuts, strict=True)])
+    heldout = np.concatenate([array[cut:] for array, cut in zip(arrays, cuts, strict=True)])
+    return Domain(train, heldout)
+
+
+def _normal(source: Source) -> CorpusSource:
+    return cast(CorpusSource, source) if isinstance(source, str | CorpusFiles) else CorpusFiles(files=tuple(source))
+
+
+def _reference(source: Source, base: Path, hash_: str) -> CorpusRef:
+    return CorpusRef(source=_normal(source), base=str(base.resolve()), hash=hash_)
+
+
+def _reason(before: str, now: str) -> str:
+    """Returns why two corpora of one source differ, as far as their notes tell."""
+    notes = [_folder() / f"{each}.json" for each in (before, now)]
+    if not all(note.is_file() for note in notes):
+        return f"its files changed, or this Python ({_python()}) or a package differs"
+    first, second = (json.loads(note.read_text()) for note in notes)
+    names = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+    shown = ", ".join(f"{name} was {first.get(name, 'missing')}, is {second.get(name, 'missing')}" for name in names)
+    return shown or "its files changed"
+
+
+def _python() -> str:
+    return sys.version.split()[0]
+
+
+def _from_texts(texts: Texts, made_of: Mapping[str, str] | None = None) -> Corpus:
+    for name, parts in texts.items():
+        size = sum(map(len, parts))
+        if size < MIN_BYTES:
+            raise InvalidInput(f"{name} has {size:,} bytes; a domain needs at least {MIN_BYTES:,}", where="corpus")
+    return Corpus({name: split(texts[name]) for name in sorted(texts)}, made_of or {})
+
+
+def _made_once(name: str, key: list[Any], read: Callable[[], Texts], made_of: Mapping[str, str]) -> Corpus:
+    """Returns a corpus of this installation; a note under `key` holds the hash of the one that was made before."""
+    note = _folder() / f"{name}-{content_hash(key)[:16]}.json"
+    if note.is_file() and (cached := _load(json.loads(note.read_text())["hash"])):
+        return cached
+    corpus = _from_texts(read(), made_of)
+    _store(corpus)
+    _write(note, json.dumps({"hash": corpus.hash}).encode())
+    return corpus
+
+
+def _folder() -> Path:
+    return paths.cache() / "corpora"
+
+
+def _store(corpus: Corpus) -> None:
+    """Writes one file: the index as a line of JSON, then the parts in its order."""
+    path = _folder() / corpus.hash
+    if corpus.made_of:
+        _write(path.with_name(f"{corpus.hash}.json"), json.dumps(dict(corpus.made_of)).encode())
+    if path.is_file():
+        return
+    index = [[name, d.train.size, d.heldout.size] for name, d in corpus.domains.items()]
+    parts = [part.tobytes() for d in corpus.domains.values() for part in (d.train, d.heldout)]
+    _write(path, json.dumps(index).encode() + b"\n" + b"".join(parts))
+
+
+def _load(hash_: str) -> Corpus | None:
+    """Returns the cached corpus; None if there is none or its bytes have another hash, and then it is removed."""
+    path = _folder() / hash_
+    if not path.is_file():
+        return None
+    status = path.stat()
+    corpus = _mapped(path, status.st_ino, status.st_mtime_ns, status.st_size)
+    if corpus is None or corpus.hash != hash_:  # computed once, as the mapped corpus is kept
+        path.unlink(missing_ok=True)
+        return None
+    return corpus
+
+
+@lru_cache(4)
+def _mapped(path: Path, *_changes: int) -> Corpus | None:
+    """Maps a cached corpus into memory; None if its index does not fit its size."""
+    with path.open("rb") as file:
+        head = file.readline()
+    try:
+        index = [(str(name), int(train), int(heldout)) for name, train, heldout in json.loads(head)]
+    except (ValueError, TypeError):
+        return None
+    data = np.memmap(path, np.uint8, "r", offset=len(head))
+    if sum(train + heldout for _, train, heldout in index) != data.size:
+        return None
+    domains, start = {}, 0
+    for name, train, heldout in index:
+        middle, end = start + train, start + train + heldout
+        domains[name] = Domain(data[start:middle], data[middle:end])
+        start = end
+    return Corpus(domains)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, data)
+
+
+def _sha256(data: Ids) -> str:
+    return hashlib.sha256(np.ascontiguousarray(data).data).hexdigest()

@@ -1,0 +1,262 @@
+"""Training batches and evaluation groups of proxies.
+
+The batch of a step depends on seed and step alone: layouts that are compared see the same data in the same order
+(common random numbers), and a resumed training has no position in the data to restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nas.core.task import IGNORE, Task, make_task
+from nas.search.proxy.bpe import encoded
+from nas.search.proxy.corpus import Domain, open_corpus
+from nas.search.proxy.job import PARTS, LibraryRun, LmRun, TaskRun, TrainJob
+
+_EVAL_SEED = 2**32 - 1
+_EVAL_EXAMPLES = 256
+_EVAL_BATCH = 32
+
+BYTE_GRAM, TOKEN_GRAM = 6, 2
+"""Length of the n-grams that make a label recallable: Zoology's bigrams of tokens, and about as much text in bytes."""
+LATE_FROM = 512
+"""Shortest sequence whose last quarter is a part of its own."""
+_LEAST_LABELS = 64
+"""Fewest labels of recall and of the rest: with fewer the group is not divided."""
+_KNOWN_SHARE = 2.0**-14
+_SAMPLE_PIECES, _SAMPLE_LENGTH = 16, 1 << 16
+_FACTOR, _ROW = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Data(Protocol):
+    """Training batches and evaluation groups of a run."""
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Returns inputs and labels of a step (from 0), int64 [B, T], and what else the loss takes."""
+        ...
+
+    def groups(self) -> dict[str, Group]:
+        """Returns the evaluation groups by name."""
+        ...
+
+
+class Part(NamedTuple):
+    """Some labels of a group: where they are, bool [N, T], and the loss of a guess on them."""
+
+    where: Tensor
+    chance: float
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """An evaluation group: a fixed set of examples, the same for every seed.
+
+    Args:
+        inputs: int64 [N, T].
+        labels: int64 [N, T], `nas.core.task.IGNORE` where none.
+        chance: loss of a guess, in `unit`s.
+        unit: nats per unit of loss (ln 2 for bits).
+        sizes: what each label counts, [V]: the bytes of a token; None: 1.
+        parts: groups of their own within this one, scored in the same pass.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    chance: float
+    unit: float
+    sizes: Tensor | None = None
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+
+class Score(NamedTuple):
+    """`loss` in the group's unit for each label or byte, `accuracy` as a share of labels."""
+
+    loss: float
+    accuracy: float
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, Score]:
+    """Returns the means over all labels of `group` under the name "", and over those of each part."""
+    nats, right = [], []
+    for inputs, labels in zip(
+        torch.split(group.inputs, _EVAL_BATCH), torch.split(group.labels, _EVAL_BATCH), strict=True
+    ):
+        logits, wanted = model(inputs.to(device)).float(), labels.to(device)
+        nats.append(F.cross_entropy(logits.mT, wanted, ignore_index=IGNORE, reduction="none").double().cpu())
+        right.append((logits.argmax(-1) == wanted).cpu())
+    loss, correct, labelled = torch.cat(nats), torch.cat(right), group.labels != IGNORE
+    amount = torch.ones_like(loss) if group.sizes is None else group.sizes[group.labels].double()
+    where = {"": labelled, **{name: part.where for name, part in group.parts.items()}}
+    return {
+        name: Score(float(loss[mask].sum() / amount[mask].sum()) / group.unit, float(correct[mask].double().mean()))
+        for name, mask in where.items()
+    }
+
+
+def score(model: nn.Module, groups: Mapping[str, Group], device: torch.device) -> dict[str, tuple[Score, float]]:
+    """Returns score and chance of every group, and of every part as GROUP.PART."""
+    found = {}
+    for name, group in groups.items():
+        chances = {"": group.chance, **{part: each.chance for part, each in group.parts.items()}}
+        for part, scored in evaluate(model, group, device).items():
+            found[f"{name}.{part}" if part else name] = scored, chances[part]
+    return found
+
+
+def open_data(job: TrainJob) -> Data:
+    """Opens the data of `job`.
+
+    Raises:
+        InfrastructureFailed: this host has another corpus than the job names.
+    """
+    match job.run:
+        case LmRun() as run:
+            corpus = open_corpus(run.corpus)
+            domains = corpus.domains if run.bpe is None else encoded(corpus, run.bpe)
+            return LmData(domains, job.batch, run.length, run.eval_bytes, job.seed)
+        case TaskRun() as run:
+            return TaskData(run.task, make_task(run.task, run.settings), job.batch, job.seed)
+        case LibraryRun():
+            raise AssertionError("nothing is trained; see `nas.search.proxy.mixes`")
+
+
+class LmData:
+    """Random windows of the training part; all domains are equally likely, whatever their size.
+
+    Each domain's group has parts (`nas.search.proxy.job.PARTS`). Recall: labels that complete an n-gram which occurred
+    before in the same sequence, the hits of associative recall of Arora et al. 2023 ("Zoology", section 3.2), unless
+    training text has it so often that it is known by heart. Rest: all others. Late: the last quarter of a long
+    sequence. The chance level of a part is the loss on its labels of the guess that the whole group's chance stands
+    for: the distribution of the domain's held-out ids.
+    """
+
+    def __init__(self, domains: Mapping[str, Domain], batch: int, length: int, eval_bytes: int, seed: int) -> None:
+        self._domains, self._batch, self._length, self._eval_bytes, self._seed = (
+            domains, batch, length, eval_bytes, seed,
+        )  # fmt: skip
+
+    def batch(self, step: int) -> Pair:
+        """See `Data`."""
+        generator = np.random.default_rng([self._seed, step])
+        domains = list(self._domains.values())
+        chosen = generator.integers(len(domains), size=self._batch)
+        position = generator.random(self._batch)
+        windows = []
+        for index, share in zip(chosen, position, strict=True):
+            text = domains[index].train
+            start = int(share * (text.size - self._length))
+            windows.append(text[start : start + self._length + 1])
+        return _next_id(np.stack(windows))
+
+    def groups(self) -> dict[str, Group]:
+        """See `Data`."""
+        return {f"lm/{name}": self._group(domain) for name, domain in self._domains.items()}
+
+    def _group(self, domain: Domain) -> Group:
+        """Returns windows that are spread evenly over the held-out part."""
+        ids = min(round(self._eval_bytes / domain.bytes_per_id), domain.heldout.size - 1)
+        count = max(1, ids // self._length)
+        starts = np.linspace(0, domain.heldout.size - self._length - 1, count).astype(int)
+        windows = np.stack([domain.heldout[start : start + self._length + 1] for start in starts])
+        inputs, labels = _next_id(windows)
+        sizes = None if (domain.sizes == 1).all() else torch.from_numpy(domain.sizes)
+        return Group(inputs, labels, domain.unigram_entropy, float(np.log(2)), sizes, self._parts(domain, windows))
+
+    def _parts(self, domain: Domain, windows: NDArray[np.integer[Any]]) -> dict[str, Part]:
+        recalled = recallable(windows, domain.train, BYTE_GRAM if (domain.sizes == 1).all() else TOKEN_GRAM)
+        late = np.zeros_like(recalled)
+        if self._length >= LATE_FROM:
+            late[:, -(self._length // 4) :] = True
+        found = dict(zip(PARTS, (recalled, ~recalled, late), strict=True))
+        if min(recalled.sum(), (~recalled).sum()) < _LEAST_LABELS:
+            found = {"late": late}
+        labels = windows[:, 1:]
+        bits, size = domain.surprise[labels], domain.sizes[labels]
+        return {
+            name: Part(torch.from_numpy(where), float(bits[where].sum() / size[where].sum()))
+            for name, where in found.items()
+            if where.any()
+        }
+
+
+def recallable(windows: NDArray[np.integer[Any]], train: NDArray[np.integer[Any]], n: int) -> NDArray[np.bool_]:
+    """Returns which labels of windows [N, T + 1] complete an n-gram that occurred before in the same window, [N, T].
+
+    N-grams that make up more than 1 in 16,384 of the training text, of which a part is counted, are none: a model
+    knows them without the window.
+
+    Args:
+        windows: ids.
+        train: ids of the training text.
+        n: `BYTE_GRAM` for bytes, `TOKEN_GRAM` for tokens.
+    """
+    found = np.zeros((len(windows), windows.shape[1] - 1), bool)
+    if windows.shape[1] <= n:
+        return found
+    codes = _grams(windows, n)
+    rows = np.arange(len(windows), dtype=np.uint64)[:, None] * _ROW
+    first = np.zeros(codes.size, bool)
+    first[np.unique((codes ^ rows).ravel(), return_index=True)[1]] = True
+    again = ~first.reshape(codes.shape)
+    known = np.unique(codes[again])
+    if known.size:
+        counted = _grams(_sample(train), n).ravel()
+        place = np.minimum(known.searchsorted(counted), known.size - 1)
+        counts = np.bincount(place[known[place] == counted], minlength=known.size)
+        again &= (counts <= counted.size * _KNOWN_SHARE)[known.searchsorted(codes).clip(0, known.size - 1)]
+    found[:, n - 2 :] = again
+    return found
+
+
+def _grams(ids: NDArray[np.integer[Any]], n: int) -> NDArray[np.uint64]:
+    """Returns a code of every n-gram along the last axis, [..., T] -> [..., T - n + 1]; equal ones have equal codes."""
+    wide, length = ids.astype(np.uint64), ids.shape[-1] - n + 1
+    codes = np.zeros((*ids.shape[:-1], length), np.uint64)
+    for place in range(n):
+        codes = codes * _FACTOR + wide[..., place : place + length] + np.uint64(1)
+    return codes
+
+
+def _sample(ids: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
+    """Returns pieces that are spread evenly over `ids`, [pieces, length]."""
+    pieces = min(_SAMPLE_PIECES, max(1, ids.size // _SAMPLE_LENGTH))
+    length = min(_SAMPLE_LENGTH, ids.size)
+    starts = np.linspace(0, ids.size - length, pieces).astype(int)
+    return np.stack([ids[start : start + length] for start in starts])
+
+
+class TaskData:
+    """New examples at every step; the evaluation set has its own seed."""
+
+    def __init__(self, name: str, task: Task, batch: int, seed: int) -> None:
+        self._name, self._task, self._batch, self._seed = name, task, batch, seed
+
+    def batch(self, step: int) -> Pair:
+        """See `Data`."""
+        return self._draw(np.random.default_rng([self._seed, step]), self._batch)
+
+    def groups(self) -> dict[str, Group]:
+        """See `Data`."""
+        inputs, labels = self._draw(np.random.default_rng(_EVAL_SEED), _EVAL_EXAMPLES)
+        return {f"task/{self._name}": Group(inputs, labels, chance=self._task.chance_nats, unit=1.0)}
+
+    def _draw(self, generator: np.random.Generator, size: int) -> Pair:
+        inputs, labels = self._task.batch(generator, size)
+        return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+def _next_id(windows: NDArray[np.integer[Any]]) -> Pair:
+    """Splits windows [N, T + 1] into inputs and next ids, [N, T] each."""
+    text = torch.from_numpy(windows.astype(np.int64))
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()

@@ -1,0 +1,145 @@
+"""A teacher of proxies: its likeliest tokens on the batches that a student sees, computed once and cached.
+
+All layouts see the same batches under one seed, so that one teacher serves a whole study: training it costs as much as
+one candidate, its predictions one pass over the batches, and students pay for neither.
+
+    $NAS_CACHE/teachers/KEY/log_p.npy   float16 [steps, B, T, K]
+                            ids.npy     uint16, the same
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from nas.core import paths
+from nas.core.canonical import content_hash
+from nas.core.durable import locked
+from nas.model.nn.distillation import top_k
+from nas.model.nn.model import Model
+from nas.search.proxy.data import Data, Group
+from nas.search.proxy.job import Teaching, TrainJob, exported_layout, weights_file
+
+TEACHER_VERSION = 1
+"""Part of keys: increase it with every change after which the same teacher predicts otherwise."""
+
+_DEADLINE_S = 3600.0
+
+
+class Predictions:
+    """A teacher's likeliest tokens at every step, mapped into memory.
+
+    Args:
+        folder: of the arrays.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._log_p = np.load(folder / "log_p.npy", mmap_mode="r")
+        self._ids = np.load(folder / "ids.npy", mmap_mode="r")
+
+    def at(self, step: int) -> tuple[Tensor, Tensor]:
+        """Returns log-probabilities and tokens of a step, [B, T, K] each."""
+        return torch.from_numpy(self._log_p[step].astype(np.float32)), torch.from_numpy(
+            self._ids[step].astype(np.int64)
+        )
+
+
+def predictions(
+    job: TrainJob, teaching: Teaching, data: Data, model: Callable[[], Model], yield_hook: Callable[[], object]
+) -> Predictions:
+    """Returns the predictions of a teacher on the batches of `job`, from the cache if they are there.
+
+    Args:
+        job: the student's.
+        teaching: its teacher.
+        data: the student's.
+        model: returns the trained teacher; called if the predictions are not cached.
+        yield_hook: called before each pass, and while another process computes them; may block.
+
+    Raises:
+        InfrastructureFailed: another process has been computing them for an hour.
+        OSError: the disk is full.
+    """
+    inputs = [TEACHER_VERSION, teaching.job.key, job.run.key_inputs(), job.batch, job.seed, job.steps, teaching.k]
+    folder = paths.cache() / "teachers" / content_hash(inputs)
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # A measurement waits for all who train here: one that waited for the teacher alone would keep it out for long.
+        with locked(folder.with_name(f"{folder.name}.lock"), _DEADLINE_S, meanwhile=yield_hook):
+            if not folder.is_dir():
+                _write(folder, job.steps, teaching.k, data, model(), yield_hook)
+    return Predictions(folder)
+
+
+@torch.no_grad()
+def _write(folder: Path, steps: int, k: int, data: Data, teacher: Model, yield_hook: Callable[[], object]) -> None:
+    """Writes the predictions for `steps` batches to `folder`, atomically; the caller holds its lock."""
+    teacher.eval()
+    device = next(teacher.parameters()).device
+    shape = (steps, *data.batch(0)[0].shape, k)
+    partial = folder.with_name(f".{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    partial.mkdir()
+    try:
+        log_p = _array(partial / "log_p.npy", np.float16, shape)
+        ids = _array(partial / "ids.npy", np.uint16, shape)
+        for step in range(steps):
+            yield_hook()
+            known = top_k(teacher(data.batch(step)[0].to(device)).float(), k)
+            log_p[step], ids[step] = known.log_p.cpu().numpy(), known.ids.cpu().numpy()
+        log_p.flush()
+        ids.flush()
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _array(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.memmap[Any, Any]:
+    """Makes an array in a file, whose space is reserved: writing to a mapped file on a full disk would be a crash."""
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
+def trained_model(job: TrainJob, checkpoint_dir: Path, device: torch.device) -> Model | None:
+    """Returns the model that a finished training wrote; None if it is not there, or damaged."""
+    path = weights_file(checkpoint_dir, job.key)
+    if not path.is_file():
+        return None
+    try:
+        weights = load_file(path, str(device))
+    except SafetensorError:
+        return None
+    model = Model(exported_layout(job), None).to(device)
+    model.load_state_dict(weights)
+    return model
+
+
+class TaughtData:
+    """A student's data with the predictions of its teacher: batches hold inputs, labels, log-probabilities and ids.
+
+    Args:
+        data: the student's.
+        known: of its teacher.
+    """
+
+    def __init__(self, data: Data, known: Predictions) -> None:
+        self._data, self._known = data, known
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Returns inputs and labels [B, T], and the teacher's log-probabilities and tokens [B, T, K]."""
+        return (*self._data.batch(step), *self._known.at(step))
+
+    def groups(self) -> dict[str, Group]:
+        """See `Data`."""
+        return self._data.groups()

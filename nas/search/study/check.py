@@ -1,0 +1,137 @@
+"""Checks of a search space against this installation: its runtimes, proposers and devices."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.layout import Layout
+from nas.core.space import RuntimeSpace, SearchSpace
+from nas.measure.farm.farm import LOCAL, find_name
+from nas.measure.protocol.calibration import known_runtime
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Runtime
+from nas.search.proposers import PROPOSERS, Sampler
+from nas.search.spaces.loader import Further
+from nas.search.spaces.yaml_text import KeyPath
+
+Found = Iterator[tuple[KeyPath, str]]
+
+
+def support_filter(space: SearchSpace) -> Callable[[Layout], bool]:
+    """Returns a predicate: whether every runtime of the space can run a layout.
+
+    Raises:
+        UnknownName: no such runtime or quantisation.
+        Unsupported: a runtime cannot run a reference layout; the message has the reasons.
+    """
+    runtimes = [(known_runtime(spec), spec.build) for spec in space.runtimes]
+    for name, layout in space.references.layouts().items():
+        for runtime, build in runtimes:
+            if reason := _refusal(name, layout, runtime, build):
+                raise Unsupported(reason, where="references")
+    return lambda layout: all(_carries(runtime, layout, build) for runtime, build in runtimes)
+
+
+def installed(devices: Mapping[str, Collection[str]] | None, draw_s: float = math.inf) -> Further:
+    """Returns the further checks of `parse_space` that need this installation.
+
+    Args:
+        devices: id -> tags of the devices that can be used; None: devices are not checked.
+        draw_s: seconds after which a space of which no layout was found yet is refused.
+    """
+
+    def check(value: Any, choices: SearchSpace | None) -> Found:
+        document = value if isinstance(value, dict) else {}
+        if devices is not None:
+            yield from _unknown_devices(document.get("devices"), devices)
+        proposer = _at(document.get("search"), "proposer")
+        if isinstance(proposer, str) and (error := _error(PROPOSERS.__getitem__, proposer)):
+            yield ("search", "proposer"), error
+        runtimes, problems = _runtimes(document.get("runtimes"))
+        problems += _unsupported_references(document.get("references"), runtimes)
+        yield from problems
+        if choices is not None and runtimes and not problems:
+            yield from _no_layout(choices, runtimes, draw_s)
+
+    return check
+
+
+def _unknown_devices(names: Any, known: Mapping[str, Collection[str]]) -> Found:
+    for index, name in enumerate(names if isinstance(names, list) else ()):
+        if isinstance(name, str) and name != LOCAL and (error := _error(find_name, name, known)):
+            yield ("devices", index), error
+
+
+def _runtimes(items: Any) -> tuple[list[tuple[Runtime, str]], list[tuple[KeyPath, str]]]:
+    """Returns the runtimes that exist, with the build that each may use, and what is wrong with the others."""
+    found: list[tuple[Runtime, str]] = []
+    problems: list[tuple[KeyPath, str]] = []
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        name, quantisation, build = (_at(item, key) for key in ("name", "quantisation", "build"))
+        if not isinstance(name, str):
+            continue
+        if error := _error(RUNTIMES.__getitem__, name):
+            problems.append((("runtimes", index, "name"), error))
+            continue
+        found.append((RUNTIMES[name], str(build or "stock")))
+        if isinstance(quantisation, str):
+            spec = RuntimeSpace(name=name, quantisation=quantisation)
+            if error := _error(known_runtime, spec):
+                problems.append((("runtimes", index, "quantisation"), error))
+    return found, problems
+
+
+def _unsupported_references(references: Any, runtimes: list[tuple[Runtime, str]]) -> list[tuple[KeyPath, str]]:
+    found: list[tuple[KeyPath, str]] = []
+    further = _at(references, "further")
+    places: list[tuple[str, ...]] = [("published",), ("attention",)]
+    places += [("further", str(name)) for name in (further if isinstance(further, dict) else ())]
+    for place in places:
+        text: Any = references
+        for key in place:
+            text = _at(text, key)
+        try:
+            layout = Layout.parse(str(text))
+        except InvalidInput:
+            continue  # reported already
+        reasons = [_refusal(str(place[-1]), layout, runtime, build) for runtime, build in runtimes]
+        found += [(("references", *place), reason) for reason in reasons if reason]
+    return found
+
+
+def _no_layout(choices: SearchSpace, runtimes: list[tuple[Runtime, str]], draw_s: float) -> Found:
+    def supported(layout: Layout) -> bool:
+        return all(_carries(runtime, layout, build) for runtime, build in runtimes)
+
+    until = time.monotonic() + draw_s
+    if error := _error(lambda: Sampler(choices, supported).draw(np.random.default_rng(0), until)):
+        yield ("layouts" if choices.layouts else "mixers",), error
+
+
+def _refusal(name: str, layout: Layout, runtime: Runtime, build: str) -> str | None:
+    if _carries(runtime, layout, build):
+        return None
+    return f"the {name} reference does not run on {runtime.name}: {'; '.join(runtime.supports(layout).reasons)}"
+
+
+def _carries(runtime: Runtime, layout: Layout, build: str) -> bool:
+    verdict = runtime.supports(layout).verdict
+    return verdict == "stock" or (verdict == "patched" and build == "any")
+
+
+def _error(act: Callable[..., object], *arguments: object) -> str | None:
+    try:
+        act(*arguments)
+    except InvalidInput as error:
+        return error.message
+    return None
+
+
+def _at(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None

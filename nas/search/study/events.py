@@ -1,0 +1,543 @@
+"""The event log of a study: the name and payload of every note, and what is computed from the log alone.
+
+The log (`nas.infra.store.events`) holds two sorts of events. Transitions of trials have a kind of their own and a
+payload that `nas.core.trial` documents. Notes have the kind `progress` (of a trial) or `study` (of the study as a
+whole) and a payload {"what": NAME, ...}; each class here is one of them, with its reader and writer. What was ever
+written is kept in databases and archives, so names and fields do not change. Readers skip names that they do not know,
+such as "refined" and "damaged file" of earlier versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import ValidationError
+
+from nas.core.errors import InvalidInput
+from nas.core.profile import ProfileSummary
+from nas.core.space import SearchSpace
+from nas.core.trial import Event, EventKind
+from nas.core.units import show_number, show_spread
+from nas.infra.store import events
+from nas.infra.store.rows import Json, Study
+from nas.infra.store.store import Store
+from nas.search.proposers import Observation
+from nas.search.proxy.quality import Quality
+
+LAUNCHED = "launched"
+CALIBRATED = "calibrated"
+CORPUS = "corpus"
+TOLD = "told"
+POINT = "reference point told"
+WARM = "warm start"
+EXPECTED = "expected gain"
+CLOSED = "closed"
+QUALITY = "quality"
+RESCORED = "rescored"
+ANCHORS = "anchors"
+SPENT = "spent"
+MARKED = "marked"
+PROFILED = "profiled"
+BY_PEOPLE = (MARKED, PROFILED)
+"""Notes that people add at any time: they are no work of an orchestrator."""
+
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
+"""What reading malformed JSON raises, beside `InvalidInput`."""
+
+
+NoteType = TypeVar("NoteType", bound="Note")
+
+
+@dataclass(frozen=True)
+class Note:
+    """The payload of a note; each subclass is one `what`."""
+
+    what: ClassVar[str]
+
+    def to_json(self) -> Json:
+        """Returns the payload as it is stored."""
+        return {"what": self.what, **{each.name: getattr(self, each.name) for each in fields(self)}}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """Reads what `to_json` wrote."""
+        return cls(**{each.name: payload[each.name] for each in fields(cls)})
+
+    @classmethod
+    def read(cls, payload: Mapping[str, Any]) -> Self | None:
+        """Reads any event's payload; None if it is not of this class.
+
+        Raises:
+            InvalidInput: it is of this class and malformed, as in files that version 0.1.0 imported.
+        """
+        if payload.get("what") != cls.what:
+            return None
+        try:
+            return cls.from_json(payload)
+        except UNREADABLE as error:
+            raise InvalidInput(f"a malformed note {cls.what!r}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Launched(Note):
+    """A process began to run the study.
+
+    Args:
+        trials: layouts to propose, references not counted.
+        warm_start: names of the earlier studies that this one learns from.
+    """
+
+    what: ClassVar[str] = LAUNCHED
+    trials: int
+    warm_start: tuple[str, ...] = ()
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {**super().to_json(), "warm_start": list(self.warm_start)}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`; the first versions had no warm start."""
+        return cls(payload["trials"], tuple(payload.get("warm_start", ())))
+
+
+@dataclass(frozen=True)
+class Calibrated(Note):
+    """A device and a runtime are ready to measure.
+
+    Args:
+        device: its name in the space.
+        runtime: name.
+        id: of the device.
+        build: of the runtime's runner.
+        ms: timed work of a run of the reference model, with the fewest threads that are measured.
+        protocol: version of the measurement protocol that the study's figures are measured by.
+        conditions: `nas.measure.protocol.calibration.PreparedDevice.conditions`; None: the first versions stored none.
+        times: number of threads -> `ReferenceTimes` of the reference model; None: of an earlier protocol.
+    """
+
+    what: ClassVar[str] = CALIBRATED
+    device: str
+    runtime: str
+    id: str
+    build: str
+    ms: float
+    protocol: int = 1
+    conditions: Mapping[str, Any] | None = None
+    times: Mapping[str, Mapping[str, float]] | None = None
+
+    @property
+    def known_conditions(self) -> Mapping[str, Any]:
+        """The conditions that a resumed study must find unchanged."""
+        return self.conditions or {"device": self.id, "build": self.build, "protocol": self.protocol}
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {name: each for name, each in super().to_json().items() if each is not None}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`; the first versions had one time, no protocol and no conditions."""
+        return cls(**{each.name: payload[each.name] for each in fields(cls) if each.name in payload})
+
+
+@dataclass(frozen=True)
+class CorpusUsed(Note):
+    """What proxies are trained on and by.
+
+    Args:
+        hash: of the text that language models are trained on, or of a library's file of scores.
+        versions: of the trainer, of the suite of tasks, and of block kinds and tasks that other distributions add;
+            None: the first versions stored none.
+        made_of: versions of Python or of the packages that the text was taken from; `scores`: path of a library's file;
+            None: files, or an earlier version.
+    """
+
+    what: ClassVar[str] = CORPUS
+    hash: str
+    versions: Mapping[str, Any] | None = None
+    made_of: Mapping[str, str] | None = None
+
+    @property
+    def known_versions(self) -> Mapping[str, Any]:
+        """The versions that a resumed study must find unchanged."""
+        return self.versions or {"trainer": 1, "suite": 1}
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {name: each for name, each in super().to_json().items() if each}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return super().from_json({"versions": None, "made_of": None, **payload})
+
+
+@dataclass(frozen=True)
+class Told(Note):
+    """An observation of a trial was passed to the proposer, in the order of the log."""
+
+    what: ClassVar[str] = TOLD
+    observation: Observation
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {"what": self.what, "observation": self.observation.to_json()}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return cls(Observation.from_json(payload["observation"]))
+
+
+@dataclass(frozen=True)
+class PointTold(Note):
+    """The reference point was passed to the proposer: objective -> coordinate."""
+
+    what: ClassVar[str] = POINT
+    point: Mapping[str, float]
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {"what": self.what, "point": dict(self.point)}
+
+
+@dataclass(frozen=True)
+class WarmStarted(Note):
+    """Earlier studies were passed to the proposer.
+
+    Args:
+        studies: a row for each: its name, and what was taken and left out.
+        observations: of their layouts, under this study's names.
+    """
+
+    what: ClassVar[str] = WARM
+    studies: Sequence[Json]
+    observations: Sequence[Observation]
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        observations = [each.to_json() for each in self.observations]
+        return {"what": self.what, "studies": list(self.studies), "observations": observations}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return cls(payload["studies"], [Observation.from_json(each) for each in payload["observations"]])
+
+
+@dataclass(frozen=True)
+class Expected(Note):
+    """The forecast of one proposal, when it was made.
+
+    Args:
+        gain: in hypervolume; None if no model chose the layout.
+        hypervolume: of the study at that time.
+        batch: layouts that are evaluated in parallel.
+        quality: minimised; None if no model forecast it.
+    """
+
+    what: ClassVar[str] = EXPECTED
+    gain: float | None
+    hypervolume: float
+    batch: int
+    quality: float | None = None
+
+    @property
+    def of_batch(self) -> float | None:
+        """Upper bound of the gain of a whole batch: no other of its layouts is expected to gain more."""
+        return None if self.gain is None else self.gain * self.batch
+
+
+@dataclass(frozen=True)
+class Closed(Note):
+    """No more layouts are proposed.
+
+    Args:
+        rule: trials, hours, gain or space.
+        message: a sentence for people.
+    """
+
+    what: ClassVar[str] = CLOSED
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True)
+class QualityKnown(Note):
+    """A trial's quality at a rung.
+
+    Args:
+        rung: its index.
+        quality: relative to the published reference.
+    """
+
+    what: ClassVar[str] = QUALITY
+    rung: int
+    quality: Quality
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {"what": self.what, "rung": self.rung, "quality": self.quality.to_json()}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return cls(payload.get("rung", 0), Quality.model_validate(payload["quality"]))
+
+
+@dataclass(frozen=True)
+class AnchorsChosen(Note):
+    """Layouts that the noise of the qualities is estimated from, beside the references.
+
+    Args:
+        layouts: canonical JSON of each.
+    """
+
+    what: ClassVar[str] = ANCHORS
+    layouts: Sequence[Json]
+
+
+@dataclass(frozen=True)
+class Rescored(Note):
+    """A trial's quality on fresh seeds, which from then on is its quality.
+
+    Args:
+        quality: relative to the published reference on the same seeds.
+        per_seed: seed -> the quality that it alone gives.
+    """
+
+    what: ClassVar[str] = RESCORED
+    quality: Quality
+    per_seed: Mapping[int, float]
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        seeds = {str(seed): value for seed, value in self.per_seed.items()}
+        return {"what": self.what, "quality": self.quality.to_json(), "per_seed": seeds}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        seeds = {int(seed): float(value) for seed, value in payload["per_seed"].items()}
+        return cls(Quality.model_validate(payload["quality"]), seeds)
+
+
+@dataclass(frozen=True)
+class Spent(Note):
+    """Seconds that a stage without a stored result took: "propose"."""
+
+    what: ClassVar[str] = SPENT
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Marked(Note):
+    """What a person wrote about a trial, at any time. The newest of a trial is valid; the log has the earlier ones.
+
+    Args:
+        trial: number.
+        star: whether the trial has one.
+        tags: words.
+        text: a note.
+    """
+
+    what: ClassVar[str] = MARKED
+    trial: int
+    star: bool
+    tags: tuple[str, ...]
+    text: str
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {**super().to_json(), "tags": list(self.tags)}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return cls(payload["trial"], payload["star"], tuple(payload["tags"]), payload["text"])
+
+
+@dataclass(frozen=True)
+class Profiled(Note):
+    """A profile of a trial's layout that a person kept, by `nas bench --profile --trial`.
+
+    Args:
+        trial: number.
+        device: id.
+        runtime: name.
+        build: of the runner that measures.
+        prompt: tokens.
+        gen: decoded tokens.
+        threads: of the runner.
+        profile: its times.
+    """
+
+    what: ClassVar[str] = PROFILED
+    trial: int
+    device: str
+    runtime: str
+    build: str
+    prompt: int
+    gen: int
+    threads: int
+    profile: ProfileSummary
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {**super().to_json(), "profile": self.profile.model_dump(mode="json")}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return super().from_json({**payload, "profile": ProfileSummary.model_validate(payload["profile"])})
+
+
+def all_events(store: Store, study: int) -> list[Event]:
+    """Reads the whole log of a study, oldest first."""
+    log: list[Event] = []
+    while page := events.since(store, study, log[-1].id if log else 0):
+        log += page
+    return log
+
+
+def notes(log: Iterable[Event], kind: type[NoteType]) -> list[NoteType]:
+    """Returns the notes of one class, oldest first."""
+    return [note for event in log if (note := kind.read(event.payload)) is not None]
+
+
+def marks(log: Iterable[Event]) -> dict[int, Marked]:
+    """Returns trial -> what people wrote about it, of those with a star, a tag or a note."""
+    newest = {mark.trial: mark for mark in notes(log, Marked)}
+    return {trial: mark for trial, mark in newest.items() if mark.star or mark.tags or mark.text}
+
+
+def event_line(trial: int | None, kind: str, payload: Mapping[str, Any]) -> str | None:
+    """Formats an event as a line; None for events without information for users.
+
+    Args:
+        trial: its number; None: of the study as a whole.
+        kind: of the event.
+        payload: as stored.
+    """
+    subject = "study" if trial is None else f"trial {trial}"
+    if trial is not None and kind == "progress" and payload.get("what") in (QUALITY, RESCORED):
+        fresh = " on fresh seeds" if payload["what"] == RESCORED else ""
+        return f"{subject}: {_quality(payload['quality'], fresh)}"
+    if kind in ("study", "progress"):
+        if trial is None and payload.get("reason"):
+            return f"{subject}: {payload.get('state')}: {payload['reason']}"
+        message = payload.get("message")
+        return f"{subject}: {payload.get('what')}: {message}" if message else None
+    return f"{subject}: {_transition(kind, payload)}"
+
+
+_IN_WORDS: Mapping[str, str] = {
+    EventKind.MEASURING: "measuring",
+    EventKind.BORDERLINE: "near a budget, measured again",
+    EventKind.GATED_IN: "within the budgets",
+    EventKind.CONFIRMING: "promoted to the end, measured again with more repetitions",
+    EventKind.INFEASIBLE: "breaks a budget",
+    EventKind.RETRIED: "tried again",
+}
+"""What transitions are called where their kinds are no plain words."""
+
+
+def _transition(kind: str, payload: Mapping[str, Any]) -> str:
+    """Formats a change of a trial's state, such as 'within the budgets: latency 2498 ms, memory 279 MB'."""
+    what = _IN_WORDS.get(kind, kind)
+    if kind == EventKind.TRAINING and "rung" in payload:
+        what = f"training at rung {payload.get('name', payload['rung'])}"
+    details = [_quality(payload["quality"])] if payload.get("quality") else []
+    details += [
+        f"{each['name']} {show_number(each['value'], each['low'], each['high'])} {each['unit']}"
+        for each in payload.get("figures", ())
+    ]
+    details += [str(payload["reason"])] if payload.get("reason") else []
+    return f"{what}: {', '.join(details)}" if details else what
+
+
+def _quality(known: Mapping[str, Any], fresh: str = "") -> str:
+    """Formats a quality, such as 'quality 1.02 ± 0.01 (rung short, 2 seeds)'."""
+    seeds = known.get("n_seeds")
+    what = ", ".join([f"rung {known['rung']}", *([f"{seeds} seed{'s' if seeds > 1 else ''}"] if seeds else [])])
+    return f"quality{fresh} {show_spread(known['value'], known.get('sd'))} ({what})"
+
+
+def calibrated_devices(log: Iterable[Event]) -> list[tuple[str, str]]:
+    """Returns (name in the space, id) of the devices that took part, in the order of the log."""
+    found = (event.payload for event in log if event.payload.get("what") == CALIBRATED)
+    return [(payload["device"], payload["id"]) for payload in found]
+
+
+def protocols(log: Iterable[Event]) -> set[int]:
+    """Returns the versions of the measurement protocol that a study's devices were calibrated for."""
+    return {event.payload.get("protocol", 1) for event in log if event.payload.get("what") == CALIBRATED}
+
+
+def elapsed(log: Sequence[Event]) -> list[float]:
+    """Returns the seconds that an orchestrator had run at each event: from each launch to the event before the next.
+
+    What people add is no work of an orchestrator.
+    """
+    total, begun, at, found = 0.0, False, 0.0, []
+    for event in log:
+        what = event.payload.get("what")
+        if what not in BY_PEOPLE:
+            total += event.at - at if begun and what != LAUNCHED else 0.0
+            begun, at = begun or what == LAUNCHED, event.at
+        found.append(total)
+    return found
+
+
+def expectations(log: Iterable[Event]) -> dict[int, Expected]:
+    """Returns what was expected of each trial, in the order of the log."""
+    return {
+        event.trial: expected
+        for event in log
+        if event.trial is not None and (expected := Expected.read(event.payload)) is not None
+    }
+
+
+def ending(log: Iterable[Event]) -> Json | None:
+    """Returns why no more layouts are proposed, {rule, message}; None while they are."""
+    closed = notes(log, Closed)
+    return {"rule": closed[-1].rule, "message": closed[-1].message} if closed else None
+
+
+def stored_space(study: Study) -> SearchSpace:
+    """Returns the search space of a study.
+
+    Raises:
+        InvalidInput: the space was stored by another version of hilnas and this one cannot read it.
+    """
+    try:
+        return read_space(study.space)
+    except InvalidInput as error:
+        raise InvalidInput(f"study {study.name}: {error}") from None
+
+
+def read_space(space: Mapping[str, Any]) -> SearchSpace:
+    """Reads a stored search space.
+
+    Raises:
+        InvalidInput: another version of hilnas stored it and this one cannot read it, or it was never valid.
+    """
+    try:
+        return SearchSpace.model_validate(_without_refinement(space))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidInput(f"this version cannot read its space: {where}: {first['msg']}") from None
+
+
+def _without_refinement(space: Mapping[str, Any]) -> Json:
+    """Drops settings that earlier versions had, so that their studies can be read and resumed."""
+    read = dict(space)
+    for part, removed in (("quality", "further_seeds"), ("protocol", "further_measurements")):
+        if isinstance(settings := read.get(part), dict):
+            read[part] = {key: value for key, value in settings.items() if key != removed}
+    return read

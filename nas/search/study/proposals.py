@@ -1,0 +1,430 @@
+"""Drives the proposer of a study: asks it in a thread while measurements run, and logs all observations.
+
+A study can learn from earlier ones (`warm_start`): their observations are translated into its own coordinates and
+budgets, which are matched by what they measure, not by their names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nas.core.canonical import canonical_json, content_hash
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.metrics import METRICS
+from nas.core.scoring import PROXY, MeasurementKey, check_name, measurement_keys
+from nas.core.space import Objective, SearchSpace
+from nas.core.trial import Event, EventKind
+from nas.infra.store import studies
+from nas.infra.store.rows import Json, Trial
+from nas.infra.store.store import Store
+from nas.measure.devices.host_lock import HostLock
+from nas.search.proposers import Features, Observation, Proposal, Sampler, SearchState, make_proposer
+from nas.search.proposers.ehvi import forecast
+from nas.search.study.events import (
+    CALIBRATED,
+    AnchorsChosen,
+    CorpusUsed,
+    PointTold,
+    Spent,
+    Told,
+    WarmStarted,
+    all_events,
+    calibrated_devices,
+    notes,
+    stored_space,
+)
+from nas.search.study.ledger import Ledger
+
+_FINAL = ("complete", "infeasible", "stopped")
+_ANCHOR_POOL, _ANCHOR_SEED = 96, 0
+"""Layouts that anchors are chosen from."""
+
+
+def anchor_layouts(space: SearchSpace, supported: Callable[[Layout], bool], count: int) -> list[Layout]:
+    """Returns `count` layouts that are spread over the space and far from its references; the same in all studies."""
+    sampler, rng = Sampler(space, supported), np.random.default_rng(_ANCHOR_SEED)
+    references = list(space.references.layouts().values())
+    drawn = {layout.id: layout for layout in (sampler.draw(rng) for _ in range(_ANCHOR_POOL))}
+    pool = [layout for layout in drawn.values() if layout not in references]
+    return Features(space).spread_over(pool, references, count)
+
+
+class ProposalDriver:
+    """Asks and tells one proposer, and logs both, so that a resumed study continues with the same proposer.
+
+    Args:
+        space: the study's.
+        supported: whether its runtimes carry a layout.
+        lock: folder of the host lock: a surrogate's fit is compute like any other.
+    """
+
+    def __init__(self, space: SearchSpace, supported: Callable[[Layout], bool], lock: Path) -> None:
+        self._space, self._supported = space, supported
+        self._proposer = make_proposer(Sampler(space, supported))
+        self._lock = HostLock(lock)
+        self._asking = self._has_point = False
+        self._deferred: list[Callable[[], None]] = []
+        self._seen: dict[int, set[str]] = {}
+        self.expected_gain: float | None = None
+        """In hypervolume, of the last proposal; None if no model chose it, or the proposer does not report one."""
+        self.forecast: float | None = None
+        """Forecast of its (minimised) quality; None likewise."""
+
+    def resume(self, trials: list[Trial], events: list[Event]) -> list[str]:
+        """Restores the proposer from the log; observations hold for every version of an engine.
+
+        Returns:
+            A line for each other engine, or version of this one, that made proposals of the log.
+        """
+        for event in events:
+            if event.trial is not None and (told := Told.read(event.payload)):
+                self._is_new(event.trial, told.observation)
+        state = search_state(self._space, trials, events)
+        self._has_point = state.reference_point is not None
+        self._proposer.restore(state.to_json())
+        now = str(self._proposer.state().get("engine", ""))
+        return [
+            f"earlier proposals are of {_called(was)}; {now} continues from all results, and the log cannot be replayed"
+            for was in sorted({proposal.engine for proposal in state.proposals} - {now})
+        ]
+
+    async def next(self, ledger: Ledger) -> Trial | None:
+        """Proposes a trial; None if the proposer has no more layouts. Waits for the host lock."""
+        self._asking = True
+        try:
+            begun = time.perf_counter()
+            proposals = await asyncio.to_thread(self._ask)
+            if not proposals:
+                return None
+            ledger.note(None, Spent("propose", time.perf_counter() - begun))
+            return _record(ledger, proposals[0])
+        finally:
+            self._asking = False
+            while self._deferred:
+                self._deferred.pop(0)()
+
+    def anchors(self, ledger: Ledger) -> list[Layout]:
+        """Returns the anchors of the study beside its references: those of the log, or new ones, which are logged."""
+        if known := notes(ledger.events(), AnchorsChosen):
+            return [Layout.from_json(each) for each in known[-1].layouts]
+        wanted = self._space.quality.anchors
+        assert wanted is not None
+        chosen = anchor_layouts(self._space, self._supported, wanted.layouts)
+        ledger.note(None, AnchorsChosen([layout.to_json() for layout in chosen]))
+        return chosen
+
+    def tell(self, ledger: Ledger, trial: int, observation: Observation) -> None:
+        """Passes an observation to the proposer and logs it; deferred while the proposer is being asked."""
+
+        def tell() -> None:
+            if self._is_new(trial, observation):
+                ledger.note(trial, Told(observation))
+                self._proposer.tell(observation)
+
+        self._now_or_later(tell)
+
+    def fix_reference_point(self, ledger: Ledger, point: Mapping[str, float]) -> None:
+        """Passes the reference point to the proposer, once, and logs it."""
+
+        def fix() -> None:
+            if not self._has_point:
+                self._has_point = True
+                ledger.note(None, PointTold(point))
+                self._proposer.fix_reference_point(point)
+
+        self._now_or_later(fix)
+
+    def _is_new(self, trial: int, observation: Observation) -> bool:
+        """Returns whether the proposer has not seen this of a trial since that was withdrawn, if it was.
+
+        Noise is estimated: another estimate alone is not new.
+        """
+        name = content_hash(replace(observation, noise={}).to_json())
+        seen = self._seen.setdefault(trial, set())
+        new = name not in seen
+        if new and observation.status == "withdrawn":
+            seen.clear()
+        seen.add(name)
+        return new
+
+    def _now_or_later(self, action: Callable[[], None]) -> None:
+        if self._asking:
+            self._deferred.append(action)
+        else:
+            action()
+
+    def _ask(self) -> list[Proposal]:
+        with self._lock.shared():
+            proposals = self._proposer.ask(1)
+            self.expected_gain = getattr(self._proposer, "expected_gain", None)
+            self.forecast = forecast(self._proposer, proposals[0].layout) if proposals else None
+            return proposals
+
+
+def search_state(space: SearchSpace, trials: Iterable[Trial], events: Iterable[Event]) -> SearchState:
+    """Returns the state of a study's proposer, its proposals and observations, from the study's log."""
+    state = SearchState(tuple(objective.name for objective in space.objectives), space.search.seed)
+    state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
+    for event in events:
+        if told := Told.read(event.payload):
+            state.tell(told.observation)
+        elif fixed := PointTold.read(event.payload):
+            state.fix_reference_point(fixed.point)
+        elif warm := WarmStarted.read(event.payload):
+            for observation in warm.observations:
+                state.tell_earlier(observation)
+    return state
+
+
+@dataclass(frozen=True)
+class BoundSpace:
+    """A space, and what its names mean.
+
+    Args:
+        space: of a study.
+        devices: name in the space -> id of the device.
+        builds: (name of a device, runtime) -> build of the runner.
+        training: identifies the corpus and the versions of the training; None: not known.
+    """
+
+    space: SearchSpace
+    devices: Mapping[str, str]
+    builds: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    training: str | None = None
+
+    @staticmethod
+    def of(space: SearchSpace, log: Sequence[Event]) -> BoundSpace:
+        """Returns the space with the devices, builds and corpus of a study's log."""
+        calibrated = [event.payload for event in log if event.payload.get("what") == CALIBRATED]
+        builds = {(each["device"], each["runtime"]): each["build"] for each in calibrated if "build" in each}
+        used = notes(log, CorpusUsed)
+        training = canonical_json(used[-1].to_json()) if used else None
+        return BoundSpace(space, dict(calibrated_devices(log)), builds, training)
+
+    def objectives(self) -> dict[str, str]:
+        """Returns the meaning of each coordinate -> its name."""
+        return {self._coordinate(objective): objective.name for objective in self.space.objectives}
+
+    def budgets(self) -> dict[str, tuple[str, float]]:
+        """Returns the meaning of each excess -> its name, and its limit as the excess has it: greater is looser."""
+        found = {}
+        for budget in self.space.budgets:
+            limit, relative = budget.limit
+            if METRICS[budget.metric].source == "proxy":
+                quality = [self._proxied(budget.metric), self.space.references.published]
+                found[canonical_json(quality)] = (check_name(budget.name, PROXY), -limit)
+                continue
+            base = self.space.references.published if relative else None
+            room = math.log(limit) if METRICS[budget.metric].direction == "min" else -math.log(limit)
+            for key in measurement_keys(self.space, budget):
+                meaning = [budget.metric, self._where(key), base]
+                found[canonical_json(meaning)] = (check_name(budget.name, key), room)
+        return found
+
+    def _proxied(self, metric: str) -> str:
+        return canonical_json([metric, self.space.quality.model_dump(mode="json"), self.training])
+
+    def _coordinate(self, objective: Objective) -> str:
+        if METRICS[objective.metric].source == "proxy":
+            return self._proxied(objective.metric)
+        found = sorted(self._where(key) for key in measurement_keys(self.space, objective))
+        return canonical_json([objective.metric, found, objective.aggregate if len(found) > 1 else ""])
+
+    def _where(self, key: MeasurementKey) -> list[str]:
+        (quantisation,) = {each.quantisation for each in self.space.runtimes if each.name == key.runtime}
+        workload = canonical_json(self.space.workloads[key.workload].key()) if key.workload else ""
+        build = self.builds.get((key.device, key.runtime), "")
+        return [self.devices.get(key.device, ""), key.runtime, build, quantisation, workload]
+
+
+@dataclass(frozen=True)
+class SharedNames:
+    """Coordinates and budgets that two studies share: names of the earlier one -> names of the new one.
+
+    Args:
+        objectives: coordinates.
+        budgets: excesses, with the shift from the old limit to the new one.
+    """
+
+    objectives: Mapping[str, str]
+    budgets: Mapping[str, tuple[str, float]]
+
+    @staticmethod
+    def between(old: BoundSpace, new: BoundSpace) -> SharedNames:
+        """Matches two studies by meaning."""
+        objectives, limits = new.objectives(), new.budgets()
+        return SharedNames(
+            {name: objectives[what] for what, name in old.objectives().items() if what in objectives},
+            {
+                name: (limits[what][0], room - limits[what][1])
+                for what, (name, room) in old.budgets().items()
+                if what in limits
+            },
+        )
+
+    def translate(self, seen: Observation) -> Observation:
+        """Translates an observation of the earlier study into names and limits of the new one, as far as possible."""
+        objectives = {new: seen.objectives[old] for old, new in self.objectives.items() if old in seen.objectives}
+        excess = {
+            new: seen.constraints[old] + shift for old, (new, shift) in self.budgets.items() if old in seen.constraints
+        }
+        names = {**self.objectives, **{old: new for old, (new, _) in self.budgets.items()}}
+        noise = {new: seen.noise[old] for old, new in names.items() if old in seen.noise}
+        status = seen.status
+        # A stopped layout's quality is that of a lower rung, which decides nothing.
+        undecided = {name for name in excess if status == "stopped" and name.endswith(check_name("", PROXY))}
+        if max((excess[name] for name in excess.keys() - undecided), default=0.0) > 0:
+            status = "infeasible"
+        elif status == "infeasible":
+            status = "stopped"  # it keeps the budgets of the new study
+        parts = {new: seen.parts[old] for old, new in self.objectives.items() if old in seen.parts}
+        return Observation(seen.layout, status, objectives, excess, seen.rung, noise, parts)
+
+
+def replay(
+    space: SearchSpace, supported: Callable[[Layout], bool], trials: list[Trial], events: list[Event]
+) -> list[str]:
+    """Replays a study's log with a fresh proposer.
+
+    Returns:
+        A line for each proposal that differs from the recorded one.
+
+    Raises:
+        InvalidInput: another engine, or another version of it, made the recorded proposals.
+    """
+    proposer = make_proposer(Sampler(space, supported))
+    by_number = {trial.number: trial for trial in trials}
+    differences = []
+    for event in events:
+        if event.kind is EventKind.PROPOSED and event.trial is not None:
+            recorded = by_number[event.trial]
+            if recorded.origin == "reference":
+                continue
+            proposals = proposer.ask(1)
+            _check_engine(recorded, proposals)
+            if [proposal.layout.id for proposal in proposals] != [recorded.layout_id]:
+                shown = proposals[0].layout.format() if proposals else "nothing"
+                differences.append(f"trial {event.trial}: {Layout.from_json(recorded.layout)} became {shown}")
+        elif told := Told.read(event.payload):
+            proposer.tell(told.observation)
+        elif fixed := PointTold.read(event.payload):
+            proposer.fix_reference_point(fixed.point)
+        elif warm := WarmStarted.read(event.payload):
+            proposer.warm_start(warm.observations)
+    return differences
+
+
+def require_studies(store: Store, names: Iterable[str], study: str) -> None:
+    """Checks that `study` can learn from studies of these names.
+
+    Raises:
+        UnknownName: no such study.
+        InvalidInput: it is the study itself.
+    """
+    for name in names:
+        if name == study:
+            raise InvalidInput(f"study {study!r} cannot learn from itself", where="--warm-start")
+        studies.get(store, name)
+
+
+def warm_start(
+    ledger: Ledger, space: SearchSpace, supported: Callable[[Layout], bool], names: Sequence[str],
+    log: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Logs what the study learns from earlier ones, in one event, so that a resumed study learns the same.
+
+    Args:
+        ledger: of the new study, which knows its devices.
+        space: its space.
+        supported: whether its runtimes can run a layout.
+        names: of the earlier studies; if several observed a layout, the last one counts.
+        log: called with a line for each earlier study.
+
+    Raises:
+        UnknownName: no such study.
+    """
+    events = ledger.events()
+    if not names or notes(events, WarmStarted):
+        return
+    new, sampler = BoundSpace.of(space, events), Sampler(space, supported)
+    taken: dict[str, Observation] = {}
+    rows = []
+    for name in names:
+        found, row = _learn(ledger.store, name, new, sampler)
+        taken |= {seen.layout.id: seen for seen in found}
+        rows.append(row)
+        log(warm_line(row))
+    ledger.note(None, WarmStarted(rows, [seen for _, seen in sorted(taken.items())]))
+
+
+def warm_line(row: Mapping[str, Any]) -> str:
+    """Describes what was taken from one study."""
+    shared = ", ".join([*row["objectives"], *row["budgets"]]) or "nothing"
+    left = "".join(f"; {count} {why}" for why, count in row["left_out"].items())
+    missing = f"; not comparable: {', '.join(row['not_comparable'])}" if row["not_comparable"] else ""
+    return f"warm start from {row['study']}: {row['layouts']} layouts with {shared}{left}{missing}"
+
+
+def _check_engine(recorded: Trial, proposals: list[Proposal]) -> None:
+    made = (recorded.record or {}).get("engine", "")
+    if proposals and proposals[0].engine != made:
+        now = proposals[0].engine or "one without a name"
+        raise InvalidInput(
+            f"trial {recorded.number} was proposed by {_called(made)}; here is {now}, so the log cannot be replayed"
+        )
+
+
+def _called(engine: str) -> str:
+    return engine or "an engine of an older hilnas"
+
+
+def _record(ledger: Ledger, proposal: Proposal) -> Trial:
+    numbers = {trial.layout_id: trial.number for trial in ledger.trials()}
+    return ledger.propose(
+        proposal.layout,
+        "seed" if proposal.operator == "seed" else "proposal",
+        parents=tuple(numbers[parent] for parent in proposal.parents if parent in numbers),
+        operator=proposal.operator,
+        record=proposal.to_json(),
+    )
+
+
+def _learn(store: Store, name: str, new: BoundSpace, sampler: Sampler) -> tuple[list[Observation], Json]:
+    study = studies.get(store, name)
+    events = all_events(store, study.id)
+    old = BoundSpace.of(stored_space(study), events)
+    shared = SharedNames.between(old, new)
+    found, left_out = [], Counter[str]()
+    for seen in _last_told(events):
+        known = shared.translate(seen)
+        if seen.status not in _FINAL:
+            left_out["without a result of their own"] += 1
+        elif not sampler.admits(seen.layout):
+            left_out["outside this space"] += 1
+        elif not known.objectives and not known.constraints:
+            left_out["with nothing comparable"] += 1
+        else:
+            found.append(known)
+    names = {*old.objectives().values(), *(each for each, _ in old.budgets().values())}
+    return found, {
+        "study": study.name,
+        "layouts": len(found),
+        "objectives": sorted(shared.objectives.values()),
+        "budgets": sorted(new_name for new_name, _ in shared.budgets.values()),
+        "not_comparable": sorted(names - shared.objectives.keys() - shared.budgets.keys()),
+        "left_out": dict(sorted(left_out.items())),
+    }
+
+
+def _last_told(events: Iterable[Event]) -> list[Observation]:
+    return list({told.observation.layout.id: told.observation for told in notes(events, Told)}.values())

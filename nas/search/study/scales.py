@@ -1,0 +1,281 @@
+"""The study's fixed constants: figures and scores of the references, and the reference point computed from them.
+
+They turn a trial's figures into coordinates. They are fixed as soon as the references have them, and stored with the
+study.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from nas.core.errors import CandidateFailed, InvalidInput
+from nas.core.layout import Layout
+from nas.core.metrics import METRICS, RECALL, RECALL_METRIC
+from nas.core.pareto import front_hypervolume
+from nas.core.scoring import (
+    ATTENTION,
+    PUBLISHED,
+    Axis,
+    BudgetCheck,
+    Figures,
+    QualityValue,
+    axis,
+    check_quality,
+    figures_json,
+    reference_point,
+    require_figures,
+)
+from nas.core.space import Budget, Objective, SearchSpace
+from nas.search.proxy.ladder import proxy_of, rung_jobs, seed_counts
+from nas.search.proxy.quality import Anchors, QualityScale, Spread, fix_scale, unit_of
+from nas.search.study.ledger import Ledger
+from nas.search.study.running import TrialRun
+from nas.search.study.stages import SeedScores, StageWork
+
+_NO_QUALITY = QualityValue(0.0, 0.0, "")
+_FEWEST_ANCHORS = 2
+
+
+class Scales:
+    """Collects the constants of one study.
+
+    Args:
+        space: the study's.
+        ledger: stores them.
+    """
+
+    def __init__(self, space: SearchSpace, ledger: Ledger) -> None:
+        self._space, self._ledger = space, ledger
+        self._figures: dict[str, Figures] = {}
+        self._figures_taken = asyncio.Event()
+        self._scores: dict[int, dict[str, SeedScores]] = {}
+        self._rungs: dict[int, QualityScale] = {}
+        self._anchors: dict[int, Anchors] = {}
+        self._changed = asyncio.Condition()
+        self._final: dict[str, QualityValue] = {}
+        self.reference_point: list[float] | None = None
+        self.complete: dict[int, list[Axis]] = {}
+        """Axes of the complete trials that count for the front."""
+
+    def named_reference_point(self) -> dict[str, float] | None:
+        """Returns objective -> coordinate of the reference point; None until it is fixed."""
+        if self.reference_point is None:
+            return None
+        names = [objective.name for objective in self._space.objectives]
+        return dict(zip(names, self.reference_point, strict=True))
+
+    @property
+    def hypervolume(self) -> float | None:
+        """Hypervolume of the complete trials; None until the reference point is fixed."""
+        return None if self.reference_point is None else front_hypervolume(self.complete, self.reference_point)
+
+    @property
+    def figures_ready(self) -> bool:
+        """True if the published reference has been measured."""
+        return self._figures_taken.is_set()
+
+    async def published_figures(self) -> Figures:
+        """Returns what the published reference measured; waits for it."""
+        await self._figures_taken.wait()
+        return self._figures[PUBLISHED]
+
+    async def at_rung(self, rung: int, reference: str | None, scores: SeedScores) -> QualityScale:
+        """Returns the quality scale of a rung; waits until both references have finished it.
+
+        Raises:
+            InvalidInput: the published reference learns nothing on that rung.
+        """
+        if reference is not None:
+            self._scores.setdefault(rung, {})[reference] = scores
+        async with self._changed:
+            if reference is not None:
+                self._fix(rung)
+                self._changed.notify_all()
+            await self._changed.wait_for(lambda: rung in self._rungs)
+        return self._rungs[rung]
+
+    async def learn_anchors(self, rung: int, anchors: Anchors) -> None:
+        """Takes the scores of the anchors at a rung, once.
+
+        Raises:
+            InvalidInput: the published reference learns nothing on that rung.
+        """
+        self._anchors[rung] = anchors
+        async with self._changed:
+            self._fix(rung)
+            self._changed.notify_all()
+
+    def _fix(self, rung: int) -> None:
+        scores, config = self._scores.get(rung, {}), self._space.quality
+        awaited = config.anchors is not None and rung not in self._anchors
+        if rung in self._rungs or awaited or not {PUBLISHED, ATTENTION} <= scores.keys():
+            return
+        scale = fix_scale(
+            config.rungs[rung].name, scores[PUBLISHED], [scores[ATTENTION]], minimum=config.min_reference,
+            anchors=self._anchors.get(rung),
+        )  # fmt: skip
+        if (spread := config.spread(rung)) is not None:
+            scale = scale.model_copy(update={"spreads": dict.fromkeys(scale.spreads, Spread(*spread))})
+        items: tuple[Budget | Objective, ...] = (*self._space.objectives, *self._space.budgets)
+        if rung == len(config.rungs) - 1 and RECALL_METRIC in (each.metric for each in items):
+            _require_recall(scale)
+        self._rungs[rung] = scale
+
+    def rescored_by(self, published: SeedScores) -> QualityScale:
+        """Returns the scale of the top rung for the seeds of `published`, the published reference's scores there."""
+        return self._rungs[len(self._space.quality.rungs) - 1].rescored(published)
+
+    def learn(self, run: TrialRun, status: str) -> None:
+        """Takes new results of a trial."""
+        if run.reference is not None:
+            self._learn_reference(run, run.reference, status)
+        elif status in ("complete", "rescored"):
+            axes = self.axes(run)
+            assert axes is not None, f"trial {run.number} is complete but lacks an objective"
+            self.complete[run.number] = axes
+        elif status == "infeasible":
+            self.complete.pop(run.number, None)
+
+    def _learn_reference(self, run: TrialRun, name: str, status: str) -> None:
+        if status == "gated":
+            require_figures(self._space, run.figures, f"{name} reference")
+            self._figures[name] = run.figures
+            if name == PUBLISHED:
+                self._figures_taken.set()
+        if status == "complete" and run.quality is not None:
+            self._final[name] = QualityValue.of(run.quality)
+        if self.reference_point is None and {PUBLISHED, ATTENTION} <= self._final.keys():
+            self.reference_point = reference_point(
+                self._space, self._figures[PUBLISHED], self._figures[ATTENTION], self._final[ATTENTION]
+            )
+            point = self.named_reference_point()
+            assert point is not None
+            self._ledger.freeze(self._as_json(), point)
+
+    def axes(self, run: TrialRun) -> list[Axis] | None:
+        """Returns the trial's objectives in the space's order; None while one is missing."""
+        found = [self._axis(run, index) for index in range(len(self._space.objectives))]
+        return None if any(each is None for each in found) else [each for each in found if each is not None]
+
+    def known_coordinates(self, run: TrialRun) -> dict[str, float]:
+        """Returns objective -> coordinate of those that are known so far."""
+        names = [objective.name for objective in self._space.objectives]
+        found = {name: self._axis(run, index) for index, name in enumerate(names)}
+        return {name: each.coordinate for name, each in found.items() if each is not None}
+
+    def quality_checks(self, run: TrialRun, *, final: bool = False) -> list[BudgetCheck]:
+        """Returns verdicts on budgets on quality, by that of its highest rung so far; none of references.
+
+        Args:
+            run: the trial.
+            final: whether the likelier of the two decides where a verdict is open; always, where no fresh seeds will.
+        """
+        if run.quality is None or run.reference is not None:
+            return []
+        return check_quality(self._space, run.quality, final=final or self._space.quality.rescore is None)
+
+    def known_parts(self, run: TrialRun) -> dict[str, dict[str, float]]:
+        """Returns what each unit of quality adds to its coordinate, by objective; nothing before quality is known.
+
+        Units are weighed as in the quality itself.
+        """
+        quality = run.quality
+        if quality is None:
+            return {}
+        weights = next(scale for scale in self._rungs.values() if scale.rung == quality.rung).group_weights
+        total = math.fsum(weights.values())
+        parts: dict[str, float] = {}
+        for group, weight in weights.items():
+            parts[unit_of(group)] = parts.get(unit_of(group), 0.0) - quality.per_group[group] * weight / total
+        if len(parts) < 2 or not math.isclose(math.fsum(parts.values()), -quality.value, abs_tol=1e-9):
+            return {}
+        proxied = (each.name for each in self._space.objectives if METRICS[each.metric].source == "proxy")
+        return {name: parts for name in proxied}
+
+    def known_noise(self, run: TrialRun, rung_noise: float) -> dict[str, float]:
+        """Returns standard deviations of coordinates and budgets, by name, of those that have an interval.
+
+        Args:
+            run: the trial.
+            rung_noise: standard deviation that is added to its quality for a rung below the top.
+        """
+        found = {check.name: check.log_sd for check in run.checks}
+        found |= {check.name: math.hypot(check.log_sd, rung_noise) for check in self.quality_checks(run)}
+        for index, objective in enumerate(self._space.objectives):
+            if (known := self._axis(run, index)) is not None:
+                extra = rung_noise if METRICS[objective.metric].source == "proxy" else 0.0
+                found[objective.name] = math.hypot(known.sd, extra)
+        return {name: sd for name, sd in found.items() if sd > 0}
+
+    def reference_coordinates(self) -> tuple[float, ...] | None:
+        """Returns the reference point in the order of `coordinates`; None until it is fixed."""
+        point = self.named_reference_point()
+        return None if point is None else tuple(point[name] for name in self._quality_first())
+
+    def coordinates(self, run: TrialRun) -> Sequence[float]:
+        """Returns all coordinates of a trial that finished a rung, quality first."""
+        known = self.known_coordinates(run)
+        return [known.get(name, math.inf) for name in self._quality_first()]
+
+    def _quality_first(self) -> list[str]:
+        order = sorted(self._space.objectives, key=lambda each: METRICS[each.metric].source != "proxy")
+        return [each.name for each in order]
+
+    def _axis(self, run: TrialRun, index: int) -> Axis | None:
+        objective = self._space.objectives[index]
+        if METRICS[objective.metric].source == "proxy":
+            if run.quality is None:
+                return None
+            proxy = proxy_of(run.layout, self._space.quality).id
+            return axis(self._space, objective, {}, {}, QualityValue.of(run.quality, proxy))
+        if not self.figures_ready:
+            return None
+        return axis(self._space, objective, run.figures, self._figures[PUBLISHED], _NO_QUALITY)
+
+    def _as_json(self) -> dict[str, Any]:
+        return {
+            "figures": {name: figures_json(taken) for name, taken in self._figures.items()},
+            "quality": {scale.rung: scale.model_dump(mode="json") for scale in self._rungs.values()},
+            "final_quality": {name: [each.value, each.sd] for name, each in self._final.items()},
+        }
+
+
+async def train_anchors(work: StageWork, scales: Scales, layouts: Sequence[Layout], trial: int) -> None:
+    """Trains the anchors of a study, rung by rung, and passes their scores to the scales.
+
+    A layout that fails at a rung takes no further part, unless too few are left to tell anything.
+
+    Args:
+        work: trains.
+        scales: waits for the anchors of each rung.
+        layouts: the references and the anchors.
+        trial: that the trainings are recorded under, the published reference.
+
+    Raises:
+        CandidateFailed: fewer than two layouts are left.
+        InfrastructureFailed: a worker died, too often.
+    """
+    config = work.space.quality
+    assert config.anchors is not None
+    left = list(layouts)
+    for rung in range(len(config.rungs)):
+        seeds = config.anchors.seeds
+        trained = [work.train_rung(trial, layout, rung, seeds, anchor=True) for layout in left]
+        ended = await asyncio.gather(*trained, return_exceptions=True)
+        failed = [each for each in ended if isinstance(each, BaseException)]
+        for error in failed:
+            if not isinstance(error, CandidateFailed) or len(left) - len(failed) < _FEWEST_ANCHORS:
+                raise error
+        found = [each for each in ended if not isinstance(each, BaseException)]
+        left = [layout for layout, each in zip(left, ended, strict=True) if not isinstance(each, BaseException)]
+        counts = seed_counts(rung_jobs(config, rung, left[0], work.corpus))
+        await scales.learn_anchors(rung, Anchors(found, counts))
+
+
+def _require_recall(scale: QualityScale) -> None:
+    if not any(group.startswith(RECALL) for group in scale.reference):
+        why = "; ".join(f"{group}: {reason}" for group, reason in scale.reasons.items())
+        raise InvalidInput(f"rung {scale.rung!r} has no group of recall that counts ({why}), but the space uses recall")

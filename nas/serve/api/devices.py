@@ -1,0 +1,648 @@
+"""The users' API: devices, agents and jobs. The pages of the dashboard use the same functions and models."""
+
+from __future__ import annotations
+
+import typing
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from nas.core.device import Device
+from nas.core.errors import InvalidInput
+from nas.core.wire import AgentName, DeviceId
+from nas.infra.store import agents, calibrations, devices, outcomes
+from nas.infra.store import listings as pages
+from nas.infra.store.rows import (
+    AgentAccess,
+    Blame,
+    Calibration,
+    DeviceEventKind,
+    DeviceLabels,
+    DeviceRow,
+    DeviceState,
+    Health,
+    JobKind,
+    JobState,
+    Role,
+)
+from nas.infra.store.store import Store
+from nas.infra.web.errors import documented
+from nas.infra.web.events import DOCUMENTED, Streams, next_page, wants_stream
+from nas.infra.web.off_loop import off_loop
+from nas.measure.devices.attachments import Tag
+from nas.measure.farm.agent_api import Access, guarded
+from nas.serve.api.access import require
+from nas.serve.api.submissions import SubmittedStudies
+from nas.serve.api.types import ONE_LINE, EventId, Limit, StudyName, Time, Wait, with_example
+
+HISTORY = 20
+"""Jobs and events shown with a device."""
+RUNS = 50
+"""Reference runs shown for each build."""
+_DEVICE = {
+    "id": "pixel-7",
+    "agent": "lab-1",
+    "state": "leased",
+    "state_since": 1763690380.0,
+    "health": "good",
+    "health_reason": None,
+    "health_since": 1763683200.0,
+    "checked_at": 1763683200.0,
+    "last_seen": 1763690400.0,
+    "epoch": 41,
+    "lease": {"holder": "lab-1", "until": 1763690430.0},
+    "device": {
+        "id": "pixel-7", "transport": "adb", "model": "Pixel 7", "cpu": "Tensor G2", "target": "aarch64-android",
+        "cores": 8, "memory_mb": 7600, "os": "Android 15", "tags": ["phone"],
+    },
+    "name": "desk, left",
+    "note": "new battery in May",
+    "tags": ["phone", "fast"],
+    "queue": [{"study": "phones", "jobs": 3, "place": 1, "since": 1763690390.0}],
+}  # fmt: skip
+_JOB = {
+    "id": f"{'1f0c' * 16}.0",
+    "kind": "measure",
+    "study": "phones",
+    "trial": 12,
+    "device": "pixel-7",
+    "priority": 0,
+    "state": "leased",
+    "attempts": 1,
+    "epoch": 41,
+    "lease_until": 1763690430.0,
+    "not_before": 0.0,
+    "created": 1763690380.0,
+    "updated": 1763690400.0,
+    "blame": None,
+    "reason": None,
+    "message": None,
+}
+_AGENT = {"name": "lab-1", "access": "enrolled", "created": 1763600000.0, "last_seen": 1763690400.0,
+          "devices": ["pixel-7"]}  # fmt: skip
+_DEVICE_EVENT = {"id": 87, "device": "pixel-7", "at": 1763690400.0, "kind": "health", "what": "unknown",
+                 "reason": "a job failed: the cable fell out", "job": None}  # fmt: skip
+_RUN = {"at": 1763690100.0, "job": _JOB["id"], "ratio": 1.013, "temperature_c": 41.5, "calm": True}
+_DRIFT = {
+    "runtime": "llama.cpp", "build": "b7000", "calibration": "9c91", "reference_ms": 212.5, "off": 0.011,
+    "recalibrate": False, "runs": [_RUN],
+}  # fmt: skip
+_CALIBRATION = {
+    "runtime": "llama.cpp",
+    "build": "b7000",
+    "calibration": "9c91",
+    "reference_ms": 212.5,
+    "created": 1763683210.0,
+}
+_SUMMARIES: dict[DeviceOrder, str] = {
+    "drain": "Let a device finish its job and take no other",
+    "resume": "End a drain",
+    "quarantine": "Keep a device from all work",
+    "release": "Take a device back from quarantine, bad health or removal",
+    "check": "Have a device pass a health check again",
+}
+After = Annotated[str, Query(max_length=160, description="`next` of the previous page")]
+DeviceOrder = Literal["drain", "resume", "quarantine", "release", "check"]
+
+
+class Lease(BaseModel):
+    """The holder of a device, and when the lease ends unless it is renewed."""
+
+    holder: str
+    until: Time
+
+
+class WaitingView(BaseModel):
+    """A study, or health checks, that wait for a device."""
+
+    study: str | None = Field(description="null for health checks")
+    jobs: int = Field(description="that it has queued for the device")
+    place: int = Field(description="of its first job in the queue, from 1")
+    since: Time
+    submitted_by: str | None = Field(None, description="name of the API token; null: launched on this host")
+
+
+class DeviceView(BaseModel):
+    """A registered device: what it does (`state`), and whether it can be used (`health`)."""
+
+    model_config = with_example(**_DEVICE)
+
+    id: str
+    agent: str
+    state: DeviceState
+    state_since: Time
+    health: Health
+    health_reason: str | None
+    health_since: Time
+    checked_at: float = Field(description="when it last passed a health check; 0 for never")
+    last_seen: Time
+    epoch: int = Field(description="number of its last lease")
+    lease: Lease | None
+    device: Device
+    name: str | None = Field(None, description="to show beside the id")
+    note: str | None = None
+    tags: list[str] = Field([], description="all of its tags: those of its host, and those that were given here")
+    queue: list[WaitingView] = Field([], description="who waits for it, in the order of their first jobs")
+
+
+class JobView(BaseModel):
+    """One round of a measurement. `study` and `trial` want it; `blame`, `reason` and `message` say why it failed."""
+
+    model_config = with_example(**_JOB)
+
+    id: str
+    kind: JobKind
+    study: str | None
+    trial: int | None
+    device: str
+    priority: int
+    state: JobState
+    attempts: int
+    epoch: int | None
+    lease_until: float | None
+    not_before: float
+    created: Time
+    updated: Time
+    blame: Blame | None
+    reason: str | None
+    message: str | None
+
+
+class CalibrationView(BaseModel):
+    """Time of the reference run on a device with one build of a runtime."""
+
+    model_config = with_example(**_CALIBRATION)
+
+    runtime: str
+    build: str | None = Field(description="id of the runtime's build; null: an earlier version stored none")
+    calibration: str = Field(description="hash of the build, the reference model, its workload, threads and cores")
+    reference_ms: float
+    created: Time
+
+    @classmethod
+    def of(cls, found: Calibration) -> CalibrationView:
+        """Returns the view of a stored calibration, whose `build` is the name of the calibration."""
+        return cls(
+            runtime=found.runtime, build=found.samples.get("build"), calibration=found.build,
+            reference_ms=found.reference_ms, created=found.created,
+        )  # fmt: skip
+
+
+class DeviceEventView(BaseModel):
+    """Something that happened to a device: `what` is the new state or health, how a check or a job ended."""
+
+    model_config = with_example(**_DEVICE_EVENT)
+
+    id: int
+    device: str
+    at: Time
+    kind: DeviceEventKind
+    what: str
+    reason: str | None
+    job: str | None
+
+
+class ReferenceRunView(BaseModel):
+    """A run of the reference model: its time as a ratio to the calibration, and under which conditions."""
+
+    model_config = with_example(**_RUN)
+
+    at: Time
+    job: str
+    ratio: float
+    temperature_c: float | None
+    calm: bool = Field(description="whether nothing disturbed the device meanwhile")
+
+
+class DriftView(BaseModel):
+    """Deviation of a device from its calibration, with one build of a runtime; its latest runs, oldest first."""
+
+    model_config = with_example(**_DRIFT)
+
+    runtime: str
+    build: str | None = Field(description="id of the runtime's build; null where the calibration does not say")
+    calibration: str = Field(description="hash of the build, the reference model, its workload, threads and cores")
+    reference_ms: float | None = Field(description="the calibration; null where there is none")
+    off: float | None = Field(description="share by which the latest calm runs are off it; null: too few")
+    recalibrate: bool = Field(description="whether that is beyond the limit")
+    runs: list[ReferenceRunView]
+
+
+class DeviceDetail(DeviceView):
+    """A device with its calibrations and drift, and its latest events and jobs, newest first."""
+
+    model_config = with_example(
+        **_DEVICE, calibrations=[_CALIBRATION], drift=[_DRIFT], history=[_DEVICE_EVENT], jobs=[_JOB]
+    )
+
+    calibrations: list[CalibrationView]
+    drift: list[DriftView]
+    history: list[DeviceEventView]
+    jobs: list[JobView]
+
+
+class AgentView(BaseModel):
+    """An agent, how it is let in, and the devices it serves."""
+
+    model_config = with_example(**_AGENT)
+
+    name: str
+    access: AgentAccess
+    created: Time
+    last_seen: float | None
+    devices: list[str]
+
+
+class DevicePage(BaseModel):
+    """Devices by id. `next`: what to give as `after` for the next page; null on the last one."""
+
+    model_config = with_example(devices=[_DEVICE], next="pixel-7")
+
+    devices: list[DeviceView]
+    next: str | None
+
+
+class DeviceEventPage(BaseModel):
+    """Events of devices, oldest first. Ask again with `after` = `last`."""
+
+    model_config = with_example(events=[_DEVICE_EVENT], last=87)
+
+    events: list[DeviceEventView]
+    last: int
+
+    @property
+    def ended(self) -> bool:
+        """Never: something can always happen to a device."""
+        return False
+
+
+class AgentPage(BaseModel):
+    """Agents by name. `next`: what to give as `after` for the next page; null on the last one."""
+
+    model_config = with_example(agents=[_AGENT], next=None)
+
+    agents: list[AgentView]
+    next: str | None
+
+
+class JobPage(BaseModel):
+    """Jobs, newest first. `next`: what to give as `after` for the next page; null on the last one."""
+
+    model_config = with_example(jobs=[_JOB], next=f"1763690380.0~{_JOB['id']}")
+
+    jobs: list[JobView]
+    next: str | None
+
+
+class ServerView(BaseModel):
+    """The coordinator, and the caller's role."""
+
+    model_config = with_example(version="0.1.0", authority="a" * 32, token="laptop", role="operate")
+
+    version: str
+    authority: str = Field(description="name of its database, which counts the epochs of leases")
+    token: str = Field(description="name of the caller's API token")
+    role: Role
+
+
+class LabelRequest(BaseModel):
+    """What people write about a device; only what is given changes, and empty texts and lists remove it."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"note": "new battery in May", "tags": ["fast"]}]}
+    )
+
+    name: str | None = Field(None, max_length=64, pattern=ONE_LINE, description="to show beside the id")
+    note: str | None = Field(None, max_length=500, pattern=ONE_LINE)
+    tags: list[Tag] | None = Field(None, max_length=20, description="beside those of its host")
+
+
+class Reason(BaseModel):
+    """Why something is done to a device; shown to whoever asks about it."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"reason": "battery swollen"}]})
+
+    reason: str = Field("", max_length=500, pattern=ONE_LINE)
+
+
+def devices_router(store: Store, access: Access, submitted: SubmittedStudies | None = None) -> APIRouter:
+    """Returns the operations to list and control devices."""
+    router = APIRouter(prefix="/v1/devices", tags=["devices"], route_class=guarded(access))
+    read, operate, admin = (require(role) for role in (Role.READ, Role.OPERATE, Role.ADMIN))
+
+    @router.get("", summary="List devices", dependencies=[read])
+    def list_devices(after: After = "", limit: Limit = 100) -> DevicePage:
+        return page_of_devices(store, after=after, limit=limit, submitted=submitted)
+
+    @router.get("/{id}", summary="Show a device", dependencies=[read], responses=documented(404))
+    def show_device(id: DeviceId) -> DeviceDetail:
+        return device_detail(store, id, submitted=submitted)
+
+    def steer(order: DeviceOrder) -> None:
+        @router.post(
+            f"/{{id}}/{order}", summary=_SUMMARIES[order], operation_id=f"{order}_device", dependencies=[operate],
+            responses=documented(404),
+        )  # fmt: skip
+        def give(id: DeviceId, why: Reason | None = None) -> DeviceView:
+            return steer_device(store, id, order, why.reason if why else "")
+
+    for order in typing.get_args(DeviceOrder):
+        steer(order)
+
+    @router.post(
+        "/{id}/label", summary="Name, note and tag a device", dependencies=[operate], responses=documented(404)
+    )
+    def label(id: DeviceId, wanted: LabelRequest) -> DeviceView:
+        return label_device(store, id, wanted)
+
+    @router.post("/{id}/remove", summary="Retire a device", dependencies=[admin], responses=documented(404))
+    def remove_device(id: DeviceId) -> DeviceView:
+        return retire_device(store, id)
+
+    return router
+
+
+def device_events_router(store: Store, access: Access, streams: Streams) -> APIRouter:
+    """Returns the operation that follows the log of devices."""
+    router = APIRouter(prefix="/v1/device-events", tags=["devices"], route_class=guarded(access))
+
+    @router.get(
+        "", summary="Follow what happens to devices", dependencies=[require(Role.READ)],
+        response_model=DeviceEventPage, responses=DOCUMENTED | documented(404, 429),
+    )  # fmt: skip
+    async def follow_devices(
+        http: Request, device: DeviceId | None = None, after: EventId = 0, limit: Limit = 100, wait_s: Wait = 0.0
+    ) -> DeviceEventPage | Response:
+        async def fetch(after: int) -> DeviceEventPage:
+            return await off_loop(page_of_device_events, store, after=after, limit=limit, device=device)
+
+        if wants_stream(http):
+            return await streams.open(http, fetch, after)
+        return await next_page(fetch, after, wait_s)
+
+    return router
+
+
+def agents_router(store: Store, access: Access, revoked: Callable[[], None]) -> APIRouter:
+    """Returns the operations to list agents and revoke them; `revoked` is called afterwards."""
+    router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=guarded(access))
+
+    @router.get("", summary="List agents", dependencies=[require(Role.READ)])
+    def list_agents(after: After = "", limit: Limit = 100) -> AgentPage:
+        return page_of_agents(store, after=after, limit=limit)
+
+    @router.post(
+        "/{name}/revoke", summary="Take an agent's secret away", dependencies=[require(Role.ADMIN)],
+        responses=documented(404),
+    )  # fmt: skip
+    def revoke_agent(name: AgentName) -> AgentView:
+        view = revoke_secret(store, name)
+        revoked()
+        return view
+
+    return router
+
+
+def jobs_router(store: Store, access: Access) -> APIRouter:
+    """Returns the operation to list jobs."""
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=guarded(access))
+
+    @router.get("", summary="List jobs, newest first", dependencies=[require(Role.READ)])
+    def list_jobs(
+        after: After | None = None,
+        limit: Limit = 100,
+        state: JobState | None = None,
+        device: DeviceId | None = None,
+        study: StudyName | None = None,
+    ) -> JobPage:
+        return page_of_jobs(store, after=after, limit=limit, state=state, device=device, study=study)
+
+    return router
+
+
+def page_of_devices(
+    store: Store, *, after: str = "", limit: int, submitted: SubmittedStudies | None = None
+) -> DevicePage:  # fmt: skip
+    """Returns devices by id, after `after`; `submitted` says who submitted the studies that wait for them."""
+    rows = [row for row in devices.all(store) if row.id > after]
+    shown = _views(store, rows[:limit], submitted)
+    return DevicePage(devices=shown, next=shown[-1].id if len(rows) > limit else None)
+
+
+def device_detail(
+    store: Store, id: str, *, history: int = HISTORY, runs: int = RUNS, submitted: SubmittedStudies | None = None
+) -> DeviceDetail:  # fmt: skip
+    """Returns one device, its calibrations and drift, and its latest events and jobs.
+
+    Args:
+        store: where it is registered.
+        id: the device's.
+        history: at most so many events, and so many jobs.
+        runs: at most so many reference runs of each build.
+        submitted: says who submitted the studies that wait for it.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    view = _view(store, id, submitted)
+    return DeviceDetail(
+        **{name: getattr(view, name) for name in DeviceView.model_fields},
+        calibrations=[CalibrationView.of(each) for each in calibrations.of_device(store, id)],
+        drift=[_drift(each, runs) for each in calibrations.drift(store, id)],
+        history=[DeviceEventView.model_validate(event) for event in devices.history(store, id, limit=history)],
+        jobs=[JobView.model_validate(job) for job in pages.jobs(store, device=id, limit=history)],
+    )
+
+
+def page_of_device_events(store: Store, *, after: int, limit: int, device: str | None = None) -> DeviceEventPage:
+    """Returns the events after the id `after` of one device or of all, oldest first.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    found = devices.events_since(store, after, limit=limit, device=device)
+    shown = [DeviceEventView.model_validate(event) for event in found]
+    return DeviceEventPage(events=shown, last=shown[-1].id if shown else after)
+
+
+def steer_device(store: Store, id: str, what: DeviceOrder, reason: str = "") -> DeviceView:
+    """Steers a device and returns its new state. Giving the same order again changes nothing.
+
+    drain: it finishes its job and takes no other; resume ends that. quarantine: it is kept from all work until
+    release, after which its health is unknown. check: it has to pass a health check again.
+
+    Raises:
+        UnknownName: no such device.
+        InvalidInput: the order makes no sense for a device that was removed.
+    """
+    with store.write():
+        row = devices.get(store, id)
+        if row.health is Health.RETIRED and what != "release":
+            raise InvalidInput(f"device {id!r} was removed; 'nas device release {id}' takes it back")
+        _ORDERS[what](store, row, reason)
+    return _view(store, id)
+
+
+def label_device(store: Store, id: str, wanted: LabelRequest) -> DeviceView:
+    """Sets the labels of a device that are given, and returns it.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    texts = wanted.name, wanted.note, None if wanted.tags is None else " ".join(dict.fromkeys(wanted.tags))
+    kinds = DeviceEventKind.NAME, DeviceEventKind.NOTE, DeviceEventKind.TAGS
+    devices.get(store, id)
+    for kind, text in zip(kinds, texts, strict=True):
+        if text is not None:
+            devices.label(store, id, kind, text.strip() or None)
+    return _view(store, id)
+
+
+def retire_device(store: Store, id: str) -> DeviceView:
+    """Retires a device; `release` takes it back.
+
+    Raises:
+        UnknownName: no such device.
+        InvalidInput: it has jobs to do.
+    """
+    devices.remove(store, id)
+    return _view(store, id)
+
+
+def page_of_agents(store: Store, *, after: str = "", limit: int) -> AgentPage:
+    """Returns agents by name, after `after`."""
+    served = defaultdict(list)
+    for row in devices.all(store):
+        served[row.agent].append(row.id)
+    found = [agent for agent in agents.all(store) if agent.name > after]
+    shown = [
+        AgentView(
+            name=agent.name, access=agent.access, created=agent.created, last_seen=agent.last_seen,
+            devices=served[agent.name],
+        )
+        for agent in found[:limit]
+    ]  # fmt: skip
+    return AgentPage(agents=shown, next=shown[-1].name if len(found) > limit else None)
+
+
+def revoke_secret(store: Store, name: str) -> AgentView:
+    """Takes an agent's secret away.
+
+    Raises:
+        UnknownName: no such agent.
+        InvalidInput: it has no secret.
+    """
+    agents.revoke(store, name)
+    return next(agent for agent in page_of_agents(store, limit=len(agents.all(store))).agents if agent.name == name)
+
+
+def page_of_jobs(
+    store: Store,
+    *,
+    after: str | None = None,
+    limit: int,
+    state: JobState | None = None,
+    device: str | None = None,
+    study: str | None = None,
+) -> JobPage:
+    """Returns jobs, newest first, after `after`.
+
+    Raises:
+        InvalidInput: `after` is not the `next` of an earlier page.
+    """
+    cursor = _job_cursor(after) if after is not None else None
+    rows = pages.jobs(store, limit=limit + 1, after=cursor, state=state, device=device, study_name=study)
+    shown = [JobView.model_validate(row) for row in rows[:limit]]
+    return JobPage(jobs=shown, next=f"{shown[-1].created!r}~{shown[-1].id}" if len(rows) > limit else None)
+
+
+def _drift(found: calibrations.Drift, most: int) -> DriftView:
+    runs = [
+        ReferenceRunView(
+            at=point.at, job=point.job, ratio=point.run.ratio, temperature_c=point.run.temperature_c,
+            calm=point.run.calm,
+        )
+        for point in found.points[-most:]
+    ]  # fmt: skip
+    known = found.calibration
+    return DriftView(
+        runtime=found.runtime, build=known and known.samples.get("build"), calibration=found.build,
+        reference_ms=known and known.reference_ms, off=found.off,
+        recalibrate=found.recalibrate, runs=runs,
+    )  # fmt: skip
+
+
+def _job_cursor(cursor: str) -> pages.JobPlace:
+    created, _, id = cursor.partition("~")
+    try:
+        return float(created), id
+    except ValueError:
+        raise InvalidInput("'after' must be the 'next' of an earlier page", where="after") from None
+
+
+def _view(store: Store, id: str, submitted: SubmittedStudies | None = None) -> DeviceView:
+    (view,) = _views(store, [devices.get(store, id)], submitted)
+    return view
+
+
+def _views(store: Store, rows: Sequence[DeviceRow], submitted: SubmittedStudies | None) -> list[DeviceView]:
+    labels, queues = devices.labels(store), pages.queues(store)
+    return [_device(row, labels.get(row.id, DeviceLabels()), queues.get(row.id, ()), submitted) for row in rows]
+
+
+def _device(
+    row: DeviceRow, labels: DeviceLabels, queue: Sequence[pages.QueuedJob], submitted: SubmittedStudies | None
+) -> DeviceView:  # fmt: skip
+    lease = None
+    if row.lease_holder is not None and row.lease_until is not None:
+        lease = Lease(holder=row.lease_holder, until=row.lease_until)
+    names = [name for name in DeviceView.model_fields if name in DeviceRow.__slots__]
+    counts = Counter(job.study for job in queue)
+    first = {job.study: job for job in reversed(queue)}
+    waiting = [
+        WaitingView(
+            study=study,
+            jobs=counts[study],
+            place=job.place,
+            since=job.since,
+            submitted_by=submitted.submitter(study) if submitted is not None and study is not None else None,
+        )
+        for study, job in first.items()
+    ]
+    return DeviceView(
+        **{name: getattr(row, name) for name in names}, lease=lease, name=labels.name, note=labels.note,
+        tags=list(dict.fromkeys([*row.device.tags, *labels.tags])), queue=sorted(waiting, key=lambda each: each.place),
+    )  # fmt: skip
+
+
+def _drain(store: Store, row: DeviceRow, reason: str) -> None:
+    devices.set_state(store, row.id, DeviceState.DRAINING, reason or None)
+
+
+def _resume(store: Store, row: DeviceRow, reason: str) -> None:
+    devices.set_state(store, row.id, DeviceState.IDLE, reason or None)
+
+
+def _quarantine(store: Store, row: DeviceRow, reason: str) -> None:
+    devices.set_health(store, row.id, Health.MAINTENANCE, reason or "put into quarantine")
+
+
+def _release(store: Store, row: DeviceRow, reason: str) -> None:
+    if row.health in (Health.MAINTENANCE, Health.BAD, Health.RETIRED):
+        devices.set_health(store, row.id, Health.UNKNOWN, reason or "released, not checked yet")
+
+
+def _check(store: Store, row: DeviceRow, reason: str) -> None:
+    if row.health is Health.MAINTENANCE:
+        raise InvalidInput(f"device {row.id!r} is in quarantine; release it first")
+    if row.health is Health.GOOD:
+        devices.set_health(store, row.id, Health.UNKNOWN, reason or "a check was asked for")
+    outcomes.request_check(store, row.id)
+
+
+_ORDERS = {"drain": _drain, "resume": _resume, "quarantine": _quarantine, "release": _release, "check": _check}

@@ -1,0 +1,280 @@
+"""A client of a coordinator for scripts and notebooks, which the command line uses too.
+
+    from nas.serve.client import Server
+
+    with Server("https://farm.example:7711") as server:
+        trials = server.trials("phones")
+
+`nas server add` stores how to verify the coordinator's certificate, and a token for this user.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import quote, urlsplit
+
+import httpx
+import platformdirs
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nas.core.durable import locked, write_durably
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
+from nas.core.trust import certificate_fault
+
+Json = dict[str, Any]
+Table = Literal["trials", "measurements"]
+
+DEFAULT_PORT = 7711
+_TIMEOUT_S = 30.0
+_PAGE = 500
+
+
+class Server:
+    """Reads the studies of a coordinator; a context manager. Methods raise as those of `UsersClient`.
+
+    Args:
+        url: of the coordinator, which was added with `nas server add`; `$NAS_TOKEN` overrides the stored token.
+
+    Raises:
+        InvalidInput: the coordinator was not added.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.client = known_client(url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    def studies(self) -> list[Json]:
+        """Returns all studies: name, space, state, number of trials."""
+        return list(self.client.get_all("/v1/studies", "studies")["studies"])
+
+    def study(self, name: str) -> Json:
+        """Returns a study; `report` is that of `nas study show --json`, None before it has begun."""
+        return self.client.get(f"/v1/studies/{part(name)}")
+
+    def front(self, name: str) -> list[Json]:
+        """Returns the trials on the front, best first."""
+        report = self.study(name)["report"]
+        return list(report["front"]) if report else []
+
+    def trials(self, name: str) -> list[Json]:
+        """Returns all trials with their figures, one mapping each; `rank` is 0 on the front."""
+        return list(self.client.get(f"/v1/studies/{part(name)}/trials")["rows"])
+
+    def measurements(self, name: str) -> list[Json]:
+        """Returns all measured figures, one mapping for each figure of a trial, workload, device and runtime."""
+        return list(self.client.get(f"/v1/studies/{part(name)}/measurements")["rows"])
+
+    def download(self, name: str, table: Table, format: Literal["csv", "parquet"]) -> bytes:
+        """Returns a table as the contents of a file."""
+        return self.client.get_bytes(f"/v1/studies/{part(name)}/{table}", format=format)
+
+
+class KnownServer(BaseModel):
+    """Certificate authority and API token of a coordinator. Without an authority: those that the system trusts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ca_pem: str | None
+    token: str = Field(repr=False)
+
+
+class _Servers(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    servers: dict[str, KnownServer] = {}
+
+
+class Refused(NasError):
+    """The server denied the request, or its certificate could not be verified."""
+
+
+class UsersClient:
+    """HTTP client of one coordinator; a context manager.
+
+    All methods raise `InfrastructureFailed` if it is unreachable or fails, `Refused` if the token is invalid or lacks
+    a role, and `InvalidInput` if the request is invalid.
+
+    Args:
+        url: `https://host:port`.
+        token: API token.
+        ca_pem: certificate authority that must have signed the certificate of the coordinator; None: one of those that
+            the system trusts.
+        transport: HTTP transport, for tests.
+    """
+
+    def __init__(
+        self, url: str, token: str, ca_pem: str | None, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.url = url
+        headers = {"Authorization": f"Bearer {token}"}
+        self._tls, self._pinned = ssl.create_default_context(cadata=ca_pem), ca_pem is not None
+        self._http = httpx.Client(
+            base_url=url, headers=headers, verify=self._tls, timeout=_TIMEOUT_S, transport=transport
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def get(self, path: str, **params: str | float) -> Json:
+        """Sends a GET request; returns the JSON response."""
+        wait_s = float(params.get("wait_s", 0.0))
+        return self._request("GET", path, params=params, timeout=_TIMEOUT_S + wait_s)
+
+    def get_bytes(self, path: str, **params: str | float) -> bytes:
+        """Sends a GET request; returns the body of the response."""
+        return self._answer("GET", path, params=params).content
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Json:
+        """Sends a POST request; returns the JSON response."""
+        return self._request("POST", path, json=body)
+
+    def get_all(self, path: str, key: str, **params: str) -> Json:
+        """Reads all pages of a list; returns `{key: [...]}`."""
+        return {key: list(self._pages(path, key, params))}
+
+    def _pages(self, path: str, key: str, params: Mapping[str, str]) -> Iterator[Json]:
+        after: dict[str, str | float] = {}
+        while True:
+            page = self.get(path, limit=_PAGE, **params, **after)
+            yield from page[key]
+            if page["next"] is None:
+                return
+            after = {"after": page["next"]}
+
+    def _request(self, method: str, path: str, **request: Any) -> Json:
+        found: Json = self._answer(method, path, **request).json()
+        return found
+
+    def _answer(self, method: str, path: str, **request: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, **request)
+        except httpx.HTTPError as error:
+            fault = certificate_fault(error, self.url, self._tls if self._pinned else None)
+            if fault is not None and fault.lasting:
+                raise Refused(str(fault)) from error
+            raise InfrastructureFailed(str(fault or f"{self.url}: {error or type(error).__name__}")) from error
+        if answer.is_success:
+            return answer
+        raise self._error(answer)
+
+    def _error(self, answer: httpx.Response) -> NasError:
+        try:
+            body = answer.json()
+            kind, message = str(body["kind"]), str(body["error"])
+        except (ValueError, KeyError, TypeError):
+            return InfrastructureFailed(f"{self.url}: HTTP {answer.status_code}, not a response of a coordinator")
+        if kind in ("infrastructure", "internal"):
+            request = f" (request {body.get('request_id')})" if kind == "internal" else ""
+            return InfrastructureFailed(f"{self.url}: {message}{request}")
+        if kind in ("unauthenticated", "forbidden"):
+            return Refused(f"{self.url}: {message}")
+        return InvalidInput(message)
+
+
+def servers_file() -> Path:
+    """Returns the path of the known servers, in `$NAS_CONFIG` or the user's configuration folder."""
+    folder = os.environ.get("NAS_CONFIG") or platformdirs.user_config_dir("hilnas")
+    return Path(folder).expanduser() / "servers.json"
+
+
+def known_servers() -> dict[str, KnownServer]:
+    """Loads the known servers, by URL.
+
+    Raises:
+        InvalidInput: the file is damaged.
+    """
+    path = servers_file()
+    try:
+        return _Servers.model_validate_json(path.read_bytes()).servers
+    except FileNotFoundError:
+        return {}
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise InvalidInput(f"damaged ({problem}); remove it and add the servers again", where=str(path)) from None
+
+
+def keep_server(url: str, server: KnownServer) -> None:
+    """Adds or replaces a coordinator."""
+    _change(lambda servers: servers | {url: server})
+
+
+def forget_server(url: str) -> None:
+    """Removes a coordinator.
+
+    Raises:
+        UnknownName: it is not known.
+    """
+
+    def without(servers: dict[str, KnownServer]) -> dict[str, KnownServer]:
+        if url not in servers:
+            raise UnknownName("server", url, servers)
+        return {known: server for known, server in servers.items() if known != url}
+
+    _change(without)
+
+
+def server_url(text: str) -> str:
+    """Normalises a URL or `host:port` to `https://host:port`.
+
+    Raises:
+        InvalidInput: `text` is neither.
+    """
+    parts = urlsplit(text if "://" in text else f"https://{text}")
+    try:
+        port = parts.port or DEFAULT_PORT
+    except ValueError:
+        port = 0
+    if (
+        not port
+        or parts.scheme != "https"
+        or not parts.hostname
+        or parts.path.strip("/")
+        or parts.query
+        or parts.username
+    ):
+        raise InvalidInput(f"{text!r} is not a server URL; use https://HOST:PORT", where="--server")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"https://{host}:{port}"
+
+
+def part(name: str) -> str:
+    """Quotes a name for use as one segment of a URL path."""
+    return quote(name, safe="")
+
+
+def known_client(server: str) -> UsersClient:
+    """Returns a client for a known coordinator; `$NAS_TOKEN` overrides the stored token.
+
+    Raises:
+        InvalidInput: the coordinator is not known.
+    """
+    url, servers = server_url(server), known_servers()
+    if url not in servers:
+        known = f"; known: {', '.join(servers)}" if servers else ""
+        raise InvalidInput(f"{url} is not known here; run 'nas server add {url} --token -' first{known}")
+    kept = servers[url]
+    return UsersClient(url, os.environ.get("NAS_TOKEN") or kept.token, kept.ca_pem)
+
+
+def _change(change: Callable[[dict[str, KnownServer]], dict[str, KnownServer]]) -> None:
+    path = servers_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_suffix(".lock")):
+        content = _Servers(servers=change(known_servers()))
+        write_durably(path, content.model_dump_json(indent=1).encode())

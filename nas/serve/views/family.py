@@ -1,0 +1,281 @@
+"""View models of model families: the list, one family with its members and comparisons, and members' files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.family import (
+    BENCHMARKS,
+    EVALUATION,
+    FAMILY,
+    FILES,
+    TRAINING,
+    ComparedModel,
+    Comparison,
+    Family,
+    Figure,
+    Measured,
+    Member,
+    MemberEvaluation,
+    MemberFile,
+    MemberFiles,
+    MemberTraining,
+    Ratio,
+    Record,
+    families_folder,
+    family_folder,
+    member_folder,
+    read_family,
+    read_record,
+)
+from nas.core.layout import Layout
+from nas.infra.web.errors import Conflict
+from nas.serve.views.layout import LayerView, layout_view
+
+_CONTEXT = 4096
+"""Context of the layers' own figures, in tokens."""
+_NAMES = {
+    "decode_tps": ("decode at {}", "tok/s"),
+    "prefill_tps": ("prefill at {}", "tok/s"),
+    "ttft_ms": ("first token at {}", "ms"),
+    "peak_rss_mb": ("memory at {}", "MB"),
+}
+
+
+class MemberView(Record):
+    """A member with its files and training."""
+
+    member: Member
+    files: MemberFiles | None = None
+    training: MemberTraining | None = None
+    evaluation: MemberEvaluation | None = None
+    benchmarks: MemberEvaluation | None = None
+
+
+class FamilyView(Record):
+    """A family with the records of its members and comparisons."""
+
+    family: Family
+    folder: str
+    members: tuple[MemberView, ...]
+    comparisons: tuple[Comparison, ...]
+
+
+class FamilyLine(BaseModel):
+    """A family in the list."""
+
+    name: str
+    study: str | None = Field(None, description="study whose front it was built from")
+    made: str = ""
+    pattern: str = ""
+    sizes: list[str] = []
+    trained: list[str] = Field([], description="sizes with trained weights")
+    compared: list[str] = Field([], description="devices on which members and reference models were compared")
+    problem: str | None = Field(None, description="why only its name is known")
+
+
+class FamiliesView(BaseModel):
+    """All families."""
+
+    families: list[FamilyLine]
+
+
+class FigureKind(BaseModel):
+    """A column of figures: a metric at a context."""
+
+    metric: str
+    prompt: int
+    label: str
+    unit: str
+
+
+class MeasuredView(BaseModel):
+    """A model's figures on one device and runtime; one for each kind, null if it was not measured."""
+
+    measured: Measured
+    figures: list[Figure | None]
+
+
+class ModelView(BaseModel):
+    """A model of a comparison."""
+
+    model: ComparedModel
+    figures: list[Figure | None] = Field(description="one for each of the comparison's kinds")
+
+
+class ComparisonView(BaseModel):
+    """Members and reference models on one device, smallest first."""
+
+    device: str
+    made: str
+    conditions: dict[str, str]
+    notes: list[str]
+    kinds: list[FigureKind]
+    models: list[ModelView]
+    ratios: list[Ratio]
+    reported: list[str] = Field(description="the report's devices with a number in some ratio")
+
+
+class MemberPage(MemberView):
+    """A member with its layers and figures."""
+
+    layers: tuple[LayerView, ...]
+    kinds: list[FigureKind] = Field(description="of `places`")
+    places: list[MeasuredView]
+
+
+class FamilyPage(BaseModel):
+    """A family, its members smallest first."""
+
+    family: Family
+    members: list[MemberPage]
+    comparisons: list[ComparisonView]
+
+
+def list_families() -> list[Family]:
+    """Returns all families, by name.
+
+    Raises:
+        InvalidInput: a record is damaged; the message names the file.
+    """
+    found = (read_record(path, Family) for path in sorted(families_folder().glob(f"*/{FAMILY}")))
+    return [family for family in found if family is not None]
+
+
+def family_view(name: str) -> FamilyView:
+    """Reads a family with its members' files and trainings, and its comparisons.
+
+    Raises:
+        UnknownName: there is no such family.
+        InvalidInput: the name is not valid, or a record is damaged.
+    """
+    family = read_family(name)
+    folder = family_folder(name)
+    compared = (read_record(path, Comparison) for path in sorted(folder.glob("comparison-*.json")))
+    return FamilyView(
+        family=family,
+        folder=str(folder),
+        members=tuple(_member_view(name, member) for member in family.members),
+        comparisons=tuple(each for each in compared if each is not None),
+    )
+
+
+def families_view() -> FamiliesView:
+    """Returns all families, by name; with the reason instead of the content for a damaged record."""
+    names = sorted(path.parent.name for path in families_folder().glob(f"*/{FAMILY}"))
+    return FamiliesView(families=[_line(name) for name in names])
+
+
+def family_page(name: str) -> FamilyPage:
+    """Returns one family.
+
+    Raises:
+        UnknownName: there is no such family.
+        InvalidInput: the name is not valid, or a record is damaged.
+    """
+    view = family_view(name)
+    return FamilyPage(
+        family=view.family,
+        members=[_member(each) for each in sorted(view.members, key=lambda each: each.member.parameters)],
+        comparisons=[
+            ComparisonView(
+                device=each.device,
+                made=each.made,
+                conditions=each.conditions,
+                notes=list(each.notes),
+                kinds=(kinds := _kinds([model.measured for model in each.models])),
+                models=[
+                    ModelView(model=model, figures=_figures(model.measured, kinds))
+                    for model in sorted(each.models, key=lambda model: model.parameters)
+                ],
+                ratios=list(each.ratios),
+                reported=list(dict.fromkeys(device for ratio in each.ratios for device in ratio.report)),
+            )
+            for each in view.comparisons
+        ],
+    )
+
+
+def kind_of(metric: str, prompt: int) -> FigureKind:
+    """Returns the column of a metric at a context."""
+    label, unit = _NAMES[metric]
+    return FigureKind(metric=metric, prompt=prompt, label=label.format(f"{prompt:,} tokens"), unit=unit)
+
+
+def member_file(family: str, size: str, path: str) -> tuple[Path, MemberFile]:
+    """Returns the path of a file that the member's record lists, and its entry.
+
+    Raises:
+        UnknownName: there is no such family, size or file; other files in the folder do not count.
+        InvalidInput: a name is not valid, or a record is damaged.
+        Conflict: the file is gone, or no longer as recorded.
+    """
+    sizes = [member.size for member in read_family(family).members]
+    if size not in sizes:
+        raise UnknownName(f"size of family {family!r}", size[:64], sizes)
+    folder = member_folder(family, size)
+    record = read_record(folder / FILES, MemberFiles)
+    listed = {each.path: each for each in record.files} if record else {}
+    if path not in listed:
+        raise UnknownName(f"file of {family} {size}", path[:128], listed)
+    found = (folder / path).resolve()
+    if not found.is_relative_to(folder.resolve()):
+        raise InvalidInput(f"the record of {family} {size} names a file outside of its folder")
+    if not found.is_file() or found.stat().st_size != listed[path].size:
+        raise Conflict(f"{path} of {family} {size} has changed since it was written; build its files again")
+    return found, listed[path]
+
+
+def _member_view(family: str, member: Member) -> MemberView:
+    folder = member_folder(family, member.size)
+    return MemberView(
+        member=member,
+        files=read_record(folder / FILES, MemberFiles),
+        training=read_record(folder / TRAINING, MemberTraining),
+        evaluation=read_record(folder / EVALUATION, MemberEvaluation),
+        benchmarks=read_record(folder / BENCHMARKS, MemberEvaluation),
+    )
+
+
+def _line(name: str) -> FamilyLine:
+    try:
+        view = family_view(name)
+    except InvalidInput as error:
+        return FamilyLine(name=name, problem=str(error))
+    return FamilyLine(
+        name=view.family.name,
+        study=view.family.study,
+        made=view.family.made,
+        pattern=view.family.pattern,
+        sizes=[each.member.size for each in view.members],
+        trained=[each.member.size for each in view.members if each.training],
+        compared=[each.device for each in view.comparisons],
+    )
+
+
+def _member(view: MemberView) -> MemberPage:
+    kinds = _kinds(view.member.measured)
+    return MemberPage(
+        member=view.member,
+        files=view.files,
+        training=view.training,
+        evaluation=view.evaluation,
+        benchmarks=view.benchmarks,
+        layers=layout_view(Layout.parse(view.member.layout), _CONTEXT).layers,
+        kinds=kinds,
+        places=[MeasuredView(measured=each, figures=_figures(each, kinds)) for each in view.member.measured],
+    )
+
+
+def _kinds(measured: list[Measured] | tuple[Measured, ...]) -> list[FigureKind]:
+    order = [*_NAMES]
+    found = {(each.metric, each.prompt) for one in measured for each in one.figures}
+    return [kind_of(*each) for each in sorted(found, key=lambda each: (order.index(each[0]), each[1]))]
+
+
+def _figures(measured: Measured, kinds: list[FigureKind]) -> list[Figure | None]:
+    known: dict[tuple[str, int], Figure] = {(each.metric, each.prompt): each for each in measured.figures}
+    return [known.get((kind.metric, kind.prompt)) for kind in kinds]

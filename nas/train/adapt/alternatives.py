@@ -1,0 +1,303 @@
+"""Alternatives for the blocks of a trained model, and start values for them from the trained block's weights.
+
+The mixer and the feed-forward of each layer are replaced independently, or the layer is left out. Start values:
+
+    narrower feed-forward    the hidden units of largest mean |silu(gate) * up| times the norm of their output column
+    fewer key-value heads    the mean of each group of neighbours (Ainslie et al. 2023, GQA, section 2.1)
+    shared keys and values   queries and output projection; keys and values are those of the attention below (Brandon
+                             et al. 2024, Cross-Layer Attention, section 2), which has to stay as it is
+    fewer experts            those to which tokens give most weight; fewer of them for each token: all weights
+    window                   the same projections; logits of sinks: what tokens before the window add to the softmax
+    Mamba-2                  C, B and x from queries, keys and values, the output projection as it is (Wang et al. 2024,
+                             "The Mamba in the Llama", section 2.2); gate, steps and decays are drawn
+    short convolution        values and output projection; gates and taps are drawn
+    latent attention         latents from the singular vectors of keys and values together, shared keys from the mean of
+                             heads (Li et al. 2025, X-EcoMLA; Yang et al. 2025, appendix A.1); queries as they are
+    GLA, mLSTM               queries, keys, values and output projection; gates are drawn
+
+A mixer that is not softmax attention normalises its heads, so that its output is of another size than the trained one.
+Where it is larger, its output projection is scaled down: else most of the training goes into the size.
+
+References for the whole: Bercovich et al. 2024 (Puzzle), Yang et al. 2025 (Zebra-Llama, section 3.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nas.core.block import Block
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.replacement import Slot
+from nas.model.nn.attention import Attention
+from nas.model.nn.base import MODULES, BlockModule, Mixer
+from nas.model.nn.moe import MixtureOfExperts
+from nas.model.nn.primitives import draw_weights
+
+_ATTENTION = ("gqa", "swa")
+_SOFTMAX = (*_ATTENTION, "mla")
+_ROWS = 4
+"""Sequences that logits of sinks are taken from."""
+_STEP = 32
+"""Hidden widths are multiples of the quantisers' block."""
+
+
+def default_alternatives(
+    layout: Layout, slot: Slot, window: int, further: Sequence[Block] = ()
+) -> tuple[Block | None, ...]:
+    """Returns what may replace the block at `slot`; None: no block. The block itself is not among them.
+
+    Args:
+        layout: of the trained model.
+        slot: the place.
+        window: of sliding windows.
+        further: mixers that may take attention's place, too.
+    """
+    own = slot.block(layout)
+    assert own is not None
+    if slot.part == "ffn":
+        return (*_valid(_feed_forwards(own), own, layout.d_model), None)
+    found = chain(_mixers(own, layout.d_model, window, further), _sharing(layout, slot.depth, own))
+    return (*_valid(found, own, layout.d_model), None)
+
+
+def further_mixers(texts: Sequence[str], d_model: int) -> tuple[Block, ...]:
+    """Returns the mixers that `texts` name.
+
+    Raises:
+        InvalidInput: one is no mixer of this width, or has no keys and values of its own.
+    """
+    found = tuple(Block.parse(text, "mixer").canonical(d_model) for text in texts)
+    for block in found:
+        if "kv" in dict(block.given):
+            raise InvalidInput(f"{block.format()} shares the cache of another layer", where="mixers")
+    return found
+
+
+def _sharing(layout: Layout, depth: int, own: Block) -> Iterator[Block]:
+    """Yields attention with keys and values of the nearest attention below, where that is an equal block."""
+    below = [i for i in range(depth) if (mixer := layout.layers[i].mixer) is not None and mixer.kind == "gqa"]
+    if own.kind == "gqa" and below and layout.layers[below[-1]].mixer == own:
+        yield own.replace(kv=below[-1])
+
+
+def _mixers(own: Block, d_model: int, window: int, further: Sequence[Block]) -> Iterator[Block]:
+    if own.kind not in _ATTENTION:
+        return
+    full = own.resolve(d_model)
+    heads, kv, size = full.int("heads"), full.int("kv_heads"), full.int("head_dim")
+    for fewer in (kv // 2, kv // 4):
+        if fewer and kv % fewer == 0:
+            yield own.replace(kv_heads=fewer)
+    shared = {name: value for name, value in own.given if name not in ("kv", "window", "sink")}
+    yield Block.of("swa", **{**shared, "window": window})
+    yield Block.of("swa", **{**shared, "window": window, "sink": 1})
+    rope = size // 4 * 2
+    latent = (kv * size - rope) // _STEP * _STEP
+    if own.kind == "gqa" and rope and latent:  # of a window, latents of all tokens would be kept
+        theta = float(full.get("rope_theta") or 0.0)
+        yield Block.of("mla", heads=heads, head_dim=size, latent=latent, nope_dim=size - rope, rope_dim=rope,
+                       rope_theta=theta)  # fmt: skip
+    yield Block.of("conv", kernel=3)
+    if heads * size % d_model == 0:
+        yield Block.of("mamba2", state=size, heads=heads, groups=heads, expand=heads * size // d_model)
+    if heads * size == d_model:
+        yield Block.of("mlstm", heads=heads, key_dim=size)
+    yield from further
+
+
+def _feed_forwards(own: Block) -> Iterator[Block]:
+    if own.kind == "swiglu":
+        width = own.int("width")
+        for share in (0.75, 0.5, 0.25):
+            yield own.replace(width=max(1, round(width * share / _STEP)) * _STEP)
+    if own.kind == "moe":
+        experts, top_k = own.int("experts"), own.int("top_k")
+        half, fewer = max(2, experts // 2), max(1, top_k // 2)
+        yield own.replace(experts=half)  # not valid where fewer are left than a token takes
+        yield own.replace(top_k=fewer)
+        yield own.replace(experts=half, top_k=fewer)
+
+
+def _valid(blocks: Iterable[Block], own: Block, d_model: int) -> tuple[Block, ...]:
+    found: dict[Block, None] = {}
+    for block in blocks:
+        try:
+            found[block.canonical(d_model)] = None
+        except InvalidInput:
+            continue
+    if own.kind == "swa":  # a wider window is no saving
+        found = {each: None for each in found if each.kind != "swa" or each.int("window") <= own.int("window")}
+    return tuple(block for block in found if block != own)
+
+
+def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth: int) -> BlockModule:
+    """Returns the module of `block` with start values from the module that it replaces.
+
+    Args:
+        block: the alternative.
+        trained: the module of the trained model.
+        inputs: normalised inputs of it [B, T, D], to choose hidden units by their activations.
+        seed: of the values that are drawn.
+        depth: layers of the model, see `nas.model.nn.primitives.Linear`.
+    """
+    module = MODULES[block.kind](block, trained.d_model)
+    draw_weights(module, seed, depth)
+    own = {name: tensor.detach() for name, tensor in trained.state_dict().items()}
+    values: dict[str, Tensor] = {}
+    if block.kind == trained.block.kind == "swiglu":
+        values = _pruned(own, inputs, module.block.int("width"))
+    elif isinstance(trained, MixtureOfExperts) and block.kind == "moe":
+        values = _used(own, trained, inputs, module.block.int("experts"))
+    elif isinstance(trained, Attention) and block.kind in _ATTENTION:
+        values = _pooled(own, trained.block, module.block) | _sinks(trained, module.block, inputs)
+    elif trained.block.kind in _ATTENTION and block.kind == "mamba2":
+        values = _scanned(own, trained.block, module, inputs)
+    elif trained.block.kind in _ATTENTION and block.kind == "conv":
+        values = _convolved(own, trained.block, module)
+    elif trained.block.kind in _ATTENTION and block.kind == "mla":
+        values = _latent(own, trained.block, module.block, inputs)
+    elif trained.block.kind in _ATTENTION and block.kind in ("gla", "mlstm"):
+        values = _linear(own, trained.block, module, inputs)
+    state = module.state_dict()
+    module.load_state_dict(state | {name: value for name, value in values.items() if name in state})
+    alike = bool(values) and block.kind in _SOFTMAX
+    if isinstance(module, Mixer) and isinstance(trained, Mixer) and module.projection and not alike:
+        _limit_size(module, trained, inputs)
+    return module
+
+
+@torch.no_grad()
+def _limit_size(module: Mixer, trained: Mixer, inputs: Tensor) -> None:
+    """Scales the output projection down where outputs are larger than those of `trained`."""
+    wanted, own = trained(inputs)[0].cpu(), module(inputs.cpu())[0]
+    larger = (own.square().mean() / wanted.square().mean().clamp_min(1e-12)).sqrt()
+    module.get_submodule(module.projection).weight /= larger.clamp_min(1.0)
+
+
+def _pruned(own: dict[str, Tensor], inputs: Tensor, width: int) -> dict[str, Tensor]:
+    gate, up, down = (own[f"{name}.weight"] for name in ("gate", "up", "down"))
+    activation = (F.silu(F.linear(inputs, gate)) * F.linear(inputs, up)).abs().flatten(0, -2).mean(0)
+    kept = (activation * down.norm(dim=0)).topk(width).indices.sort().values
+    return {"gate.weight": gate[kept], "up.weight": up[kept], "down.weight": down[:, kept]}
+
+
+def _pooled(own: dict[str, Tensor], before: Block, after: Block) -> dict[str, Tensor]:
+    kv, size = after.int("kv_heads"), after.int("head_dim")
+    group = before.int("kv_heads") // kv
+    fewer = {name: own[name].view(kv, group, size, -1).mean(1).flatten(0, 1) for name in ("k.weight", "v.weight")}
+    return own | fewer
+
+
+def _used(own: dict[str, Tensor], trained: MixtureOfExperts, inputs: Tensor, experts: int) -> dict[str, Tensor]:
+    with torch.no_grad():
+        weights, chosen = trained.route(inputs.flatten(0, -2))
+    use = torch.zeros(trained.experts, device=inputs.device).index_add(0, chosen.flatten(), weights.flatten())
+    kept = use.topk(experts).indices.sort().values
+    return {name: tensor if name.startswith("shared.") else tensor[kept] for name, tensor in own.items()}
+
+
+@torch.no_grad()
+def _sinks(trained: Attention, after: Block, inputs: Tensor) -> dict[str, Tensor]:
+    """Returns logits of sinks that keep the weights of tokens in the window as they are; none without such tokens.
+
+    That is the mean over tokens of the logarithm of what all tokens before the window add to the softmax.
+    """
+    sunk = after.kind == "swa" and after.get("sink") and trained.block.kind == "gqa"
+    if not sunk or inputs.shape[1] <= after.int("window"):
+        return {}
+    x, _ = trained.mixed_in(inputs[:_ROWS], None)
+    q, k = trained.turned(trained.queries(x), 0), trained.turned(trained.keys(x), 0)
+    k = k.repeat_interleave(trained.heads // trained.kv_heads, 1)
+    scores = q @ k.mT / math.sqrt(trained.head_dim)  # [B, heads, T, T]
+    beyond = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(-after.int("window"))
+    added = scores.masked_fill(~beyond, -torch.inf)[:, :, after.int("window") :].logsumexp(-1)
+    return {"sinks.weight": added.mean((0, 2))}
+
+
+def _repeated(own: dict[str, Tensor], name: str, block: Block) -> Tensor:
+    """Returns keys' or values' projection with one head for each query head: [heads * head_dim, D]."""
+    heads = own[name].view(block.int("kv_heads"), block.int("head_dim"), -1)
+    return heads.repeat_interleave(block.int("heads") // block.int("kv_heads"), 0).flatten(0, 1)
+
+
+def _scanned(own: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:
+    after = module.block
+    inner = after.int("expand") * module.d_model
+    sizes = [before.int(name) for name in ("heads", "head_dim")]
+    if [after.int("groups"), after.int("state")] != sizes or inner != sizes[0] * sizes[1]:
+        return {}  # heads do not correspond: drawn
+    q, k = (_heads(own, name, before, inputs) for name in ("q", "k"))
+    keys = k.repeat_interleave(len(q) // len(k), 0)
+    rows = module.state_dict()["in_proj.weight"].clone()
+    rows[inner : 4 * inner] = torch.cat([_repeated(own, "v.weight", before), keys.flatten(0, 1), q.flatten(0, 1)])
+    taps = torch.zeros_like(module.state_dict()["conv.weight"])
+    taps[:, -1] = 1.0
+    return {"in_proj.weight": rows, "conv.weight": taps, "out.weight": own["o.weight"]}
+
+
+def _convolved(own: dict[str, Tensor], before: Block, module: BlockModule) -> dict[str, Tensor]:
+    width = module.d_model
+    if before.int("heads") * before.int("head_dim") != width:
+        return {}
+    rows = module.state_dict()["in_proj.weight"].clone()
+    rows[2 * width :] = _repeated(own, "v.weight", before)
+    return {"in_proj.weight": rows, "out.weight": own["o.weight"]}
+
+
+def _heads(own: dict[str, Tensor], name: str, block: Block, inputs: Tensor) -> Tensor:
+    """Returns the projection of each head of `name` [heads, head_dim, D], with the mean effect of QK-norm."""
+    rows = own[f"{name}.weight"].view(-1, block.int("head_dim"), own[f"{name}.weight"].shape[-1])
+    if f"{name}_norm.weight" not in own:
+        return rows
+    size = torch.unflatten(inputs @ rows.flatten(0, 1).T, -1, rows.shape[:2]).square().mean((0, 1, 3)).sqrt()
+    return rows / size[:, None, None] * own[f"{name}_norm.weight"][:, None]
+
+
+def _linear(own: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:
+    q, k = (_heads(own, name, before, inputs) for name in ("q", "k"))
+    keys = k.repeat_interleave(len(q) // len(k), 0)
+    rows = torch.cat([q.flatten(0, 1), keys.flatten(0, 1), _repeated(own, "v.weight", before)])
+    heads = module.block.int("heads") == before.int("heads")
+    same = heads and rows.shape == module.state_dict()["qkv.weight"].shape
+    return {"qkv.weight": rows, "out.weight": own["o.weight"]} if same else {}
+
+
+def _latent(own: dict[str, Tensor], before: Block, after: Block, inputs: Tensor) -> dict[str, Tensor]:
+    """Returns latent attention that is nearest to the keys without positions and the values.
+
+    A head's pairs of numbers whose RoPE frequency is one of the shared key's belong to that, the others lose their
+    positions.
+    """
+    heads, kv, size = (before.int(name) for name in ("heads", "kv_heads", "head_dim"))
+    latent, rope = after.int("latent"), after.int("rope_dim")
+    nope = size - rope
+    parts = [after.int(name) for name in ("heads", "head_dim", "nope_dim", "query")]
+    if parts != [heads, size, nope, 0] or nope < 2 or size % rope or latent > kv * (nope + size):
+        return {}  # heads do not correspond, or nothing is compressed: drawn
+    turned = torch.arange(size).view(2, -1)[:, :: size // rope].flatten()
+    still = torch.tensor([i for i in range(size) if i not in set(turned.tolist())])
+    q, k = (_heads(own, name, before, inputs) for name in ("q", "k"))
+    u, s, down = torch.linalg.svd(torch.cat([k[:, still].flatten(0, 1), own["v.weight"]]), full_matrices=False)
+    down, up = down[:latent], u[:, :latent] * s[:latent]
+    keys, values = up.split([kv * nope, kv * size])
+    level = (inputs @ down.T).square().mean().sqrt()  # latents are normalised
+    return {
+        "q.weight": torch.cat([q[:, still], q[:, turned]], 1).flatten(0, 1),
+        "kv_down.weight": torch.cat([down, k[:, turned].mean(0)]),
+        "kv_norm.weight": level.expand(latent),
+        "k_up.weight": _to_heads(keys.view(kv, nope, latent).mT, heads),
+        "v_up.weight": _to_heads(values.view(kv, size, latent), heads),
+        "o.weight": own["o.weight"],
+    }
+
+
+def _to_heads(x: Tensor, heads: int) -> Tensor:
+    """Repeats matrices of key-value heads for the query heads that read them: [kv, a, b] -> [heads * a, b]."""
+    return x.repeat_interleave(heads // len(x), 0).flatten(0, 1)

@@ -1,0 +1,194 @@
+"""What the selection chooses from: the options of each place, with what they cost in quality and on the device.
+
+Costs of alternatives are differences of measured layouts: the trained model's, and for each alternative the one in
+which every second block of its kind is replaced. They add up only roughly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nas.core.block import Block
+from nas.core.errors import Unsupported
+from nas.core.layout import Layer, Layout
+from nas.core.replacement import RECALL_GROUP, Slot, block_name, lender_of, parsed, with_blocks
+from nas.train.adapt.library import Library, Pair, Score, neighbouring_pairs
+from nas.train.adapt.selection import Option, Term
+from nas.train.adapt.settings import AdaptSettings
+
+_WHOLE_LAYER = "no layer"
+"""Name of the option at a mixer's place that leaves out the layer."""
+
+Figures = Mapping[str, float]
+Measure = Callable[[Layout], Figures]
+"""Returns the budgets' metrics of a layout on the device.
+
+Raises:
+    Unsupported: the runtime does not carry it.
+"""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the selection chooses from.
+
+    Args:
+        places: the options of each, with their losses and costs; one of them is the block of the trained model.
+        base: the trained model's figures.
+        terms: of pairs of options.
+    """
+
+    places: Mapping[Slot, Sequence[Option[Slot]]]
+    base: Figures
+    terms: Sequence[Term[Slot]]
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """The alternatives of a trained model's places.
+
+    Args:
+        library: of their blocks.
+        alternatives: of each place.
+        settings: which pairs have terms, and how much recall weighs.
+        measured: returns the budgets' metrics of a layout on the device; raises `Unsupported` as `Measure` does.
+    """
+
+    library: Library
+    alternatives: Mapping[Slot, Sequence[Block | None]]
+    settings: AdaptSettings
+    measured: Measure
+
+    def problem(self) -> Problem:
+        """Returns what the selection chooses from.
+
+        Alternatives that the runtime does not carry are left out before any is trained.
+        """
+        layout = self.library.teacher.layout
+        base = self.measured(layout)
+        costs = {(own, block): self._cost(own, block, base) for own, block in sorted(self.kinds, key=_named)}
+        alternatives = self.carried(lambda block, own: costs[own, _kind(block)] is not None)
+        self.library.train(alternatives)
+        scores = self.library.scores(alternatives)
+        places: dict[Slot, list[Option[Slot]]] = {}
+        for slot, blocks in alternatives.items():
+            own = slot.block(layout)
+            places[slot] = [Option(block_name(own), 0.0, dict.fromkeys(base, 0.0))]
+            for block in blocks:
+                cost = costs[own, _kind(block)]
+                assert cost is not None
+                loss, needs = self._loss(scores[slot, block]), lent(layout, block)
+                places[slot].append(Option(block_name(block), loss, cost, empty=block is None, needs=needs))
+        self._add_whole_layers(places, base)
+        terms = [
+            Term(((a, block_name(x)), (b, block_name(y))), self._loss(term))
+            for ((a, x), (b, y)), term in self.terms(alternatives).items()
+        ]
+        return Problem(places, base, terms)
+
+    def carried(self, by: Callable[[Block | None, Block | None], bool]) -> dict[Slot, tuple[Block | None, ...]]:
+        """Returns the alternatives of each place that a runtime carries: `by` tells it of a block and its own."""
+        layout = self.library.teacher.layout
+        return {
+            slot: tuple(block for block in blocks if by(block, slot.block(layout)))
+            for slot, blocks in self.alternatives.items()
+        }
+
+    def terms(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Pair, Score]:
+        """Returns the terms of pairs that are more than noise; the library holds all blocks."""
+        pairs = neighbouring_pairs(alternatives, self.settings.pairs, self.settings.library.seed)
+        found = self.library.pair_terms(pairs)
+        kept = {pair: term for pair, term in found.items() if term.is_significant}
+        if pairs:
+            self.library.worker.log(f"{len(kept)} of {len(pairs)} terms of pairs are more than noise")
+        return kept
+
+    def every_second(self, own: Block | None, block: Block | None) -> dict[Slot, Block | None]:
+        """Returns the choice that replaces every second block that is like `own`, by one that costs as `block`."""
+        alike = [slot for slot in self.alternatives if slot.block(self.library.teacher.layout) == own]
+        found = [(slot, each) for slot in alike for each in self.alternatives[slot] if _kind(each) == _kind(block)]
+        return dict(found[::2])
+
+    @property
+    def kinds(self) -> set[tuple[Block | None, Block | None]]:
+        """Blocks of the trained model with alternatives of different costs."""
+        layout = self.library.teacher.layout
+        return {(slot.block(layout), _kind(block)) for slot, blocks in self.alternatives.items() for block in blocks}
+
+    def _loss(self, score: Score) -> float:
+        """Returns what a replacement costs in quality, the summand of the selection."""
+        return score.text + self.settings.recall * score.kl.get(RECALL_GROUP, 0.0)
+
+    def _cost(self, own: Block | None, block: Block | None, base: Figures) -> Figures | None:
+        """Returns what one replacement adds to each metric; None: the runtime does not carry it."""
+        choice = self.every_second(own, block)
+        return self._added(choice, len(choice), base, f"{block_name(block)} in place of {block_name(own)}")
+
+    def _add_whole_layers(self, places: dict[Slot, list[Option[Slot]]], base: Figures) -> None:
+        """Adds the options that leave out a layer.
+
+        Losses and costs of mixer and feed-forward do not add up to the layer's, and runtimes carry models with fewer
+        layers that refuse a layer without a mixer or feed-forward. So the layer is scored and measured as a whole. Its
+        option at the mixer's place needs the empty one at the feed-forward's place, and is what the layer has beyond
+        that one. Where the runtime refuses a layer without a feed-forward, that one needs the layer's option, too.
+        """
+        layers = self.library.teacher.layout.layers
+        depths = [i for i in range(len(layers)) if {Slot(i, "mixer"), Slot(i, "ffn")} <= places.keys()]
+        if len(layers) == 1:
+            return
+        scores = self.library.scores({Slot(depth, "layer"): (None,) for depth in depths})
+        costs: dict[Layer, Figures | None] = {}
+        for depth in depths:
+            layer, mixer, ffn = layers[depth], Slot(depth, "mixer"), Slot(depth, "ffn")
+            if layer not in costs:
+                alike = [i for i in depths if layers[i] == layer][::2]
+                choice: dict[Slot, Block | None] = {Slot(i, part): None for i in alike for part in ("mixer", "ffn")}
+                costs[layer] = self._added(choice, len(alike), base, "a layer less")
+            cost = costs[layer]
+            if cost is None:
+                continue
+            alone = next((option for option in places[ffn] if option.empty), None)
+            if alone is None:
+                nothing = dict.fromkeys(base, 0.0)
+                alone = Option(block_name(None), 0.0, nothing, empty=True, needs=(mixer, _WHOLE_LAYER))
+                places[ffn].append(alone)
+            without = (ffn, alone.name)
+            places[mixer] = [replace(each, excludes=without) if each.empty else each for each in places[mixer]]
+            loss = self._loss(scores[Slot(depth, "layer"), None]) - alone.loss
+            own = {name: value - alone.costs[name] for name, value in cost.items()}
+            places[mixer].append(Option(_WHOLE_LAYER, loss, own, empty=True, needs=without))
+
+    def _added(self, choice: Mapping[Slot, Block | None], count: int, base: Figures, what: str) -> Figures | None:
+        """Returns what each of `count` equal replacements adds to each metric; None: the runtime does not carry it."""
+        try:
+            layout, _ = with_blocks(self.library.teacher.layout, choice)
+            figures = self.measured(layout)
+        except Unsupported as error:
+            self.library.worker.log(f"{what} is left out: {error.message}")
+            return None
+        return {name: (figures[name] - value) / count for name, value in base.items() if name in figures}
+
+
+def lent(layout: Layout, block: Block | None) -> tuple[Slot, str] | None:
+    """Returns place and name of the block of the trained model whose keys and values `block` reads, if any."""
+    lender = lender_of(block)
+    return None if lender is None else (lender, block_name(lender.block(layout)))
+
+
+def replaced_by(layout: Layout, picked: Mapping[Slot, Option[Slot]]) -> dict[Slot, Block | None]:
+    """Returns the blocks of a selection that differ from those of the trained model."""
+    return {
+        slot: None if option.empty else parsed(option.name, slot.part)
+        for slot, option in picked.items()
+        if option.name != block_name(slot.block(layout))
+    }
+
+
+def _kind(block: Block | None) -> Block | None:
+    """Returns what blocks of equal costs have in common: for those that read keys and values, not of which layer."""
+    return block if block is None or lender_of(block) is None else block.replace(kv=0)
+
+
+def _named(pair: tuple[Block | None, Block | None]) -> tuple[str, str]:
+    return block_name(pair[0]), block_name(pair[1])

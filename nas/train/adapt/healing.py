@@ -1,0 +1,98 @@
+"""Healing: an assembled child is trained end to end against the trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from nas.core.canonical import content_hash
+from nas.model.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, fit, precision_of
+from nas.model.nn.model import Model
+from nas.model.nn.optimisers import Optimiser
+from nas.train.adapt.library import Library
+from nas.train.pretrain.data import Tokens
+from nas.train.pretrain.loss import Distilled, pretraining_loss
+from nas.train.pretrain.next_token import Packed
+from nas.train.pretrain.recipe import wsdc
+
+_CHECKPOINT_S = 60.0
+_TOKENS_AT_ONCE = (512, 32768)
+"""Most tokens of a pass of the healing, on a CPU and on an accelerator. On a CPU, little memory is taken by
+activations beside that of two models, gradients and moments."""
+
+
+class Healing(BaseModel):
+    """Training of the assembled child, all weights, against the trained model (LFM2 report, section 3.3)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: int = Field(1 << 20, ge=1)
+    length: int = Field(256, ge=8)
+    batch_tokens: int = Field(4096, ge=8)
+    lr: float = Field(3e-4, gt=0)
+    precision: Precision = Field(
+        "float32",
+        exclude_if=lambda precision: precision == "float32",
+        description="of matrix products in training; its loss is computed in float32 from their logits",
+    )
+    weight: float = Field(0.9, gt=0, le=1, description="of the distillation term; the rest is cross-entropy")
+    temperature: float = Field(1.0, ge=1)
+    k: int = Field(32, ge=1)
+    seed: int = Field(0, ge=0)
+
+
+def heal(
+    start: Callable[[], Model], library: Library, sources: Sequence[Tokens], healing: Healing, folder: Path
+) -> Model:
+    """Returns a child, trained against the teacher's likeliest tokens; resumes from the checkpoint in `folder`.
+
+    A child that is nearly the teacher can be moved away from it by training on little text. If its divergence on the
+    text of scores has grown, it gets its start weights back.
+
+    Args:
+        start: assembles the child on the worker's device.
+        library: of the teacher; its worker trains.
+        sources: text.
+        healing: settings.
+        folder: of the checkpoint.
+    """
+    teacher, worker = library.teacher, library.worker
+    model = start()
+    before = library.divergence(model)
+    sequences = max(1, healing.batch_tokens // healing.length)
+    tokens = sequences * healing.length
+    steps = max(1, round(healing.tokens / tokens))
+    packed = Packed("healing", sources, healing.length, sequences, healing.seed + 1)
+    distilled = Distilled(teacher.model, healing.weight, healing.temperature, healing.k)
+    rows = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // healing.length)
+
+    def passes(step: int) -> list[tuple[torch.Tensor, ...]]:
+        inputs, labels = packed.batch(step)
+        return list(zip(torch.split(inputs, rows), torch.split(labels, rows), strict=True))
+
+    def loss(student: Model, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return pretraining_loss(student, inputs, labels, distilled) / tokens
+
+    stage = Stage(
+        name="healing",
+        steps=steps,
+        tokens=tokens,
+        batches=passes,
+        loss=loss,
+        rate=lambda step: healing.lr * wsdc(step, steps, warmup=0.05, decay=0.5, final=0.1),
+    )
+    key = content_hash([model.layout.to_json(), teacher.sha256, [each.key for each in sources], healing.model_dump()])
+    checkpoint = TrainingCheckpoint(folder / f"{key}.safetensors", {"key": key}, interval_s=_CHECKPOINT_S)
+    state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=1e-3), steps)
+    fit(
+        state, [stage], [checkpoint], worker, name=f"the child of {model.layout.params.total:,} weights",
+        precision=lambda: precision_of(worker.device, healing.precision),
+    )  # fmt: skip
+    after = library.divergence(model.eval())
+    if not after < before:
+        worker.log(f"healing raised the divergence from {before:.4g} to {after:.4g} nats per token: it is undone")
+        return start()
+    return model

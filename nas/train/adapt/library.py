@@ -1,0 +1,608 @@
+"""A library of blocks that can replace those of a trained model, and what each replacement costs in quality.
+
+Every alternative is trained alone against input and output of the block that it replaces, in the trained model (Puzzle,
+Bercovich et al. 2024, section 3: blockwise local distillation), by the error |y' - y|^2 / |y|^2. Its score is the mean
+Kullback-Leibler divergence over held-out text between the trained model and the trained model with this one block
+replaced, in nats per token; apart from that, the same over answers in generated text (`nas.train.adapt.text`). What two
+replacements cost beyond the sum of their scores is the term of the pair.
+
+    FOLDER/blocks/KEY.safetensors     weights of a trained alternative, with its errors
+    FOLDER/scores/KEY.json            score of an alternative, or of two replacements together
+    FOLDER/training/KEY.safetensors   checkpoint of the trainings at one depth; removed when they are done
+
+A key is the hash of all inputs: model, place, block, text, settings. So a library serves every device and budget, grows
+when alternatives are added, and can be killed at any moment. While an adaptation runs, it holds a shared lock on
+FOLDER/.use.lock, and nothing is removed. The alternatives of one depth are trained in one pass over the text; each has
+its own gradients and optimiser state, so that it does not depend on the others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from nas.core.block import BLOCKS, Block
+from nas.core.canonical import content_hash, sha256_of
+from nas.core.durable import locked, write_durably
+from nas.core.errors import InfrastructureFailed
+from nas.core.layout import Layout
+from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, lender_of, slots_of
+from nas.model.nn.base import MODULES, BlockModule, FeedForward, Mixer, State
+from nas.model.nn.fit import (
+    Precision,
+    Stage,
+    TrainingCheckpoint,
+    TrainingState,
+    Worker,
+    fit,
+    precision_of,
+    save_tensors,
+)
+from nas.model.nn.gqa import GroupedQueryAttention
+from nas.model.nn.mixes import Known, ScoredText, compared, mix_of
+from nas.model.nn.model import Model, ResidualLayer
+from nas.model.nn.optimisers import Optimiser
+from nas.model.nn.weights import checkpoint_layout, load_weights
+from nas.train.adapt.alternatives import started
+from nas.train.adapt.text import selection_text
+from nas.train.pretrain.data import Tokens
+from nas.train.pretrain.next_token import Packed
+from nas.train.pretrain.recipe import wsdc
+
+LIBRARY_VERSION = 5
+"""Part of keys: increase it with every change to this package after which the same inputs give other numbers."""
+_LOCK_S = 4 * 3600.0
+_USE = ".use.lock"
+_USE_S = 600.0
+_CHECKPOINT_S = 60.0
+STREAM_BYTES = 1 << 31
+"""Most memory of the residual streams that a training keeps from one depth to the next."""
+_SIGNIFICANT = 2.0
+"""Standard errors above which the term of a pair is no noise."""
+
+Choice = Mapping[Slot, Block | None]
+Replacement = tuple[Slot, Block | None]
+Pair = tuple[Replacement, Replacement]
+
+
+class LibrarySettings(BaseModel):
+    """How alternatives are trained and scored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: int = Field(1 << 18, ge=1, description="trained on by each alternative")
+    length: int = Field(256, ge=8, description="tokens of a sequence")
+    batch_tokens: int = Field(4096, ge=8)
+    lr: float = Field(1e-3, gt=0)
+    precision: Precision = Field(
+        "float32",
+        exclude_if=lambda precision: precision == "float32",
+        description="of matrix products in training; start values, errors and scores are computed in float32",
+    )
+    seed: int = Field(0, ge=0)
+    score_tokens: int = Field(1 << 14, ge=8, description="of held-out text that scores are computed on")
+    recall_tokens: int = Field(
+        1 << 12,
+        ge=0,
+        description="of generated text, on whose answers scores of recall are computed; 0: there are none",
+    )
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step."""
+        return max(1, self.batch_tokens // self.length)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of an alternative."""
+        return max(1, round(self.tokens / (self.sequences * self.length)))
+
+
+class Stream(NamedTuple):
+    """The residual stream in front of a layer.
+
+    Args:
+        x: [B, T, D].
+        cache: keys and values of the nearest `gqa` block below, each [B, kv_heads, T, head_dim]; None: there is none.
+    """
+
+    x: Tensor
+    cache: State | None = None
+
+    def to(self, device: torch.device) -> Stream:
+        """Returns it on a device."""
+        return Stream(self.x.to(device), self.cache and tuple(each.to(device) for each in self.cache))
+
+    @staticmethod
+    def numbers(layout: Layout) -> int:
+        """Returns the most numbers of a token."""
+        blocks = [layer.mixer.resolve(layout.d_model) for layer in layout.layers if layer.mixer is not None]
+        caches = [2 * each.int("kv_heads") * each.int("head_dim") for each in blocks if each.kind == "gqa"]
+        return layout.d_model + max(caches, default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedTeacher:
+    """The trained model that blocks are replaced in."""
+
+    model: Model
+    sha256: str
+
+    @staticmethod
+    def load(checkpoint: Path, device: torch.device) -> TrainedTeacher:
+        """Loads a checkpoint that names its layout.
+
+        Raises:
+            InvalidInput: the file is no such checkpoint.
+            Unsupported: its layers cannot be replaced one by one.
+        """
+        layout = checkpoint_layout(checkpoint)
+        slots_of(layout)
+        model = Model(layout, None)
+        load_weights(model, checkpoint)
+        return TrainedTeacher(model.to(device).eval().requires_grad_(False), sha256_of(checkpoint))
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the model."""
+        return self.model.layout
+
+    def layer(self, depth: int) -> ResidualLayer:
+        """Returns the module of a layer."""
+        layer = self.model.layers[str(depth)]
+        assert isinstance(layer, ResidualLayer)
+        return layer
+
+    def before(self, tokens: Tensor, depth: int) -> Stream:
+        """Returns the residual stream in front of the layer at `depth`, for ids [B, T]."""
+        return self.between(Stream(self.model.embed(tokens)), 0, depth)
+
+    def between(self, stream: Stream, first: int, last: int) -> Stream:
+        """Runs the layers from `first` to in front of `last`."""
+        for depth in range(first, last):
+            layer = self.layer(depth)
+            x, after = layer(stream.x, [None] * len(layer.mixers))
+            stream = Stream(x, after[0][:2] if layer.mixers and is_lender(layer.mixers[0]) else stream.cache)
+        return stream
+
+    def replaced(self, stream: Stream, depth: int, part: Part, block: nn.Module | None) -> Stream:
+        """Runs the layer at `depth` with another mixer or feed-forward, None: without it; or without the layer."""
+        if part == "layer":
+            return stream
+        layer, (x, cache) = self.layer(depth), stream
+        if layer.mixers:
+            mixer = block if part == "mixer" else layer.mixers[0]
+            if isinstance(mixer, Mixer):
+                y, after = mixer(layer.mixer_norm(x), cache if is_reader(mixer) else None)
+                x, cache = x + y, after[:2] if is_lender(mixer) else cache
+        ffn = block if part == "ffn" else layer.ffn
+        return Stream(x + ffn(layer.ffn_norm(x)) if isinstance(ffn, FeedForward) else x, cache)
+
+    def logits(self, stream: Stream) -> Tensor:
+        """Returns the logits [B, T, V] after the last layer."""
+        return self.model.logits(self.model.norm(stream.x)).float()
+
+    def inputs_and_outputs(self, stream: Stream, depth: int) -> dict[Part, tuple[Tensor, Tensor]]:
+        """Returns normalised input and output of the blocks of a layer, from the stream in front: all [B, T, D]."""
+        layer, x = self.layer(depth), stream.x
+        found: dict[Part, tuple[Tensor, Tensor]] = {}
+        if layer.mixers:
+            h = layer.mixer_norm(x)
+            y: Tensor = layer.mixers[0](h)[0]
+            found["mixer"], x = (h, y), x + y
+        if layer.ffn is not None:
+            h = layer.ffn_norm(x)
+            found["ffn"] = (h, layer.ffn(h))
+        return found
+
+
+class _Streams:
+    """Residual streams in front of a layer, of the batches of a training; kept for the next layer while memory lasts.
+
+    Those that are not kept, and all after a kill, are computed from the embedding, with the same result.
+
+    Args:
+        teacher: the trained model.
+        last: depth of the last layer; streams in front of it are not kept.
+    """
+
+    def __init__(self, teacher: TrainedTeacher, last: int) -> None:
+        self._teacher, self._last = teacher, last
+        self._kept: dict[int, tuple[int, Stream]] = {}
+        self._left = STREAM_BYTES
+
+    def before(self, step: int, tokens: Tensor, depth: int) -> Stream:
+        """Returns the stream in front of the layer at `depth`, which is never less than in the call before.
+
+        Args:
+            step: number of the batch.
+            tokens: its ids [B, T].
+            depth: of the layer.
+        """
+        if step in self._kept:
+            at, stream = self._kept[step]
+            stream = self._teacher.between(stream.to(tokens.device), at, depth)
+        else:
+            stream = self._teacher.before(tokens, depth)
+            size = 4 * Stream.numbers(self._teacher.layout) * tokens.numel()
+            if depth == self._last or size > self._left:
+                return stream
+            self._left -= size
+        self._kept[step] = depth, stream.to(torch.device("cpu"))
+        return stream
+
+
+class BlockRecord(BaseModel):
+    """What training an alternative gave: its normalised error on held-out text, before and after."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    error_start: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """What replacements cost, in nats per token.
+
+    Args:
+        kl: group of positions (`nas.core.replacement.TEXT_GROUP` and others) -> mean divergence.
+        windows: mean divergence of each window of held-out text.
+    """
+
+    kl: Mapping[str, float]
+    windows: tuple[float, ...]
+
+    @property
+    def text(self) -> float:
+        """The mean over held-out text."""
+        return self.kl[TEXT_GROUP]
+
+    def beyond(self, one: Score, other: Score) -> Score:
+        """Returns what two replacements of this score cost beyond the sum of their own scores."""
+        kl = {group: value - one.kl[group] - other.kl[group] for group, value in self.kl.items()}
+        windows = zip(self.windows, one.windows, other.windows, strict=True)
+        return Score(kl, tuple(both - a - b for both, a, b in windows))
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the mean over windows differs from 0 by more than twice its standard error."""
+        error = stdev(self.windows) / math.sqrt(len(self.windows)) if len(self.windows) > 1 else math.inf
+        return abs(fmean(self.windows)) > _SIGNIFICANT * error
+
+
+class Library:
+    """The alternatives of one trained model.
+
+    Args:
+        folder: of the library; several models and processes may use one.
+        teacher: the trained model.
+        sources: text; alternatives are trained on its training parts and scored on half of its held-out ones.
+        settings: of trainings and scores.
+        worker: this process.
+        recall: text with answers, for scores of recall; None: there are none.
+
+    Attributes:
+        selection: held-out text that scores are computed on and choices are made by.
+        text: the same, and that of recall.
+        parallel: depths that are trained at the same time, at most.
+
+    Raises:
+        InvalidInput: there is too little text to train on, or to score on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        teacher: TrainedTeacher,
+        sources: Sequence[Tokens],
+        settings: LibrarySettings,
+        worker: Worker,
+        recall: ScoredText | None = None,
+    ) -> None:
+        self.folder, self.teacher, self.settings, self.worker = folder, teacher, settings, worker
+        self._packed = Packed("library", sources, settings.length, settings.sequences, settings.seed)
+        self._trained_on = [source.key for source in sources]
+        self.selection = selection_text(sources, settings.length, settings.score_tokens)
+        self.text = self.selection if recall is None else self.selection.with_windows_of(recall)
+        self.parallel = 1
+        for name in ("blocks", "scores", "training"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+
+    def key(self, slot: Slot, block: Block) -> str:
+        """Returns the key of a trained alternative."""
+        settings = self.settings.model_dump(exclude={"score_tokens", "recall_tokens"})
+        place = self._place(slot, block)
+        return content_hash([LIBRARY_VERSION, place, self._trained_on, settings, BLOCKS.version(block.kind)])
+
+    def train(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> None:
+        """Trains the alternatives that the library lacks, depth by depth.
+
+        Raises:
+            CandidateFailed: a loss is not finite.
+            InfrastructureFailed: the disk is full, or another process trains the same for hours.
+        """
+        for slot, block in self._trained(alternatives):
+            if (path := self.file(slot, block)).is_file():
+                path.touch()  # `trim` removes the least recently used first
+        streams = _Streams(self.teacher, max((slot.depth for slot in alternatives), default=0))
+        for depth in range(self.teacher.layout.depth):
+            wanted = [(slot, block) for slot, each in alternatives.items() if slot.depth == depth for block in each]
+            trained = [(slot, block) for slot, block in wanted if block is not None]
+            if all(self.file(slot, block).is_file() for slot, block in trained):
+                continue
+            lock = self.folder / f".{self.teacher.sha256[:16]}-{depth}.lock"
+            with locked(lock, _LOCK_S, waiting=lambda: self.worker.log("another process trains these blocks")):
+                self._train([each for each in trained if not self.file(*each).is_file()], depth, streams)
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Returns a context in which no file of the library is removed by `trim`.
+
+        Raises:
+            InfrastructureFailed: files are being removed for minutes.
+        """
+        return locked(self.folder / _USE, _USE_S, shared=True)
+
+    def missing_bytes(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> int:
+        """Returns the disk space that `train` takes: untrained blocks, and the largest checkpoints of depths.
+
+        A checkpoint holds each weight with at most two moments, in float32, beside the one that it replaces.
+        """
+        sizes = [0] * self.teacher.layout.depth
+        for slot, block in self._trained(alternatives):
+            if not self.file(slot, block).is_file():
+                with torch.device("meta"):
+                    module = MODULES[block.kind](block, self.teacher.layout.d_model)
+                sizes[slot.depth] += 4 * sum(tensor.numel() for tensor in module.state_dict().values())
+        return sum(sizes) + 2 * 3 * sum(sorted(sizes)[-self.parallel :])
+
+    def file(self, slot: Slot, block: Block) -> Path:
+        """Returns the path of a trained alternative."""
+        return self.folder / "blocks" / f"{self.key(slot, block)}.safetensors"
+
+    def record(self, slot: Slot, block: Block) -> BlockRecord:
+        """Returns the errors of a trained alternative."""
+        path = self.file(slot, block)
+        with safe_open(path, "pt") as file:
+            scalars: dict[str, Any] = json.loads(file.metadata()["scalars"])
+        return BlockRecord(key=path.stem, error_start=scalars["error_start"], error=scalars["error"])
+
+    def weights(self, slot: Slot, block: Block) -> dict[str, Tensor]:
+        """Returns the state dict of a trained alternative, on the CPU."""
+        with safe_open(self.file(slot, block), "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+    def module(self, slot: Slot, block: Block) -> nn.Module:
+        """Returns the module of a trained alternative, on the worker's device."""
+        own = self._own(slot)
+        module = MODULES[block.kind](block, own.d_model)
+        module.load_state_dict(self.weights(slot, block))
+        return module.to(self.worker.device).eval().requires_grad_(False)
+
+    def scores(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Replacement, Score]:
+        """Returns the score of each alternative; those that are missing are computed, depth by depth."""
+        every = [(slot, block) for slot, blocks in alternatives.items() for block in blocks]
+        found = self._scored([(each,) for each in every])
+        return {each: found[each,] for each in every}
+
+    def pair_terms(self, pairs: Sequence[Pair]) -> dict[Pair, Score]:
+        """Returns what each pair of replacements in different layers costs beyond the sum of their scores."""
+        singles: dict[Slot, list[Block | None]] = {}
+        for slot, block in dict.fromkeys(each for pair in pairs for each in pair):
+            singles.setdefault(slot, []).append(block)
+        alone, together = self.scores(singles), self._scored(pairs)
+        return {(one, other): together[one, other].beyond(alone[one], alone[other]) for one, other in pairs}
+
+    def mix(self, choice: Choice) -> Model:
+        """Returns the trained model with the blocks of `choice`, before healing."""
+        blocks = {slot: self.weights(slot, block) for slot, block in choice.items() if block is not None}
+        return mix_of(self.teacher.model, choice, blocks)
+
+    def divergence(self, model: Model) -> float:
+        """Returns the divergence of a whole model from the trained one, in nats per token, on the text of scores."""
+        kl = compared(self.teacher.model, model, self.selection, self.worker.yield_hook).kl
+        return self.selection.means(kl)[TEXT_GROUP]
+
+    @staticmethod
+    def _trained(alternatives: Mapping[Slot, Sequence[Block | None]]) -> Iterator[tuple[Slot, Block]]:
+        return ((slot, block) for slot, blocks in alternatives.items() for block in blocks if block is not None)
+
+    def _place(self, slot: Slot, block: Block | None) -> list[Any]:
+        return [self.teacher.sha256, slot.depth, slot.part, block_name(block)]
+
+    def _score_path(self, replaced: Sequence[Replacement]) -> Path:
+        places = [
+            [*self._place(slot, block), None if block is None else self.key(slot, block)] for slot, block in replaced
+        ]
+        key = content_hash([LIBRARY_VERSION, places, self.text.sha256])
+        return self.folder / "scores" / f"{key}.json"
+
+    def _own(self, slot: Slot) -> BlockModule:
+        layer = self.teacher.layer(slot.depth)
+        own = layer.mixers[0] if slot.part == "mixer" else layer.ffn
+        assert isinstance(own, BlockModule)
+        return own
+
+    def _train(self, missing: Sequence[tuple[Slot, Block]], depth: int, streams: _Streams) -> None:
+        if not missing:
+            return
+        settings, teacher, device = self.settings, self.teacher, self.worker.device
+        keys = {self.key(slot, block): (slot, block) for slot, block in missing}
+        parts = {key: slot.part for key, (slot, _) in keys.items()}
+        with torch.no_grad():
+            first = teacher.before(self._packed.batch(0)[0].to(device), depth)
+            known = teacher.inputs_and_outputs(first, depth)
+        modules = {
+            key: started(block, self._own(slot), known[slot.part][0], settings.seed, teacher.layout.depth)
+            for key, (slot, block) in keys.items()
+        }
+        blocks = nn.ModuleDict(modules).to(device)
+        before = self._errors(blocks, parts, depth)
+
+        def loss(model: nn.ModuleDict, tokens: Tensor, step: Tensor) -> Tensor:
+            with torch.no_grad():
+                before = streams.before(int(step), tokens, depth)
+                known = teacher.inputs_and_outputs(before, depth)
+            errors = [error_of(module, *known[parts[key]], before.cache) for key, module in model.items()]
+            return torch.stack(errors).sum()
+
+        state = TrainingState(blocks, Optimiser(weight_decay=0.0, clip=float("inf"), balance_rate=0.0), settings.steps)
+        stage = Stage(
+            name=f"depth {depth}",
+            steps=settings.steps,
+            tokens=settings.sequences * settings.length,
+            batches=lambda step: [(self._packed.batch(step)[0], torch.tensor(step))],
+            loss=loss,
+            rate=lambda step: settings.lr * wsdc(step, settings.steps, warmup=0.05, decay=0.5, final=0.1),
+        )
+        name = content_hash(sorted(keys))
+        checkpoint = TrainingCheckpoint(
+            self.folder / "training" / f"{name}.safetensors", {"key": name}, interval_s=_CHECKPOINT_S
+        )
+        fit(
+            state, [stage], [checkpoint], self.worker, name=f"{len(keys)} blocks of depth {depth}",
+            precision=lambda: precision_of(device, settings.precision),
+        )  # fmt: skip
+        after = self._errors(blocks.eval(), parts, depth)
+        for key, (slot, block) in keys.items():
+            scalars = {"block": block_name(block), "part": slot.part, "depth": depth, "error_start": before[key]}
+            save_tensors(modules[key].state_dict(), self.file(slot, block), scalars | {"error": after[key]})
+        checkpoint.path.unlink(missing_ok=True)
+
+    @torch.no_grad()
+    def _errors(self, blocks: nn.ModuleDict, parts: Mapping[str, Part], depth: int) -> dict[str, float]:
+        """Returns the error of each block on the held-out text."""
+        found = dict.fromkeys(parts, 0.0)
+        for window in self.selection.passes(self.teacher.layout.vocab):
+            before = self.teacher.before(window.to(self.worker.device), depth)
+            known = self.teacher.inputs_and_outputs(before, depth)
+            for key, part in parts.items():
+                found[key] += (
+                    float(error_of(blocks[key], *known[part], before.cache)) * len(window) / len(self.selection.ids)
+                )
+        return found
+
+    def _scored(self, wanted: Sequence[tuple[Replacement, ...]]) -> dict[tuple[Replacement, ...], Score]:
+        """Returns the scores of sets of replacements, each in order of depth, in different layers.
+
+        Those that are missing are computed, depth by depth of the first replacement.
+        """
+        missing: dict[int, list[tuple[Replacement, ...]]] = {}
+        for replaced in wanted:
+            if not self._score_path(replaced).is_file():
+                missing.setdefault(replaced[0][0].depth, []).append(replaced)
+        for depth, pending in sorted(missing.items()):
+            self._score(pending, depth)
+        return {replaced: _read_score(self._score_path(replaced)) for replaced in wanted}
+
+    @torch.no_grad()
+    def _score(self, pending: Sequence[tuple[Replacement, ...]], depth: int) -> None:
+        teacher, last = self.teacher, self.teacher.layout.depth
+        used = dict.fromkeys(each for replaced in pending for each in replaced)
+        modules = {(slot, block): None if block is None else self.module(slot, block) for slot, block in used}
+        found: list[list[Tensor]] = [[] for _ in pending]
+        for window in self.text.passes(teacher.layout.vocab):
+            self.worker.yield_hook()
+            before = teacher.before(window.to(self.worker.device), depth)
+            known = Known.of(teacher.logits(teacher.between(before, depth, last)))
+            for values, replaced in zip(found, pending, strict=True):
+                stream, at = before, depth
+                for slot, block in replaced:
+                    stream = teacher.between(stream, at, slot.depth)
+                    stream, at = teacher.replaced(stream, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
+                values.append(known.divergence(teacher.logits(teacher.between(stream, at, last))))
+        for replaced, values in zip(pending, found, strict=True):
+            kl = torch.cat(values)
+            windows = kl[: len(self.selection.ids)].mean(-1, dtype=torch.float64).tolist()
+            content = {
+                "replaced": [[slot.depth, slot.part, block_name(block)] for slot, block in replaced],
+                "kl": self.text.means(kl),
+                "windows": windows,
+            }
+            write_durably(self._score_path(replaced), json.dumps(content).encode())
+        self.worker.log(f"depth {depth}: {len(pending)} scores computed")
+
+
+def _read_score(path: Path) -> Score:
+    known = json.loads(path.read_bytes())
+    return Score(known["kl"], tuple(known["windows"]))
+
+
+def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most: int, seed: int) -> list[Pair]:
+    """Returns pairs of replaced mixers in neighbouring layers: all of them, or `most` that are drawn.
+
+    Mixers in two layers are where scores add up worst (docs/measured/adapting.md). No pair replaces a block whose keys
+    and values the other one reads.
+    """
+    mixers = [slot for slot in alternatives if slot.part == "mixer"]
+    every = [
+        ((one, x), (other, y))
+        for one, other in pairwise(mixers)
+        for x in alternatives[one]
+        for y in alternatives[other]
+        if lender_of(y) != one
+    ]
+    return every if len(every) <= most else random.Random(seed).sample(every, most)
+
+
+def trim(folder: Path, limit_bytes: int) -> int:
+    """Removes checkpoints and trained blocks of a library above `limit_bytes`, least recently used first.
+
+    Nothing is removed while an adaptation runs. What was removed is trained again when it is needed, with the same
+    result. Scores stay: they are small.
+
+    Returns:
+        The bytes removed.
+    """
+    removed = 0
+    try:
+        with locked(folder / _USE, 0.0):
+            files = [path for part in ("training", "blocks") for path in (folder / part).glob("*.safetensors")]
+            known = {path: path.stat() for path in files}
+            excess = sum(each.st_size for each in known.values()) - limit_bytes
+            for path in sorted(files, key=lambda each: known[each].st_mtime_ns):
+                if removed >= excess:
+                    break
+                path.unlink()
+                removed += known[path].st_size
+    except InfrastructureFailed:  # locked
+        return 0
+    return removed
+
+
+def is_lender(mixer: nn.Module) -> bool:
+    """Returns whether a mixer has keys and values of its own that others may read."""
+    return isinstance(mixer, GroupedQueryAttention) and mixer.owns_cache
+
+
+def is_reader(mixer: nn.Module) -> bool:
+    """Returns whether a mixer reads keys and values of another one."""
+    return isinstance(mixer, GroupedQueryAttention) and not mixer.owns_cache
+
+
+def error_of(block: nn.Module, h: Tensor, y: Tensor, cache: State | None = None) -> Tensor:
+    """Returns |block(h) - y|^2 / |y|^2 in float32, whatever the precision of the products within the block.
+
+    Args:
+        block: a mixer or a feed-forward.
+        h: its input [B, T, D].
+        y: the wanted output [B, T, D].
+        cache: keys and values, for a mixer that reads those of another one.
+    """
+    out = block(h, cache if is_reader(block) else None)[0] if isinstance(block, Mixer) else block(h)
+    found: Tensor = out.float() - y.float()
+    return found.square().mean() / y.float().square().mean().clamp_min(1e-12)

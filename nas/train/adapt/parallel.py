@@ -1,0 +1,181 @@
+"""Training and scoring of a library as tasks of worker processes, one for each depth, on this machine or a cluster.
+
+A task trains and scores as `Library` does, with the same lock, checkpoint and files. It computes the residual stream in
+front of its depth from the embedding, so that tasks need nothing of each other. Killed with its command or alone, it
+leaves what it has stored; who comes next continues. Nodes share the folders of library, model and cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nas.core.block import Block
+from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.replacement import Slot, block_name, parsed
+from nas.measure.devices.host_lock import host_lock_folder
+from nas.model.nn.fit import Worker
+from nas.model.nn.mixes import ScoredText
+from nas.search.compute.ray import ClusterCompute, Compute, RayCompute
+from nas.search.compute.worker import Share, Spec, stage
+from nas.train.adapt.library import Library, LibrarySettings, TrainedTeacher
+from nas.train.pretrain.data import Tokens, open_tokens
+
+_TRIES = 3
+_PAUSE_S = 0.5
+_LATE_S = 60.0
+"""Longest time after which a network file system shows what another host has written."""
+
+_log = logging.getLogger("nas.train.adapt")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Processes that train a library.
+
+    Args:
+        most: tasks that run in parallel, at most.
+        opened: number of tasks -> what they run on.
+    """
+
+    most: int
+    opened: Callable[[int], AbstractContextManager[Compute]]
+
+    @staticmethod
+    def here(count: int) -> Workers:
+        """Returns so many processes of this machine."""
+        return Workers(count, lambda tasks: RayCompute(min(count, tasks)))
+
+    @staticmethod
+    def of_cluster(address: str) -> Workers:
+        """Returns those of a Ray cluster, of which this machine is a node."""
+        return Workers(sys.maxsize, lambda tasks: ClusterCompute(address, trainings=tasks))
+
+
+class ParallelLibrary(Library):
+    """A library whose depths are trained in parallel.
+
+    Args:
+        folder: of the library.
+        teacher: the trained model.
+        sources: text, from the cache.
+        settings: of trainings and scores.
+        worker: this process.
+        recall: text with answers, for scores of recall; None: there are none.
+        checkpoint: file of the trained model.
+        workers: train and score.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        teacher: TrainedTeacher,
+        sources: Sequence[Tokens],
+        settings: LibrarySettings,
+        worker: Worker,
+        recall: ScoredText | None,
+        checkpoint: Path,
+        workers: Workers,
+    ) -> None:
+        super().__init__(folder, teacher, sources, settings, worker, recall)
+        self.parallel, self._workers = workers.most, workers
+        self._spec = {
+            "library": str(folder.resolve()),
+            "teacher": str(checkpoint.resolve()),
+            "sha256": teacher.sha256,
+            "text": [(source.name, source.key) for source in sources],
+            "recall": recall and [recall.ids.tolist(), {name: at.tolist() for name, at in recall.groups.items()}],
+            "settings": settings.model_dump(mode="json"),
+            "lock": str(host_lock_folder()),
+        }
+
+    def train(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> None:
+        """Trains the alternatives that the library lacks, and computes their scores.
+
+        Raises:
+            CandidateFailed: a loss is not finite.
+            InfrastructureFailed: the disk is full, workers died again and again, or a node does not share the folders.
+        """
+        missing: dict[int, list[tuple[Slot, Block | None]]] = {}
+        for slot, blocks in alternatives.items():
+            for block in blocks:
+                if not self._has(slot, block):
+                    missing.setdefault(slot.depth, []).append((slot, block))
+        if missing:
+            self.worker.log(f"starting workers for {len(missing)} depths of the library")
+            with (
+                self._workers.opened(len(missing)) as compute,
+                tempfile.NamedTemporaryFile(prefix=".", dir=self.folder) as mark,
+            ):
+                threads = max(1, torch.get_num_threads() // compute.workers)
+                spec = self._spec | {"mark": mark.name, "threads": threads}
+                asyncio.run(self._run(compute, spec, missing))
+        super().train(alternatives)
+
+    async def _run(
+        self, compute: Compute, spec: Spec, missing: Mapping[int, Sequence[tuple[Slot, Block | None]]]
+    ) -> None:
+        # The deepest take longest. The first error cancels the other tasks.
+        await asyncio.gather(*(self._fill(compute, spec, depth, missing[depth]) for depth in sorted(missing)[::-1]))
+
+    async def _fill(
+        self, compute: Compute, spec: Spec, depth: int, missing: Sequence[tuple[Slot, Block | None]]
+    ) -> None:
+        """Runs the task of a depth, again where its worker dies, and waits for its files."""
+        own = {"blocks": [(depth, slot.part, block_name(block)) for slot, block in missing]}
+        for tried in range(1, _TRIES + 1):
+            try:
+                outcome = await compute.run(fill, {**spec, **own}, "shared")
+                break
+            except InfrastructureFailed as error:
+                if tried == _TRIES:
+                    raise InfrastructureFailed(f"depth {depth}: {error}; tried {_TRIES} times") from error
+                self.worker.log(f"depth {depth}: {error}; trying again")
+                await asyncio.sleep(_PAUSE_S)
+        if "failed" in outcome:
+            raise CandidateFailed(**outcome["failed"])
+        deadline = time.monotonic() + _LATE_S
+        while not all(self._has(*each) for each in missing):
+            if time.monotonic() > deadline:
+                raise InfrastructureFailed(f"depth {depth}: a worker ended, but its blocks are not in {self.folder}")
+            await asyncio.sleep(_PAUSE_S)
+        self.worker.log(f"depth {depth}: {len(missing)} blocks trained and scored")
+
+    def _has(self, slot: Slot, block: Block | None) -> bool:
+        """Returns whether an alternative is trained and scored."""
+        return (block is None or self.file(slot, block).is_file()) and self._score_path([(slot, block)]).is_file()
+
+
+@stage
+def fill(spec: Spec, share: Share) -> None:
+    """Trains and scores alternatives of one depth of a library: {blocks, threads, device?, ...} -> nothing."""
+    torch.set_num_threads(spec["threads"])
+    device = torch.device("cuda" if spec.get("device") != "cpu" and torch.cuda.is_available() else "cpu")
+    folder = Path(spec["library"])
+    if not Path(spec["mark"]).exists():
+        raise InfrastructureFailed(f"a node has another {folder} than the command: share it, model and $NAS_CACHE")
+    teacher = TrainedTeacher.load(Path(spec["teacher"]), device)
+    if teacher.sha256 != spec["sha256"]:
+        raise InfrastructureFailed(f"a node has another {spec['teacher']} than the command")
+    recall = None
+    if spec["recall"] is not None:
+        ids, groups = spec["recall"]
+        recall = ScoredText(torch.tensor(ids), {name: torch.tensor(at) for name, at in groups.items()})
+    library = Library(
+        folder, teacher, [open_tokens(*source) for source in spec["text"]],
+        LibrarySettings.model_validate(spec["settings"]), Worker(device, _log.info, share.yield_if_wanted), recall,
+    )  # fmt: skip
+    alternatives: dict[Slot, list[Block | None]] = {}
+    for depth, part, name in spec["blocks"]:
+        alternatives.setdefault(Slot(depth, part), []).append(parsed(name, part))
+    library.train(alternatives)
+    library.scores(alternatives)

@@ -1,0 +1,645 @@
+"""`nas family compare`: measures members and reference models under the same conditions on one device.
+
+Models take turns: every model once, then every model again, so that all have the same conditions. Each repetition is a
+separate result in the store, under the key of all its inputs: a comparison that was killed, or that is repeated with
+more models, measures only missing repetitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nas.core import paths
+from nas.core.canonical import content_hash, result_key
+from nas.core.device import Device, show_cores
+from nas.core.durable import locked
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, Unsupported
+from nas.core.family import (
+    FILES,
+    ComparedModel,
+    Comparison,
+    Figure,
+    Measured,
+    Member,
+    MemberFiles,
+    Metric,
+    family_folder,
+    member_folder,
+    read_family,
+    read_record,
+    write_record,
+)
+from nas.core.layout import Layout
+from nas.core.measurement import Measurement
+from nas.core.published import MODELS
+from nas.core.space import MeasurementSettings, RuntimeSpace
+from nas.core.workload import Workload
+from nas.infra.store import artifacts, results
+from nas.infra.store.store import Store
+from nas.measure.farm.farm import Farm, open_farm
+from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget
+from nas.measure.protocol.reference import export_key, measure_key
+from nas.measure.protocol.repetitions import measurement
+from nas.measure.protocol.rounds import Jobs, Subject, measure
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Artifact, RandomWeights, Runtime
+from nas.measure.runtimes.llama_cpp.stock_model import QUANTISATION, StockModel, write_stock_model
+from nas.search.study.stages import failure
+from nas.train.compare.lfm2_report import SIZE_CLASSES, known_class, ratios, size_class
+from nas.train.compare.published import REFERENCES, ReferenceModel, find_reference
+from nas.train.scaling.measure import export_once, recorded_figure
+
+Log = Callable[[str], None]
+RUNTIME = "llama.cpp"
+GENERATED = 100
+"""Decoded tokens, as in the report."""
+DEADLINE_S = 3600.0
+"""Per process: 4K tokens through 4B weights take some minutes on one slow core."""
+
+_LOCK_S = 5.0
+_WEIGHTS = RandomWeights(DEPLOY_SEED)
+_REPLICATES = 1000
+"""Offset of the repetition numbers of the next replicate: more than the maximum number of repetitions."""
+_PENDING = "not measured yet"
+_DECODED = 6.0
+"""Time of a decoded token, in tokens of a prompt: weights are read for one token instead of hundreds."""
+_LONG = 1.4
+"""Factor for attention at a few thousand tokens, mean over kinds of models."""
+_LOADED_PER_S = 3e8
+"""Parameters that are drawn, read and repacked per second."""
+
+
+@dataclass(frozen=True)
+class BenchTask:
+    """A workload that every model runs.
+
+    Args:
+        at: tokens of context of its figures.
+        workload: to run.
+        metrics: figures that it gives.
+        repetitions: number of processes.
+    """
+
+    at: int
+    workload: Workload
+    metrics: tuple[Metric, ...]
+    repetitions: int
+
+
+@dataclass(frozen=True)
+class ModelSelection:
+    """Requested models of a comparison.
+
+    Args:
+        family: name of a built family.
+        references: names of reference models; empty: those of the others' size classes.
+        layouts: one-line strings or published names.
+        classes: size classes: their reference models, and only their members.
+        alone: no reference models besides `references`.
+    """
+
+    family: str | None = None
+    references: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Options of `nas family compare`.
+
+    Args:
+        models: to compare.
+        device: as in spaces; "local" is this machine.
+        threads: of computation.
+        repetitions: per model and workload.
+        flash_attn: fused attention.
+        replicate: a higher number measures again.
+        db: URL, or None for the default database.
+        runtime: that runs the models.
+        workloads: to run; empty: the report's.
+    """
+
+    models: ModelSelection
+    device: str = "local"
+    threads: int = 1
+    repetitions: int = 3
+    flash_attn: bool = True
+    replicate: int = 0
+    db: str | None = None
+    runtime: str = RUNTIME
+    workloads: tuple[BenchTask, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model of a comparison: a member, a reference model, a layout or a model file.
+
+    Args:
+        name: in tables.
+        parameters: all of them.
+        active: those that one token uses.
+        architecture: the runtime's name.
+        subject: the model to write, or its file.
+        member: whether it is a member of the family.
+        searched: whether the family's search used the device of the comparison.
+        source: page of a published configuration.
+        flash_attn: whether its graph works with fused attention.
+        patched: whether it needs our build of the runtime.
+    """
+
+    name: str
+    parameters: int
+    active: int
+    architecture: str
+    subject: Layout | StockModel | Path
+    member: bool = False
+    searched: bool = False
+    source: str = ""
+    flash_attn: bool = True
+    patched: bool = False
+
+
+def compare(options: CompareOptions, log: Log, progress: Log) -> tuple[Comparison, Path]:
+    """Measures missing repetitions; returns the comparison and the file that it was written to.
+
+    The file is replaced after every repetition, so that a page can show progress. Each device, selection of models and
+    set of conditions has its own file.
+
+    Raises:
+        InvalidInput: a requested model does not exist, or the runtime does not support it.
+        InfrastructureFailed: the device is gone, or another process makes this comparison; the same call
+            resumes it.
+    """
+    store = Store.open(options.db)
+    try:
+        with open_farm(store) as farm:
+            device = farm.device(options.device)
+            contenders = select_models(options.models, RUNTIMES[options.runtime], device.id)
+            destination = comparison_path(options, device.id)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            with locked(destination.with_suffix(".lock"), _LOCK_S):
+                made = _compare(options, contenders, device, farm, destination, log, progress)
+                return asyncio.run(made), destination
+    finally:
+        store.close()
+
+
+async def _compare(
+    options: CompareOptions, contenders: Sequence[Contender], device: Device, farm: Farm, destination: Path, log: Log,
+    progress: Log,
+) -> Comparison:  # fmt: skip
+    jobs = farm.jobs(None)
+    tasks = options.workloads or report_tasks(options.threads, options.repetitions, flash_attn=options.flash_attn)
+    protocol = MeasurementSettings(deadline_s=DEADLINE_S)
+    workloads = {f"{task.at} tokens": task.workload for task in tasks}
+    calibrator = Calibrator(farm, jobs, protocol, paths.home() / "work", log, workloads)
+    patched = any(each.patched for each in contenders)
+    spec = RuntimeSpace(name=options.runtime, quantisation=QUANTISATION, build="any" if patched else "stock")
+    bench = await calibrator.target(options.device, spec)
+    log(f"{len(contenders)} models on {device.id}: about {_duration(expected_seconds(contenders, tasks, bench))}")
+    entries = [(each, artifact_of(each, farm.store, bench.runtime)) for each in contenders]
+    interleaved = InterleavedBench(bench, jobs, farm.store, protocol, options.replicate)
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    conditions = Conditions(options.models.family, bench, options.threads, options.flash_attn, tasks, made)
+
+    def write(partial: PartialResults, what: str) -> None:
+        progress(what)
+        write_record(destination, comparison(conditions, contenders, partial))
+
+    return comparison(conditions, contenders, await interleaved.run(entries, tasks, write))
+
+
+def comparison_path(options: CompareOptions, device: str) -> Path:
+    """Returns the file of a comparison, in the family's folder or in `comparisons`.
+
+    Raises:
+        UnknownName: no such family.
+    """
+    models = options.models
+    folder = paths.home() / "comparisons"
+    if models.family is not None:
+        folder = family_folder(read_family(models.family).name)
+    key = content_hash(
+        {
+            "references": sorted(models.references),
+            "layouts": sorted(models.layouts),
+            "classes": sorted(models.classes),
+            "alone": models.alone,
+            "threads": options.threads,
+            "flash_attn": options.flash_attn,
+            "replicate": options.replicate,
+            "runtime": options.runtime,
+        }
+    )
+    return folder / f"comparison-{device}-{key[:8]}.json"
+
+
+def report_tasks(threads: int, repetitions: int, *, flash_attn: bool = True) -> tuple[BenchTask, ...]:
+    """Returns the report's workloads, the cheapest first.
+
+    The peak at 32K is taken with the whole cache allocated and a short prompt; docs/how-to/family-comparison.md has the
+    reason.
+    """
+    common = {"threads": threads, "flash_attn": flash_attn}
+    speed: tuple[Metric, ...] = ("prefill_tps", "decode_tps", "ttft_ms")
+    return (
+        BenchTask(32768, Workload(prompt=512, gen=16, context=32768, **common), ("peak_rss_mb",), 1),
+        BenchTask(1024, Workload(prompt=1024, gen=GENERATED, **common), speed, repetitions),
+        BenchTask(4096, Workload(prompt=4096, gen=GENERATED, **common), (*speed, "peak_rss_mb"), repetitions),
+    )
+
+
+def expected_seconds(contenders: Sequence[Contender], tasks: Sequence[BenchTask], bench: MeasurementTarget) -> float:
+    """Returns the expected time of all repetitions with their reference runs, if none is stored.
+
+    Time grows with active parameters times tokens, at the rate at which the reference model runs with as many threads.
+    """
+    reference, workload = bench.runtime.reference_model(), bench.runtime.reference_workload()
+    work = reference.params.active * (workload.prompt + _DECODED * workload.gen)
+    total = 0.0
+    for contender in contenders:
+        for task in tasks:
+            tokens = task.workload.prompt + _DECODED * task.workload.gen
+            run_s = bench.reference_beside(task.workload).calibration.run_ms / 1e3
+            computed = _LONG * contender.active * tokens * run_s / work
+            total += task.repetitions * (computed + contender.parameters / _LOADED_PER_S + run_s)
+    return total
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return "a minute"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+# Selection of models.
+
+
+def select_models(models: ModelSelection, runtime: Runtime, device: str) -> list[Contender]:
+    """Returns members, layouts and reference models, the latter by name or by size class.
+
+    Raises:
+        UnknownName: no such family, class or reference model.
+        Unsupported: the runtime does not support a layout or a reference model.
+        InvalidInput: no model was named, or a layout cannot be read.
+    """
+    classes = [known_class(name) for name in models.classes]
+    own = [
+        each
+        for each in (*_members(models.family, runtime, device), *_layouts(models.layouts, runtime))
+        if not classes or not each.member or size_class(each.parameters) in classes
+    ]
+    references = [of_reference(find_reference(name)) for name in models.references]
+    if not references and not models.alone:
+        wanted = classes or [size_class(each.parameters) for each in own]
+        # Those that need our build are compared when they are named.
+        known = (each for each in REFERENCES.values() if not each.patched)
+        references = [of_reference(each) for each in known if size_class(each.parameters) in wanted]
+    if not own and not references:
+        raise InvalidInput(
+            f"nothing to compare: name a --family, a --layout, a --reference ({', '.join(REFERENCES)}) or a --class "
+            f"({', '.join(SIZE_CLASSES)})"
+        )
+    once: dict[str, Contender] = {}
+    for each in (*own, *references):
+        once.setdefault(each.name, each)
+    return list(once.values())
+
+
+def _layouts(texts: Sequence[str], runtime: Runtime) -> Iterator[Contender]:
+    for text in texts:
+        if text in MODELS and text in REFERENCES:
+            yield of_reference(REFERENCES[text])
+        else:
+            layout = Layout.parse(MODELS.get(text, text))
+            yield of_layout(f"layout {layout.id[:12]}", layout, runtime)
+
+
+def _members(family: str | None, runtime: Runtime, device: str) -> Iterator[Contender]:
+    if family is None:
+        return
+    for member in read_family(family).members:
+        contender = of_layout(f"{family}-{member.size}", Layout.parse(member.layout), runtime)
+        yield replace(
+            contender,
+            subject=_own_file(member_folder(family, member.size), member) or contender.subject,
+            member=True,
+            searched=any(each.searched for each in member.measured if each.device == device),
+        )
+
+
+def _own_file(folder: Path, member: Member) -> Path | None:
+    """Returns the member's own file, which may hold trained weights, if it exists."""
+    files = read_record(folder / FILES, MemberFiles)
+    written = (
+        folder / each.path
+        for each in (files.files if files else ())
+        if each.kind == "gguf" and each.quantisation.casefold() == QUANTISATION
+    )
+    return next((path for path in written if path.is_file()), None)
+
+
+def of_reference(reference: ReferenceModel) -> Contender:
+    """Returns a reference model as a contender."""
+    shape = reference.shape
+    return Contender(
+        reference.name, reference.parameters, reference.active, reference.architecture,
+        shape if isinstance(shape, Layout) else shape.model(),
+        source=reference.source, patched=reference.patched, flash_attn=reference.flash_attn,
+    )  # fmt: skip
+
+
+def of_layout(name: str, layout: Layout, runtime: Runtime) -> Contender:
+    """Returns a layout as a contender.
+
+    Raises:
+        Unsupported: the runtime does not support it.
+    """
+    support = runtime.supports(layout)
+    if support.arch is None:
+        raise Unsupported(f"{runtime.name} does not carry {name}: {'; '.join(support.reasons)}")
+    params = layout.params
+    return Contender(
+        name, params.total, params.active, support.arch, layout, patched=support.verdict == "patched"
+    )  # fmt: skip
+
+
+def artifact_of(contender: Contender, store: Store, runtime: Runtime) -> Artifact:
+    """Returns the Q4_0 model of a contender in the store; random weights are a recipe that the device expands.
+
+    Raises:
+        InvalidInput: its file cannot be read.
+        InfrastructureFailed: the disk is full.
+    """
+    subject = contender.subject
+    if isinstance(subject, Path):
+        stored = artifacts.put_file(store, subject)
+        return Artifact(
+            sha256=stored.sha256, size=stored.size, runtime=runtime.name, quantisation=QUANTISATION, layout_id="",
+            arch=contender.architecture, patched=contender.patched, weights=f"file:{subject.name}",
+        )  # fmt: skip
+    if isinstance(subject, Layout):
+        key = export_key(subject, runtime, QUANTISATION, _WEIGHTS.describe())
+        return export_once(store, key, lambda to: runtime.export(subject, QUANTISATION, _WEIGHTS, to, recipe=True))
+    key = result_key(
+        "export", model=subject.id, runtime=runtime.name, quantisation=QUANTISATION, weights=_WEIGHTS.describe(),
+        writer=runtime.writer_version,
+    )  # fmt: skip
+    return export_once(store, key, lambda to: _stock_artifact(subject, runtime, to))
+
+
+def _stock_artifact(model: StockModel, runtime: Runtime, destination: Path) -> Artifact:
+    written = write_stock_model(model, _WEIGHTS, destination, recipe=True)
+    return Artifact(
+        sha256=written.file.sha256, size=written.file.size, runtime=runtime.name, quantisation=QUANTISATION,
+        layout_id="", arch=model.architecture, weights=_WEIGHTS.describe(), recipe=written.recipe,
+    )  # fmt: skip
+
+
+# Interleaved measurement.
+
+
+@dataclass
+class PartialResult:
+    """The repetitions of one contender in one task so far.
+
+    Args:
+        taken: its repetitions.
+        failed: why it is no longer measured; empty: it did not fail.
+    """
+
+    taken: list[Measurement] = field(default_factory=list)
+    failed: str = ""
+
+    def summary(self) -> Measurement | None:
+        """Returns all repetitions as one measurement."""
+        if not self.taken:
+            return None
+        first = self.taken[0]
+        size_mb = first.figures["file_size"].value
+        assert size_mb is not None
+        return measurement(
+            [rep for each in self.taken for rep in each.repetitions if rep.valid],
+            artifact=first.artifact, runtime=first.runtime, build=first.build, patched=first.patched,
+            device=first.device, workload=first.workload, file_bytes=round(size_mb * 1e6),
+            calibration=first.calibration, wall_s=sum(each.wall_s for each in self.taken),
+        )  # fmt: skip
+
+
+PartialResults = dict[tuple[str, int], PartialResult]
+"""(contender's name, the task's context) -> its repetitions so far."""
+
+
+@dataclass(frozen=True)
+class InterleavedBench:
+    """Measures contenders in turns.
+
+    Args:
+        bench: device, runtime, reference run.
+        jobs: runs rounds on the device.
+        store: keeps repetitions.
+        protocol: deadline and attempts.
+        replicate: a higher number measures again.
+    """
+
+    bench: MeasurementTarget
+    jobs: Jobs
+    store: Store
+    protocol: MeasurementSettings
+    replicate: int = 0
+
+    async def run(
+        self,
+        entries: Sequence[tuple[Contender, Artifact]],
+        tasks: Sequence[BenchTask],
+        after_each: Callable[[PartialResults, str], None],
+    ) -> PartialResults:
+        """Measures every entry in every task; `after_each` takes all results so far and the name of the repetition.
+
+        Raises:
+            InfrastructureFailed: the device is gone; finished repetitions are kept.
+        """
+        partial: PartialResults = {(each.name, task.at): PartialResult() for task in tasks for each, _ in entries}
+        for task in tasks:
+            for turn in range(task.repetitions):
+                for contender, artifact in entries:
+                    result = partial[contender.name, task.at]
+                    if result.failed:
+                        continue
+                    result.failed = self._too_large(artifact)
+                    if not result.failed:
+                        await self._repeat(result, contender, artifact, task, turn)
+                    after_each(partial, f"{contender.name} at {task.at} tokens, {turn + 1} of {task.repetitions}")
+        return partial
+
+    async def _repeat(
+        self, result: PartialResult, contender: Contender, artifact: Artifact, task: BenchTask, turn: int
+    ) -> None:
+        fused = task.workload.flash_attn and contender.flash_attn
+        workload = self.bench.device.pinned(task.workload.model_copy(update={"flash_attn": fused}))
+        outcome = await self._repetition(artifact, workload, turn)
+        if "failed" in outcome:
+            failed = outcome["failed"]
+            result.failed = f"{failed['reason']}: {failed['message'].splitlines()[0]}"
+        else:
+            result.taken.append(Measurement.model_validate(outcome["value"]))
+
+    async def _repetition(self, artifact: Artifact, workload: Workload, turn: int) -> dict[str, Any]:
+        bench, reference = self.bench, self.bench.reference_beside(workload)
+        key = measure_key(
+            artifact.sha256, bench.runner, bench.device.id, workload, 1, self.protocol, reference.calibration,
+            self.replicate * _REPLICATES + turn, bench.device.energy_counter, bench.device.page_size,
+        )  # fmt: skip
+        if row := results.get(self.store, key):
+            return row.payload
+        subject = Subject(artifact, bench.runtime, bench.runner, bench.device, workload)
+        # A new key for the job: the device may still have jobs of an earlier attempt.
+        job = content_hash({"compare": key, "at": time.time()})
+        try:
+            taken = await measure(subject, reference, self.jobs, job, None, 1, self.protocol)
+        except CandidateFailed as error:
+            return results.put(self.store, key, "measure", dict(failure(error))).payload
+        except InfrastructureFailed as error:
+            raise InfrastructureFailed(f"{error}. What was measured is kept: the same command resumes") from error
+        payload = {"value": taken.model_dump(mode="json")}
+        return results.put(self.store, key, "measure", payload, seconds=taken.wall_s).payload
+
+    def _too_large(self, artifact: Artifact) -> str:
+        needs, has = artifact.size / 1e6, self.bench.device.memory_mb
+        return f"too large: {needs:,.0f} MB of weights, {has:,} MB of memory on the device" if needs > has else ""
+
+
+# Record of the comparison.
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Conditions of a comparison.
+
+    Args:
+        family: its name; None: there is none.
+        bench: device and runtime.
+        threads: of computation.
+        flash_attn: whether attention is fused, in graphs that support it.
+        tasks: workloads.
+        made: time in ISO 8601.
+    """
+
+    family: str | None
+    bench: MeasurementTarget
+    threads: int
+    flash_attn: bool
+    tasks: tuple[BenchTask, ...]
+    made: str
+
+
+def comparison(conditions: Conditions, contenders: Sequence[Contender], partial: PartialResults) -> Comparison:
+    """Returns the record of the results so far."""
+    models = tuple(_model(conditions, each, partial) for each in contenders)
+    return Comparison(
+        family=conditions.family,
+        device=conditions.bench.device.id,
+        conditions=_described(conditions, partial),
+        made=conditions.made,
+        models=models,
+        ratios=tuple(ratios(models)),
+        notes=tuple(_notes(conditions, contenders)),
+    )
+
+
+def _model(conditions: Conditions, contender: Contender, partial: PartialResults) -> ComparedModel:
+    figures: list[Figure] = []
+    for task in conditions.tasks:
+        result = partial[contender.name, task.at]
+        summary = result.summary()
+        for metric in task.metrics:
+            if result.failed or summary is None:
+                figures.append(Figure(metric=metric, prompt=task.at, reason=result.failed or _PENDING))
+            else:
+                figures.append(recorded_figure(metric, task.at, summary))
+    return ComparedModel(
+        name=contender.name,
+        member=contender.member,
+        parameters=contender.parameters,
+        architecture=contender.architecture,
+        source=contender.source,
+        measured=Measured(
+            device=conditions.bench.device.id,
+            runtime=conditions.bench.runtime.name,
+            quantisation=QUANTISATION,
+            threads=conditions.threads,
+            figures=tuple(figures),
+            searched=contender.searched,
+        ),
+    )
+
+
+def _described(conditions: Conditions, partial: PartialResults) -> dict[str, str]:
+    device, runner = conditions.bench.device, conditions.bench.runner
+    first = conditions.tasks[0].workload
+    affinity = device.pinned(first).affinity
+    return {
+        "model": device.model,
+        "cpu": device.cpu,
+        "memory": f"{device.memory_mb} MB",
+        "os": device.os,
+        "threads": str(conditions.threads),
+        "cores": show_cores(affinity) if affinity else "not pinned",
+        "runtime": f"{runner.runtime}, {'patched' if runner.patched else 'stock'} build {runner.build[:12]}",
+        "instructions": _instructions(partial),
+        "quantisation": QUANTISATION,
+        "flash attention": "on" if conditions.flash_attn else "off",
+        "key-value cache": first.kv_type,
+        "repetitions": "; ".join(f"{task.repetitions} at {task.at} tokens" for task in conditions.tasks),
+        "calibration": f"{conditions.bench.reference.calibration.run_ms:.1f} ms of the reference run",
+    }
+
+
+def _instructions(partial: PartialResults) -> str:
+    """Returns the processor instructions that the runtime reports to use."""
+    for result in partial.values():
+        for taken in result.taken:
+            for rep in taken.repetitions:
+                if rep.sample and (info := rep.sample.info.get("system_info")):
+                    uses = [part.split("=")[0].strip() for part in str(info).split("|") if part.strip().endswith("= 1")]
+                    return ", ".join(use.removeprefix("CPU :").strip() for use in uses)
+    return "not reported"
+
+
+def _notes(conditions: Conditions, contenders: Sequence[Contender]) -> Iterator[str]:
+    """Yields differences from the report."""
+    yield (
+        f"Threads: {conditions.threads} here; the report does not give its own. More threads speed up prefill more "
+        "than decoding, which memory bandwidth limits sooner."
+    )
+    yield (
+        "Instructions: those above here; the report's phone and laptop have others. They speed up matrix products more "
+        "than attention over a long cache and state-space scans, so ratios between kinds of models change."
+    )
+    attention = "on" if conditions.flash_attn else "off"
+    yield (
+        f"Flash attention is {attention} here and not given in the report; llama.cpp's versions differ, too. It "
+        "changes models with much attention most, and more at 4K than at 1K."
+    )
+    unfused = [each.name for each in contenders if not each.flash_attn]
+    if unfused and conditions.flash_attn:
+        yield f"Without flash attention, which does not work with the stock graph: {', '.join(unfused)}."
+    yield "Sliding windows cache the window and one batch here (llama.cpp's own default is the whole context)."
+    yield (
+        "Weights of reference models are random, with the types that llama.cpp's quantiser gives: as far as measured, "
+        "speed does not depend on values. A trained router may favour some experts more than a random one does."
+    )
+    yield (
+        "Decode speed is 100 tokens over their time; times are floors over the repetitions, corrected by the reference "
+        "runs beside them."
+    )
+    if any(each.member and not each.searched for each in contenders):
+        yield "The family's search did not use this device."

@@ -1,0 +1,182 @@
+"""Curriculum of a fine-tuning: from questions that most models answer to those that few do (LFM2 report, 4.2.1).
+
+The share of models that answer a question right is given in its line (`solved`), found by asking an ensemble, or
+predicted from the words of the question. Answers are greedy, and kept by content, so that an interrupted stage
+continues:
+
+    $NAS_CACHE/answers/KEY.json   answers of one model to a chunk of questions
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from nas.core import paths
+from nas.core.canonical import content_hash, sha256_of
+from nas.core.durable import write_durably
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.model.nn.fit import Log
+from nas.model.nn.model import Model
+from nas.model.nn.weights import checkpoint_layout
+from nas.train.posttrain.conversations import ChatTokenizer, Conversation
+from nas.train.posttrain.filters import question_text
+from nas.train.posttrain.generation import generate, loaded
+from nas.train.posttrain.judges import RULES, Sample
+from nas.train.posttrain.merging import named_weights
+from nas.train.pretrain.member_training import MemberToTrain
+from nas.train.release.model_tokenizer import read_member_tokenizer
+from nas.train.release.tokenizer import require_fit
+
+CURRICULUM = "curriculum"
+"""Key of the settings, for messages."""
+CURRICULUM_VERSION = 1
+"""Part of keys: increase it with every change after which the same inputs give other answers or shares."""
+
+_QUESTIONS_AT_ONCE = 64
+_BUCKETS = 512
+_RIDGE = 1.0
+_ROWS_AT_ONCE = 4096
+
+
+class CurriculumSettings(BaseModel):
+    """How hard a conversation is; those that more models answer right are read first in each epoch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: tuple[str, ...] = Field(
+        (), description="earlier stages by name or kind, or files of weights, that are asked"
+    )
+    judge: Literal["exact", "contains"] = Field("exact", description="rule by which an answer is right")
+    answer_tokens: int = Field(256, ge=1, description="most tokens of an answer")
+    questions: int | None = Field(None, ge=1, description="most questions to ask; shares of the others are predicted")
+
+
+class Solver(NamedTuple):
+    """A model of the ensemble: its file of weights, with SHA-256 and layout."""
+
+    weights: Path
+    sha256: str
+    layout: Layout
+
+
+def solvers(settings: CurriculumSettings, member: MemberToTrain) -> list[Solver]:
+    """Returns the models of the ensemble, whose layouts may differ.
+
+    Raises:
+        InvalidInput: a name is neither a file nor an earlier stage, or the tokenizer does not fit a layout.
+    """
+    found, tokenizer = [], read_member_tokenizer(member.tokenizer)
+    for name in settings.models:
+        path, sha256 = named_weights(member, name, where=f"{CURRICULUM}.models")
+        layout = checkpoint_layout(path)
+        require_fit(tokenizer, layout, f"{CURRICULUM}.models: {name}")
+        found.append(Solver(path, sha256, layout))
+    return found
+
+
+def key_of(settings: CurriculumSettings, ensemble: Sequence[Solver]) -> dict[str, Any]:
+    """Returns what the shares depend on besides the conversations and the tokenizer."""
+    fields = settings.model_dump(mode="json", exclude={"models"})
+    return {"curriculum": CURRICULUM_VERSION, "models": [each.sha256 for each in ensemble], **fields}
+
+
+def solved_shares(
+    settings: CurriculumSettings,
+    ensemble: Sequence[Solver],
+    conversations: Sequence[Conversation],
+    tokenizer: Path,
+    log: Log,
+) -> NDArray[np.float32]:
+    """Returns the share of models that answer each conversation's question right, p_i in the report.
+
+    Raises:
+        InvalidInput: no share is known, by which others could be predicted.
+    """
+    shares = np.asarray([np.nan if each.solved is None else each.solved for each in conversations], np.float32)
+    asked = np.flatnonzero(np.isnan(shares))
+    given = len(shares) - len(asked)
+    if settings.questions is not None:
+        asked = np.sort(np.random.default_rng(0).permutation(asked)[: settings.questions])
+    if ensemble and len(asked):
+        some = [conversations[int(index)] for index in asked]
+        shares[asked] = np.mean([_right(settings, each, some, tokenizer, log) for each in ensemble], axis=0)
+    unknown = np.isnan(shares)
+    if unknown.all():
+        raise InvalidInput("no conversation has a share `solved`, and no models are named to find it", where=CURRICULUM)
+    if unknown.any():
+        texts = np.asarray([question_text(each) for each in conversations], object)
+        shares[unknown] = predicted(texts[~unknown].tolist(), shares[~unknown], texts[unknown].tolist())
+    log(
+        f"curriculum: {shares.mean():.0%} solved on average; {given:,} given, {len(shares) - given - unknown.sum():,}"
+        f" by {len(ensemble)} models, {unknown.sum():,} predicted"
+    )
+    return shares
+
+
+def _right(
+    settings: CurriculumSettings, solver: Solver, asked: Sequence[Conversation], tokenizer: Path, log: Log
+) -> list[bool]:
+    """Returns whether a model answers each question right; chunks that were answered before are read."""
+    chat, sha256 = ChatTokenizer.read(tokenizer), sha256_of(tokenizer)
+    right: list[bool] = []
+    model: Model | None = None
+    for start in range(0, len(asked), _QUESTIONS_AT_ONCE):
+        some = asked[start : start + _QUESTIONS_AT_ONCE]
+        questions = [chat.question(each.question, each.tools) for each in some]
+        inputs = [CURRICULUM_VERSION, solver.sha256, sha256, *chat.identity, settings.answer_tokens, questions]
+        path = paths.cache() / "answers" / f"{content_hash(inputs)}.json"
+        if not path.is_file():
+            model = model or loaded(solver.layout, solver.weights)
+            found = generate(model, questions, settings.answer_tokens, chat.ends)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(path, json.dumps([chat.answer_of(ids) for ids in found]).encode())
+            log(f"{solver.weights}: answered {start + len(some):,} of {len(asked):,} questions")
+        answers = json.loads(path.read_bytes())
+        samples = [Sample(each, answer, "") for each, answer in zip(some, answers, strict=True)]
+        right += [score > 0 for score in RULES[settings.judge](samples)]
+    return right
+
+
+def predicted(known: Sequence[str], shares: NDArray[np.float32], texts: Sequence[str]) -> NDArray[np.float32]:
+    """Returns shares for `texts`, in [0, 1], by ridge regression on features of `known` texts with their shares."""
+    size, mean = _BUCKETS + 1, shares.mean(dtype=np.float64)
+    total, square, cross = np.zeros(size), _RIDGE * np.eye(size), np.zeros(size)
+    for start in range(0, len(known), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        x = _features(known[rows])
+        total += x.sum(0)
+        square += x.T @ x
+        cross += x.T @ (shares[rows] - mean)
+    centre = total / len(known)
+    weights = np.linalg.solve(square - len(known) * np.outer(centre, centre), cross)
+    found = [
+        mean + (_features(texts[start : start + _ROWS_AT_ONCE]) - centre) @ weights
+        for start in range(0, len(texts), _ROWS_AT_ONCE)
+    ]
+    return np.asarray(np.clip(np.concatenate(found), 0, 1), np.float32)
+
+
+def _features(texts: Sequence[str]) -> NDArray[np.float64]:
+    """Returns which words and pairs of words a text has, hashed and scaled to length 1, and the log of its length.
+
+    Digits are alike, so that numbers count by how many digits they have.
+    """
+    rows = np.zeros((len(texts), _BUCKETS + 1))
+    for row, text in zip(rows, texts, strict=True):
+        words = re.sub(r"\d", "0", text).split()
+        for gram in (*words, *map(" ".join, pairwise(words))):
+            row[zlib.crc32(gram.encode()) % _BUCKETS] = 1
+        row /= max(1.0, float(np.linalg.norm(row)))
+        row[_BUCKETS] = np.log1p(len(words))
+    return rows

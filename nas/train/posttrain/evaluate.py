@@ -1,0 +1,299 @@
+"""Using a member's files: chat with one of them, and exact answers of PyTorch, GGUF files and .pte compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName
+from nas.core.family import (
+    EVALUATION,
+    TRAINING,
+    MemberEvaluation,
+    MemberFile,
+    MemberFiles,
+    MemberTraining,
+    read_record,
+    write_record,
+)
+from nas.core.layout import Layout
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.dialogue import Dialogue
+from nas.measure.runtimes.executorch import stock
+from nas.measure.runtimes.llama_cpp import binding
+from nas.measure.runtimes.llama_cpp.patches import patch_files
+from nas.measure.runtimes.llama_cpp.source import COMMIT
+from nas.measure.runtimes.llama_cpp.support import PATCHED
+from nas.model.nn.fit import Log
+from nas.model.nn.model import Model
+from nas.model.nn.weights import load_weights
+from nas.train.posttrain.conversations import ChatTokenizer, Conversation, Message, Tool, problem_of, read_lines
+from nas.train.posttrain.generation import Answerer, Judgements, answerer, counts, exact_answers, grouped
+from nas.train.pretrain.member_training import MemberToTrain
+from nas.train.release.files import files_of, find_member, rewrite_card, tokenizer_of
+from nas.train.release.options import QUANTISATIONS
+from nas.train.release.tokenizer import SPECIAL
+
+PYTORCH = "pytorch"
+_DIALOGUES = {"gguf": binding.dialogue, "pte": stock.dialogue}
+_RUNTIME_OF = dict.fromkeys(QUANTISATIONS, "llama.cpp") | dict.fromkeys(
+    RUNTIMES["executorch"].quantisations, "executorch"
+)
+
+
+def open_dialogue(member: Path, quantisation: str, context: int) -> Dialogue:
+    """Returns a dialogue with a file of a member: llama.cpp's with a GGUF file, ExecuTorch's with a .pte.
+
+    Args:
+        member: folder of the member.
+        quantisation: of the file, such as q4_0 or 8da4w.
+        context: most tokens of a question with its answer; of a .pte no more than it was made for.
+
+    Raises:
+        InvalidInput: no files were written yet.
+        UnknownName: there is none of this quantisation.
+        InfrastructureFailed: no available build of the runtime runs it.
+    """
+    files, file = _file(member, quantisation, tuple(_DIALOGUES))
+    if file.kind == "pte" and files.pte_context is not None:
+        context = min(context, files.pte_context)
+    return _DIALOGUES[file.kind](member / file.path, context)
+
+
+def _file(member: Path, quantisation: str, kinds: Sequence[str]) -> tuple[MemberFiles, MemberFile]:
+    files = files_of(member)
+    if files is None:
+        raise InvalidInput(f"{member.name} has no files yet")
+    found = {file.quantisation.lower(): file for file in files.files if file.kind in kinds}
+    file = found.get(quantisation.lower())
+    if file is None:
+        raise UnknownName("file", quantisation, found, where="--quantisation")
+    return files, file
+
+
+def server_command(
+    member: Path, quantisation: str, context: int, host: str, port: int, server: str, log: Log
+) -> list[str]:
+    """Returns the command line that serves a GGUF file of a member with llama.cpp's server, and its OpenAI API.
+
+    Args:
+        member: folder of the member.
+        quantisation: of the file.
+        context: tokens.
+        host: address to listen on.
+        port: to listen on.
+        server: name or path of llama-server.
+        log: takes one line, where an ordinary server does not load this file.
+
+    Raises:
+        InvalidInput: no files were written yet.
+        UnknownName: there is no GGUF file of this quantisation.
+    """
+    files, file = _file(member, quantisation, ("gguf",))
+    if files.loads["llama.cpp"].startswith(PATCHED):
+        patches = ", ".join(map(str, patch_files()))
+        log(f"no ordinary server loads this file, {files.loads['llama.cpp']}; build one of {COMMIT} with {patches}")
+    path = str(member / file.path)
+    return [
+        server, "--model", path, "--alias", Path(path).stem, "--ctx-size", str(context), "--host", host, "--port",
+        str(port), "--jinja",
+    ]  # fmt: skip
+
+
+def chat_tokenizer(member: Path) -> ChatTokenizer:
+    """Returns the tokenizer of the member in folder `member`.
+
+    Raises:
+        InvalidInput: no files were written yet, or its vocabulary is too small for special tokens.
+    """
+    return ChatTokenizer.read(tokenizer_of(member))
+
+
+@contextmanager
+def file_answerer(member: Path, quantisation: str, context: int) -> Iterator[Answerer]:
+    """Yields a member's file, to be asked; see `open_dialogue` and `Dialogue` for what is raised."""
+    ends = chat_tokenizer(member).ends
+    with open_dialogue(member, quantisation, context) as dialogue:
+
+        def respond(questions: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+            return [list(dialogue.answer(question, most, ends)) for question in questions]
+
+        yield Answerer(respond, dialogue.scores)
+
+
+class Questions(Protocol):
+    """What a member is asked."""
+
+    name: str
+    """For the record."""
+    record: str
+    """File of the member that keeps the result."""
+    groups: dict[str, dict[str, tuple[str, ...]]]
+    """See `MemberEvaluation`."""
+    versions: dict[str, int]
+    """See `MemberEvaluation`."""
+
+    def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
+        """Asks all questions and returns whether the answers are right; each model has the same tasks and questions."""
+        ...
+
+
+class Conversations:
+    """Conversations, each with the expected answer at its end, as `Questions`.
+
+    Args:
+        path: file of conversations.
+    """
+
+    record = EVALUATION
+
+    def __init__(self, path: Path) -> None:
+        self._conversations, self.name = read_lines(path, Conversation), path.name
+        self.groups: dict[str, dict[str, tuple[str, ...]]] = {}
+        self.versions: dict[str, int] = {}
+
+    def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
+        """See `Questions`."""
+        return grouped(self._conversations, exact_answers(self._conversations, chat, asked.respond))
+
+
+def evaluate_member(
+    family: str, size: str, questions: Questions, quantisations: Sequence[str], context: int, log: Log
+) -> MemberEvaluation:
+    """Counts right answers of a member in PyTorch and in files of the same weights, for its record and its card.
+
+    Args:
+        family: name of the family.
+        size: of the member.
+        questions: what is asked.
+        quantisations: of the files; where one is missing or its runtime cannot run it, the record has the reason.
+        context: most tokens of a question with its answer.
+        log: takes one line at a time.
+
+    Raises:
+        UnknownName: no such family, size or quantisation.
+        InvalidInput: the member was not trained, or its files hold other weights.
+    """
+    for quantisation in quantisations:
+        if quantisation not in _RUNTIME_OF:
+            raise UnknownName("quantisation", quantisation, _RUNTIME_OF, where="--quantisation")
+    folder, owner, member = find_member(family, size)
+    training, layout = read_record(folder / TRAINING, MemberTraining), Layout.parse(member.layout)
+    trained = MemberToTrain(folder, layout, tokenizer_of(folder), () if training is None else training.history)
+    chat, weights, files = chat_tokenizer(folder), trained.weights(), files_of(folder)
+    described = f"checkpoint:{trained.before[-1].checkpoint}"
+    if files is None or files.weights != described:
+        raise InvalidInput(f"the files of {size} do not hold {described}: repeat the last training", where="--size")
+    model = Model(layout, None)
+    load_weights(model, weights)
+    right = questions.judge(answerer(model.eval(), chat), chat)
+    scores = {PYTORCH: counts(right)}
+    missing: dict[str, str] = {}
+    written = {file.quantisation.lower() for file in files.files if file.kind in _DIALOGUES}
+    for quantisation in quantisations:
+        if quantisation not in written:
+            loads = files.loads.get(_RUNTIME_OF[quantisation], "")
+            missing[quantisation] = loads.removeprefix("none: ") if loads.startswith("none") else "no file was written"
+            continue
+        try:
+            with file_answerer(folder, quantisation, context) as asked:
+                own = questions.judge(asked, chat)
+        except (InvalidInput, InfrastructureFailed, CandidateFailed) as error:
+            missing[quantisation] = str(error)
+        else:
+            scores[quantisation] = counts(own, right)
+    evaluation = MemberEvaluation(
+        weights=described, tasks=questions.name, scores=scores, missing=missing, groups=questions.groups,
+        versions=questions.versions,
+    )  # fmt: skip
+    write_record(folder / questions.record, evaluation)
+    rewrite_card(folder, owner, member, log)
+    return evaluation
+
+
+class Chat:
+    """A conversation with a model file.
+
+    Args:
+        dialogue: of the file.
+        chat: tokenizer of the member.
+        system: first message; empty: none.
+        tools: that the model may call.
+        log: takes a line where turns are forgotten.
+    """
+
+    def __init__(
+        self,
+        dialogue: Dialogue,
+        chat: ChatTokenizer,
+        system: str = "",
+        tools: Sequence[Tool] = (),
+        log: Log = lambda line: None,
+    ) -> None:
+        self._dialogue, self._chat, self._tools, self._log = dialogue, chat, tuple(tools), log
+        self.messages: list[Message] = [Message(role="system", content=system)] if system else []
+
+    def say(self, text: str, *, most: int, temperature: float, seed: int) -> Iterator[str]:
+        """Yields the answer to `text` in pieces, as they are computed.
+
+        Where the context has no room for the conversation with half an answer, its oldest turns are forgotten.
+
+        Args:
+            text: of the user.
+            most: tokens of the answer.
+            temperature: of sampling; 0: the likeliest token each time.
+            seed: of sampling.
+
+        Raises:
+            InvalidInput: the text is empty, contains a special token, or does not fit the context.
+            CandidateFailed: the runtime died on the file (crash).
+        """
+        asked = [*self.messages, Message(role="user", content=text)]
+        if problem := problem_of(asked[-1:], "user", self._chat.special):
+            raise InvalidInput(problem)
+        asked = self._shortened(asked, self._dialogue.context - min(most // 2, self._dialogue.context // 2))
+        ids: list[int] = []
+        shown = ""
+        question = self._chat.question(asked, self._tools)
+        for token in self._dialogue.answer(question, most, self._chat.ends, temperature=temperature, seed=seed):
+            ids.append(token)
+            answer = self._chat.answer_of(ids)
+            if not answer.endswith("\N{REPLACEMENT CHARACTER}"):  # which stands for an incomplete character
+                yield answer[len(shown) :]
+                shown = answer
+        self.messages = [*asked, Message(role="assistant", content=self._chat.answer_of(ids))]
+
+    def _shortened(self, asked: list[Message], room: int) -> list[Message]:
+        """Returns the conversation without as many of its oldest turns as leave no more than `room` tokens."""
+        first = 1 if asked[0].role == "system" else 0
+        starts = [place for place, message in enumerate(asked) if message.role == "user"]
+        shorter = ([*asked[:first], *asked[place:]] for place in starts)
+        kept = next((each for each in shorter if len(self._chat.question(each, self._tools)) <= room), None)
+        if kept is None:
+            kept = [*asked[:first], *asked[starts[-1] :]]
+        if dropped := (len(asked) - len(kept)) // 2:
+            self._log(f"forgot the oldest {dropped} of {len(starts) - 1} turns: the context is full")
+        return kept
+
+
+def read_tools(path: Path, special: Sequence[str] = SPECIAL) -> list[Tool]:
+    """Reads a JSON list of tools, each an object or text, as lines of conversations have them.
+
+    Args:
+        path: of the list.
+        special: tokens that tools may not spell.
+
+    Raises:
+        InvalidInput: the file is no such list, or a tool contains a special token.
+    """
+    try:
+        found: list[Tool] = TypeAdapter(list[Tool]).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise InvalidInput(f"no JSON list of tools: {error}", where=str(path)) from error
+    if token := next((each for each in special if any(each in str(tool) for tool in found)), None):
+        raise InvalidInput(f"a tool contains the special token {token}", where=str(path))
+    return found

@@ -1,0 +1,212 @@
+"""Answers of a model in PyTorch, greedy or sampled, and the share of exact matches with expected answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nas.core.family import TaskScore
+from nas.core.layout import Layout
+from nas.measure.runtimes.dialogue import Score, scores
+from nas.model.nn.model import Model, ModelState
+from nas.model.nn.weights import load_weights
+from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_lines
+
+ALL = "all"
+_LOGITS_AT_ONCE = 1 << 25
+_MOST_ROWS = 128
+_SPARE_TOKENS = 8
+
+Respond = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
+"""(ids of questions, most tokens of an answer) -> ids of answers, with or without the one that ends them."""
+
+Judgements = Mapping[str, Sequence[bool]]
+"""Task -> whether each of its answers is right."""
+
+
+class Answerer(NamedTuple):
+    """A model in PyTorch, or a file of one, that is asked.
+
+    Args:
+        respond: greedy answers.
+        scores: (ids of a question, ids of continuations) -> score of each continuation.
+    """
+
+    respond: Respond
+    scores: Callable[[Sequence[int], Sequence[Sequence[int]]], list[Score]]
+
+
+@torch.no_grad()
+def generate(
+    model: Model,
+    questions: Sequence[Sequence[int]],
+    most: int,
+    ends: Sequence[int],
+    *,
+    temperature: float = 0.0,
+    seeds: Sequence[Sequence[int]] = (),
+) -> list[list[int]]:
+    """Returns the ids after each question, up to one of `ends`, which is included, or `most` ids.
+
+    Questions of equal length are answered together, so that nothing is padded.
+
+    Args:
+        model: in evaluation mode.
+        questions: ids of each.
+        most: ids of an answer.
+        ends: ids that end one.
+        temperature: 0: the likeliest id each time.
+        seeds: of each question's samples; needed where the temperature is not 0.
+    """
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for place, question in enumerate(questions):
+        by_length[len(question)].append(place)
+    answers: list[list[int]] = [[] for _ in questions]
+    for length, places in sorted(by_length.items()):
+        rows = max(1, min(_MOST_ROWS, _LOGITS_AT_ONCE // (length * model.layout.vocab)))
+        for start in range(0, len(places), rows):
+            some = places[start : start + rows]
+            noise = [np.random.default_rng([*seeds[place]]) for place in some] if temperature else []
+            found = _continued(model, [questions[place] for place in some], most, ends, temperature, noise)
+            for place, answer in zip(some, found, strict=True):
+                answers[place] = answer
+    return answers
+
+
+def _continued(
+    model: Model,
+    questions: Sequence[Sequence[int]],
+    most: int,
+    ends: Sequence[int],
+    temperature: float,
+    noise: Sequence[np.random.Generator],
+) -> list[list[int]]:
+    device = model.embed.weight.device
+    every, state = model.prefill(torch.tensor([list(each) for each in questions], device=device))
+    logits = every[:, -1]
+    answers: list[list[int]] = [[] for _ in questions]
+    running = set(range(len(questions)))
+    for left in range(most, 0, -1):
+        chosen = _chosen(logits, temperature, noise)
+        for row in list(running):
+            answers[row].append(int(chosen[row]))
+            if answers[row][-1] in ends:
+                running.remove(row)
+        if not running or left == 1:
+            break
+        logits, state = model.step(chosen.to(device), state)
+    return answers
+
+
+def _chosen(logits: Tensor, temperature: float, noise: Sequence[np.random.Generator]) -> Tensor:
+    """Returns an id for each row: the greatest logit, with Gumbel noise where a temperature is given."""
+    if not temperature:
+        return logits.argmax(-1).cpu()
+    gumbel = np.stack([each.gumbel(size=logits.shape[-1]) for each in noise])
+    return (logits.double().cpu() / temperature + torch.from_numpy(gumbel)).argmax(-1)
+
+
+def exact_matches(conversations: Sequence[Conversation], chat: ChatTokenizer, respond: Respond) -> dict[str, TaskScore]:
+    """Returns the answers of `exact_answers` by task; see `by_task`."""
+    return by_task(conversations, exact_answers(conversations, chat, respond))
+
+
+def exact_answers(conversations: Sequence[Conversation], chat: ChatTokenizer, respond: Respond) -> list[bool]:
+    """Returns whether each answer equals the expected one but for space around them.
+
+    Args:
+        conversations: questions, each with the expected answer.
+        chat: tokenizer of the member.
+        respond: the model.
+    """
+    questions = [chat.question(each.question, each.tools) for each in conversations]
+    most = max(len(chat.encode(each.answer)) for each in conversations) + _SPARE_TOKENS
+    return [
+        chat.answer_of(ids).strip() == conversation.answer.strip()
+        for conversation, ids in zip(conversations, respond(questions, most), strict=True)
+    ]
+
+
+def by_task(
+    conversations: Sequence[Conversation], right: Sequence[bool], before: Sequence[bool] | None = None
+) -> dict[str, TaskScore]:
+    """Returns task -> counts of right answers; `ALL`: of all tasks.
+
+    Args:
+        conversations: what was asked.
+        right: whether each answer is right.
+        before: the same of PyTorch, to count what a file of the same weights lost and gained.
+    """
+    return counts(grouped(conversations, right), None if before is None else grouped(conversations, before))
+
+
+def grouped(conversations: Sequence[Conversation], right: Sequence[bool]) -> Judgements:
+    """Returns the judgements of answers by task; `ALL`: of all tasks."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    for conversation, each in zip(conversations, right, strict=True):
+        for task in dict.fromkeys((conversation.task or ALL, ALL)):
+            found[task].append(each)
+    return dict(sorted(found.items()))
+
+
+def counts(right: Judgements, before: Judgements | None = None) -> dict[str, TaskScore]:
+    """Returns task -> counts of right answers; with `before`, those of PyTorch, also what was lost and gained."""
+    return {task: _count(own, None if before is None else before[task]) for task, own in right.items()}
+
+
+def _count(right: Sequence[bool], before: Sequence[bool] | None) -> TaskScore:
+    if before is None:
+        return TaskScore.of(sum(right), len(right))
+    pairs = list(zip(before, right, strict=True))
+    return TaskScore.of(sum(right), len(right), pairs.count((True, False)), pairs.count((False, True)))
+
+
+def loaded(layout: Layout, weights: Path) -> Model:
+    """Returns a model with weights of a file, in evaluation mode and without gradients."""
+    model = Model(layout, None)
+    load_weights(model, weights)
+    return model.eval().requires_grad_(False)
+
+
+def answerer(model: Model, chat: ChatTokenizer) -> Answerer:
+    """Returns a model in evaluation mode, to be asked."""
+
+    def scored(question: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[Score]:
+        return scores(_Session(model), len(question), question, continuations)
+
+    return Answerer(lambda questions, most: generate(model, questions, most, chat.ends), scored)
+
+
+class _Session:
+    """A `nas.measure.runtimes.dialogue.Session` of a model in PyTorch."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._state: ModelState | None = None
+
+    @torch.no_grad()
+    def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        given = torch.tensor([list(ids)], device=self._model.embed.weight.device)
+        logits, self._state = self._model.prefill(given, self._state)
+        return np.asarray(logits[0, -1:].float().cpu())
+
+    def reset(self) -> None:
+        self._state = None
+
+
+def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path) -> dict[str, float]:
+    """Returns "exact TASK" -> share of exact answers to the conversations in `files`, for the record of a training."""
+    conversations = [each for path in files for each in read_lines(Path(path), Conversation)]
+    if not conversations:
+        return {}
+    assert isinstance(model, Model)
+    chat = ChatTokenizer.read(tokenizer)
+    found = exact_matches(conversations, chat, answerer(model, chat).respond)
+    return {f"exact {task}": each.exact / each.questions for task, each in found.items()}

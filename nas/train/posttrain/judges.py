@@ -1,0 +1,129 @@
+"""Judges of sampled answers: rules, or a command that the user supplies; and the preferences made from their scores."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from nas.core.errors import InfrastructureFailed
+from nas.train.posttrain.conversations import Conversation, Preference
+
+_DEADLINE_S = 3600.0
+_TAIL = 500
+
+
+class Sample(NamedTuple):
+    """An answer to judge.
+
+    Args:
+        conversation: the question, with the answer of the data.
+        answer: the one to judge.
+        place: `file:line` or another name of the question, for messages.
+    """
+
+    conversation: Conversation
+    answer: str
+    place: str
+
+
+Judge = Callable[[Sequence[Sample]], list[float]]
+"""Scores samples; a greater score is better."""
+
+
+def exact(samples: Sequence[Sample]) -> list[float]:
+    """Scores 1 for the answer of the data, but for space around it, and 0 for others."""
+    return [float(each.answer.strip() == each.conversation.answer.strip()) for each in samples]
+
+
+def contains(samples: Sequence[Sample]) -> list[float]:
+    """Scores 1 for the answer of the data, else 0.5 if it is contained, else 0."""
+    return [
+        right or 0.5 * (each.conversation.answer.strip() in each.answer)
+        for each, right in zip(samples, exact(samples), strict=True)
+    ]
+
+
+RULES: dict[str, Judge] = {"exact": exact, "contains": contains}
+
+
+def command_judge(argv: Sequence[str], deadline_s: float = _DEADLINE_S) -> Judge:
+    """Returns a judge that runs a command, without a shell.
+
+    It reads a JSON object per line, {"messages": [...], "tools": [...], "reference": ..., "answer": ...}, and writes a
+    number per line.
+
+    Raises (when called):
+        InfrastructureFailed: the command cannot be started, dies, hangs, or does not write a finite number for each
+            answer; the message names the question.
+    """
+
+    def judge(samples: Sequence[Sample]) -> list[float]:
+        asked = "".join(json.dumps(_request(each), ensure_ascii=False) + "\n" for each in samples)
+        try:
+            done = subprocess.run(
+                list(argv), input=asked.encode(), capture_output=True, timeout=deadline_s, check=False
+            )
+        except OSError as error:
+            raise InfrastructureFailed(f"judge {argv[0]}: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise InfrastructureFailed(f"judge {argv[0]}: no scores after {deadline_s:g} s") from error
+        lines = done.stdout.decode(errors="replace").splitlines()
+        scores = []
+        for sample, line in zip(samples, lines, strict=False):
+            if (score := _number(line)) is None:
+                raise InfrastructureFailed(f"judge {argv[0]}: {line[:80]!r} is not a score, for {sample.place}")
+            scores.append(score)
+        if done.returncode or len(lines) != len(samples):
+            tail = done.stderr.decode(errors="replace")[-_TAIL:].strip()
+            last = samples[min(len(lines), len(samples) - 1)].place
+            raise InfrastructureFailed(
+                f"judge {argv[0]}: exit code {done.returncode} after {len(lines)} of {len(samples)} scores, at {last}"
+                + (f":\n{tail}" if tail else "")
+            )
+        return scores
+
+    return judge
+
+
+def _request(sample: Sample) -> dict[str, object]:
+    conversation = sample.conversation
+    return {
+        "messages": [message.model_dump() for message in conversation.question],
+        "tools": list(conversation.tools),
+        "reference": conversation.answer,
+        "answer": sample.answer,
+    }
+
+
+def _number(line: str) -> float | None:
+    try:
+        number = float(line)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def preference_of(samples: Sequence[Sample], scores: Sequence[float], reference: float) -> Preference | None:
+    """Returns the best and the worst of the sampled answers and the data's own answer (LFM2 report, 4.3.1).
+
+    Of equal scores, sampled answers are preferred to the data's own.
+
+    Args:
+        samples: answers to one question, which cannot be empty.
+        scores: of each.
+        reference: score of the data's own answer.
+
+    Returns:
+        The preference; None where all scores are equal.
+    """
+    conversation = samples[0].conversation
+    scored = [(each.answer.strip(), score) for each, score in zip(samples, scores, strict=True) if each.answer.strip()]
+    scored.append((conversation.answer, reference))
+    best, worst = max(scored, key=lambda one: one[1]), min(scored, key=lambda one: one[1])
+    if best[1] == worst[1]:
+        return None
+    made = Preference(messages=conversation.question, tools=conversation.tools, chosen=best[0], rejected=worst[0])
+    return None if made.problem() else made

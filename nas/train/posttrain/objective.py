@@ -1,0 +1,68 @@
+"""Losses on answers: cross-entropy, with dropout on embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from nas.core.task import IGNORE
+from nas.model.nn.model import Model
+
+_LOGITS_AT_ONCE = 1 << 24
+"""Most logits of a chunk, which are computed again in the backward pass; see `nas.train.pretrain.loss`."""
+
+
+def answer_nats(model: Model, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the cross-entropy of each answer token in nats, [N], and the row of the batch that it is in, [N].
+
+    Rows are packed up to their last answer tokens, see `PackedRows`; logits are computed for answer tokens alone.
+
+    Args:
+        model: to evaluate.
+        inputs: ids [B, T], padded at the end, which no earlier position depends on.
+        labels: next ids [B, T]; `IGNORE` where no answer is.
+    """
+    answers = labels != IGNORE
+    needed = answers.flip(1).cumsum(1).flip(1) > 0
+    features, wanted = model.packed_features(inputs, needed)[answers[needed]], labels[answers]
+    rows = max(1, _LOGITS_AT_ONCE // model.layout.vocab)
+    chunks = zip(torch.split(features, rows), torch.split(wanted, rows), strict=True)
+    nats = [checkpoint(_nats, model, *chunk, use_reentrant=False) for chunk in chunks]
+    return torch.cat(nats), answers.nonzero()[:, 0]
+
+
+def _nats(model: Model, features: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model.logits(features).float(), labels, reduction="none")
+
+
+@contextmanager
+def dropped_embeddings(model: Model, share: float, seed: int) -> Iterator[None]:
+    """Sets a random share of the values of token embeddings to zero and scales the others by 1 / (1 - share).
+
+    The LFM2 report (4.2.2) drops 10 % of the embeddings' values in fine-tuning and nothing inside of the model.
+
+    Args:
+        model: its embedding is changed within the context.
+        share: from 0 (nothing is dropped) to below 1.
+        seed: of the choice.
+    """
+    if not share:
+        yield
+        return
+    generator = torch.Generator().manual_seed(seed)
+
+    def drop(module: Any, arguments: Any, embedded: Tensor) -> Tensor:
+        kept = torch.rand(embedded.shape, generator=generator) >= share
+        return embedded * (kept.to(embedded) / (1 - share))
+
+    handle = model.embed.register_forward_hook(drop)
+    try:
+        yield
+    finally:
+        handle.remove()

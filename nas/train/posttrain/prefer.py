@@ -1,0 +1,374 @@
+"""Preference alignment of members: length-normalised direct objectives (LFM2 report, section 4.3, equations 3 to 5).
+
+Preferences are read from files, or made on policy: the member answers questions several times, a judge scores the
+answers and the data's own, and the best and the worst become a pair. Sampled and judged chunks are cached, so that an
+interrupted stage continues:
+
+    $NAS_CACHE/preferences/KEY/00000.jsonl ...   preferences of a chunk of questions; some may yield none
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from nas.core import paths
+from nas.core.canonical import content_hash, sha256_of
+from nas.core.durable import write_durably
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.task import IGNORE
+from nas.model.nn.fit import Log, Stage, Worker
+from nas.model.nn.model import Model
+from nas.train.posttrain.conversations import (
+    ChatTokenizer,
+    Conversation,
+    Preference,
+    check_files,
+    read_lines,
+    read_numbered_lines,
+)
+from nas.train.posttrain.filters import question_text, without_overlap
+from nas.train.posttrain.generation import evaluated, generate, loaded
+from nas.train.posttrain.judges import RULES, Judge, Sample, command_judge, preference_of
+from nas.train.posttrain.objective import answer_nats
+from nas.train.posttrain.reward_model import RewardModel, folder_sha256
+from nas.train.posttrain.sft import (
+    PASSES_VERSION,
+    ConversationPlan,
+    TokenisedConversations,
+    TrainingSettings,
+    evaluation_questions,
+    held_out_by_content,
+    padded,
+    passes_of,
+    tokens_path,
+)
+from nas.train.pretrain.member_training import MemberToTrain, TrainingRequest
+
+PREFERENCES_VERSION = 1
+"""Part of keys: increase it with every change after which the same inputs give other preferences."""
+ACCURACY = "held-out preferences kept"
+
+_TOKENS_AT_ONCE = (4096, 32768)
+_QUESTIONS_AT_ONCE = 64
+
+
+class PreferSettings(TrainingSettings):
+    """Settings of a preference alignment; defaults are the LFM2 report's (table 5) where it has them."""
+
+    epochs: float = Field(2, gt=0)
+    batch: int = Field(64, ge=1, description="preferences per step; the report's is 2,048")
+    lr: float = Field(8e-7, gt=0)
+    final: float = Field(0.1, ge=0, le=1)
+    warmup: float = Field(0.01, ge=0)
+
+    beta: float = Field(5.0, ge=0, description="coefficient of the implicit reward")
+    margin: float = Field(0.1, description="m, of the relative term")
+    relative: float = Field(1.0, ge=0, description="omega, weight of log sigmoid(Delta - m)")
+    absolute: float = Field(0.2, ge=0, description="lambda, weight of delta")
+
+    pairs: tuple[str, ...] = Field((), description="files of preferences")
+    questions: tuple[str, ...] = Field((), description="files of conversations to answer on policy")
+    samples: int = Field(5, ge=1, description="answers per question")
+    temperature: float = Field(1.0, gt=0)
+    answer_tokens: int = Field(256, ge=1, description="most tokens of a sampled answer")
+    judge: Literal["exact", "contains"] | None = Field(None, description="rule that scores the samples")
+    judge_command: tuple[str, ...] = Field((), description="program and arguments that score the samples instead")
+    judge_model: str | None = Field(None, description="folder of a reward model that scores the samples instead")
+    length: int = Field(1024, ge=2, description="most tokens; longer preferences are dropped, never cut")
+    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of preferences that are only scored")
+    evaluate: tuple[str, ...] = Field(
+        (), description="files of conversations: pairs may not overlap, and answers are compared at the end"
+    )
+    benchmarks: str | None = Field(
+        None,
+        exclude_if=lambda folder: folder is None,
+        description="folder of data sets as of `nas family evaluate --benchmarks`: pairs may not overlap",
+    )
+    ngram: int = Field(
+        13, ge=1, exclude_if=lambda words: words == 13, description="words that a question may not share; see sft"
+    )
+
+    @model_validator(mode="after")
+    def _sources(self) -> PreferSettings:
+        if not self.pairs and not self.questions:
+            raise InvalidInput("name files of preferences, or of questions to answer", where="pairs")
+        if self.questions and sum(map(bool, (self.judge, self.judge_command, self.judge_model))) != 1:
+            raise InvalidInput("answers need one of judge, judge_command and judge_model", where="questions")
+        return self
+
+    def judged_by(self) -> Judge:
+        """Returns the judge of sampled answers."""
+        if self.judge_model:
+            return RewardModel(Path(self.judge_model))
+        return RULES[self.judge] if self.judge else command_judge(self.judge_command)
+
+
+def preference_loss(
+    policy: Tensor, reference: Tensor, lengths: Tensor, *, beta: float, margin: float, relative: float, absolute: float
+) -> Tensor:
+    """Returns the loss of each preference, [B]: equations 3 to 5 with f(x) = log sigmoid(x) and g(x) = x.
+
+    relative 1, absolute 0 and margin 0 are length-normalised DPO; relative 0 and absolute 1 APO-zero.
+
+    Args:
+        policy: log-probabilities of the chosen and rejected answers by the model, [B, 2].
+        reference: the same by the model at the start, [B, 2].
+        lengths: tokens of the answers, [B, 2].
+        beta: coefficient of the implicit reward.
+        margin: m.
+        relative: omega.
+        absolute: lambda.
+    """
+    rewards = beta * (policy - reference) / lengths
+    chosen, rejected = rewards.unbind(-1)
+    return -(relative * F.logsigmoid(chosen - rejected - margin) + absolute * (chosen.sigmoid() - rejected.sigmoid()))
+
+
+def answer_log_probabilities(model: Model, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Returns the log-probability of each row's answer, [B]; see `answer_nats`."""
+    nats, rows = answer_nats(model, inputs, labels)
+    return torch.zeros(len(inputs), device=nats.device).index_add(0, rows, -nats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferRequest(TrainingRequest):
+    """A requested preference alignment.
+
+    Args:
+        settings: its paths are relative to the working folder.
+    """
+
+    kind: ClassVar[str] = "prefer"
+
+    settings: PreferSettings
+
+    def check(self, known: Collection[str]) -> None:
+        """See `TrainingRequest`."""
+        super().check(known)
+        settings = self.settings
+        check_files(
+            [
+                *((path, Preference) for path in settings.pairs),
+                *((path, Conversation) for path in (*settings.questions, *settings.evaluate)),
+            ],
+            self.tokenizer,
+        )
+        evaluation_questions((), settings.benchmarks)
+        if settings.judge_command and shutil.which(settings.judge_command[0]) is None:
+            raise InvalidInput(f"no such program: {settings.judge_command[0]}", where="judge_command")
+        if settings.questions and settings.judge_model:
+            settings.judged_by()
+
+    def plan(self, member: MemberToTrain, log: Log) -> Prefer:
+        """See `TrainingRequest`."""
+        weights, settings, chat = member.weights(), self.settings, ChatTokenizer.read(member.tokenizer)
+        hashes = [
+            [sha256_of(Path(path)) for path in files]
+            for files in (settings.pairs, settings.questions, settings.evaluate)
+        ]
+        chosen = {"length", "held_out"} | (_SAMPLING if settings.questions else set())
+        origin = member.origin.checkpoint if settings.questions else ""
+        fields = settings.model_dump(mode="json", include=chosen)
+        by = [folder_sha256(Path(settings.judge_model))] if settings.questions and settings.judge_model else []
+        asked = evaluation_questions(settings.evaluate, settings.benchmarks)
+        apart = [{"ngram": settings.ngram, "evaluations": content_hash(asked)}] if asked else []
+        tokenizer = [sha256_of(member.tokenizer), *chat.identity]
+        key = content_hash([PREFERENCES_VERSION, *tokenizer, fields, hashes[:2], origin, *by, *apart])
+        path = tokens_path(key)
+        if not path.is_file():
+            pairs = [each for name in settings.pairs for each in read_lines(Path(name), Preference)]
+            texts = [question_text(each.conversation(each.chosen)) for each in pairs]
+            pairs = [pairs[index] for index in _apart(texts, asked, settings, log)]
+            if settings.questions:
+                pairs += _on_policy(settings, member, loaded(member.layout, weights), chat, key, asked, log)
+            _write_pairs(path, pairs, chat, settings, log)
+        return Prefer.of(member, weights, settings, key, chat, evaluations=hashes[2])
+
+
+_PATHS = {"pairs", "questions", "evaluate", "benchmarks", "judge_model"}
+_SAMPLING = {"samples", "temperature", "answer_tokens", "judge", "judge_command", "seed"}
+
+
+def _apart(texts: Sequence[str], evaluations: Sequence[str], settings: PreferSettings, log: Log) -> list[int]:
+    """Returns the indices of questions that do not overlap those of evaluations."""
+    kept = without_overlap(texts, evaluations, settings.ngram)
+    if len(kept) < len(texts):
+        log(f"{len(texts) - len(kept):,} of {len(texts):,} questions overlap those of evaluations and were dropped")
+    return kept
+
+
+def _on_policy(
+    settings: PreferSettings,
+    member: MemberToTrain,
+    model: Model,
+    chat: ChatTokenizer,
+    key: str,
+    evaluations: Sequence[str],
+    log: Log,
+) -> Iterator[Preference]:
+    """Yields preferences from sampled answers, chunk by chunk; chunks that were judged before are read."""
+    folder = paths.cache() / "preferences" / key
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = [
+        (conversation, f"{path}:{number}")
+        for path in settings.questions
+        for number, conversation in read_numbered_lines(Path(path), Conversation)
+    ]
+    texts = [question_text(conversation) for conversation, _ in asked]
+    asked = [asked[index] for index in _apart(texts, evaluations, settings, log)]
+    judge = settings.judged_by()
+    for start in range(0, len(asked), _QUESTIONS_AT_ONCE):
+        path = folder / f"{start // _QUESTIONS_AT_ONCE:05}.jsonl"
+        if not path.is_file():
+            some = asked[start : start + _QUESTIONS_AT_ONCE]
+            found = _judged(settings, member, model, chat, judge, some, start)
+            write_durably(path, "".join(each.model_dump_json() + "\n" for each in found).encode())
+            log(f"answered {start + len(some):,} of {len(asked):,} questions: {len(found)} preferences")
+        for line in path.read_text("utf-8").splitlines():
+            yield Preference.model_validate(json.loads(line))
+
+
+def _judged(
+    settings: PreferSettings,
+    member: MemberToTrain,
+    model: Model,
+    chat: ChatTokenizer,
+    judge: Judge,
+    asked: Sequence[tuple[Conversation, str]],
+    first: int,
+) -> list[Preference]:
+    questions = [chat.question(each.question, each.tools) for each, _ in asked]
+    repeated = [question for question in questions for _ in range(settings.samples)]
+    seeds = [[settings.seed, first + i, j] for i in range(len(asked)) for j in range(settings.samples)]
+    with member.timed("sample"):
+        answers = generate(
+            model, repeated, settings.answer_tokens, chat.ends, temperature=settings.temperature, seeds=seeds
+        )
+    own = [
+        [Sample(each, chat.answer_of(ids), place) for ids in answers[i * settings.samples : (i + 1) * settings.samples]]
+        for i, (each, place) in enumerate(asked)
+    ]
+    known = [Sample(each, each.answer, place) for each, place in asked]
+    with member.timed("judge"):
+        scores = judge([*(sample for some in own for sample in some), *known])
+    found = []
+    for i, some in enumerate(own):
+        theirs = scores[i * settings.samples : (i + 1) * settings.samples]
+        found.append(preference_of(some, theirs, scores[len(asked) * settings.samples + i]))
+    return [each for each in found if each is not None]
+
+
+def _write_pairs(
+    path: Path, pairs: Sequence[Preference], chat: ChatTokenizer, settings: PreferSettings, log: Log
+) -> None:
+    """Writes chosen and rejected answers in turn, those of a pair next to each other."""
+    kept = []
+    for pair in pairs:
+        both = [chat.conversation(pair.conversation(each), last=True) for each in (pair.chosen, pair.rejected)]
+        if all(len(ids) <= settings.length for ids, _ in both):
+            kept.append(both)
+    log(f"{len(kept):,} preferences; {len(pairs) - len(kept):,} longer than {settings.length:,} tokens dropped")
+    if not kept:
+        raise InvalidInput(
+            "no preference is left to train on: all answers to a question have one score, or are too long",
+            where=", ".join((*settings.pairs, *settings.questions)),
+        )
+    held_out = [held_out_by_content(both[0][0], settings.held_out) for both in kept]
+    rows = [row for both in kept for row in both]
+    each = [out for out in held_out for _ in range(2)]
+    TokenisedConversations.write(path, rows, [0] * len(rows), each, {"pairs": len(kept)})
+
+
+class Prefer(ConversationPlan):
+    """Plan of a preference alignment; `tokens` are those of both answers of each preference."""
+
+    settings: PreferSettings
+    evaluations: list[str]
+
+    def key_inputs(self) -> dict[str, Any]:
+        """See `TrainingPlan`."""
+        # Without paths: the contents of files and folders are in `tokens`.
+        settings = self.settings.model_dump(mode="json", exclude=_PATHS)
+        return {
+            "prefer": settings,
+            "preferences": self.tokens,
+            "evaluations": self.evaluations,
+            "start": self.weights_sha256,
+            "passes": PASSES_VERSION,
+        }
+
+    def config(self) -> dict[str, Any]:
+        """See `TrainingPlan`."""
+        data = TokenisedConversations(tokens_path(self.tokens))
+        return {
+            "settings": self.settings.model_dump(mode="json"),
+            "tokenizer": self.tokenizer_sha256,
+            "preferences": len(data.lengths) // 2,
+            "counts": {ACCURACY: int(data.held_out[::2].sum())},
+        }
+
+    def stages(self, worker: Worker) -> list[Stage]:
+        """See `TrainingPlan`."""
+        settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
+        pairs = np.flatnonzero(~data.held_out[::2])
+        reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
+        steps, most = settings.steps(len(pairs)), worker.most_tokens(*_TOKENS_AT_ONCE) // 2
+
+        def drawn(step: int) -> list[int]:
+            numbers = range(step * settings.batch, (step + 1) * settings.batch)
+            order = [divmod(number, len(pairs)) for number in numbers]
+            orders = {e: np.random.default_rng([settings.seed, e]).permutation(pairs) for e, _ in order}
+            return [int(orders[epoch][place]) for epoch, place in order]
+
+        def passes(step: int) -> list[tuple[Tensor, ...]]:
+            own = drawn(step)[worker.rank :: worker.world]
+            lengths = [int(data.lengths[2 * pair : 2 * pair + 2].max()) for pair in own]
+            return [self._batch(data, [own[place] for place in places]) for places in passes_of(lengths, most)]
+
+        def loss(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:
+            with torch.no_grad():
+                before = answer_log_probabilities(reference, inputs, labels)
+            return self._losses(answer_log_probabilities(model, inputs, labels), before, labels).sum() / settings.batch
+
+        tokens = round(float(data.lengths.mean()) * 2 * settings.batch)
+        return [Stage("prefer", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
+
+    def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Returns the share of held-out preferences with a greater reward for the chosen answer, and exact matches."""
+        assert isinstance(model, Model)
+        data = TokenisedConversations(tokens_path(self.tokens))
+        reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
+        kept, pairs = 0, np.flatnonzero(data.held_out[::2])
+        for pair in pairs:
+            worker.yield_hook()
+            inputs, labels = (each.to(worker.device) for each in self._batch(data, [int(pair)]))
+            before = answer_log_probabilities(reference, inputs, labels)
+            rewards = answer_log_probabilities(model, inputs, labels) - before
+            chosen, rejected = (rewards / (labels != IGNORE).sum(-1)).tolist()
+            kept += chosen > rejected
+        found = {ACCURACY: kept / len(pairs)} if len(pairs) else {}
+        return found | evaluated(model, self.settings.evaluate, self.tokenizer)
+
+    def _batch(self, data: TokenisedConversations, pairs: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns inputs and labels of both answers of each pair, [2 B, T]."""
+        rows = [data.conversation(2 * pair + i) for pair in pairs for i in range(2)]
+        return padded([inputs for inputs, _ in rows], self.pad), padded([labels for _, labels in rows], IGNORE)
+
+    def _losses(self, policy: Tensor, reference: Tensor, labels: Tensor) -> Tensor:
+        settings, lengths = self.settings, (labels != IGNORE).sum(-1)
+        return preference_loss(
+            policy.view(-1, 2), reference.view(-1, 2), lengths.view(-1, 2), beta=settings.beta,
+            margin=settings.margin, relative=settings.relative, absolute=settings.absolute,
+        )  # fmt: skip

@@ -1,0 +1,272 @@
+"""The stages of a member from text to chat as one list in a YAML file, and running them in turn.
+
+    tokenizer: tokenizer.json          # none: that of `start`, or the member's own
+    start: adapted/                    # none: weights of the stages themselves; see `nas.train.posttrain.start`
+    stages:
+      - {kind: pretrain, corpus: [texts/], settings: {tokens: 20000000}}
+      - {kind: long, corpus: [books/]}
+      - {kind: sft, data: [{path: chat.jsonl}], epochs: 3}
+      - {kind: prefer, questions: [chat.jsonl], judge: exact}
+      - {kind: merge, method: ties, models: [sft, prefer]}
+
+A stage continues the weights of the one before, or of the earlier one that `from` names; the first one those of
+`start`, else those of the trainings of other kinds on record, or random ones. Stages that have ended are skipped, and
+the one that was interrupted resumes, so a run continues by being started again.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nas.core.errors import InvalidInput
+from nas.core.family import TRAINING, MemberTraining, read_record
+from nas.model.nn.fit import Log
+from nas.search.spaces.problems import read_model
+from nas.train.posttrain.merging import MergeRequest, MergeStageSettings
+from nas.train.posttrain.prefer import PreferRequest, PreferSettings
+from nas.train.posttrain.sft import SftRequest, SftSettings
+from nas.train.posttrain.start import StartRequest, origin_of, require_member
+from nas.train.pretrain.member_training import (
+    TrainingRequest,
+    WriteFiles,
+    before_first,
+    names_of,
+    train_member,
+    write_files_of,
+)
+from nas.train.pretrain.next_token import LongRequest, PretrainingRequest
+from nas.train.pretrain.recipe import Settings
+from nas.train.release.files import find_member, tokenizer_of
+from nas.train.release.options import FileOptions
+
+KINDS = ("start", "pretrain", "long", "sft", "prefer", "merge")
+"""Kinds of stages, by which later ones may name them."""
+
+_NAME = r"^$|^[a-z0-9][a-z0-9_-]{0,63}$"
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Named(BaseModel):
+    """What stages of all kinds have."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    name: str = Field("", pattern=_NAME, description="by which later stages name this one; none: its kind")
+    origin: str = Field("", alias="from", description="earlier stage to start from, by name or kind; none: the last")
+
+
+class _TextStage(_Named, _Config):
+    corpus: tuple[str, ...] = ()
+    settings: Settings = Settings()
+
+    def _resolved(self, paths: Paths) -> tuple[tuple[Path, ...], Settings]:
+        """Returns text and settings, with resolved paths."""
+        stages = self.settings.stages and tuple(
+            stage.model_copy(update={"corpus": tuple(map(paths.file, stage.corpus))}) for stage in self.settings.stages
+        )
+        corpus = tuple(Path(paths.file(each)) for each in self.corpus)
+        return corpus, self.settings.model_copy(update={"stages": stages})
+
+
+class PretrainStage(_TextStage):
+    """Pre-training on text, which may itself have stages of growing length."""
+
+    kind: Literal["pretrain"]
+
+    def request(self, paths: Paths) -> TrainingRequest:
+        """Returns the request, with resolved paths."""
+        return PretrainingRequest(*self._resolved(paths))
+
+
+class LongStage(_TextStage):
+    """Pre-training on text in long sequences."""
+
+    kind: Literal["long"]
+
+    def request(self, paths: Paths) -> TrainingRequest:
+        """Returns the request, with resolved paths."""
+        return LongRequest(*self._resolved(paths))
+
+
+class SftStage(_Named, SftSettings):
+    """Supervised fine-tuning on conversations."""
+
+    kind: Literal["sft"]
+
+    def request(self, paths: Paths) -> TrainingRequest:
+        """Returns the request, with resolved paths."""
+        fields = _settings(self, paths, "evaluate")
+        fields["data"] = [{**source, "path": paths.file(source["path"])} for source in fields["data"]]
+        if self.curriculum is not None:
+            fields["curriculum"]["models"] = [*map(paths.weights, self.curriculum.models)]
+        return SftRequest(settings=SftSettings.model_validate(fields))
+
+
+class PreferStage(_Named, PreferSettings):
+    """Preference alignment."""
+
+    kind: Literal["prefer"]
+
+    def request(self, paths: Paths) -> TrainingRequest:
+        """Returns the request, with resolved paths."""
+        fields = _settings(self, paths, "evaluate", "pairs", "questions")
+        if self.judge_model is not None:
+            fields["judge_model"] = paths.file(self.judge_model)
+        return PreferRequest(settings=PreferSettings.model_validate(fields))
+
+
+class MergeStage(_Named, MergeStageSettings):
+    """Merge of the weights of earlier stages."""
+
+    kind: Literal["merge"]
+
+    def request(self, paths: Paths) -> TrainingRequest:
+        """Returns the request, with resolved paths."""
+        fields = _settings(self, paths, "evaluate")
+        fields["models"] = [*map(paths.weights, self.models)]
+        fields["base"] = self.base and paths.weights(self.base)
+        return MergeRequest(settings=MergeStageSettings.model_validate(fields))
+
+
+AnyStage = Annotated[PretrainStage | LongStage | SftStage | PreferStage | MergeStage, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Resolves paths of a recipe.
+
+    Args:
+        folder: relative paths begin here.
+        names: of stages, which are no paths.
+    """
+
+    folder: Path
+    names: frozenset[str]
+
+    def file(self, path: str) -> str:
+        """Returns the path of a file or folder."""
+        return str(self.folder / path)
+
+    def weights(self, name: str) -> str:
+        """Returns the name of a stage as it is, and the path of weights."""
+        return name if name in self.names else self.file(name)
+
+
+def _settings(stage: BaseModel, paths: Paths, *names: str) -> dict[str, Any]:
+    """Returns the settings of a stage, with the paths in the fields `names` resolved."""
+    fields = stage.model_dump(exclude={"kind", *_Named.model_fields})
+    if fields.get("benchmarks"):
+        fields["benchmarks"] = paths.file(fields["benchmarks"])
+    return fields | {name: [*map(paths.file, fields[name])] for name in names}
+
+
+class PostTrainingRecipe(_Config):
+    """Content of a recipe file."""
+
+    tokenizer: str | None = None
+    start: str | None = Field(None, description="folder of `nas adapt` or of transformers, with the first weights")
+    stages: tuple[AnyStage, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names(self) -> PostTrainingRecipe:
+        names = [stage.name for stage in self.stages if stage.name]
+        for name in names:
+            if name in KINDS or names.count(name) > 1:
+                why = "is a kind of stage" if name in KINDS else "is the name of two stages"
+                raise InvalidInput(f"{name!r} {why}", where="stages")
+        return self
+
+    def requests(self, folder: Path, known: Path | None = None) -> list[TrainingRequest]:
+        """Returns the requests of all stages.
+
+        Args:
+            folder: relative paths begin there.
+            known: tokenizer.json where the recipe names none; None: the member's own.
+        """
+        names = Paths(folder, frozenset({*KINDS, *(stage.name for stage in self.stages)}))
+        tokenizer = known if self.tokenizer is None else folder / self.tokenizer
+        found: list[TrainingRequest] = []
+        if self.start is not None:
+            found.append(StartRequest(folder=folder / self.start, tokenizer=tokenizer))
+        for stage, after in zip_longest(self.stages, self.stages[1:]):
+            request = stage.request(names)
+            if isinstance(request, PretrainingRequest) and isinstance(after, LongStage):
+                request = replace(request, only=request.only or "pretrain")
+            found.append(replace(request, tokenizer=tokenizer, name=stage.name, origin=stage.origin))
+        return found
+
+
+def read_recipe(path: Path) -> PostTrainingRecipe:
+    """Reads a recipe from a YAML file.
+
+    Raises:
+        InvalidInput: one line for each problem, as `file:line: message`.
+    """
+    return read_model(path, PostTrainingRecipe)
+
+
+def run_recipe(
+    family: str,
+    size: str,
+    recipe: PostTrainingRecipe,
+    folder: Path,
+    log: Log,
+    *,
+    workers: int | None = None,
+    files: FileOptions | None = None,
+    checkpoint_s: float = 60.0,
+    write: WriteFiles = write_files_of,
+) -> MemberTraining:
+    """Runs the stages of a recipe that have not ended; writes the member's files after the last one.
+
+    Args:
+        family: name of the family.
+        size: of the member.
+        recipe: its stages.
+        folder: relative paths of the recipe begin here.
+        log: takes one line at a time.
+        workers: processes; see `TrainingRequest`.
+        files: files to write.
+        checkpoint_s: least seconds between checkpoints.
+        write: writes the files.
+
+    Returns:
+        The record of the last stage, with those of the others in `before`.
+
+    Raises:
+        InvalidInput: files of any stage have problems, which are found before the first stage begins.
+        NasError: see `train_member`.
+    """
+    before: tuple[MemberTraining, ...] = ()
+    origin = None if recipe.start is None else origin_of(folder / recipe.start)
+    if origin is None:
+        member, _, _ = find_member(family, size)
+        recorded = read_record(member / TRAINING, MemberTraining)
+        own = None
+        with suppress(InvalidInput):  # that a member has none is said by the first stage, after problems of files
+            own = tokenizer_of(member)
+        requests = recipe.requests(folder, own)
+        before = before_first(requests[0].kind, () if recorded is None else recorded.history)
+    else:
+        requests = recipe.requests(folder, origin.tokenizer)
+    known = names_of(before)
+    for request in requests:
+        request.check(known)
+        known |= {request.kind, request.name} - {""}
+    if origin is not None:
+        require_member(family, size, origin)
+    for number, request in enumerate(requests, 1):
+        log(f"stage {number} of {len(requests)}: {request.name or request.kind}")
+        wanted = replace(request, workers=workers, checkpoint_s=checkpoint_s, files=files or FileOptions())
+        record = train_member(family, size, wanted, log, write, before=before, last=number == len(requests))
+        before = record.history
+    return record

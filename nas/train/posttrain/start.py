@@ -1,0 +1,167 @@
+"""Weights that were trained elsewhere as the first stage of a member: an adapted child, or a folder of transformers.
+
+The folder is the output of `nas adapt`, whose child is taken in float32, or one of transformers that `nas import`
+reads. Its tokenizer, with the chat template beside it, is that of the stages that follow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+
+from nas.core.canonical import content_hash, sha256_of
+from nas.core.errors import InvalidInput
+from nas.core.family import FAMILY, Family, Member, Source, family_folder, write_record
+from nas.core.layout import Layout
+from nas.model.nn.fit import Log, Worker
+from nas.model.nn.weights import checkpoint_layout
+from nas.train.adapt.adapt import CHILD, PLAN
+from nas.train.adapt.checkpoints import IMPORT_VERSION, import_model, model_files, read_model
+from nas.train.pretrain.member_training import START, GivenWeights, MemberToTrain, TrainingRequest
+from nas.train.release.files import find_member
+from nas.train.release.model_tokenizer import read_member_tokenizer
+from nas.train.scaling.explain import pattern_in_words
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A trained model in a folder.
+
+    Args:
+        folder: that was named.
+        layout: of the model.
+        family: "adapted child", or transformers' name of the architecture.
+        files: that hold it.
+        tokenizer: its tokenizer.json.
+    """
+
+    folder: Path
+    layout: Layout
+    family: str
+    files: tuple[Path, ...]
+    tokenizer: Path
+
+    def describe(self) -> str:
+        """Returns it in words, with the beginning of the hash of its files, for records."""
+        return f"{self.family} in {self.folder.resolve().name}, SHA-256 {content_hash(self.hashes)[:12]}"
+
+    @cached_property
+    def hashes(self) -> list[str]:
+        """SHA-256 of its files."""
+        return [sha256_of(path) for path in self.files]
+
+
+def origin_of(folder: Path) -> Origin:
+    """Returns the model in an output folder of `nas adapt`, or in a folder of transformers.
+
+    Raises:
+        InvalidInput: there is none, or the adaptation has not ended.
+        Unsupported: no layout says the model.
+    """
+    if not folder.is_dir():
+        raise InvalidInput("no such folder", where=str(folder))
+    if not (folder / PLAN).is_file():
+        model = read_model(folder)
+        return Origin(folder, model.layout, model.family, tuple(model_files(folder)), folder / "tokenizer.json")
+    child, tokenizer = folder / CHILD, folder / "files" / "transformers" / "tokenizer.json"
+    if not (child.is_file() and tokenizer.is_file()):
+        raise InvalidInput("its adaptation has not ended: run the same `nas adapt` again", where=str(folder))
+    return Origin(folder, checkpoint_layout(child), "adapted child", (child,), tokenizer)
+
+
+def require_member(family: str, size: str, origin: Origin) -> None:
+    """Checks that a member has the layout of a model; a family that does not exist gets this one member.
+
+    Raises:
+        UnknownName: the family has no such size.
+        InvalidInput: the member has another layout.
+    """
+    record, layout = family_folder(family) / FAMILY, origin.layout
+    if not record.is_file():
+        member = Member(
+            size=size, layout=layout.format(), parameters=layout.params.total, active=layout.params.active,
+            non_embedding=layout.params.non_embedding, decisions=(), tried=(),
+        )  # fmt: skip
+        made = Family(
+            name=family, made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), seed=0,
+            pattern=pattern_in_words(layout), sources=(Source(layout=layout.format()),), decisions=(),
+            members=(member,), provenance={"hilnas": version("hilnas"), "started from": origin.describe()},
+        )  # fmt: skip
+        write_record(record, made)
+    _, _, member = find_member(family, size)
+    if Layout.parse(member.layout) != layout:
+        raise InvalidInput(
+            f"{origin.folder} holds {layout}, but {size} of {family} is {member.layout}; name another family, which is"
+            " made with this layout",
+            where="start",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRequest(TrainingRequest):
+    """A requested start from weights that were trained elsewhere.
+
+    Args:
+        folder: of the model; see `origin_of`.
+    """
+
+    kind: ClassVar[str] = "start"
+
+    folder: Path
+
+    def check(self, known: Collection[str]) -> None:
+        """See `TrainingRequest`."""
+        super().check(known)
+        origin = origin_of(self.folder)
+        path = self.tokenizer or origin.tokenizer
+        tokenizer = read_member_tokenizer(path)
+        if not tokenizer.fits(origin.layout.vocab):
+            raise InvalidInput(
+                f"has {tokenizer.size:,} tokens, but the embedding of {self.folder} {origin.layout.vocab:,} rows; name"
+                " the tokenizer.json that the model was trained with",
+                where=str(path),
+            )
+
+    def plan(self, member: MemberToTrain, log: Log) -> Start:
+        """See `TrainingRequest`."""
+        origin = origin_of(self.folder)
+        return Start(
+            layout=member.layout.to_json(), seed=0, tokenizer=member.tokenizer.resolve(),
+            tokenizer_sha256=sha256_of(member.tokenizer), folder=self.folder.resolve(), described=origin.describe(),
+            hashes=origin.hashes,
+        )  # fmt: skip
+
+
+class Start(GivenWeights):
+    """Plan of a start."""
+
+    folder: Path
+    described: str
+    hashes: list[str]
+
+    def key_inputs(self) -> dict[str, Any]:
+        """See `TrainingPlan`."""
+        return {"import": IMPORT_VERSION, "files": self.hashes}
+
+    def config(self) -> dict[str, Any]:
+        """See `TrainingPlan`."""
+        return {"files": self.hashes, "tokenizer": self.tokenizer_sha256}
+
+    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
+        """See `TrainingPlan`."""
+        if (child := self.folder / CHILD).is_file():
+            return child, self.described
+        log(f"importing {self.folder}")
+        import_model(self.folder, own / START)
+        return own / START, self.described
+
+    def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Returns none: nothing was trained."""
+        return {}

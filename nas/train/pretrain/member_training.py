@@ -1,0 +1,618 @@
+"""Trains a member of a family with any kind of training: plan, Ray Train workers, record, files.
+
+A kind of training is a pair of subclasses of `TrainingRequest` and `TrainingPlan`; `next_token` has pre-training. All
+inputs of the result are hashed into the key of the training. The same command again resumes the same training; other
+data, settings or start weights make another training, in its own folder:
+
+    FAMILY/SIZE/training.json             record of the training whose weights are in the member's files
+    FAMILY/SIZE/training/KEY/checkpoint.safetensors   state of an unfinished training
+                             start.safetensors        start weights, if the plan made some; until the training ends
+                             weights.safetensors      the result
+                             outcome.json             report of worker 0
+                             log.txt                  progress
+
+After a training, its record and the member's files are written under a lock (.training.lock), and a command whose
+training has ended earlier rewrites both: when a command ends, the files are those of the recorded training.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from nas.core.canonical import result_key, sha256_of
+from nas.core.durable import locked, write_durably
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError, UnknownName
+from nas.core.family import TRAINING, Family, Member, MemberTraining, read_record, write_record
+from nas.core.layout import Layout
+from nas.measure.devices.host_lock import HostLock, host_lock_folder
+from nas.measure.runtimes.base import Checkpoint
+from nas.model.nn.fit import Log, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of, thinned
+from nas.model.nn.model import Model
+from nas.model.nn.optimisers import Optimiser
+from nas.model.nn.weights import load_weights, save_weights
+from nas.search.compute.ray import RayCompute
+from nas.train.release.files import find_member, tokenizer_of, write_files
+from nas.train.release.model_tokenizer import read_member_tokenizer
+from nas.train.release.options import FileOptions
+from nas.train.release.tokenizer import require_fit
+
+TRAINER_VERSION = 2
+"""Part of keys: increase it with every change after which the same training gives other numbers."""
+CHECKPOINT, START, WEIGHTS = "checkpoint.safetensors", "start.safetensors", "weights.safetensors"
+
+_OUTCOME, _LOG = "outcome.json", "log.txt"
+_CURVE_POINTS = 200
+_LOCK_S = 4 * 3600.0
+_COLLECTIVE_S = 7200
+"""Timeout of workers that wait for each other; measurements may reserve the machine for an hour."""
+
+
+@dataclass(frozen=True)
+class MemberToTrain:
+    """A member for which a training is planned.
+
+    Args:
+        folder: of the member.
+        layout: of the member.
+        tokenizer: tokenizer.json to train with; it fits the layout.
+        before: earlier trainings, in order.
+        start: that of them whose weights the new one continues; None: the last.
+    """
+
+    folder: Path
+    layout: Layout
+    tokenizer: Path
+    before: tuple[MemberTraining, ...]
+    start: MemberTraining | None = None
+    spent: dict[str, float] = field(default_factory=dict, compare=False)
+    """Seconds of parts of the preparation; see `timed`."""
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Adds the seconds within the context to `spent`."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - begin
+
+    @property
+    def origin(self) -> MemberTraining:
+        """The training whose weights the new one continues.
+
+        Raises:
+            InvalidInput: there is none.
+        """
+        if not self.before:
+            raise InvalidInput(f"{self.folder.name} has not been trained yet", where="--size")
+        return self.start or self.before[-1]
+
+    def weights(self, training: MemberTraining | None = None) -> Path:
+        """Returns the weights of a training in `before`, those of `origin` unless another is given.
+
+        Raises:
+            InvalidInput: there is none, or its weights are missing or changed.
+        """
+        return _checked_weights(self.folder, training or self.origin)
+
+    def named(self, name: str) -> MemberTraining | None:
+        """Returns the last earlier training that is called `name`, else the last one of that kind."""
+        named = {each.kind: each for each in self.before} | {each.name: each for each in self.before if each.name}
+        return named.get(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest(ABC):
+    """A requested training; each kind of training is a subclass, with its own `TrainingPlan`.
+
+    Args:
+        tokenizer: tokenizer.json; None: the member's own.
+        workers: processes; None: one per GPU, or one.
+        checkpoint_s: least seconds between checkpoints; see `nas.model.nn.fit.TrainingCheckpoint`.
+        files: files to write afterwards; name, tokenizer and the card's content come from the member.
+        name: by which later stages name the training; empty: its kind.
+        origin: name or kind of the earlier training to start from; empty: the last one.
+    """
+
+    kind: ClassVar[str]
+
+    tokenizer: Path | None = None
+    workers: int | None = None
+    checkpoint_s: float = 60.0
+    files: FileOptions = field(default_factory=FileOptions)
+    name: str = ""
+    origin: str = ""
+
+    def check(self, known: Collection[str]) -> None:
+        """Checks what does not depend on results of earlier trainings, such as files of data, before they begin.
+
+        Args:
+            known: names and kinds of the trainings that will have ended before.
+
+        Raises:
+            InvalidInput: all problems, one a line.
+        """
+        if self.origin and self.origin not in known:
+            raise UnknownName("earlier stage", self.origin, known, where="from")
+
+    @abstractmethod
+    def plan(self, member: MemberToTrain, log: Log) -> TrainingPlan:
+        """Checks the request, prepares its data and returns the complete plan.
+
+        Raises:
+            InvalidInput: data, settings or start weights do not fit the member.
+            UnknownName: the tokenizer lacks a special token.
+        """
+
+
+class TrainingPlan(BaseModel, ABC):
+    """All inputs of a training's result, as JSON for worker processes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layout: dict[str, Any]
+    seed: int
+    tokenizer: Path
+    tokenizer_sha256: str
+
+    @property
+    def key(self) -> str:
+        """The key of the training, 64 hex digits."""
+        plugins = Layout.from_json(self.layout).plugin_versions
+        return result_key(
+            "family-train",
+            trainer=TRAINER_VERSION,
+            layout=self.layout,
+            tokenizer=self.tokenizer_sha256,
+            **({"plugins": plugins} if plugins else {}),
+            **self.key_inputs(),
+        )
+
+    @abstractmethod
+    def key_inputs(self) -> dict[str, Any]:
+        """Returns further inputs of the key; each kind of training needs its own names."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Returns the settings for the record of the training."""
+
+    @property
+    @abstractmethod
+    def most_workers(self) -> int:
+        """Maximum number of workers: sequences in a step of the stage that has fewest."""
+
+    @abstractmethod
+    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
+        """Returns the checkpoint to start from (None: random weights of `seed`), and its description for the record.
+
+        Args:
+            own: folder of the training, for start weights that are made first (`START`).
+            log: takes one line at a time.
+        """
+
+    @abstractmethod
+    def optimiser(self) -> Optimiser:
+        """Returns the settings of the optimiser."""
+
+    @abstractmethod
+    def stages(self, worker: Worker) -> list[Stage]:
+        """Returns data, loss and schedule of each stage, in a worker."""
+
+    @abstractmethod
+    def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Returns the scores of the trained model on held-out data, in worker 0."""
+
+
+class GivenWeights(TrainingPlan):
+    """Plan of a stage whose start weights are its result: nothing is trained, by one worker."""
+
+    @property
+    def most_workers(self) -> int:
+        """See `TrainingPlan`."""
+        return 1
+
+    def optimiser(self) -> Optimiser:
+        """See `TrainingPlan`."""
+        return Optimiser(weight_decay=0.0, clip=1.0, balance_rate=0.0)
+
+    def stages(self, worker: Worker) -> list[Stage]:
+        """See `TrainingPlan`."""
+        return []
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A member with new weights.
+
+    Args:
+        family: of the member.
+        member: its record.
+        folder: of the member.
+        layout: of the member.
+        weights: the new ones.
+        tokenizer: the tokenizer.json that they were trained with.
+        files: files to write.
+    """
+
+    family: Family
+    member: Member
+    folder: Path
+    layout: Layout
+    weights: Checkpoint
+    tokenizer: Path
+    files: FileOptions
+
+
+WriteFiles = Callable[[Trained, Log], object]
+
+
+def write_files_of(trained: Trained, log: Log) -> None:
+    """Writes all files of a member with its new weights."""
+    options = replace(trained.files, tokenizer=trained.tokenizer).of_member(trained.family, trained.member)
+    write_files(trained.folder, trained.layout, trained.weights, options, log)
+
+
+def _write_nothing(trained: Trained, log: Log) -> None:
+    """Leaves the files to the training that follows."""
+
+
+def train_member(
+    family: str,
+    size: str,
+    request: TrainingRequest,
+    log: Log,
+    write: WriteFiles = write_files_of,
+    *,
+    before: tuple[MemberTraining, ...] | None = None,
+    last: bool = True,
+) -> MemberTraining:
+    """Trains a member, from its checkpoint if there is one, and writes its files.
+
+    If the same training has ended earlier, only missing files are written.
+
+    Args:
+        family: name of the family.
+        size: of the member.
+        request: the training.
+        log: takes one line at a time.
+        write: writes the files.
+        before: trainings to continue; None: those on record before the first of this kind.
+        last: False if another training follows, which writes the files: none are written, and if this training has
+            ended earlier, the record with its successors stays as it is.
+
+    Raises:
+        UnknownName: no such family or size, or the tokenizer lacks a special token.
+        InvalidInput: the request does not fit the member, or a file was changed: the tokenizer during the training, or
+            the weights after it.
+        CandidateFailed: the loss is not finite.
+        InfrastructureFailed: a worker died, or another process runs the same training.
+    """
+    folder, owner, member = find_member(family, size)
+    layout, tokenizer = Layout.parse(member.layout), request.tokenizer or tokenizer_of(folder)
+    require_fit(read_member_tokenizer(tokenizer), layout, str(tokenizer))
+    recorded = read_record(folder / TRAINING, MemberTraining)
+    history = () if recorded is None else recorded.history
+    if before is None:
+        before = before_first(request.kind, history)
+    member_before = _started(MemberToTrain(folder, layout, tokenizer, before), request.origin)
+    measured = _reset_peak_memory(torch.device("cpu"))
+    begin = time.monotonic()
+    plan = request.plan(member_before, log)
+    own = _folder_of(folder, plan.key)
+    if record := next((each for each in history if each.config.get("key") == plan.key), None):
+        _checked_weights(folder, record)
+        record = record.model_copy(update={"before": before, "name": request.name})
+        log(f"{size} is trained with these settings already")
+        if not last:
+            return record
+    else:
+        spent = dict(member_before.spent)
+        spent = {"prepare": time.monotonic() - begin - sum(spent.values()), **spent}
+        record = _train(plan, request, own, before, spent, measured, log)
+    weights = Checkpoint(own / WEIGHTS, record.checkpoint)
+    trained = Trained(owner, member, folder, layout, weights, plan.tokenizer, request.files)
+    _conclude(trained, plan.tokenizer_sha256, record, write if last else _write_nothing, log)
+    for done in (CHECKPOINT, START):
+        (own / done).unlink(missing_ok=True)
+    return record
+
+
+def before_first(kind: str, history: Sequence[MemberTraining]) -> tuple[MemberTraining, ...]:
+    """Returns the trainings before the first of a kind, all if there is none, which one of this kind continues."""
+    return tuple(takewhile(lambda each: each.kind != kind, history))
+
+
+def names_of(trainings: Iterable[MemberTraining]) -> set[str]:
+    """Returns names and kinds of trainings, by which later stages name them."""
+    return {name for each in trainings for name in (each.kind, each.name) if name}
+
+
+def _started(member: MemberToTrain, origin: str) -> MemberToTrain:
+    """Returns a member that starts from the earlier training called `origin`; from the last one if that is empty."""
+    if not origin:
+        return member
+    if (start := member.named(origin)) is None:
+        raise UnknownName("earlier stage", origin, names_of(member.before), where="from")
+    return replace(member, start=start)
+
+
+def _train(
+    plan: TrainingPlan,
+    request: TrainingRequest,
+    own: Path,
+    before: tuple[MemberTraining, ...],
+    spent: Mapping[str, float],
+    measured: bool,
+    log: Log,
+) -> MemberTraining:
+    """Trains by a plan; `spent`: seconds of its preparation, `measured`: whether peak memory counts from there."""
+    workers = 1 if isinstance(plan, GivenWeights) else request.workers or max(1, torch.cuda.device_count())
+    if workers > plan.most_workers:
+        raise InvalidInput(
+            f"{workers} workers, but a step of one of the stages has {plan.most_workers} sequences; raise batch_tokens"
+            " or take fewer workers",
+            where="--workers",
+        )
+    own.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    weights, start = plan.start(own, log)
+    spent = {**spent, "prepare": spent["prepare"] + time.monotonic() - begin}
+    prepare_memory_mb = _peak_memory_mb(torch.device("cpu")) if measured else None
+    spec = {
+        "plan": [type(plan).__module__, type(plan).__qualname__, plan.model_dump(mode="json")],
+        "start": None if weights is None else str(weights),
+        "key": plan.key,
+        "folder": str(own),
+        "lock": str(host_lock_folder()),
+        "threads": max(1, len(os.sched_getaffinity(0)) // workers),
+        "checkpoint_s": request.checkpoint_s,
+    }
+    outcome = run_workers(spec, workers, log)
+    outcome["spent"] = {**spent, **outcome["spent"]}
+    return MemberTraining(
+        checkpoint=sha256_of(own / WEIGHTS),
+        config={"key": plan.key, **plan.config(), "workers": workers},
+        start=start,
+        prepare_memory_mb=prepare_memory_mb,
+        **outcome,
+        kind=request.kind,
+        name=request.name,
+        before=before,
+    )
+
+
+def _conclude(trained: Trained, tokenizer_sha256: str, record: MemberTraining, write: WriteFiles, log: Log) -> None:
+    """Writes the record, then the files, under the lock of the member's trainings."""
+    folder, tokenizer = trained.folder, trained.tokenizer
+    lock = folder / ".training.lock"
+    with locked(lock, _LOCK_S, waiting=lambda: log(f"{folder}: another training writes its files")):
+        if not _has_content(tokenizer, tokenizer_sha256):
+            raise InvalidInput(
+                f"{tokenizer} was changed during the training: put back the file of SHA-256 {tokenizer_sha256} and run"
+                " the same command again, which has nothing left to train",
+                where="--tokenizer",
+            )
+        write_record(folder / TRAINING, record)
+        write(trained, log)
+
+
+def _folder_of(member: Path, key: str) -> Path:
+    return member / "training" / key[:12]
+
+
+def _checked_weights(member: Path, record: MemberTraining) -> Path:
+    weights = _folder_of(member, record.config["key"]) / WEIGHTS
+    if not _has_content(weights, record.checkpoint):
+        raise InvalidInput(
+            f"{weights} is not what the training wrote: put it back, or remove {member / TRAINING} to train again"
+        )
+    return weights
+
+
+def _has_content(path: Path, sha256: str) -> bool:
+    return path.is_file() and sha256_of(path) == sha256
+
+
+def run_workers(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, Any]:
+    """Runs the workers to their end; returns the report of worker 0.
+
+    Args:
+        spec: JSON for each of them; see `_train`.
+        workers: number of processes.
+        log: takes one line at a time.
+
+    Raises:
+        CandidateFailed: the loss is not finite.
+        InfrastructureFailed: a worker died, or another process runs this training.
+    """
+    own = Path(spec["folder"])
+    (own / _OUTCOME).unlink(missing_ok=True)
+    gpu = torch.cuda.is_available()
+    with RayCompute(workers), _followed(own / _LOG, log), tempfile.TemporaryDirectory(prefix="hilnas-ray-") as scratch:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        trainer = TorchTrainer(
+            _work,
+            train_loop_config=dict(spec),
+            torch_config=TorchConfig(timeout_s=_COLLECTIVE_S),
+            scaling_config=ScalingConfig(
+                num_workers=workers, use_gpu=gpu, resources_per_worker={"CPU": 1} | ({"GPU": 1} if gpu else {})
+            ),
+            run_config=RunConfig(name="member", storage_path=scratch, failure_config=FailureConfig(max_failures=0)),
+        )
+        try:
+            trainer.fit()
+        except TrainingFailedError as error:
+            raise _failure(own) or InfrastructureFailed(f"training stopped: {_last_line(error)}") from error
+    found: dict[str, Any] = json.loads((own / _OUTCOME).read_text())
+    return found
+
+
+def _work(spec: Mapping[str, Any]) -> None:
+    """Runs `run_plan` in a worker process. Errors are reported through a file, as Ray keeps only their text."""
+    from ray.train import get_context
+    from ray.train.torch import get_device
+
+    rank, world = get_context().get_world_rank(), get_context().get_world_size()
+    own = Path(spec["folder"])
+    torch.set_num_threads(spec["threads"])
+    # Workers of a killed command may run for a few more seconds, so worker 0 takes a lock.
+    alone = nullcontext() if rank else locked(own / "lock")
+    try:
+        with (
+            HostLock(Path(spec["lock"])).shared() as hold,
+            (own / _LOG).open("a", encoding="utf-8") as file,
+            alone,
+        ):
+
+            def log(line: str) -> None:
+                if not rank:
+                    print(line, file=file, flush=True)
+
+            run_plan(spec, Worker(get_device(), log, hold.yield_if_wanted, rank, world))
+    except NasError as error:
+        failure = {"failed": type(error).__name__, "message": str(error)}
+        write_durably(own / _OUTCOME, json.dumps(failure).encode())
+        raise
+
+
+def run_plan(spec: Mapping[str, Any], worker: Worker) -> None:
+    """Runs the part of one worker; worker 0 writes weights and outcome."""
+    own = Path(spec["folder"])
+    if not worker.rank:
+        _remove_partial_files(own)
+    module, name, fields = spec["plan"]
+    plan: TrainingPlan = getattr(importlib.import_module(module), name).model_validate(fields)
+    peak_known = _reset_peak_memory(worker.device)
+    model = Model(Layout.from_json(plan.layout), plan.seed)
+    if spec["start"] is not None:
+        load_weights(model, Path(spec["start"]))
+    state, tokens = train_plan(plan, model, own, spec["key"], worker, spec["checkpoint_s"])
+    if worker.rank:
+        return
+    save_weights(model, own / WEIGHTS)
+    begin = time.monotonic()
+    with torch.no_grad(), _precision(worker.device):
+        held_out = plan.scores(model.eval(), worker)
+    outcome = {
+        "held_out": held_out,
+        "tokens": tokens,
+        "steps": state.steps,
+        "curve": thinned(state.losses, _CURVE_POINTS),
+        "seconds": state.seconds,
+        "spent": {"train": state.seconds, "score": time.monotonic() - begin},
+        "peak_memory_mb": _peak_memory_mb(worker.device) if peak_known else None,
+        "device": worker.describe(),
+    }
+    write_durably(own / _OUTCOME, json.dumps(outcome).encode())
+
+
+def train_plan(
+    plan: TrainingPlan, model: Model, own: Path, key: str, worker: Worker, checkpoint_s: float = 60.0
+) -> tuple[TrainingState, int]:
+    """Trains `model` through the stages of `plan`, resuming from its checkpoint; returns the state and all tokens.
+
+    Args:
+        plan: of the training.
+        model: with start values; holds the result afterwards.
+        own: folder of the training.
+        key: of the training.
+        worker: this process.
+        checkpoint_s: least seconds between checkpoints.
+    """
+    stages = plan.stages(worker)
+    state = TrainingState(model.to(worker.device), plan.optimiser(), sum(stage.steps for stage in stages))
+    checkpoint = TrainingCheckpoint(own / CHECKPOINT, {"key": key}, checkpoint_s)
+    fit(state, stages, [checkpoint], worker, name=key[:12], precision=lambda: _precision(worker.device))
+    return state, sum(stage.steps * stage.tokens for stage in stages)
+
+
+def _reset_peak_memory(device: torch.device) -> bool:
+    """Sets the peak memory back to what is in use now; returns False where the system does not allow it.
+
+    A worker may have trained other stages before; for the resident set see proc(5), clear_refs.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _peak_memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
+
+
+def _precision(device: torch.device) -> AbstractContextManager[object]:
+    """Returns bfloat16 on GPUs, with float32 weights (LFM2 report, section 4.2.2); else float32, as fast on CPUs."""
+    return precision_of(device, "bfloat16" if device.type == "cuda" else "float32")
+
+
+def _remove_partial_files(own: Path) -> None:
+    """Removes partly written checkpoints and results of killed workers, each of which may take gigabytes."""
+    for name in (CHECKPOINT, WEIGHTS):
+        for path in own.glob(f".{name}.*"):
+            path.unlink()
+
+
+def _failure(own: Path) -> NasError | None:
+    """Returns the error that a worker reported."""
+    try:
+        found = json.loads((own / _OUTCOME).read_text())
+    except FileNotFoundError:
+        return None
+    if found.get("failed") == CandidateFailed.__name__:
+        return CandidateFailed("diverged", found["message"])
+    return InfrastructureFailed(found["message"]) if "failed" in found else None
+
+
+@contextmanager
+def _followed(path: Path, log: Log) -> Iterator[None]:
+    """Logs the lines that workers append to `path`, within the context."""
+    path.touch()
+    ended = threading.Event()
+    with path.open(encoding="utf-8") as file:
+        file.seek(0, os.SEEK_END)
+
+        def follow() -> None:
+            while True:
+                over = ended.wait(0.5)
+                for line in file:
+                    log(line.rstrip("\n"))
+                if over:
+                    return
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _last_line(error: BaseException) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

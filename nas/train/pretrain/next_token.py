@@ -1,0 +1,379 @@
+"""Pre-training of members: next-token prediction on packed windows of text, in stages of growing length.
+
+Start weights are random, grown from a smaller model's, or those of the training before; a teacher may add a
+distillation term to the loss. Held-out text is scored in bits per byte, which does not depend on the tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nas.core.canonical import sha256_of
+from nas.core.errors import InvalidInput
+from nas.core.family import PRETRAININGS
+from nas.core.layout import Layout
+from nas.model.nn.fit import Log, Stage, Worker
+from nas.model.nn.model import Model
+from nas.model.nn.optimisers import Optimiser
+from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
+from nas.train.pretrain.data import MIN_HELD_OUT, StoredIds, Tokens, Vocabulary, open_tokens, read_sources, tokenise
+from nas.train.pretrain.grow import grow_checkpoint
+from nas.train.pretrain.loss import Distilled, pretraining_loss
+from nas.train.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest
+from nas.train.pretrain.recipe import Part, Recipe, Settings, StageConfig, complete
+from nas.train.release.model_tokenizer import read_member_tokenizer
+
+ALL = "all"
+_TOKENS_AT_ONCE = (4096, 32768)
+"""Most tokens of a forward pass, on a CPU and on an accelerator; the gradients of a step's passes are accumulated."""
+_LOGITS_AT_ONCE = 1 << 24
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class PretrainingRequest(TrainingRequest):
+    """A requested pre-training.
+
+    Args:
+        corpus: files and folders of text.
+        settings: of the recipe.
+        teacher: checkpoint to distil from.
+        start: checkpoint of a smaller model to grow from; None: the training before, or random weights.
+        start_layout: its layout, if its header names none.
+        only: which of the default stages are wanted, where the settings name none; None: both.
+    """
+
+    kind: ClassVar[str] = "pretrain"
+
+    corpus: tuple[Path, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+    teacher: Path | None = None
+    start: Path | None = None
+    start_layout: Layout | None = None
+    only: Part | None = None
+
+    def plan(self, member: MemberToTrain, log: Log) -> Pretraining:
+        """See `TrainingRequest`."""
+        layout, continues = member.layout, bool(member.before) and self.start is None
+        seen = sum(each.tokens for each in member.before if each.kind in PRETRAININGS)
+        recipe, reasons = complete(self.settings, layout, only=self.only, seen=seen)
+        for reason in reasons:
+            log(f"{reason.what}: {reason.value} ({reason.reason})")
+        vocabulary = vocabulary_of(member.tokenizer, layout, fim=recipe.fim is not None)
+        stages = _tokenised(recipe, self.corpus, vocabulary)
+        if self.teacher is not None:
+            _check_teacher(self.teacher, layout, recipe)
+        return Pretraining(
+            layout=layout.to_json(),
+            seed=recipe.seed,
+            tokenizer=vocabulary.path.resolve(),
+            tokenizer_sha256=sha256_of(vocabulary.path),
+            recipe=recipe,
+            corpus=tuple(map(str, self.corpus)),
+            sources=tuple(tuple((source.name, source.key) for source in sources) for sources in stages),
+            teacher=None if self.teacher is None else self.teacher.resolve(),
+            teacher_sha256=None if self.teacher is None else sha256_of(self.teacher),
+            small=self.start,
+            small_layout=None if self.start is None else _unnamed_layout(self.start, self.start_layout),
+            small_sha256=None if self.start is None else sha256_of(self.start),
+            weights=member.weights() if continues else None,
+            weights_sha256=member.origin.checkpoint if continues else None,
+        )
+
+
+@dataclass(frozen=True)
+class LongRequest(PretrainingRequest):
+    """A requested stage of long sequences, after a pre-training (LFM2 report, section 3.2)."""
+
+    kind: ClassVar[str] = "long"
+
+    only: Part | None = "long"
+
+    def check(self, known: Collection[str]) -> None:
+        """See `TrainingRequest`."""
+        super().check(known)
+        if not known:
+            raise InvalidInput("a stage `long` continues a training; none comes before", where=self.kind)
+
+
+def _unnamed_layout(start: Path, given: Layout | None) -> str | None:
+    """Returns the layout of start weights; None if their file names it.
+
+    Raises:
+        InvalidInput: the file names another layout than `given`, or none if `given` is None.
+    """
+    try:
+        named = checkpoint_layout(start)
+    except InvalidInput:
+        if given is None:
+            raise
+        return given.format()
+    if given not in (None, named):
+        raise InvalidInput(f"{start} holds weights of {named}", where="--start-layout")
+    return None
+
+
+class Pretraining(TrainingPlan):
+    """Plan of a pre-training: the stages of a recipe, on text."""
+
+    recipe: Recipe
+    corpus: tuple[str, ...]
+    sources: tuple[tuple[tuple[str, str], ...], ...]
+    """(name, key of its tokens) of the sources of each stage."""
+    teacher: Path | None
+    teacher_sha256: str | None
+    small: Path | None
+    small_layout: str | None
+    small_sha256: str | None
+    weights: Path | None
+    weights_sha256: str | None
+
+    def key_inputs(self) -> dict[str, Any]:
+        """See `TrainingPlan`."""
+        return {
+            # Without the paths of corpora, whose content is in the keys of the sources.
+            "recipe": self.recipe.model_dump(mode="json", exclude={"stages": {"__all__": {"corpus"}}}),
+            "corpus": [[key for _, key in sources] for sources in self.sources],
+            "teacher": self.teacher_sha256,
+            "start": self._begin if self.small is None else f"grown:{self.small_sha256}",
+            **({} if self.small_layout is None else {"start_layout": self.small_layout}),
+        }
+
+    def config(self) -> dict[str, Any]:
+        """See `TrainingPlan`."""
+        return {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "corpus": list(self.corpus),
+            "tokenizer": self.tokenizer_sha256,
+            "teacher": self.teacher_sha256,
+        }
+
+    @property
+    def most_workers(self) -> int:
+        """See `TrainingPlan`."""
+        return min(map(self.recipe.sequences, self.recipe.stages))
+
+    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
+        """See `TrainingPlan`."""
+        if self.small is None:
+            return self.weights, self._begin
+        small_layout = None if self.small_layout is None else Layout.parse(self.small_layout)
+        model, growth = grow_checkpoint(self.small, small_layout, Layout.from_json(self.layout), self.seed)
+        log(f"grown from {self.small}: {growth.describe()}")
+        save_weights(model, own / START)
+        return own / START, f"grown from {self.small.name}, {growth.describe()}"
+
+    @property
+    def _begin(self) -> str:
+        return f"random:{self.seed}" if self.weights is None else f"checkpoint:{self.weights_sha256}"
+
+    def optimiser(self) -> Optimiser:
+        """See `TrainingPlan`."""
+        recipe = self.recipe
+        return Optimiser(recipe.weight_decay, recipe.clip, recipe.balance_rate, recipe.betas, recipe.eps)
+
+    def stages(self, worker: Worker) -> list[Stage]:
+        """See `TrainingPlan`."""
+        distilled = None
+        if self.teacher is not None:
+            teacher = Model(checkpoint_layout(self.teacher), None)
+            load_weights(teacher, self.teacher)
+            settings = self.recipe.distillation
+            distilled = Distilled(teacher.to(worker.device).eval(), settings.weight, settings.temperature, settings.k)
+        return [
+            _stage(self.recipe, number, [open_tokens(*source) for source in sources], distilled, worker)
+            for number, sources in enumerate(self.sources)
+        ]
+
+    def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Returns bits per byte of the held-out text of each source, and of all."""
+        sources = {key: open_tokens(name, key) for stage in self.sources for name, key in stage}.values()
+        scored = [source for source in sources if source.held_out_bytes >= MIN_HELD_OUT]
+        vocabulary = vocabulary_of(self.tokenizer, Layout.from_json(self.layout))
+
+        def logits(tokens: Tensor) -> Tensor:
+            batch: Tensor = model(tokens.to(worker.device))
+            return batch[0]
+
+        return bits_per_byte(logits, scored, vocabulary, self.recipe.stages[0].length, worker.yield_hook)
+
+
+def vocabulary_of(tokenizer: Path, layout: Layout, *, fim: bool = False) -> Vocabulary:
+    """Returns the tokenizer of a member for text; see `Vocabulary`."""
+    return Vocabulary(tokenizer, layout.vocab, fim=fim, marks=read_member_tokenizer(tokenizer).marks)
+
+
+class Packed:
+    """Batches by step number. Each epoch reads every window once, in its own order and from its own offset.
+
+    A batch depends on seed and step alone: a resumed training has no position in the data to restore, and trainings of
+    other layouts read the same sequences in the same order.
+
+    There are no document masks: short convolutions and state-space mixers keep their state over the end of a document,
+    and no runtime's kernel resets it there, so attention is not masked either. Marks around each document separate it
+    from the next.
+
+    Args:
+        name: of the stage, for messages.
+        sources: their training parts are read.
+        length: inputs per sequence, T.
+        sequences: of a step, B.
+        seed: of orders and offsets.
+
+    Raises:
+        InvalidInput: all sources together do not fill a sequence.
+    """
+
+    def __init__(self, name: str, sources: Sequence[Tokens], length: int, sequences: int, seed: int) -> None:
+        self._parts = [source.train for source in sources]
+        self._starts = np.concatenate([[0], np.cumsum([len(part) for part in self._parts])])
+        self.length, self.sequences, self._seed = length, sequences, seed
+        self.tokens = int(self._starts[-1])
+        self.windows = (self.tokens - 1) // length
+        if self.windows < 1:
+            raise InvalidInput(
+                f"{', '.join(source.name for source in sources)}: {self.tokens:,} tokens to train on, but a sequence of"
+                f" stage {name!r} takes {length + 1:,}; give more text, or a smaller length in the configuration",
+                where="--corpus",
+            )
+        self._epoch, self._order, self._offset = -1, np.zeros(0, np.int64), 0
+
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Pair:
+        """Returns inputs and labels of a step (from 0) for worker `rank` of `world`, int64 [<= B / world, T]."""
+        first = step * self.sequences
+        windows = [self._window(number) for number in range(first + rank, first + self.sequences, world)]
+        tokens = torch.from_numpy(np.stack(windows).astype(np.int64))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def _window(self, number: int) -> NDArray[np.integer]:
+        epoch, index = divmod(number, self.windows)
+        if epoch != self._epoch:
+            generator = np.random.default_rng([self._seed, epoch])
+            self._order = generator.permutation(self.windows)
+            self._offset = int(generator.integers(self.tokens - self.windows * self.length))
+            self._epoch = epoch
+        return self._read(self._offset + int(self._order[index]) * self.length)
+
+    def _read(self, start: int) -> NDArray[np.integer]:
+        """Returns `length` + 1 ids from `start` on, across the ends of sources."""
+        end = start + self.length + 1
+        found = []
+        for part, base in zip(self._parts, self._starts, strict=False):
+            piece = part[max(0, start - base) : max(0, end - base)]
+            if len(piece):
+                found.append(piece)
+        return np.concatenate(found)
+
+
+def held_out_windows(tokens: StoredIds, length: int) -> Iterator[Pair]:
+    """Yields inputs and labels [1, <= length] that cover `tokens`: every id but the first is a label exactly once."""
+    for start in range(0, len(tokens) - 1, length):
+        window = torch.from_numpy(np.asarray(tokens[start : start + length + 1], np.int64))[None]
+        yield window[:, :-1], window[:, 1:]
+
+
+def _stage(
+    recipe: Recipe, number: int, sources: Sequence[Tokens], distilled: Distilled | None, worker: Worker
+) -> Stage:
+    config, packed = recipe.stages[number], _packed(recipe, number, sources)
+    steps, tokens = recipe.steps(config), packed.sequences * packed.length
+    rows = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // packed.length)
+
+    def passes(step: int) -> list[tuple[Tensor, ...]]:
+        inputs, labels = packed.batch(step, worker.rank, worker.world)
+        return list(zip(torch.split(inputs, rows), torch.split(labels, rows), strict=True))
+
+    def loss(model: Model, inputs: Tensor, labels: Tensor) -> Tensor:
+        return pretraining_loss(model, inputs, labels, distilled) / tokens
+
+    return Stage(
+        config.name, steps, tokens, passes, loss, rate=lambda step: recipe.lr * config.schedule.factor(step, steps)
+    )
+
+
+def _packed(recipe: Recipe, number: int, sources: Sequence[Tokens]) -> Packed:
+    """Returns the batches of stage `number`.
+
+    Raises:
+        InvalidInput: the sources do not fill a sequence.
+    """
+    stage: StageConfig = recipe.stages[number]
+    return Packed(stage.name, sources, stage.length, recipe.sequences(stage), recipe.seed * 1000 + number)
+
+
+def _tokenised(recipe: Recipe, corpus: Sequence[Path], vocabulary: Vocabulary) -> list[list[Tokens]]:
+    """Returns the sources of every stage. All paths are split together: no stage trains on held-out text of another."""
+    wanted = [[Path(each) for each in stage.corpus] or list(corpus) for stage in recipe.stages]
+    named: dict[Path, Path] = {}
+    for path in (path for stage in wanted for path in stage):
+        named.setdefault(path.resolve(), path)  # stages may name one folder in two ways
+    sources = zip(named, read_sources(list(named.values()), recipe.held_out), strict=True)
+    made = {path: tokenise(source, vocabulary, recipe.fim, recipe.seed, recipe.eval_bytes) for path, source in sources}
+    stages = [[made[path.resolve()] for path in stage] for stage in wanted]
+    for number, each in enumerate(stages):
+        _packed(recipe, number, each)  # raises now if a stage lacks text, not after the earlier stages
+    return stages
+
+
+def _check_teacher(teacher: Path, layout: Layout, recipe: Recipe) -> None:
+    vocab = checkpoint_layout(teacher).vocab
+    if vocab != layout.vocab:
+        raise InvalidInput(
+            f"{teacher} has a vocabulary of {vocab:,}, the member one of {layout.vocab:,}: its predictions are of other"
+            " tokens",
+            where="--teacher",
+        )
+    if recipe.distillation.k >= vocab:
+        raise InvalidInput(f"distillation.k is {recipe.distillation.k}, of a vocabulary of {vocab:,}", where="--config")
+
+
+def bits_per_byte(
+    logits: Callable[[Tensor], Tensor],
+    sources: Sequence[Tokens],
+    vocabulary: Vocabulary,
+    length: int,
+    yield_hook: Callable[[], object] = lambda: None,
+) -> dict[str, float]:
+    """Returns source -> bits per byte of its held-out text, and `ALL` -> bits per byte of all sources together.
+
+    The text is read in independent windows of `length` tokens. Predictions of the marks between documents are not
+    counted, as the marks are not part of the text.
+
+    Args:
+        logits: the model: ids [1, T] -> logits [T, V].
+        sources: to score.
+        vocabulary: its marks are left out.
+        length: of a window.
+        yield_hook: called before each window; may block.
+    """
+    nats = {source.name: 0.0 for source in sources}
+    for source in sources:
+        for inputs, labels in held_out_windows(source.held_out, length):
+            yield_hook()
+            nats[source.name] += _nats(logits(inputs), labels[0], (vocabulary.start, vocabulary.end))
+    bits = {source.name: nats[source.name] / math.log(2) / source.held_out_bytes for source in sources}
+    whole = sum(nats.values()) / math.log(2) / sum(source.held_out_bytes for source in sources)
+    return bits | {ALL: whole}
+
+
+def _nats(logits: Tensor, labels: Tensor, marks: tuple[int, ...]) -> float:
+    labels = labels.to(logits.device)
+    text = ~torch.isin(labels, torch.tensor(marks, device=labels.device))
+    rows = max(1, _LOGITS_AT_ONCE // logits.shape[-1])
+    total = 0.0
+    parts = (torch.split(tensor, rows) for tensor in (logits, labels, text))
+    for part, label, counted in zip(*parts, strict=True):
+        loss = F.cross_entropy(part.float(), label, reduction="none").double()
+        total += float(loss[counted].sum())
+    return total

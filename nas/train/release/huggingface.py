@@ -1,0 +1,411 @@
+"""Writes a member's folder for Hugging Face's transformers, and opens its weights, trained or random.
+
+Models may not fit into memory: weights are read or drawn, renamed and written one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nas.core.block import BLOCKS, Block
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.family import MemberFile
+from nas.core.layout import Layout
+from nas.core.plan import PlanFile
+from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights
+from nas.measure.runtimes.checkpoint_file import CheckpointFile, Floats, StateDict
+from nas.measure.runtimes.writing import Piece, hashed, replacing
+from nas.model.nn.base import MODULES
+from nas.model.nn.model import Model
+from nas.model.nn.primitives import Weights as Part
+from nas.model.nn.primitives import generator_of
+from nas.model.nn.transformers import each_of_transformers, transformers_config
+from nas.train.release.options import FileOptions
+from nas.train.release.tokenizer import MemberTokenizer, json_bytes
+
+FOLDER = "transformers"
+OWN_CLASS = "HilnasForCausalLM"
+_CODE = Path(__file__).with_name("hf_code")
+_CODE_FILES = ("configuration_hilnas.py", "modeling_hilnas.py")
+_BUILTIN_KINDS = ("conv", "gqa", "swa", "mla", "mamba2", "gdn", "gla", "mlstm", "swiglu", "relu2", "moe")
+"""Kinds of blocks in modeling_hilnas.py."""
+_IMPORT = "from .configuration_hilnas import HilnasConfig\n"
+_TABLE = '_FEED_FORWARDS = {"swiglu": SwiGLU, "relu2": SquaredReLU, "moe": Mixture}\n'
+"""Lines of modeling_hilnas.py after which kinds of other distributions are added."""
+
+_SMALL = ("conv.weight", "canon.weight", "router.weight", "feed_forward.gate.weight")
+"""Matrices that GGUF files keep in float32: taps of convolutions and routers, under our names and transformers'."""
+_TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+# The folder `transformers`.
+
+
+@dataclass(frozen=True)
+class Target:
+    """Loader of a layout: a class of transformers, or ours.
+
+    Args:
+        config: config.json, without the fields of the tokenizer.
+        why_own: why no stock class loads it; empty: one does.
+        code: the Python files that our class needs, by name.
+    """
+
+    config: Mapping[str, Any]
+    why_own: str = ""
+    code: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the class."""
+        return str(self.config["architectures"][0])
+
+
+def target_of(layout: Layout) -> Target:
+    """Returns the stock class that loads `layout`, or ours if there is none.
+
+    Raises:
+        Unsupported: a kind of block has no code for ours.
+    """
+    try:
+        return Target(transformers_config(layout))
+    except Unsupported as error:
+        return Target(_own_config(layout), error.message, _code_files(layout))
+
+
+def _code_files(layout: Layout) -> dict[str, bytes]:
+    """Returns the files of our class, and of kinds of other distributions that it imports."""
+    files = {name: (_CODE / name).read_bytes() for name in _CODE_FILES}
+    further = sorted({block.kind for layer in layout.layers for block in layer.blocks} - set(_BUILTIN_KINDS))
+    imports, entries = [], []
+    for kind in further:
+        module, _, name = MODULES[kind].release_code.partition(":")
+        spec = importlib.util.find_spec(module) if module else None
+        if spec is None or spec.origin is None:
+            raise Unsupported(
+                f"{kind} blocks cannot be released for transformers: their module names no `release_code`; "
+                "see docs/how-to/adding-a-block.md, or leave the transformers folder out"
+            )
+        files[f"{kind}_hilnas.py"] = Path(spec.origin).read_bytes()
+        imports.append(f"from .{kind}_hilnas import {name} as _{kind}\n")
+        table = "_MIXERS" if BLOCKS[kind].role == "mixer" else "_FEED_FORWARDS"
+        entries.append(f'{table}["{kind}"] = _{kind}\n')
+    if further:
+        text = files["modeling_hilnas.py"].decode()
+        for marker, lines in ((_IMPORT, imports), (_TABLE, entries)):
+            assert marker in text
+            text = text.replace(marker, marker + "".join(lines))
+        files["modeling_hilnas.py"] = text.encode()
+    return files
+
+
+def write_transformers(
+    folder: Path, layout: Layout, state: StateDict, tokenizer: MemberTokenizer, options: FileOptions
+) -> Iterator[MemberFile]:
+    """Writes the folder `transformers` below `folder`, file by file.
+
+    Raises:
+        InvalidInput: values that are neither float16 nor float32, or not finite.
+        InfrastructureFailed: a file cannot be written.
+    """
+    target, own = target_of(layout), folder / FOLDER
+    own.mkdir(parents=True, exist_ok=True)
+    yield from _weights(own, layout, target, LazyTensors(state), options)
+    small = {
+        "config.json": json_bytes({**target.config, **_common_config(tokenizer, options)}),
+        "generation_config.json": json_bytes(_generation_config(tokenizer)),
+        **target.code,
+    }
+    for name, content in small.items():
+        yield _member_file(name, _write(own / name, content), "transformers")
+    for name, content in tokenizer.files(options.context):
+        yield _member_file(name, _write(own / name, content), "tokenizer")
+
+
+def _weights(
+    folder: Path, layout: Layout, target: Target, tensors: LazyTensors, options: FileOptions
+) -> Iterator[MemberFile]:
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    # Shapes follow from the same renaming of tensors without data.
+    empty = {name: torch.empty(tensor, device="meta") for name, tensor in tensors.shapes()}
+    planned = [
+        Planned(name, tuple(tensor.shape), released_type(name, tensor.dim(), dtype))
+        for name, tensor in _renamed(layout, target, empty)
+    ]
+    files = shards(planned, options.shard_bytes)
+    data = (tensor for _, tensor in _renamed(layout, target, tensors))
+    names = [_shard_name(i, len(files)) for i in range(len(files))]
+    for name, part in zip(names, files, strict=True):
+        written = write_safetensors(folder / name, part, itertools.islice(data, len(part)), {"format": "pt"})
+        yield _member_file(name, written, "transformers")
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(one.size for one in planned)},
+            "weight_map": {one.name: name for name, part in zip(names, files, strict=True) for one in part},
+        }
+        name = "model.safetensors.index.json"
+        yield _member_file(name, _write(folder / name, json_bytes(index)), "transformers")
+
+
+def _renamed(layout: Layout, target: Target, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    if target.why_own:
+        return ((name, tensors[name]) for name in tensors)
+    return each_of_transformers(layout, tensors)
+
+
+def _shard_name(index: int, count: int) -> str:
+    return "model.safetensors" if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
+
+
+def _own_config(layout: Layout) -> dict[str, Any]:
+    return {
+        "architectures": [OWN_CLASS],
+        "model_type": "hilnas",
+        "auto_map": {
+            "AutoConfig": "configuration_hilnas.HilnasConfig",
+            "AutoModelForCausalLM": f"modeling_hilnas.{OWN_CLASS}",
+        },
+        "layers": [_own_layer(layout, depth) for depth in range(layout.depth)],
+        "hidden_size": layout.d_model,
+        "vocab_size": layout.vocab,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": layout.tied,
+    }
+
+
+def _own_layer(layout: Layout, depth: int) -> dict[str, Any]:
+    layer = layout.layers[depth]
+    if layer.share is not None:
+        return {"share": layer.share}
+    mixers = [_own_block(block, layout.d_model) for block in layer.mixers]
+    for index, mixer in enumerate(mixers):
+        if source := layout.cache_source(depth, index):
+            mixer["reads"] = list(source)
+    return {"mixers": mixers, "ffn": _own_block(layer.ffn, layout.d_model) if layer.ffn else None}
+
+
+def _own_block(block: Block, d_model: int) -> dict[str, Any]:
+    full = block.resolve(d_model)
+    values = {arg.name: full.get(arg.name) for arg in block.spec.args}
+    return {"kind": block.kind, **{name: value for name, value in values.items() if value is not None}}
+
+
+def _common_config(tokenizer: MemberTokenizer, options: FileOptions) -> dict[str, Any]:
+    ids = tokenizer.ids()
+    return {
+        "dtype": options.dtype,
+        "max_position_embeddings": options.context,
+        "bos_token_id": ids.get("bos"),
+        "eos_token_id": ids.get("eos"),
+        "pad_token_id": ids.get("pad"),
+    }
+
+
+def _generation_config(tokenizer: MemberTokenizer) -> dict[str, Any]:
+    ids = tokenizer.ids()
+    return {
+        "bos_token_id": ids.get("bos"),
+        "eos_token_id": list(tokenizer.ends) or None,
+        "pad_token_id": ids.get("pad"),
+    }
+
+
+def _write(path: Path, content: bytes) -> PlanFile:
+    with replacing(path) as partial:
+        return hashed([content], partial)
+
+
+def _member_file(name: str, written: PlanFile, kind: Any) -> MemberFile:
+    return MemberFile(path=f"{FOLDER}/{name}", kind=kind, sha256=written.sha256, size=written.size)
+
+
+# Weights, trained or random.
+
+
+def released_type(name: str, dimensions: int, dtype: torch.dtype) -> torch.dtype:
+    """Returns the type of a released tensor: `dtype`, or float32 for the small ones that GGUF files keep in float32."""
+    return torch.float32 if dimensions == 1 or name.endswith(_SMALL) else dtype
+
+
+class DrawnWeights:
+    """A `StateDict` with the values of `Model(layout, seed)`, rounded to their released types.
+
+    Each tensor is drawn when it is read, so memory is that of the largest tensor.
+
+    Args:
+        layout: whose weights.
+        seed: of them.
+        dtype: of released matrices.
+    """
+
+    def __init__(self, layout: Layout, seed: int, dtype: torch.dtype) -> None:
+        self.place = f"random weights of seed {seed}"
+        self._seed, self._depth, self._dtype = seed, layout.depth, dtype
+        model = _empty_model(layout)
+        self._owners = {
+            f"{name}.{own}": (name, part, own)
+            for name, part in model.named_modules()
+            if isinstance(part, Part)
+            for own in _own(part)
+        }
+        self.names = frozenset(self._owners)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `StateDict`."""
+        _, part, own = self._owners[name]
+        return tuple(_own(part)[own].shape)
+
+    def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
+        """See `StateDict`."""
+        owner, part, own = self._owners[name]
+        part.to_empty(device="cpu", recurse=False)
+        part.draw(generator_of(self._seed, owner), self._depth)
+        drawn = _own(part)[own]
+        part.to_empty(device="meta", recurse=False)
+        rounded: Floats = drawn.to(released_type(name, drawn.dim(), self._dtype)).float().numpy()
+        return rounded[cut] if cut else rounded
+
+
+@contextlib.contextmanager
+def open_weights(layout: Layout, weights: Weights, dtype: torch.dtype) -> Iterator[StateDict]:
+    """Opens the tensors of `weights`.
+
+    Raises:
+        InvalidInput: the checkpoint does not fit the layout.
+    """
+    if isinstance(weights, RandomWeights):
+        yield DrawnWeights(layout, weights.seed, dtype)
+        return
+    with CheckpointFile(weights.verified()) as file:
+        _require_fit(layout, file)
+        yield file
+
+
+@contextlib.contextmanager
+def checkpoint_of(layout: Layout, weights: Weights, dtype: torch.dtype, scratch: Path) -> Iterator[Checkpoint]:
+    """Yields a checkpoint file of `weights`: their own, or one at `scratch` that is removed afterwards."""
+    if isinstance(weights, Checkpoint):
+        yield weights
+        return
+    tensors = LazyTensors(DrawnWeights(layout, weights.seed, dtype))
+    # Readers of checkpoints do not read bfloat16; float32 represents it exactly.
+    planned = [Planned(name, shape, torch.float32) for name, shape in tensors.shapes()]
+    try:
+        written = write_safetensors(scratch, planned, tensors.values(), {"layout": layout.format()})
+        yield Checkpoint(scratch, written.sha256)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+class LazyTensors(Mapping[str, Tensor]):
+    """A state dict of float32 tensors, each read on access."""
+
+    def __init__(self, state: StateDict) -> None:
+        self._state = state
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.from_numpy(self._state.floats(name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._state.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._state.names))
+
+    def __len__(self) -> int:
+        return len(self._state.names)
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yields name and shape of each tensor without reading data."""
+        return ((name, self._state.shape(name)) for name in self)
+
+
+def _empty_model(layout: Layout) -> Model:
+    with torch.device("meta"):
+        return Model(layout, seed=None)
+
+
+def _own(part: Part) -> dict[str, Tensor]:
+    """Returns the tensors that the part itself owns."""
+    return {name: tensor for name, tensor in part.state_dict().items() if "." not in name}
+
+
+def _require_fit(layout: Layout, file: CheckpointFile) -> None:
+    wanted = {name: tuple(tensor.shape) for name, tensor in _empty_model(layout).state_dict().items()}
+    if difference := sorted(file.names ^ wanted.keys()):
+        state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
+        raise InvalidInput(f"checkpoint {state} {difference[0]}", where=file.place)
+    for name, shape in wanted.items():
+        if (found := file.shape(name)) != shape:
+            raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=file.place)
+
+
+# Safetensors files (huggingface/safetensors, README): length of the header in 8 bytes, header in JSON, data.
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A tensor of a file to write."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_safetensors(
+    path: Path, planned: Sequence[Planned], tensors: Iterable[Tensor], metadata: Mapping[str, str]
+) -> PlanFile:
+    """Writes a safetensors file atomically; `tensors` come in the order of `planned`, one at a time.
+
+    Raises:
+        InfrastructureFailed: it cannot be written, usually because the disk is full.
+    """
+    with replacing(path) as partial:
+        return hashed(_pieces(planned, tensors, metadata), partial)
+
+
+def _pieces(planned: Sequence[Planned], tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> Iterator[Piece]:
+    about: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for one in planned:
+        about[one.name] = {
+            "dtype": _TYPE_NAMES[one.dtype],
+            "shape": list(one.shape),
+            "data_offsets": [end, end + one.size],
+        }
+        end += one.size
+    header = json.dumps(about, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    yield len(header).to_bytes(8, "little") + header
+    for one, tensor in zip(planned, tensors, strict=True):
+        assert tuple(tensor.shape) == one.shape, f"{one.name}: {tuple(tensor.shape)} where {one.shape} was planned"
+        yield tensor.to(one.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def shards(planned: Sequence[Planned], limit: int) -> list[list[Planned]]:
+    """Splits `planned` into files of at most `limit` bytes of data; a larger tensor gets a file of its own."""
+    files: list[list[Planned]] = [[]]
+    size = 0
+    for one in planned:
+        if files[-1] and size + one.size > limit:
+            files.append([])
+            size = 0
+        files[-1].append(one)
+        size += one.size
+    return files

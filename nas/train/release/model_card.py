@@ -1,0 +1,173 @@
+"""Writes the model card of a member: shape, measurements, provenance, and how to load it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from nas.core.canonical import content_hash
+from nas.core.family import Figure, Measured, MemberEvaluation, MemberFile, MemberFiles
+from nas.core.layout import Layout
+from nas.core.units import show_count
+from nas.measure.runtimes.llama_cpp.source import COMMIT
+from nas.measure.runtimes.writing import hashed, replacing
+from nas.train.release.options import FileOptions
+
+NAME = "README.md"
+_LEAST_TRANSFORMERS = {"Lfm2MoeForCausalLM": "5.0"}
+"""Class -> first release of transformers that has it, where it is newer than `_TRANSFORMERS`."""
+_TRANSFORMERS = "4.57"
+"""The oldest release that our files are tested with."""
+_LEAST_LLAMA_CPP = {"lfm2moe": "b6709"}
+"""Architecture -> first release of llama.cpp that has it, where it is newer than `_LLAMA_CPP`."""
+_LLAMA_CPP = "b6000"
+"""A release that has the architectures and the pre-tokenizer of the files. Windows and separate output tables came to
+them later: with those, the card names the commit that the files are tested with."""
+_UNITS = {
+    "prefill_tps": "prefill, tokens/s",
+    "decode_tps": "decode, tokens/s",
+    "ttft_ms": "time to first token, ms",
+    "peak_rss_mb": "peak memory, MB",
+}
+
+
+def card_key(text: str) -> str:
+    """Returns the key of a card's file."""
+    return content_hash(hashlib.sha256(text.encode()).hexdigest())
+
+
+def write_card(folder: Path, text: str) -> MemberFile:
+    """Writes README.md, atomically."""
+    with replacing(folder / NAME) as partial:
+        written = hashed([text.encode()], partial)
+    return MemberFile(path=NAME, kind="card", sha256=written.sha256, size=written.size, key=card_key(text))
+
+
+def card(
+    name: str,
+    layout: Layout,
+    files: MemberFiles,
+    options: FileOptions,
+    evaluations: Mapping[str, MemberEvaluation] = MappingProxyType({}),
+) -> str:
+    """Returns the card's text, in Markdown, of measured figures only.
+
+    Args:
+        name: of the model.
+        layout: of the model.
+        files: that the card describes.
+        options: of the files.
+        evaluations: title -> right answers; those of other weights are left out.
+    """
+    sections = (
+        _head(options.license),
+        f"# {name}\n\n" + _what(layout, files),
+        "## Measured\n\n" + _measured(options.measured),
+        *(
+            f"## {title}\n\n" + _evaluated(evaluation)
+            for title, evaluation in evaluations.items()
+            if evaluation.weights == files.weights
+        ),
+        *(
+            ["## Budgets of the search\n\n" + _table(("budget", "limit"), options.budgets.items())]
+            * bool(options.budgets)
+        ),
+        "## Provenance\n\n" + _table(("", ""), _provenance(files, options)),
+        "## Use\n\n" + "\n\n".join(_use(layout, files)),
+        "## Files\n\n" + _table(("file", "bytes", "SHA-256"), _listed(files.files)),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def _head(license: str | None) -> str:
+    lines = [f"license: {license or '# yours to choose'}", "library_name: transformers"]
+    return "\n".join(("---", *lines, "pipeline_tag: text-generation", "tags: [hilnas]", "---"))
+
+
+def _what(layout: Layout, files: MemberFiles) -> str:
+    params = layout.params
+    weights = "random, for measuring: it cannot talk" if files.weights.startswith("random:") else "trained"
+    rows = [
+        ("layout", f"`{layout}`"),
+        ("parameters", f"{params.total:,} ({show_count(params.total)})"),
+        ("active per token", f"{params.active:,}"),
+        ("without embeddings", f"{params.non_embedding:,}"),
+        ("layers", str(layout.depth)),
+        ("vocabulary", f"{layout.vocab:,}"),
+        ("weights", f"{weights} (`{files.weights}`)"),
+        *((f"loads in {runtime}", what) for runtime, what in files.loads.items()),
+    ]
+    return "A language model whose architecture hilnas found.\n\n" + _table(("", ""), rows)
+
+
+def _measured(measured: Sequence[Measured]) -> str:
+    if not measured:
+        return "Nothing was measured yet."
+    rows = [
+        (_where(one), _UNITS[figure.metric], f"{figure.prompt:,}", _value(figure))
+        for one in measured
+        for figure in one.figures
+    ]
+    notes = [f"{one.device}: measured on a noisy machine." for one in measured if one.noisy]
+    notes += [f"{one.device}: not used by the search." for one in measured if not one.searched]
+    return "\n\n".join((_table(("device", "figure", "tokens of context", "median [95 % interval]"), rows), *notes))
+
+
+def _evaluated(evaluation: MemberEvaluation) -> str:
+    return "\n\n".join((*evaluation.notes, _table(evaluation.head, evaluation.rows)))
+
+
+def _where(one: Measured) -> str:
+    return f"{one.device}, {one.runtime} {one.quantisation}, {one.threads} threads"
+
+
+def _value(figure: Figure) -> str:
+    if figure.value is None:
+        return f"none: {figure.reason}"
+    interval = f" [{figure.ci95[0]:.4g}, {figure.ci95[1]:.4g}]" if figure.ci95 else ""
+    return f"{figure.value:.4g}{interval}"
+
+
+def _provenance(files: MemberFiles, options: FileOptions) -> Iterator[tuple[str, str]]:
+    yield from options.provenance.items()
+    yield "weights", f"`{files.weights}`"
+
+
+def _use(layout: Layout, files: MemberFiles) -> Iterator[str]:
+    if any(file.kind == "transformers" for file in files.files):
+        remote = ", trust_remote_code=True" if "trust_remote_code" in files.loads["transformers"] else ""
+        least = _LEAST_TRANSFORMERS.get(files.loads["transformers"], _TRANSFORMERS)
+        yield (
+            f"transformers {least} or newer:\n\n```python\n"
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            f'model = AutoModelForCausalLM.from_pretrained("transformers"{remote})\n'
+            f'tokenizer = AutoTokenizer.from_pretrained("transformers"{remote})\n```'
+        )
+    if ggufs := [file for file in files.files if file.kind == "gguf"]:
+        gguf = next((file for file in ggufs if file.quantisation == "q4_0"), ggufs[0])
+        yield f"{_llama_cpp(layout, files.loads['llama.cpp'])}:\n\n```sh\nllama-cli -m {gguf.path}\n```"
+    if pte := next((file for file in files.files if file.kind == "pte"), None):
+        yield (
+            "ExecuTorch:\n\n```python\nfrom executorch.runtime import Runtime\n\n"
+            f'forward = Runtime.get().load_program("{pte.path}").load_method("forward")\n```'
+        )
+
+
+def _llama_cpp(layout: Layout, loads: str) -> str:
+    """Returns the versions of llama.cpp that load a member's files."""
+    if "patched" in loads:
+        return "llama.cpp with the patches of hilnas (`nas runtime build llama.cpp --patched`)"
+    windows = any(mixer.kind == "swa" for layer in layout.layers for mixer in layer.mixers)
+    plain = layout.tied and not windows
+    return f"llama.cpp {_LEAST_LLAMA_CPP.get(loads, _LLAMA_CPP) if plain else f'of commit {COMMIT}'} or newer"
+
+
+def _listed(files: Sequence[MemberFile]) -> Iterator[tuple[str, str, str]]:
+    return ((f"`{file.path}`", f"{file.size:,}", f"`{file.sha256}`") for file in files)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)

@@ -1,0 +1,274 @@
+"""Tokenizers of models that others trained, as files of transformers and GGUF.
+
+All files of the tokenizer are carried as they are. GGUF files name the way in which text is split, and can hold
+byte-level BPE of the ways below: `LLAMA_VOCAB_PRE_TYPE_*` of llama.cpp's src/llama-vocab.cpp. With
+another tokenizer, a model has no GGUF files.
+
+    llama-bpe   Llama 3, SmolLM3, LFM2: numbers of up to three digits; whole words first (ignore_merges)
+    dbrx        Granite 4: the same, without whole words first
+    qwen2       Qwen2 and Qwen3: single digits
+    smollm      SmolLM2, Granite 3: single digits, then GPT-2's expression
+    gpt-2       GPT-2's expression
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from tokenizers import Tokenizer
+
+from nas.core.canonical import content_hash
+from nas.core.errors import InvalidInput, Unsupported
+from nas.measure.runtimes.base import Purpose, Vocabulary
+from nas.train.release.tokenizer import (
+    Marks,
+    MemberTokenizer,
+    bytes_problem,
+    json_bytes,
+    merges_of,
+    own_problem,
+    read_content,
+    read_tokenizer,
+)
+
+CONFIG, SPECIAL_MAP, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+_MODEL, _GENERATION = "config.json", "generation_config.json"
+_BESIDE = (CONFIG, SPECIAL_MAP, TEMPLATE, _MODEL, _GENERATION)
+_BYTES = 1 << 22
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+"""Usual names of the token behind a document. A model that answers in turns names another one as its end."""
+
+_CONTRACTIONS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
+_WORDS, _REST = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+_Json = dict[str, Any]
+
+
+def _byte_level(use_regex: bool) -> _Json:
+    return {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}
+
+
+def _in_turn(*parts: _Json) -> _Json:
+    return {"type": "Sequence", "pretokenizers": list(parts)}
+
+
+def _split_by(numbers: str) -> list[_Json]:
+    """Returns the pre-tokenizers of one expression, which is written in two ways."""
+    expressions = [f"{contractions}|{_WORDS}|{numbers}|{_REST}" for contractions in _CONTRACTIONS]
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    return [_in_turn(split | {"pattern": {"Regex": each}}, _byte_level(False)) for each in expressions]
+
+
+_DIGITS = {"type": "Digits", "individual_digits": True}
+_KNOWN: list[tuple[list[_Json], Mapping[bool, str]]] = [
+    (_split_by(r"\p{N}{1,3}"), {True: "llama-bpe", False: "dbrx"}),
+    (_split_by(r"\p{N}"), {False: "qwen2"}),
+    ([_in_turn(_DIGITS, _byte_level(True))], {False: "smollm"}),
+    ([_byte_level(True)], {False: "gpt-2"}),
+]
+"""Pre-tokenizers of tokenizer.json, and ignore_merges -> llama.cpp's name."""
+
+
+@dataclass(frozen=True)
+class ModelTokenizer(MemberTokenizer):
+    """A trained model's tokenizer.json with the other tokenizer files of the model's folder.
+
+    Args:
+        content: the bytes of its tokenizer.json.
+        beside: name -> content of the tokenizer's other files, and of the model's configuration.
+    """
+
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """Name -> JSON of the files beside it."""
+        return {name: json.loads(self.beside.get(name, b"{}")) for name in _BESIDE if name != TEMPLATE}
+
+    @property
+    def marks(self) -> Marks:
+        """Tokens in front of a document and behind it.
+
+        A text begins with what the tokenizer itself puts in front; where it puts nothing there, with the token behind
+        the document before.
+
+        Raises:
+            InvalidInput: no file names the token behind a document.
+        """
+        known = (self.tokenizer.token_to_id(name) for name in _ENDS)
+        end = next((token for token in known if token is not None), self.ids().get("eos"))
+        if end is None:
+            raise InvalidInput(f"no token ends a text: {CONFIG} beside it names none as eos_token", where="--tokenizer")
+        before, _ = self._around
+        return Marks(before[0] if before else end, end)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's chat template: a file of its own, or in the tokenizer's settings."""
+        template = self.beside.get(TEMPLATE, b"").decode("utf-8") or self.settings[CONFIG].get("chat_template")
+        return template if isinstance(template, str) else None
+
+    def fits(self, rows: int) -> bool:
+        """See `MemberTokenizer`; rows of the embedding may be without a token."""
+        return self.size <= rows
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        for name in (_GENERATION, _MODEL):
+            given = self.settings[name].get("eos_token_id")
+            if found := tuple(each for each in (given if isinstance(given, list) else [given]) if self._is_token(each)):
+                return found
+        return tuple(token for token in (self._named("eos_token"),) if token is not None)
+
+    def ids(self) -> dict[Purpose, int]:
+        """Returns purpose -> id of a special token, as the tokenizer's files and then the model's have them."""
+        found: dict[Purpose, int] = {}
+        purposes: tuple[Purpose, ...] = ("bos", "eos", "pad")
+        for purpose in purposes:
+            given: list[Any] = [self._named(f"{purpose}_token")]
+            given += [self.settings[name].get(f"{purpose}_token_id") for name in (_GENERATION, _MODEL)]
+            firsts = (each[0] if isinstance(each, list) and each else each for each in given)
+            if tokens := [each for each in firsts if self._is_token(each)]:
+                found[purpose] = tokens[0]
+        if before := self._around[0]:
+            found["bos"] = before[0]
+        return found
+
+    def vocabulary(self, rows: int) -> Vocabulary:
+        """Returns the vocabulary as GGUF files store it; rows without a token are unused.
+
+        Raises:
+            Unsupported: GGUF files cannot hold it.
+        """
+        about = json.loads(self.tokenizer.to_str())  # with all defaults
+        if problem := self._gguf_problem(about):
+            raise Unsupported(f"GGUF files cannot hold the tokenizer: {problem}")
+        texts = {i: text for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items()}
+        added = self.tokenizer.get_added_tokens_decoder()
+        return Vocabulary(
+            tokens=tuple(texts.get(i, f"[PAD{i}]") for i in range(rows)),
+            special=frozenset(i for i, token in added.items() if token.special),
+            unused=frozenset(range(rows)) - texts.keys(),
+            merges=merges_of(about),
+            ids=self.ids(),
+            chat_template=self.chat_template,
+            pre_tokenizer=_pre_tokenizer(about) or "",
+            starts_texts=bool(self._around[0]),
+            added=frozenset(i for i, token in added.items() if not token.special),
+        )
+
+    def files(self, context: int) -> Iterator[tuple[str, bytes]]:
+        """Yields the tokenizer's files as they are; settings that would run code of the folder are left out."""
+        yield "tokenizer.json", self.content
+        config = {name: value for name, value in self.settings[CONFIG].items() if name != "auto_map"}
+        yield CONFIG, json_bytes(config or {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context})
+        yield from ((name, self.beside[name]) for name in (SPECIAL_MAP, TEMPLATE) if name in self.beside)
+
+    def describe(self) -> str:
+        """Returns the hash of its content, for result keys."""
+        files = {name: content.decode("utf-8") for name, content in self.beside.items()}
+        return content_hash([json.loads(self.content), files])
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Tokens that the tokenizer puts in front of a text and behind it."""
+        text: list[int] = self.tokenizer.encode("a", add_special_tokens=False).ids
+        whole: list[int] = self.tokenizer.encode("a").ids
+        at = next((i for i in range(len(whole)) if whole[i : i + len(text)] == text), 0)
+        return whole[:at], whole[at + len(text) :]
+
+    def _named(self, name: str) -> int | None:
+        """Returns the token that the tokenizer's settings name."""
+        for file in (CONFIG, SPECIAL_MAP):
+            given = self.settings[file].get(name)
+            text = given.get("content") if isinstance(given, dict) else given
+            if isinstance(text, str) and (token := self.tokenizer.token_to_id(text)) is not None:
+                return int(token)
+        return None
+
+    def _is_token(self, value: object) -> TypeGuard[int]:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 32:
+            return False
+        return self.tokenizer.id_to_token(value) is not None
+
+    def _gguf_problem(self, about: Mapping[str, Any]) -> str | None:
+        """Returns why llama.cpp would give other tokens; None: it gives the same."""
+        if problem := bytes_problem(self.tokenizer, about):
+            return problem
+        if about.get("normalizer") not in (None, {"type": "NFC"}):
+            return f"text is changed before it is split ({about['normalizer'].get('type')})"
+        if _pre_tokenizer(about) is None:
+            return "none of llama.cpp's pre-tokenizers that are known here splits text in this way"
+        before, behind = self._around
+        if len(before) > 1 or behind:
+            return "a text gets more than one token in front"
+        stripped = [
+            token.content
+            for token in self.tokenizer.get_added_tokens_decoder().values()
+            if token.lstrip or token.rstrip or token.single_word
+        ]
+        return f"tokens that take blanks beside them ({', '.join(stripped[:3])})" if stripped else None
+
+
+def _pre_tokenizer(about: Mapping[str, Any]) -> str | None:
+    """Returns llama.cpp's name of how text is split; None: it has none."""
+    own = _without_offsets(about.get("pre_tokenizer"))
+    names: Mapping[bool, str] = next((names for known, names in _KNOWN if own in known), {})
+    return names.get(bool(about["model"].get("ignore_merges")))
+
+
+def _without_offsets(described: Any) -> Any:
+    """Returns a pre-tokenizer without what concerns the places of tokens in the text alone."""
+    if isinstance(described, list):
+        return [_without_offsets(each) for each in described]
+    if isinstance(described, dict):
+        return {key: _without_offsets(value) for key, value in described.items() if key != "trim_offsets"}
+    return described
+
+
+def read_model_tokenizer(path: Path) -> MemberTokenizer:
+    """Reads a trained model's tokenizer.json, and the files of transformers beside it.
+
+    Raises:
+        InvalidInput: one of them cannot be read.
+    """
+    content, about = read_content(path)
+    files = {name: path.with_name(name) for name in _BESIDE}
+    if not files[CONFIG].is_file() and own_problem(Tokenizer.from_buffer(content), about) is None:
+        return MemberTokenizer(content)
+    return ModelTokenizer(content, {name: _checked(file) for name, file in files.items() if file.is_file()})
+
+
+def read_member_tokenizer(path: Path) -> MemberTokenizer:
+    """Reads a member's tokenizer.json: a family's own, or that of the trained model that the member started from.
+
+    Raises:
+        InvalidInput: it cannot be read, or llama.cpp would split text in another way and no file beside it says how the
+            model is used.
+    """
+    content, about = read_content(path)
+    if path.with_name(CONFIG).is_file() and own_problem(Tokenizer.from_buffer(content), about) is not None:
+        return read_model_tokenizer(path)
+    return read_tokenizer(path)
+
+
+def _checked(path: Path) -> bytes:
+    if path.stat().st_size > _BYTES:
+        raise InvalidInput(f"larger than {_BYTES:,} bytes", where=str(path))
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8")
+        if path.name != TEMPLATE and not isinstance(json.loads(text), dict):
+            raise InvalidInput("no JSON object", where=str(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(f"no {'text' if path.name == TEMPLATE else 'JSON'}: {error}", where=str(path)) from error
+    return content

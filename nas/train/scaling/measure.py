@@ -1,0 +1,225 @@
+"""Measures layouts for a family by the protocol of studies, under the same result keys: known results are reused."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nas.core import paths
+from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.family import Figure, Measured, Metric
+from nas.core.layout import Layout
+from nas.core.measurement import Measurement
+from nas.core.scoring import MeasurementKey, require_sensors
+from nas.core.space import SearchSpace
+from nas.core.workload import Workload
+from nas.infra.store import artifacts, devices, outcomes, results
+from nas.infra.store.rows import DeviceState, Health
+from nas.infra.store.store import Store
+from nas.measure.farm.farm import Farm, open_farm
+from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget
+from nas.measure.protocol.reference import export_key, measure_key
+from nas.measure.protocol.rounds import Subject, measure
+from nas.measure.runtimes.base import Artifact, RandomWeights
+from nas.search.study.stages import Outcome, failure, value_of
+from nas.train.scaling.source import Measurements
+
+Log = Callable[[str], None]
+
+_AVAILABLE = (DeviceState.IDLE, DeviceState.LEASED, DeviceState.COOLING, DeviceState.PREPARING)
+_TRUSTED = (Health.GOOD, Health.UNKNOWN)
+
+_STATISTICS: dict[Metric, str] = {
+    "prefill_tps": "prefill_tps", "ttft_ms": "ttft", "decode_tps": "decode_mean", "peak_rss_mb": "peak_rss",
+}  # fmt: skip
+"""Metric of a family's records -> figure of a measurement. Decode speed is tokens / time, hence the mean."""
+
+
+@dataclass
+class Measurer:
+    """Measures a family's candidates on calibrated devices.
+
+    Args:
+        farm: has the devices.
+        space: runtimes, workloads and limits.
+        repetitions: per workload.
+        log: takes one line at a time.
+        benches: (device, runtime) -> calibrated pair.
+    """
+
+    farm: Farm
+    space: SearchSpace
+    repetitions: int
+    log: Log
+    benches: dict[tuple[str, str], MeasurementTarget] = field(default_factory=dict)
+
+    def prepare(self, device: str) -> None:
+        """Builds and calibrates every runtime of the space on a device, unless that is done.
+
+        Raises:
+            UnknownName: no such device.
+            InfrastructureFailed: it cannot be reached, has no build, or its reference model fails.
+        """
+        if any(name == device for name, _ in self.benches):
+            return
+        workloads = {name: self.space.workloads[name] for name in self.space.measured}
+        scratch, jobs = paths.home() / "work", self.farm.jobs(None)
+        calibrator = Calibrator(self.farm, jobs, self.space.protocol, scratch, self.log, workloads)
+        for spec in self.space.runtimes:
+            self.benches[device, spec.name] = asyncio.run(calibrator.target(device, spec))
+
+    def id(self, device: str) -> str:
+        """Returns the id of a prepared device."""
+        return next(bench.device.id for (name, _), bench in self.benches.items() if name == device)
+
+    def measure(self, layout: Layout, on: Sequence[str]) -> Measurements:
+        """Measures every workload that an objective needs on the devices `on`; reuses earlier results.
+
+        Raises:
+            CandidateFailed: a runtime cannot write or run the layout.
+            InfrastructureFailed: a device went away.
+        """
+        return asyncio.run(self._measure(layout, on))
+
+    async def _measure(self, layout: Layout, on: Sequence[str]) -> Measurements:
+        taken = await asyncio.gather(*(self._on_device(layout, device) for device in on), return_exceptions=True)
+        for error in taken:
+            if isinstance(error, BaseException):
+                raise error
+        return {place: each for found in taken if isinstance(found, dict) for place, each in found.items()}
+
+    async def _on_device(self, layout: Layout, device: str) -> Measurements:
+        found = {}
+        for spec in self.space.runtimes:
+            bench = self.benches[device, spec.name]
+            artifact = self._artifact(layout, bench)
+            for name in self.space.measured:
+                found[MeasurementKey(device, spec.name, name)] = await self._workload(
+                    artifact, bench, self.space.workloads[name]
+                )
+        return found
+
+    async def _workload(self, artifact: Artifact, bench: MeasurementTarget, workload: Workload) -> Measurement:
+        pinned, reference = bench.device.pinned(workload), bench.reference_beside(workload)
+        key = measure_key(
+            artifact.sha256, bench.runner, bench.device.id, pinned, self.repetitions, self.space.protocol,
+            reference.calibration, energy_counter=bench.device.energy_counter, page_size=bench.device.page_size,
+        )  # fmt: skip
+        row = results.get(self.farm.store, key)
+        if row is not None:
+            return _value(row.payload)
+        subject = Subject(artifact, bench.runtime, bench.runner, bench.device, pinned)
+        return await self._take(subject, bench, key)
+
+    async def _take(self, subject: Subject, bench: MeasurementTarget, key: str) -> Measurement:
+        store, protocol = self.farm.store, self.space.protocol
+        tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
+        try:
+            taken = await measure(
+                subject, bench.reference_beside(subject.workload), self.farm.jobs(None), key, None, self.repetitions,
+                protocol, past_tries=tries,
+            )  # fmt: skip
+        except CandidateFailed as error:
+            results.put(store, key, "measure", failure(error))
+            raise
+        except InfrastructureFailed as error:
+            outcomes.record_attempt(store, "infrastructure", str(error), result_key=key, stage="measure")
+            raise
+        row = results.put(store, key, "measure", {"value": taken.model_dump(mode="json")}, seconds=taken.wall_s)
+        return _value(row.payload)
+
+    def _artifact(self, layout: Layout, bench: MeasurementTarget) -> Artifact:
+        weights = RandomWeights(DEPLOY_SEED)
+        return export_once(
+            self.farm.store,
+            export_key(layout, bench.runtime, bench.quantisation, weights.describe()),
+            lambda path: bench.runtime.export(layout, bench.quantisation, weights, path, recipe=True),
+        )
+
+    def held_out(self, used: Collection[str]) -> str | None:
+        """Returns the id of an available device that is not in `used`, preferably one that passed its last check."""
+        rows = [row for row in devices.all(self.farm.store) if row.state in _AVAILABLE and row.health in _TRUSTED]
+        free = sorted((row.health is not Health.GOOD, row.id) for row in rows if row.id not in used)
+        return free[0][1] if free else None
+
+
+@contextmanager
+def open_measurer(store: Store, space: SearchSpace, repetitions: int, log: Log) -> Iterator[Measurer]:
+    """Yields a measurer with the space's devices prepared.
+
+    Raises:
+        UnknownName: no such device or runtime.
+        InvalidInput: a device lacks a sensor that an objective needs.
+        InfrastructureFailed: a device cannot be reached, or its reference model fails.
+    """
+    with open_farm(store) as farm:
+        require_sensors(space, {name: farm.device(name) for name in space.devices})
+        measurer = Measurer(farm, space, repetitions, log)
+        for device in space.devices:
+            measurer.prepare(device)
+        yield measurer
+
+
+def _value(outcome: Outcome) -> Measurement:
+    return Measurement.model_validate(value_of(outcome))
+
+
+def export_once(store: Store, key: str, export: Callable[[Path], Artifact]) -> Artifact:
+    """Returns the artifact that was exported under `key` if the store has it, else exports and stores it."""
+    row = results.get(store, key)
+    if row is not None and "value" in row.payload:
+        artifact = Artifact.model_validate(row.payload["value"])
+        if artifacts.get(store, artifact.stored.sha256) is not None:
+            return artifact
+    scratch = paths.home() / "work"
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        destination = Path(folder) / "model"
+        artifact = export(destination)
+        artifacts.put_file(store, destination)
+    results.put(store, key, "export", {"value": artifact.model_dump(mode="json")})
+    return artifact
+
+
+def measured_of(taken: Measurements, space: SearchSpace, *, searched: bool = True) -> tuple[Measured, ...]:
+    """Returns one record for each device and runtime, with the figures of all workloads.
+
+    Args:
+        taken: place -> measurement.
+        space: has the runtimes.
+        searched: whether the search used these devices.
+    """
+    quantisations = {runtime.name: runtime.quantisation for runtime in space.runtimes}
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for each in taken.values():
+        groups.setdefault((each.device, each.runtime), []).append(each)
+    return tuple(
+        Measured(
+            device=device,
+            runtime=runtime,
+            quantisation=quantisations[runtime],
+            threads=group[0].workload.threads,
+            figures=tuple(
+                recorded_figure(metric, each.workload.window if metric == "peak_rss_mb" else each.workload.prompt, each)
+                for each in group
+                for metric in _STATISTICS
+            ),
+            searched=searched,
+            noisy=any(each.noisy for each in group),
+        )
+        for (device, runtime), group in groups.items()
+    )
+
+
+def recorded_figure(metric: Metric, prompt: int, taken: Measurement) -> Figure:
+    """Returns a figure of a measurement for a family's records; `prompt` is its context in tokens."""
+    statistic = taken.figures[_STATISTICS[metric]]
+    value, low, high = statistic.value, statistic.low, statistic.high
+    if metric == "decode_tps":  # tokens per second from ms per token, so the ends of the interval swap
+        value, low, high = (1e3 / each if each else None for each in (value, high, low))
+    interval = None if low is None or high is None else (low, high)
+    return Figure(metric=metric, prompt=prompt, value=value, ci95=interval, reason=statistic.reason or "")

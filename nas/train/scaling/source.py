@@ -1,0 +1,392 @@
+"""Finds the origin of a family: the winners' common pattern, and the criteria for comparing candidates.
+
+Winners are a study's front or given layouts. Criteria are the study's objectives, or a space's. Coordinates are those
+of a study (`nas.core.scoring`) with one change: ratios are to the size's nearest candidate instead of a published
+reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.family import Decision
+from nas.core.layout import Layout
+from nas.core.measurement import Measurement
+from nas.core.scoring import Axis, MeasurementKey, QualityValue, axis, with_file_size
+from nas.core.space import Objective, RuntimeSpace, SearchSpace
+from nas.infra.store import events, studies
+from nas.infra.store.store import Store
+from nas.measure.protocol.calibration import known_runtime
+from nas.measure.runtimes import RUNTIMES
+from nas.search.analysis.report import study_report
+from nas.search.proxy.ladder import proxy_of
+from nas.search.study.events import CALIBRATED, stored_space
+
+DEPTHS = 8
+"""Number of equal parts of a stack for which shares of mixers are counted."""
+EXPONENT = 0.076
+"""Loss falls with the weights outside the embedding as N^-0.076 (Kaplan et al. 2020, equation 1.1)."""
+REFERENCE_RATIO, REFERENCE_QUALITY = 1.2, 0.9
+"""Default reference point: multiples of the nearest candidate's figures, and of its quality."""
+BYTES_PER_WEIGHT = 0.5625
+"""Of Q4_0: 18 bytes for 32 weights."""
+PER_TOKEN, HELD = "bytes_per_token", "bytes_held"
+"""Objectives instead of latency and memory if nothing is measured."""
+
+Measurements = Mapping[MeasurementKey, Measurement]
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """A layout from which a family may be built.
+
+    Args:
+        layout: as searched or given.
+        weight: in the common pattern.
+        trial: its number in the study, if it is from one.
+        objectives: its values there.
+    """
+
+    layout: Layout
+    weight: float = 1.0
+    trial: int | None = None
+    objectives: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Common pattern of the winners, and the layout from which a family is scaled.
+
+    Args:
+        parent: the winner that is nearest to the common pattern.
+        distance: share of its mixers and feed-forwards that differ from the common pattern.
+        shares: kind of mixer -> [DEPTHS] its share of the layers there, mean over the winners by weight.
+        winners: all of them.
+    """
+
+    parent: Winner
+    distance: float
+    shares: dict[str, NDArray[np.float64]]
+    winners: tuple[Winner, ...]
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """Criteria for comparing candidates.
+
+    Args:
+        space: objectives, devices, runtimes, workloads and limits; without budgets.
+        reference_point: of hypervolume, objective by objective, as coordinates; None: no study froze one.
+        quality: of the parent's proxy in the study; 1 if there is none.
+        proxies: id of a proxy that the study trained -> its quality and standard deviation.
+        decisions: for the record of the family.
+    """
+
+    space: SearchSpace
+    reference_point: tuple[float, ...] | None
+    quality: float
+    proxies: Mapping[str, tuple[float, float]]
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def context(self) -> int:
+        """The longest window that is measured, in tokens."""
+        return max(self.space.workloads[name].window for name in self.space.measured)
+
+    def limits(self) -> dict[str, float]:
+        """Returns objective -> coordinate of the reference point."""
+        given = dict(zip([each.name for each in self.space.objectives], self.reference_point or (), strict=False))
+        return {
+            each.name: given.get(
+                each.name, -REFERENCE_QUALITY * self.quality if each.metric == "quality" else math.log(REFERENCE_RATIO)
+            )
+            for each in self.space.objectives
+        }
+
+    def axes(self, layout: Layout, taken: Measurements, anchor: Layout, base: Measurements) -> dict[str, Axis]:
+        """Returns the coordinates of a measured candidate, without objectives that could not be read.
+
+        Args:
+            layout: the candidate.
+            taken: its measurements.
+            anchor: the candidate that ratios are to.
+            base: its measurements.
+        """
+        figures, of_anchor = (
+            with_file_size({place: each.figures for place, each in found.items()}) for found in (taken, base)
+        )
+        quality = self.quality_of(layout, anchor)
+        found = {each.name: axis(self.space, each, figures, of_anchor, quality) for each in self.space.objectives}
+        return {name: each for name, each in found.items() if each is not None}
+
+    def computed_axes(self, layout: Layout, anchor: Layout) -> dict[str, Axis]:
+        """Returns quality, and the bytes that a device reads per token and holds, for builds without measurements."""
+        quality = self.quality_of(layout, anchor)
+        found = {"quality": Axis(value=quality.value, coordinate=-quality.value, sd=quality.sd)}
+        for name in (PER_TOKEN, HELD):
+            value, base = (_bytes(each, self.context)[name] for each in (layout, anchor))
+            found[name] = Axis(value=value, coordinate=math.log(value / base), sd=0.0)
+        return found
+
+    def computed_limits(self) -> dict[str, float]:
+        """Returns the reference point of `computed_axes`."""
+        ratio = math.log(REFERENCE_RATIO)
+        return {"quality": -REFERENCE_QUALITY * self.quality, PER_TOKEN: ratio, HELD: ratio}
+
+    def trained(self, layout: Layout) -> tuple[str, float, float] | None:
+        """Returns proxy, quality and standard deviation if the study trained this layout's proxy."""
+        try:
+            proxy = proxy_of(layout, self.space.quality).id
+        except InvalidInput:  # narrower than the proxies
+            return None
+        known = self.proxies.get(proxy)
+        return (proxy, *known) if known else None
+
+    def quality_of(self, layout: Layout, anchor: Layout) -> QualityValue:
+        """Returns the proxy's quality, or the parent's, scaled by the number of weights relative to the anchor's."""
+        proxy, value, sd = self.trained(layout) or ("", self.quality, 0.0)
+        return QualityValue(value * (effective_weights(layout) / effective_weights(anchor)) ** EXPONENT, sd, proxy)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of a family.
+
+    Args:
+        pattern: of the winners.
+        criteria: for comparing candidates.
+        searched: ids of the devices that the study measured on.
+    """
+
+    pattern: Pattern
+    criteria: Criteria
+    searched: tuple[str, ...] = ()
+
+
+def study_origin(
+    store: Store, study: str, layouts: Sequence[Layout], devices: tuple[str, ...], runtime: str | None
+) -> Origin:
+    """Returns the front of a study, weighted by hypervolume contribution, or given layouts, with the study's criteria.
+
+    Args:
+        store: the database.
+        study: its name.
+        layouts: given ones; none: the front's.
+        devices: instead of the study's.
+        runtime: instead of the study's.
+
+    Raises:
+        UnknownName: no such study or runtime.
+        InvalidInput: the study has no front.
+    """
+    report = study_report(store, study)
+    row = studies.get(store, study)
+    space = stored_space(row)
+    pattern = find_pattern([Winner(layout) for layout in layouts] or _front(report))
+    own = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
+    point = report["reference_point"]
+    proxies = {
+        each["proxy_id"]: (each["quality"]["value"], each["quality"]["sd"])
+        for each in (*report["references"], *reversed(report["ranking"]))
+        if each["quality"]
+    }
+    decisions = [_objectives_decision(own, f"study {study}"), _reference_decision(own, point)]
+    if space.budgets:
+        decisions.append(_budget_decision(space))
+    criteria = Criteria(
+        own, tuple(point[each.name] for each in own.objectives) if point else None, 1.0, proxies, tuple(decisions)
+    )
+    # With an assumed quality for the parent, trained candidates would win or lose by the assumption.
+    known = criteria.trained(pattern.parent.layout)
+    criteria = replace(criteria, quality=known[1]) if known else replace(criteria, proxies={})
+    searched = {event.payload["id"] for event in events.notes(store, row.id, CALIBRATED)}
+    return Origin(pattern, criteria, tuple(sorted(searched)))
+
+
+def given_origin(
+    space: SearchSpace, layouts: Sequence[Layout], devices: tuple[str, ...], runtime: str | None
+) -> Origin:
+    """Returns given layouts, with equal weights, and the criteria of a space."""
+    pattern = find_pattern([Winner(layout) for layout in layouts])
+    own = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
+    decisions = (_objectives_decision(own, f"space {space.name}"), _reference_decision(own, None))
+    return Origin(pattern, Criteria(own, None, 1.0, {}, decisions))
+
+
+def _front(report: dict[str, Any]) -> list[Winner]:
+    """Returns the study's winners.
+
+    Raises:
+        InvalidInput: there are none.
+    """
+    if report["front"]:
+        return [
+            Winner(
+                Layout.parse(row["layout"]),
+                row["hv_contribution"],
+                row["trial"],
+                tuple((name, value) for name, value in row["objectives"].items() if value is not None),
+            )
+            for row in report["front"]
+        ]
+    trials = report["trials"]
+    counted = ", ".join(
+        f"{trials[state]} {state}" for state in ("complete", "infeasible", "stopped", "failed", "running")
+    )
+    raise InvalidInput(
+        f"study {report['study']} has no front to build a family from ({counted} trials). Continue it with "
+        f"'nas launch --resume', or give layouts with --layout",
+        where="--study",
+    )
+
+
+def _runtimes(space: SearchSpace, parent: Layout, name: str | None) -> tuple[RuntimeSpace, ...]:
+    """Returns the space's runtimes, or the one that is named; the patched build where the parent needs it.
+
+    Raises:
+        UnknownName: no such runtime.
+        Unsupported: one does not carry the parent.
+    """
+    specs = [spec for spec in space.runtimes if name in (None, spec.name)]
+    if not specs:
+        assert name is not None, "a space has runtimes"
+        specs = [RuntimeSpace(name=name, quantisation=RUNTIMES[name].quantisations[0])]
+    found = []
+    for spec in specs:
+        support = known_runtime(spec).supports(parent)
+        if not support:
+            raise Unsupported(
+                f"{spec.name} does not carry the pattern: {'; '.join(support.reasons)}", where="--runtime"
+            )
+        found.append(spec.model_copy(update={"build": "any"}) if support.verdict == "patched" else spec)
+    return tuple(found)
+
+
+def _objectives_decision(space: SearchSpace, whose: str) -> Decision:
+    objectives = ", ".join(
+        each.name if each.workload is None else f"{each.name} ({each.metric} at {each.workload})"
+        for each in space.objectives
+    )
+    runtimes = ", ".join(f"{each.name} {each.quantisation}" for each in space.runtimes)
+    return Decision(
+        what="objectives",
+        value=f"{objectives}; on {', '.join(space.devices)} with {runtimes}",
+        reason=f"those of {whose}; figures are ratios to the size's nearest candidate",
+    )
+
+
+def _reference_decision(space: SearchSpace, point: dict[str, float] | None) -> Decision:
+    if point is None:
+        value = f"{REFERENCE_RATIO} times the nearest candidate's figures, {REFERENCE_QUALITY} times its quality"
+        return Decision(what="reference point", value=value, reason="no study froze one")
+    values = [
+        f"{each.name} {-point[each.name]:.3g}"
+        if each.metric == "quality"
+        else f"{each.name} {math.exp(point[each.name]):.2f}x the nearest candidate's"
+        for each in space.objectives
+    ]
+    reason = "the study's, with ratios to the nearest candidate instead of the published reference"
+    return Decision(what="reference point", value=", ".join(values), reason=reason)
+
+
+def _budget_decision(space: SearchSpace) -> Decision:
+    names = ", ".join(dict.fromkeys(each.name for each in space.budgets))
+    return Decision(
+        what="budgets",
+        value="only the number of weights",
+        reason=f"the study's budgets ({names}) are for its own size; the reference point has them as ratios",
+    )
+
+
+def narrowed(space: SearchSpace, devices: tuple[str, ...], runtimes: tuple[RuntimeSpace, ...]) -> SearchSpace:
+    """Returns the space on other devices or runtimes (none given: its own), without budgets.
+
+    Objectives on a device or a runtime that is left out apply to all remaining ones.
+    """
+    devices, runtimes = devices or space.devices, runtimes or space.runtimes
+    names = {runtime.name for runtime in runtimes}
+
+    def fitted(objective: Objective) -> Objective:
+        own = {
+            "device": objective.device if objective.device in devices else None,
+            "runtime": objective.runtime if objective.runtime in names else None,
+        }
+        return objective.model_copy(update=own)
+
+    return space.model_copy(
+        update={
+            "devices": devices,
+            "runtimes": runtimes,
+            "budgets": (),
+            "objectives": tuple(fitted(objective) for objective in space.objectives),
+        }
+    )
+
+
+def effective_weights(layout: Layout) -> float:
+    """Returns the weights outside the tables; of a mixture of experts the geometric mean of all and active ones."""
+    params = layout.params
+    tables = params.total - params.non_embedding
+    return math.sqrt(params.non_embedding * (params.active - tables))
+
+
+def _bytes(layout: Layout, context: int) -> dict[str, float]:
+    caches = layout.kv_bytes(context) + layout.state_bytes()
+    params = layout.params
+    return {PER_TOKEN: params.active * BYTES_PER_WEIGHT + caches, HELD: params.total * BYTES_PER_WEIGHT + caches}
+
+
+# The common pattern.
+
+
+def find_pattern(winners: Sequence[Winner]) -> Pattern:
+    """Returns the common pattern of at least one winner.
+
+    Each winner's stack is cut into `DEPTHS` equal parts; the common share of a kind in a part is the mean over winners,
+    by weight (equal ones where all are 0). The parent is the winner with the least total variation distance to the
+    common shares, mean of mixers and feed-forwards: unlike a mixture of all winners, it was measured and trained.
+    """
+    weights = np.array([winner.weight for winner in winners])
+    weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(winners), 1 / len(winners))
+    mixers, ffns = (_profiles(winners, role) for role in ("mixer", "ffn"))
+    common = [{kind: weights @ rows for kind, rows in profiles.items()} for profiles in (mixers, ffns)]
+    distances = np.mean(
+        [_distances(profiles, mean) for profiles, mean in zip((mixers, ffns), common, strict=True)], axis=0
+    )
+    best = min(range(len(winners)), key=lambda i: (round(float(distances[i]), 9), -weights[i], i))
+    return Pattern(winners[best], float(distances[best]), common[0], tuple(winners))
+
+
+def _profiles(winners: Sequence[Winner], role: str) -> dict[str, NDArray[np.float64]]:
+    """Returns kind -> [W, DEPTHS] its share of each part of each winner's stack."""
+    found: dict[str, NDArray[np.float64]] = {}
+    for row, winner in enumerate(winners):
+        layout = winner.layout
+        for index in range(layout.depth):
+            layer = layout.own(index)
+            blocks = layer.mixers if role == "mixer" else tuple(filter(None, (layer.ffn,)))
+            for kind in [block.kind for block in blocks] or ["none"]:
+                rows = found.setdefault(kind, np.zeros((len(winners), DEPTHS)))
+                rows[row] += _overlap(index, layout.depth) / max(1, len(blocks))
+    return found
+
+
+def _overlap(index: int, depth: int) -> NDArray[np.float64]:
+    """Returns [DEPTHS] the share of each part of the stack that the layer at `index` takes up."""
+    edges = np.linspace(0, 1, DEPTHS + 1)
+    low, high = np.maximum(edges[:-1], index / depth), np.minimum(edges[1:], (index + 1) / depth)
+    overlap: NDArray[np.float64] = np.clip(high - low, 0, None) * DEPTHS
+    return overlap
+
+
+def _distances(profiles: dict[str, NDArray[np.float64]], common: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Returns [W] the total variation distance of each winner from the common shares, mean over depth."""
+    found: NDArray[np.float64] = sum(np.abs(rows - common[kind]).mean(axis=1) for kind, rows in profiles.items())
+    return found / 2
