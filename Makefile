@@ -71,6 +71,7 @@ lint-others:
 	$(call timed,$(BIN)/ruff check $(PACKAGES))
 	$(call timed,$(BIN)/ruff format --check $(PACKAGES))
 	$(call timed,$(BIN)/lint-imports)
+	$(call timed,$(BIN)/python scripts/check_names.py)
 	$(call timed,$(BIN)/python scripts/write_docs.py --check)
 
 # As root on Debian or Ubuntu what tests need is installed; elsewhere tests whose tools are missing are left out, and

@@ -1,0 +1,61 @@
+"""Files and folders in the user's cache that are made once for equal inputs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nas.core import paths
+from nas.core.canonical import content_hash
+from nas.core.durable import write_durably
+
+
+def stored(kind: str, version: int, inputs: Any, make: Callable[[], bytes], *, suffix: str = "") -> Path:
+    """Returns the file `CACHE/kind/HASH` with the content of `make`, which is called only if the file does not exist.
+
+    The file appears whole or not at all; of two processes that make it at the same time, the later one replaces an
+    equal file.
+
+    Args:
+        kind: folder in the cache.
+        version: of the code of `make`; raised when its result changes.
+        inputs: everything else that the content depends on, as JSON values.
+        make: returns the content.
+        suffix: of the file's name, such as ".json".
+
+    Example:
+        >>> path = stored("answers", 1, [model_sha256, questions], lambda: answer(questions), suffix=".json")
+    """
+    path = _place(kind, version, inputs, suffix)
+    if not path.is_file():
+        content = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, content)
+    return path
+
+
+def stored_folder(kind: str, version: int, inputs: Any, make: Callable[[Path], None]) -> Path:
+    """Returns the folder `CACHE/kind/HASH` as `make` fills it, called only if the folder does not exist.
+
+    `make` writes into an empty folder beside it, which is then renamed: other processes see it whole or not at all.
+    Arguments are those of `stored`.
+    """
+    path = _place(kind, version, inputs, "")
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent, ignore_cleanup_errors=True) as temporary:
+            folder = Path(temporary, "content")
+            folder.mkdir()
+            make(folder)
+            try:
+                folder.rename(path)
+            except OSError:
+                if not path.is_dir():  # otherwise another process has made an equal one
+                    raise
+    return path
+
+
+def _place(kind: str, version: int, inputs: Any, suffix: str) -> Path:
+    return paths.cache() / kind / f"{content_hash([version, inputs])}{suffix}"
