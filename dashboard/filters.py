@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -12,7 +13,6 @@ from markupsafe import Markup, escape
 from nas.core.block import BLOCKS
 from nas.core.logs import visible
 from nas.core.units import show_duration, show_number, show_range
-from nas.search.study.estimate import about
 
 _NONE = "\N{EN DASH}"
 _BUILTIN_HUES, _FURTHER_HUES = 11, 4
@@ -73,7 +73,7 @@ def verbatim(text: str) -> Markup:
 
 
 FILTERS: dict[str, Callable[..., str]] = {
-    "about": about,
+    "about": partial(show_duration, rough=True),
     "duration": show_duration,
     "figure": figure,
     "moment": moment,

@@ -128,7 +128,7 @@ def _opening(judge: Judge, wanted: int) -> Iterator[dict[str, Any]]:
     taken = figures_json(judge.published())
     calibrated = [{"what": CALIBRATED, "id": id, "device": device, "ms": 361.0} for device, id in DEVICES.items()]
     for payload in (
-        {"what": LAUNCHED, "trials": wanted},
+        {"what": LAUNCHED, "trials": wanted, "warm_start": []},
         *calibrated,
         {"scales": {"figures": {PUBLISHED: taken, ATTENTION: taken}}},
         {"reference_point": CORNER},

@@ -15,16 +15,13 @@ from nas.core.pareto import hypervolume
 from nas.core.quality_config import Rung
 from nas.core.space import SearchSettings
 from nas.search.proposers import Observation, Sampler, make_proposer
-from nas.search.proposers.ehvi import forecast
-from nas.search.proposers.promotion import Arrival, ByValue, Ladder, Policy, Shares
+from nas.search.proposers.promotion import Ladder
 
-_EVERYBODY = tuple(rung.model_copy(update={"keep": None}) for rung in RUNGS)
-POLICIES: Mapping[str, tuple[tuple[Rung, ...], type[Policy]]] = {
-    "single": (_EVERYBODY, Shares),
-    "halving": (RUNGS, Shares),
-    "value": (RUNGS, ByValue),
+POLICIES: Mapping[str, tuple[Rung, ...]] = {
+    "single": tuple(rung.model_copy(update={"keep": None}) for rung in RUNGS),
+    "halving": RUNGS,
 }
-"""Name in results -> ladder and policy. 'single': all that pass the gate are trained to the top."""
+"""Name in results -> ladder. 'single': all that pass the gate are trained to the top."""
 _ENTER, _CONFIRM = -1, len(RUNGS)
 
 
@@ -56,9 +53,7 @@ class Study:
         space = problem.space.model_copy(update={"search": SearchSettings(pool=self.pool)})
         self._proposer = make_proposer(Sampler(space), self.engine, problem.seed)
         self._proposer.fix_reference_point(problem.reference_point)
-        ladder, policy = POLICIES[self.policy]
-        self._ladder = Ladder(ladder, policy())
-        self._ladder.reference_point = tuple(problem.reference_point[name] for name in problem.axes)
+        self._ladder = Ladder(POLICIES[self.policy])
         self._layouts: list[Layout] = []
         self._seen: list[Observation] = []
         self._ready: deque[tuple[int, int]] = deque()
@@ -66,7 +61,6 @@ class Study:
         for name, layout in enumerate(problem.space.references.layouts().values()):
             for rung in range(len(RUNGS)):
                 self._ladder.finish(-1 - name, rung, self._arrival(layout, rung), reference=True)
-                self._ladder.costs.train(-1 - name, rung, self.rungs.seconds(layout, self.rungs.rung_s[rung]))
 
     def run(self, seconds: float) -> Study:
         """Runs until `seconds` of work are done."""
@@ -82,7 +76,7 @@ class Study:
             self.spent += took
             if self.spent > seconds:
                 return self
-            self._finish(trial, stage, took)
+            self._finish(trial, stage)
             for decision in self._ladder.decisions():
                 if decision.verdict == "promote":
                     self._ready.append((decision.trial, decision.rung + 1))
@@ -98,14 +92,13 @@ class Study:
             return None
         self._layouts.append(proposals[0].layout)
         self._seen.append(Observation(proposals[0].layout, "running"))
-        self._ladder.enter(len(self._layouts) - 1, forecast(self._proposer, proposals[0].layout))
+        self._ladder.enter(len(self._layouts) - 1)
         return len(self._layouts) - 1, _ENTER
 
-    def _finish(self, trial: int, stage: int, took: float) -> None:
-        layout, costs = self._layouts[trial], self._ladder.costs
+    def _finish(self, trial: int, stage: int) -> None:
+        layout = self._layouts[trial]
         self.reached[_name(stage)] += 1
         if stage == _ENTER:
-            costs.enter(trial, took)
             seen = self.rungs.problem.observe(layout)
             known = {name: value for name, value in seen.objectives.items() if name != "quality"}
             broken = seen.status == "infeasible"
@@ -116,13 +109,10 @@ class Study:
             else:
                 self._ready.append((trial, 0))
         elif stage == _CONFIRM:
-            costs.confirm(trial, took)
             self._ladder.leave(trial)
-            self._ladder.complete[trial] = self._ladder.arrived[-1][trial].coordinates
             self._tell(trial, "complete")
             self.found.append((self.spent, self.rungs.problem.point(layout)))
         else:
-            costs.train(trial, stage, took)
             seen = self._seen[trial]
             values = {**seen.objectives, "quality": self.rungs.quality(layout, stage)}
             self._ladder.finish(trial, stage, self._arrival(layout, stage))
@@ -139,11 +129,11 @@ class Study:
         seen = self._seen[trial]
         self._proposer.tell(Observation(seen.layout, status, seen.objectives, seen.constraints, seen.rung, seen.noise))
 
-    def _arrival(self, layout: Layout, rung: int) -> Arrival:
+    def _arrival(self, layout: Layout, rung: int) -> tuple[float, ...]:
         problem = self.rungs.problem
         others = problem.observe(layout, gated=False).objectives
         rest = tuple(others[name] for name in problem.axes[1:])
-        return Arrival((self.rungs.quality(layout, rung), *rest), self.rungs.sd(rung))
+        return (self.rungs.quality(layout, rung), *rest)
 
     def volume(self, seconds: float) -> float:
         """Returns the noise-free hypervolume of trials complete after so many seconds."""

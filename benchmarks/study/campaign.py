@@ -107,7 +107,7 @@ class Campaign:
         self._say(f"{terms.study}: {'going on' if known else 'begins'}, {terms.trials} trials")
         options = ["--resume"] if known else []
         argv = [
-            sys.executable, "-m", "nas.cli", "launch", "--space", str(space), "--study", terms.study,
+            sys.executable, "-m", "benchmarks.study.nas", "launch", "--space", str(space), "--study", terms.study,
             "--trials", str(terms.trials), "--yes", "--json", *options,
         ]  # fmt: skip
         with self._log.open("ab") as log:

@@ -6,23 +6,18 @@ import datetime
 import os
 import re
 import sys
-import time
 import webbrowser
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from nas.cli import preflight
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
+from nas.cli.live import LiveProgress
 from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, open_store, same_database
 from nas.cli.output import JsonFlag, print_fields, print_json, say
 from nas.cli.remote import ServerOption, open_server
@@ -31,8 +26,7 @@ from nas.cli.study_view import print_agreement, print_front, say_noise
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError
 from nas.core.space import SearchSpace
-from nas.core.trial import TERMINAL, TrialState
-from nas.core.units import show_duration, show_number
+from nas.core.trial import TERMINAL
 from nas.infra.store import studies
 from nas.infra.store.rows import StudyState
 from nas.measure.devices.attachments import own_attachments
@@ -40,16 +34,11 @@ from nas.measure.farm.farm import LOCAL, find_name, known_devices, this_machine
 from nas.search.analysis.report import study_report
 from nas.search.spaces import load_space, space_key, space_text
 from nas.search.study.check import support_filter
-from nas.search.study.estimate import Estimate, estimate, in_words
+from nas.search.study.estimate import Estimate, estimate
 from nas.search.study.events import event_line, stored_space
-from nas.search.study.launch import LaunchOptions, launch
-from nas.search.study.orchestrator import Snapshot
+from nas.search.study.launch import launch
+from nas.search.study.opened import LaunchOptions
 from nas.serve.client import Json, UsersClient, part
-
-_REDRAWS_PER_S = 4
-_LINE_EVERY_S = 15.0
-_FRONT_ROWS = 12
-_ACTIVE_ROWS = 6
 
 app = command_app()
 
@@ -136,44 +125,6 @@ def command(
     _report(options, state, json)
 
 
-@contextmanager
-def live_display() -> Iterator[Callable[[Snapshot], None]]:
-    """Yields the function to call with each snapshot: a live display on a terminal, otherwise lines."""
-    console = Console(stderr=True, markup=False, highlight=False)
-    if console.is_terminal:
-        with Live(console=console, refresh_per_second=_REDRAWS_PER_S, transient=True) as live:
-            yield lambda snapshot: live.update(draw(snapshot))
-    else:
-        yield _Lines().update
-
-
-def line(snapshot: Snapshot) -> str:
-    """Formats a snapshot as one line."""
-    parts = [show_duration(snapshot.elapsed_s), f"{snapshot.proposed}/{snapshot.wanted} proposed", _states(snapshot)]
-    if snapshot.hypervolume is not None:
-        parts.append(f"hypervolume {show_number(snapshot.hypervolume, digits=3)}")
-    if snapshot.active:
-        parts.append("; ".join(snapshot.active))
-    if snapshot.left is not None:
-        parts.append(f"{in_words(snapshot.left.seconds)} left")
-    return " | ".join(part for part in parts if part)
-
-
-def draw(snapshot: Snapshot) -> RenderableType:
-    """Renders a snapshot: trial counts, running work and the current Pareto front."""
-    volume = "after the references" if snapshot.hypervolume is None else show_number(snapshot.hypervolume, digits=3)
-    left = "" if snapshot.left is None else f", {in_words(snapshot.left.seconds)} left"
-    facts = Table.grid(padding=(0, 2))
-    facts.add_row("study", Text(snapshot.study, style="bold"))
-    facts.add_row("trials", f"{snapshot.proposed} of {snapshot.wanted} proposed: {_states(snapshot) or 'none yet'}")
-    facts.add_row("hypervolume", volume)
-    facts.add_row("time", f"{show_duration(snapshot.elapsed_s)}{left}")
-    shown = snapshot.active[:_ACTIVE_ROWS]
-    more = len(snapshot.active) - len(shown)
-    facts.add_row("now", "\n".join([*shown, *([f"and {more} more"] if more else [])]) or "waiting")
-    return Group(facts, _front_table(snapshot)) if snapshot.front else facts
-
-
 def _show_plan(options: LaunchOptions, json: bool, space_name: str = "", server: str | None = None) -> None:
     """Prints the plan of a study and how long it takes, here or on a coordinator."""
     space, trials = options.space, _trials(options)
@@ -253,18 +204,20 @@ def _dashboard(db: str | None) -> Iterator[None]:
 def _run(options: LaunchOptions) -> StudyState:
     verb = "resuming" if options.resume else "starting"
     say(f"{verb} study {options.study} of space {options.space.name}")
-    if (found := _load(options)) is not None:
-        say(_in_the_way(found))
+    if (load := _load(options)) is not None:
+        say(_in_the_way(load))
+    live = LiveProgress(options.study, options.db, None if options.ray_address else options.workers)
 
-    def report_end(trial: int | None, what: str, payload: Mapping[str, Any]) -> None:
+    def on_event(trial: int | None, what: str, payload: Mapping[str, Any]) -> None:
+        live.notice()
         if trial is None and what == "failed":
             say(f"study: failed: {payload.get('message') or 'no reason given'}")
         elif trial is not None and what in TERMINAL:
             say(event_line(trial, what, payload) or "")
 
     try:
-        with live_display() as update:
-            return launch(options, update, report_end, say)
+        with live:
+            return launch(options, on_event, say)
     except KeyboardInterrupt:  # before or after the search, which handles it itself
         say(f"interrupted; to resume: nas launch --study {options.study} --resume{same_database(options.db)}")
         raise typer.Exit(INTERRUPTED) from None
@@ -356,31 +309,3 @@ def _print_remote_report(found: Json, state: str, url: str, json: bool) -> None:
         say(f"stopped; to resume, repeat the command with --study {study} --resume")
         raise typer.Exit(0 if found["desired_state"] == "stop" else 1)
     raise NasError(f"study {study} {state}: {message or 'see its log on the coordinator'}")
-
-
-class _Lines:
-    """Prints a line when trials change state, and at least every `_LINE_EVERY_S` seconds."""
-
-    def __init__(self) -> None:
-        self._last, self._at = "", -_LINE_EVERY_S
-
-    def update(self, snapshot: Snapshot) -> None:
-        state = f"{snapshot.proposed} {sorted(snapshot.states.items())} {len(snapshot.front)}"
-        now = time.monotonic()
-        if state != self._last or now - self._at >= _LINE_EVERY_S:
-            self._last, self._at = state, now
-            say(line(snapshot))
-
-
-def _states(snapshot: Snapshot) -> str:
-    """Returns the counts of trials in the order of a trial's life."""
-    counts = {state.value: snapshot.states.get(state.value, 0) for state in TrialState}
-    return ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in counts.items() if count)
-
-
-def _front_table(snapshot: Snapshot) -> Table:
-    table = Table("trial", *snapshot.objectives, "layout", box=SIMPLE_HEAD, title="front so far", title_justify="left")
-    for row in snapshot.front[:_FRONT_ROWS]:
-        values = [show_number(value, digits=3) for value in row.values]
-        table.add_row(str(row.trial), *values, Text(row.layout, overflow="ellipsis", no_wrap=True))
-    return table

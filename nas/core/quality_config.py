@@ -144,7 +144,7 @@ class Rescore(BaseModel):
 class LibrarySource(BaseModel):
     """Scores of a library of blocks in place of trainings; `nas adapt --write-space` writes all of these keys.
 
-    In a space, its keys stand beside `from: library`, with `keep` and `promote` at most. Candidates are mixes of a
+    In a space, its keys stand beside `from: library`, with `keep` at most. Candidates are mixes of a
     trained model's blocks, listed as `layouts`. There are two rungs: `sum`, the sum of scores, and `assembled`, the
     assembled mix on the held-out text that the scores are from.
     """
@@ -182,7 +182,7 @@ class Rung(BaseModel):
     )
     keep: int | float | None = Field(
         None,
-        description="promoted under `promote: share`, and until the references are done: a fraction below 1, a number"
+        description="promoted to the next rung: a fraction below 1, a number"
         " of candidates, or all (left out)",
     )
 
@@ -243,7 +243,6 @@ depth 8, on one thread of a server CPU: 5-8 s, 5-8 s and 25-40 s more per candid
 LIBRARY_PARTS = 4
 """Parts of the held-out text, on each of which an assembled mix has a score of its own."""
 _LIBRARY = "library"
-_BESIDE_LIBRARY = ("keep", "promote")
 
 
 def _library_rungs(keep: Any) -> tuple[Rung, ...]:
@@ -300,18 +299,13 @@ class QualityConfig(BaseModel):
     min_reference: float = Field(
         0.25, gt=0, description="a group where the reference scores less (bits or nats above chance) is left out"
     )
-    promote: Literal["value", "share"] = Field(
-        "share",
-        description="who climbs: whoever is expected to gain more hypervolume than its seconds do elsewhere, or the"
-        " best `keep` of each rung",
-    )
     rungs: tuple[Rung, ...] = Field(DEFAULT_RUNGS, min_length=1, description="the ladder, cheapest first")
     anchors: Anchors | None = Field(
         None, description="what noise is estimated from; left out: from the references and a prior"
     )
     rescore: Rescore | None = Field(None, description="of the front, on fresh seeds; left out: it is not re-scored")
     library: LibrarySource | None = Field(
-        None, description="instead of all but `promote`, written as `from: library`, see below", exclude_if=_is_none
+        None, description="instead of all else, written as `from: library`, see below", exclude_if=_is_none
     )
 
     @model_validator(mode="before")
@@ -326,13 +320,12 @@ class QualityConfig(BaseModel):
             return data
         if data["from"] != _LIBRARY:
             refuse([problem(("from",), InvalidInput(f"must be {_LIBRARY!r}; leave it out to train proxies"))])
-        known = {*cls.model_fields} - {*_BESIDE_LIBRARY, _LIBRARY}
+        known = {*cls.model_fields} - {_LIBRARY}
         of_trainings = [key for key in data if key in known]
         refuse([problem((key,), InvalidInput("is of trainings: leave it out beside `from: library`"))
                 for key in of_trainings])  # fmt: skip
-        own = {key: value for key, value in data.items() if key not in ("from", *_BESIDE_LIBRARY)}
-        promote = {"promote": data["promote"]} if "promote" in data else {}
-        return {"library": LibrarySource.model_validate(own), "rungs": _library_rungs(data.get("keep", 0.5)), **promote}
+        own = {key: value for key, value in data.items() if key not in ("from", "keep")}
+        return {"library": LibrarySource.model_validate(own), "rungs": _library_rungs(data.get("keep", 0.5))}
 
     @field_validator("corpus")
     @classmethod

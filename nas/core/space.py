@@ -250,9 +250,6 @@ class SearchSettings(_Strict):
     seed: int = Field(0, ge=0, description="of everything random in the search")
     seeds: int = Field(6, ge=0, description="heuristic layouts proposed before the surrogate has data")
     pool: int = Field(384, ge=8, description="candidates scored per proposal")
-    screen: Finite = Field(
-        0.0, ge=0, lt=1, description="least chance to keep each budget, by the hardware model, to be proposed; 0: any"
-    )
     stop: StopRules = Field(StopRules(), description="when a study ends before its trials are used up")
 
 

@@ -118,13 +118,34 @@ def show_share(share: float, signed: bool = False) -> str:
     return f"{percent:{sign}.1f} %" if size >= 0.095 else f"{percent:{sign}.2g} %"
 
 
-def show_duration(seconds: float) -> str:
-    """Formats a duration: 5 s, 3 min 04 s, 1 h 02 min."""
+def show_duration(seconds: float, *, rough: bool = False) -> str:
+    """Formats a duration: 5 s, 3 min 04 s, 1 h 02 min.
+
+    Args:
+        seconds: the duration.
+        rough: with no more digits than an estimate has: 40 s, 8 min, 2 h 10 min, 14 h, 2 d 5 h.
+    """
+    if rough:
+        return _rough_duration(seconds)
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes:02} min"
     return f"{minutes} min {whole:02} s" if minutes else f"{whole} s"
+
+
+def _rough_duration(seconds: float) -> str:
+    if seconds < 95:
+        return f"{max(5, round(seconds / 5) * 5) if seconds < 57 else round(seconds / 10) * 10} s"
+    minutes = round(seconds / 60)
+    if minutes >= 20:
+        minutes = round(minutes / 5) * 5
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60) if minutes < 600 else (round(minutes / 60), 0)
+    if hours < 48:
+        return f"{hours} h" + (f" {minutes} min" if minutes else "")
+    return f"{hours // 24} d" + (f" {hours % 24} h" if hours % 24 else "")
 
 
 def _last_place(value: float, low: float | None, high: float | None) -> Callable[[float], int] | None:

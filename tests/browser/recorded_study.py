@@ -24,7 +24,7 @@ from nas.infra.store.rows import Proposal, StudyState
 from nas.infra.store.store import Store
 from nas.search.proposers import Observation
 from nas.search.spaces import load_space
-from nas.search.study.events import CALIBRATED, LAUNCHED, PointTold, Profiled, Told
+from nas.search.study.events import CALIBRATED, LAUNCHED, Observed, Profiled, ReferencePointFixed
 
 TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "recorded" / "lfm2-study.json"
 BASE = {
@@ -51,8 +51,8 @@ def add_recorded_study(store: Store, clock: StillClock, device: str, name: str =
     space, began = load_space(record["space"]), clock.time
     study = studies.create(store, name, space.model_dump(mode="json"), seed=record["seed"], version="0").id
     events.append(store, study, {"what": CALIBRATED, "id": device, "device": "local"})
-    events.append(store, study, {"what": LAUNCHED, "trials": len(record["told"]) - 2, "accept_noise": False})
-    events.append(store, study, PointTold(record["reference_point"]).to_json())
+    events.append(store, study, {"what": LAUNCHED, "trials": len(record["told"]) - 2, "warm_start": []})
+    events.append(store, study, ReferencePointFixed(record["reference_point"]).to_json())
     taken = figures_json({MeasurementKey("local", "llama.cpp", "chat"): _figures({"objectives": {}, "noise": {}})})
     studies.set_scales(store, study, {"figures": {PUBLISHED: taken, ATTENTION: taken}})
     studies.freeze_reference(store, study, record["reference_point"])
@@ -108,9 +108,10 @@ def _tell(store: Store, study: int, trial: int, told: dict[str, Any], space: Sea
         if kind is EventKind.TRAINING:
             value, sd = -told["objectives"]["quality"], told["noise"]["quality"]
             quality = {"rung": "first", "value": value, "per_group": {}, "sd": sd, "n_seeds": 1}
-            trials.add_event(store, study, trial, EventKind.PROGRESS, {"what": "quality", "quality": quality})
+            note = {"what": "quality", "rung": 0, "quality": quality}
+            trials.add_event(store, study, trial, EventKind.PROGRESS, note)
     figures = told["objectives"], told.get("constraints", {}), told.get("rung"), told["noise"]
-    seen = Told(Observation(Layout.parse(told["layout"]), told["status"], *figures))
+    seen = Observed(Observation(Layout.parse(told["layout"]), told["status"], *figures))
     trials.add_event(store, study, trial, EventKind.PROGRESS, seen.to_json())
 
 

@@ -17,8 +17,9 @@ from nas.core.trial import EventKind
 from nas.infra.store import events, results, studies, trials
 from nas.infra.store.rows import Origin, StudyState
 from nas.infra.store.store import Store
-from nas.search.study.events import CALIBRATED, LAUNCHED
+from nas.search.study.events import CALIBRATED, Launched
 
+CONDITIONS: dict[str, Any] = {"protocol": 3, "conditions": {}, "times": {}}
 CORNER = {"quality": 0.0, "latency": 1.0, "memory": 1.0}
 _PLACE = MeasurementKey("local", "fake", "chat")
 _TO_COMPLETE = (
@@ -53,9 +54,9 @@ class LiveLab:
         events.append(
             self.store,
             id,
-            {"what": CALIBRATED, "id": "box", "device": "local", "runtime": "fake", "build": "b", "ms": 1.0},
+            {"what": CALIBRATED, "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 1.0, **CONDITIONS},
         )
-        events.append(self.store, id, {"what": LAUNCHED, "trials": 4, "accept_noise": False})
+        events.append(self.store, id, Launched(4).to_json())
         studies.set_state(self.store, id, StudyState.RUNNING)
         if judged:
             self.judge(id)
@@ -81,7 +82,7 @@ class LiveLab:
     def note_quality(self, study: int, trial: int, quality: float) -> None:
         """The trial's quality is noted, again perhaps."""
         told = {"rung": "first", "value": quality, "per_group": {}, "sd": 0.01, "n_seeds": 2}
-        trials.add_event(self.store, study, trial, EventKind.PROGRESS, {"what": "quality", "quality": told})
+        trials.add_event(self.store, study, trial, EventKind.PROGRESS, {"what": "quality", "rung": 0, "quality": told})
 
     def measure(
         self, study: int, trial: int, latency: float, memory: float, *, n: int = 3, noisy: bool = False,

@@ -284,7 +284,7 @@ class Bed:
     def orchestrator(self, ledger: Ledger, trials: int) -> Orchestrator:
         """To be made inside a running event loop."""
         proposals = ProposalDriver(self.space, support_filter(self.space), self.folder / "lock")
-        return Orchestrator(self.work(ledger), ledger, proposals, trials, lambda snapshot: None, self.log)
+        return Orchestrator(self.work(ledger), ledger, proposals, trials, self.log)
 
     def run(self, trials: int = 5, kind: type[Ledger] = Ledger, seconds: float = 200.0) -> StudyState:
         """Runs the study to its end."""

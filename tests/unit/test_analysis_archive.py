@@ -17,6 +17,7 @@ from dashboard_lab import HOST, HTML, DashboardLab, Visitor
 from exhaustive import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from live_lab import CONDITIONS
 from store_support import open_store
 
 from nas.core.canonical import canonical_json
@@ -44,12 +45,12 @@ def note(trial: int | None, **payload: Any) -> Line:
 def genuine() -> list[Line]:
     """An exported study, with notes of every kind."""
     found = [json.loads(line) for line in gzip.decompress(ARCHIVE.read_bytes()).decode().splitlines()]
-    told = next(line for line in found if is_note(line, "told"))["event"]["payload"]["observation"]
+    told = next(line for line in found if is_note(line, "observed"))["event"]["payload"]["observation"]
     more = [
         note(None, what="launched", trials=8, warm_start=["first"]),
-        note(None, what="corpus", hash="c" * 64),
+        note(None, what="corpus", hash="c" * 64, versions={}, made_of={}),
         note(None, what="warm start", studies=[{"study": "first", "layouts": 1}], observations=[told]),
-        note(None, what="calibrated", device="local", id="box", runtime="fake", build="b", ms=2.5),
+        note(None, what="calibrated", device="local", id="box", runtime="fake", build="b", ms=2.5, **CONDITIONS),
         {"event": {"trial": None, "kind": "study", "at": 1.8e9,
                    "payload": {"what": "marked", "trial": 1, "star": True, "tags": ["small"], "text": "try it"}}},
         {"event": {"trial": None, "kind": "study", "at": 1.8e9, "payload": profiled(found, 1)}},
@@ -201,10 +202,12 @@ MALFORMED = {
     "calibrated without a device": append(note(None, what="calibrated")),
     "launched without trials": append(note(None, what="launched")),
     "launched with trials of text": set_in(of_note("launched"), "event", "payload", "trials", value="8"),
-    "told nothing": append(note(1, what="told")),
-    "told a number": set_in(of_note("told"), "event", "payload", "observation", value=5),
-    "told of no layout": set_in(of_note("told"), "event", "payload", "observation", "layout", value={"layers": 3}),
-    "told text": set_in(of_note("told"), "event", "payload", "observation", "objectives", value={"quality": "good"}),
+    "told nothing": append(note(1, what="observed")),
+    "told a number": set_in(of_note("observed"), "event", "payload", "observation", value=5),
+    "told of no layout": set_in(of_note("observed"), "event", "payload", "observation", "layout", value={"layers": 3}),
+    "told text": set_in(
+        of_note("observed"), "event", "payload", "observation", "objectives", value={"quality": "good"}
+    ),
     "quality is a number": set_in(of_note("quality"), "event", "payload", "quality", value=5),
     "quality of an unknown rung": set_in(of_note("quality"), "event", "payload", "rung", value=7),
     "spent nothing": append(note(None, what="spent")),

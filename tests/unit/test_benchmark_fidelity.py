@@ -50,18 +50,18 @@ def test_a_campaign_goes_on_and_pairs_by_seed(tmp_path: Path) -> None:
 
     run(1)
     text = run(2)
-    assert len(said) == 6
-    assert "| `periodic` | value |" in text
+    assert len(said) == 4
+    assert "| `periodic` | halving |" in text
 
 
 def test_gains_are_shares_of_single_fidelity() -> None:
     rows = [
         {"problem": "p", "seed": seed, "policy": policy, "reached": {"entered": 2}, "hypervolume": volume}
         for seed in (0, 1)
-        for policy, factor in (("single", 1.0), ("value", 1.5))
+        for policy, factor in (("single", 1.0), ("halving", 1.5))
         for volume in [{"0.25": 0.0, "0.5": factor * (1 + seed), "1": factor * (2 + seed)}]
     ]
-    (value,) = (row for row in summary(rows) if row["policy"] == "value")
-    assert value["gain@0.25"] is None
-    assert value["gain@1"]["mean"] == pytest.approx(0.5)
-    assert value["gain@1"]["n"] == 2
+    (halving,) = (row for row in summary(rows) if row["policy"] == "halving")
+    assert halving["gain@0.25"] is None
+    assert halving["gain@1"]["mean"] == pytest.approx(0.5)
+    assert halving["gain@1"]["n"] == 2

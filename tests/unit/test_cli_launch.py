@@ -16,7 +16,7 @@ from nas.infra.store import studies
 from nas.infra.store.rows import StudyState
 from nas.infra.store.store import Store
 from nas.search.spaces import load_space
-from nas.search.study.launch import LaunchOptions
+from nas.search.study.opened import LaunchOptions
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def test_dry_run_says_how_long_it_takes_and_what_that_is_based_on() -> None:
     text = nas("launch", "--space", "lfm2-demo", "--dry-run").out
     (time,) = [line for line in text.splitlines() if line.startswith("time ")]
     assert "about " in time and " to " in time and "training" in time
-    assert "a guess for local: nothing was measured there yet" in text
+    assert "a guess: too few trials have ended here yet" in text
     plan = json.loads(nas("launch", "--space", "lfm2-demo", "--dry-run", "--json").out)["estimate"]
     assert 0 < plan["seconds"]["low"] < plan["seconds"]["typical"] < plan["seconds"]["high"]
     assert {"screen", "training", "confirm"} <= {part["name"] for part in plan["parts"]}

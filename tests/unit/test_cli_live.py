@@ -3,74 +3,88 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 
 import pytest
+from live_lab import LiveLab
 from rich.console import Console
 
-from nas.cli.launch import draw, line, live_display
-from nas.core.pareto import Ranked
+from nas.cli.live import LiveProgress, Progress, draw, line
+from nas.core.trial import EventKind
 from nas.core.units import show_duration
+from nas.infra.store import trials
+from nas.search.analysis.snapshot import Snapshots
 from nas.search.study.estimate import Estimate, Span
-from nas.search.study.orchestrator import FrontRow, Snapshot
 
-LAYOUT = "d512 v8192 ffn=swiglu:1536 [C3*2 A8/4 C3*2 A8/4 C3 A8/4]"
-
-LEFT = Estimate(
-    seconds=Span(low=90, typical=125, high=250), parts=[], based_on=["4 trainings"], depends_on=[], text="about 2 min"
-)
+LEFT = Estimate(seconds=Span(low=90, typical=125, high=250), parts=[], based_on=[], depends_on=[], text="about 2 min")
 
 
-def snapshot(**changes: object) -> Snapshot:
-    row = FrontRow(3, LAYOUT, (1.04, 310.0, 51.2), Ranked(3, 0, 0.01, 0.9, ()))
-    values: dict[str, object] = {
-        "study": "demo",
-        "states": {"training": 2, "infeasible": 1},
-        "proposed": 5,
-        "wanted": 16,
-        "active": ("trial 4: training", "published reference: measuring"),
-        "objectives": ("quality", "latency", "memory"),
-        "hypervolume": 0.0123,
-        "front": (row,),
-        "elapsed_s": 65.0,
-        "left": LEFT,
-    }
-    return Snapshot(**(values | changes))  # type: ignore[arg-type]
+@pytest.fixture
+def lab(tmp_path: Path) -> LiveLab:
+    """A running study of four trials: two complete ones of the front, one that is trained, and a reference."""
+    lab = LiveLab(tmp_path)
+    study = lab.study()
+    lab.complete(study, 1.04, 0.5, 0.75)
+    lab.complete(study, 1.02, 0.25, 0.5)
+    for origin in ("proposal", "reference"):
+        trial = lab.propose(study, origin)  # type: ignore[arg-type]
+        for kind in (EventKind.EXPORTED, EventKind.MEASURING):
+            trials.add_event(lab.store, study, trial, kind, {})
+    return lab
 
 
-def test_line_has_counts_hypervolume_and_time_left() -> None:
-    text = line(snapshot())
-    for part in ("1 min 05 s", "5/16", "2 training", "1 infeasible", "0.0123", "trial 4: training", "about 2 min"):
+def progress(lab: LiveLab, left: Estimate | None = LEFT) -> Progress:
+    return Progress(Snapshots(lab.store).get("study"), 65.0, left)
+
+
+def test_line_has_counts_hypervolume_work_and_time_left(lab: LiveLab) -> None:
+    volume, *parts = "hypervolume", "1 min 05 s", "3/4 proposed", "1 measuring, 2 complete"
+    text = line(progress(lab))
+    for part in (volume, *parts, "trial 2: measuring; published reference: measuring", "about 2 min"):
         assert part in text
-    assert "(90 s to 4 min) left" in text
+    assert text.endswith("(90 s to 4 min) left")
 
 
-def test_line_omits_unknown_values() -> None:
-    text = line(snapshot(hypervolume=None, left=None, front=(), active=(), states={}))
-    assert "hypervolume" not in text
-    assert "left" not in text
-    assert " |  | " not in text
+def test_line_omits_unknown_values(tmp_path: Path) -> None:
+    (lab := LiveLab(tmp_path)).study(judged=False)
+    assert line(progress(lab, None)) == "1 min 05 s | 0/4 proposed"
+
+
+def test_a_trial_that_waits_for_others_is_not_at_work(lab: LiveLab) -> None:
+    trials.add_event(lab.store, 1, 2, EventKind.GATED_IN, {})
+    trials.add_event(lab.store, 1, 2, EventKind.TRAINING, {"rung": 0})
+    assert "trial 2: training" in line(progress(lab))
+    lab.note_quality(1, 2, 1.0)
+    assert "trial 2" not in line(progress(lab))
 
 
 @pytest.mark.parametrize("width", [60, 200])
-def test_screen_shows_the_front_with_brackets_intact(width: int) -> None:
+def test_screen_shows_the_front_with_brackets_intact(lab: LiveLab, width: int) -> None:
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
     with console.capture() as captured:
-        console.print(draw(snapshot()))
+        console.print(draw(progress(lab)))
     text = captured.get()
     assert "front so far" in text
     assert "1.04" in text
-    assert ("[C3*2 A8/4" in text) == (width == 200)
+    layout = Snapshots(lab.store).get("study").records[0].layout.format()
+    assert (layout in text) == (width == 200)
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_lines_are_written_when_trials_move_and_not_for_every_look(capsys: pytest.CaptureFixture[str]) -> None:
-    with live_display() as update:
-        for _ in range(5):
-            update(snapshot())
-        update(snapshot(proposed=6))
+def test_the_state_at_the_end_is_printed(lab: LiveLab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveProgress("study", f"sqlite:///{tmp_path / 'nas.db'}", os.cpu_count()) as live:
+        live.notice()
+        live.notice()
     written = capsys.readouterr()
     assert written.out == ""
-    assert [text.split(" | ")[1] for text in written.err.splitlines()] == ["5/16 proposed", "6/16 proposed"]
+    assert [text.split(" | ")[1] for text in written.err.splitlines()] == ["3/4 proposed"]
+
+
+def test_nothing_is_printed_of_a_study_without_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveProgress("study", f"sqlite:///{tmp_path / 'none.db'}", None):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(4.6, "5 s"), (60, "1 min 00 s"), (3725, "1 h 02 min")])

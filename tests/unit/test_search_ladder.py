@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from nas.core.quality_config import Rung
-from nas.search.proposers.promotion import Arrival, Decision, Ladder, Shares
+from nas.search.proposers.promotion import Decision, Ladder, step_variance
 
 
 def ladder(*keeps: float | int | None, trials: int = 0) -> Ladder:
     """Returns a ladder with a rung per share and a last one; `trials` are unfinished."""
     rungs = [Rung(name=f"r{i}", lm_steps=i + 1, keep=keep) for i, keep in enumerate((*keeps, None))]
-    made = Ladder(rungs, Shares())
+    made = Ladder(rungs)
     for trial in range(trials):
         made.enter(trial)
     return made
@@ -25,11 +26,11 @@ def verdicts(decisions: Sequence[Decision]) -> dict[int, str]:
 
 def test_while_more_may_come_the_share_is_rounded_down() -> None:
     each = ladder(0.5, trials=4)
-    each.finish(0, 0, Arrival((-1.0,)))
+    each.finish(0, 0, (-1.0,))
     assert each.decisions() == []
-    each.finish(1, 0, Arrival((-2.0,)))
+    each.finish(1, 0, (-2.0,))
     assert each.decisions() == [Decision(1, 0, "promote")]
-    each.finish(2, 0, Arrival((-3.0,)))
+    each.finish(2, 0, (-3.0,))
     assert each.decisions() == [Decision(2, 0, "promote")]  # half of three is one, and that one is better now
     assert each.decisions() == []
 
@@ -37,7 +38,7 @@ def test_while_more_may_come_the_share_is_rounded_down() -> None:
 def test_at_last_call_the_share_is_rounded_up_and_the_rest_stops() -> None:
     each = ladder(0.5, trials=3)
     for trial, quality in ((0, 1.0), (1, 2.0), (2, 3.0)):
-        each.finish(trial, 0, Arrival((-quality,)))
+        each.finish(trial, 0, (-quality,))
     assert verdicts(each.decisions()) == {2: "promote"}
     each.closed = True
     assert verdicts(each.decisions()) == {1: "promote", 0: "stop"}
@@ -46,18 +47,18 @@ def test_at_last_call_the_share_is_rounded_up_and_the_rest_stops() -> None:
 def test_a_rung_waits_for_those_still_below_it() -> None:
     each = ladder(0.5, 0.5, trials=2)
     each.closed = True
-    each.finish(0, 0, Arrival((-1.0,)))
+    each.finish(0, 0, (-1.0,))
     assert each.decisions() == []
     each.leave(1)
     assert verdicts(each.decisions()) == {0: "promote"}
-    each.finish(0, 1, Arrival((-1.0,)))
+    each.finish(0, 1, (-1.0,))
     assert verdicts(each.decisions()) == {0: "promote"}
 
 
 def test_a_rung_that_keeps_a_number_waits_for_all() -> None:
     each = ladder(2, trials=4)
     for trial in range(4):
-        each.finish(trial, 0, Arrival((float(-trial),)))
+        each.finish(trial, 0, (float(-trial),))
         assert each.decisions() == []
     each.closed = True
     assert verdicts(each.decisions()) == {3: "promote", 2: "promote", 1: "stop", 0: "stop"}
@@ -65,15 +66,15 @@ def test_a_rung_that_keeps_a_number_waits_for_all() -> None:
 
 def test_a_rung_that_keeps_all_promotes_at_once() -> None:
     each = ladder(None, trials=2)
-    each.finish(0, 0, Arrival((0.0,)))
+    each.finish(0, 0, (0.0,))
     assert verdicts(each.decisions()) == {0: "promote"}
 
 
 def test_of_equals_the_earlier_is_promoted() -> None:
     each = ladder(0.5, trials=2)
     each.closed = True
-    each.finish(1, 0, Arrival((-1.0, 2.0)))
-    each.finish(0, 0, Arrival((-1.0, 2.0)))
+    each.finish(1, 0, (-1.0, 2.0))
+    each.finish(0, 0, (-1.0, 2.0))
     assert verdicts(each.decisions()) == {1: "promote", 0: "stop"}
 
 
@@ -81,27 +82,27 @@ def test_the_front_is_promoted_before_what_it_dominates() -> None:
     each = ladder(0.5, trials=4)
     each.closed = True
     for trial, point in enumerate([(-2.0, 5.0), (-1.0, 1.0), (-1.9, 6.0), (-0.5, 2.0)]):
-        each.finish(trial, 0, Arrival(point))
+        each.finish(trial, 0, point)
     assert verdicts(each.decisions()) == {0: "promote", 1: "promote", 2: "stop", 3: "stop"}
 
 
 def test_decisions_of_an_earlier_process_are_kept() -> None:
     each = ladder(0.5, trials=4)
     for trial, quality in ((0, 1.0), (1, 2.0), (2, 3.0)):
-        each.finish(trial, 0, Arrival((-quality,)))
+        each.finish(trial, 0, (-quality,))
     each.recall(0, 0, "promote")
     each.recall(1, 0, "stop")
     each.leave(3)
     each.closed = True
     assert verdicts(each.decisions()) == {2: "promote"}
-    each.finish(2, 1, Arrival((-3.0,)))
+    each.finish(2, 1, (-3.0,))
     assert each.decisions() == []  # trial 0 is on its way to that rung
 
 
 def test_a_rung_does_not_wait_for_ended_trials() -> None:
     each = ladder(0.5, trials=3)
     each.closed = True
-    each.finish(0, 0, Arrival((-1.0,)))
+    each.finish(0, 0, (-1.0,))
     each.leave(1)
     assert each.decisions() == []
     each.leave(2)
@@ -113,8 +114,21 @@ def test_at_the_end_all_have_a_verdict(keep: float | int | None) -> None:
     each = ladder(keep, trials=7)
     made = []
     for trial in range(7):
-        each.finish(trial, 0, Arrival((float(trial % 3), float(-trial))))
+        each.finish(trial, 0, (float(trial % 3), float(-trial)))
         made += each.decisions()
     each.closed = True
     made += each.decisions()
     assert sorted(decision.trial for decision in made) == list(range(7))
+
+
+def test_a_step_without_promotions_has_half_the_spread_of_the_rung_below() -> None:
+    assert step_variance({0: 1.0, 1: 3.0}, {}) == pytest.approx(4 * 0.5**2 / 2)
+
+
+def test_a_step_learns_how_far_the_rung_above_is_from_a_line() -> None:
+    rng = np.random.default_rng(0)
+    below = dict(enumerate(rng.standard_normal(80)))
+    exact = {trial: 3 + 0.5 * quality for trial, quality in below.items()}
+    noisy = {trial: quality + 0.3 * rng.standard_normal() for trial, quality in exact.items()}
+    assert step_variance(below, exact) < 0.03
+    assert step_variance(below, noisy) == pytest.approx(0.09, rel=0.4)

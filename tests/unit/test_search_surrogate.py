@@ -12,8 +12,8 @@ import pytest
 from nas.core.layout import Layout
 from nas.search.proposers import Features, Observation, Sampler
 from nas.search.proposers.features import BYTES_PER_WEIGHT, GROUPS
+from nas.search.proposers.figure_costs import costs_by_name
 from nas.search.proposers.hardware import Costs
-from nas.search.proposers.screening import costs_by_name
 from nas.search.proposers.surrogate import Kernels, Surrogate, _doubt, _log_density, _stacked
 from nas.search.spaces import load_space
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem

@@ -13,11 +13,12 @@ from dashboard_lab import DashboardLab
 from live_lab import LiveLab
 from study_support import tiny_space
 
+from nas.core.errors import StudyChanged
 from nas.infra.store import leases, studies
 from nas.infra.store.rows import Role, StudyState
 from nas.infra.store.studies import Condition
 from nas.infra.web.errors import Conflict
-from nas.search.study.launch import LaunchOptions, StudyChanged
+from nas.search.study.opened import LaunchOptions
 
 RESUME = "nas launch --study study --resume"
 GONE = "its process is gone; it held the study until 1970-01-01 00:17:10+00:00"

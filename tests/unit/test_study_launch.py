@@ -38,13 +38,16 @@ from nas.measure.farm.trust import Admissions, SigningKey
 from nas.measure.protocol.reference import CALIBRATION_RUNS
 from nas.measure.runtimes import RUNTIMES
 from nas.search.analysis.archive import import_archive
+from nas.search.proxy.corpus import CorpusRef
 from nas.search.proxy.job import TRAINER_VERSION
 from nas.search.study import launch as launch_module
 from nas.search.study import ledger as ledger_module
+from nas.search.study import opened as opened_module
 from nas.search.study.check import installed, support_filter
 from nas.search.study.events import CorpusUsed, all_events, notes
-from nas.search.study.launch import LaunchOptions, launch
+from nas.search.study.launch import launch
 from nas.search.study.ledger import Ledger
+from nas.search.study.opened import LaunchOptions, OpenedStudy, take_lease
 from nas.testing.fake_runtime import FakeRuntime
 
 
@@ -60,7 +63,7 @@ def study(store: Store) -> Study:
 
 
 def lease(store: Store, study: Study) -> StudyLease:
-    return launch_module._lease(store, study, lambda line: None)
+    return take_lease(store, study, lambda line: None)
 
 
 def dead_holder() -> str:
@@ -244,30 +247,34 @@ def options(**changes: Any) -> LaunchOptions:
     return LaunchOptions(**values | changes)
 
 
-def as_begun(store: Store, study: Study, **changes: Any) -> int | None:
-    ours = ledger(store, study)
-    known = launch_module._as_begun(options(**changes), ours)
-    with ours.keep():
-        return known.trials
+def opened(**changes: Any) -> OpenedStudy:
+    """Opens the study, which another launch may open again."""
+    with OpenedStudy.open(options(**changes), lambda trial, what, payload: None, lambda line: None) as study:
+        return study
 
 
-def test_a_resumed_study_goes_on_as_it_was_begun(store: Store, study: Study) -> None:
-    assert as_begun(store, study, trials=7) == 7
-    assert as_begun(store, study) == 7
-    assert as_begun(store, study, trials=9) == 9
-    assert as_begun(store, study) == 9
+@pytest.mark.usefixtures("cached")
+def test_a_resumed_study_goes_on_as_it_was_begun(store: Store, tmp_path: Path) -> None:
+    where: dict[str, Any] = {"db": f"sqlite:///{tmp_path / 'nas.db'}"}
+    assert opened(**where, trials=7).trials == 7
+    for count, expected in ((None, 7), (9, 9), (None, 9)):
+        assert opened(**where, resume=True, trials=count).trials == expected
 
 
-def test_a_resumed_study_keeps_what_it_learnt_from(store: Store, study: Study) -> None:
-    with (ours := ledger(store, study)).keep():
-        assert launch_module._as_begun(options(warm_start=("first",)), ours).warm_start == ("first",)
-        assert launch_module._as_begun(options(), ours).warm_start == ("first",)
-        with pytest.raises(InvalidInput, match="began with first"):
-            launch_module._as_begun(options(warm_start=("other",)), ours)
+@pytest.mark.usefixtures("cached")
+def test_a_resumed_study_keeps_what_it_learnt_from(store: Store, tmp_path: Path) -> None:
+    for name in ("first", "other"):
+        studies.create(store, name, tiny_space().model_dump(mode="json"), seed=0, version="0")
+    where: dict[str, Any] = {"db": f"sqlite:///{tmp_path / 'nas.db'}"}
+    assert opened(**where, warm_start=("first",)).warm_start == ("first",)
+    assert opened(**where, resume=True).warm_start == ("first",)
+    with pytest.raises(InvalidInput, match="began with first"):
+        opened(**where, resume=True, warm_start=("other",))
 
 
-def test_a_new_study_takes_the_space_s_number_of_trials(store: Store, study: Study) -> None:
-    assert as_begun(store, study) == tiny_space().search.trials
+@pytest.mark.usefixtures("cached", "store")
+def test_a_new_study_takes_the_space_s_number_of_trials(tmp_path: Path) -> None:
+    assert opened(db=f"sqlite:///{tmp_path / 'nas.db'}").trials == tiny_space().search.trials
 
 
 def launched(tmp_path: Path, text: str = "some text. ", **changes: Any) -> StudyState:
@@ -275,8 +282,8 @@ def launched(tmp_path: Path, text: str = "some text. ", **changes: Any) -> Study
     (tmp_path / "text.txt").write_text(text * 10_000)
     quality = TINY["quality"] | {"corpus": ["text.txt"]}
     space = tiny_space(**{"quality": quality} | changes.pop("space", {}))
-    given = options(space=space, db=db, base=tmp_path, **changes)
-    return launch(given, lambda snapshot: None, lambda trial, what, payload: None, lambda line: None)
+    chosen = options(space=space, db=db, base=tmp_path, **changes)
+    return launch(chosen, lambda trial, what, payload: None, lambda line: None)
 
 
 @pytest.fixture
@@ -351,7 +358,7 @@ def test_a_changed_corpus_is_refused_unless_the_old_one_is_cached(tmp_path: Path
 @pytest.mark.usefixtures("cached", "store")
 def test_another_version_of_the_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(tmp_path)
-    monkeypatch.setattr(launch_module, "TRAINER_VERSION", TRAINER_VERSION + 1)
+    monkeypatch.setattr(opened_module, "TRAINER_VERSION", TRAINER_VERSION + 1)
     assert isinstance(interrupted(tmp_path, resume=True), StudyChanged)
 
 
@@ -366,11 +373,12 @@ def test_a_resumed_study_runs_nothing_where_a_device_has_changed(
     calm = RoundResult(pairs=[Pair(reference=None, candidate=raw(sample()))] * CALIBRATION_RUNS)
     scripted = ScriptedJobs([calm])
     monkeypatch.setattr(Farm, "jobs", lambda self, of: scripted)
-    given = options(space=tiny_space(devices=["box"]))
+    chosen = options(space=tiny_space(devices=["box"]))
 
     def prepare() -> None:
-        with (ours := ledger(store, study)).keep(), launch_module._failure_shown(ours):
-            asyncio.run(launch_module._targets(given, ours, farm, tmp_path / "work", lambda line: None))
+        with (ours := ledger(store, study)).keep(), opened_module._failure_shown(ours):
+            prepared = OpenedStudy(chosen, ours, CorpusRef(source="default", hash="0" * 64))
+            asyncio.run(prepared.targets(farm, tmp_path / "work", lambda line: None))
 
     prepare()
     prepare()

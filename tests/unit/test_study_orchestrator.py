@@ -156,32 +156,6 @@ def test_running_a_finished_study_again_changes_nothing(bed: Bed) -> None:
     assert added == [{"state": "running"}, {"state": "complete"}]
 
 
-@pytest.fixture
-def valued(tmp_path: Path) -> Bed:
-    """Promotes by value."""
-    quality = {**TINY["quality"], "promote": "value"}
-    return Bed(
-        open_store(tmp_path, SystemClock()),  # type: ignore[arg-type]
-        tmp_path,
-        tiny_space(quality=quality),
-        FakeRuntime(tmp_path / "fake"),
-    )
-
-
-def test_promotion_by_value_says_why_and_survives_a_kill(valued: Bed) -> None:
-    with pytest.raises(Killed):
-        valued.run(12, mortal(90))
-    assert valued.run(12) is StudyState.COMPLETE
-    check(valued, wanted=12)
-    rows = trials.all(valued.store, 1)
-    stopped = [row.status.reason for row in rows if row.status.state is TrialState.STOPPED]
-    assert all("a second" in (reason or "") for reason in stopped), stopped
-    before, seen = result_of(valued), len(all_events(valued.store, 1))
-    assert valued.run(12) is StudyState.COMPLETE
-    assert result_of(valued) == before
-    assert len(all_events(valued.store, 1)) == seen + 2
-
-
 def test_a_study_out_of_time_proposes_no_more_and_says_so(tmp_path: Path) -> None:
     space = tiny_space(search={**TINY["search"], "stop": {"hours": 1e-9}})
     bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]

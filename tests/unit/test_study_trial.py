@@ -13,8 +13,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import Figure
 from nas.core.scoring import MeasurementKey
 from nas.search.study import trial as trial_module
-from nas.search.study.running import TrialRun
-from nas.search.study.trial import StudyContext, run_trial
+from nas.search.study.trial import StudyContext, TrialRun, run_trial
 
 SPACE = tiny_space(budgets=[{"metric": "ttft", "max": "10ms", **CHAT}])
 PLACE = MeasurementKey("local", "fake", "chat")

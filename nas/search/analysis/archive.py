@@ -40,12 +40,12 @@ from nas.search.study.events import (
     EXPECTED,
     LAUNCHED,
     MARKED,
-    POINT,
+    OBSERVED,
     PROFILED,
     QUALITY,
+    REFERENCE_POINT,
     RESCORED,
     SPENT,
-    TOLD,
     UNREADABLE,
     WARM,
     Profiled,
@@ -87,7 +87,7 @@ class _Strict(BaseModel):
 
 class _Launched(_Strict):
     trials: Count
-    warm_start: tuple[str, ...] = ()
+    warm_start: tuple[str, ...]
 
 
 class _Times(_Strict):
@@ -99,16 +99,18 @@ class _Times(_Strict):
 class _Calibrated(_Strict):
     device: DeviceText
     id: DeviceText
-    runtime: DeviceText | None = None
-    build: DeviceText | None = None
-    ms: Positive | None = None
-    protocol: Count = 1
-    conditions: Json | None = None
-    times: dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}$")], _Times] | None = None
+    runtime: DeviceText
+    build: DeviceText
+    ms: Positive
+    protocol: Count
+    conditions: Json
+    times: dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}$")], _Times]
 
 
 class _CorpusUsed(_Strict):
     hash: archive.Hash
+    versions: Json
+    made_of: dict[str, str]
 
 
 class _Observation(_Strict):
@@ -120,11 +122,11 @@ class _Observation(_Strict):
     noise: dict[str, Deviation] = {}
 
 
-class _Told(_Strict):
+class _Observed(_Strict):
     observation: _Observation
 
 
-class _PointTold(_Strict):
+class _ReferencePointFixed(_Strict):
     point: dict[str, Coordinate]
 
 
@@ -142,7 +144,6 @@ class _Expected(_Strict):
     gain: Coordinate | None
     hypervolume: Volume
     batch: Count
-    quality: Coordinate | None = None
 
 
 class _Closed(_Strict):
@@ -161,7 +162,7 @@ class _Quality(_Strict):
 
 
 class _QualityKnown(_Strict):
-    rung: archive.RungNumber = 0
+    rung: archive.RungNumber
     quality: _Quality
 
 
@@ -209,10 +210,21 @@ class _Scales(_Strict):
 
 
 _NOTES: dict[str, type[_Strict]] = {
-    LAUNCHED: _Launched, CALIBRATED: _Calibrated, CORPUS: _CorpusUsed, TOLD: _Told, POINT: _PointTold,
-    WARM: _WarmStarted, EXPECTED: _Expected, CLOSED: _Closed, QUALITY: _QualityKnown, SPENT: _Spent,
-    ANCHORS: _AnchorsChosen, RESCORED: _Rescored, MARKED: _Marked, PROFILED: _Profiled,
-}  # fmt: skip
+    LAUNCHED: _Launched,
+    CALIBRATED: _Calibrated,
+    CORPUS: _CorpusUsed,
+    OBSERVED: _Observed,
+    REFERENCE_POINT: _ReferencePointFixed,
+    WARM: _WarmStarted,
+    EXPECTED: _Expected,
+    CLOSED: _Closed,
+    QUALITY: _QualityKnown,
+    SPENT: _Spent,
+    ANCHORS: _AnchorsChosen,
+    RESCORED: _Rescored,
+    MARKED: _Marked,
+    PROFILED: _Profiled,
+}
 _VALUES: dict[str, type[BaseModel]] = {"export": Artifact, "measure": Measurement, "train": TrainResult}
 _POINT: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, Coordinate], config=ConfigDict(strict=True))
 _TEXT: TypeAdapter[str] = TypeAdapter(DeviceText)
@@ -271,12 +283,12 @@ class StudyChecks:
         note = _NOTES.get(str(payload.get("what")))
         if note is not None:
             checked = _strictly(note, payload)
-            observed = [checked.observation] if isinstance(checked, _Told) else []
+            observed = [checked.observation] if isinstance(checked, _Observed) else []
             if isinstance(checked, _WarmStarted):
                 observed += checked.observations
             for each in observed:
                 _check_layout(each.layout)
-            rungs += [each.rung for each in observed if isinstance(checked, _Told)]
+            rungs += [each.rung for each in observed if isinstance(checked, _Observed)]
         for rung in rungs:
             if isinstance(rung, int) and not 0 <= rung < len(self._space.quality.rungs):
                 raise InvalidInput(f"the space has no rung {rung}")

@@ -16,8 +16,7 @@ from nas.core.stats import Z95
 from nas.infra.store.store import Store
 from nas.search.analysis.agreement import RankCorrelation, rank_correlation
 from nas.search.analysis.record import Record, StudyRecord, read_study
-from nas.search.proposers.hardware import MIN_POINTS, Costs, Estimate, HardwareModel, Measured, better
-from nas.search.proposers.screening import TRUSTED
+from nas.search.proposers.hardware import MIN_POINTS, TRUSTED, Costs, Estimate, HardwareModel, Measured, better
 
 FIGURES = ("ttft", "decode_p50", "decode_p95", "peak_rss")
 

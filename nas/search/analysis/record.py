@@ -45,9 +45,9 @@ from nas.search.study.events import (
     BY_PEOPLE,
     CALIBRATED,
     LAUNCHED,
+    OBSERVED,
     QUALITY,
     RESCORED,
-    TOLD,
     UNREADABLE,
     Launched,
     QualityKnown,
@@ -166,7 +166,7 @@ class Record:
                 self.quality = known.quality
         elif fresh := Rescored.read(event.payload):
             self.quality, self.rescored = fresh.quality, fresh
-        elif what == TOLD:
+        elif what == OBSERVED:
             observation = event.payload["observation"]
             self.observed = {name: value for name, value in observation.items() if name != "layout"}
             self.observed_after_s = after_s
@@ -221,7 +221,7 @@ class StudyLog:
             self.notes.append(event)
             if what == CALIBRATED or any(name in event.payload for name in _FROZEN):
                 self.judged = event.id
-        elif event.kind is EventKind.PROGRESS and what not in (QUALITY, RESCORED, TOLD):
+        elif event.kind is EventKind.PROGRESS and what not in (QUALITY, RESCORED, OBSERVED):
             self.notes.append(event)
         elif event.kind is EventKind.COMPLETE and event.trial is not None:
             self.completions.append(Completion(event.trial, event.at, self.elapsed_s))

@@ -146,9 +146,6 @@ PROPOSERS: Registry[ProposerFactory] = Registry(
         "evolution": "nas.search.proposers.evolution:Evolution",
         "ehvi": "nas.search.proposers.ehvi:EhviSearch",
         "cache-evolution": "nas.search.proposers.evolution:CacheEvolution",
-        "optuna-nsga2": "nas.search.proposers.optuna_sampler:nsga2",
-        "optuna-tpe": "nas.search.proposers.optuna_sampler:tpe",
-        "optuna-gp": "nas.search.proposers.optuna_sampler:gp",
     },
 )
 

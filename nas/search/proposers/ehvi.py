@@ -18,14 +18,14 @@ import numpy as np
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.scoring import PROXY, check_name
-from nas.search.proposers.api import Observation, Proposer
+from nas.search.proposers.api import Observation
 from nas.search.proposers.evolution import Stock, breed, stock
 from nas.search.proposers.features import Features
+from nas.search.proposers.figure_costs import costs_by_name, of_proxy
 from nas.search.proposers.gp import Array
 from nas.search.proposers.hardware import Costs
 from nas.search.proposers.mutation import crossover, mutate
 from nas.search.proposers.sampling import Rng, Sampler
-from nas.search.proposers.screening import costs_by_name, of_proxy
 from nas.search.proposers.state import BaseProposer, Child
 from nas.search.proposers.surrogate import MIN_POINTS, Forecast, Kernels, Surrogate, Tuned
 
@@ -117,7 +117,6 @@ class EhviSearch(BaseProposer):
     """
 
     engine = "ehvi/4"
-    screened = True
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)
@@ -277,13 +276,3 @@ def _reached(search: EhviSearch, surrogate: Surrogate) -> Array:
     if not layouts:
         return np.empty((0, len(search.log.objectives)))
     return surrogate.predict(layouts)[0].mean
-
-
-def forecast(proposer: Proposer, layout: Layout) -> float | None:
-    """Returns the forecast quality of a layout at the top rung, minimised; None without a model."""
-    if not isinstance(proposer, EhviSearch) or proposer.expected_gain is None:
-        return None
-    metrics = [METRICS[objective.metric].source for objective in proposer.sampler.space.objectives]
-    if "proxy" not in metrics:
-        return None
-    return float(proposer.surrogate().predict([layout])[0].mean[0, metrics.index("proxy")])

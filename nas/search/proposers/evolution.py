@@ -22,7 +22,6 @@ class Evolution(BaseProposer):
     """A steady-state genetic search; infeasible layouts breed only until there are feasible ones to beat them."""
 
     engine = "evolution/2"
-    screened = True
 
     def propose(self, rng: Rng) -> Child:
         if rng.random() < _RANDOM:
@@ -88,7 +87,6 @@ class RandomSearch(BaseProposer):
     """Draws of `Sampler.draw`; observations only keep it from proposing a layout twice."""
 
     engine = "random/1"
-    screened = True
 
     def seeds(self) -> list[Layout]:
         """Returns none: the baseline has no heuristic start."""

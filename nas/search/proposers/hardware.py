@@ -39,6 +39,8 @@ _SPILL = (1e6, 2e6, 4e6)
 """Bytes of cache of one layer above which reading it may cost more."""
 MIN_POINTS = 3
 """Measurements below which there is no model."""
+TRUSTED = 8
+"""Measurements from which a device's model is used; `MIN_POINTS` where it starts from the model of another device."""
 _TUNE_POINTS = 12
 """Measurements from which the kernels' weights are learned; with fewer, `_ASSUMED` are used."""
 _TUNE_ROWS = 96

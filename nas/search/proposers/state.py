@@ -15,15 +15,12 @@ from nas.core.pareto import ranks
 from nas.search.proposers.api import Observation, Proposal, check_finite
 from nas.search.proposers.heuristics import seed_layouts
 from nas.search.proposers.sampling import Rng, Sampler
-from nas.search.proposers.screening import Screen
 
 Child = tuple[Layout, str, tuple[str, ...]]
 """A layout, its operator, and the ids of its parents."""
 
 _VERSION = 1
 _REDRAWS = 300
-_SCREENED = 32
-"""Layouts that the hardware model may refuse before the best of them is proposed."""
 
 
 class SearchState:
@@ -196,16 +193,10 @@ class BaseProposer(ABC):
     """
 
     engine: ClassVar[str] = ""
-    screened: ClassVar[bool] = False
-    """Whether what `propose` returns may be dropped and `propose` called again, so that proposals can be screened."""
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         self.sampler = sampler
         self.log = SearchState(tuple(objective.name for objective in sampler.space.objectives), seed)
-        self._screen = Screen(sampler.space)
-        self._screened_at = -1
-        if sampler.space.search.screen and not self.screened:
-            raise InvalidInput(f"search.screen: proposals of {type(self).__name__} cannot be screened")
         self._seeds: list[Layout] | None = None
 
     @abstractmethod
@@ -261,35 +252,22 @@ class BaseProposer(ABC):
         for layout in self._seeds:
             if not self.log.knows(layout):
                 return Proposal(layout, number, "seed", engine=self.engine)
-        left = self.untried()
-        if left == []:
+        untried = self.untried()
+        if untried == []:
             return None
         rng = np.random.default_rng([self.log.seed, number])
-        found: list[tuple[float, Proposal]] = []
         for _ in range(_REDRAWS):
             child = self.propose(rng)
             if child is None:
                 break
             layout, operator, parents = child
             if not self.log.knows(layout) and self.sampler.admits(layout):
-                chance = self._chance(layout)
-                found.append((chance, Proposal(layout, number, operator, parents, self.engine)))
-                if chance >= self.sampler.space.search.screen or len(found) == _SCREENED:
-                    break
-        if not found and left:
-            return Proposal(left[int(rng.integers(len(left)))], number, "random", engine=self.engine)
-        return max(found, key=lambda each: each[0])[1] if found else None
+                return Proposal(layout, number, operator, parents, self.engine)
+        if untried:
+            return Proposal(untried[int(rng.integers(len(untried)))], number, "random", engine=self.engine)
+        return None
 
     def untried(self) -> list[Layout] | None:
         """Returns the layouts that are still to be tried; None where the space does not list its layouts."""
         listed = self.sampler.listed
         return None if listed is None else [layout for layout in listed.layouts if not self.log.knows(layout)]
-
-    def _chance(self, layout: Layout) -> float:
-        """Returns the least chance over all budgets that `layout` keeps it; 1 where proposals are not screened."""
-        if not self.sampler.space.search.screen:
-            return 1.0
-        if self._screened_at != self.log.revision:
-            self._screened_at = self.log.revision
-            self._screen.learn(self.log.told(), self.log.prior())
-        return float(self._screen.chances([layout])[0])

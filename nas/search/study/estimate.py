@@ -1,51 +1,42 @@
-"""How long a study takes: from stored durations, the plan of its space, and how far it is.
+"""How long a study takes, or what remains of it: rough seconds of its work, times a pace.
 
-A study is counted as the work that remains: repetitions by device, trainings by rung, exports and checks, each with the
-chance that a layout gets there. Seconds come from stored results of the same study, then of the latest other studies of
-the database; where there are none, from a rough rate by weights and tokens, which is named as a guess. All durations
-are ranges: the quartiles of what was stored, with the fewest and the most layouts that may get to a stage.
+Rough seconds follow from tokens, weights and repetitions, with the share of layouts that get to a stage. The pace is
+the time that passed for a rough second: of this study once some of its trials have ended, else the median of earlier
+studies of the same devices, else a guess.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 from nas.core.errors import InvalidInput
-from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.quality_config import QualityConfig
 from nas.core.scoring import PUBLISHED
 from nas.core.space import SearchSpace
 from nas.core.task import make_task
 from nas.core.trial import Event, TrialState
-from nas.core.workload import Workload
-from nas.infra.store import events, results, studies, trials
-from nas.infra.store.results import ResultSummary
+from nas.core.units import show_duration
+from nas.infra.store import studies, trials
 from nas.infra.store.rows import Study, Trial
 from nas.infra.store.store import Store
-from nas.measure.farm.farm import LOCAL
 from nas.measure.protocol.reference import CALIBRATION_RUNS
 from nas.search.proxy.corpus import CorpusRef
 from nas.search.proxy.job import LibraryRun, LmRun, TrainJob, proxy_layout
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.study.events import (
-    CORPUS,
     MARKED,
-    AnchorsChosen,
-    CorpusUsed,
     Launched,
     QualityKnown,
+    Rescored,
     all_events,
     calibrated_devices,
     elapsed,
@@ -54,36 +45,40 @@ from nas.search.study.events import (
     stored_space,
 )
 
-_Range = NDArray[np.float64]
-"""Low, typical and high value of a duration in seconds, or of a count: [3]. Sums and products are all low or all high
-at once, because what is off is off for all parts alike."""
-
-_OTHER_STUDIES, _TRIALS_READ, _OWN_TRIALS_READ = 4, 10, 16
-"""Latest studies, and the latest trials of each, whose durations are read."""
-_FEW = 4
-"""Results below which quartiles say little, so that the range is widened."""
+_OTHER_STUDIES = 8
+"""Latest other studies whose pace is read."""
 _START_S = 1.5
-"""Of a repetition, what does not grow with the model: two processes, and the run of the reference model."""
-_PROMPT_S, _GEN_S = 3e-11, 8e-11
-"""Guess for one thread: seconds per weight and token of the prompt, and per weight and decoded token."""
+"""Rough seconds of a repetition that do not grow with the model: two processes, and the reference model's run."""
+_PROMPT_S = 3e-11
+"""Rough seconds per weight and token of the prompt, on one thread."""
+_DECODE_S = 8e-11
+"""Rough seconds per weight and decoded token, on one thread."""
 _TRAINING_S = 6e-10
-"""Guess: seconds per token and weight of a proxy on one core (6 operations at 10 billion a second)."""
+"""Rough seconds per token and weight of a proxy on one core (6 operations at 10 billion a second)."""
 _LIBRARY_TOKENS = 1 << 12
-"""Guess: tokens of held-out text that a part of an assembled mix is evaluated on."""
-_GUESS_FACTOR, _OTHER_WORK_FACTOR, _FEW_FACTOR = 3.0, 1.6, 1.25
-"""How far off guesses, figures of other workloads or trainings, and figures of few results may be."""
-_SAME_WORK = 2.0
-"""Factor within which trainings count as of the same size."""
+"""Rough number of tokens of held-out text that a part of an assembled mix is evaluated on."""
+_EXPORT_S = 2.0
+"""Rough seconds of an export."""
+_CHECK_S = 5.0
+"""Rough seconds of a check of the exported graph."""
+_STARTING_S = 35.0
+"""Rough seconds from the launch to the first run of the reference model: Ray, runners, the reference's export."""
+_CALIBRATION_RUN_S = 1.5
+"""Rough seconds of a run of the reference model."""
+_FEASIBLE = 0.75
+"""Share of layouts within their budgets that is assumed, before any was measured."""
 _PRIOR_TRIALS = 4.0
-"""Trials that the assumed share of layouts within their budgets is worth."""
+"""Trials that the assumed share is worth."""
+_RESCORED = 0.5
+"""Share of complete candidates that is assumed to be near the front."""
 _PACE_AFTER = 3
-"""Trials that must have ended before the study's own pace corrects the sum of its work."""
-_STARTING_S, _CALIBRATION_RUN_S = np.array([10, 35, 90.0]), np.array([0.5, 1.5, 5])
-"""From the launch to the first run of the reference model (Ray, runners, the reference's export), and each such run."""
-_EXPORT_S, _CHECK_S = np.array([0.5, 2, 15]), np.array([2, 5, 20.0])
-"""Guesses for one export and one check of the exported graph."""
-_WAITING = np.array([0, 0.2, 0.6])
-"""Share of the work that proposals, waits and other processes add, until the study's own pace is known."""
+"""Trials that must have ended before a study's pace counts."""
+_OWN_FACTOR = 1.4
+"""Factor between the typical duration and both ends of its range, by the pace of the study itself."""
+_EARLIER_FACTOR = 1.8
+"""The same by the pace of earlier studies."""
+_GUESSED_FACTOR = 3.0
+"""The same by a guess."""
 
 
 class Span(BaseModel):
@@ -95,11 +90,17 @@ class Span(BaseModel):
     typical: float
     high: float
 
+    @property
+    def text(self) -> str:
+        """The range in words, such as 'about 2 h 10 min (1 h 30 min to 3 h)'."""
+        low, typical, high = (show_duration(end, rough=True) for end in (self.low, self.typical, self.high))
+        return f"about {typical}" + (f" ({low} to {high})" if low != high else "")
+
 
 class EstimatePart(BaseModel):
     """One kind of work of a study."""
 
-    name: str = Field(description="calibration, anchors, export, screen, training, confirm, re-score or waiting")
+    name: str = Field(description="calibration, anchors, export, screen, training, check, confirm or re-score")
     seconds: Span
 
 
@@ -109,7 +110,7 @@ _EXAMPLE: JsonDict = {
     "parts": [{"name": "training", "seconds": _SPAN}],
     "based_on": ["trainings of this database"],
     "depends_on": ["half of the layouts keep the budgets"],
-    "text": "15 to 48 min, mostly training",
+    "text": "about 25 min (15 to 48 min): training 25 min",
 }
 
 
@@ -118,97 +119,27 @@ class Estimate(BaseModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
-    seconds: Span = Field(description="of time that passes; measuring and training may overlap")
+    seconds: Span = Field(description="of time that passes")
     parts: list[EstimatePart] = Field(description="in the order in which they begin")
     based_on: list[str] = Field(description="what the durations were taken from")
     depends_on: list[str] = Field(description="what was assumed of the layouts, and other conditions")
     text: str = Field(description="the range and its larger parts")
 
 
-class _Training(NamedTuple):
-    """A training: `lm` or `task/NAME`, and its steps times tokens times weights."""
-
-    kind: str
-    work: float
-
-
-class _Run(NamedTuple):
-    """A stored measurement: device and runtime, seconds per repetition, and the guess for its model and workload."""
-
-    place: tuple[str, str]
-    workload: Workload
-    seconds: float
-    guess: float
-
-
-@dataclass
-class _Durations:
-    """Durations of stored results, each counted once although studies share results."""
-
-    runs: list[_Run] = field(default_factory=list)
-    trainings: list[tuple[_Training, float]] = field(default_factory=list)
-    exports: list[float] = field(default_factory=list)
-    checks: list[float] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
-
-    def add(self, found: ResultSummary, layout: Layout, trainings: Mapping[str, _Training]) -> None:
-        """Adds a result of a layout; `trainings` are the layout's by result key."""
-        if found.key in self.seen or found.seconds <= 0:
-            return
-        self.seen.add(found.key)
-        if found.key in trainings:
-            self.trainings.append((trainings[found.key], found.seconds))
-        elif found.stage == "export":
-            self.exports.append(found.seconds)
-        elif found.stage == "gate":
-            self.checks.append(found.seconds)
-        elif found.stage == "measure" and found.device and found.runtime and found.workload and found.figures:
-            workload, repetitions = Workload.model_validate_json(found.workload), json.loads(found.figures)["ttft"]["n"]
-            if repetitions:
-                place, guess = (found.device, found.runtime), _guessed_run(layout, workload)
-                self.runs.append(_Run(place, _unpinned(workload), found.seconds / repetitions, guess))
-
-
-class _Position(NamedTuple):
-    """Where a trial is: the stage that it is in, and whether that is done and only what follows remains."""
-
-    stage: int = 0
-    done: bool = False
-    reference: bool = False
-
-
-@dataclass(frozen=True)
-class _Progress:
-    """How far a study is; the default is one that has not begun."""
-
-    positions: Sequence[_Position] = ()
-    unproposed: int = 0
-    proposed: int = 0
-    screened: int = 0
-    feasible: int = 0
-    complete: Sequence[Layout] = ()
-    ended: int = 0
-    calibrated: bool = False
-    anchors: Sequence[Layout] = ()
-    hours: float = 0.0
-
-
-def estimate(store: Store | None, space: SearchSpace, wanted: int, ids: Mapping[str, str], workers: int) -> Estimate:
+def estimate(store: Store | None, space: SearchSpace, trials: int, ids: Mapping[str, str], workers: int) -> Estimate:
     """Estimates a study that has not begun.
 
     Args:
         store: the database; None: there is none yet.
         space: to be searched.
-        wanted: layouts to propose, references not counted.
-        ids: name of a device in the space -> its id, of those that are known.
+        trials: layouts to propose, references not counted.
+        ids: name of a device in the space -> its id, of registered devices.
         workers: trainings at the same time.
     """
-    references = [_Position(reference=True)] * len(space.references.layouts())
-    durations = _Durations()
-    if store is not None:
-        _read_others(store, durations, None)
-    progress = _Progress(references, min(wanted, len(space.layouts) or wanted))
-    return _Estimator(store, space, _corpus([]), ids, workers, durations).estimate(progress)
+    devices = {ids.get(name, name) for name in space.devices}
+    paces = [] if store is None else _earlier_paces(store, devices, None, workers)
+    unproposed = min(trials, len(space.layouts) or trials)
+    return _estimate(_Progress(space, unproposed, feasible=_feasible_share(space)), None, paces, workers)
 
 
 def estimate_left(store: Store, study: Study, workers: int | None = None) -> Estimate | None:
@@ -223,396 +154,273 @@ def estimate_left(store: Store, study: Study, workers: int | None = None) -> Est
         None before it was launched.
 
     Raises:
-        InvalidInput: this version cannot read its space.
+        InvalidInput: its space cannot be read.
     """
-    space, log, rows = stored_space(study), all_events(store, study.id), trials.all(store, study.id)
-    launched = notes(log, Launched)
-    if not launched:
+    workers = workers or os.cpu_count() or 1
+    log = all_events(store, study.id)
+    progress = _read(store, study, log)
+    if progress is None:
         return None
-    corpus = _corpus(notes(log, CorpusUsed))
-    durations = _Durations()
-    _read(store, durations, study, space, corpus, rows, _OWN_TRIALS_READ)
-    if len(durations.runs) < _FEW or len(durations.trainings) < _FEW:
-        _read_others(store, durations, study.id)
-    ids = dict(calibrated_devices(log))
-    estimator = _Estimator(store, space, corpus, ids, workers or os.cpu_count() or 1, durations)
     newest = max(event.at for event in log if event.payload.get("what") != MARKED)
-    running_s = elapsed(log)[-1] + max(0.0, store.now() - newest)
-    progress = _progress(space, rows, log, launched[-1].trials, running_s / 3600)
-    return estimator.estimate(progress, estimator.pace(progress, results.stage_seconds(store, study.id), running_s))
+    progress = replace(progress, elapsed_s=progress.elapsed_s + max(0.0, store.now() - newest))
+    pace = progress.pace(workers)
+    paces = [] if pace is not None else _earlier_paces(store, progress.devices, study.id, workers)
+    return _estimate(progress, pace, paces, workers)
 
 
-class _Estimator:
-    """Estimates one study.
+class _Position(NamedTuple):
+    """Where a trial is.
 
     Args:
-        store: the database, to see which trainings are done; None: none is.
-        space: of the study.
-        corpus: of its language models.
-        ids: name of a device in the space -> its id.
-        workers: trainings at the same time.
-        durations: of stored results.
+        done: stages that it has passed, of export, screen, each rung, and confirmation.
+        waits: whether it is not decided that it enters the next one.
+        ended: whether nothing follows.
     """
 
-    def __init__(
-        self, store: Store | None, space: SearchSpace, corpus: CorpusRef, ids: Mapping[str, str], workers: int,
-        durations: _Durations,
-    ) -> None:  # fmt: skip
-        self._store, self._space, self._corpus, self._workers = store, space, corpus, max(1, workers)
-        self._ids, self._durations = ids, durations
-        self._published = space.references.layouts()[PUBLISHED]
-        sources = [METRICS[budget.metric].source for budget in space.budgets]
-        self._gated, self._bounded = any(each != "proxy" for each in sources), "proxy" in sources
-        self._runs = {name: self._repetition_of(name) for name in space.devices}
-        self._host = [name for name in space.devices if name == LOCAL or ids.get(name, name) == ids.get(LOCAL)]
-        rungs = _ladder(space.quality, self._published, corpus)
-        self._rungs = np.array([self._seconds(rung.values()) for rung in rungs])
+    done: int = 0
+    waits: bool = False
+    ended: bool = False
 
-    def estimate(self, progress: _Progress, pace: float | None = None) -> Estimate:
-        """Returns the estimate; `pace` is the time that passes for a second of work, None if it is not known."""
-        hours = self._space.search.stop.hours
-        if hours is not None and progress.unproposed:  # proposals end then; work grows evenly with their number
-            numbers = (0, progress.unproposed)
-            first, last = (self._work(replace(progress, unproposed=n), rescore=False)[1][1] for n in numbers)
-            share = ((hours - progress.hours) * 3600 - first) / max(last - first, 1e-9)
-            fits = max(1, math.ceil(progress.unproposed * share))
-            progress = replace(progress, unproposed=min(progress.unproposed, fits))
-        parts, total = self._work(progress)
-        if pace is None:
-            parts["waiting"] = total * _WAITING
-            total = total + parts["waiting"]
-        else:
-            total, parts = total * pace, {name: seconds * pace for name, seconds in parts.items()}
-        listed = [EstimatePart(name=name, seconds=_span(seconds)) for name, seconds in parts.items() if seconds[2] > 0]
-        based, depends = [*self._based_on(pace)], [*self._depends_on(progress)]
-        span = _span(total)
-        return Estimate(seconds=span, parts=listed, based_on=based, depends_on=depends, text=_text(span, listed))
 
-    def pace(self, progress: _Progress, spent: Mapping[str, float], elapsed_s: float) -> float | None:
-        """Returns the seconds that passed for each second of work so far; None before a few trials have ended."""
-        computed = math.fsum(spent.get(stage, 0.0) for stage in ("train", "export", "gate")) / self._workers
-        measured = spent.get("measure", 0.0) / len(self._runs)
-        elsewhere = measured if len(self._host) < len(self._runs) else 0.0
-        work = measured * len(self._host) + max(elsewhere, computed)
-        if progress.ended < _PACE_AFTER or work <= 0:
+@dataclass(frozen=True)
+class _Progress:
+    """How far a study is; the default is one that has not begun.
+
+    Args:
+        space: of the study.
+        unproposed: layouts still to be proposed.
+        candidates: positions of the trials that are no references.
+        references: positions of the references that were proposed.
+        feasible: share of the candidates within their budgets.
+        anchored: lowest rungs that have a scale, so that their anchors and teachers are trained.
+        rescored: trials that were re-scored.
+        devices: ids of those that were calibrated.
+        elapsed_s: seconds that an orchestrator ran.
+    """
+
+    space: SearchSpace
+    unproposed: int = 0
+    candidates: Sequence[_Position] = ()
+    references: Sequence[_Position] = ()
+    feasible: float = 1.0
+    anchored: int = 0
+    rescored: int = 0
+    devices: frozenset[str] = frozenset()
+    elapsed_s: float = 0.0
+
+    def pace(self, workers: int) -> float | None:
+        """Returns the time that passed for a rough second of work; None before a few trials have ended."""
+        counts = [0.0] * (3 + len(self.space.quality.rungs))
+        for position in (*self.candidates, *self.references):
+            for stage in range(position.done):
+                counts[stage] += 1
+        if sum(position.ended for position in self.candidates) < _PACE_AFTER:
             return None
-        return min(4.0, max(0.5, elapsed_s / work))
+        return self.elapsed_s / sum(self._parts(counts, range(self.anchored), self.rescored, 1, workers).values())
 
-    def _work(self, progress: _Progress, *, rescore: bool = True) -> tuple[dict[str, _Range], _Range]:
-        """Returns the seconds of each part, and of all, with or without the re-scoring that follows the search."""
-        counts, protocol, runtimes = self._counts(progress), self._space.protocol, len(self._space.runtimes)
-        references = [each for each in progress.positions if each.reference]
-        # References are measured in full at once, so their confirmation finds its result.
-        early = sum(each.stage < 2 for each in references)
-        screened = np.maximum(counts[1] - early, 0) * protocol.screen_repetitions + early * protocol.confirm_repetitions
-        confirmed = np.maximum(counts[-1] - len(references), 0) * protocol.confirm_repetitions
-        calibration = np.zeros(3)
-        if not progress.calibrated:
-            calibration = _STARTING_S + _CALIBRATION_RUN_S * CALIBRATION_RUNS * len(self._runs) * runtimes
-        runs, share = sum(self._runs.values(), np.zeros(3)), 1 / self._workers
-        anchors, training = self._anchors(progress) * share, np.sum(self._rungs * counts[2:-1], axis=0) * share
-        export = counts[0] * runtimes * _quartiles(self._durations.exports, _EXPORT_S) * share
-        checks = counts[-1] * runtimes * _quartiles(self._durations.checks, _CHECK_S) * share
-        again = self._rescore(progress, counts[-1], len(references)) * share if rescore else np.zeros(3)
-        # Training pauses while this machine is measured; other devices are measured meanwhile.
-        here = sum((self._runs[name] for name in self._host), np.zeros(3)) * (screened + confirmed)
-        others = [each * (screened + confirmed) for name, each in self._runs.items() if name not in self._host]
-        beside = np.max([anchors + export + training + checks, *others], axis=0)
-        parts = {
-            "calibration": calibration, "anchors": anchors, "export": export, "screen": runs * screened,
-            "training": training, "confirm": runs * confirmed + checks, "re-score": again,
-        }  # fmt: skip
-        return parts, calibration + here + beside + again
+    def left(self, unproposed: int, workers: int, *, rescore: bool = True) -> dict[str, float]:
+        """Returns the rough seconds of each part of the work that remains, with so many layouts to be proposed."""
+        rungs, references = self.space.quality.rungs, len(self.space.references.layouts())
+        entering = max(1, round((len(self.candidates) + unproposed) * self.feasible))
+        shares = [1.0, self.feasible]  # of the trials of each stage that enter the next one
+        for rung in rungs[:-1]:
+            promoted = rung.promoted(entering)
+            shares.append(promoted / entering)
+            entering = max(1, promoted)
+        shares.append(1.0)
+        counts = [0.0] * (3 + len(rungs))
+        for position, number in [*((position, 1) for position in self.candidates), (_Position(), unproposed)]:
+            count = 0.0 if position.ended else float(number)
+            for stage in range(position.done, len(counts)):
+                if stage > position.done or position.waits:
+                    count *= shares[stage - 1]
+                counts[stage] += count
+        for position in [*self.references, *[_Position()] * (references - len(self.references))]:
+            for stage in range(len(counts) if position.ended else position.done, len(counts)):
+                counts[stage] += 1
+        complete = counts[-1] + sum(position.done == len(counts) for position in self.candidates)
+        rescored = max(0.0, max(1.0, _RESCORED * complete) + references - self.rescored) if rescore else 0.0
+        return self._parts(counts, range(self.anchored, len(rungs)), rescored, int(not self.devices), workers)
 
-    def _counts(self, progress: _Progress) -> _Range:
-        """Returns how many trials still go through export, screen, every rung and confirmation: [stages, 3]."""
-        feasible = self._feasible(progress)
-        passed = [np.ones(3), feasible, *self._promoted(progress, feasible), np.ones(3)]
-        counts = np.zeros((len(passed), 3))
-        for position, number in [*((each, 1) for each in progress.positions), (_Position(), progress.unproposed)]:
-            chance = np.full(3, float(number))
-            for stage in range(position.stage, len(passed)):
-                if not (position.done and stage == position.stage):
-                    counts[stage] += chance
-                if not position.reference:
-                    chance = chance * passed[stage]
-        return np.sort(counts, axis=1)  # rounding may turn their order round
-
-    def _feasible(self, progress: _Progress) -> _Range:
-        """Returns the share of layouts within their budgets: a half to all of them, corrected by those of the study."""
-        if not self._gated:
-            return np.ones(3)
-        assumed = np.array([0.5, 0.75, 1.0]) * _PRIOR_TRIALS
-        return (progress.feasible + assumed) / (progress.screened + _PRIOR_TRIALS)
-
-    def _promoted(self, progress: _Progress, feasible: _Range) -> Iterator[_Range]:
-        """Yields the share that each rung promotes, as its `keep` says."""
-        entering = np.maximum(1, np.rint((progress.proposed + progress.unproposed) * feasible))
-        for rung in self._space.quality.rungs[:-1]:
-            promoted = np.array([float(rung.promoted(int(number))) for number in entering])
-            yield promoted / entering
-            entering = np.maximum(1, promoted)
-        yield np.ones(3)
-
-    def _repetition_of(self, device: str) -> _Range:
-        """Returns the seconds of one repetition of every workload with every runtime on a device."""
-        total = np.zeros(3)
-        for runtime in self._space.runtimes:
-            here = [run for run in self._durations.runs if run.place == self._place(device, runtime.name)]
-            for name in self._space.measured:
-                workload = self._space.workloads[name]
-                guess = _guessed_run(self._published, workload)
-                same = [run for run in here if run.workload == _unpinned(workload)]
-                scaled = []
-                for run in same or here:
-                    start = min(_START_S, 0.8 * run.seconds)
-                    scaled.append(start + (run.seconds - start) * (guess - _START_S) / (run.guess - _START_S))
-                total += _quartiles(scaled, guess * _off_by(_GUESS_FACTOR), same_work=bool(same))
-        return total
-
-    def _place(self, device: str, runtime: str) -> tuple[str, str]:
-        return self._ids.get(device, device), runtime
-
-    def _seconds(self, jobs: Iterable[_Training]) -> _Range:
-        """Returns the seconds of trainings, one after the other on one worker."""
-        total = np.zeros(3)
-        for job in jobs:
-            known = self._durations.trainings
-            alike = [each for each in known if each[0].kind == job.kind]
-            same = [each for each in alike if 1 / _SAME_WORK <= each[0].work / job.work <= _SAME_WORK]
-            scaled = [seconds / other.work * job.work for other, seconds in same or alike or known]
-            total += _quartiles(scaled, _TRAINING_S * job.work * _off_by(_GUESS_FACTOR), same_work=bool(same))
-        return total
-
-    def _anchors(self, progress: _Progress) -> _Range:
-        """Returns the seconds of the trainings of anchors and teachers that have no result yet."""
-        quality, settings = self._space.quality, self._space.quality.anchors
-        jobs = _teachers(quality, self._published, self._corpus)
-        unchosen = np.zeros(3)
-        if settings is not None:
-            config = quality.with_seeds(settings.seeds)
-            for layout in (*self._space.references.layouts().values(), *progress.anchors):
-                jobs |= _trainings(config, layout, self._corpus)
-            if not progress.anchors:
-                one = _trainings(config, self._published, self._corpus)
-                unchosen = self._seconds(one.values()) * settings.layouts
-        done = results.get_many(self._store, [*jobs]) if self._store is not None else {}
-        return self._seconds(job for key, job in jobs.items() if key not in done) + unchosen
-
-    def _rescore(self, progress: _Progress, completing: _Range, waiting: int) -> _Range:
-        """Returns the seconds of the re-scoring: of the references, and of 25, 50 or 100 % of complete candidates.
-
-        Trainings with a result count as done before their trial is noted as re-scored, which happens to all together.
+    def _parts(
+        self, counts: Sequence[float], anchored: Iterable[int], rescored: float, launches: int, workers: int
+    ) -> dict[str, float]:
+        """Returns the rough seconds of each part of some work.
 
         Args:
-            progress: of the study.
-            completing: trials that will be complete.
-            waiting: references among them.
+            counts: trials that go through export, screen, each rung, and confirmation.
+            anchored: rungs whose anchors and teachers are trained.
+            rescored: trials that are re-scored.
+            launches: calibrations of all devices.
+            workers: trainings at the same time.
         """
-        settings, config = self._space.quality.rescore, self._space.quality
-        if settings is None:
-            return np.zeros(3)
-        references = self._space.references.layouts().values()
-        candidates = np.maximum(completing - waiting, 0) + len(progress.complete)
-        chosen = np.maximum(1, candidates * np.array([0.25, 0.5, 1]))
-        fresh = config.with_seeds(settings.seeds)
+        quality, protocol = self.space.quality, self.space.protocol
+        layouts, places = self.space.references.layouts(), len(self.space.runtimes) * len(self.space.devices)
+        published = layouts[PUBLISHED]
+        loads = [self.space.workloads[name] for name in self.space.measured]
+        repetition_s = places * math.fsum(
+            _START_S + published.params.active * (load.prompt * _PROMPT_S + load.gen * _DECODE_S) / load.threads
+            for load in loads
+        )
 
-        def jobs(layout: Layout) -> list[TrainJob]:
-            return rung_jobs(fresh, len(config.rungs) - 1, layout, self._corpus)
+        def jobs(config: QualityConfig, rung: int) -> list[TrainJob]:
+            return rung_jobs(config, rung, published, CorpusRef(source="default", hash="0" * 64))
 
-        keys = [{job.key for job in jobs(layout)} for layout in (*references, *progress.complete)]
-        known = results.get_many(self._store, sorted(set().union(*keys))) if self._store is not None else {}
-        due: _Range = np.maximum(0, chosen + len(references) - sum(each <= known.keys() for each in keys))
-        return self._seconds(_training_of(job, 0) for job in jobs(self._published)) * due
+        def rungs_s(config: QualityConfig) -> list[float]:
+            steps: dict[str, int] = {}
+            seconds = []
+            for rung in range(len(config.rungs)):
+                new = {job.key: job for job in jobs(config, rung) if job.key not in steps}
+                seconds.append(math.fsum(_training_s(job, steps.get(job.resume_from or "", 0)) for job in new.values()))
+                steps |= {key: job.steps for key, job in new.items()}
+            return seconds
 
-    def _based_on(self, pace: float | None) -> Iterator[str]:
-        devices, known = self._space.devices, {run.place for run in self._durations.runs}
-        places = {name: {self._place(name, each.name) for each in self._space.runtimes} for name in devices}
-        if count := sum(any(run.place in each for each in places.values()) for run in self._durations.runs):
-            of = "this device" if len(devices) == 1 else "these devices"
-            yield f"{count} measurement{'s' * (count != 1)} of {of}"
-        for name in sorted(name for name in devices if not places[name] <= known):
-            yield f"a guess for {name}: nothing was measured there yet"
-        if count := len(self._durations.trainings):
-            yield f"{count} training{'s' * (count != 1)} of this database"
-        else:
-            yield "a guess for trainings: nothing was trained here yet"
-        if pace is not None:
-            yield "the pace of this study so far"
-
-    def _depends_on(self, progress: _Progress) -> Iterator[str]:
-        low, _, high = self._feasible(progress)
-        if self._gated:
-            yield f"the share of layouts that keep their budgets ({100 * low:.0f} to {100 * high:.0f} % assumed)"
-        if self._bounded:
-            yield "budgets on quality (assumed to be kept by all that reach the top rung)"
-        yield "what else this machine does"
-        yield f"{self._workers} training{'s' * (self._workers != 1)} at the same time"
-        if (hours := self._space.search.stop.hours) is not None:
-            yield f"the end of proposals after {hours:g} h"
-        if self._space.quality.promote == "value":
-            yield "promotion by value (assumed to promote as many as `keep` says)"
-
-
-def _ladder(config: QualityConfig, layout: Layout, corpus: CorpusRef) -> list[dict[str, _Training]]:
-    """Returns for each rung the trainings that it adds to those before, by result key."""
-    return _cached_ladder(config.model_dump_json(), layout.format(), corpus.hash)
+        teachers = {
+            job.teacher.job.key: job.teacher.job for rung in anchored for job in jobs(quality, rung) if job.teacher
+        }
+        anchors_s, rescore_s = math.fsum(_training_s(job, 0) for job in teachers.values()), 0.0
+        if quality.anchors is not None:
+            seconds = rungs_s(quality.with_seeds(quality.anchors.seeds))
+            anchors_s += (len(layouts) + quality.anchors.layouts) * math.fsum(seconds[rung] for rung in anchored)
+        if quality.rescore is not None:
+            fresh = jobs(quality.with_seeds(quality.rescore.seeds), len(quality.rungs) - 1)
+            rescore_s = rescored * math.fsum(_training_s(job, 0) for job in fresh)
+        exported, screened, *trained, confirmed = counts
+        training_s = math.fsum(count * rung_s for count, rung_s in zip(trained, rungs_s(quality), strict=True))
+        runtimes = len(self.space.runtimes)
+        checks_s = confirmed * runtimes * _CHECK_S / workers
+        return {
+            "calibration": launches * (_STARTING_S + _CALIBRATION_RUN_S * CALIBRATION_RUNS * places),
+            "anchors": anchors_s / workers,
+            "export": exported * runtimes * _EXPORT_S / workers,
+            "screen": screened * protocol.screen_repetitions * repetition_s,
+            "training": training_s / workers,
+            "confirm": confirmed * protocol.confirm_repetitions * repetition_s + checks_s,
+            "re-score": rescore_s / workers,
+        }
 
 
-@lru_cache(maxsize=2048)
-def _cached_ladder(settings: str, text: str, corpus_hash: str) -> list[dict[str, _Training]]:
-    config, layout = QualityConfig.model_validate_json(settings), Layout.parse(text)
-    corpus = CorpusRef(source="default", hash=corpus_hash)
-    steps: dict[str, int] = {}
-    found = []
-    for rung in range(len(config.rungs)):
-        jobs = {job.key: job for job in rung_jobs(config, rung, layout, corpus)}
-        new = {key: job for key, job in jobs.items() if key not in steps}
-        found.append({key: _training_of(job, steps.get(job.resume_from or "", 0)) for key, job in new.items()})
-        steps |= {key: job.steps for key, job in jobs.items()}
-    return found
-
-
-def _trainings(config: QualityConfig, layout: Layout, corpus: CorpusRef) -> dict[str, _Training]:
-    """Returns the trainings of all rungs by result key."""
-    return {key: job for rung in _ladder(config, layout, corpus) for key, job in rung.items()}
-
-
-def _training_of(job: TrainJob, resumed_at: int) -> _Training:
+def _training_s(job: TrainJob, resumed_at: int) -> float:
+    """Returns the rough seconds of a training."""
     run = job.run
     if isinstance(run, LibraryRun):
-        kind, length = f"library/{run.evaluated}", 1 if run.evaluated == "sum" else _LIBRARY_TOKENS
-    elif isinstance(run, LmRun):
-        kind, length = "lm", run.length
+        length = 1 if run.evaluated == "sum" else _LIBRARY_TOKENS
     else:
-        kind, length = f"task/{run.task}", make_task(run.task, run.settings).length
-    weights = proxy_layout(job).params.active
-    return _Training(kind, float(max(1, job.steps - resumed_at) * job.batch * length * weights))
+        length = run.length if isinstance(run, LmRun) else make_task(run.task, run.settings).length
+    return _TRAINING_S * max(1, job.steps - resumed_at) * job.batch * length * proxy_layout(job).params.active
 
 
-def _teachers(config: QualityConfig, layout: Layout, corpus: CorpusRef) -> dict[str, _Training]:
-    jobs = [job for rung in range(len(config.rungs)) for job in rung_jobs(config, rung, layout, corpus)]
-    return {job.teacher.job.key: _training_of(job.teacher.job, 0) for job in jobs if job.teacher is not None}
+def _feasible_share(space: SearchSpace, feasible: int = 0, refused: int = 0) -> float:
+    """Returns the share of layouts within their budgets: an assumed one, corrected by those that were measured."""
+    if all(METRICS[budget.metric].source == "proxy" for budget in space.budgets):
+        return 1.0
+    return (feasible + _FEASIBLE * _PRIOR_TRIALS) / (feasible + refused + _PRIOR_TRIALS)
 
 
-def _corpus(used: Sequence[CorpusUsed]) -> CorpusRef:
-    """Returns the corpus that the keys of a study's trainings were made with."""
-    return CorpusRef(source="default", hash=used[-1].hash if used else "0" * 64)
+def _read(store: Store, study: Study, log: Sequence[Event]) -> _Progress | None:
+    """Reads the progress of a study from its log and trials; None before it was launched.
 
-
-def _progress(space: SearchSpace, rows: Sequence[Trial], log: Sequence[Event], wanted: int, hours: float) -> _Progress:
-    trained = {(each.trial, known.rung) for each in log if (known := QualityKnown.read(each.payload))}
-    own = [row for row in rows if row.origin != "reference" and row.status.state is not TrialState.CANCELLED]
-    feasible = sum(row.status.rung is not None for row in own)
-    chosen = notes(log, AnchorsChosen)
-    positions = [_position(row, trained, len(space.quality.rungs)) for row in rows if not row.status.terminal]
-    missing = len(space.references.layouts()) - sum(row.origin == "reference" for row in rows)
+    Raises:
+        InvalidInput: its space cannot be read.
+    """
+    space, rows = stored_space(study), trials.all(store, study.id)
+    if not (launched := notes(log, Launched)):
+        return None
+    trained = {(event.trial, note.rung) for event in log if (note := QualityKnown.read(event.payload))}
+    rungs = len(space.quality.rungs)
+    candidates = [row for row in rows if row.origin != "reference" and row.status.state is not TrialState.CANCELLED]
+    feasible = sum(row.status.rung is not None for row in candidates)
+    refused = sum(row.status.state is TrialState.INFEASIBLE and row.status.rung is None for row in candidates)
     return _Progress(
-        positions=[*positions, *[_Position(reference=True)] * missing],
-        unproposed=0 if ending(log) else max(0, wanted - len(own)),
-        proposed=len(own),
-        screened=feasible + sum(row.status.state is TrialState.INFEASIBLE and row.status.rung is None for row in own),
-        feasible=feasible,
-        complete=[Layout.from_json(row.layout) for row in own if row.status.state is TrialState.COMPLETE],
-        ended=sum(row.status.terminal for row in own),
-        calibrated=bool(calibrated_devices(log)),
-        anchors=[Layout.from_json(dict(layout)) for layout in chosen[-1].layouts] if chosen else (),
-        hours=hours,
+        space=space,
+        unproposed=0 if ending(log) else max(0, launched[-1].trials - len(candidates)),
+        candidates=[_position(row, trained, rungs) for row in candidates],
+        references=[_position(row, trained, rungs) for row in rows if row.origin == "reference"],
+        feasible=_feasible_share(space, feasible, refused),
+        anchored=max((rung + 1 for _, rung in trained), default=0),
+        rescored=len({event.trial for event in log if Rescored.read(event.payload)}),
+        devices=frozenset(id for _, id in calibrated_devices(log)),
+        elapsed_s=elapsed(log)[-1],
     )
 
 
 def _position(row: Trial, trained: set[tuple[int | None, int]], rungs: int) -> _Position:
-    rung, done = row.status.rung or 0, False
-    match row.status.state:
+    """Returns the position of a trial; `trained` are the trials and rungs with a quality."""
+    status, rung = row.status, row.status.rung or 0
+    match status.state:
         case TrialState.PROPOSED:
-            stage = 0
+            return _Position()
         case TrialState.EXPORTED | TrialState.MEASURING | TrialState.BORDERLINE:
-            stage = 1
+            return _Position(1)
         case TrialState.GATED_IN:
-            stage = 2
+            return _Position(2)
         case TrialState.TRAINING:
-            stage, done = 2 + rung, (row.number, rung) in trained
+            waits = (row.number, rung) in trained
+            return _Position(2 + rung + waits, waits)
+        case TrialState.CONFIRMING:
+            return _Position(2 + rungs)
+        case TrialState.COMPLETE:
+            return _Position(3 + rungs, ended=True)
         case _:
-            stage = 2 + rungs
-    return _Position(stage, done, row.origin == "reference")
+            return _Position(2 if status.rung is None else 3 + rung, ended=True)
 
 
-def _read_others(store: Store, into: _Durations, but: int | None) -> None:
-    """Reads the durations of the latest studies of the database."""
-    for study in [each for each in studies.all(store) if each.id != but][: -_OTHER_STUDIES - 1 : -1]:
+def _earlier_paces(store: Store, devices: Iterable[str], study: int | None, workers: int) -> list[float]:
+    """Returns the paces of the latest studies of these devices, but of `study`."""
+    paces = []
+    for row in [row for row in studies.all(store) if row.id != study][: -_OTHER_STUDIES - 1 : -1]:
         try:
-            space = stored_space(study)
+            progress = _read(store, row, all_events(store, row.id))
         except InvalidInput:
-            continue  # of another version
-        corpus = _corpus(notes(events.notes(store, study.id, CORPUS), CorpusUsed))
-        _read(store, into, study, space, corpus, trials.all(store, study.id), _TRIALS_READ)
+            continue  # its space cannot be read, which `nas study show` says
+        if progress is not None and progress.devices.issuperset(devices) and (pace := progress.pace(workers)):
+            paces.append(pace)
+    return paces
 
 
-def _read(
-    store: Store, into: _Durations, study: Study, space: SearchSpace, corpus: CorpusRef, rows: Sequence[Trial],
-    most: int,
-) -> None:  # fmt: skip
-    """Reads the durations of the references of a study and of its latest trials."""
-    begun = [row for row in rows if row.status.state is not TrialState.PROPOSED]
-    some = [row for row in begun if row.origin == "reference"] + [r for r in begun if r.origin != "reference"][-most:]
-    found = results.summaries(store, study.id, [row.number for row in some])
-    for row in some:
-        layout = Layout.from_json(row.layout)
-        trainings = _trainings(space.quality, layout, corpus)
-        for each in found.get(row.number, ()):
-            into.add(each, layout, trainings)
+def _estimate(progress: _Progress, pace: float | None, earlier: Sequence[float], workers: int) -> Estimate:
+    """Returns the estimate by the study's own pace, else by those of earlier studies, else by a guess."""
+    if pace is not None:
+        factor, based_on = _OWN_FACTOR, "the pace of this study so far"
+    elif earlier:
+        number = f"{len(earlier)} earlier studies" if len(earlier) > 1 else "an earlier study"
+        pace, factor, based_on = statistics.median(earlier), _EARLIER_FACTOR, f"the pace of {number} here"
+    else:
+        pace, factor, based_on = 1.0, _GUESSED_FACTOR, "a guess: too few trials have ended here yet"
 
+    def span(seconds: float) -> Span:
+        typical = seconds * pace
+        return Span(low=typical / factor, typical=typical, high=typical * factor)
 
-def _unpinned(workload: Workload) -> Workload:
-    """Returns a workload without the cores that it is pinned to, which do not change how long it takes."""
-    return workload.model_copy(update={"affinity": ()})
-
-
-def _guessed_run(layout: Layout, workload: Workload) -> float:
-    tokens = workload.prompt * _PROMPT_S + workload.gen * _GEN_S
-    return _START_S + layout.params.active * tokens / workload.threads
-
-
-def _off_by(factor: float) -> _Range:
-    return np.array([1 / factor, 1, factor])
-
-
-def _quartiles(values: Sequence[float], guess: _Range, *, same_work: bool = True) -> _Range:
-    """Returns the quartiles, widened where there are few values or these are of other work; the guess without any."""
-    if not values:
-        return guess
-    found = np.quantile(values, (0.25, 0.5, 0.75))
-    found = found * _off_by(1.0 if len(values) >= _FEW else _FEW_FACTOR)
-    return found * _off_by(1.0 if same_work else _OTHER_WORK_FACTOR)
-
-
-def _span(seconds: _Range) -> Span:
-    low, typical, high = map(float, seconds)
-    return Span(low=low, typical=typical, high=high)
-
-
-def _text(total: Span, parts: Sequence[EstimatePart]) -> str:
+    unproposed, hours = progress.unproposed, progress.space.search.stop.hours
+    if hours is not None and unproposed:  # proposals end then; work grows evenly with their number
+        begun_s, whole_s = (
+            pace * sum(progress.left(count, workers, rescore=False).values()) for count in (0, unproposed)
+        )
+        share = (hours * 3600 - progress.elapsed_s - begun_s) / max(whole_s - begun_s, 1e-9)
+        unproposed = min(unproposed, max(1, math.ceil(unproposed * share)))
+    left = progress.left(unproposed, workers)
+    total = span(sum(left.values()))
+    parts = [EstimatePart(name=name, seconds=span(seconds)) for name, seconds in left.items() if seconds > 0]
     large = [part for part in parts if part.seconds.typical >= max(30.0, 0.05 * total.typical)]
-    named = ", ".join(f"{part.name} {about(part.seconds.typical)}" for part in large)
-    return f"{in_words(total)}{': ' if named else ''}{named}"
+    text = ", ".join(f"{part.name} {show_duration(part.seconds.typical, rough=True)}" for part in large)
+    return Estimate(
+        seconds=total,
+        parts=parts,
+        based_on=[based_on],
+        depends_on=[*_conditions(progress, workers)],
+        text=f"{total.text}: {text}" if text else total.text,
+    )
 
 
-def in_words(span: Span) -> str:
-    """Returns a range as words, such as 'about 2 h 10 min (1 h 30 min to 3 h)'."""
-    low, typical, high = (about(each) for each in (span.low, span.typical, span.high))
-    return f"about {typical}" + (f" ({low} to {high})" if low != high else "")
-
-
-def about(seconds: float) -> str:
-    """Returns a duration with no more digits than an estimate has: 40 s, 8 min, 2 h 10 min, 3 d 4 h."""
-    if seconds < 95:
-        return f"{max(5, round(seconds / 5) * 5) if seconds < 57 else round(seconds / 10) * 10} s"
-    minutes = round(seconds / 60)
-    if minutes >= 20:
-        minutes = round(minutes / 5) * 5
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60) if minutes < 600 else (round(minutes / 60), 0)
-    if hours < 48:
-        return f"{hours} h" + (f" {minutes} min" if minutes else "")
-    return f"{hours // 24} d" + (f" {hours % 24} h" if hours % 24 else "")
+def _conditions(progress: _Progress, workers: int) -> Iterator[str]:
+    space = progress.space
+    sources = [METRICS[budget.metric].source for budget in space.budgets]
+    if any(source != "proxy" for source in sources):
+        yield f"the share of layouts that keep their budgets ({100 * progress.feasible:.0f} % assumed)"
+    if "proxy" in sources:
+        yield "budgets on quality (assumed to be kept by all that reach the top rung)"
+    yield "what else this machine does"
+    yield f"{workers} training{'s' * (workers != 1)} at the same time"
+    if (hours := space.search.stop.hours) is not None:
+        yield f"the end of proposals after {hours:g} h"

@@ -29,8 +29,8 @@ from nas.search.proxy.quality import Quality
 LAUNCHED = "launched"
 CALIBRATED = "calibrated"
 CORPUS = "corpus"
-TOLD = "told"
-POINT = "reference point told"
+OBSERVED = "observed"
+REFERENCE_POINT = "reference point"
 WARM = "warm start"
 EXPECTED = "expected gain"
 CLOSED = "closed"
@@ -94,13 +94,11 @@ class Launched(Note):
     warm_start: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
-        """See `Note`."""
         return {**super().to_json(), "warm_start": list(self.warm_start)}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """See `Note`; the first versions had no warm start."""
-        return cls(payload["trials"], tuple(payload.get("warm_start", ())))
+        return cls(payload["trials"], tuple(payload["warm_start"]))
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,8 @@ class Calibrated(Note):
         build: of the runtime's runner.
         ms: timed work of a run of the reference model, with the fewest threads that are measured.
         protocol: version of the measurement protocol that the study's figures are measured by.
-        conditions: `nas.measure.protocol.calibration.PreparedDevice.conditions`; None: the first versions stored none.
-        times: number of threads -> `ReferenceTimes` of the reference model; None: of an earlier protocol.
+        conditions: those of `PreparedDevice`, which a resumed study must find unchanged.
+        times: number of threads -> `ReferenceTimes` of the reference model.
     """
 
     what: ClassVar[str] = CALIBRATED
@@ -124,23 +122,9 @@ class Calibrated(Note):
     id: str
     build: str
     ms: float
-    protocol: int = 1
-    conditions: Mapping[str, Any] | None = None
-    times: Mapping[str, Mapping[str, float]] | None = None
-
-    @property
-    def known_conditions(self) -> Mapping[str, Any]:
-        """The conditions that a resumed study must find unchanged."""
-        return self.conditions or {"device": self.id, "build": self.build, "protocol": self.protocol}
-
-    def to_json(self) -> Json:
-        """See `Note`."""
-        return {name: each for name, each in super().to_json().items() if each is not None}
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """See `Note`; the first versions had one time, no protocol and no conditions."""
-        return cls(**{each.name: payload[each.name] for each in fields(cls) if each.name in payload})
+    protocol: int
+    conditions: Mapping[str, Any]
+    times: Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -149,58 +133,41 @@ class CorpusUsed(Note):
 
     Args:
         hash: of the text that language models are trained on, or of a library's file of scores.
-        versions: of the trainer, of the suite of tasks, and of block kinds and tasks that other distributions add;
-            None: the first versions stored none.
+        versions: of the trainer, of the suite of tasks, and of block kinds and tasks of plug-ins; a resumed study must
+            find them unchanged.
         made_of: versions of Python or of the packages that the text was taken from; `scores`: path of a library's file;
-            None: files, or an earlier version.
+            empty: files.
     """
 
     what: ClassVar[str] = CORPUS
     hash: str
-    versions: Mapping[str, Any] | None = None
-    made_of: Mapping[str, str] | None = None
-
-    @property
-    def known_versions(self) -> Mapping[str, Any]:
-        """The versions that a resumed study must find unchanged."""
-        return self.versions or {"trainer": 1, "suite": 1}
-
-    def to_json(self) -> Json:
-        """See `Note`."""
-        return {name: each for name, each in super().to_json().items() if each}
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """See `Note`."""
-        return super().from_json({"versions": None, "made_of": None, **payload})
+    versions: Mapping[str, Any]
+    made_of: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Told(Note):
+class Observed(Note):
     """An observation of a trial was passed to the proposer, in the order of the log."""
 
-    what: ClassVar[str] = TOLD
+    what: ClassVar[str] = OBSERVED
     observation: Observation
 
     def to_json(self) -> Json:
-        """See `Note`."""
         return {"what": self.what, "observation": self.observation.to_json()}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """See `Note`."""
         return cls(Observation.from_json(payload["observation"]))
 
 
 @dataclass(frozen=True)
-class PointTold(Note):
+class ReferencePointFixed(Note):
     """The reference point was passed to the proposer: objective -> coordinate."""
 
-    what: ClassVar[str] = POINT
+    what: ClassVar[str] = REFERENCE_POINT
     point: Mapping[str, float]
 
     def to_json(self) -> Json:
-        """See `Note`."""
         return {"what": self.what, "point": dict(self.point)}
 
 
@@ -218,13 +185,11 @@ class WarmStarted(Note):
     observations: Sequence[Observation]
 
     def to_json(self) -> Json:
-        """See `Note`."""
         observations = [each.to_json() for each in self.observations]
         return {"what": self.what, "studies": list(self.studies), "observations": observations}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """See `Note`."""
         return cls(payload["studies"], [Observation.from_json(each) for each in payload["observations"]])
 
 
@@ -236,14 +201,12 @@ class Expected(Note):
         gain: in hypervolume; None if no model chose the layout.
         hypervolume: of the study at that time.
         batch: layouts that are evaluated in parallel.
-        quality: minimised; None if no model forecast it.
     """
 
     what: ClassVar[str] = EXPECTED
     gain: float | None
     hypervolume: float
     batch: int
-    quality: float | None = None
 
     @property
     def of_batch(self) -> float | None:
@@ -279,13 +242,11 @@ class QualityKnown(Note):
     quality: Quality
 
     def to_json(self) -> Json:
-        """See `Note`."""
         return {"what": self.what, "rung": self.rung, "quality": self.quality.to_json()}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """See `Note`."""
-        return cls(payload.get("rung", 0), Quality.model_validate(payload["quality"]))
+        return cls(payload["rung"], Quality.model_validate(payload["quality"]))
 
 
 @dataclass(frozen=True)
@@ -314,13 +275,11 @@ class Rescored(Note):
     per_seed: Mapping[int, float]
 
     def to_json(self) -> Json:
-        """See `Note`."""
         seeds = {str(seed): value for seed, value in self.per_seed.items()}
         return {"what": self.what, "quality": self.quality.to_json(), "per_seed": seeds}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """See `Note`."""
         seeds = {int(seed): float(value) for seed, value in payload["per_seed"].items()}
         return cls(Quality.model_validate(payload["quality"]), seeds)
 
@@ -352,12 +311,10 @@ class Marked(Note):
     text: str
 
     def to_json(self) -> Json:
-        """See `Note`."""
         return {**super().to_json(), "tags": list(self.tags)}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """See `Note`."""
         return cls(payload["trial"], payload["star"], tuple(payload["tags"]), payload["text"])
 
 
@@ -387,12 +344,10 @@ class Profiled(Note):
     profile: ProfileSummary
 
     def to_json(self) -> Json:
-        """See `Note`."""
         return {**super().to_json(), "profile": self.profile.model_dump(mode="json")}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """See `Note`."""
         return super().from_json({**payload, "profile": ProfileSummary.model_validate(payload["profile"])})
 
 
@@ -527,17 +482,8 @@ def read_space(space: Mapping[str, Any]) -> SearchSpace:
         InvalidInput: another version of hilnas stored it and this one cannot read it, or it was never valid.
     """
     try:
-        return SearchSpace.model_validate(_without_refinement(space))
+        return SearchSpace.model_validate(space)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InvalidInput(f"this version cannot read its space: {where}: {first['msg']}") from None
-
-
-def _without_refinement(space: Mapping[str, Any]) -> Json:
-    """Drops settings that earlier versions had, so that their studies can be read and resumed."""
-    read = dict(space)
-    for part, removed in (("quality", "further_seeds"), ("protocol", "further_measurements")):
-        if isinstance(settings := read.get(part), dict):
-            read[part] = {key: value for key, value in settings.items() if key != removed}
-    return read

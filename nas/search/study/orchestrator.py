@@ -7,74 +7,39 @@ finished in moments and continue from there. Promotions and observations are res
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
+from nas.core.errors import InfrastructureFailed, NasError
 from nas.core.layout import Layout
-from nas.core.pareto import Ranked, rank_trials
 from nas.core.scoring import PUBLISHED
 from nas.core.trial import Event, TrialState
 from nas.infra.store.rows import StudyState, Trial
 from nas.search.proposers import Observation, Status
-from nas.search.study.estimate import Estimate, estimate_left
-from nas.search.study.events import Expected, Rescored
+from nas.search.study.events import Expected
 from nas.search.study.ledger import Ledger
 from nas.search.study.promotion import PromotionController
 from nas.search.study.proposals import ProposalDriver
-from nas.search.study.running import TrialRun
+from nas.search.study.rescoring import Rescoring
 from nas.search.study.scales import Scales, train_anchors
-from nas.search.study.stages import SeedScores, StageWork
+from nas.search.study.stages import StageWork
 from nas.search.study.stopping import StoppingRules
-from nas.search.study.trial import StudyContext, end_infeasible, run_trial
+from nas.search.study.trial import StudyContext, TrialRun, run_trial
 
 _LOOK_S = 1.0
-_FINAL: tuple[Status, ...] = ("complete", "infeasible", "stopped", "failed", "withdrawn")
+"""Seconds after which the loop looks at the lease and at what users want, if no task ends before."""
+_STATUSES: dict[str, Status] = {
+    "complete": "complete",
+    "rescored": "complete",
+    "infeasible": "infeasible",
+    "stopped": "stopped",
+    "failed": "failed",
+    "withdrawn": "withdrawn",
+}
+"""What is reported of a trial -> status of its observation; "running" for all else."""
 _SHOWN = ("ttft", "decode_p50", "peak_rss")
-_ESTIMATE_EVERY_S = 30.0
-"""Seconds after which the time left is estimated again, which reads the study's latest results."""
-
+"""Figures of a measured reference that the log shows."""
 _FAILURES_IN_A_ROW = 3
 """Consecutive infrastructure failures after which the study aborts."""
-
-
-@dataclass(frozen=True, slots=True)
-class FrontRow:
-    """One trial of the front so far: its objectives' values, in the space's order."""
-
-    trial: int
-    layout: str
-    values: tuple[float, ...]
-    place: Ranked
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """State of a study at one moment.
-
-    Args:
-        study: its name.
-        states: state -> trials in it, references not counted.
-        proposed: trials proposed so far, of `wanted`.
-        active: what is being done now, a line each.
-        hypervolume: None until the references have finished.
-        front: best first.
-        elapsed_s: of this process.
-        left: what remains; None where it is not known.
-    """
-
-    study: str
-    states: Mapping[str, int]
-    proposed: int
-    wanted: int
-    active: tuple[str, ...]
-    objectives: tuple[str, ...]
-    hypervolume: float | None
-    front: tuple[FrontRow, ...]
-    elapsed_s: float
-    left: Estimate | None
 
 
 class Orchestrator:
@@ -85,18 +50,20 @@ class Orchestrator:
         ledger: of the study.
         proposals: proposes layouts.
         trials: how many to propose, references not counted.
-        on_update: called about twice a second with a snapshot.
-        log: called with a line of figures for each reference as soon as it is measured, and with what else is noted.
+        log: called with a line for each reference as soon as it is measured, and when trainings of no trial begin.
     """
 
     def __init__(
-        self, work: StageWork, ledger: Ledger, proposals: ProposalDriver, trials: int,
-        on_update: Callable[[Snapshot], None], log: Callable[[str], None] = lambda line: None,
-    ) -> None:  # fmt: skip
-        self._work, self._ledger, self._proposals, self._wanted = work, ledger, proposals, trials
-        self._on_update, self._log = on_update, log
+        self,
+        work: StageWork,
+        ledger: Ledger,
+        proposals: ProposalDriver,
+        trials: int,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._work, self._ledger, self._proposals, self._log = work, ledger, proposals, log
         self.scales = Scales(work.space, ledger)
-        self._promotion = PromotionController(work.space, self.scales, work.stages.seconds)
+        self._promotion = PromotionController(work.space, self.scales)
         self._stopping = StoppingRules(work.space.search.stop, ledger, trials)
         self._context = StudyContext(work, ledger, self.scales, self._promotion, self._report)
         self.runs: dict[int, TrialRun] = {}
@@ -104,14 +71,10 @@ class Orchestrator:
         self._asking: asyncio.Task[None] | None = None
         self._anchoring: asyncio.Task[None] | None = None
         self._rescoring: asyncio.Task[None] | None = None
-        self._rescored: set[int] = set()
         self._failed_in_a_row: list[TrialRun] = []
         self._retried = False
         self._stop = asyncio.Event()
         self._state = StudyState.RUNNING
-        self._begun = time.monotonic()
-        self._left: Estimate | None = None
-        self._estimated: float | None = None
 
     def stop(self) -> None:
         """Ends `run` soon; what is not finished can be resumed."""
@@ -136,15 +99,14 @@ class Orchestrator:
         if state is StudyState.COMPLETE:
             self._unpin_others()
         self._ledger.set_state(state)
-        self._on_update(self._snapshot())
         return state
 
     def _begin(self) -> None:
-        known = self._ledger.trials()
+        trials = self._ledger.trials()
         log = self._ledger.recall()
-        for line in self._proposals.resume(known, log):
+        for line in self._proposals.resume(trials, log):
             self._log(line)
-        self._recall(known, log)
+        self._recall(trials, log)
         self._stopping.recall(log)
         for name, layout in self._work.space.references.layouts().items():
             trial = self._ledger.propose(layout, "reference")
@@ -152,8 +114,9 @@ class Orchestrator:
             self._proposals.tell(self._ledger, trial.number, Observation(layout, "running"))
             self._start(self._ledger.retry(trial), reference=name)
         if self._work.space.quality.anchors is not None:
+            self._log("training the anchors")
             self._anchoring = asyncio.create_task(self._train_anchors(), name="anchors")
-        for trial in known:
+        for trial in trials:
             if trial.status.state is TrialState.CANCELLED:
                 withdrawn = Observation(Layout.from_json(trial.layout), "withdrawn")
                 self._proposals.tell(self._ledger, trial.number, withdrawn)
@@ -165,7 +128,7 @@ class Orchestrator:
         layout = Layout.from_json(trial.layout)
         run = TrialRun(trial.number, layout, reference)
         self.runs[trial.number] = run
-        self._promotion.enter(run, self._stopping.forecast(trial.number))
+        self._promotion.enter(run)
         task = asyncio.create_task(run_trial(run, self._context), name=f"trial {trial.number}")
         self._tasks[trial.number] = task
         task.add_done_callback(lambda _: self._ended(run))
@@ -179,59 +142,6 @@ class Orchestrator:
         layouts = [*self._work.space.references.layouts().values(), *self._proposals.anchors(self._ledger)]
         (published,) = (number for number, run in self.runs.items() if run.reference == PUBLISHED)
         await train_anchors(self._work, self.scales, layouts, published)
-
-    async def _rescore(self) -> None:
-        """Trains the candidates on and near the front with fresh seeds, until no other is near it.
-
-        Noise chose the front too, so the values that it was chosen by are too good on average. A candidate that they
-        hid may be near the front of the fresh values: it is re-scored next. The fresh seeds of all also tell the noise,
-        of layouts that are near the front, which the anchors are not.
-        """
-        settings = self._work.space.quality.rescore
-        assert settings is not None
-        references = [number for number, run in self.runs.items() if run.reference is not None]
-        (published,) = (number for number in references if self.runs[number].reference == PUBLISHED)
-        scores = await self._fresh_scores(published, settings.seeds)
-        if scores is None:
-            return
-        scale, seen = self.scales.rescored_by(scores), list[SeedScores]()
-        while due := [*references, *self._near_front(settings.p_front)]:
-            found = await asyncio.gather(*(self._fresh_scores(number, settings.seeds) for number in due))
-            seen += [fresh for fresh in found if fresh is not None]
-            known = scale.with_noise_of(seen)
-            for number, fresh in zip(due, found, strict=True):
-                self._rescored.add(number)
-                run = self.runs[number]
-                if fresh is not None:
-                    run.quality = known.quality(fresh)
-                    self._ledger.note_once(number, Rescored(run.quality, known.per_seed(fresh)))
-                self._judge_again(run, "on fresh seeds, " if fresh is not None else "")
-            references = []
-
-    def _judge_again(self, run: TrialRun, where: str) -> None:
-        """Decides about a complete trial's budgets on quality, and passes on what is new of it."""
-        checks = self.scales.quality_checks(run, final=True)
-        if broken := [check for check in checks if check.verdict == "infeasible"]:
-            end_infeasible(run, self._context, broken, where)
-            return
-        self.scales.learn(run, "rescored")
-        self._proposals.tell(self._ledger, run.number, self._observation(run, "complete"))
-
-    async def _fresh_scores(self, number: int, seeds: tuple[int, ...]) -> SeedScores | None:
-        """Returns a trial's scores at the top rung; None where a training fails, and the quality stays as it was."""
-        top = len(self._work.space.quality.rungs) - 1
-        try:
-            return await self._work.train_rung(number, self.runs[number].layout, top, seeds)
-        except CandidateFailed as error:
-            self._log(f"trial {number} was not re-scored: {error}")
-            return None
-
-    def _near_front(self, chance: float) -> list[int]:
-        """Returns the complete trials that are on the front, or are with this chance, and were not re-scored."""
-        point, complete = self.scales.reference_point, self.scales.complete
-        places = rank_trials(complete, point) if point is not None else []
-        near = [each.trial for each in places if each.rank == 0 or (each.p_front or 0.0) >= chance]
-        return sorted(set(near) - self._rescored)
 
     async def _loop(self) -> StudyState:
         while True:
@@ -247,7 +157,9 @@ class Orchestrator:
                 if self._retry_failed():
                     continue
                 if self._work.space.quality.rescore is not None and self._rescoring is None:
-                    self._rescoring = asyncio.create_task(self._rescore(), name="re-scored front")
+                    self._log("re-scoring the front on fresh seeds")
+                    rescoring = Rescoring(self._context, self.runs, self._log)
+                    self._rescoring = asyncio.create_task(rescoring.run(), name="re-scored front")
                     continue
                 return StudyState.COMPLETE
             self._require_progress(pending)
@@ -257,11 +169,11 @@ class Orchestrator:
 
     def _retry_failed(self) -> bool:
         """Restarts, once, the trials that an infrastructure failure ended; returns whether there are any."""
-        again = [number for number, run in self.runs.items() if run.retryable]
-        if self._retried or not again:
+        failed = [number for number, run in self.runs.items() if run.retryable]
+        if self._retried or not failed:
             return False
         self._retried = True
-        rows = [self._ledger.retry(trial) for trial in self._ledger.trials() if trial.number in again]
+        rows = [self._ledger.retry(trial) for trial in self._ledger.trials() if trial.number in failed]
         self._recall(rows, self._ledger.events())
         self._failed_in_a_row = []
         for trial in rows:
@@ -270,7 +182,7 @@ class Orchestrator:
         return True
 
     def _check(self) -> None:
-        """Raises errors of trials, applies the stopping rules, and reports a snapshot."""
+        """Raises errors of trials and applies the stopping rules."""
         self._ledger.require_lease()
         for task in self._all_tasks():
             if task.done():
@@ -280,7 +192,6 @@ class Orchestrator:
         self._require_success()
         if not self._promotion.closed and self._stopping.is_due(self._proposed()):
             self._promotion.close()
-        self._on_update(self._snapshot())
 
     def _set_state(self, state: StudyState) -> None:
         if state is not self._state:
@@ -315,14 +226,14 @@ class Orchestrator:
             self._stopping.space_is_empty()
             self._promotion.close()
         else:
-            gain, quality = self._proposals.expected_gain, self._proposals.forecast
-            self._stopping.expect(trial.number, Expected(gain, self.scales.hypervolume or 0.0, self._batch, quality))
+            gain, hypervolume = self._proposals.expected_gain, self.scales.hypervolume or 0.0
+            self._stopping.expect(trial.number, Expected(gain, hypervolume, self._batch))
             self._start(trial)
 
-    def _recall(self, known: list[Trial], log: list[Event]) -> None:
-        cancelled = TrialState.CANCELLED
-        own = {trial.number for trial in known if trial.origin != "reference" and trial.status.state is not cancelled}
-        self._promotion.recall(own, log)
+    def _recall(self, trials: list[Trial], log: list[Event]) -> None:
+        candidates = [trial for trial in trials if trial.origin != "reference"]
+        running = {trial.number for trial in candidates if trial.status.state is not TrialState.CANCELLED}
+        self._promotion.recall(running, log)
 
     def _require_reference(self, run: TrialRun) -> None:
         if run.reference is None or run.failed is None:
@@ -347,55 +258,14 @@ class Orchestrator:
 
     def _unpin_others(self) -> None:
         """Unpins all models but those of references and of the front, so that `nas gc` may remove the others."""
-        front = {row.trial for row in self._front()}
-        kept = [run for number, run in self.runs.items() if run.reference is not None or number in front]
-        self._ledger.pin_only(artifact.stored.sha256 for run in kept for artifact in run.artifacts.values())
+        front = self.scales.front
+        pinned = [run for number, run in self.runs.items() if run.reference is not None or number in front]
+        self._ledger.pin_only(artifact.stored.sha256 for run in pinned for artifact in run.artifacts.values())
 
     async def _cancel(self) -> None:
         for task in self._all_tasks():
             task.cancel()
         await asyncio.gather(*self._all_tasks(), return_exceptions=True)
-
-    def _snapshot(self) -> Snapshot:
-        elapsed = time.monotonic() - self._begun
-        own = [run for run in self.runs.values() if run.reference is None]
-        return Snapshot(
-            study=self._ledger.study.name,
-            states=dict(Counter(run.stage for run in own)),
-            proposed=len(own),
-            wanted=self._wanted,
-            active=(
-                *(_activity(run) for run in self.runs.values() if not run.ended and not run.waiting),
-                *(f"{task.get_name()}: training" for task in self._trainings() if not task.done()),
-            ),
-            objectives=tuple(objective.name for objective in self._work.space.objectives),
-            hypervolume=self.scales.hypervolume,
-            front=self._front(),
-            elapsed_s=elapsed,
-            left=self._time_left(),
-        )
-
-    def _time_left(self) -> Estimate | None:
-        now = time.monotonic()
-        if self._estimated is None or now - self._estimated >= _ESTIMATE_EVERY_S:
-            self._estimated = now
-            self._left = estimate_left(self._ledger.store, self._ledger.study, self._work.compute.workers)
-        return self._left
-
-    def _front(self) -> tuple[FrontRow, ...]:
-        if self.scales.reference_point is None:
-            return ()
-        complete = self.scales.complete
-        return tuple(
-            FrontRow(
-                ranked.trial,
-                self.runs[ranked.trial].layout.format(),
-                tuple(axis.value for axis in complete[ranked.trial]),
-                ranked,
-            )
-            for ranked in rank_trials(complete, self.scales.reference_point, draws=0)
-            if ranked.rank == 0
-        )
 
     def _report(self, run: TrialRun, status: str) -> None:
         """Passes what is new of a trial to the scales, the promotion and the proposer."""
@@ -404,7 +274,8 @@ class Orchestrator:
                 self._log(line)
         before = self.scales.reference_point
         self.scales.learn(run, status)
-        self._promotion.learn(run, status)
+        if status == "rung":
+            self._promotion.finish_rung(run)
         if before is None and (point := self.scales.named_reference_point()):
             self._proposals.fix_reference_point(self._ledger, point)
         # A failure of the infrastructure says nothing of the layout: unless it is tried again, it is not pending.
@@ -412,12 +283,11 @@ class Orchestrator:
         self._proposals.tell(self._ledger, run.number, self._observation(run, ended))
 
     def _observation(self, run: TrialRun, status: str) -> Observation:
-        final: dict[str, Status] = {each: each for each in _FINAL}
         rung = run.rung if run.quality is not None else None
         checks = [*run.checks, *self.scales.quality_checks(run)]
         return Observation(
             run.layout,
-            final.get(status, "running"),
+            _STATUSES.get(status, "running"),
             self.scales.known_coordinates(run),
             {check.name: check.log_excess for check in checks if check.log_excess is not None},
             rung,
@@ -426,17 +296,12 @@ class Orchestrator:
         )
 
 
-def _activity(run: TrialRun) -> str:
-    name = f"{run.reference} reference" if run.reference else f"trial {run.number}"
-    return f"{name}: {run.stage}"
-
-
 def _measured(run: TrialRun) -> list[str]:
     """Returns a line of figures for each device, runtime and workload that a trial was measured on."""
     lines = []
     for key, figures in run.figures.items():
-        known = {name: figures[name] for name in _SHOWN if name in figures and figures[name].value is not None}
-        shown = ", ".join(f"{name} {figure.value:.4g} {figure.unit}" for name, figure in known.items())
+        measured = {name: figures[name] for name in _SHOWN if name in figures and figures[name].value is not None}
+        shown = ", ".join(f"{name} {figure.value:.4g} {figure.unit}" for name, figure in measured.items())
         if shown:
             lines.append(f"{run.reference} reference, {key.workload} on {key.device} ({key.runtime}): {shown}")
     return lines

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
-from nas.search.proposers.promotion import Arrival, ByValue, Decision, Ladder, Policy, Shares, Verdict
+from nas.search.proposers.promotion import Decision, Ladder, Verdict
 from nas.search.study.events import QUALITY
-from nas.search.study.running import TrialRun
 from nas.search.study.scales import Scales
 
-POLICIES: dict[str, type[Policy]] = {"value": ByValue, "share": Shares}
-"""`quality.promote` of a space -> its policy."""
+if TYPE_CHECKING:
+    from nas.search.study.trial import TrialRun
+
+Key = tuple[int, int]
+"""Number of a trial, and the index of the rung that it finished."""
 
 
 class PromotionController:
@@ -25,18 +27,16 @@ class PromotionController:
     Args:
         space: the study's.
         scales: turns figures into coordinates.
-        spent: trial -> seconds that its stages took so far.
     """
 
-    def __init__(self, space: SearchSpace, scales: Scales, spent: Callable[[int], float]) -> None:
-        self._scales, self._spent = scales, spent
-        self._ladder = Ladder(space.quality.rungs, POLICIES[space.quality.promote]())
-        self._waiting: dict[tuple[int, int], tuple[TrialRun, asyncio.Future[Decision]]] = {}
-        self._recalled: dict[tuple[int, int], Verdict] = {}
-        self._expected: dict[tuple[int, int], Arrival | None] = {}
-        """Arrivals in the log, in its order; None until this process has seen them again."""
+    def __init__(self, space: SearchSpace, scales: Scales) -> None:
+        self._scales = scales
+        self._ladder = Ladder(space.quality.rungs)
+        self._waiting: dict[Key, tuple[TrialRun, asyncio.Future[Decision]]] = {}
+        self._recalled: dict[Key, Verdict] = {}
+        self._expected: dict[Key, tuple[float, ...] | None] = {}
+        """Coordinates of arrivals in the log, in its order; None until this process has seen them again."""
         self._ended: set[int] = set()
-        self._counted: dict[int, float] = {}
 
     @property
     def closed(self) -> bool:
@@ -48,10 +48,10 @@ class PromotionController:
         """True if arrivals in the log are still to be seen again."""
         return bool(self._expected)
 
-    def recall(self, own: set[int], log: list[Event]) -> None:
-        """Reads arrivals and decisions from the log; `own` are the trials that are no references."""
+    def recall(self, candidates: set[int], log: list[Event]) -> None:
+        """Reads arrivals and decisions of the candidates, the trials that are no references, from the log."""
         for event in log:
-            if event.trial is None or event.trial not in own:
+            if event.trial is None or event.trial not in candidates:
                 continue
             rung: int = event.payload.get("rung", 0)
             if event.kind is EventKind.TRAINING and rung > 0:
@@ -61,34 +61,23 @@ class PromotionController:
             elif event.payload.get("what") == QUALITY and rung < self._ladder.top:
                 self._expected[event.trial, rung] = None
 
-    def enter(self, run: TrialRun, forecast: float | None) -> None:
-        """Adds a candidate with the (minimised) quality that was forecast of it."""
+    def enter(self, run: TrialRun) -> None:
+        """Adds a trial, unless it is a reference."""
         if run.reference is None:
             self._ended.discard(run.number)
-            self._ladder.enter(run.number, forecast)
+            self._ladder.enter(run.number)
 
     def close(self) -> None:
         """No more candidates will be proposed."""
         self._ladder.closed = True
         self._settle()
 
-    def learn(self, run: TrialRun, status: str) -> None:
-        """Takes what is new of a trial, and what its stages took."""
-        costs, reference = self._ladder.costs, run.reference is not None
-        if status == "rung":
-            assert run.rung is not None
-            costs.train(run.number, run.rung, self._new_seconds(run))
-            if reference or run.rung == self._ladder.top:  # with nothing to wait for
-                self._ladder.finish(run.number, run.rung, self._arrival(run), reference=reference)
-        elif reference:
-            self._new_seconds(run)
-            self._settle()  # the reference point may be fixed by now
-        elif status == "complete":
-            costs.confirm(run.number, self._new_seconds(run))
-            if run.number in self._scales.complete:
-                self._ladder.complete[run.number] = tuple(self._scales.coordinates(run))
-        elif run.rung is None and status in ("gated", "infeasible"):
-            costs.enter(run.number, self._new_seconds(run))
+    def finish_rung(self, run: TrialRun) -> None:
+        """Takes the result of a trial that waits for no decision: of a reference, or at the top rung."""
+        assert run.rung is not None, "set before it is trained"
+        reference = run.reference is not None
+        if reference or run.rung == self._ladder.top:
+            self._ladder.finish(run.number, run.rung, self._scales.coordinates(run), reference=reference)
 
     def noise(self, rung: int) -> float:
         """Returns the standard deviation of quality at a rung as an estimate of quality at the top."""
@@ -96,7 +85,7 @@ class PromotionController:
 
     def ended(self, run: TrialRun) -> None:
         """Takes out a trial that reached its end."""
-        for key in [key for key, seen in self._expected.items() if key[0] == run.number and seen is None]:
+        for key in [key for key, point in self._expected.items() if key[0] == run.number and point is None]:
             del self._expected[key]
         self._ended.add(run.number)
         self._ladder.leave(run.number)
@@ -109,52 +98,42 @@ class PromotionController:
         if run.reference is not None:
             return Decision(*key, "promote")
         if verdict := self._recalled.get(key):
-            self._arrive(key, self._arrival(run))
+            self._arrive(key, self._scales.coordinates(run))
             return Decision(*key, verdict)
         decision: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._waiting[key] = run, decision
-        self._arrive(key, self._arrival(run))
+        self._arrive(key, self._scales.coordinates(run))
         return await decision
 
     def _settle(self) -> None:
         """Decides what can be decided now, and wakes those trials."""
         if self._expected:
             return
-        self._ladder.reference_point = self._scales.reference_coordinates()
         for decision in self._ladder.decisions():
             run, waiting = self._waiting.pop((decision.trial, decision.rung), (None, None))
             if run is not None and waiting is not None and not waiting.done():
                 waiting.set_result(decision)
                 run.waiting = False
 
-    def _arrive(self, key: tuple[int, int], arrival: Arrival) -> None:
+    def _arrive(self, key: Key, coordinates: tuple[float, ...]) -> None:
         if self._expected:
-            self._expected[key] = arrival
+            self._expected[key] = coordinates
             self._take_expected()
         else:
-            self._finish(key, arrival)
+            self._finish(key, coordinates)
         self._settle()
 
     def _take_expected(self) -> None:
-        seen = {key: arrival for key, arrival in self._expected.items() if arrival is not None}
-        if len(seen) < len(self._expected):
+        arrivals = {key: coordinates for key, coordinates in self._expected.items() if coordinates is not None}
+        if len(arrivals) < len(self._expected):
             return
         self._expected = {}
-        for key, arrival in seen.items():
-            self._finish(key, arrival)
+        for key, coordinates in arrivals.items():
+            self._finish(key, coordinates)
         for trial in self._ended:
             self._ladder.leave(trial)
 
-    def _finish(self, key: tuple[int, int], arrival: Arrival) -> None:
-        self._ladder.finish(*key, arrival)
+    def _finish(self, key: Key, coordinates: tuple[float, ...]) -> None:
+        self._ladder.finish(*key, coordinates)
         if verdict := self._recalled.get(key):
             self._ladder.recall(*key, verdict)
-
-    def _arrival(self, run: TrialRun) -> Arrival:
-        return Arrival(tuple(self._scales.coordinates(run)), run.quality.sd if run.quality else 0.0)
-
-    def _new_seconds(self, run: TrialRun) -> float:
-        """Returns the seconds that the trial's stages took since the last call."""
-        total = self._spent(run.number)
-        counted, self._counted[run.number] = self._counted.get(run.number, 0.0), total
-        return total - counted

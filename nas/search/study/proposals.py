@@ -29,14 +29,13 @@ from nas.infra.store.rows import Json, Trial
 from nas.infra.store.store import Store
 from nas.measure.devices.host_lock import HostLock
 from nas.search.proposers import Features, Observation, Proposal, Sampler, SearchState, make_proposer
-from nas.search.proposers.ehvi import forecast
 from nas.search.study.events import (
     CALIBRATED,
     AnchorsChosen,
     CorpusUsed,
-    PointTold,
+    Observed,
+    ReferencePointFixed,
     Spent,
-    Told,
     WarmStarted,
     all_events,
     calibrated_devices,
@@ -77,8 +76,6 @@ class ProposalDriver:
         self._seen: dict[int, set[str]] = {}
         self.expected_gain: float | None = None
         """In hypervolume, of the last proposal; None if no model chose it, or the proposer does not report one."""
-        self.forecast: float | None = None
-        """Forecast of its (minimised) quality; None likewise."""
 
     def resume(self, trials: list[Trial], events: list[Event]) -> list[str]:
         """Restores the proposer from the log; observations hold for every version of an engine.
@@ -87,7 +84,7 @@ class ProposalDriver:
             A line for each other engine, or version of this one, that made proposals of the log.
         """
         for event in events:
-            if event.trial is not None and (told := Told.read(event.payload)):
+            if event.trial is not None and (told := Observed.read(event.payload)):
                 self._is_new(event.trial, told.observation)
         state = search_state(self._space, trials, events)
         self._has_point = state.reference_point is not None
@@ -128,7 +125,7 @@ class ProposalDriver:
 
         def tell() -> None:
             if self._is_new(trial, observation):
-                ledger.note(trial, Told(observation))
+                ledger.note(trial, Observed(observation))
                 self._proposer.tell(observation)
 
         self._now_or_later(tell)
@@ -139,7 +136,7 @@ class ProposalDriver:
         def fix() -> None:
             if not self._has_point:
                 self._has_point = True
-                ledger.note(None, PointTold(point))
+                ledger.note(None, ReferencePointFixed(point))
                 self._proposer.fix_reference_point(point)
 
         self._now_or_later(fix)
@@ -167,7 +164,6 @@ class ProposalDriver:
         with self._lock.shared():
             proposals = self._proposer.ask(1)
             self.expected_gain = getattr(self._proposer, "expected_gain", None)
-            self.forecast = forecast(self._proposer, proposals[0].layout) if proposals else None
             return proposals
 
 
@@ -176,9 +172,9 @@ def search_state(space: SearchSpace, trials: Iterable[Trial], events: Iterable[E
     state = SearchState(tuple(objective.name for objective in space.objectives), space.search.seed)
     state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
     for event in events:
-        if told := Told.read(event.payload):
+        if told := Observed.read(event.payload):
             state.tell(told.observation)
-        elif fixed := PointTold.read(event.payload):
+        elif fixed := ReferencePointFixed.read(event.payload):
             state.fix_reference_point(fixed.point)
         elif warm := WarmStarted.read(event.payload):
             for observation in warm.observations:
@@ -315,9 +311,9 @@ def replay(
             if [proposal.layout.id for proposal in proposals] != [recorded.layout_id]:
                 shown = proposals[0].layout.format() if proposals else "nothing"
                 differences.append(f"trial {event.trial}: {Layout.from_json(recorded.layout)} became {shown}")
-        elif told := Told.read(event.payload):
+        elif told := Observed.read(event.payload):
             proposer.tell(told.observation)
-        elif fixed := PointTold.read(event.payload):
+        elif fixed := ReferencePointFixed.read(event.payload):
             proposer.fix_reference_point(fixed.point)
         elif warm := WarmStarted.read(event.payload):
             proposer.warm_start(warm.observations)
@@ -427,4 +423,4 @@ def _learn(store: Store, name: str, new: BoundSpace, sampler: Sampler) -> tuple[
 
 
 def _last_told(events: Iterable[Event]) -> list[Observation]:
-    return list({told.observation.layout.id: told.observation for told in notes(events, Told)}.values())
+    return list({told.observation.layout.id: told.observation for told in notes(events, Observed)}.values())

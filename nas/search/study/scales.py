@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, RECALL, RECALL_METRIC
-from nas.core.pareto import front_hypervolume
+from nas.core.pareto import arrays, front_hypervolume, front_mask
 from nas.core.scoring import (
     ATTENTION,
     PUBLISHED,
@@ -32,8 +34,10 @@ from nas.core.space import Budget, Objective, SearchSpace
 from nas.search.proxy.ladder import proxy_of, rung_jobs, seed_counts
 from nas.search.proxy.quality import Anchors, QualityScale, Spread, fix_scale, unit_of
 from nas.search.study.ledger import Ledger
-from nas.search.study.running import TrialRun
 from nas.search.study.stages import SeedScores, StageWork
+
+if TYPE_CHECKING:
+    from nas.search.study.trial import TrialRun
 
 _NO_QUALITY = QualityValue(0.0, 0.0, "")
 _FEWEST_ANCHORS = 2
@@ -71,6 +75,14 @@ class Scales:
     def hypervolume(self) -> float | None:
         """Hypervolume of the complete trials; None until the reference point is fixed."""
         return None if self.reference_point is None else front_hypervolume(self.complete, self.reference_point)
+
+    @property
+    def front(self) -> list[int]:
+        """Numbers of the complete trials on the front."""
+        trials = sorted(self.complete)
+        if not trials:
+            return []
+        return [trials[index] for index in np.flatnonzero(front_mask(arrays(self.complete, trials)[0]))]
 
     @property
     def figures_ready(self) -> bool:
@@ -210,19 +222,11 @@ class Scales:
                 found[objective.name] = math.hypot(known.sd, extra)
         return {name: sd for name, sd in found.items() if sd > 0}
 
-    def reference_coordinates(self) -> tuple[float, ...] | None:
-        """Returns the reference point in the order of `coordinates`; None until it is fixed."""
-        point = self.named_reference_point()
-        return None if point is None else tuple(point[name] for name in self._quality_first())
-
-    def coordinates(self, run: TrialRun) -> Sequence[float]:
-        """Returns all coordinates of a trial that finished a rung, quality first."""
-        known = self.known_coordinates(run)
-        return [known.get(name, math.inf) for name in self._quality_first()]
-
-    def _quality_first(self) -> list[str]:
-        order = sorted(self._space.objectives, key=lambda each: METRICS[each.metric].source != "proxy")
-        return [each.name for each in order]
+    def coordinates(self, run: TrialRun) -> tuple[float, ...]:
+        """Returns all coordinates of a trial that finished a rung, quality first; infinity for unknown ones."""
+        coordinates = self.known_coordinates(run)
+        objectives = sorted(self._space.objectives, key=lambda objective: METRICS[objective.metric].source != "proxy")
+        return tuple(coordinates.get(objective.name, math.inf) for objective in objectives)
 
     def _axis(self, run: TrialRun, index: int) -> Axis | None:
         objective = self._space.objectives[index]

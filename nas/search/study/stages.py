@@ -50,10 +50,9 @@ class Stages:
         self._ledger = ledger
         self._first_pause_s = first_pause_s
         self._running: dict[str, asyncio.Task[Outcome]] = {}
-        self._seconds: dict[int, dict[str, float]] = {}
 
-    async def run(self, stage: Stage, key: str, trial: int, action: Action, *, counted: bool = True) -> Any:
-        """Returns the stage's value, from the store if it is there; `counted`: its seconds are the trial's own cost.
+    async def run(self, stage: Stage, key: str, trial: int, action: Action) -> Any:
+        """Returns the stage's value, from the store if it is there.
 
         Raises:
             CandidateFailed: the candidate's own failure, which is its result.
@@ -71,13 +70,7 @@ class Stages:
                 # Another trial runs the same stage: its result is used, but its cancellation is not passed on.
                 await asyncio.wait([task])
                 outcome = self._ledger.result(key, trial)
-        if counted:
-            self._seconds.setdefault(trial, {})[key] = float(outcome.get("seconds", 0.0))
         return value_of(outcome)
-
-    def seconds(self, trial: int) -> float:
-        """Returns the seconds of all stages of a trial, each once, even if another trial ran them."""
-        return math.fsum(self._seconds.get(trial, {}).values())
 
     async def _do(self, stage: Stage, key: str, trial: int, action: Action) -> Outcome:
         tries = _TRIES[stage]
@@ -315,7 +308,7 @@ class StageWork:
             layout: at deploy scale.
             rung: its index.
             seeds: instead of the rung's own.
-            anchor: the layout is an anchor: its trainings go before all others, and cost the trial nothing.
+            anchor: the layout is an anchor: its trainings go before all others.
         """
         config = self.space.quality if seeds is None else self.space.quality.with_seeds(seeds)
         jobs = rung_jobs(config, rung, layout, self.corpus)
@@ -388,7 +381,7 @@ class StageWork:
             except CandidateFailed as error:
                 raise InfrastructureFailed(f"the teacher of the language models cannot be trained: {error}") from error
         rank, run = -1 if anchor else trial, self.stages.run
-        value = await run("train", job.key, trial, lambda: self.trainings.run(rank, job), counted=not anchor)
+        value = await run("train", job.key, trial, lambda: self.trainings.run(rank, job))
         return TrainResult.model_validate(value)
 
     async def _weights(self, trial: int, job: TrainJob) -> Checkpoint:

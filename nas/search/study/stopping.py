@@ -42,11 +42,6 @@ class StoppingRules:
         self._expected[trial] = expected
         self._ledger.note(trial, expected)
 
-    def forecast(self, trial: int) -> float | None:
-        """Returns the quality that was forecast of a trial when it was proposed."""
-        expected = self._expected.get(trial)
-        return expected.quality if expected else None
-
     def is_due(self, proposed: int) -> bool:
         """Returns whether a rule ends the study, and logs it."""
         hours = (self._before_s + time.monotonic() - self._begun) / 3600

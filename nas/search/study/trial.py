@@ -7,21 +7,75 @@ trial again after a kill continues where it stopped. The store, not this corouti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.layout import Layout
 from nas.core.metrics import METRICS
-from nas.core.scoring import BudgetCheck, MeasurementKey, check_budgets, measurement_keys, with_file_size
+from nas.core.scoring import BudgetCheck, Figures, MeasurementKey, check_budgets, measurement_keys, with_file_size
 from nas.core.trial import EventKind
 from nas.measure.runtimes.base import Artifact
+from nas.search.proxy.quality import Quality
 from nas.search.study.events import QualityKnown
 from nas.search.study.ledger import Ledger
 from nas.search.study.promotion import PromotionController
-from nas.search.study.running import TrialRun
 from nas.search.study.scales import Scales
 from nas.search.study.stages import StageWork
+
+
+@dataclass
+class TrialRun:
+    """The state of a trial while it runs.
+
+    Args:
+        number: of the trial.
+        layout: its layout.
+        reference: its name among the references, or None; references are exempt from budgets and always promoted.
+        artifacts: runtime -> the exported model.
+        figures: measured so far.
+        checks: verdicts on the budgets of devices and files.
+        quality: at the highest rung so far.
+        rung: index of the highest one that it entered.
+        waiting: whether it waits for other trials, with nothing to do itself.
+        stage: what it does now, or how it ended.
+        ended: whether it came to an end in this process.
+        failed: why it failed.
+    """
+
+    number: int
+    layout: Layout
+    reference: str | None
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    figures: Figures = field(default_factory=dict)
+    checks: list[BudgetCheck] = field(default_factory=list)
+    quality: Quality | None = None
+    rung: int | None = None
+    waiting: bool = False
+    stage: str = "proposed"
+    ended: bool = False
+    failed: CandidateFailed | InfrastructureFailed | None = None
+
+    @property
+    def retryable(self) -> bool:
+        """True if an infrastructure failure ended it."""
+        return isinstance(self.failed, InfrastructureFailed)
+
+    @property
+    def broken(self) -> list[BudgetCheck]:
+        """Verdicts on the budgets that it exceeds."""
+        return [check for check in self.checks if check.verdict == "infeasible"]
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Marks the trial as waiting while the context is open."""
+        self.waiting = True
+        try:
+            yield
+        finally:
+            self.waiting = False
 
 
 @dataclass(frozen=True)
@@ -33,7 +87,7 @@ class StudyContext:
         ledger: logs events.
         scales: the published reference's figures, and quality relative to it.
         promotion: decides after each rung.
-        report: called with the trial and "gated", "rung" or its final state when something new is known of it.
+        report: called when something new is known of a trial, with "gated", "rung", "rescored" or its final state.
     """
 
     work: StageWork
@@ -139,21 +193,24 @@ async def _confirm(run: TrialRun, study: StudyContext) -> None:
 def _objectives(run: TrialRun, study: StudyContext) -> list[dict[str, Any]]:
     """Returns the figures of a trial that are objectives, for people who read the log."""
     space = study.work.space
-    found = [
+    rows = [
         (objective.name, key, figure)
         for objective in space.objectives
         if METRICS[objective.metric].source != "proxy"
         for key in measurement_keys(space, objective)
         if (figure := run.figures.get(key, {}).get(objective.metric)) is not None and figure.value is not None
     ]
-    several = len({(key.device, key.runtime) for _, key, _ in found}) > 1
+    several = len({(key.device, key.runtime) for _, key, _ in rows}) > 1
     return [
         {
             "name": f"{name} on {key.device}/{key.runtime}" if several else name,
-            "value": figure.value, "low": figure.low, "high": figure.high, "unit": figure.unit,
+            "value": figure.value,
+            "low": figure.low,
+            "high": figure.high,
+            "unit": figure.unit,
         }
-        for name, key, figure in found
-    ]  # fmt: skip
+        for name, key, figure in rows
+    ]
 
 
 async def _measure(

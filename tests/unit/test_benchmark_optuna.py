@@ -1,14 +1,14 @@
-"""Layouts as Optuna's parameters: there and back, in any space."""
+"""Optuna's samplers as proposers: layouts as parameters, there and back, in any space."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from benchmarks.search.optuna_sampler import Encoding, OptunaSearch
 from nas.core.space import SearchSpace
 from nas.search.proposers import Observation, Sampler, make_proposer
 from nas.search.proposers.evolution import CacheEvolution
-from nas.search.proposers.optuna_sampler import Encoding, OptunaSearch
 from nas.search.spaces import load_space
 from nas.testing.synthetic import SyntheticProblem, synthetic_space
 
