@@ -15,7 +15,11 @@ from nas.search.study.events import event_line
 from nas.serve.client import UsersClient, part
 
 _WAIT_S = 20.0
-_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+"""Seconds that the coordinator waits for an event before it answers."""
+_PAUSE_S = 1.0
+"""Seconds before the first retry; doubled with each."""
+_LONGEST_PAUSE_S = 30.0
+"""Seconds before a retry at most."""
 
 
 def follow(client: UsersClient, study: str, after: int | None = None) -> str:

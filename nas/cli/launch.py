@@ -266,8 +266,9 @@ def _launch_remotely(options: LaunchOptions, space: str, server: str, json: bool
         NasError: the coordinator rejects the study, or the study fails.
     """
     if options.ray_address is not None:
-        raise InvalidInput("cannot be combined with --server: the coordinator is configured with its cluster",
-                           where="--ray-address")  # fmt: skip
+        raise InvalidInput(
+            "cannot be combined with --server: the coordinator is configured with its cluster", where="--ray-address"
+        )
     with open_server(server, options.db) as client:
         _submit(client, options, space)
         state = follow(client, options.study, None if options.resume else 0)

@@ -78,7 +78,7 @@ def sample() -> Sample:
 
 def load(
     take: Callable[[], Sample] = sample, wait: Callable[[float], None] = time.sleep, seconds: float = _SECONDS
-) -> Load:  # fmt: skip
+) -> Load:
     """Returns what other processes use of this machine's cores, from two samples.
 
     Args:

@@ -13,7 +13,10 @@ import signal
 import sys
 import time
 
-_ROUNDS, _PAUSE_S = 10, 0.3
+_ROUNDS = 10
+"""Times that processes are looked for."""
+_PAUSE_S = 0.3
+"""Seconds between two times."""
 
 
 def main() -> None:

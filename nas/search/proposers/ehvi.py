@@ -6,6 +6,17 @@ with the order of integrals changed), which for independent normal coordinates i
 functions. Along the first axis the integral has a closed form: above each point of the other axes, the volume reaches
 up to the least first coordinate of the front below it. The other axes are summed over one fixed set of points. So the
 estimate is vectorised, deterministic, works for any number of objectives, and its small error is the same for all.
+
+    E[I] = integral over z_2..z_M of E[(roof(z) - Y_1)+] prod_m P(Y_m <= z_m)
+
+| symbol | shape | name here | meaning |
+| --- | --- | --- | --- |
+| Y | N, M | `mean`, `sd` | forecasts of N candidates: independent normal coordinates, minimised |
+| F | F, M | `front` | coordinates reached |
+| r | M | `reference` | reference point: the worst coordinates that count |
+| z | P, M - 1 | `Improvement._points` | points over the axes but the first |
+| roof | P | `Improvement._roof` | least first coordinate of the front that is at least as good as z elsewhere, or r_1 |
+| c | N, C | `constraints` | forecasts of log(figure / limit); a budget is kept where it is at most 0 |
 """
 
 from __future__ import annotations
@@ -30,8 +41,9 @@ from nas.search.proposers.state import BaseProposer, Child
 from nas.search.proposers.surrogate import MIN_POINTS, Forecast, Kernels, Surrogate, Tuned
 
 _POINTS_LOG2 = {1: 8}
+"""Number of axes beside the first -> binary logarithm of the number of points over them."""
 _MANY_POINTS_LOG2 = 10
-"""Points over the other axes: 256 for one of them, 1,024 for more."""
+"""The same for more axes."""
 _WIDE = 3.0
 """Standard deviations below the best mean that the integral reaches."""
 _RANDOM = 0.15
@@ -41,10 +53,14 @@ _ROUNDS = 8
 space lists its layouts and no more are left than the pool holds, the pool is all of them."""
 _EDITED = 8
 """Best candidates that each later round edits."""
-_CROSSED, _EDITED_AGAIN = 0.2, 0.35
-"""Share of the edits that are crossovers instead; and of children that are edited once more, and so on."""
-_BOLD, _BOLDNESS = 0.3, 2.5
-"""Share of the proposals for which the model's standard deviations are multiplied by the second number, to explore."""
+_CROSSED = 0.2
+"""Share of the edits that are crossovers instead."""
+_EDITED_AGAIN = 0.35
+"""Share of children that are edited once more, and so on."""
+_BOLD = 0.3
+"""Share of the proposals for which the model's standard deviations are multiplied by `_BOLDNESS`, to explore."""
+_BOLDNESS = 2.5
+"""Factor on the standard deviations of objectives for bold proposals."""
 _MOST_ROWS = 600
 """Observations that a surrogate is fitted to at most: the best to breed from."""
 _TUNE_ROWS = 192

@@ -25,12 +25,15 @@ BYTES_PER_WEIGHT = 0.5625
 _MOST_VALUES = 8
 """An argument with at most this many choices has a feature per choice: its effect need not follow its size."""
 _HEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""At which kinds and values are counted, as shares of the stack."""
 _BLUR = 0.12
 """Standard deviation of the window around each height, as a share of the stack."""
 _PAIRS = 64
 """Columns that pairs of neighbouring mixers, arguments included, are hashed into (Weinberger et al. 2009)."""
-_PLACES, _PLACES_BLUR = tuple((index + 0.5) / 10 for index in range(10)), 0.06
-"""Finer heights, and the standard deviation of the window around each, for the string groups."""
+_PLACES = tuple((index + 0.5) / 10 for index in range(10))
+"""Finer heights, for the string groups."""
+_PLACES_BLUR = 0.06
+"""Standard deviation of the window around each of them, as a share of the stack."""
 _TRIPLES = 128
 """Columns that triples of neighbouring mixers, arguments included, are hashed into."""
 
@@ -131,10 +134,14 @@ class Features:
         mixers = tracks[:, : len(self._mixers)]
         steps = mixers[:-1].T @ mixers[1:] / max(1, len(layers) - 1)
         parts = (
-            self._sizes(layout, work), tracks.mean(axis=0), values.mean(axis=0),
-            (_windows(len(layers), _HEIGHTS, _BLUR) @ tracks).ravel(), steps.ravel(), _stretches(mixers),
+            self._sizes(layout, work),
+            tracks.mean(axis=0),
+            values.mean(axis=0),
+            (_windows(len(layers), _HEIGHTS, _BLUR) @ tracks).ravel(),
+            steps.ravel(),
+            _stretches(mixers),
             _hashed_pairs(layers),
-        )  # fmt: skip
+        )
         return np.concatenate([*parts, *self._string_parts(layers, tracks[:, : len(self._kinds)])])
 
     def _string_parts(self, layers: Sequence[Layer], present: Array) -> Iterator[Array]:

@@ -2,6 +2,19 @@
 
 The weights and the noise maximise the posterior density (ibid., eq. 5.9 for the gradient), under a wide prior on their
 logarithms. Since the kernels themselves are fixed, one set of Gram matrices serves all targets and all steps.
+
+| symbol | shape | name here | meaning |
+| --- | --- | --- | --- |
+| y | N | `targets` | observed values; divided by `scale` after `offset` is subtracted, they have unit variance |
+| k_g | G, N, N | `grams` | fixed kernels between observations |
+| w_g | G | `Weights.kernels` | weight of each kernel |
+| s2 | | `Weights.noise` | variance of the noise beyond the known one, for unit variance |
+| d | N | `known_noise` | known noise variances, in units of the targets |
+| K | N, N | | sum_g w_g k_g + diag(s2 + d / scale^2) |
+| L | N, N | `Process.factor` | lower Cholesky factor of K |
+| alpha | N | `Process.solved` | K^-1 y |
+| k* | P, N | `between` | sum_g w_g k_g between new points and observations |
+| k** | P | `variances` | sum_g w_g k_g of each new point with itself |
 """
 
 from __future__ import annotations
@@ -13,11 +26,24 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_PRIOR_MEAN, _PRIOR_SD = 0.5, 2.0
-"""Of the logarithm of a kernel's weight, for targets of unit variance. The mean is high because the first few
-layouts differ less than later ones."""
-_NOISE_MEAN, _NOISE_LOW, _NOISE_HIGH = -5.0, -9.0, 0.0
+_PRIOR_MEAN = 0.5
+"""Prior mean of log w_g, for targets of unit variance: high, as the first few layouts differ less than later ones."""
+_PRIOR_SD = 2.0
+"""Prior standard deviation of log w_g, and of log s2."""
+_LEAST_LOG_WEIGHT = -9.0
+"""Lower bound of log w_g."""
+_GREATEST_LOG_WEIGHT = 3.0
+"""Upper bound of log w_g."""
+_NOISE_MEAN = -5.0
+"""Prior mean of log s2."""
+_LEAST_LOG_NOISE = -9.0
+"""Lower bound of log s2."""
+_GREATEST_LOG_NOISE = 0.0
+"""Upper bound of log s2: the variance of the targets."""
 _STEPS = 30
+"""Steps of the optimiser at most."""
+_JITTER = 1e-8
+"""Added to the diagonal of K, so that it is positive definite."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +79,17 @@ class Process:
     offset: float
     scale: float
 
-    def predict(self, between: Array, own: Array) -> tuple[Array, Array]:
+    def predict(self, between: Array, variances: Array) -> tuple[Array, Array]:
         """Returns [P] means and standard deviations of the noise-free target, without offset and scale.
 
         Args:
             between: [P, N] covariances of new points with observed ones: weighted sums of their kernels.
-            own: [P] variances of new points, likewise.
+            variances: [P] of new points, likewise.
         """
         from scipy.linalg import solve_triangular  # type: ignore[import-untyped]
 
         explained = solve_triangular(self.factor, between.T, lower=True, check_finite=False)
-        variance = own - (explained**2).sum(axis=0)
+        variance = variances - (explained**2).sum(axis=0)
         return between @ self.solved, np.sqrt(np.maximum(variance, 1e-6))
 
 
@@ -83,7 +109,7 @@ def fit(
 
     offset, scale = standard or _standard(targets)
     whole = covariance.copy()
-    whole[np.diag_indices_from(whole)] += noise + known_noise / scale**2 + 1e-8
+    whole[np.diag_indices_from(whole)] += noise + known_noise / scale**2 + _JITTER
     factor = cholesky(whole, lower=True, check_finite=False)
     solved = cho_solve((factor, True), (targets - offset) / scale, check_finite=False)
     return Process(factor, solved, offset, scale)
@@ -103,7 +129,7 @@ def left_out(
     """
     offset, scale = _standard(targets)
     whole = covariance.copy()
-    whole[np.diag_indices_from(whole)] += noise + known_noise / scale**2 + 1e-8
+    whole[np.diag_indices_from(whole)] += noise + known_noise / scale**2 + _JITTER
     inverse = np.linalg.inv(whole)
     solved = inverse @ ((targets - offset) / scale)
     size = np.sqrt(np.diag(covariance))
@@ -130,9 +156,14 @@ def tune(grams: Array, targets: Array, known_noise: Array) -> Weights:
     start = np.full(count + 1, _PRIOR_MEAN)
     start[count] = _NOISE_MEAN
     found = minimize(
-        _loss, start, ((targets - offset) / scale, grams, known_noise / scale**2), "L-BFGS-B", jac=True,
-        bounds=[(-9.0, 3.0)] * count + [(_NOISE_LOW, _NOISE_HIGH)], options={"maxiter": _STEPS},
-    )  # fmt: skip
+        _loss,
+        start,
+        ((targets - offset) / scale, grams, known_noise / scale**2),
+        "L-BFGS-B",
+        jac=True,
+        bounds=[(_LEAST_LOG_WEIGHT, _GREATEST_LOG_WEIGHT)] * count + [(_LEAST_LOG_NOISE, _GREATEST_LOG_NOISE)],
+        options={"maxiter": _STEPS},
+    )
     return Weights(np.exp(found.x[:count]), float(np.exp(found.x[count])))
 
 
@@ -142,7 +173,7 @@ def _loss(logs: Array, targets: Array, grams: Array, known_noise: Array) -> tupl
 
     weights = np.exp(logs)
     covariance = np.tensordot(weights[:-1], grams, axes=1)
-    covariance[np.diag_indices_from(covariance)] += weights[-1] + known_noise + 1e-8
+    covariance[np.diag_indices_from(covariance)] += weights[-1] + known_noise + _JITTER
     factor, failed = lapack.dpotrf(covariance, lower=1)
     assert not failed, "sums of kernels and noise are positive definite"
     inverse, _ = lapack.dpotri(factor, lower=1)

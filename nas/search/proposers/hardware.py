@@ -29,8 +29,10 @@ TERMS = ("once", "layers", "table", "held", "cache", "state", "read", "prompt", 
 """Of a whole layout: 1; layers; weights of the embedding; all weights of blocks; bytes of cache; bytes of state;
 weights that a token passes through; work on cached tokens, without weights, while the prompt is read and while tokens
 are decoded; and the greatest number of weights per input of one block, which determines buffers."""
-_SUMMED, _CACHE = slice(3, -1), 1
-"""Those that are sums over blocks, and the place of bytes of cache among them."""
+_SUMMED = slice(3, -1)
+"""Those that are sums over blocks."""
+_CACHE = 1
+"""Index of bytes of cache among the sums."""
 _NOT_OF = {"MB": ("read", "prompt", "decode"), "ms": ("widest",)}
 """Unit of a figure -> terms that it does not depend on: memory on no work, time on no buffers."""
 _OWN = ("layers", "read", "held", "decode", "cache", "state")
@@ -116,9 +118,7 @@ class Costs:
         work, cache, widest = layers[:, :-2].sum(axis=0), layers[:, _CACHE], layers[:, -2:].max(axis=0)
         fixed = [1.0, layout.depth, layout.d_model * layout.vocab]
         summed, spilled = len(TERMS[_SUMMED]), [cache @ (cache > limit) for limit in _SPILL]
-        return np.concatenate([
-            fixed, work[:summed], [widest.max()], work[summed:], [layout.d_model], widest, spilled
-        ])  # fmt: skip
+        return np.concatenate([fixed, work[:summed], [widest.max()], work[summed:], [layout.d_model], widest, spilled])
 
     def _count_layer(self, layer: Layer, d_model: int) -> Array:
         """Returns `TERMS[_SUMMED]`, `tracks`, and the most weights per input of a mixer and of a feed-forward."""

@@ -81,8 +81,9 @@ def _hybrid(sampler: Sampler, frame: Frame, pair: Pair, turn: int, rng: Rng) -> 
     below, above = ((sampler.half(frame, kind, rng), feed) for kind in pair)
     draft = Draft(frame, depth, (below,) * length, sampler.lead(frame, (), rng))
     count = max(1, round(_SHARES[turn % len(_SHARES)] * length))
-    required = [kind for kind, limit in sampler.space.limits.items() if kind in {*mixers} - {*pair}
-                for _ in range(limit.min)]  # fmt: skip
+    required = [
+        kind for kind, limit in sampler.space.limits.items() if kind in {*mixers} - {*pair} for _ in range(limit.min)
+    ]
     genes = [above] * count
     if required and len(required) < count:
         genes[-len(required) :] = [(sampler.half(frame, kind, rng), feed) for kind in required]

@@ -105,9 +105,10 @@ class Sampler:
         if refused:
             raise InvalidInput(f"{refused} layouts of space {self.space.name!r} were drawn, and no runtime carries one")
         why = (
-            "budget and limits are too tight" if draws == _DRAWS
+            "budget and limits are too tight"
+            if draws == _DRAWS
             else "the time for it ended; `nas space validate` draws more"
-        )  # fmt: skip
+        )
         raise InvalidInput(f"{draws} draw(s) gave no layout of space {self.space.name!r}: {why}")
 
     def settle(self, draft: Draft, rng: Rng) -> Layout | None:

@@ -110,14 +110,14 @@ class SearchState:
         return order + [(worst + 2 + index, seen.layout) for index, seen in enumerate(late)]
 
     def tell(self, observation: Observation) -> None:
-        """Records an observation; see `Proposer.tell`."""
+        """Records an observation, which replaces an earlier one of its layout."""
         self._check(observation)
         if self.observations.get(observation.layout.id) != observation:
             self.observations[observation.layout.id] = observation
             self.revision += 1
 
     def tell_earlier(self, observation: Observation) -> None:
-        """Records an observation of another study; see `BaseProposer.warm_start`."""
+        """Records an observation of another study."""
         self._check(observation)
         self.earlier[observation.layout.id] = observation
         self.revision += 1
@@ -133,7 +133,7 @@ class SearchState:
             check_finite(parts, f"part of {name!r}")
 
     def fix_reference_point(self, point: Mapping[str, float]) -> None:
-        """Records the reference point; see `Proposer.fix_reference_point`."""
+        """Records the reference point."""
         if missing := [name for name in self.objectives if name not in point]:
             raise InvalidInput(f"the reference point lacks {', '.join(missing)}")
         check_finite(point, "reference point of")
@@ -204,7 +204,6 @@ class BaseProposer(ABC):
         """Returns a layout with its operator; None where none was found. It is called again if the layout is known."""
 
     def ask(self, count: int) -> list[Proposal]:
-        """See `Proposer.ask`."""
         asked = []
         for _ in range(count):
             proposal = self._next()
@@ -215,27 +214,24 @@ class BaseProposer(ABC):
         return asked
 
     def tell(self, observation: Observation) -> None:
-        """See `Proposer.tell`."""
         self.log.tell(observation)
 
     def fix_reference_point(self, point: Mapping[str, float]) -> None:
-        """See `Proposer.fix_reference_point`."""
         self.log.fix_reference_point(point)
 
     def state(self) -> dict[str, Any]:
-        """See `Proposer.state`."""
         return self.log.to_json() | {"engine": self.engine}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See `Proposer.restore`. A log without an engine is accepted."""
+        """Continues from a state; one without an engine is accepted."""
         if (found := state.get("engine", self.engine)) != self.engine:
             raise InvalidInput(f"search state of engine {found!r}; this is {self.engine!r}, whose proposals differ")
         self.log.read_json(state)
 
     def warm_start(self, earlier: Iterable[Observation]) -> None:
-        """See `Proposer.warm_start`.
+        """Learns from earlier studies.
 
-        Its layouts are bred from and modelled, with an offset of their own, since another study's references may give
+        Their layouts are bred from and modelled, with an offset of their own, since another study's references may give
         the same figures other coordinates. They may be proposed again.
         """
         for observation in earlier:

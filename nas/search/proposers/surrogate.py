@@ -31,14 +31,19 @@ from nas.search.proposers.hardware import Costs, prices
 from nas.search.proposers.sampling import Sampler
 
 _CROWD = 64
+"""Random layouts whose spread columns are scaled by."""
 MIN_POINTS = 4
 """Values below which a target is predicted by their mean and a wide interval, without a model."""
 _PRIOR_SD = 0.3
-_PRICED_FROM, _PRICED_SHARE = 12, 0.5
-"""Values from which a target may start from sums of costs, and the share of its standard deviation that these may leave
-at most where they are fitted without the value."""
+"""Least standard deviation of a forecast without a model."""
+_PRICED_FROM = 12
+"""Values from which a target may start from sums of costs."""
+_PRICED_SHARE = 0.5
+"""Share of its standard deviation that these sums may leave at most, where they are fitted without the value."""
 _FOLDS = 8
+"""Into which observations are split to fit sums of costs without each."""
 _FEWEST_PARTS = 2
+"""Parts below which a coordinate is modelled as a whole."""
 _ROUNDED = 1e-6
 """Spread of the difference from the sum of its parts below which a coordinate has no further part."""
 _NEIGHBOURS = 4
@@ -46,8 +51,11 @@ _NEIGHBOURS = 4
 _LEAST_SHARE = 0.05
 """Share below which a process is left out of an average."""
 _STACKING_STEPS = 50
-_MOST_DOUBT, _DOUBT_SD = 1.2, 0.5
-"""Greatest logarithm of the factor on standard deviations, and the deviation of its prior."""
+"""Steps of the fit of shares."""
+_MOST_DOUBT = 1.2
+"""Greatest logarithm of the factor on standard deviations."""
+_DOUBT_SD = 0.5
+"""Prior standard deviation of this logarithm."""
 _RUNG_NOISE = 0.1
 """Additional variance of quality per rung below the top, as a share of that of all figures."""
 

@@ -20,9 +20,14 @@ from nas.search.study.events import Note, all_events
 _RENEW_S = 8.0
 
 _ORDER = [
-    TrialState.PROPOSED, TrialState.EXPORTED, TrialState.MEASURING, TrialState.BORDERLINE, TrialState.GATED_IN,
-    TrialState.TRAINING, TrialState.CONFIRMING,
-]  # fmt: skip
+    TrialState.PROPOSED,
+    TrialState.EXPORTED,
+    TrialState.MEASURING,
+    TrialState.BORDERLINE,
+    TrialState.GATED_IN,
+    TrialState.TRAINING,
+    TrialState.CONFIRMING,
+]
 
 
 class Ledger:
@@ -88,9 +93,14 @@ class Ledger:
         return studies.get(self.store, self.study.id).desired_state
 
     def propose(
-        self, layout: Layout, origin: Origin, *, parents: tuple[int, ...] = (), operator: str | None = None,
+        self,
+        layout: Layout,
+        origin: Origin,
+        *,
+        parents: tuple[int, ...] = (),
+        operator: str | None = None,
         record: Json | None = None,
-    ) -> Trial:  # fmt: skip
+    ) -> Trial:
         """Adds a trial, numbered without gaps; returns the existing one if the study has that layout."""
         proposal = Proposal(layout.to_json(), layout.id, origin, parents, operator, record)
         (trial,) = trials.propose(self.store, self.study.id, [proposal], lease=self._lease)

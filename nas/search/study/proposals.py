@@ -45,8 +45,11 @@ from nas.search.study.events import (
 from nas.search.study.ledger import Ledger
 
 _FINAL = ("complete", "infeasible", "stopped")
-_ANCHOR_POOL, _ANCHOR_SEED = 96, 0
-"""Layouts that anchors are chosen from."""
+"""Statuses of observations that an earlier study teaches."""
+_ANCHOR_POOL = 96
+"""Random layouts that anchors are chosen from."""
+_ANCHOR_SEED = 0
+"""Of these layouts: the same in all studies of a space."""
 
 
 def anchor_layouts(space: SearchSpace, supported: Callable[[Layout], bool], count: int) -> list[Layout]:
@@ -334,9 +337,12 @@ def require_studies(store: Store, names: Iterable[str], study: str) -> None:
 
 
 def warm_start(
-    ledger: Ledger, space: SearchSpace, supported: Callable[[Layout], bool], names: Sequence[str],
+    ledger: Ledger,
+    space: SearchSpace,
+    supported: Callable[[Layout], bool],
+    names: Sequence[str],
     log: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Logs what the study learns from earlier ones, in one event, so that a resumed study learns the same.
 
     Args:

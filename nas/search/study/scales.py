@@ -126,9 +126,12 @@ class Scales:
         if rung in self._rungs or awaited or not {PUBLISHED, ATTENTION} <= scores.keys():
             return
         scale = fix_scale(
-            config.rungs[rung].name, scores[PUBLISHED], [scores[ATTENTION]], minimum=config.min_reference,
+            config.rungs[rung].name,
+            scores[PUBLISHED],
+            [scores[ATTENTION]],
+            minimum=config.min_reference,
             anchors=self._anchors.get(rung),
-        )  # fmt: skip
+        )
         if (spread := config.spread(rung)) is not None:
             scale = scale.model_copy(update={"spreads": dict.fromkeys(scale.spreads, Spread(*spread))})
         items: tuple[Budget | Objective, ...] = (*self._space.objectives, *self._space.budgets)

@@ -281,17 +281,31 @@ class StageWork:
         reference = target.reference_beside(workload)
         protocol = self.space.protocol
         key = measure_key(
-            artifact.sha256, target.runner, target.device.id, workload, repetitions, protocol,
-            reference.calibration, replicate, target.device.energy_counter, target.device.page_size,
-        )  # fmt: skip
+            artifact.sha256,
+            target.runner,
+            target.device.id,
+            workload,
+            repetitions,
+            protocol,
+            reference.calibration,
+            replicate,
+            target.device.energy_counter,
+            target.device.page_size,
+        )
         subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
 
         async def act() -> Outcome:
             try:
                 taken = await measure(
-                    subject, reference, self.jobs, key, trial, repetitions, protocol,
+                    subject,
+                    reference,
+                    self.jobs,
+                    key,
+                    trial,
+                    repetitions,
+                    protocol,
                     past_tries=self.ledger.tries(key),
-                )  # fmt: skip
+                )
             except CandidateFailed as error:
                 return failure(error)
             return {"value": taken.model_dump(mode="json"), "seconds": taken.wall_s}
