@@ -70,13 +70,13 @@ def space_difference(before: SearchSpace, after: SearchSpace) -> list[str]:
 def _changes(before: Any, after: Any, path: str) -> Iterator[str]:
     if isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
-            place = f"{path}.{key}" if path else str(key)
+            key_path = f"{path}.{key}" if path else str(key)
             if key not in after:
-                yield f"{place}: removed (was {_show(before[key])})"
+                yield f"{key_path}: removed (was {_show(before[key])})"
             elif key not in before:
-                yield f"{place}: added ({_show(after[key])})"
+                yield f"{key_path}: added ({_show(after[key])})"
             else:
-                yield from _changes(before[key], after[key], place)
+                yield from _changes(before[key], after[key], key_path)
     elif before != after:
         yield f"{path}: {_show(before)} -> {_show(after)}"
 

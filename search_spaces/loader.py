@@ -72,11 +72,11 @@ def parse_space(text: str, name: str, further: Further | None = None, base: Path
         InvalidInput: one line for each problem, as `name:line: message`.
     """
     document = read_yaml(text, name)
-    space, found = None, []
+    space, mistakes = None, []
     try:
         space = SearchSpace.model_validate(document.value)
     except ValidationError as error:
-        found = [*problems(error, document), *_hidden(error, document)]
+        mistakes = [*problems(error, document), *_hidden(error, document)]
     choices = space
     if not (isinstance(document.value, dict) and document.value.get("layouts")):
         impossible = list(_choice_problems(document.value))
@@ -84,15 +84,15 @@ def parse_space(text: str, name: str, further: Further | None = None, base: Path
         if choices is not None:
             impossible = list(_unreachable(choices))
         choices = None if impossible else choices
-        found += [problem_at(*each, document) for each in impossible]
+        mistakes += [problem_at(*finding, document) for finding in impossible]
     if further is not None:
-        found += [problem_at(*each, document) for each in further(document.value, choices)]
+        mistakes += [problem_at(*finding, document) for finding in further(document.value, choices)]
     if space is not None:
-        found += [problem_at(*each, document) for each in _without_recall(space)]
+        mistakes += [problem_at(*finding, document) for finding in _without_recall(space)]
     if space is not None and base is not None:
-        found += [problem_at(*each, document) for each in _unscored(space, base)]
-    if found:
-        raise InvalidInput("\n".join(in_order(found)))
+        mistakes += [problem_at(*finding, document) for finding in _unscored(space, base)]
+    if mistakes:
+        raise InvalidInput("\n".join(in_order(mistakes)))
     assert space is not None, "nothing is wrong with it"
     _warn_of_removed(document, name)
     return space
@@ -121,8 +121,8 @@ def _file(name_or_path: str | Path) -> Path:
 def _warn_of_removed(document: Document, name: str) -> None:
     value = document.value
     protocol = value.get("protocol") if isinstance(value, dict) else None
-    if found := [key for key in REMOVED_LIMITS if isinstance(protocol, dict) and key in protocol]:
-        log.warning("%s: protocol: %s: ignored, noise is not refused any more", name, ", ".join(found))
+    if removed := [key for key in REMOVED_LIMITS if isinstance(protocol, dict) and key in protocol]:
+        log.warning("%s: protocol: %s: ignored, noise is not refused any more", name, ", ".join(removed))
 
 
 def _hidden(error: ValidationError, document: Document) -> Iterator[Problem]:
@@ -131,12 +131,12 @@ def _hidden(error: ValidationError, document: Document) -> Iterator[Problem]:
     across = cross_problems(value)
     if across:
         yield from problems(ValidationError.from_exception_data("search space", across), document)
-    if isinstance(value, dict) and all(each["loc"][:1] == ("layouts",) for each in error.errors()):
+    if isinstance(value, dict) and all(mistake["loc"][:1] == ("layouts",) for mistake in error.errors()):
         layouts = {layout.id: layout.format() for layout in _readable(value["layouts"])}
         try:
             SearchSpace.model_validate(value | {"layouts": list(layouts.values()) or [_ANY_LAYOUT]})
         except ValidationError as others:
-            inside = [each for each in problems(others, document) if not each[2].startswith("layouts")]
+            inside = [mistake for mistake in problems(others, document) if not mistake[2].startswith("layouts")]
             yield from inside
 
 
@@ -158,8 +158,8 @@ def _without_recall(space: SearchSpace) -> Iterator[tuple[KeyPath, str]]:
         return
     add = "`tasks: {automata: {steps: 300}}`"
     text = f"{RECALL_METRIC}: the top rung {top.name!r} measures no recall: add {add} to it"
-    uses = [("budgets", index, each.metric) for index, each in enumerate(space.budgets)]
-    uses += [("objectives", index, each.metric) for index, each in enumerate(space.objectives)]
+    uses = [("budgets", index, item.metric) for index, item in enumerate(space.budgets)]
+    uses += [("objectives", index, item.metric) for index, item in enumerate(space.objectives)]
     for part, index, metric in uses:
         if metric == RECALL_METRIC:
             yield (part, index, "metric"), text
@@ -180,12 +180,12 @@ def _unscored(space: SearchSpace, base: Path) -> Iterator[tuple[KeyPath, str]]:
         for name, layout in space.references.layouts().items()
     }
     listed = {("layouts", index): layout for index, layout in enumerate(space.listed())}
-    for place, layout in (references | listed).items():
+    for key_path, layout in (references | listed).items():
         try:
-            if scores.choice(layout) and place == ("references", PUBLISHED):
-                yield place, f"must be the library's model, {scores.layout}"
+            if scores.choice(layout) and key_path == ("references", PUBLISHED):
+                yield key_path, f"must be the library's model, {scores.layout}"
         except InvalidInput as error:
-            yield place, error.message
+            yield key_path, error.message
 
 
 def _choice_problems(value: Any) -> Iterator[tuple[KeyPath, str]]:
@@ -233,9 +233,11 @@ def _choices_of(value: Any) -> SearchSpace | None:
         }
     except ValidationError:
         return None
-    known = {block.kind for block in choices["mixers"]}
+    mixers = {block.kind for block in choices["mixers"]}
     return (
-        SearchSpace.model_construct(**choices) if all(known.issuperset(each) for each in choices["parallel"]) else None
+        SearchSpace.model_construct(**choices)
+        if all(mixers.issuperset(kinds) for kinds in choices["parallel"])
+        else None
     )
 
 

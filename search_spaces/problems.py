@@ -42,9 +42,9 @@ def describe(error: ValidationError, document: Document, model: type[BaseModel] 
     return in_order(problems(error, document, model))
 
 
-def in_order(found: Iterable[Problem]) -> list[str]:
+def in_order(mistakes: Iterable[Problem]) -> list[str]:
     """Returns one line per problem, in the file's order."""
-    return [f"{where}: {text}" for _, where, text in sorted(set(found))]
+    return [f"{where}: {text}" for _, where, text in sorted(set(mistakes))]
 
 
 def problems(error: ValidationError, document: Document, model: type[BaseModel] = SearchSpace) -> list[Problem]:
@@ -69,9 +69,9 @@ def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) 
 
 def _follows(details: ErrorDetails, errors: list[ErrorDetails]) -> bool:
     """Returns whether a list is too short only because some of its items are wrong."""
-    place = details["loc"]
-    inside = (other["loc"] for other in errors if len(other["loc"]) > len(place))
-    return details["type"] == "too_short" and any(loc[: len(place)] == place for loc in inside)
+    location = details["loc"]
+    inside = (other["loc"] for other in errors if len(other["loc"]) > len(location))
+    return details["type"] == "too_short" and any(loc[: len(location)] == location for loc in inside)
 
 
 def _message(details: ErrorDetails, cause: object, model: type[BaseModel]) -> str:
@@ -111,11 +111,11 @@ def _child(value: Any, key: str | int) -> Any:
 
 
 def _keys_beside(loc: KeyPath, model: type[BaseModel]) -> list[str]:
-    """Returns the keys of `model` that are valid at the place of the last one of `loc`."""
-    here: list[Any] = [model]
+    """Returns the keys of `model` that are valid beside the last one of `loc`."""
+    types: list[Any] = [model]
     for key in loc[:-1]:
-        here = [found for kind in here for found in _step(kind, key)]
-    return sorted({name for kind in here if _is_model(kind) for name in kind.model_fields})
+        types = [inner for type_ in types for inner in _step(type_, key)]
+    return sorted({name for type_ in types if _is_model(type_) for name in type_.model_fields})
 
 
 def _step(kind: Any, key: str | int) -> Iterator[Any]:

@@ -128,17 +128,17 @@ def command(
 def _show_plan(options: LaunchOptions, json: bool, space_name: str = "", server: str | None = None) -> None:
     """Prints the plan of a study and how long it takes, here or on a coordinator."""
     space, trials = options.space, _trials(options)
-    found = _estimate(options) if server is None else _estimate_there(options, space_name, server)
+    time_needed = _estimate(options) if server is None else _estimate_there(options, space_name, server)
     busy = _load(options) if server is None else None
     if json:
         plan = {"study": options.study, "space": space.name, "key": space_key(space), "trials": trials}
         load = None if busy is None else {"cores": busy.cores, "of": busy.of, "processes": dict(busy.processes)}
-        print_json(plan | {"estimate": found.model_dump(mode="json"), "load": load})
+        print_json(plan | {"estimate": time_needed.model_dump(mode="json"), "load": load})
         return
     time_fields = [
-        ("time", found.text),
-        ("based on", "; ".join(found.based_on)),
-        ("depends on", "; ".join(found.depends_on)),
+        ("time", time_needed.text),
+        ("based on", "; ".join(time_needed.based_on)),
+        ("depends on", "; ".join(time_needed.depends_on)),
     ]
     load_fields = [] if busy is None else [("now", _in_the_way(busy))]
     plan_of_space = plan_fields(space, trials)
@@ -150,8 +150,8 @@ def _load(options: LaunchOptions) -> preflight.Load | None:
     return preflight.load() if LOCAL in options.space.devices else None
 
 
-def _in_the_way(found: preflight.Load) -> str:
-    return f"{found.text}: intervals will be wider" if found.busy else found.text
+def _in_the_way(load: preflight.Load) -> str:
+    return f"{load.text}: intervals will be wider" if load.busy else load.text
 
 
 def _estimate(options: LaunchOptions) -> Estimate:
@@ -167,8 +167,8 @@ def _estimate(options: LaunchOptions) -> Estimate:
 
 def _estimate_there(options: LaunchOptions, space: str, server: str) -> Estimate:
     with open_server(server, options.db) as client, _named(space):
-        found = client.post("/v1/estimates", {"space": space_text(space), "trials": options.trials})
-    return Estimate.model_validate(found)
+        answer = client.post("/v1/estimates", {"space": space_text(space), "trials": options.trials})
+    return Estimate.model_validate(answer)
 
 
 @contextmanager
@@ -180,10 +180,10 @@ def _named(space: str) -> Iterator[None]:
         raise InvalidInput(re.sub(r"^space\.yaml(?=:)", lambda _: space, str(error), flags=re.MULTILINE)) from error
 
 
-def _device_ids(space: SearchSpace, known: Mapping[str, Collection[str]]) -> dict[str, str]:
+def _device_ids(space: SearchSpace, registered: Mapping[str, Collection[str]]) -> dict[str, str]:
     """Returns name in the space -> id, of this machine and of the devices that are known."""
     names = [name for name in space.devices if name != LOCAL]
-    return {LOCAL: this_machine().id} | {name: find_name(name, known) for name in names}
+    return {LOCAL: this_machine().id} | {name: find_name(name, registered) for name in names}
 
 
 def _trials(options: LaunchOptions) -> int:
@@ -272,8 +272,8 @@ def _launch_remotely(options: LaunchOptions, space: str, server: str, json: bool
     with open_server(server, options.db) as client:
         _submit(client, options, space)
         state = follow(client, options.study, None if options.resume else 0)
-        found = client.get(f"/v1/studies/{part(options.study)}")
-    _print_remote_report(found, state, client.url, json)
+        answer = client.get(f"/v1/studies/{part(options.study)}")
+    _print_remote_report(answer, state, client.url, json)
 
 
 def _submit(client: UsersClient, options: LaunchOptions, space: str) -> None:
@@ -282,31 +282,31 @@ def _submit(client: UsersClient, options: LaunchOptions, space: str) -> None:
         client.post(f"/v1/studies/{part(options.study)}/run")
         say(f"study {options.study} is resumed on {client.url}")
         return
-    wanted: dict[str, object] = {
+    request: dict[str, object] = {
         "study": options.study,
         "space": space_text(space),
         "trials": options.trials,
     }
     if options.warm_start:  # older coordinators reject the key
-        wanted["warm_start"] = list(options.warm_start)
+        request["warm_start"] = list(options.warm_start)
     with _named(space):
-        state = client.post("/v1/studies", wanted)["state"]
+        state = client.post("/v1/studies", request)["state"]
     say(f"study {options.study} is submitted to {client.url}: {state}")
 
 
-def _print_remote_report(found: Json, state: str, url: str, json: bool) -> None:
-    if found["report"] is not None and json:
-        print_json(found["report"])
-    elif found["report"] is not None:
-        print_front(found["report"])
-        print_agreement(found["report"])
-        say_noise(found["report"])
-    study = found["study"]
+def _print_remote_report(answer: Json, state: str, url: str, json: bool) -> None:
+    if answer["report"] is not None and json:
+        print_json(answer["report"])
+    elif answer["report"] is not None:
+        print_front(answer["report"])
+        print_agreement(answer["report"])
+        say_noise(answer["report"])
+    study = answer["study"]
     if state == "complete":
         say(f"next: nas study show {study} --server {url}        state, Pareto front and cost")
         return
-    message = (found["submission"] or {}).get("message")
+    message = (answer["submission"] or {}).get("message")
     if state == "stopped":
         say(f"stopped; to resume, repeat the command with --study {study} --resume")
-        raise typer.Exit(0 if found["desired_state"] == "stop" else 1)
+        raise typer.Exit(0 if answer["desired_state"] == "stop" else 1)
     raise NasError(f"study {study} {state}: {message or 'see its log on the coordinator'}")

@@ -27,12 +27,16 @@ from nas.search.study.estimate import Estimate, estimate_left
 from nas.search.study.events import Launched, notes
 
 _POLL_S = 1.0
+"""Seconds between two looks at the study."""
 _REDRAWS_PER_S = 4
 _LINE_EVERY_S = 15.0
+"""Seconds after which a line is printed although nothing changed."""
 _ESTIMATE_EVERY_S = 30.0
 """Seconds after which the time left is estimated again, which reads the study's latest results."""
 _FRONT_ROWS = 12
+"""Trials of the front that are shown at most."""
 _ACTIVE_ROWS = 6
+"""Lines of running work at most."""
 _ACTIVE_READ = 64
 """Trials that have not ended of which at most `_ACTIVE_ROWS` are shown: many of them may wait for others."""
 
@@ -44,12 +48,12 @@ class Progress:
     Args:
         study: at its newest event.
         elapsed_s: seconds since the launch.
-        left: estimate of what remains; None where it is not known.
+        time_left: estimate of what remains; None where it is not known.
     """
 
     study: StudySnapshot
     elapsed_s: float
-    left: Estimate | None = None
+    time_left: Estimate | None = None
 
 
 class LiveProgress:
@@ -100,19 +104,19 @@ class LiveProgress:
             say(f"no live progress: {error}")
 
     def _poll(self, store: Store, snapshots: Snapshots, show: Callable[[Progress], None]) -> None:
-        left, estimated = None, -_ESTIMATE_EVERY_S
+        remaining, estimated = None, -_ESTIMATE_EVERY_S
         while True:
             ended = self._ended.wait(_POLL_S)
             try:
                 snapshot = snapshots.get(self._study)
                 elapsed = time.monotonic() - self._begun
                 if elapsed - estimated >= _ESTIMATE_EVERY_S:
-                    left, estimated = estimate_left(store, snapshot.record.study, self._workers), elapsed
+                    remaining, estimated = estimate_left(store, snapshot.record.study, self._workers), elapsed
             except InfrastructureFailed:
                 if not ended:
                     continue  # a database in trouble, of which the study's own writes tell
             else:
-                show(Progress(snapshot, elapsed, None if ended else left))
+                show(Progress(snapshot, elapsed, None if ended else remaining))
             if ended:
                 return
 
@@ -139,22 +143,22 @@ def line(progress: Progress) -> str:
     if study.course.hypervolume is not None:
         parts.append(f"hypervolume {show_number(study.course.hypervolume, digits=3)}")
     parts.append("; ".join(_active(study)))
-    if progress.left is not None:
-        parts.append(f"{progress.left.seconds.text} left")
+    if progress.time_left is not None:
+        parts.append(f"{progress.time_left.seconds.text} left")
     return " | ".join(part for part in parts if part)
 
 
 def draw(progress: Progress) -> RenderableType:
     """Renders the progress: trial counts, running work and the current Pareto front."""
     study, volume = progress.study, progress.study.course.hypervolume
-    left = "" if progress.left is None else f", {progress.left.seconds.text} left"
+    remaining = "" if progress.time_left is None else f", {progress.time_left.seconds.text} left"
     active = _active(study)
     more = [f"and {len(active) - _ACTIVE_ROWS} more"] if len(active) > _ACTIVE_ROWS else []
     facts = Table.grid(padding=(0, 2))
     facts.add_row("study", Text(study.name, style="bold"))
     facts.add_row("trials", f"{_proposed(study, ' of ')} proposed: {_states(study) or 'none yet'}")
     facts.add_row("hypervolume", "after the references" if volume is None else show_number(volume, digits=3))
-    facts.add_row("time", f"{show_duration(progress.elapsed_s)}{left}")
+    facts.add_row("time", f"{show_duration(progress.elapsed_s)}{remaining}")
     facts.add_row("now", "\n".join([*active[:_ACTIVE_ROWS], *more]) or "waiting")
     return Group(facts, _front_table(study)) if study.course.front else facts
 

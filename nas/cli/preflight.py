@@ -28,13 +28,13 @@ class Sample:
     Args:
         at: seconds, of a clock that only goes forward.
         busy: CPU seconds of everything that runs, over all cores.
-        own: those of this process.
+        this_process: those of this process.
         processes: name and CPU seconds of each other process that can be seen.
     """
 
     at: float
     busy: float
-    own: float
+    this_process: float
     processes: Mapping[Process, tuple[str, float]]
 
 
@@ -68,12 +68,12 @@ def sample() -> Sample:
     """Returns the CPU time of this machine and of the processes that can be seen."""
     times = psutil.cpu_times()
     used = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
-    found = {}
-    for each in psutil.process_iter(["pid", "create_time", "name", "cpu_times"]):
-        info = each.info
+    processes = {}
+    for process in psutil.process_iter(["pid", "create_time", "name", "cpu_times"]):
+        info = process.info
         if info["pid"] != os.getpid() and info["cpu_times"] is not None:
-            found[info["pid"], info["create_time"]] = (info["name"] or "", sum(info["cpu_times"][:2]))
-    return Sample(time.monotonic(), used, time.process_time(), found)
+            processes[info["pid"], info["create_time"]] = (info["name"] or "", sum(info["cpu_times"][:2]))
+    return Sample(time.monotonic(), used, time.process_time(), processes)
 
 
 def load(
@@ -95,5 +95,5 @@ def load(
         # What a process that began meanwhile has used, it used meanwhile.
         by_name[name] += used - first.processes.get(process, (name, 0.0))[1]  # type: ignore[assignment]
     most = [(name, used / over) for name, used in by_name.most_common(_NAMED) if used / over >= _LEAST_NAMED]
-    cores = (second.busy - first.busy - (second.own - first.own)) / over
+    cores = (second.busy - first.busy - (second.this_process - first.this_process)) / over
     return Load(max(0.0, cores), len(os.sched_getaffinity(0)), tuple(most))

@@ -84,14 +84,14 @@ def show(
     json: JsonFlag = False,
 ) -> None:
     """Show the choices, budgets and reference models of a search space."""
-    found = load_space(space)
-    layouts = draw_layouts(found) if support else []
-    surveys, rows = survey(found, layouts) if support else [], support_by_layout(found, layouts)
+    loaded = load_space(space)
+    layouts = draw_layouts(loaded) if support else []
+    surveys, rows = survey(loaded, layouts) if support else [], support_by_layout(loaded, layouts)
     if json:
         extra = {"support": [dataclasses.asdict(one) for one in surveys], "layouts": rows} if support else {}
-        print_json({"key": space_key(found), "doc": found.doc, **space_json(found), **extra})
+        print_json({"key": space_key(loaded), "doc": loaded.doc, **space_json(loaded), **extra})
         return
-    fields = [*space_fields(found), *(field for one in surveys for field in _support_fields(one))]
+    fields = [*space_fields(loaded), *(field for one in surveys for field in _support_fields(one))]
     if len(surveys) > 1:
         both = sum(row["admitted"] for row in rows)
         fields.append(("support", f"all {len(surveys)} runtimes: {both} of {len(rows)} sampled layouts run on each"))
@@ -104,11 +104,11 @@ def validate(space: SpaceArgument, db: DatabaseOption = None, json: JsonFlag = F
 
     Runtimes, proposers and devices are those of this host and database.
     """
-    found = load_space(space, installed_here(db))
+    loaded = load_space(space, installed_here(db))
     if json:
-        print_json({"valid": True, "name": found.name, "key": space_key(found)})
+        print_json({"valid": True, "name": loaded.name, "key": space_key(loaded)})
     else:
-        say(f"{found.name}: valid" + (f", {len(found.layouts)} layouts" if found.layouts else ""))
+        say(f"{loaded.name}: valid" + (f", {len(loaded.layouts)} layouts" if loaded.layouts else ""))
 
 
 @app.command()
@@ -181,8 +181,8 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
     yield "devices", ", ".join(space.devices)
     yield "runtimes", ", ".join(f"{runtime.name} {runtime.quantisation}" for runtime in space.runtimes)
     trials = min(trials, len(space.layouts) or trials)
-    places = len(space.measured) * len(space.devices) * len(space.runtimes)
-    yield "screen", f"{trials} + {references} references x {places} workload(s) x {protocol.screen_repetitions} runs"
+    targets = len(space.measured) * len(space.devices) * len(space.runtimes)
+    yield "screen", f"{trials} + {references} references x {targets} workload(s) x {protocol.screen_repetitions} runs"
     entering = trials
     for index, rung in enumerate(space.quality.rungs):
         steps = [f"{task} {stage.steps} steps" for task, stage in rung.tasks.items()]
@@ -198,16 +198,18 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
         yield "re-score", f"the front and {references} references at the top rung, {len(fresh.seeds)} fresh seeds"
 
 
-def admits(wanted: RuntimeSpace, support: Support) -> bool:
-    """Returns True if a space with runtime `wanted` admits a layout with this support."""
-    return support.verdict == "stock" or (support.verdict == "patched" and wanted.build == "any")
+def admits(runtime: RuntimeSpace, support: Support) -> bool:
+    """Returns True if a space with this runtime admits a layout with this support."""
+    return support.verdict == "stock" or (support.verdict == "patched" and runtime.build == "any")
 
 
 def sampler(space: SearchSpace) -> Sampler:
     """Returns a sampler of layouts that all runtimes of the space support, as used by a search."""
-    return Sampler(
-        space, lambda layout: all(admits(wanted, RUNTIMES[wanted.name].supports(layout)) for wanted in space.runtimes)
-    )
+
+    def supported(layout: Layout) -> bool:
+        return all(admits(runtime, RUNTIMES[runtime.name].supports(layout)) for runtime in space.runtimes)
+
+    return Sampler(space, supported)
 
 
 def draw_layouts(space: SearchSpace) -> list[Layout]:
@@ -220,18 +222,18 @@ def draw_layouts(space: SearchSpace) -> list[Layout]:
 
 def survey(space: SearchSpace, layouts: Sequence[Layout]) -> list[RuntimeSupport]:
     """Counts the support of `layouts` by each runtime of the space."""
-    return [_survey_one(wanted, layouts) for wanted in space.runtimes]
+    return [_survey_one(runtime, layouts) for runtime in space.runtimes]
 
 
 def support_by_layout(space: SearchSpace, layouts: Sequence[Layout]) -> list[dict[str, Any]]:
     """Returns for each layout the verdict and reasons of every runtime, and whether all admit it."""
     rows = []
     for layout in layouts:
-        supports = {wanted.name: RUNTIMES[wanted.name].supports(layout) for wanted in space.runtimes}
+        supports = {runtime.name: RUNTIMES[runtime.name].supports(layout) for runtime in space.runtimes}
         rows.append(
             {
                 "layout": layout.format(),
-                "admitted": all(admits(wanted, supports[wanted.name]) for wanted in space.runtimes),
+                "admitted": all(admits(runtime, supports[runtime.name]) for runtime in space.runtimes),
                 "runtimes": {
                     name: {"verdict": support.verdict, "reasons": list(support.reasons)}
                     for name, support in supports.items()
@@ -241,12 +243,12 @@ def support_by_layout(space: SearchSpace, layouts: Sequence[Layout]) -> list[dic
     return rows
 
 
-def _survey_one(wanted: RuntimeSpace, layouts: Sequence[Layout]) -> RuntimeSupport:
-    supports = [RUNTIMES[wanted.name].supports(layout) for layout in layouts]
+def _survey_one(runtime: RuntimeSpace, layouts: Sequence[Layout]) -> RuntimeSupport:
+    supports = [RUNTIMES[runtime.name].supports(layout) for layout in layouts]
     kinds = [{block.kind for layer in layout.layers for block in layer.blocks} for layout in layouts]
-    admitted = [admits(wanted, support) for support in supports]
+    admitted = [admits(runtime, support) for support in supports]
     return RuntimeSupport(
-        runtime=wanted.name,
+        runtime=runtime.name,
         sampled=len(layouts),
         stock=sum(support.verdict == "stock" for support in supports),
         patched=sum(support.verdict == "patched" for support in supports),
@@ -255,8 +257,8 @@ def _survey_one(wanted: RuntimeSpace, layouts: Sequence[Layout]) -> RuntimeSuppo
         patched_for=_reasons(support for support, ok in zip(supports, admitted, strict=True) if ok),
         blocks={
             kind: (
-                sum(kind in found for found in kinds),
-                sum(ok for found, ok in zip(kinds, admitted, strict=True) if kind in found),
+                sum(kind in names for names in kinds),
+                sum(ok for names, ok in zip(kinds, admitted, strict=True) if kind in names),
             )
             for kind in sorted(set().union(*kinds))
         },

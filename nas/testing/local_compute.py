@@ -14,7 +14,8 @@ from typing import Any, Self
 from unittest import mock
 
 from nas.cli.main import main
-from nas.search.compute.ray import Kind, Work, checked
+from nas.search.compute.ray import Kind, checked
+from nas.search.compute.worker import Work
 from nas.search.study.launch import launch
 
 

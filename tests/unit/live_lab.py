@@ -51,11 +51,8 @@ class LiveLab:
         """A running study of four trials to come, of the tiny space with `changes`; `judged`: see `judge`."""
         space = tiny_space(**changes).model_dump(mode="json")
         id = studies.create(self.store, name, space, seed=0, version="0").id
-        events.append(
-            self.store,
-            id,
-            {"what": CALIBRATED, "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 1.0, **CONDITIONS},
-        )
+        calibrated = {"what": CALIBRATED, "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 1.0}
+        events.append(self.store, id, calibrated | CONDITIONS)
         events.append(self.store, id, Launched(4).to_json())
         studies.set_state(self.store, id, StudyState.RUNNING)
         if judged:

@@ -30,7 +30,7 @@ from nas.measure.runtimes import RUNTIMES
 from nas.search.analysis.record import MeasurementSummary, read_study
 from nas.search.analysis.snapshot import StudySnapshot
 from nas.search.compute import worker
-from nas.search.compute.ray import Work
+from nas.search.compute.worker import Work
 from nas.search.proxy.corpus import CorpusRef
 from nas.search.proxy.job import LmRun, TrainJob, TrainResult, weights_file
 from nas.search.study.check import support_filter

@@ -16,7 +16,8 @@ from nas.core.block import Block
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.replacement import Slot
 from nas.model.nn.fit import Worker
-from nas.search.compute.ray import Kind, Outcome, Work
+from nas.search.compute.ray import Kind
+from nas.search.compute.worker import Outcome, Work
 from nas.testing.local_compute import LocalCompute
 from nas.train.adapt import parallel
 from nas.train.adapt.adapt import Adaptation

@@ -15,7 +15,7 @@ LITTLE, MUCH, UNKNOWN = (Expected(gain, 1.0, 4) for gain in (0.001, 0.1, None))
 
 
 def rule(rules: StopRules, expected: Sequence[Expected] = (), proposed: int = 5, hours: float = 1.0) -> str | None:
-    found = stop_reason(rules, proposed=proposed, wanted=10, hours=hours, expected=expected)
+    found = stop_reason(rules, proposed=proposed, trials=10, hours=hours, expected=expected)
     return found and found.rule
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from study_support import lm_job
 
-from nas.search.compute.ray import Work
+from nas.search.compute.worker import Work
 from nas.search.proxy.job import TrainJob
 from nas.search.study.stages import PrioritySemaphore, Trainings
 

@@ -25,7 +25,7 @@ from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.measure.devices.host_lock import host_lock_folder
 from nas.search.compute import ray_reaper
-from nas.search.compute.worker import Spec, train
+from nas.search.compute.worker import Outcome, Spec, Work, train
 from nas.search.proxy.corpus import CorpusRef, packed, unpack
 from nas.search.proxy.job import CHECKPOINT, STABLE, WEIGHTS, TrainJob
 
@@ -40,8 +40,6 @@ _STARTS = 4
 _IDLE_MS = 60_000
 """Idle time after which a worker ends: one that has loaded torch, which takes seconds, serves the next training."""
 
-Outcome = dict[str, Any]
-Work = Callable[[Mapping[str, Any]], Outcome]
 Kind = Literal["short", "train", "shared"]
 """Of work: "shared" is a training that reads and writes folders which all nodes share."""
 
@@ -144,13 +142,13 @@ class RayCompute:
                 f"Ray needs shared memory, but this user cannot write to {_SHARED_MEMORY}: mount a tmpfs of mode 1777"
             )
         self._ray = _import_ray()
-        for left in reversed(range(_STARTS)):
+        for retries in reversed(range(_STARTS)):
             try:
                 self._start(workers)
                 break
             except InfrastructureFailed:
                 self.close()
-                if not left:
+                if not retries:
                     raise
         nodes = _alive(self._ray)
         self._request = Request.of(nodes, None)
@@ -283,12 +281,12 @@ class ClusterCompute:
 
     def _corpus(self, spec: Mapping[str, Any]) -> Any:
         """Returns a reference to the corpus in Ray's object store, which sends it to each node once."""
-        wanted = corpus_of(spec)
-        if wanted is None:
+        corpus = corpus_of(spec)
+        if corpus is None:
             return None
-        if wanted.hash not in self._corpora:
-            self._corpora[wanted.hash] = self._ray.put(packed(wanted))
-        return self._corpora[wanted.hash]
+        if corpus.hash not in self._corpora:
+            self._corpora[corpus.hash] = self._ray.put(packed(corpus))
+        return self._corpora[corpus.hash]
 
     def _require_room(self) -> None:
         """Raises if no node is left that could run the training."""
@@ -375,9 +373,9 @@ def collect_remote_training(spec: Spec, outcome: Outcome) -> Outcome:
 
 def _unpack_corpus(spec: Spec, text: bytes | None) -> None:
     """Writes the corpus of `spec` into this host's cache."""
-    wanted = corpus_of(spec)
-    if wanted is not None and text is not None:
-        unpack(wanted, text)
+    corpus = corpus_of(spec)
+    if corpus is not None and text is not None:
+        unpack(corpus, text)
 
 
 def _train_on_node(
@@ -396,8 +394,8 @@ def _run_on_node(work: Work, spec: Mapping[str, Any], home: str) -> Outcome:
     """Runs `work(spec)` in a worker, under the host lock of its machine."""
     import ray
 
-    here = ray.get_runtime_context().get_node_id() == home
-    return work(spec if here else {**spec, "lock": str(host_lock_folder())})
+    is_home = ray.get_runtime_context().get_node_id() == home
+    return work(spec if is_home else {**spec, "lock": str(host_lock_folder())})
 
 
 def _worker_environment() -> dict[str, str]:
@@ -443,8 +441,8 @@ def _connect(ray: Any, address: str, **more: Any) -> None:
 
 
 def _alive(ray: Any) -> list[Node]:
-    found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Node(has.get("CPU", 0.0), has.get("GPU", 0.0)) for has in found]
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in resources]
 
 
 async def _result(ray: Any, task: Any, check: Callable[[], None] = lambda: None) -> Outcome:

@@ -1,4 +1,4 @@
-"""Functions of worker processes, one per kind of stage, from spec to result, both JSON.
+"""Functions of worker processes, one per stage of a trial, from spec to result, both JSON.
 
 Failures are results, because exceptions lose their type between processes: {"failed": ...} is the candidate's,
 {"infrastructure": ...} the infrastructure's. A training of several seeds has an outcome for each. Workers never touch
@@ -22,7 +22,9 @@ from nas.measure.devices.host_lock import HostLock, SharedHold
 _log = logging.getLogger("nas.work")
 
 Spec = Mapping[str, Any]
-Stage = Callable[[Spec], dict[str, Any]]
+Outcome = dict[str, Any]
+Work = Callable[[Spec], Outcome]
+"""A function that a worker process runs."""
 
 
 class Share:
@@ -37,8 +39,8 @@ class Share:
         self.waited_s += self._hold.yield_if_wanted()
 
 
-def stage(function: Callable[[Spec, Share], dict[str, Any] | None]) -> Stage:
-    """Makes a stage that runs `function` under the host lock; its reported seconds leave out the waiting."""
+def under_host_lock(function: Callable[[Spec, Share], dict[str, Any] | None]) -> Work:
+    """Makes work of `function`, under the host lock; its reported seconds leave out the waiting."""
 
     @wraps(function)
     def run(spec: Spec) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def _failure(error: CandidateFailed) -> dict[str, Any]:
     return {"failed": {"reason": error.reason, "message": str(error)}}
 
 
-@stage
+@under_host_lock
 def export(spec: Spec, share: Share) -> dict[str, Any]:
     """Exports an artifact, or its recipe: {layout, runtime, quantisation, weights, destination} -> Artifact."""
     from nas.measure.runtimes import RUNTIMES
@@ -85,7 +87,7 @@ def export(spec: Spec, share: Share) -> dict[str, Any]:
     return artifact.model_dump(mode="json")
 
 
-@stage
+@under_host_lock
 def train(spec: Spec, share: Share) -> dict[str, Any]:
     """Trains the seeds of a proxy, or evaluates a mix: {jobs, checkpoints, device?} -> {key of a job: its outcome}."""
     from nas.search.proxy.job import LibraryRun, TrainJob
@@ -109,7 +111,7 @@ def train(spec: Spec, share: Share) -> dict[str, Any]:
     }
 
 
-@stage
+@under_host_lock
 def check_equivalence(spec: Spec, share: Share) -> dict[str, Any]:
     """Compares a trained artifact with PyTorch.
 

@@ -39,15 +39,15 @@ class Proposal:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON form; without an engine where it is unknown."""
-        made = {"operator": self.operator, "parents": list(self.parents)}
+        origin = {"operator": self.operator, "parents": list(self.parents)}
         engine = {"engine": self.engine} if self.engine else {}
-        return {"layout": self.layout.to_json(), "number": self.number, **made, **engine}
+        return {"layout": self.layout.to_json(), "number": self.number, **origin, **engine}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Proposal:
         """Reads what `to_json` wrote."""
-        made = data["operator"], tuple(data["parents"]), data.get("engine", "")
-        return Proposal(Layout.from_json(data["layout"]), data["number"], *made)
+        origin = data["operator"], tuple(data["parents"]), data.get("engine", "")
+        return Proposal(Layout.from_json(data["layout"]), data["number"], *origin)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Observation:
         """Returns the JSON form; without noise and parts where none are known."""
         figures = {"objectives": dict(self.objectives), "constraints": dict(self.constraints)}
         noise = {"noise": dict(self.noise)} if self.noise else {}
-        parts = {"parts": {name: dict(each) for name, each in self.parts.items()}} if self.parts else {}
+        parts = {"parts": {name: dict(values) for name, values in self.parts.items()}} if self.parts else {}
         return {"layout": self.layout.to_json(), "status": self.status, "rung": self.rung, **figures, **noise, **parts}
 
     @staticmethod
@@ -108,7 +108,7 @@ class Proposer(Protocol):
         """
 
     def fix_reference_point(self, point: Mapping[str, float]) -> None:
-        """Sets the corner that hypervolume is measured from: objective -> minimised coordinate. Once in a study.
+        """Sets the point that hypervolume is measured from: objective -> worst minimised coordinate. Once in a study.
 
         Raises:
             InvalidInput: an objective is missing, or another point was set before.

@@ -70,9 +70,9 @@ def distance(draft: Draft, space: SearchSpace) -> float:
             cost = half_cost(half, draft.frame.d_model)
             total, active, inner = total + cost[0], active + cost[1], inner + cost[2]
     budget = space.model.params
-    for count, wanted in ((total, budget.total), (active, budget.active), (inner, budget.non_embedding)):
-        over = count if wanted.max is None else wanted.max
-        far += max(0, wanted.min - count, count - over) / count
+    for count, weights in ((total, budget.total), (active, budget.active), (inner, budget.non_embedding)):
+        over = count if weights.max is None else weights.max
+        far += max(0, weights.min - count, count - over) / count
     return far
 
 

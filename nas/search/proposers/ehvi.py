@@ -74,20 +74,20 @@ class Improvement:
 
     Args:
         front: [F, M] coordinates reached, F >= 0, M >= 2.
-        reference: [M], the worst corner.
+        reference: [M] the reference point.
         lowest: [M] lower bounds of the integral.
     """
 
     def __init__(self, front: Array, reference: Sequence[float], lowest: Array) -> None:
-        corner = np.asarray(reference, dtype=np.float64)
-        low = np.minimum(lowest, corner)[1:]
-        points = low + _unit_points(len(corner) - 1) * (corner[1:] - low)
-        roof = np.full(len(points), corner[0])
+        worst = np.asarray(reference, dtype=np.float64)
+        low = np.minimum(lowest, worst)[1:]
+        points = low + _unit_points(len(worst) - 1) * (worst[1:] - low)
+        roof = np.full(len(points), worst[0])
         for reached in front:
             below = (reached[1:] <= points).all(axis=1)
             roof[below] = np.minimum(roof[below], reached[0])
         self._points, self._roof = points, roof
-        self._share = float(np.prod(corner[1:] - low)) / len(points)
+        self._share = float(np.prod(worst[1:] - low)) / len(points)
 
     def expected(self, mean: Array, sd: Array) -> Array:
         """Returns [N] expected gains of [N, M] forecasts with standard deviations above 0."""
@@ -137,8 +137,8 @@ class EhviSearch(BaseProposer):
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)
         space = sampler.space
-        of_quality = [check_name(each.name, PROXY) for each in space.budgets if METRICS[each.metric].source == "proxy"]
-        of_quality += [each.name for each in space.objectives if METRICS[each.metric].source == "proxy"]
+        of_quality = [check_name(item.name, PROXY) for item in space.budgets if METRICS[item.metric].source == "proxy"]
+        of_quality += [item.name for item in space.objectives if METRICS[item.metric].source == "proxy"]
         self._by_rung = frozenset(of_quality)
         self._top = len(space.quality.rungs) - 1
         self._features = Features(space, strings=True)
@@ -155,9 +155,9 @@ class EhviSearch(BaseProposer):
         if not self._ready():
             return breed(parents, self.sampler, rng)
         most = self.sampler.space.search.pool
-        left, size, rounds = self.untried(), max(4, most // _ROUNDS), _ROUNDS
-        if left is not None and len(left) <= most:
-            pool: list[Child] = [(layout, "listed", ()) for layout in left]
+        untried, size, rounds = self.untried(), max(4, most // _ROUNDS), _ROUNDS
+        if untried is not None and len(untried) <= most:
+            pool: list[Child] = [(layout, "listed", ()) for layout in untried]
             rounds = 1
         else:
             pool = self._pool(parents, rng, size)
@@ -178,18 +178,18 @@ class EhviSearch(BaseProposer):
         return Acquisition(self, layouts).scores
 
     def _ready(self) -> bool:
-        known = len(self.log.finished()) + len(self.log.prior())
-        return self.log.reference_point is not None and known >= MIN_POINTS
+        count = len(self.log.finished()) + len(self.log.prior())
+        return self.log.reference_point is not None and count >= MIN_POINTS
 
     def surrogate(self) -> Surrogate:
         """Returns the surrogate fitted to all observations and to predictions of pending layouts."""
         stage = self.log.revision, len(self.log.proposals)
         if self._fitted is None or self._fitted[0] != stage:
-            told = self.log.told()
-            if len(told) > _MOST_ROWS:
+            observations = self.log.told()
+            if len(observations) > _MOST_ROWS:
                 best = {layout.id for _, layout in self.log.parents()[:_MOST_ROWS]}
-                told = [seen for seen in told if seen.layout.id in best]
-            self._fitted = stage, self._fit(told, self._hyperparameters(), self.log.pending())
+                observations = [seen for seen in observations if seen.layout.id in best]
+            self._fitted = stage, self._fit(observations, self._hyperparameters(), self.log.pending())
         return self._fitted[1]
 
     def _fit(
@@ -207,8 +207,8 @@ class EhviSearch(BaseProposer):
 
     def _known_costs(self, observations: Sequence[Observation]) -> dict[str, Costs]:
         """Returns the amounts of work and memory of each figure of a device, by name; kept, as they are cached."""
-        told = {name for seen in observations for name in seen.constraints}
-        constraints = {name for name in told if not of_proxy(self.sampler.space, name)}
+        names = {name for seen in observations for name in seen.constraints}
+        constraints = {name for name in names if not of_proxy(self.sampler.space, name)}
         if not self._costs or not constraints <= self._costs.keys():
             self._costs = costs_by_name(self.sampler.space, constraints)
         return self._costs
@@ -228,7 +228,7 @@ class EhviSearch(BaseProposer):
     def _pool(self, parents: Stock, rng: Rng, size: int) -> list[Child]:
         """Returns new layouts, each once."""
         earlier = [seen.layout for seen in self.log.prior() if self.sampler.admits(seen.layout)]
-        found: dict[str, Child] = {x.id: (x, "earlier study", ()) for x in earlier if not self.log.knows(x)}
+        children: dict[str, Child] = {x.id: (x, "earlier study", ()) for x in earlier if not self.log.knows(x)}
         for _ in range(size):
             random = rng.random() < _RANDOM
             child: Child = (self.sampler.draw(rng), "random", ()) if random else breed(parents, self.sampler, rng)
@@ -236,12 +236,12 @@ class EhviSearch(BaseProposer):
             if not random and rng.random() < _EDITED_AGAIN:
                 layout, operator = mutate(layout, self.sampler, rng, _EDITED_AGAIN)
             if not self.log.knows(layout):
-                found.setdefault(layout.id, (layout, operator, parent_ids))
-        return list(found.values())
+                children.setdefault(layout.id, (layout, operator, parent_ids))
+        return list(children.values())
 
     def _edit_best(self, pool: list[Child], scores: Array, rng: Rng, size: int) -> list[Child]:
         """Returns edits and crossovers of the pool's best, which inherit their parents."""
-        known = {layout.id for layout, _, _ in pool}
+        ids = {layout.id for layout, _, _ in pool}
         best = np.argsort(-scores, kind="stable")[:_EDITED]
         more: list[Child] = []
         for turn in range(size):
@@ -250,8 +250,8 @@ class EhviSearch(BaseProposer):
                 child, operator = crossover(layout, pool[best[int(rng.integers(len(best)))]][0], self.sampler, rng)
             else:
                 child, operator = mutate(layout, self.sampler, rng, _EDITED_AGAIN)
-            if child.id not in known and not self.log.knows(child):
-                known.add(child.id)
+            if child.id not in ids and not self.log.knows(child):
+                ids.add(child.id)
                 more.append((child, operator, parents))
         return more
 

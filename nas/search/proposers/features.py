@@ -30,9 +30,9 @@ _BLUR = 0.12
 """Standard deviation of the window around each height, as a share of the stack."""
 _PAIRS = 64
 """Columns that pairs of neighbouring mixers, arguments included, are hashed into (Weinberger et al. 2009)."""
-_PLACES = tuple((index + 0.5) / 10 for index in range(10))
+_FINE_HEIGHTS = tuple((index + 0.5) / 10 for index in range(10))
 """Finer heights, for the string groups."""
-_PLACES_BLUR = 0.06
+_FINE_BLUR = 0.06
 """Standard deviation of the window around each of them, as a share of the stack."""
 _TRIPLES = 128
 """Columns that triples of neighbouring mixers, arguments included, are hashed into."""
@@ -88,25 +88,25 @@ class Features:
         """Returns [L, len(names)] features, one row per layout."""
         return np.array([self.vector(layout) for layout in layouts]).reshape(-1, len(self.names))
 
-    def spread_over(self, pool: Sequence[Layout], given: Sequence[Layout], count: int) -> list[Layout]:
+    def spread_over(self, pool: Sequence[Layout], fixed: Sequence[Layout], count: int) -> list[Layout]:
         """Returns the `count` layouts of `pool` that, with those given, stand for all of it.
 
         Each in turn is the one that most reduces the sum over the pool of the distance to the nearest chosen one
         (Nemhauser, Wolsey and Fisher 1978, the greedy rule for facility location): typical layouts of all parts of a
         space, where the layouts farthest from each other would be its oddities.
         """
-        vectors = self.matrix([*pool, *given])
+        vectors = self.matrix([*pool, *fixed])
         vectors = (vectors - vectors.mean(axis=0)) / np.maximum(vectors.std(axis=0), 1e-9)
         square = (vectors**2).sum(axis=1)
         apart = np.sqrt(np.maximum(0.0, square[:, None] + square[None] - 2 * vectors @ vectors.T))
-        own, nearest = apart[: len(pool), : len(pool)], apart[: len(pool), len(pool) :].min(axis=1, initial=np.inf)
-        nearest = np.minimum(nearest, own.max(initial=0.0) + 1.0)
+        within, nearest = apart[: len(pool), : len(pool)], apart[: len(pool), len(pool) :].min(axis=1, initial=np.inf)
+        nearest = np.minimum(nearest, within.max(initial=0.0) + 1.0)
         chosen: list[int] = []
         while len(chosen) < min(count, len(pool)):
-            left = np.minimum(nearest[:, None], own).sum(axis=0)
-            left[chosen] = np.inf
-            chosen.append(int(left.argmin()))
-            nearest = np.minimum(nearest, own[chosen[-1]])
+            remaining = np.minimum(nearest[:, None], within).sum(axis=0)
+            remaining[chosen] = np.inf
+            chosen.append(int(remaining.argmin()))
+            nearest = np.minimum(nearest, within[chosen[-1]])
         return [pool[index] for index in chosen]
 
     def _named(self) -> Iterator[tuple[str, str]]:
@@ -121,7 +121,7 @@ class Features:
         yield from (("neighbours", f"{kind}.{name}") for kind in self._mixers for name in ("gap", "run"))
         yield from (("pairs", f"pair{index}") for index in range(_PAIRS))
         if self._strings:
-            yield from (("places", f"{kind}@{height:.2f}") for height in _PLACES for kind in self._kinds)
+            yield from (("places", f"{kind}@{height:.2f}") for height in _FINE_HEIGHTS for kind in self._kinds)
             pairs = [f"{below}>{above}" for below in self._mixers for above in self._mixers]
             yield from (("steps", f"{pair}@{height}") for height in _HEIGHTS for pair in pairs)
             yield from (("triples", f"triple{index}") for index in range(_TRIPLES))
@@ -148,7 +148,7 @@ class Features:
         """Yields the string groups of a layout with [L, K] marks of kinds."""
         if not self._strings:
             return
-        yield (_windows(len(layers), _PLACES, _PLACES_BLUR) @ present).ravel()
+        yield (_windows(len(layers), _FINE_HEIGHTS, _FINE_BLUR) @ present).ravel()
         mixers = present[:, : len(self._mixers)]
         steps = (mixers[:-1, :, None] * mixers[1:, None, :]).reshape(len(layers) - 1, len(self._mixers) ** 2)
         yield (_windows(len(steps), _HEIGHTS, _BLUR) @ steps).ravel()
@@ -157,12 +157,12 @@ class Features:
     def _sizes(self, layout: Layout, work: Array) -> list[float]:
         counts = layout.params
         sizes = [layout.depth, layout.d_model, layout.vocab, counts.total, counts.active, counts.non_embedding]
-        found = [math.log(size) for size in sizes] + [math.log1p(work[0])]
+        features = [math.log(size) for size in sizes] + [math.log1p(work[0])]
         head = 2.0 * layout.d_model * layout.vocab
         for flops, cache in zip(work[1::2], work[2::2], strict=True):
             held, read = BYTES_PER_WEIGHT * counts.total + cache, BYTES_PER_WEIGHT * counts.active + cache
-            found += [math.log(flops + head), math.log(held), math.log(read)]
-        return found
+            features += [math.log(flops + head), math.log(held), math.log(read)]
+        return features
 
     def _draw_track(self, layer: Layer, d_model: int) -> tuple[float, ...]:
         """Returns the features of one layer.
@@ -170,10 +170,12 @@ class Features:
         These are: the presence of each kind, the logarithm of each varying argument (0 without), the presence of each
         value, bytes of state, and at each context work and bytes of cache.
         """
-        found = {block.kind: block.resolve(d_model) for block in layer.blocks}
-        present = [float(kind in found) for kind in self._kinds]
-        values = [found[kind].get(name) if kind in found else 0 for kind, name in self._arguments]
-        chosen = [float(kind in found and _has(found[kind], name, choice)) for kind, name, choice in self._values]
+        arguments = {block.kind: block.resolve(d_model) for block in layer.blocks}
+        present = [float(kind in arguments) for kind in self._kinds]
+        values = [arguments[kind].get(name) if kind in arguments else 0 for kind, name in self._arguments]
+        chosen = [
+            float(kind in arguments and _has(arguments[kind], name, choice)) for kind, name, choice in self._values
+        ]
         work = [sum(block.spec.state_bytes(block, d_model) for block in layer.blocks)]
         for context in self._contexts:
             work.append(sum(block.spec.flops(block, d_model, context) for block in layer.blocks))
@@ -189,18 +191,18 @@ def _has(block: Block, name: str, choice: Choice) -> bool:
 @lru_cache
 def _windows(depth: int, heights: tuple[float, ...], blur: float) -> Array:
     """Returns [len(heights), depth] weights of the layers around each height; each row sums to 1."""
-    places = (np.arange(depth) + 0.5) / depth
-    weights = np.exp(-0.5 * ((places - np.array(heights)[:, None]) / blur) ** 2)
+    centres = (np.arange(depth) + 0.5) / depth
+    weights = np.exp(-0.5 * ((centres - np.array(heights)[:, None]) / blur) ** 2)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def _stretches(present: Array) -> list[float]:
     """Returns for each column of [L, K] marks the longest run of layers without, and with, as shares of the stack."""
-    found = []
+    shares = []
     for marks in present.T.tolist():
         runs = [(mark, sum(1 for _ in run)) for mark, run in itertools.groupby(marks)]
-        found += [max((size for mark, size in runs if mark == wanted), default=0) / len(marks) for wanted in (0, 1)]
-    return found
+        shares += [max((size for mark, size in runs if mark == value), default=0) / len(marks) for value in (0, 1)]
+    return shares
 
 
 def _hashed_pairs(layers: Sequence[Layer]) -> Array:
@@ -229,5 +231,5 @@ def _hashed_triples(layers: Sequence[Layer]) -> Array:
 
 @lru_cache(maxsize=1 << 16)
 def _triple(*mixers: tuple[Block, ...]) -> tuple[int, float]:
-    code = zlib.crc32(">".join(" ".join(block.format() for block in each) for each in mixers).encode())
+    code = zlib.crc32(">".join(" ".join(block.format() for block in layer) for layer in mixers).encode())
     return code % _TRIPLES, 1.0 if code >> 16 & 1 else -1.0

@@ -31,15 +31,15 @@ def costs_by_name(space: SearchSpace, constraints: Iterable[str]) -> dict[str, C
     """
     budgets = {_budget(budget.name): budget for budget in space.budgets}
     figures: dict[str, Budget | Objective | None] = {name: budgets.get(_budget(name)) for name in sorted(constraints)}
-    for each in space.objectives:
-        if METRICS[each.metric].source != "proxy" and METRICS[each.metric].transform == "log":
-            figures[each.name] = each
+    for objective in space.objectives:
+        if METRICS[objective.metric].source != "proxy" and METRICS[objective.metric].transform == "log":
+            figures[objective.name] = objective
     shared: dict[str, Costs] = {}
-    found = {}
+    costs = {}
     for name, figure in figures.items():
         counted = shared.setdefault(_workload(space, figure), costs_of(space, figure))
-        found[name] = counted.of(METRICS[figure.metric].unit if figure else "")
-    return found
+        costs[name] = counted.of(METRICS[figure.metric].unit if figure else "")
+    return costs
 
 
 def _workload(space: SearchSpace, figure: Budget | Objective | None) -> str:

@@ -155,7 +155,7 @@ def tune(grams: Array, targets: Array, known_noise: Array) -> Weights:
     count = len(grams)
     start = np.full(count + 1, _PRIOR_MEAN)
     start[count] = _NOISE_MEAN
-    found = minimize(
+    optimum = minimize(
         _loss,
         start,
         ((targets - offset) / scale, grams, known_noise / scale**2),
@@ -164,7 +164,7 @@ def tune(grams: Array, targets: Array, known_noise: Array) -> Weights:
         bounds=[(_LEAST_LOG_WEIGHT, _GREATEST_LOG_WEIGHT)] * count + [(_LEAST_LOG_NOISE, _GREATEST_LOG_NOISE)],
         options={"maxiter": _STEPS},
     )
-    return Weights(np.exp(found.x[:count]), float(np.exp(found.x[count])))
+    return Weights(np.exp(optimum.x[:count]), float(np.exp(optimum.x[count])))
 
 
 def _loss(logs: Array, targets: Array, grams: Array, known_noise: Array) -> tuple[float, Array]:

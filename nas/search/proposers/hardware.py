@@ -123,7 +123,7 @@ class Costs:
     def _count_layer(self, layer: Layer, d_model: int) -> Array:
         """Returns `TERMS[_SUMMED]`, `tracks`, and the most weights per input of a mixer and of a feed-forward."""
         workload = self._workload
-        own = {kind: np.zeros(len(_OWN)) for kind in self._kinds}
+        by_kind = {kind: np.zeros(len(_OWN)) for kind in self._kinds}
         arguments = dict.fromkeys(self._arguments, 0.0)
         work, widest = np.zeros(len(TERMS[_SUMMED])), {"mixer": 0.0, "ffn": 0.0}
         for block in layer.blocks:
@@ -136,12 +136,12 @@ class Costs:
             state = spec.state_bytes(block, d_model)
             work += np.array([count.total, cache, state, count.active, prompt, decode])
             widest[spec.role] = max(widest[spec.role], count.active / d_model)
-            if block.kind in own:
-                own[block.kind] += np.array([1.0, count.active, count.total, decode, cache, state])
+            if block.kind in by_kind:
+                by_kind[block.kind] += np.array([1.0, count.active, count.total, decode, cache, state])
                 resolved = block.resolve(d_model)
                 for arg in spec.args:
                     arguments[block.kind, arg.name] += float(resolved.get(arg.name) or 0)
-        return np.concatenate([work, *own.values(), [*arguments.values(), *widest.values()]])
+        return np.concatenate([work, *by_kind.values(), [*arguments.values(), *widest.values()]])
 
 
 def _used(unit: str) -> list[int]:
@@ -212,30 +212,30 @@ class HardwareModel:
 
     def predict(self, layouts: Sequence[Layout]) -> Estimate:
         """Returns estimates of `layouts`, whose standard deviations are widened by the errors of cross-validation."""
-        found = self._raw(layouts)
-        return Estimate(found.mean, found.sd * self._doubt)
+        raw = self._raw(layouts)
+        return Estimate(raw.mean, raw.sd * self._doubt)
 
     def checked(self) -> Estimate:
         """Returns `left_out` with the standard deviations that `predict` would give."""
-        found = self.left_out()
-        return Estimate(found.mean, found.sd * self._doubt)
+        raw = self.left_out()
+        return Estimate(raw.mean, raw.sd * self._doubt)
 
     @cached_property
     def _doubt(self) -> float:
         """Root mean square error of cross-validation, in standard deviations; at least 1."""
         if len(self.measured.layouts) <= MIN_POINTS:
             return 1.0
-        found = self.left_out()
-        known = np.hypot(found.sd, self.measured.noise)
-        return max(1.0, float(np.sqrt((((found.mean - self.measured.logs) / known) ** 2).mean())))
+        raw = self.left_out()
+        stated_sd = np.hypot(raw.sd, self.measured.noise)
+        return max(1.0, float(np.sqrt((((raw.mean - self.measured.logs) / stated_sd) ** 2).mean())))
 
     def _raw(self, layouts: Sequence[Layout]) -> Estimate:
         expected = self._expected(layouts)
         rows = self._placed(layouts, expected)
         between = self.weights.sum(_kernels(rows, self._rows))
-        own = self.weights.sum(_own_kernels(rows))
+        variances = self.weights.sum(_own_kernels(rows))
         share = self._process.scale**2
-        mean, sd = self._process.predict(between / share, own / share)
+        mean, sd = self._process.predict(between / share, variances / share)
         away = self._process.offset + self._process.scale * mean
         return Estimate(expected.mean + away, np.hypot(expected.sd, self._process.scale * sd))
 
@@ -251,8 +251,8 @@ class HardwareModel:
             out = list(range(fold, count, folds))
             rest = self.measured.of([row for row in range(count) if row % folds != fold])
             model = HardwareModel(self._costs, rest, self.base, self.weights)
-            found = model._raw([self.measured.layouts[row] for row in out])
-            mean[out], sd[out] = found.mean, found.sd
+            raw = model._raw([self.measured.layouts[row] for row in out])
+            mean[out], sd[out] = raw.mean, raw.sd
         return Estimate(mean, sd)
 
     def _unseen(self, residual: Array) -> Array:
@@ -286,9 +286,9 @@ def prices(terms: Array, logs: Array) -> Array:
     size = np.maximum(terms.mean(axis=0), 1e-12)
     relative = terms / size / np.exp(logs)[:, None] * float(np.exp(logs.mean()))
     ridge = np.sqrt(_RIDGE * len(logs)) * np.eye(len(size))
-    wanted = np.append(np.ones(len(logs)), np.zeros(len(size)))
-    found, _ = nnls(np.vstack([relative, ridge]), wanted, maxiter=_NNLS_STEPS * len(size))
-    return np.asarray(found / size * float(np.exp(logs.mean())))
+    ones = np.append(np.ones(len(logs)), np.zeros(len(size)))
+    scaled, _ = nnls(np.vstack([relative, ridge]), ones, maxiter=_NNLS_STEPS * len(size))
+    return np.asarray(scaled / size * float(np.exp(logs.mean())))
 
 
 def _learned(kernels: Array, residual: Array, noise: Array) -> Weights:
@@ -296,9 +296,9 @@ def _learned(kernels: Array, residual: Array, noise: Array) -> Weights:
     if len(residual) < _TUNE_POINTS:
         return Weights(_ASSUMED, _ASSUMED_NOISE)
     rows = _spaced(len(residual), _TUNE_ROWS)
-    found = tune(kernels[:, rows][:, :, rows], residual[rows], noise[rows] ** 2)
+    tuned = tune(kernels[:, rows][:, :, rows], residual[rows], noise[rows] ** 2)
     variance = max(float(residual[rows].var()), _LEAST)
-    return Weights(found.kernels * variance, found.noise * variance)
+    return Weights(tuned.kernels * variance, tuned.noise * variance)
 
 
 def _standard(tracks: Array) -> tuple[Array, Array]:

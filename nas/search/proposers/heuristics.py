@@ -31,13 +31,13 @@ def seed_layouts(sampler: Sampler, count: int) -> list[Layout]:
 
     In a space that lists its layouts, layouts that differ most from each other follow the references.
     """
-    found: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}
     further = _spaced(sampler, count) if sampler.listed is None else iter(sampler.listed.spread(count))
     for layout in itertools.chain(_references(sampler), further):
-        if len(found) == count:
+        if len(layouts) == count:
             break
-        found.setdefault(layout.id, layout)
-    return list(found.values())
+        layouts.setdefault(layout.id, layout)
+    return list(layouts.values())
 
 
 def _references(sampler: Sampler) -> Iterator[Layout]:
@@ -53,8 +53,8 @@ def _spaced(sampler: Sampler, count: int) -> Iterator[Layout]:
         pairs = _pairs(sampler, rng)
         for index in range(_ROUNDS * count if pairs else 0):
             turn, which = divmod(index, len(pairs))
-            found = (_tried(sampler, pairs[which], turn, rng, repaired) for _ in range(_TRIES))
-            yield from itertools.islice(filter(None, found), 1)
+            layouts = (_tried(sampler, pairs[which], turn, rng, repaired) for _ in range(_TRIES))
+            yield from itertools.islice(filter(None, layouts), 1)
 
 
 def _tried(sampler: Sampler, pair: Pair, turn: int, rng: Rng, repaired: bool) -> Layout | None:
@@ -112,8 +112,8 @@ def _pairs(sampler: Sampler, rng: Rng) -> list[Pair]:
     for choice in sampler.space.mixer_choices:
         frames = (sampler.random_frame(rng) for _ in range(_ROUNDS))
         halves = ((frame, half) for frame in frames for half in sampler.frames.halves(frame, choice))
-        if found := next(halves, None):
-            (wide if is_global(*found) else local).append(choice)
+        if pair := next(halves, None):
+            (wide if is_global(*pair) else local).append(choice)
     return list(itertools.product(local, wide)) or [(kind, kind) for kind in local + wide]
 
 

@@ -18,7 +18,7 @@ _AXES = 8
 
 
 class Listed:
-    """Layouts with places: the leading principal components of their features, scaled to the unit cube.
+    """Layouts with positions: the leading principal components of their features, scaled to the unit cube.
 
     Args:
         space: of the layouts.
@@ -33,22 +33,22 @@ class Listed:
     def __contains__(self, layout_id: str) -> bool:
         return layout_id in self._index
 
-    def place(self, layout: Layout) -> Array:
-        """Returns [K] the place of a layout of the list."""
-        return np.asarray(self.places[self._index[layout.id]])
+    def position(self, layout: Layout) -> Array:
+        """Returns [K] the position of a layout of the list."""
+        return np.asarray(self.positions[self._index[layout.id]])
 
     @cached_property
-    def places(self) -> Array:
+    def positions(self) -> Array:
         """[L, K] numbers from 0 to 1, with K <= 8."""
         rows = Features(self._space).matrix(self.layouts)
         spread = rows.std(axis=0)
         scaled = (rows - rows.mean(axis=0)) / np.where(spread > 1e-9, spread, np.inf)
-        left, sizes, _ = np.linalg.svd(scaled, full_matrices=False)
+        vectors, sizes, _ = np.linalg.svd(scaled, full_matrices=False)
         axes = max(1, min(_AXES, int((sizes > 1e-9 * max(sizes[0], 1e-9)).sum())))
-        left = left[:, :axes] * np.sign(left[np.abs(left[:, :axes]).argmax(axis=0), range(axes)])
-        found = np.round(left * sizes[:axes], 9)
-        low, span = found.min(axis=0), np.ptp(found, axis=0)
-        return np.asarray((found - low) / np.where(span > 0, span, 1.0))
+        vectors = vectors[:, :axes] * np.sign(vectors[np.abs(vectors[:, :axes]).argmax(axis=0), range(axes)])
+        coordinates = np.round(vectors * sizes[:axes], 9)
+        low, span = coordinates.min(axis=0), np.ptp(coordinates, axis=0)
+        return np.asarray((coordinates - low) / np.where(span > 0, span, 1.0))
 
     def near(self, parents: Sequence[Layout], rng: np.random.Generator) -> Layout:
         """Returns a random layout near the middle of `parents` and none of them.
@@ -56,25 +56,25 @@ class Listed:
         The logarithm of its rank by distance is uniform, so that near ones are likely and none is out of reach.
         """
         rank = int(np.exp(rng.uniform(0.0, np.log(len(self.layouts) + 1))))
-        order = self._by_distance(np.mean([self.place(parent) for parent in parents], axis=0))
+        order = self._by_distance(np.mean([self.position(parent) for parent in parents], axis=0))
         others = order[~np.isin(order, [self._index[parent.id] for parent in parents])]
         return self.layouts[others[min(rank, len(others)) - 1]] if len(others) else parents[0]
 
-    def nearest(self, place: Array, taken: Callable[[Layout], bool]) -> Layout | None:
-        """Returns the layout nearest to `place` that is not `taken`; None where all are."""
-        layouts = (self.layouts[index] for index in self._by_distance(place))
-        return next((layout for layout in layouts if not taken(layout)), None)
+    def nearest(self, position: Array, is_taken: Callable[[Layout], bool]) -> Layout | None:
+        """Returns the layout nearest to `position` that is not taken; None where all are."""
+        layouts = (self.layouts[index] for index in self._by_distance(position))
+        return next((layout for layout in layouts if not is_taken(layout)), None)
 
     def spread(self, count: int) -> list[Layout]:
         """Returns up to `count` layouts that are far from each other, the most central one first."""
-        chosen = [int(np.argmin(((self.places - self.places.mean(axis=0)) ** 2).sum(axis=1)))]
-        gap = ((self.places - self.places[chosen[0]]) ** 2).sum(axis=1)
+        chosen = [int(np.argmin(((self.positions - self.positions.mean(axis=0)) ** 2).sum(axis=1)))]
+        gap = ((self.positions - self.positions[chosen[0]]) ** 2).sum(axis=1)
         while len(chosen) < min(count, len(self.layouts)):
             gap[chosen] = -1.0
             chosen.append(int(np.argmax(gap)))
-            gap = np.minimum(gap, ((self.places - self.places[chosen[-1]]) ** 2).sum(axis=1))
+            gap = np.minimum(gap, ((self.positions - self.positions[chosen[-1]]) ** 2).sum(axis=1))
         return [self.layouts[index] for index in chosen[:count]]
 
-    def _by_distance(self, place: Array) -> NDArray[np.intp]:
+    def _by_distance(self, position: Array) -> NDArray[np.intp]:
         """Returns [L] indices of the layouts, the nearest one first."""
-        return np.argsort(((self.places - place) ** 2).sum(axis=1), kind="stable")
+        return np.argsort(((self.positions - position) ** 2).sum(axis=1), kind="stable")

@@ -60,14 +60,14 @@ def _layers(space: SearchSpace, layout: Layout) -> Iterator[str]:
 
 
 def _block(block: Block, spaces: tuple[BlockSpace, ...], d_model: int) -> Iterator[str]:
-    found = [space for space in spaces if space.kind == block.kind]
-    if not found:
+    matching = [space for space in spaces if space.kind == block.kind]
+    if not matching:
         yield f"{block.kind} is none of {', '.join(space.kind for space in spaces)}"
         return
-    given, full = dict(block.given), arguments(block, d_model)
+    explicit, full = dict(block.given), arguments(block, d_model)
     for arg in block.spec.args:
-        knob = _knob(found[0], arg.name, d_model)
-        if knob is None and arg.name in given:
+        knob = _knob(matching[0], arg.name, d_model)
+        if knob is None and arg.name in explicit:
             yield f"{block.format()}: the space does not vary {arg.name}"
         if knob is not None and not knob.allows(full[arg.name], full):
             yield f"{block.format()}: {arg.name} {full[arg.name]} is none of {list(knob.choices)}"
@@ -84,10 +84,10 @@ def _shared_values(space: SearchSpace, layout: Layout) -> Iterator[str]:
 def _is_shared(layout: Layout, kind: str, arg: str, knob: ArgKnob) -> bool:
     """Returns whether one choice gives the argument of all blocks of `kind`; a choice may name another argument."""
     blocks = [block for layer in layout.layers for block in layer.blocks if block.kind == kind]
-    found = [arguments(block, layout.d_model) for block in dict.fromkeys(blocks)]
+    resolved = [arguments(block, layout.d_model) for block in dict.fromkeys(blocks)]
     named = [choice for choice in knob.choices if isinstance(choice, str)]
     return len(values(layout, kind, arg)) < 2 or any(
-        all(matches(args[arg], choice, args) for args in found) for choice in named
+        all(matches(args[arg], choice, args) for args in resolved) for choice in named
     )
 
 

@@ -53,13 +53,13 @@ def draft_of(layout: Layout, sampler: Sampler, rng: Rng) -> Draft:
 def _genes(layout: Layout, length: int, lead: int, ffn: str | None) -> Iterator[Gene]:
     """Yields mixers and feed-forward of the first layers; for a dense lead, the feed-forwards of later repeats."""
     for index in range(length):
-        own = layout.layers[index].ffn
+        block = layout.layers[index].ffn
         if ffn is not None and index < lead:
             later = range(index, layout.depth, length)
             routed = [layout.layers[i].ffn for i in later if i >= lead] or [layout.layers[lead].ffn]
-            own = routed[0]
-        assert own is not None, "layouts of a space have a feed-forward in every layer"
-        yield layout.layers[index].mixers, (own,)
+            block = routed[0]
+        assert block is not None, "layouts of a space have a feed-forward in every layer"
+        yield layout.layers[index].mixers, (block,)
 
 
 def _draft_lead(layout: Layout, lead: int) -> Iterator[Half]:
@@ -88,8 +88,8 @@ def _value(blocks: Sequence[Block], name: str, choices: tuple[Choice, ...], d_mo
     if name == EXPANSION:
         width = blocks[0].int("width")
         return next(choice for choice in choices if ffn_width(float(choice), d_model) == width)
-    found = [arguments(block, d_model) for block in dict.fromkeys(blocks)]
-    return next(choice for choice in choices if all(matches(args[name], choice, args) for args in found))
+    resolved = [arguments(block, d_model) for block in dict.fromkeys(blocks)]
+    return next(choice for choice in choices if all(matches(args[name], choice, args) for args in resolved))
 
 
 def _any(choices: tuple[T, ...], rng: Rng) -> T:
@@ -115,9 +115,9 @@ def mutate(layout: Layout, sampler: Sampler, rng: Rng, again: float = 0.0) -> tu
         edited, name = _edited(draft, sampler, rng)
         while edited and rng.random() < again:
             edited, name = _edited(edited, sampler, rng)
-        found = sampler.settle(edited, rng) if edited else None
-        if found is not None and found != layout:
-            return found, name
+        settled = sampler.settle(edited, rng) if edited else None
+        if settled is not None and settled != layout:
+            return settled, name
     return sampler.draw(rng), "random"
 
 
@@ -163,8 +163,8 @@ def _mixer_kind(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
     if not others:
         return None
     drawn = sampler.half(draft.frame, others[int(rng.integers(len(others)))], rng)
-    kept = {block.kind: block for block in mixers}
-    return draft.with_gene(index, (tuple(kept.get(block.kind, block) for block in drawn), ffn))
+    old = {block.kind: block for block in mixers}
+    return draft.with_gene(index, (tuple(old.get(block.kind, block) for block in drawn), ffn))
 
 
 def _mixer_arguments(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:

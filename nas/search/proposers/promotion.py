@@ -132,10 +132,10 @@ class Ladder:
         arrived, keep = self.arrived[rung], self.rungs[rung].keep
         trials = list(arrived)
         if last_call or keep is None:
-            places = self.rungs[rung].promoted(len(trials))
+            quota = self.rungs[rung].promoted(len(trials))
         else:
-            places = 0 if isinstance(keep, int) else math.floor(keep * len(trials))
-        for index in promotion_order([arrived[trial] for trial in trials])[:places]:
+            quota = 0 if isinstance(keep, int) else math.floor(keep * len(trials))
+        for index in promotion_order([arrived[trial] for trial in trials])[:quota]:
             if (trials[index], rung) not in self.decided:
                 return Decision(trials[index], rung, "promote")
         if last_call:

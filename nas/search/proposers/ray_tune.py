@@ -67,19 +67,19 @@ class Figures:
         Raises:
             InvalidInput: it has no figure of the space, or one that is not a valid number.
         """
-        known = {name: float(result[name]) for name in self._objectives if name in result}
-        objectives = self.point(known)
+        reported = {name: float(result[name]) for name in self._objectives if name in result}
+        objectives = self.point(reported)
         excess = {
             name: _coordinate(name, metric, float(result[name])) - _coordinate(name, metric, limit)
             for name, (metric, limit) in self._limits.items()
             if name in result
         }
         if not objectives and not excess:
-            wanted = ", ".join([*self._objectives, *self._limits])
-            raise InvalidInput(f"a trial reported none of {wanted}; it reported {', '.join(sorted(result))}")
+            names = ", ".join([*self._objectives, *self._limits])
+            raise InvalidInput(f"a trial reported none of {names}; it reported {', '.join(sorted(result))}")
         noise = {
             name: float(result[f"{name}_sd"]) / (value if self._objectives[name].transform == "log" else 1.0)
-            for name, value in known.items()
+            for name, value in reported.items()
             if f"{name}_sd" in result
         }
         status: Status = "complete" if objectives.keys() == self._objectives.keys() else "stopped"
@@ -140,11 +140,11 @@ class HilnasSearcher(Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Returns the next layout, or `FINISHED` where the space has no more."""
-        asked = self.proposer.ask(1)
-        if not asked:
+        proposals = self.proposer.ask(1)
+        if not proposals:
             return Searcher.FINISHED  # type: ignore[return-value] # Tune's contract, not its annotation
-        self._running[trial_id] = asked[0].layout
-        return {"layout": asked[0].layout.format()}
+        self._running[trial_id] = proposals[0].layout
+        return {"layout": proposals[0].layout.format()}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Learns the result of a suggestion.

@@ -43,12 +43,12 @@ class Sampler:
         self.listed: Listed | None = None
         """The layouts of a space that lists them; None where the space is made of choices."""
         if space.layouts:
-            kept = [layout for layout in space.listed() if supported(layout)]
-            if not kept:
+            listed = [layout for layout in space.listed() if supported(layout)]
+            if not listed:
                 raise InvalidInput(
                     f"no runtime of space {space.name!r} carries any of its {len(space.layouts)} layouts"
                 )
-            self.listed = Listed(space, kept)
+            self.listed = Listed(space, listed)
         else:
             check_reachable(space)
         self.frames = Frames(space)
@@ -116,11 +116,11 @@ class Sampler:
 
         It is inside by construction; for speed this is not checked, since few settled layouts are proposed.
         """
-        found = self.depths(draft.frame)
+        depths = self.depths(draft.frame)
         mixers, ffn = layer_kinds(self.frames, draft.frame)
-        if not found or not mixers or not ffn:
+        if not depths or not mixers or not ffn:
             return None
-        depth = min(found, key=lambda depth: (abs(depth - draft.depth), depth))
+        depth = min(depths, key=lambda depth: (abs(depth - draft.depth), depth))
         length = min(draft.frame.period, depth) or depth
         options = [{kind: self.frames.halves(draft.frame, kind) for kind in kinds} for kinds in (mixers, ffn)]
         genes = tuple(_translated(gene, options, rng) for gene in resample(draft.genes, length))
@@ -159,8 +159,8 @@ class Sampler:
         if not frame.leading_dense:
             return ()
         options = self.frames.halves(frame, DENSE)
-        wanted = before[0] if before else _pick(options, rng)
-        return (closest(wanted, options),) * frame.leading_dense
+        block = before[0] if before else _pick(options, rng)
+        return (closest(block, options),) * frame.leading_dense
 
     def _random_draft(self, rng: Rng) -> Draft:
         frame = self.random_frame(rng)
@@ -195,9 +195,9 @@ def _translated(gene: Gene, options: Sequence[Mapping[str, Sequence[Half]]], rng
     """Returns `gene` with the nearest `options`: by choice, those of the mixers, then those of the feed-forward."""
     pair = []
     for half, allowed in zip(gene, options, strict=True):
-        own = choice_of(half)
-        choice = own if own in allowed else _pick(list(allowed), rng)
-        pair.append(closest(half, allowed[choice]) if choice == own else _pick(allowed[choice], rng))
+        current = choice_of(half)
+        choice = current if current in allowed else _pick(list(allowed), rng)
+        pair.append(closest(half, allowed[choice]) if choice == current else _pick(allowed[choice], rng))
     return pair[0], pair[1]
 
 

@@ -62,12 +62,12 @@ class SearchState:
 
     def finished(self) -> list[Observation]:
         """Returns final ones: of layouts that were never proposed, then of proposals up to the first unfinished."""
-        found = [seen for seen in self.told() if seen.layout.id not in self._asked and seen.status != "running"]
+        finished = [seen for seen in self.told() if seen.layout.id not in self._asked and seen.status != "running"]
         for proposal in self.proposals:
             if self.status(proposal.layout) in (None, "running"):
                 break
-            found.append(self.observations[proposal.layout.id])
-        return found
+            finished.append(self.observations[proposal.layout.id])
+        return finished
 
     def complete(self) -> list[Observation]:
         """Returns complete ones with all objectives, in the order of layout ids."""
@@ -162,8 +162,8 @@ class SearchState:
             InvalidInput: of another version or seed.
         """
         if data.get("v") != _VERSION or data.get("seed") != self.seed:
-            found = f"version {data.get('v')} with seed {data.get('seed')}"
-            raise InvalidInput(f"search state of {found}; expected version {_VERSION} with seed {self.seed}")
+            origin = f"version {data.get('v')} with seed {data.get('seed')}"
+            raise InvalidInput(f"search state of {origin}; expected version {_VERSION} with seed {self.seed}")
         point = data["reference_point"]
         self.reference_point = None if point is None else tuple(point)
         self.proposals, self._asked = [], set()
@@ -204,14 +204,14 @@ class BaseProposer(ABC):
         """Returns a layout with its operator; None where none was found. It is called again if the layout is known."""
 
     def ask(self, count: int) -> list[Proposal]:
-        asked = []
+        proposals = []
         for _ in range(count):
             proposal = self._next()
             if proposal is None:
                 break
             self.log.add(proposal)
-            asked.append(proposal)
-        return asked
+            proposals.append(proposal)
+        return proposals
 
     def tell(self, observation: Observation) -> None:
         self.log.tell(observation)
@@ -224,8 +224,8 @@ class BaseProposer(ABC):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from a state; one without an engine is accepted."""
-        if (found := state.get("engine", self.engine)) != self.engine:
-            raise InvalidInput(f"search state of engine {found!r}; this is {self.engine!r}, whose proposals differ")
+        if (engine := state.get("engine", self.engine)) != self.engine:
+            raise InvalidInput(f"search state of engine {engine!r}; this is {self.engine!r}, whose proposals differ")
         self.log.read_json(state)
 
     def warm_start(self, earlier: Iterable[Observation]) -> None:

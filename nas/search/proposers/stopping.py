@@ -37,16 +37,16 @@ def volume(points: ArrayLike, sd: ArrayLike, reference: ArrayLike, draws: int = 
     Args:
         points: [P, M] minimised coordinates.
         sd: [P, M] their standard deviations.
-        reference: [M], the worst corner.
+        reference: [M] the reference point.
         draws: number of draws from the noise, at least 1.
     """
-    corner = np.asarray(reference, dtype=np.float64)
-    values = np.asarray(points, dtype=np.float64).reshape(-1, len(corner))
+    worst = np.asarray(reference, dtype=np.float64)
+    values = np.asarray(points, dtype=np.float64).reshape(-1, len(worst))
     spread = np.asarray(sd, dtype=np.float64).reshape(values.shape)
     rng = np.random.default_rng(0)
-    found = [hypervolume(values + spread * rng.standard_normal(values.shape), corner) for _ in range(draws)]
-    value = hypervolume(values, corner)
-    drawn = [np.mean(found), *np.quantile(found, [0.975, 0.025])]
+    volumes = [hypervolume(values + spread * rng.standard_normal(values.shape), worst) for _ in range(draws)]
+    value = hypervolume(values, worst)
+    drawn = [np.mean(volumes), *np.quantile(volumes, [0.975, 0.025])]
     return Volume(value, *np.maximum(0.0, 2 * value - np.array(drawn)).tolist())
 
 

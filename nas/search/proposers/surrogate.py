@@ -84,7 +84,7 @@ class Kernels:
         self._centre = crowd.mean(axis=0)
         self._scale = np.where(spread > 1e-9, spread, 1.0)
         groups = [(name, np.flatnonzero(features.groups == index)) for index, name in enumerate(GROUPS + STRING_GROUPS)]
-        self._columns = {name: slice(found[0], found[-1] + 1) for name, found in groups if len(found)}
+        self._columns = {name: slice(indices[0], indices[-1] + 1) for name, indices in groups if len(indices)}
         self._plain = [group for group in GROUPS if group in self._columns]
         self._strings = [group for group in STRING_GROUPS if group in self._columns]
         first = 2 + len(self._plain) + len(_NONLINEAR)
@@ -105,10 +105,10 @@ class Kernels:
 
     def between(self, a: Array, b: Array) -> Array:
         """Returns [G, A, B] kernels of [A, F] and [B, F] rows."""
-        found = np.empty((self.members.shape[1], len(a), len(b)))
+        kernels = np.empty((self.members.shape[1], len(a), len(b)))
         for index, kernel in enumerate(self._between(a, b)):
-            found[index] = kernel
-        return found
+            kernels[index] = kernel
+        return kernels
 
     def _between(self, a: Array, b: Array) -> Iterator[Array | float]:
         size = len(self._centre)
@@ -116,9 +116,9 @@ class Kernels:
         yield a[:, size:] @ b[:, size:].T
         dots, squared = {}, {}
         for group, columns in self._columns.items():
-            left, right = a[:, columns], b[:, columns]
-            dots[group] = left @ right.T
-            squared[group] = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * dots[group]
+            rows_a, rows_b = a[:, columns], b[:, columns]
+            dots[group] = rows_a @ rows_b.T
+            squared[group] = (rows_a**2).sum(axis=1)[:, None] + (rows_b**2).sum(axis=1) - 2 * dots[group]
         for group in self._plain:
             yield dots[group] / self._width(group)
         for groups, length, form in _NONLINEAR:
@@ -222,7 +222,7 @@ class Target:
 
     Args:
         name: of the target: 'objective NAME' or 'constraint NAME'.
-        known: rows of the observations that have it.
+        rows: indices of the observations that have it.
         values: [K] of these.
         noise: [K] known variances.
         by_rung: whether it depends on the rung it was taken at.
@@ -231,7 +231,7 @@ class Target:
     """
 
     name: str
-    known: list[int]
+    rows: list[int]
     values: Array
     noise: Array
     by_rung: bool
@@ -246,7 +246,7 @@ class Target:
     @property
     def learnable(self) -> bool:
         """Whether there are enough values for a model."""
-        return len(self.known) >= MIN_POINTS and float(self.values.std()) > 1e-9
+        return len(self.rows) >= MIN_POINTS and float(self.values.std()) > 1e-9
 
 
 @dataclass(frozen=True)
@@ -265,19 +265,23 @@ class Fitted:
     offset: float
     scale: float
 
-    def predict(self, layouts: Sequence[Layout], cross: Array, rows: list[int], own: Array) -> tuple[Array, Array]:
+    def predict(
+        self, layouts: Sequence[Layout], cross: Array, rows: list[int], variances: Array
+    ) -> tuple[Array, Array]:
         """Returns [L] means and standard deviations, without offset and scale.
 
         Args:
             layouts: new ones.
             cross: [G, L, N] kernels between them and all known ones.
             rows: of the known ones, those that the target was fitted to.
-            own: [G, L] kernels of each with itself.
+            variances: [G, L] kernels of each with itself.
         """
         weights = self.tuning.weights
-        between, alone = np.tensordot(weights, cross, axes=1)[:, :, rows], weights @ own
-        found = [process.predict(*kernels) for process, *kernels in zip(self.processes, between, alone, strict=True)]
-        centre, spread = _mixed(np.array(found), self.tuning.shares)
+        between, alone = np.tensordot(weights, cross, axes=1)[:, :, rows], weights @ variances
+        predictions = [
+            process.predict(*kernels) for process, *kernels in zip(self.processes, between, alone, strict=True)
+        ]
+        centre, spread = _mixed(np.array(predictions), self.tuning.shares)
         spread = spread * self.tuning.doubt
         if self.tuning.prices is None:
             return centre, spread
@@ -318,18 +322,21 @@ class Surrogate:
         self._worst = tuple(worst.values())
         self.constraints = tuple(sorted({name for seen in observations for name in seen.constraints}))
         self._kernels = kernels
-        own = [0 if seen.rung is None else top - seen.rung for seen in observations]
-        below, elsewhere = np.array([*own, *(top + 1 for _ in prior)]), np.arange(len(own) + len(prior)) >= len(own)
-        known = [*observations, *prior]
-        layouts = [seen.layout for seen in known]
+        own_below = [0 if seen.rung is None else top - seen.rung for seen in observations]
+        below, elsewhere = (
+            np.array([*own_below, *(top + 1 for _ in prior)]),
+            np.arange(len(own_below) + len(prior)) >= len(own_below),
+        )
+        seen_rows = [*observations, *prior]
+        layouts = [seen.layout for seen in seen_rows]
         self._layouts = [*layouts, *pending]
         believed = kernels.rows(list(pending))
         self._plain = np.vstack([kernels.rows(layouts, below * elsewhere), believed])
         self._staged = np.vstack([kernels.rows(layouts, below), believed])
         self._has_rungs = bool((below > 0).any())
-        self._pending = [*range(len(known), len(self._plain))]
+        self._pending = [*range(len(seen_rows), len(self._plain))]
         far = np.where(elsewhere, 1, below)
-        self._targets = _targets(known, self.objectives, self.constraints, by_rung, far)
+        self._targets = _targets(seen_rows, self.objectives, self.constraints, by_rung, far)
         self._grams: dict[bool, Array] = {}
         self.tuned: Tuned = dict(tuned or {})
         self._models = self._fitted()
@@ -337,25 +344,25 @@ class Surrogate:
     def predict(self, layouts: Sequence[Layout]) -> tuple[Forecast, Forecast]:
         """Returns forecasts of the objectives and of the constraints, at the top rung."""
         rows = self._kernels.rows(list(layouts))
-        own = self._kernels.own(rows)
+        variances = self._kernels.own(rows)
         cross = self._kernels.between(rows, self._plain)  # at the top rung, the rungs of others make no difference
         mean, sd = np.zeros((2, len(rows), len(self.objectives) + len(self.constraints)))
         done: dict[int, tuple[Array, Array]] = {}
         for target, model in zip(self._targets, self._models, strict=True):
             column = target.column
             if model is None:
-                found: tuple[Array | float, Array | float] = self._prior(column, target.values)
+                forecast: tuple[Array | float, Array | float] = self._prior(column, target.values)
             else:
                 key = id(model.processes[0].solved)
                 if key not in done:  # twins share it
-                    done[key] = model.predict(layouts, cross, target.known + self._pending, own)
+                    done[key] = model.predict(layouts, cross, target.rows + self._pending, variances)
                 centre, spread = done[key]
-                found = model.offset + model.scale * centre, model.scale * spread
+                forecast = model.offset + model.scale * centre, model.scale * spread
             if target.is_part:
-                mean[:, column] += found[0]
-                sd[:, column] = np.hypot(sd[:, column], found[1])
+                mean[:, column] += forecast[0]
+                sd[:, column] = np.hypot(sd[:, column], forecast[1])
             else:
-                mean[:, column], sd[:, column] = found
+                mean[:, column], sd[:, column] = forecast
         count = len(self.objectives)
         return Forecast(mean[:, :count], sd[:, :count]), Forecast(mean[:, count:], sd[:, count:])
 
@@ -372,11 +379,11 @@ class Surrogate:
         return self._grams[staged]
 
     def _fit(self, target: Target) -> Fitted:
-        gram, known = self._gram(target.by_rung and self._has_rungs), np.array(target.known)
+        gram, rows = self._gram(target.by_rung and self._has_rungs), np.array(target.rows)
         if target.name not in self.tuned:
-            self.tuned[target.name] = self._tune(target, gram[:, known[:, None], known])
+            self.tuned[target.name] = self._tune(target, gram[:, rows[:, None], rows])
         tuning = self.tuned[target.name]
-        values = target.values - tuning.expected([self._layouts[row] for row in target.known])
+        values = target.values - tuning.expected([self._layouts[row] for row in target.rows])
         standard = None if tuning.scale is None else (float(values.mean()), tuning.scale)
         fitted = replace(target, values=values)
         covariances = np.tensordot(tuning.weights, gram, axes=1)
@@ -389,14 +396,14 @@ class Surrogate:
     def _process(
         self, target: Target, covariance: Array, noise: float, standard: tuple[float, float] | None
     ) -> Process:
-        known = target.known
-        process = fit(covariance[np.ix_(known, known)], target.values, target.noise, noise, standard)
+        rows = target.rows
+        process = fit(covariance[np.ix_(rows, rows)], target.values, target.noise, noise, standard)
         return self._believing(process, target, covariance, noise) if self._pending else process
 
     def _believing(self, process: Process, target: Target, covariance: Array, noise: float) -> Process:
         """Returns `process` fitted to its own predictions of pending layouts as well (kriging believer)."""
-        rows = target.known + self._pending
-        between = covariance[np.ix_(self._pending, target.known)]
+        rows = target.rows + self._pending
+        between = covariance[np.ix_(self._pending, target.rows)]
         believed = process.offset + process.scale * (between @ process.solved)
         values, noises = np.append(target.values, believed), np.append(target.noise, np.zeros(len(believed)))
         return fit(covariance[np.ix_(rows, rows)], values, noises, noise, (process.offset, process.scale))
@@ -404,13 +411,13 @@ class Surrogate:
     def _tune(self, target: Target, gram: Array) -> Tuning:
         """Returns hyperparameters of an average of processes, as the module's docstring says."""
         members, costs = self._kernels.members, self._costs.get(target.figure)
-        if costs is not None and len(target.known) >= _PRICED_FROM:
-            sums = costs.sums([self._layouts[row] for row in target.known])
+        if costs is not None and len(target.rows) >= _PRICED_FROM:
+            sums = costs.sums([self._layouts[row] for row in target.rows])
             unseen = replace(target, values=target.values - _left_out_sums(sums, target.values))
             scale = max(float(unseen.values.std()), 1e-9)
             if scale < _PRICED_SHARE * float(target.values.std()):
-                found = _averaged(gram, unseen, members[:1])
-                return replace(found, prices=prices(sums, target.values), costs=costs, scale=scale)
+                tuning = _averaged(gram, unseen, members[:1])
+                return replace(tuning, prices=prices(sums, target.values), costs=costs, scale=scale)
         return _averaged(gram, target, members if target.by_rung else members[:1])
 
     def _fitted(self) -> list[Fitted | None]:
@@ -423,7 +430,7 @@ class Surrogate:
                 continue
             offset, scale = float(target.values.mean()), float(target.values.std())
             shape = np.round((target.values - offset) / scale, 9).tobytes(), (target.noise / scale**2).tobytes()
-            key = (target.by_rung, tuple(target.known), *shape)
+            key = (target.by_rung, tuple(target.rows), *shape)
             if key not in done:
                 done[key] = self._fit(target), target.name
             fitted, twin = done[key]
@@ -441,22 +448,22 @@ def _averaged(gram: Array, target: Target, members: NDArray[np.bool_]) -> Tuning
         members: [M, G] which kernels each process has.
     """
     values, scale = target.values, float(target.values.std())
-    found, weights, noises = [], [], []
+    predictions, weights, noises = [], [], []
     for which in members:
         tuned, kernels = tune(gram[which], values, target.noise), np.zeros(len(gram))
         kernels[which] = tuned.kernels
-        own = Weights(kernels, tuned.noise)
-        found.append(left_out(own.sum(gram), values, target.noise, own.noise, _NEIGHBOURS))
-        weights.append(own)
-        noises.append(own.noise * scale**2)
-    means, variances = np.array([mean for mean, _ in found]), np.array([variance for _, variance in found])
+        member_weights = Weights(kernels, tuned.noise)
+        predictions.append(left_out(member_weights.sum(gram), values, target.noise, member_weights.noise, _NEIGHBOURS))
+        weights.append(member_weights)
+        noises.append(member_weights.noise * scale**2)
+    means, variances = np.array([mean for mean, _ in predictions]), np.array([variance for _, variance in predictions])
     shares = _stacked(_log_density(values - means, variances))
-    kept = [index for index, share in enumerate(shares) if share >= _LEAST_SHARE]
-    shares = shares[kept] / shares[kept].sum()
-    mean, spread = _mixed(np.stack([means[kept], np.sqrt(variances[kept])], axis=1), shares)
-    noise = target.noise + float(shares @ np.array(noises)[kept])
+    members_kept = [index for index, share in enumerate(shares) if share >= _LEAST_SHARE]
+    shares = shares[members_kept] / shares[members_kept].sum()
+    mean, spread = _mixed(np.stack([means[members_kept], np.sqrt(variances[members_kept])], axis=1), shares)
+    noise = target.noise + float(shares @ np.array(noises)[members_kept])
     doubt = _doubt(values - mean, np.maximum(spread**2 - noise, 1e-3 * spread**2), noise)
-    return Tuning(tuple(weights[index] for index in kept), tuple(shares.tolist()), doubt)
+    return Tuning(tuple(weights[index] for index in members_kept), tuple(shares.tolist()), doubt)
 
 
 def _stacked(densities: Array) -> Array:
@@ -482,7 +489,7 @@ def _doubt(errors: Array, latent: Array, noise: Array) -> float:
         noise: [N] variances of the noise.
     """
     logs = np.linspace(0.0, _MOST_DOUBT, 25)
-    scores = np.array([_log_density(errors, np.exp(2 * each) * latent + noise).sum() for each in logs])
+    scores = np.array([_log_density(errors, np.exp(2 * log) * latent + noise).sum() for log in logs])
     return float(np.exp(logs[np.argmax(scores - 0.5 * (logs / _DOUBT_SD) ** 2)]))
 
 
@@ -490,9 +497,9 @@ def _log_density(errors: Array, variances: Array) -> Array:
     return np.asarray(-0.5 * (errors**2 / variances + np.log(2 * np.pi * variances)))
 
 
-def _mixed(found: Array, shares: Sequence[float] | Array) -> tuple[Array, Array]:
+def _mixed(predictions: Array, shares: Sequence[float] | Array) -> tuple[Array, Array]:
     """Returns mean and standard deviation [L] of the mixture of [M, 2, L] means and standard deviations."""
-    means, spreads = found[:, 0], found[:, 1]
+    means, spreads = predictions[:, 0], predictions[:, 1]
     part = np.asarray(shares)[:, None]
     mean = (part * means).sum(axis=0)
     return mean, np.sqrt((part * (spreads**2 + (means - mean) ** 2)).sum(axis=0))
@@ -500,11 +507,11 @@ def _mixed(found: Array, shares: Sequence[float] | Array) -> tuple[Array, Array]
 
 def _left_out_sums(sums: Array, logs: Array) -> Array:
     """Returns [N] logarithms of sums of costs whose prices were fitted without the observation (in folds)."""
-    found = np.empty(len(logs))
+    sums_left_out = np.empty(len(logs))
     for fold in range(_FOLDS):
         out = np.arange(len(logs)) % _FOLDS == fold
-        found[out] = np.log(np.maximum(sums[out] @ prices(sums[~out], logs[~out]), 1e-12))
-    return found
+        sums_left_out[out] = np.log(np.maximum(sums[out] @ prices(sums[~out], logs[~out]), 1e-12))
+    return sums_left_out
 
 
 def _targets(
@@ -515,16 +522,16 @@ def _targets(
     below: Array,
 ) -> list[Target]:
     """Returns the targets of objectives, each part of one by itself, then those of constraints."""
-    found = []
+    targets = []
     for column, name in enumerate(objectives):
         values = [seen.objectives.get(name) for seen in observations]
         whole = _target(f"objective {name}", values, _noise(observations, name), below, name in by_rung, column)
-        found += _parts(whole, name, observations, below) or [whole]
+        targets += _parts(whole, name, observations, below) or [whole]
     for column, name in enumerate(constraints, len(objectives)):
         values = [seen.constraints.get(name) for seen in observations]
         noise = _noise(observations, name)
-        found.append(_target(f"constraint {name}", values, noise, below, name in by_rung, column))
-    return found
+        targets.append(_target(f"constraint {name}", values, noise, below, name in by_rung, column))
+    return targets
 
 
 def _noise(observations: Sequence[Observation], name: str) -> list[float]:
@@ -534,38 +541,38 @@ def _noise(observations: Sequence[Observation], name: str) -> list[float]:
 def _target(
     name: str, values: Sequence[float | None], noise: list[float], below: Array, by_rung: bool, column: int
 ) -> Target:
-    known = [index for index, value in enumerate(values) if value is not None]
+    rows = [index for index, value in enumerate(values) if value is not None]
     figures = np.array([value for value in values if value is not None], dtype=np.float64)
-    variances = np.array(noise, dtype=np.float64)[known]
+    variances = np.array(noise, dtype=np.float64)[rows]
     if by_rung and len(figures):
-        variances = variances + _RUNG_NOISE * float(figures.var()) * below[known]
-    return Target(name, known, figures, variances, by_rung, column)
+        variances = variances + _RUNG_NOISE * float(figures.var()) * below[rows]
+    return Target(name, rows, figures, variances, by_rung, column)
 
 
 def _parts(whole: Target, name: str, observations: Sequence[Observation], below: Array) -> list[Target]:
     """Returns the parts that all observations of an objective tell, and the rest; none where there are not two."""
-    seen = [observations[row] for row in whole.known]
-    told = [each.parts.get(name, {}) for each in seen]
-    shared = sorted(set.intersection(*map(set, told))) if told else []
-    found = []
+    seen = [observations[row] for row in whole.rows]
+    parts = [observation.parts.get(name, {}) for observation in seen]
+    shared = sorted(set.intersection(*map(set, parts))) if parts else []
+    targets = []
     rest = whole.values.copy()
     for part in shared:
-        values: list[float | None] = [each.parts.get(name, {}).get(part) for each in observations]
+        values: list[float | None] = [observation.parts.get(name, {}).get(part) for observation in observations]
         noise = _noise(observations, f"{name}/{part}")
-        target = _target(f"{whole.name}/{part}", _only(values, whole.known), noise, below, whole.by_rung, whole.column)
+        target = _target(f"{whole.name}/{part}", _only(values, whole.rows), noise, below, whole.by_rung, whole.column)
         if target.learnable:
             rest -= target.values
-            found.append(replace(target, is_part=True))
-    if len(found) < _FEWEST_PARTS:
+            targets.append(replace(target, is_part=True))
+    if len(targets) < _FEWEST_PARTS:
         return []
     if np.ptp(rest) > _ROUNDED:
-        found.append(replace(whole, name=f"{whole.name}/rest", values=rest, is_part=True))
+        targets.append(replace(whole, name=f"{whole.name}/rest", values=rest, is_part=True))
     else:
-        found[0] = replace(found[0], values=found[0].values + rest)
-    return found
+        targets[0] = replace(targets[0], values=targets[0].values + rest)
+    return targets
 
 
 def _only(values: Sequence[float | None], rows: Sequence[int]) -> list[float | None]:
     """Returns `values` with None in all but `rows`."""
-    kept = set(rows)
-    return [value if row in kept else None for row, value in enumerate(values)]
+    chosen = set(rows)
+    return [value if row in chosen else None for row, value in enumerate(values)]

@@ -62,15 +62,15 @@ def installed(devices: Mapping[str, Collection[str]] | None, draw_s: float = mat
     return check
 
 
-def _unknown_devices(names: Any, known: Mapping[str, Collection[str]]) -> Found:
+def _unknown_devices(names: Any, registered: Mapping[str, Collection[str]]) -> Found:
     for index, name in enumerate(names if isinstance(names, list) else ()):
-        if isinstance(name, str) and name != LOCAL and (error := _error(find_name, name, known)):
+        if isinstance(name, str) and name != LOCAL and (error := _error(find_name, name, registered)):
             yield ("devices", index), error
 
 
 def _runtimes(items: Any) -> tuple[list[tuple[Runtime, str]], list[tuple[KeyPath, str]]]:
     """Returns the runtimes that exist, with the build that each may use, and what is wrong with the others."""
-    found: list[tuple[Runtime, str]] = []
+    runtimes: list[tuple[Runtime, str]] = []
     problems: list[tuple[KeyPath, str]] = []
     for index, item in enumerate(items if isinstance(items, list) else ()):
         name, quantisation, build = (_at(item, key) for key in ("name", "quantisation", "build"))
@@ -79,30 +79,30 @@ def _runtimes(items: Any) -> tuple[list[tuple[Runtime, str]], list[tuple[KeyPath
         if error := _error(RUNTIMES.__getitem__, name):
             problems.append((("runtimes", index, "name"), error))
             continue
-        found.append((RUNTIMES[name], str(build or "stock")))
+        runtimes.append((RUNTIMES[name], str(build or "stock")))
         if isinstance(quantisation, str):
             spec = RuntimeSpace(name=name, quantisation=quantisation)
             if error := _error(known_runtime, spec):
                 problems.append((("runtimes", index, "quantisation"), error))
-    return found, problems
+    return runtimes, problems
 
 
 def _unsupported_references(references: Any, runtimes: list[tuple[Runtime, str]]) -> list[tuple[KeyPath, str]]:
-    found: list[tuple[KeyPath, str]] = []
+    problems: list[tuple[KeyPath, str]] = []
     further = _at(references, "further")
-    places: list[tuple[str, ...]] = [("published",), ("attention",)]
-    places += [("further", str(name)) for name in (further if isinstance(further, dict) else ())]
-    for place in places:
+    key_paths: list[tuple[str, ...]] = [("published",), ("attention",)]
+    key_paths += [("further", str(name)) for name in (further if isinstance(further, dict) else ())]
+    for key_path in key_paths:
         text: Any = references
-        for key in place:
+        for key in key_path:
             text = _at(text, key)
         try:
             layout = Layout.parse(str(text))
         except InvalidInput:
             continue  # reported already
-        reasons = [_refusal(str(place[-1]), layout, runtime, build) for runtime, build in runtimes]
-        found += [(("references", *place), reason) for reason in reasons if reason]
-    return found
+        reasons = [_refusal(str(key_path[-1]), layout, runtime, build) for runtime, build in runtimes]
+        problems += [(("references", *key_path), reason) for reason in reasons if reason]
+    return problems
 
 
 def _no_layout(choices: SearchSpace, runtimes: list[tuple[Runtime, str]], draw_s: float) -> Found:

@@ -255,10 +255,10 @@ class _Progress:
             workers: trainings at the same time.
         """
         quality, protocol = self.space.quality, self.space.protocol
-        layouts, places = self.space.references.layouts(), len(self.space.runtimes) * len(self.space.devices)
+        layouts, targets = self.space.references.layouts(), len(self.space.runtimes) * len(self.space.devices)
         published = layouts[PUBLISHED]
         loads = [self.space.workloads[name] for name in self.space.measured]
-        repetition_s = places * math.fsum(
+        repetition_s = targets * math.fsum(
             _START_S + published.params.active * (load.prompt * _PROMPT_S + load.gen * _DECODE_S) / load.threads
             for load in loads
         )
@@ -290,7 +290,7 @@ class _Progress:
         runtimes = len(self.space.runtimes)
         checks_s = confirmed * runtimes * _CHECK_S / workers
         return {
-            "calibration": launches * (_STARTING_S + _CALIBRATION_RUN_S * CALIBRATION_RUNS * places),
+            "calibration": launches * (_STARTING_S + _CALIBRATION_RUN_S * CALIBRATION_RUNS * targets),
             "anchors": anchors_s / workers,
             "export": exported * runtimes * _EXPORT_S / workers,
             "screen": screened * protocol.screen_repetitions * repetition_s,
@@ -399,9 +399,9 @@ def _estimate(progress: _Progress, pace: float | None, earlier: Sequence[float],
         )
         share = (hours * 3600 - progress.elapsed_s - begun_s) / max(whole_s - begun_s, 1e-9)
         unproposed = min(unproposed, max(1, math.ceil(unproposed * share)))
-    left = progress.left(unproposed, workers)
-    total = span(sum(left.values()))
-    parts = [EstimatePart(name=name, seconds=span(seconds)) for name, seconds in left.items() if seconds > 0]
+    remaining = progress.left(unproposed, workers)
+    total = span(sum(remaining.values()))
+    parts = [EstimatePart(name=name, seconds=span(seconds)) for name, seconds in remaining.items() if seconds > 0]
     large = [part for part in parts if part.seconds.typical >= max(30.0, 0.05 * total.typical)]
     text = ", ".join(f"{part.name} {show_duration(part.seconds.typical, rough=True)}" for part in large)
     return Estimate(

@@ -58,12 +58,12 @@ class Note:
 
     def to_json(self) -> Json:
         """Returns the payload as it is stored."""
-        return {"what": self.what, **{each.name: getattr(self, each.name) for each in fields(self)}}
+        return {"what": self.what, **{item.name: getattr(self, item.name) for item in fields(self)}}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
         """Reads what `to_json` wrote."""
-        return cls(**{each.name: payload[each.name] for each in fields(cls)})
+        return cls(**{item.name: payload[item.name] for item in fields(cls)})
 
     @classmethod
     def read(cls, payload: Mapping[str, Any]) -> Self | None:
@@ -185,12 +185,12 @@ class WarmStarted(Note):
     observations: Sequence[Observation]
 
     def to_json(self) -> Json:
-        observations = [each.to_json() for each in self.observations]
+        observations = [observation.to_json() for observation in self.observations]
         return {"what": self.what, "studies": list(self.studies), "observations": observations}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        return cls(payload["studies"], [Observation.from_json(each) for each in payload["observations"]])
+        return cls(payload["studies"], [Observation.from_json(observation) for observation in payload["observations"]])
 
 
 @dataclass(frozen=True)
@@ -408,24 +408,24 @@ def _transition(kind: str, payload: Mapping[str, Any]) -> str:
         what = f"training at rung {payload.get('name', payload['rung'])}"
     details = [_quality(payload["quality"])] if payload.get("quality") else []
     details += [
-        f"{each['name']} {show_number(each['value'], each['low'], each['high'])} {each['unit']}"
-        for each in payload.get("figures", ())
+        f"{figure['name']} {show_number(figure['value'], figure['low'], figure['high'])} {figure['unit']}"
+        for figure in payload.get("figures", ())
     ]
     details += [str(payload["reason"])] if payload.get("reason") else []
     return f"{what}: {', '.join(details)}" if details else what
 
 
-def _quality(known: Mapping[str, Any], fresh: str = "") -> str:
+def _quality(quality: Mapping[str, Any], fresh: str = "") -> str:
     """Formats a quality, such as 'quality 1.02 ± 0.01 (rung short, 2 seeds)'."""
-    seeds = known.get("n_seeds")
-    what = ", ".join([f"rung {known['rung']}", *([f"{seeds} seed{'s' if seeds > 1 else ''}"] if seeds else [])])
-    return f"quality{fresh} {show_spread(known['value'], known.get('sd'))} ({what})"
+    seeds = quality.get("n_seeds")
+    what = ", ".join([f"rung {quality['rung']}", *([f"{seeds} seed{'s' if seeds > 1 else ''}"] if seeds else [])])
+    return f"quality{fresh} {show_spread(quality['value'], quality.get('sd'))} ({what})"
 
 
 def calibrated_devices(log: Iterable[Event]) -> list[tuple[str, str]]:
     """Returns (name in the space, id) of the devices that took part, in the order of the log."""
-    found = (event.payload for event in log if event.payload.get("what") == CALIBRATED)
-    return [(payload["device"], payload["id"]) for payload in found]
+    calibrations = (event.payload for event in log if event.payload.get("what") == CALIBRATED)
+    return [(payload["device"], payload["id"]) for payload in calibrations]
 
 
 def protocols(log: Iterable[Event]) -> set[int]:
@@ -438,14 +438,14 @@ def elapsed(log: Sequence[Event]) -> list[float]:
 
     What people add is no work of an orchestrator.
     """
-    total, begun, at, found = 0.0, False, 0.0, []
+    total, begun, at, seconds = 0.0, False, 0.0, []
     for event in log:
         what = event.payload.get("what")
         if what not in BY_PEOPLE:
             total += event.at - at if begun and what != LAUNCHED else 0.0
             begun, at = begun or what == LAUNCHED, event.at
-        found.append(total)
-    return found
+        seconds.append(total)
+    return seconds
 
 
 def expectations(log: Iterable[Event]) -> dict[int, Expected]:

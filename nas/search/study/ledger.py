@@ -226,7 +226,7 @@ def _has_made(kind: EventKind, rung: int | None, status: TrialStatus) -> bool:
     state = TrialState(kind.value)
     if state not in _ORDER or status.state not in _ORDER:
         return status.terminal and state not in TRANSITIONS[status.state]
-    reached, wanted = _ORDER.index(status.state), _ORDER.index(state)
-    if reached == wanted and state is TrialState.TRAINING:
+    reached, transition = _ORDER.index(status.state), _ORDER.index(state)
+    if reached == transition and state is TrialState.TRAINING:
         return (rung or 0) <= (status.rung or 0)
-    return wanted <= reached
+    return transition <= reached

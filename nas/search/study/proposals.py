@@ -87,8 +87,8 @@ class ProposalDriver:
             A line for each other engine, or version of this one, that made proposals of the log.
         """
         for event in events:
-            if event.trial is not None and (told := Observed.read(event.payload)):
-                self._is_new(event.trial, told.observation)
+            if event.trial is not None and (note := Observed.read(event.payload)):
+                self._is_new(event.trial, note.observation)
         state = search_state(self._space, trials, events)
         self._has_point = state.reference_point is not None
         self._proposer.restore(state.to_json())
@@ -115,11 +115,11 @@ class ProposalDriver:
 
     def anchors(self, ledger: Ledger) -> list[Layout]:
         """Returns the anchors of the study beside its references: those of the log, or new ones, which are logged."""
-        if known := notes(ledger.events(), AnchorsChosen):
-            return [Layout.from_json(each) for each in known[-1].layouts]
-        wanted = self._space.quality.anchors
-        assert wanted is not None
-        chosen = anchor_layouts(self._space, self._supported, wanted.layouts)
+        if logged := notes(ledger.events(), AnchorsChosen):
+            return [Layout.from_json(layout) for layout in logged[-1].layouts]
+        settings = self._space.quality.anchors
+        assert settings is not None
+        chosen = anchor_layouts(self._space, self._supported, settings.layouts)
         ledger.note(None, AnchorsChosen([layout.to_json() for layout in chosen]))
         return chosen
 
@@ -175,8 +175,8 @@ def search_state(space: SearchSpace, trials: Iterable[Trial], events: Iterable[E
     state = SearchState(tuple(objective.name for objective in space.objectives), space.search.seed)
     state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
     for event in events:
-        if told := Observed.read(event.payload):
-            state.tell(told.observation)
+        if note := Observed.read(event.payload):
+            state.tell(note.observation)
         elif fixed := ReferencePointFixed.read(event.payload):
             state.fix_reference_point(fixed.point)
         elif warm := WarmStarted.read(event.payload):
@@ -205,7 +205,7 @@ class BoundSpace:
     def of(space: SearchSpace, log: Sequence[Event]) -> BoundSpace:
         """Returns the space with the devices, builds and corpus of a study's log."""
         calibrated = [event.payload for event in log if event.payload.get("what") == CALIBRATED]
-        builds = {(each["device"], each["runtime"]): each["build"] for each in calibrated if "build" in each}
+        builds = {(note["device"], note["runtime"]): note["build"] for note in calibrated if "build" in note}
         used = notes(log, CorpusUsed)
         training = canonical_json(used[-1].to_json()) if used else None
         return BoundSpace(space, dict(calibrated_devices(log)), builds, training)
@@ -216,19 +216,19 @@ class BoundSpace:
 
     def budgets(self) -> dict[str, tuple[str, float]]:
         """Returns the meaning of each excess -> its name, and its limit as the excess has it: greater is looser."""
-        found = {}
+        limits = {}
         for budget in self.space.budgets:
             limit, relative = budget.limit
             if METRICS[budget.metric].source == "proxy":
                 quality = [self._proxied(budget.metric), self.space.references.published]
-                found[canonical_json(quality)] = (check_name(budget.name, PROXY), -limit)
+                limits[canonical_json(quality)] = (check_name(budget.name, PROXY), -limit)
                 continue
             base = self.space.references.published if relative else None
             room = math.log(limit) if METRICS[budget.metric].direction == "min" else -math.log(limit)
             for key in measurement_keys(self.space, budget):
                 meaning = [budget.metric, self._where(key), base]
-                found[canonical_json(meaning)] = (check_name(budget.name, key), room)
-        return found
+                limits[canonical_json(meaning)] = (check_name(budget.name, key), room)
+        return limits
 
     def _proxied(self, metric: str) -> str:
         return canonical_json([metric, self.space.quality.model_dump(mode="json"), self.training])
@@ -236,11 +236,11 @@ class BoundSpace:
     def _coordinate(self, objective: Objective) -> str:
         if METRICS[objective.metric].source == "proxy":
             return self._proxied(objective.metric)
-        found = sorted(self._where(key) for key in measurement_keys(self.space, objective))
-        return canonical_json([objective.metric, found, objective.aggregate if len(found) > 1 else ""])
+        meanings = sorted(self._where(key) for key in measurement_keys(self.space, objective))
+        return canonical_json([objective.metric, meanings, objective.aggregate if len(meanings) > 1 else ""])
 
     def _where(self, key: MeasurementKey) -> list[str]:
-        (quantisation,) = {each.quantisation for each in self.space.runtimes if each.name == key.runtime}
+        (quantisation,) = {runtime.quantisation for runtime in self.space.runtimes if runtime.name == key.runtime}
         workload = canonical_json(self.space.workloads[key.workload].key()) if key.workload else ""
         build = self.builds.get((key.device, key.runtime), "")
         return [self.devices.get(key.device, ""), key.runtime, build, quantisation, workload]
@@ -314,8 +314,8 @@ def replay(
             if [proposal.layout.id for proposal in proposals] != [recorded.layout_id]:
                 shown = proposals[0].layout.format() if proposals else "nothing"
                 differences.append(f"trial {event.trial}: {Layout.from_json(recorded.layout)} became {shown}")
-        elif told := Observed.read(event.payload):
-            proposer.tell(told.observation)
+        elif note := Observed.read(event.payload):
+            proposer.tell(note.observation)
         elif fixed := ReferencePointFixed.read(event.payload):
             proposer.fix_reference_point(fixed.point)
         elif warm := WarmStarted.read(event.payload):
@@ -359,30 +359,30 @@ def warm_start(
     if not names or notes(events, WarmStarted):
         return
     new, sampler = BoundSpace.of(space, events), Sampler(space, supported)
-    taken: dict[str, Observation] = {}
+    by_layout: dict[str, Observation] = {}
     rows = []
     for name in names:
-        found, row = _learn(ledger.store, name, new, sampler)
-        taken |= {seen.layout.id: seen for seen in found}
+        observations, row = _learn(ledger.store, name, new, sampler)
+        by_layout |= {observation.layout.id: observation for observation in observations}
         rows.append(row)
         log(warm_line(row))
-    ledger.note(None, WarmStarted(rows, [seen for _, seen in sorted(taken.items())]))
+    ledger.note(None, WarmStarted(rows, [observation for _, observation in sorted(by_layout.items())]))
 
 
 def warm_line(row: Mapping[str, Any]) -> str:
     """Describes what was taken from one study."""
     shared = ", ".join([*row["objectives"], *row["budgets"]]) or "nothing"
-    left = "".join(f"; {count} {why}" for why, count in row["left_out"].items())
+    unused = "".join(f"; {count} {why}" for why, count in row["left_out"].items())
     missing = f"; not comparable: {', '.join(row['not_comparable'])}" if row["not_comparable"] else ""
-    return f"warm start from {row['study']}: {row['layouts']} layouts with {shared}{left}{missing}"
+    return f"warm start from {row['study']}: {row['layouts']} layouts with {shared}{unused}{missing}"
 
 
 def _check_engine(recorded: Trial, proposals: list[Proposal]) -> None:
-    made = (recorded.record or {}).get("engine", "")
-    if proposals and proposals[0].engine != made:
+    engine = (recorded.record or {}).get("engine", "")
+    if proposals and proposals[0].engine != engine:
         now = proposals[0].engine or "one without a name"
         raise InvalidInput(
-            f"trial {recorded.number} was proposed by {_called(made)}; here is {now}, so the log cannot be replayed"
+            f"trial {recorded.number} was proposed by {_called(engine)}; here is {now}, so the log cannot be replayed"
         )
 
 
@@ -406,21 +406,21 @@ def _learn(store: Store, name: str, new: BoundSpace, sampler: Sampler) -> tuple[
     events = all_events(store, study.id)
     old = BoundSpace.of(stored_space(study), events)
     shared = SharedNames.between(old, new)
-    found, left_out = [], Counter[str]()
+    observations, left_out = [], Counter[str]()
     for seen in _last_told(events):
-        known = shared.translate(seen)
+        translated = shared.translate(seen)
         if seen.status not in _FINAL:
             left_out["without a result of their own"] += 1
         elif not sampler.admits(seen.layout):
             left_out["outside this space"] += 1
-        elif not known.objectives and not known.constraints:
+        elif not translated.objectives and not translated.constraints:
             left_out["with nothing comparable"] += 1
         else:
-            found.append(known)
-    names = {*old.objectives().values(), *(each for each, _ in old.budgets().values())}
-    return found, {
+            observations.append(translated)
+    names = {*old.objectives().values(), *(name for name, _ in old.budgets().values())}
+    return observations, {
         "study": study.name,
-        "layouts": len(found),
+        "layouts": len(observations),
         "objectives": sorted(shared.objectives.values()),
         "budgets": sorted(new_name for new_name, _ in shared.budgets.values()),
         "not_comparable": sorted(names - shared.objectives.keys() - shared.budgets.keys()),
@@ -429,4 +429,4 @@ def _learn(store: Store, name: str, new: BoundSpace, sampler: Sampler) -> tuple[
 
 
 def _last_told(events: Iterable[Event]) -> list[Observation]:
-    return list({told.observation.layout.id: told.observation for told in notes(events, Observed)}.values())
+    return list({note.observation.layout.id: note.observation for note in notes(events, Observed)}.values())

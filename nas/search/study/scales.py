@@ -135,7 +135,7 @@ class Scales:
         if (spread := config.spread(rung)) is not None:
             scale = scale.model_copy(update={"spreads": dict.fromkeys(scale.spreads, Spread(*spread))})
         items: tuple[Budget | Objective, ...] = (*self._space.objectives, *self._space.budgets)
-        if rung == len(config.rungs) - 1 and RECALL_METRIC in (each.metric for each in items):
+        if rung == len(config.rungs) - 1 and RECALL_METRIC in (item.metric for item in items):
             _require_recall(scale)
         self._rungs[rung] = scale
 
@@ -172,14 +172,14 @@ class Scales:
 
     def axes(self, run: TrialRun) -> list[Axis] | None:
         """Returns the trial's objectives in the space's order; None while one is missing."""
-        found = [self._axis(run, index) for index in range(len(self._space.objectives))]
-        return None if any(each is None for each in found) else [each for each in found if each is not None]
+        axes = [self._axis(run, index) for index in range(len(self._space.objectives))]
+        return None if any(axis is None for axis in axes) else [axis for axis in axes if axis is not None]
 
     def known_coordinates(self, run: TrialRun) -> dict[str, float]:
         """Returns objective -> coordinate of those that are known so far."""
         names = [objective.name for objective in self._space.objectives]
-        found = {name: self._axis(run, index) for index, name in enumerate(names)}
-        return {name: each.coordinate for name, each in found.items() if each is not None}
+        axes = {name: self._axis(run, index) for index, name in enumerate(names)}
+        return {name: axis.coordinate for name, axis in axes.items() if axis is not None}
 
     def quality_checks(self, run: TrialRun, *, final: bool = False) -> list[BudgetCheck]:
         """Returns verdicts on budgets on quality, by that of its highest rung so far; none of references.
@@ -207,7 +207,9 @@ class Scales:
             parts[unit_of(group)] = parts.get(unit_of(group), 0.0) - quality.per_group[group] * weight / total
         if len(parts) < 2 or not math.isclose(math.fsum(parts.values()), -quality.value, abs_tol=1e-9):
             return {}
-        proxied = (each.name for each in self._space.objectives if METRICS[each.metric].source == "proxy")
+        proxied = (
+            objective.name for objective in self._space.objectives if METRICS[objective.metric].source == "proxy"
+        )
         return {name: parts for name in proxied}
 
     def known_noise(self, run: TrialRun, rung_noise: float) -> dict[str, float]:
@@ -217,13 +219,13 @@ class Scales:
             run: the trial.
             rung_noise: standard deviation that is added to its quality for a rung below the top.
         """
-        found = {check.name: check.log_sd for check in run.checks}
-        found |= {check.name: math.hypot(check.log_sd, rung_noise) for check in self.quality_checks(run)}
+        deviations = {check.name: check.log_sd for check in run.checks}
+        deviations |= {check.name: math.hypot(check.log_sd, rung_noise) for check in self.quality_checks(run)}
         for index, objective in enumerate(self._space.objectives):
-            if (known := self._axis(run, index)) is not None:
+            if (own_axis := self._axis(run, index)) is not None:
                 extra = rung_noise if METRICS[objective.metric].source == "proxy" else 0.0
-                found[objective.name] = math.hypot(known.sd, extra)
-        return {name: sd for name, sd in found.items() if sd > 0}
+                deviations[objective.name] = math.hypot(own_axis.sd, extra)
+        return {name: sd for name, sd in deviations.items() if sd > 0}
 
     def coordinates(self, run: TrialRun) -> tuple[float, ...]:
         """Returns all coordinates of a trial that finished a rung, quality first; infinity for unknown ones."""
@@ -244,9 +246,9 @@ class Scales:
 
     def _as_json(self) -> dict[str, Any]:
         return {
-            "figures": {name: figures_json(taken) for name, taken in self._figures.items()},
+            "figures": {name: figures_json(figures) for name, figures in self._figures.items()},
             "quality": {scale.rung: scale.model_dump(mode="json") for scale in self._rungs.values()},
-            "final_quality": {name: [each.value, each.sd] for name, each in self._final.items()},
+            "final_quality": {name: [quality.value, quality.sd] for name, quality in self._final.items()},
         }
 
 
@@ -267,19 +269,21 @@ async def train_anchors(work: StageWork, scales: Scales, layouts: Sequence[Layou
     """
     config = work.space.quality
     assert config.anchors is not None
-    left = list(layouts)
+    remaining = list(layouts)
     for rung in range(len(config.rungs)):
         seeds = config.anchors.seeds
-        trained = [work.train_rung(trial, layout, rung, seeds, anchor=True) for layout in left]
+        trained = [work.train_rung(trial, layout, rung, seeds, anchor=True) for layout in remaining]
         ended = await asyncio.gather(*trained, return_exceptions=True)
-        failed = [each for each in ended if isinstance(each, BaseException)]
+        failed = [outcome for outcome in ended if isinstance(outcome, BaseException)]
         for error in failed:
-            if not isinstance(error, CandidateFailed) or len(left) - len(failed) < _FEWEST_ANCHORS:
+            if not isinstance(error, CandidateFailed) or len(remaining) - len(failed) < _FEWEST_ANCHORS:
                 raise error
-        found = [each for each in ended if not isinstance(each, BaseException)]
-        left = [layout for layout, each in zip(left, ended, strict=True) if not isinstance(each, BaseException)]
-        counts = seed_counts(rung_jobs(config, rung, left[0], work.corpus))
-        await scales.learn_anchors(rung, Anchors(found, counts))
+        scores = [outcome for outcome in ended if not isinstance(outcome, BaseException)]
+        remaining = [
+            layout for layout, outcome in zip(remaining, ended, strict=True) if not isinstance(outcome, BaseException)
+        ]
+        counts = seed_counts(rung_jobs(config, rung, remaining[0], work.corpus))
+        await scales.learn_anchors(rung, Anchors(scores, counts))
 
 
 def _require_recall(scale: QualityScale) -> None:

@@ -176,18 +176,18 @@ class Trainings:
                 await asyncio.sleep(0)  # trainings that begin now get their worker before this one shares the free ones
                 self._close(group)
                 size = math.ceil(len(group.jobs) / (1 + self._free.free))
-                here, *others = (group.jobs[start : start + size] for start in range(0, len(group.jobs), size))
+                first, *others = (group.jobs[start : start + size] for start in range(0, len(group.jobs), size))
                 # All run to their end, so that a retry meets no worker that still trains the same seed.
                 ended = await asyncio.gather(
-                    self._train(here), *(self._train_elsewhere(trial, part) for part in others), return_exceptions=True
+                    self._train(first), *(self._train_elsewhere(trial, part) for part in others), return_exceptions=True
                 )
         finally:
             self._close(group)
         outcomes: dict[str, Outcome] = {}
-        for each in ended:
-            if isinstance(each, BaseException):
-                raise each
-            outcomes |= each
+        for result in ended:
+            if isinstance(result, BaseException):
+                raise result
+            outcomes |= result
         return outcomes
 
     async def _train_elsewhere(self, trial: int, jobs: Sequence[TrainJob]) -> dict[str, Outcome]:
@@ -206,7 +206,7 @@ class Trainings:
 
     def _close(self, group: _SeedGroup) -> None:
         """Lets no further seed join."""
-        self._waiting = {key: each for key, each in self._waiting.items() if each is not group}
+        self._waiting = {key: open_group for key, open_group in self._waiting.items() if open_group is not group}
 
 
 @dataclass(eq=False)
@@ -266,11 +266,11 @@ class StageWork:
         exports = [self._export(trial, layout, target, RandomWeights(DEPLOY_SEED)) for target in targets.values()]
         # All run to their end: what one lowers serves other candidates, even if this one fails.
         ended = await asyncio.gather(*exports, return_exceptions=True)
-        failed = [each for each in ended if isinstance(each, BaseException)]
+        failed = [result for result in ended if isinstance(result, BaseException)]
         # The candidate's own failure first: a retry does not change it.
         for error in sorted(failed, key=lambda error: not isinstance(error, CandidateFailed)):
             raise error
-        return dict(zip(targets, (each for each in ended if isinstance(each, Artifact)), strict=True))
+        return dict(zip(targets, (result for result in ended if isinstance(result, Artifact)), strict=True))
 
     async def measure(
         self, trial: int, artifact: Artifact, where: MeasurementKey, repetitions: int, replicate: int = 0
@@ -296,7 +296,7 @@ class StageWork:
 
         async def act() -> Outcome:
             try:
-                taken = await measure(
+                measurement = await measure(
                     subject,
                     reference,
                     self.jobs,
@@ -308,7 +308,7 @@ class StageWork:
                 )
             except CandidateFailed as error:
                 return failure(error)
-            return {"value": taken.model_dump(mode="json"), "seconds": taken.wall_s}
+            return {"value": measurement.model_dump(mode="json"), "seconds": measurement.wall_s}
 
         return Measurement.model_validate(await self.stages.run("measure", key, trial, act))
 
@@ -381,11 +381,11 @@ class StageWork:
             return outcome
 
         artifact = Artifact.model_validate(await self.stages.run("export", key, trial, act))
-        kept = artifact.stored.sha256
-        if not self.ledger.has_artifact(kept):
+        sha256 = artifact.stored.sha256
+        if not self.ledger.has_artifact(sha256):
             # Collected by `nas gc` since: the same inputs write the same bytes.
             value_of(await act())
-        self.ledger.pin(kept)
+        self.ledger.pin(sha256)
         return artifact
 
     async def _train(self, trial: int, job: TrainJob, anchor: bool = False) -> TrainResult:

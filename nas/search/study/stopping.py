@@ -22,11 +22,11 @@ class StoppingRules:
     Args:
         rules: the space's.
         ledger: the study's log.
-        wanted: layouts in all.
+        trials: layouts in all.
     """
 
-    def __init__(self, rules: StopRules, ledger: Ledger, wanted: int) -> None:
-        self._rules, self._ledger, self._wanted = rules, ledger, wanted
+    def __init__(self, rules: StopRules, ledger: Ledger, trials: int) -> None:
+        self._rules, self._ledger, self._trials = rules, ledger, trials
         self._expected: dict[int, Expected] = {}
         self._logged: Closed | None = None
         self._before_s, self._begun = 0.0, time.monotonic()
@@ -46,7 +46,7 @@ class StoppingRules:
         """Returns whether a rule ends the study, and logs it."""
         hours = (self._before_s + time.monotonic() - self._begun) / 3600
         why = stop_reason(
-            self._rules, proposed=proposed, wanted=self._wanted, hours=hours, expected=[*self._expected.values()]
+            self._rules, proposed=proposed, trials=self._trials, hours=hours, expected=[*self._expected.values()]
         )
         if why is not None:
             self._log(why)
@@ -63,24 +63,24 @@ class StoppingRules:
 
 
 def stop_reason(
-    rules: StopRules, *, proposed: int, wanted: int, hours: float, expected: Sequence[Expected]
+    rules: StopRules, *, proposed: int, trials: int, hours: float, expected: Sequence[Expected]
 ) -> Closed | None:
     """Returns the rule that ends the study; None if none does.
 
     Args:
         rules: the space's.
         proposed: layouts so far, references not counted.
-        wanted: layouts in all.
+        trials: layouts in all.
         hours: that the study has run.
         expected: of the proposals so far.
     """
-    if proposed >= wanted:
-        return Closed("trials", f"all {wanted} layouts were proposed")
+    if proposed >= trials:
+        return Closed("trials", f"all {trials} layouts were proposed")
     if rules.hours is not None and hours >= rules.hours:
         return Closed("hours", f"it ran for the {rules.hours:g} hours that it had")
     last = expected[-_IN_A_ROW:]
     if rules.gain is not None and len(last) == _IN_A_ROW:
         share = rules.gain
-        if all(is_exhausted(each.gain, each.hypervolume, each.batch, share) for each in last):
+        if all(is_exhausted(forecast.gain, forecast.hypervolume, forecast.batch, share) for forecast in last):
             return Closed("gain", f"the next batch is expected to gain less than {show_share(share)}")
     return None

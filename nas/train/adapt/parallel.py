@@ -26,7 +26,7 @@ from nas.measure.devices.host_lock import host_lock_folder
 from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import ScoredText
 from nas.search.compute.ray import ClusterCompute, Compute, RayCompute
-from nas.search.compute.worker import Share, Spec, stage
+from nas.search.compute.worker import Share, Spec, under_host_lock
 from nas.train.adapt.library import Library, LibrarySettings, TrainedTeacher
 from nas.train.pretrain.data import Tokens, open_tokens
 
@@ -155,7 +155,7 @@ class ParallelLibrary(Library):
         return (block is None or self.file(slot, block).is_file()) and self._score_path([(slot, block)]).is_file()
 
 
-@stage
+@under_host_lock
 def fill(spec: Spec, share: Share) -> None:
     """Trains and scores alternatives of one depth of a library: {blocks, threads, device?, ...} -> nothing."""
     torch.set_num_threads(spec["threads"])
