@@ -28,23 +28,6 @@ def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
     return seeds
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
-def without_removed(data: Any, name: str) -> Any:
-    """Returns a mapping without a setting of earlier versions, which stored spaces hold at its default, 0.
-
-    Raises:
-        ValueError: the setting asks for something that this version cannot do.
-    """
-    if isinstance(data, dict) and name in data:
-        if data[name] != 0:
-            raise ValueError(f"{name} was removed, candidates are confirmed once: leave it out")
-        return {key: value for key, value in data.items() if key != name}
-    return data
-
-
 class CorpusFiles(BaseModel):
     """A corpus of one's own: text files, JSON lines, Parquet, Arrow, and folders of them. Relative to the space's file.
 
@@ -178,7 +161,7 @@ class Rung(BaseModel):
     tasks: dict[str, TaskStage] = Field(default_factory=dict, description="quality task -> its training")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one training each; scores are their mean")
     library: Literal["sum", "assembled"] | None = Field(
-        None, description="what is evaluated in place of trainings, under `from: library`", exclude_if=_is_none
+        None, description="what is evaluated in place of trainings, under `from: library`"
     )
     keep: int | float | None = Field(
         None,
@@ -311,13 +294,8 @@ class QualityConfig(BaseModel):
     )
     rescore: Rescore | None = Field(None, description="of the front, on fresh seeds; left out: it is not re-scored")
     library: LibrarySource | None = Field(
-        None, description="instead of all but `promote`, written as `from: library`, see below", exclude_if=_is_none
+        None, description="instead of all but `promote`, written as `from: library`, see below"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_further_seeds(cls, data: Any) -> Any:
-        return without_removed(data, "further_seeds")
 
     @model_validator(mode="before")
     @classmethod

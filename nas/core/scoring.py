@@ -18,7 +18,7 @@ from nas.core.errors import InvalidInput
 from nas.core.measurement import Figure
 from nas.core.metrics import METRICS, RECALL_METRIC
 from nas.core.space import Budget, Objective, SearchSpace
-from nas.core.stats import Z95, t_critical
+from nas.core.stats import Z95
 
 Verdict = Literal["feasible", "infeasible", "borderline", "unknown"]
 
@@ -328,15 +328,8 @@ def limit_at(space: SearchSpace, name: str, key: MeasurementKey, published: Figu
 
 
 def log_sd(figure: Figure) -> float:
-    """Returns the standard deviation of the logarithm of a figure; 0 if it has none.
-
-    Figures of measurement protocol 1 hold an interval only.
-    """
-    if figure.log_sd is not None:
-        return figure.log_sd
-    if figure.low is None or figure.high is None or figure.low <= 0:
-        return 0.0
-    return math.log(figure.high / figure.low) / (2 * t_critical(0.95, max(1, figure.n - 1)))
+    """Returns the standard deviation of the logarithm of a figure; 0 if it has none."""
+    return figure.log_sd or 0.0
 
 
 def _published_value(budget: Budget, published: Figures, key: MeasurementKey) -> float | None:

@@ -27,7 +27,7 @@ from nas.core.block_space import MAX_CHOICES, ArgKnob, BlockSpace, Knob, Scope, 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, metric
-from nas.core.quality_config import QualityConfig, without_removed
+from nas.core.quality_config import QualityConfig
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.units import parse_count, parse_limit
 from nas.core.workload import Workload
@@ -206,10 +206,6 @@ class References(_Strict):
         return {name: Layout.parse(text) for name, text in texts.items()}
 
 
-REMOVED_LIMITS = ("cool_down_s", "drift_limit", "foreign_cpu_limit")
-"""Settings of measurement protocol 1 that spaces may still hold; they are ignored."""
-
-
 class MeasurementSettings(_Strict):
     """Measurement protocol (docs/explanation/measurement-protocol.md)."""
 
@@ -219,15 +215,6 @@ class MeasurementSettings(_Strict):
         3, ge=1, description="further rounds per measurement, after failed runs, before it fails as retryable"
     )
     deadline_s: Finite = Field(600.0, gt=0, description="per process")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed(cls, data: Any) -> Any:
-        data = without_removed(data, "further_measurements")
-        if isinstance(data, dict):
-            # Limits of measurement protocol 1, in spaces that were written or stored for it; noise is not refused.
-            data = {key: value for key, value in data.items() if key not in REMOVED_LIMITS}
-        return data
 
 
 class StopRules(_Strict):

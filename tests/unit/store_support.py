@@ -63,7 +63,7 @@ def open_store(folder: Path, clock: Clock | None = None) -> Store:
 
 def new_study(store: Store, name: str = "first") -> Study:
     """A study without trials."""
-    return studies.create(store, name, SPACE, seed=7, version="0.1.0")
+    return studies.create(store, name, SPACE, seed=7, version="0.2.0")
 
 
 def proposal(width: int, **more: Any) -> Proposal:
