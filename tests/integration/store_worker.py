@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from nas.core.layout import Layout
 from nas.core.plan import RoundResult
@@ -23,7 +24,9 @@ def propose(store: Store, worker: int, number: int) -> None:
             [trial] = trials.propose(store, 1, [Proposal(layout.to_json(), layout.id)])
             trials.add_event(store, 1, trial.number, EventKind.EXPORTED)
             results.put(store, layout.id, "export", {"worker": worker}, trial=(1, trial.number))
-            artifacts.put_bytes(store, layout.format().encode())
+            with TemporaryDirectory() as folder:
+                Path(folder, "layout").write_text(layout.format())
+                artifacts.put_file(store, Path(folder, "layout"))
 
 
 def forever(store: Store, worker: int, number: int) -> None:

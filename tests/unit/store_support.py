@@ -15,8 +15,8 @@ from nas.core.device import Device
 from nas.core.layout import Layout
 from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
 from nas.core.wire import Failure
-from nas.infra.store import agents, devices, jobs, outcomes, studies
-from nas.infra.store.rows import JobRow, JobState, Proposal, Study
+from nas.infra.store import agents, artifacts, devices, jobs, outcomes, studies
+from nas.infra.store.rows import Artifact, JobRow, JobState, Proposal, Study
 from nas.infra.store.store import Store
 
 SPACE = {"name": "tiny", "depth": [2, 4]}
@@ -72,6 +72,13 @@ def proposal(width: int, **more: Any) -> Proposal:
     return Proposal(layout.to_json(), layout.id, **more)
 
 
+def put_bytes(store: Store, content: bytes) -> Artifact:
+    """Stores `content` as a file."""
+    with TemporaryDirectory() as folder:
+        Path(folder, "content").write_bytes(content)
+        return artifacts.put_file(store, Path(folder, "content"))
+
+
 def key(*inputs: object) -> str:
     """A result key."""
     return content_hash(list(inputs))
@@ -103,7 +110,7 @@ def round_of(model: str = "model") -> Round:
     return Round(candidate=Plan(runner=runner, inputs=inputs, args=(), deadline_s=1), repetitions=1)
 
 
-RESULT = RoundResult(pairs=[], push_s=0.5)
+RESULT = RoundResult(pairs=[], wall_s=0.5)
 
 
 BROKEN = Failure(kind="infrastructure", message="cable fell out")

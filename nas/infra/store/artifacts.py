@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,15 +51,6 @@ def put_file(store: Store, source: Path) -> Artifact:
         raise InvalidInput(f"cannot read {source}: {error.strerror}") from error
     with stream:
         return _put(store, stream)
-
-
-def put_bytes(store: Store, content: bytes) -> Artifact:
-    """Stores `content` as a file.
-
-    Raises:
-        InfrastructureFailed: the disk is full, or the store's folder cannot be written.
-    """
-    return _put(store, BytesIO(content))
 
 
 def get(store: Store, sha256: str) -> Artifact | None:
