@@ -129,7 +129,7 @@ def report(
 
     with open_store(db) as store:
         text = study_report_html(store, study)
-    _write_whole(output, lambda file: file.write(text))
+    _write_whole(output, lambda file: file.write(text.encode()))
 
 
 @app.command("follow", no_args_is_help=True)
@@ -361,7 +361,7 @@ def _read_studies(server: str | None, db: str | None, wanted: pages.StudyFilter)
                 "created": study.created,
                 **({"problem": study.problem} if study.problem else {}),
             }
-            for study in pages.studies(store, limit=_ALL_STUDIES, wanted=wanted)
+            for study in pages.studies(store, limit=_ALL_STUDIES, matching=wanted)
         ]
 
 

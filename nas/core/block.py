@@ -205,8 +205,8 @@ class Block:
         missing = [arg.name for arg in spec.args if arg.required and arg.name not in values]
         if missing:
             raise InvalidInput(f"{kind}: {', '.join(missing)} must be given")
-        kept = {name: value for name, value in values.items() if value != spec.arg(name).default}
-        return Block(kind, tuple(sorted(kept.items())))
+        changed = {name: value for name, value in values.items() if value != spec.arg(name).default}
+        return Block(kind, tuple(sorted(changed.items())))
 
     @property
     def spec(self) -> BlockKind:
@@ -282,12 +282,12 @@ def _formatted(block: Block) -> str:
     return block.spec.letter + _format_args(block.spec.syntax, values, dict(block.given))
 
 
-def _format_args(syntax: str, values: Mapping[str, float | None], given: Mapping[str, float]) -> str:
+def _format_args(syntax: str, values: Mapping[str, float | None], arguments: Mapping[str, float]) -> str:
     """Formats a block's arguments: `values` fill the syntax, the other `given` ones follow by name."""
-    text = _OPTIONAL.sub(lambda m: m[1] if any(f in given for f in _FIELD.findall(m[1])) else "", syntax)
+    text = _OPTIONAL.sub(lambda m: m[1] if any(f in arguments for f in _FIELD.findall(m[1])) else "", syntax)
     text = _FIELD.sub(lambda m: _number(values[m[1]]), text)
     placed = set(_FIELD.findall(syntax))
-    named = ",".join(f"{key}={_number(given[key])}" for key in sorted(given) if key not in placed)
+    named = ",".join(f"{key}={_number(arguments[key])}" for key in sorted(arguments) if key not in placed)
     return f"{text}({named})" if named else text
 
 

@@ -226,16 +226,19 @@ class MemberEvaluation(FamilyRecord):
         """Mean scores of the benchmarks of each group, and `AVERAGE` of all, unweighted: group -> file -> share."""
         if not self.groups:
             return {}
-        every = {name: tasks for own in self.groups.values() for name, tasks in own.items()}
+        every = {name: tasks for benchmarks in self.groups.values() for name, tasks in benchmarks.items()}
         return {
-            group: {file: fmean(_mean(scores, tasks) for tasks in own.values()) for file, scores in self.scores.items()}
-            for group, own in {**self.groups, AVERAGE: every}.items()
+            group: {
+                file: fmean(_mean(scores, tasks) for tasks in benchmarks.values())
+                for file, scores in self.scores.items()
+            }
+            for group, benchmarks in {**self.groups, AVERAGE: every}.items()
         }
 
     @property
     def head(self) -> list[str]:
         """Heads of the columns of `rows`."""
-        files = [each for name in list(self.scores)[1:] for each in (name, f"{name} less PyTorch, points")]
+        files = [heading for name in list(self.scores)[1:] for heading in (name, f"{name} less PyTorch, points")]
         return ["task", "questions", next(iter(self.scores)), *files]
 
     @property
@@ -246,13 +249,17 @@ class MemberEvaluation(FamilyRecord):
         """
         first = next(iter(self.scores.values()))
         rows = [
-            [task, f"{one.questions}", *(cell for each in self.scores.values() for cell in _cells(each[task]))]
+            [
+                task,
+                f"{one.questions}",
+                *(cell for file_scores in self.scores.values() for cell in _cells(file_scores[task])),
+            ]
             for task, one in first.items()
         ]
         for group, shares in self.means.items():
-            own, *files = shares.values()
-            changes = [cell for share in files for cell in (f"{share:.1%}", f"{100 * (share - own):+.1f}")]
-            rows.append([f"mean: {group}", "", f"{own:.1%}", *changes])
+            pytorch, *files = shares.values()
+            changes = [cell for share in files for cell in (f"{share:.1%}", f"{100 * (share - pytorch):+.1f}")]
+            rows.append([f"mean: {group}", "", f"{pytorch:.1%}", *changes])
         return rows
 
     @property
@@ -275,7 +282,7 @@ def _mean(scores: Mapping[str, TaskScore], tasks: Iterable[str]) -> float:
 def _cells(score: TaskScore) -> list[str]:
     if score.change is None:
         return [str(score)]
-    value, low, high = (100 * each for each in score.change)
+    value, low, high = (100 * share for share in score.change)
     return [str(score), f"{value:+.1f} ({low:+.1f} to {high:+.1f})"]
 
 
@@ -421,5 +428,5 @@ def read_family(name: str) -> Family:
     """
     family = read_record(family_folder(name) / FAMILY, Family)
     if family is None:
-        raise UnknownName("family", name, [each.parent.name for each in families_folder().glob(f"*/{FAMILY}")])
+        raise UnknownName("family", name, [file.parent.name for file in families_folder().glob(f"*/{FAMILY}")])
     return family

@@ -137,8 +137,8 @@ class Layout:
     def plugin_versions(self) -> dict[str, str]:
         """Block kind -> version, of the kinds that other distributions add: part of the layout's result keys."""
         kinds = {block.kind for layer in self.layers for block in layer.blocks}
-        found = {kind: BLOCKS.version(kind) for kind in sorted(kinds)}
-        return {kind: version for kind, version in found.items() if version is not None}
+        versions = {kind: BLOCKS.version(kind) for kind in sorted(kinds)}
+        return {kind: version for kind, version in versions.items() if version is not None}
 
     def format(self) -> str:
         """Returns the canonical one-line string; `Layout.parse(layout.format()) == layout`."""
@@ -418,11 +418,11 @@ def _known_block(kind: str, **args: Scalar) -> Block:
     return Block.of(kind, **args)
 
 
-def _object(data: Any, known: set[str], what: str) -> Mapping[str, Any]:
+def _object(data: Any, keys: set[str], what: str) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise InvalidInput(f"{what} must be an object, not {data!r}")
-    if unknown := set(data) - known:
-        raise InvalidInput(f"unknown key in {what}: {', '.join(sorted(unknown))}; valid: {', '.join(sorted(known))}")
+    if unknown := set(data) - keys:
+        raise InvalidInput(f"unknown key in {what}: {', '.join(sorted(unknown))}; valid: {', '.join(sorted(keys))}")
     return data
 
 

@@ -74,7 +74,7 @@ class Plan(BaseModel):
     @property
     def files(self) -> tuple[PlanFile, ...]:
         """Every file that is sent to the device: inputs, then the runner's."""
-        return (*(given.travels for given in self.inputs.values()), *self.runner.files.values())
+        return (*(file.travels for file in self.inputs.values()), *self.runner.files.values())
 
 
 class EnergyUsed(BaseModel):

@@ -198,8 +198,8 @@ class Rung(BaseModel):
     @property
     def all_seeds(self) -> set[int]:
         """Every seed that something is trained with in this rung."""
-        own = {seed for name in self.tasks for seed in self.task_seeds(name)}
-        return own | set(self.seeds) if self.lm_steps else own
+        task_seeds = {seed for name in self.tasks for seed in self.task_seeds(name)}
+        return task_seeds | set(self.seeds) if self.lm_steps else task_seeds
 
     def with_seeds(self, seeds: tuple[int, ...]) -> Rung:
         """Returns the rung with other seeds."""
@@ -304,13 +304,17 @@ class QualityConfig(BaseModel):
             return data
         if data["from"] != _LIBRARY:
             refuse([problem(("from",), InvalidInput(f"must be {_LIBRARY!r}; leave it out to train proxies"))])
-        known = {*cls.model_fields} - {*_BESIDE_LIBRARY, _LIBRARY}
-        of_trainings = [key for key in data if key in known]
+        training_keys = {*cls.model_fields} - {*_BESIDE_LIBRARY, _LIBRARY}
+        of_trainings = [key for key in data if key in training_keys]
         refuse([problem((key,), InvalidInput("is of trainings: leave it out beside `from: library`"))
                 for key in of_trainings])  # fmt: skip
-        own = {key: value for key, value in data.items() if key not in ("from", *_BESIDE_LIBRARY)}
+        settings = {key: value for key, value in data.items() if key not in ("from", *_BESIDE_LIBRARY)}
         promote = {"promote": data["promote"]} if "promote" in data else {}
-        return {"library": LibrarySource.model_validate(own), "rungs": _library_rungs(data.get("keep", 0.5)), **promote}
+        return {
+            "library": LibrarySource.model_validate(settings),
+            "rungs": _library_rungs(data.get("keep", 0.5)),
+            **promote,
+        }
 
     @field_validator("corpus")
     @classmethod

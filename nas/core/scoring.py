@@ -270,21 +270,21 @@ def require_sensors(space: SearchSpace, devices: Mapping[str, Device]) -> None:
                 raise InvalidInput(f"{item.metric} on {name}: {device.id} has no {needs.replace('_', ' ')}: {reason}")
 
 
-def with_file_size(taken: Figures) -> dict[MeasurementKey, Mapping[str, Figure]]:
+def with_file_size(figures: Figures) -> dict[MeasurementKey, Mapping[str, Figure]]:
     """Returns the figures of measurements, with the file size under no workload as well: it does not depend on one."""
     sizes = {
-        key._replace(workload=""): {"file_size": each["file_size"]}
-        for key, each in taken.items()
-        if "file_size" in each
+        key._replace(workload=""): {"file_size": by_name["file_size"]}
+        for key, by_name in figures.items()
+        if "file_size" in by_name
     }
-    return {**taken, **sizes}
+    return {**figures, **sizes}
 
 
-def figures_json(taken: Figures) -> list[dict[str, Any]]:
+def figures_json(by_key: Figures) -> list[dict[str, Any]]:
     """Returns figures by key as JSON, in an order that does not depend on when they were taken."""
     return [
         {**key._asdict(), "figures": {name: figure.model_dump(mode="json") for name, figure in figures.items()}}
-        for key, figures in sorted(taken.items())
+        for key, figures in sorted(by_key.items())
     ]
 
 

@@ -67,9 +67,9 @@ def path(store: Store, sha256: str) -> Path:
         InvalidInput: not a SHA-256.
         InfrastructureFailed: the store does not have the file.
     """
-    found = _place(store, sha256)
+    file = _place(store, sha256)
     try:
-        regular = stat.S_ISREG(found.lstat().st_mode)
+        regular = stat.S_ISREG(file.lstat().st_mode)
     except FileNotFoundError:
         regular = False
     if not regular:
@@ -80,7 +80,7 @@ def path(store: Store, sha256: str) -> Path:
     if not fresh:
         with store.write() as connection:
             connection.execute(update(artifact).where(artifact.c.sha256 == sha256).values(last_used=now))
-    return found
+    return file
 
 
 def verify(store: Store, sha256: str) -> Path:
@@ -89,13 +89,13 @@ def verify(store: Store, sha256: str) -> Path:
     Raises:
         InfrastructureFailed: the file is missing or damaged.
     """
-    found = path(store, sha256)
-    with found.open("rb") as stream:
+    file = path(store, sha256)
+    with file.open("rb") as stream:
         content = hashlib.file_digest(stream, "sha256").hexdigest()
     if content != sha256:
-        found.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
         raise InfrastructureFailed(f"artifact {sha256[:12]} was damaged on disk and has been removed")
-    return found
+    return file
 
 
 def intact(store: Store, sha256: str) -> bool:
@@ -173,14 +173,14 @@ def collect(store: Store, limit_bytes: int) -> Collected:
     assert limit_bytes >= 0, limit_bytes
     with store.write() as connection:
         lock_tables(connection, artifact, artifact_pin)
-        known = all(store)
-        victims = _victims(known, limit_bytes, {sha256 for job in jobs.live(store) for sha256 in job.payload.files})
+        stored = all(store)
+        victims = _victims(stored, limit_bytes, {sha256 for job in jobs.live(store) for sha256 in job.payload.files})
         for victim in victims:
             connection.execute(delete(artifact).where(artifact.c.sha256 == victim.sha256))
             _remove(store.artifacts / victim.sha256[:2] / victim.sha256[2:])
         swept = _sweep(store, set(connection.scalars(select(artifact.c.sha256))))
     freed = sum(victim.size for victim in victims)
-    total = sum(one.size for one in known)
+    total = sum(one.size for one in stored)
     return Collected(len(victims) + len(swept), freed + sum(swept), total - freed)
 
 
@@ -248,11 +248,11 @@ def _place(store: Store, sha256: str) -> Path:
     return store.artifacts / sha256[:2] / sha256[2:]
 
 
-def _victims(known: list[Artifact], limit_bytes: int, needed: set[str]) -> list[Artifact]:
+def _victims(stored: list[Artifact], limit_bytes: int, needed: set[str]) -> list[Artifact]:
     """Returns the artifacts of `known` to delete; `known` is sorted by last use."""
-    excess = sum(one.size for one in known) - limit_bytes
+    excess = sum(one.size for one in stored) - limit_bytes
     victims = []
-    for one in known:
+    for one in stored:
         if excess <= 0:
             break
         if not one.pinned and one.sha256 not in needed:
@@ -261,11 +261,11 @@ def _victims(known: list[Artifact], limit_bytes: int, needed: set[str]) -> list[
     return victims
 
 
-def _sweep(store: Store, known: set[str]) -> list[int]:
+def _sweep(store: Store, hashes: set[str]) -> list[int]:
     """Deletes leftover files and returns their sizes."""
     sizes = []
     for file in store.artifacts.glob("*/*"):
-        if file.parent.name + file.name in known:
+        if file.parent.name + file.name in hashes:
             continue
         try:
             status = file.lstat()

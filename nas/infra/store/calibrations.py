@@ -132,13 +132,13 @@ def note_runs(store: Store, place: Place, job: str, runs: Sequence[ReferenceRun]
     now, (device, runtime, build) = store.now(), place
     values = {"device": device, "runtime": runtime, "build": build, "at": now, "calibration_ms": calibration_ms}
     packed = [[round(run.ratio, 5), run.temperature_c, run.calm] for run in runs]
-    columns, here = reference_run.c, _runs_of(*place)
-    newest = select(columns.at).where(here).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
+    columns, of_place = reference_run.c, _runs_of(*place)
+    newest = select(columns.at).where(of_place).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
     with store.write() as connection:
         devices.read(connection, device)
         if insert_if_absent(connection, reference_run, job=job, runs=packed, **values):
-            connection.execute(delete(reference_run).where(here, columns.at < now - KEPT_S))
-            connection.execute(delete(reference_run).where(here, columns.at < newest.scalar_subquery()))
+            connection.execute(delete(reference_run).where(of_place, columns.at < now - KEPT_S))
+            connection.execute(delete(reference_run).where(of_place, columns.at < newest.scalar_subquery()))
 
 
 def drift(store: Store, device: str, *, since: float = 0.0) -> list[Drift]:
@@ -153,10 +153,11 @@ def drift(store: Store, device: str, *, since: float = 0.0) -> list[Drift]:
     query = select(reference_run).where(columns.device == device, columns.at >= since).order_by(columns.at, columns.job)
     with store.read() as connection:
         rows = connection.execute(query).all()
-    known = {(each.runtime, each.build): each for each in of_device(store, device)}
-    keys = dict.fromkeys([*reversed(known), *((row.runtime, row.build) for row in reversed(rows))])
+    calibrations = {(stored.runtime, stored.build): stored for stored in of_device(store, device)}
+    keys = dict.fromkeys([*reversed(calibrations), *((row.runtime, row.build) for row in reversed(rows))])
     return [
-        _drift((device, *key), known.get(key), [row for row in rows if (row.runtime, row.build) == key]) for key in keys
+        _drift((device, *key), calibrations.get(key), [row for row in rows if (row.runtime, row.build) == key])
+        for key in keys
     ]
 
 
@@ -170,13 +171,13 @@ def disturbed(store: Store, *, since: float) -> dict[str, float]:
     return {device: 1 - sum(runs) / len(runs) for device, runs in calm.items() if runs}
 
 
-def _drift(place: Place, known: Calibration | None, rows: Iterable[Row[tuple[object, ...]]]) -> Drift:
+def _drift(place: Place, stored: Calibration | None, rows: Iterable[Row[tuple[object, ...]]]) -> Drift:
     points = tuple(
         DriftPoint(row.at, row.job, row.calibration_ms, ReferenceRun(*run)) for row in rows for run in row.runs
     )
-    ratios = [point.run.ratio for point in points if known and point.at >= known.created]
+    ratios = [point.run.ratio for point in points if stored and point.at >= stored.created]
     off, recalibrate = off_by(ratios[-LATEST_RUNS:]) if len(ratios) >= LATEST_RUNS else (None, False)
-    return Drift(*place, known, points, off, recalibrate)
+    return Drift(*place, stored, points, off, recalibrate)
 
 
 def _key(device: str, runtime: str, build: str) -> ColumnElement[bool]:

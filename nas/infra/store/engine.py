@@ -187,14 +187,14 @@ class ServerClock:
 
     def follow(self, connection: Connection) -> None:
         """Measures the difference, if the last measurement is old or this machine's clock was set since."""
-        here, monotonic = self._local.now(), self._local.monotonic()
+        local, monotonic = self._local.now(), self._local.monotonic()
         if self._measured is not None:
-            since, since_monotonic = here - self._measured[0], monotonic - self._measured[1]
+            since, since_monotonic = local - self._measured[0], monotonic - self._measured[1]
             if since_monotonic < _FOLLOW_S and abs(since - since_monotonic) < _CLOCK_SET_S:
                 return
         server = float(connection.execute(_SERVER_TIME).scalar_one())
-        self._ahead_s = server - (here + self._local.now()) / 2
-        self._measured = here, monotonic
+        self._ahead_s = server - (local + self._local.now()) / 2
+        self._measured = local, monotonic
 
 
 def lock_tables(connection: Connection, *tables: Table) -> None:

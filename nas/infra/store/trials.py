@@ -55,13 +55,13 @@ def all(store: Store, study: int, *, states: Iterable[TrialState] | None = None)
 
 def some(store: Store, study: int, numbers: Sequence[int]) -> list[Trial]:
     """Returns the trials with these numbers, each once; numbers without a trial are left out."""
-    found: list[Trial] = []
+    trials: list[Trial] = []
     query = select(trial).where(trial.c.study == study).order_by(trial.c.number)
     with store.read() as connection:
         for start in range(0, len(numbers), _NUMBERS_PER_QUERY):
-            wanted = numbers[start : start + _NUMBERS_PER_QUERY]
-            found += [_trial(row) for row in connection.execute(query.where(trial.c.number.in_(wanted)))]
-    return found
+            page = numbers[start : start + _NUMBERS_PER_QUERY]
+            trials += [_trial(row) for row in connection.execute(query.where(trial.c.number.in_(page)))]
+    return trials
 
 
 @retried
@@ -115,8 +115,8 @@ def _propose(connection: Connection, study: int, proposal: Proposal, now: float)
     highest = connection.scalar(select(func.max(trial.c.number)).where(trial.c.study == study))
     number = 0 if highest is None else highest + 1
     event = Event(EventKind.PROPOSED, {}, number, study, at=now)
-    given = {name: getattr(proposal, name) for name in Proposal.__slots__}
-    new = Trial(study=study, number=number, created=now, updated=now, status=advance(None, event), **given)
+    values = {name: getattr(proposal, name) for name in Proposal.__slots__}
+    new = Trial(study=study, number=number, created=now, updated=now, status=advance(None, event), **values)
     insert_trial(connection, new)
     insert_event(connection, event)
     return new

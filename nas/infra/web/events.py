@@ -162,9 +162,9 @@ def wants_stream(request: Request) -> bool:
 
 
 def _last_seen(request: Request, after: int) -> int:
-    given = request.headers.get("Last-Event-ID")
-    if given is None:
+    header = request.headers.get("Last-Event-ID")
+    if header is None:
         return after
-    if not (given.isascii() and given.isdecimal() and len(given) <= len(str(LAST_ID))):
+    if not (header.isascii() and header.isdecimal() and len(header) <= len(str(LAST_ID))):
         raise InvalidInput("Last-Event-ID must be the id of the last received event", where="Last-Event-ID")
-    return min(int(given), LAST_ID)
+    return min(int(header), LAST_ID)

@@ -94,11 +94,11 @@ class _Farm(Collector):
 
 def _studies(store: Store) -> GaugeMetricFamily:
     """Returns how many studies are in each state, 0 for states without any, so that the first of one is a change."""
-    found = GaugeMetricFamily("hilnas_studies", "Studies by state, as `nas study list` shows it.", labels=("state",))
+    metric = GaugeMetricFamily("hilnas_studies", "Studies by state, as `nas study list` shows it.", labels=("state",))
     counts = dict.fromkeys((*StudyState, studies.INTERRUPTED), 0) | pages.studies_by_condition(store)
     for state, count in counts.items():
-        found.add_metric((state,), count)
-    return found
+        metric.add_metric((state,), count)
+    return metric
 
 
 def _disk(store: Store) -> Iterator[GaugeMetricFamily]:
@@ -106,7 +106,7 @@ def _disk(store: Store) -> Iterator[GaugeMetricFamily]:
     size = GaugeMetricFamily("hilnas_disk_size_bytes", "Size of the disk of a folder.", labels=("folder",))
     for name, folder in (("home", paths.home()), ("artifacts", store.artifacts)):
         # A folder that is not made yet will be on the disk of the one above it.
-        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
         usage = shutil.disk_usage(existing)
         free.add_metric((name,), usage.free)
         size.add_metric((name,), usage.total)
@@ -129,9 +129,9 @@ def _trust(store: Store) -> Iterator[GaugeMetricFamily]:
     )
     for device in pages.calibrated_devices(store):
         latest: dict[str, float] = {}
-        for each in calibrations.drift(store, device, since=store.now() - _DRIFT_S):  # the latest build comes first
-            if each.off is not None:
-                latest.setdefault(each.runtime, each.off)
+        for trend in calibrations.drift(store, device, since=store.now() - _DRIFT_S):  # the latest build comes first
+            if trend.off is not None:
+                latest.setdefault(trend.runtime, trend.off)
         for runtime, off in latest.items():
             drift.add_metric((device, runtime), off)
     for device, share in calibrations.disturbed(store, since=store.now() - _NOISE_S).items():

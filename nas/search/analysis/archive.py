@@ -429,10 +429,10 @@ class _Reader:
         if self._study is None:
             self._create(Header.model_validate(data))
             return
-        given = [value for _, value in Line.model_validate(data) if value is not None]
-        if len(given) != 1:
+        records = [value for _, value in Line.model_validate(data) if value is not None]
+        if len(records) != 1:
             raise InvalidInput("a line holds one of trial, event, result, use, attempt or end")
-        match given[0]:
+        match records[0]:
             case int(count):
                 if count != line - 1:
                     raise InvalidInput(f"the file should have {count} lines before its end, but has {line - 1}")

@@ -261,7 +261,7 @@ def studies_router(
         state: Annotated[str, Query(max_length=64, description="such as running or interrupted")] = "",
     ) -> StudyPage:  # fmt: skip
         wanted = pages.StudyFilter(text, space, state)
-        rows = pages.studies(store, after=_study_id(after), limit=limit + 1, wanted=wanted)
+        rows = pages.studies(store, after=_study_id(after), limit=limit + 1, matching=wanted)
         shown = [_begun(row, submitted.find(row.name)) for row in rows[:limit]]
         if len(rows) > limit:
             return StudyPage(studies=shown, next=str(rows[limit - 1].id))
