@@ -14,7 +14,7 @@ from nas.core.layout import Layout
 from nas.core.scoring import ATTENTION, PUBLISHED, figures_json
 from nas.core.trial import EventKind
 from nas.infra.store import results, studies, trials
-from nas.infra.store.rows import Proposal, StudyState
+from nas.infra.store.rows import NewTrial, StudyState
 from nas.infra.store.store import Store
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.search.analysis.archive import FORMAT, VERSION, import_study
@@ -80,7 +80,7 @@ class Orchestrator:
     def add(self) -> int:
         """Adds one trial, which ends; returns its number."""
         layout = next(self._layouts)
-        number = trials.propose(self._store, self._study, [Proposal(layout.to_json(), layout.id)])[0].number
+        number = trials.propose(self._store, self._study, [NewTrial(layout.to_json(), layout.id)])[0].number
         for step in life(self._judge, layout, self._rng):
             self._take(number, step)
         return number

@@ -27,8 +27,11 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.metrics import recorded
 from nas.core.stats import Z95
 
-FAMILY, FILES, TRAINING = "family.json", "files.json", "training.json"
-EVALUATION, BENCHMARKS = "evaluation.json", "benchmarks.json"
+FAMILY = "family.json"
+FILES = "files.json"
+TRAINING = "training.json"
+EVALUATION = "evaluation.json"
+BENCHMARKS = "benchmarks.json"
 AVERAGE = "all benchmarks"
 PRETRAININGS = ("pretrain", "long")
 """Kinds of trainings on text, which are scored in bits per byte."""

@@ -1,8 +1,8 @@
-"""The choices of a search space in two steps: a frame for the whole model, then blocks for each layer.
+"""Choices for the whole model of a search space, then for the blocks of each layer; and the weights they can reach.
 
-Also the weight counts that a space can reach, so that an impossible parameter budget is an error. The layers of a frame
-cost what their blocks cost, so the least and greatest count at a depth follow from the cheapest and dearest blocks, as
-many of each kind as the limits allow.
+A `Frame` holds what is chosen once for a model: width, vocabulary, feed-forward, pattern. A parameter budget that no
+frame can keep is an error. The layers of a frame cost what their blocks cost, so the least and greatest weight count at
+a depth follow from the cheapest and dearest blocks, as many of each kind as the limits allow.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ MEASURES = ("total", "active", "non_embedding")
 _SCAN = 60_000
 """Work that `check_reachable` does, as `Frames.work` counts it: up to a second. In a larger space only sampling finds a
 budget impossible."""
-_BLOCK_WORK, _ROLE_WORK = 3, 4
-"""Work of making a block, and of computing the weights of all mixers or feed-forwards at a depth. That of finding them
-computed already is 1; it takes about 10 microseconds."""
+_BLOCK_WORK = 3
+"""Work of making a block. That of finding weights computed already is 1, about 10 microseconds."""
+_ROLE_WORK = 4
+"""Work of computing the weights of all mixers or feed-forwards at a depth."""
 
 
 @dataclass(frozen=True, slots=True)

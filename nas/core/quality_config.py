@@ -269,10 +269,12 @@ class QualityConfig(BaseModel):
     task_lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate for tasks")
     warmup: int = Field(20, ge=0, description="steps of linear learning-rate warm-up")
     decay: float = Field(
-        0.0, ge=0, le=1,
+        0.0,
+        ge=0,
+        le=1,
         description="share of a training's steps, the last ones, in which the learning rate falls to 0; a longer rung"
         " resumes from before",
-    )  # fmt: skip
+    )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of matrix products in training")
     weight_decay: float = Field(0.05, ge=0, allow_inf_nan=False, description="of the optimiser")
     clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest gradient norm")
@@ -306,8 +308,12 @@ class QualityConfig(BaseModel):
             refuse([problem(("from",), InvalidInput(f"must be {_LIBRARY!r}; leave it out to train proxies"))])
         training_keys = {*cls.model_fields} - {*_BESIDE_LIBRARY, _LIBRARY}
         of_trainings = [key for key in data if key in training_keys]
-        refuse([problem((key,), InvalidInput("is of trainings: leave it out beside `from: library`"))
-                for key in of_trainings])  # fmt: skip
+        refuse(
+            [
+                problem((key,), InvalidInput("is of trainings: leave it out beside `from: library`"))
+                for key in of_trainings
+            ]
+        )
         settings = {key: value for key, value in data.items() if key not in ("from", *_BESIDE_LIBRARY)}
         promote = {"promote": data["promote"]} if "promote" in data else {}
         return {

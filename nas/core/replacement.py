@@ -20,9 +20,12 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layer, Layout
 
 T = TypeVar("T")
-TEXT_GROUP, RECALLABLE_GROUP, RECALL_GROUP = "lm/library", "lm/library.recall", "lm/recall"
-"""Groups of positions that divergences are means over: all of held-out text, those of it that complete a pair of tokens
-which occurred before, and answers in generated text. The second is a part of the first, and counts in no quality."""
+TEXT_GROUP = "lm/library"
+"""Group of positions that a divergence is the mean over: all of held-out text."""
+RECALLABLE_GROUP = "lm/library.recall"
+"""Those of `TEXT_GROUP` that complete a pair of tokens which occurred before. It counts in no quality."""
+RECALL_GROUP = "lm/recall"
+"""Answers in generated text."""
 Part = Literal["mixer", "ffn", "layer"]
 _PLACES: tuple[tuple[Part, str, str], ...] = (("mixer", "mixers.0", "mixer_norm"), ("ffn", "ffn", "ffn_norm"))
 """Part of a layer, and the names of its block and norm in state dicts."""

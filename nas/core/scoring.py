@@ -39,8 +39,10 @@ Figures = Mapping[MeasurementKey, Mapping[str, Figure]]
 SURE = 0.95
 """Chance to keep a budget from which few repetitions are enough; at 1 - SURE they are enough to give a layout up."""
 
-PUBLISHED, ATTENTION = "published", "attention"
-"""Names of the reference layouts, as in `References`."""
+PUBLISHED = "published"
+"""Name of the reference that ratios refer to, as in `References`."""
+ATTENTION = "attention"
+"""Name of the attention-only reference."""
 
 
 class SeededQuality(Protocol):
@@ -168,11 +170,19 @@ def check_quality(space: SearchSpace, quality: SeededQuality, *, final: bool) ->
         chance = chance_to_keep(limit - value, sd)
         checks.append(
             BudgetCheck(
-                budget=budget.name, place=PROXY, value=value, low=value - Z95 * sd, high=value + Z95 * sd, limit=limit,
-                unit=METRICS[budget.metric].unit, log_excess=limit - value, log_sd=sd, chance=chance,
+                budget=budget.name,
+                place=PROXY,
+                value=value,
+                low=value - Z95 * sd,
+                high=value + Z95 * sd,
+                limit=limit,
+                unit=METRICS[budget.metric].unit,
+                log_excess=limit - value,
+                log_sd=sd,
+                chance=chance,
                 verdict=_verdict(chance, final),
             )
-        )  # fmt: skip
+        )
     return checks
 
 
@@ -353,9 +363,18 @@ def _check(budget: Budget, key: MeasurementKey, figure: Figure, limit: float, fi
     sd = log_sd(figure)
     chance = None if excess is None else chance_to_keep(excess, sd)
     return BudgetCheck(
-        budget=budget.name, place=key, value=figure.value, low=low, high=high, limit=limit, unit=metric.unit,
-        log_excess=excess, log_sd=sd, chance=chance, verdict=_verdict(chance, final),
-    )  # fmt: skip
+        budget=budget.name,
+        place=key,
+        value=figure.value,
+        low=low,
+        high=high,
+        limit=limit,
+        unit=metric.unit,
+        log_excess=excess,
+        log_sd=sd,
+        chance=chance,
+        verdict=_verdict(chance, final),
+    )
 
 
 def chance_to_keep(log_excess: float, sd: float) -> float:

@@ -68,9 +68,9 @@ class Invitation:
         """
         packed = text.strip().removeprefix(_PREFIX)
         try:
-            url, ca_sha256, token = base64.b64decode(
-                packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True
-            ).decode().split("\n")  # fmt: skip
+            url, ca_sha256, token = (
+                base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True).decode().split("\n")
+            )
         except (binascii.Error, ValueError):
             raise InvalidInput(f"incomplete enrolment line: it begins with {_PREFIX} and has no spaces") from None
         if urlsplit(url).scheme != "https" or not _SHA256.fullmatch(ca_sha256) or not token:

@@ -20,7 +20,7 @@ from nas.core.scoring import ATTENTION, PUBLISHED, MeasurementKey, figures_json
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
 from nas.infra.store import events, results, studies, trials
-from nas.infra.store.rows import Proposal, StudyState
+from nas.infra.store.rows import NewTrial, StudyState
 from nas.infra.store.store import Store
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.search.proposers import Observation
@@ -91,9 +91,9 @@ def _times(place: int, count: int) -> dict[str, float]:
     return {"prefill_ms": 172.9 * share, "prefill_share": share, "decode_ms": 1.8 / count, "decode_share": 1 / count}
 
 
-def _proposal(told: dict[str, Any]) -> Proposal:
+def _proposal(told: dict[str, Any]) -> NewTrial:
     layout = Layout.parse(told["layout"])
-    return Proposal(layout.to_json(), layout.id, origin=told["origin"], operator=told.get("operator"))
+    return NewTrial(layout.to_json(), layout.id, origin=told["origin"], operator=told.get("operator"))
 
 
 def _tell(store: Store, study: int, trial: int, told: dict[str, Any], space: SearchSpace, device: str) -> None:

@@ -16,7 +16,7 @@ from nas.core.layout import Layout
 from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
 from nas.core.wire import Failure
 from nas.infra.store import agents, artifacts, devices, jobs, outcomes, studies
-from nas.infra.store.rows import Artifact, JobRow, JobState, Proposal, Study
+from nas.infra.store.rows import JobRow, JobState, NewTrial, StoredFile, Study
 from nas.infra.store.store import Store
 
 SPACE = {"name": "tiny", "depth": [2, 4]}
@@ -66,13 +66,13 @@ def new_study(store: Store, name: str = "first") -> Study:
     return studies.create(store, name, SPACE, seed=7, version="0.2.0")
 
 
-def proposal(width: int, **more: Any) -> Proposal:
+def proposal(width: int, **more: Any) -> NewTrial:
     """A proposal; each `width` gives another layout."""
     layout = Layout.parse(f"d64 v256 ffn=swiglu:{width} [C3 A2/1]")
-    return Proposal(layout.to_json(), layout.id, **more)
+    return NewTrial(layout.to_json(), layout.id, **more)
 
 
-def put_bytes(store: Store, content: bytes) -> Artifact:
+def put_bytes(store: Store, content: bytes) -> StoredFile:
     """Stores `content` as a file."""
     with TemporaryDirectory() as folder:
         Path(folder, "content").write_bytes(content)

@@ -24,7 +24,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.infra.store import jobs
 from nas.infra.store.engine import insert_if_absent, lock_tables
 from nas.infra.store.models import artifact, artifact_pin
-from nas.infra.store.rows import Artifact
+from nas.infra.store.rows import StoredFile
 from nas.infra.store.store import Store, retried
 
 INCOMING = "incoming"
@@ -38,7 +38,7 @@ _TOUCH_S = 60.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def put_file(store: Store, source: Path) -> Artifact:
+def put_file(store: Store, source: Path) -> StoredFile:
     """Copies a file into the store; content that is stored already is only read.
 
     Raises:
@@ -53,7 +53,7 @@ def put_file(store: Store, source: Path) -> Artifact:
         return _put(store, stream)
 
 
-def get(store: Store, sha256: str) -> Artifact | None:
+def get(store: Store, sha256: str) -> StoredFile | None:
     """Returns an artifact's row; None where there is none."""
     with store.read() as connection:
         row = connection.execute(_select().where(artifact.c.sha256 == sha256)).first()
@@ -138,7 +138,7 @@ def pin_only(store: Store, owner: str, sha256s: Iterable[str]) -> None:
             pin(store, sha256, owner)
 
 
-def all(store: Store) -> list[Artifact]:
+def all(store: Store) -> list[StoredFile]:
     """Returns every artifact, least recently used first."""
     with store.read() as connection:
         rows = connection.execute(_select().order_by(artifact.c.last_used, artifact.c.sha256))
@@ -184,7 +184,7 @@ def collect(store: Store, limit_bytes: int) -> Collected:
     return Collected(len(victims) + len(swept), freed + sum(swept), total - freed)
 
 
-def _put(store: Store, stream: BinaryIO) -> Artifact:
+def _put(store: Store, stream: BinaryIO) -> StoredFile:
     with _written(store, stream) as (partial, sha256, size):
         target = _place(store, sha256)
         with store.write() as connection:
@@ -248,7 +248,7 @@ def _place(store: Store, sha256: str) -> Path:
     return store.artifacts / sha256[:2] / sha256[2:]
 
 
-def _victims(stored: list[Artifact], limit_bytes: int, needed: set[str]) -> list[Artifact]:
+def _victims(stored: list[StoredFile], limit_bytes: int, needed: set[str]) -> list[StoredFile]:
     """Returns the artifacts of `known` to delete; `known` is sorted by last use."""
     excess = sum(one.size for one in stored) - limit_bytes
     victims = []
@@ -289,5 +289,5 @@ def _select() -> Any:
     return select(artifact, pinned.label("pinned"))
 
 
-def _artifact(row: Row[Any]) -> Artifact:
-    return Artifact(row.sha256, row.size, row.created, row.last_used, bool(row.pinned))
+def _artifact(row: Row[Any]) -> StoredFile:
+    return StoredFile(row.sha256, row.size, row.created, row.last_used, bool(row.pinned))

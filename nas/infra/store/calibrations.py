@@ -23,12 +23,10 @@ KEPT_ROUNDS = 2000
 LATEST_RUNS = 9
 """Latest runs from which the present drift is computed: those of three screening measurements."""
 
-FASTER_LIMIT, SLOWER_LIMIT = 0.05, 0.2
-"""Shares by which the reference model may run faster or slower than when it was calibrated.
-
-A device that is faster was calibrated in a bad minute. One that is slower is mostly busy, which figures are corrected
-for, until it is so slow that something changed.
-"""
+FASTER_LIMIT = 0.05
+"""Share by which the reference model may run faster than at its calibration; beyond, that was taken while busy."""
+SLOWER_LIMIT = 0.2
+"""Share by which it may run slower. Figures are corrected for a busy device; beyond, something has changed."""
 
 Place = tuple[str, str, str]
 """Device, runtime and build."""

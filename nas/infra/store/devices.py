@@ -77,8 +77,14 @@ _STATES: Mapping[Phase, DeviceState] = {
     "running": DeviceState.LEASED,
 }
 _LONGEST_REASON = 1000
+"""Characters."""
 
-_FIRST_CHECK_S, _CHECK_FACTOR, _RAREST_CHECK_S = 15.0, 4.0, 3600.0
+_FIRST_CHECK_S = 15.0
+"""Seconds from a failed health check to the next."""
+_CHECK_FACTOR = 4.0
+"""Factor by which that time grows with each further failed check."""
+_RAREST_CHECK_S = 3600.0
+"""Greatest time between two checks, in seconds."""
 _LASTING = frozenset({DeviceState.OFFLINE, DeviceState.DRAINING})
 """States that do not change when the agent falls silent."""
 _BY_PERSON = frozenset({Health.MAINTENANCE, Health.RETIRED})

@@ -56,8 +56,10 @@ _CONFLICTS = ("40001", "40P01")
 
 _POOL_WAIT_S = 30.0
 _SERVER_TIME = text("SELECT extract(epoch FROM clock_timestamp())")
-_FOLLOW_S, _CLOCK_SET_S = 30.0, 0.5
-"""The server's time is asked for this often, and when this machine's clock jumped by more."""
+_FOLLOW_S = 30.0
+"""Seconds between two requests for the server's time."""
+_CLOCK_SET_S = 0.5
+"""Jump of this machine's clock, in seconds, after which the server's time is requested at once."""
 _LIBPQ = {
     "connect_timeout": "10",
     "application_name": "hilnas",

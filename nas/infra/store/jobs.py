@@ -32,8 +32,10 @@ LEASE_S = 30.0
 MAX_FAILURES = 5
 """Failures after which a job fails for good, by the infrastructure unless the candidate was found at fault."""
 
-BLAMABLE, HARMLESS = "infrastructure", "interrupted"
-"""Kinds of attempts: failures that may be the candidate's, and those that cannot."""
+BLAMABLE = "infrastructure"
+"""Kind of an attempt: a failure that may be the candidate's."""
+HARMLESS = "interrupted"
+"""Kind of an attempt: a failure that cannot be the candidate's."""
 
 RETRIED = "retried"
 """Kind of an attempt that marks where a job was queued again: earlier failures do not count."""

@@ -142,7 +142,7 @@ def studies(store: Store, *, limit: int, after: int = 0, matching: StudyFilter =
 
 def latest_studies(
     store: Store, *, limit: int, before: int | None = None, matching: StudyFilter = _ALL
-) -> list[StudySummary]:  # fmt: skip
+) -> list[StudySummary]:
     """Returns at most `limit` studies that match and are older than the id `before`, newest first."""
     query = select(study).order_by(study.c.id.desc())
 
@@ -155,7 +155,7 @@ def latest_studies(
 
 def _matching(
     store: Store, limit: int, matching: StudyFilter, beyond: Callable[[int | None], Select[Any]]
-) -> list[StudySummary]:  # fmt: skip
+) -> list[StudySummary]:
     """Returns at most `limit` studies that match; `beyond`: the query for those after a study, None: for the first."""
     matches: list[StudySummary] = []
     last = None

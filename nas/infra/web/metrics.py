@@ -19,8 +19,10 @@ from nas.infra.store.store import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_DRIFT_S, _NOISE_S = 7 * 86_400.0, 3600.0
-"""Reference runs that are read: of the last week, and of the last hour."""
+_DRIFT_S = 7 * 86_400.0
+"""Age of the reference runs that drift is computed from, in seconds."""
+_NOISE_S = 3600.0
+"""Age of the reference runs that noise is computed from, in seconds."""
 
 _PROCESS = CollectorRegistry()
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -55,9 +57,10 @@ class _Farm(Collector):
         """Yields one family for each metric."""
         store = self._store
         devices = GaugeMetricFamily(
-            "hilnas_devices", "Registered devices by state and health.",
+            "hilnas_devices",
+            "Registered devices by state and health.",
             labels=("state", "health"),
-        )  # fmt: skip
+        )
         for condition, count in pages.devices_by_condition(store).items():
             devices.add_metric(condition, count)
         jobs = GaugeMetricFamily("hilnas_jobs", "Measurement jobs by state.", labels=("state",))
@@ -78,9 +81,10 @@ class _Farm(Collector):
         yield from _disk(store)
         yield from _trust(store)
         yield GaugeMetricFamily(
-            "hilnas_queue_age_seconds", "Waiting time of the job that has been due longest.",
+            "hilnas_queue_age_seconds",
+            "Waiting time of the job that has been due longest.",
             value=pages.longest_wait_s(store),
-        )  # fmt: skip
+        )
         yield leases
         yield seen
         build = GaugeMetricFamily("hilnas_build_info", "Version of hilnas, always 1.", labels=("version",))

@@ -38,7 +38,8 @@ from nas.core.durable import locked, read_private, write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 
 log = logging.getLogger(__name__)
-CA_FILE, SERVER_FILE = "ca.pem", "server.pem"
+CA_FILE = "ca.pem"
+SERVER_FILE = "server.pem"
 _LABEL = r"\w([\w-]{0,61}\w)?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -326,7 +327,14 @@ def _named(text: str) -> x509.Name:
 
 def _usage(**uses: bool) -> x509.KeyUsage:
     every = (
-        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-        "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
-    )  # fmt: skip
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    )
     return x509.KeyUsage(**{use: uses.get(use, False) for use in every})
