@@ -85,7 +85,32 @@ class Count:
 
 
 class BlockKind(ABC):
-    """Definition of a block kind, without torch. Subclass once per kind and register the instance."""
+    """Definition of a block kind, without torch. Subclass once per kind and register the instance.
+
+    Example:
+        A mixer that scales each channel by a weight, `Z` in the one-line string of a layout:
+
+        >>> class Scale(BlockKind):
+        ...     name = "scale"
+        ...     letter = "Z"
+        ...     role = "mixer"
+        ...     syntax = ""
+        ...     args = ()
+        ...     doc = "a weight for each channel"
+        ...
+        ...     def count(self, block: Block, d_model: int) -> Count:
+        ...         return Count(d_model, d_model)
+        ...
+        ...     def flops(self, block: Block, d_model: int, context: int) -> float:
+        ...         return float(d_model)
+        ...
+        ...     def narrow(self, block: Block, d_model: int, to: int) -> Block:
+        ...         return block
+        >>> BLOCKS.add("scale", Scale())
+
+        A distribution names the instance as an entry point of the group `nas.blocks`, and its torch module as one of
+        `nas.modules` (docs/how-to/adding-a-block.md).
+    """
 
     name: ClassVar[str]
     letter: ClassVar[str]

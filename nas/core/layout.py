@@ -93,6 +93,13 @@ class Layout:
         vocab: rows of the embedding table.
         layers: first to last.
         tied: whether the output head is the embedding table.
+
+    Example:
+        >>> layout = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
+        >>> layout.depth, layout.layers[1].mixers[0].kind, layout.params.total
+        (3, 'gqa', 583424)
+        >>> Layout.from_json(layout.to_json()) == layout
+        True
     """
 
     d_model: int

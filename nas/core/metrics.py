@@ -31,7 +31,8 @@ class Metric:
     Example:
         A new metric of devices is one row of `METRICS`, beside the figure of that name in measurements:
 
-        >>> Metric("load", "loading", "ms", "min", "log", "device", "time until the model is loaded", compared=True)
+        >>> Metric("load", "loading", "ms", "min", "log", "device", "time until the model is loaded").title
+        'loading, ms'
     """
 
     name: str

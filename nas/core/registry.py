@@ -25,6 +25,14 @@ class Registry(Generic[T]):
         builtin: name -> object or "module:attribute".
         mark: what must differ between extensions besides their names, in words for error messages.
         of: class whose instances they are, where others are refused.
+
+    Example:
+        >>> SHAPES: Registry[type] = Registry("shape", "my.shapes", {"path": "pathlib:PurePath"})
+        >>> SHAPES["path"].__name__  # imports pathlib
+        'PurePath'
+        >>> SHAPES.add("text", str)
+        >>> list(SHAPES)  # built in, added, and entry points of the group "my.shapes"
+        ['path', 'text']
     """
 
     def __init__(
