@@ -324,7 +324,8 @@ def _parse_args(syntax: str, text: str, whole: str) -> dict[str, float]:
     """
     match = _pattern(syntax).fullmatch(text)
     if match is None:
-        raise InvalidInput(f"cannot read block {whole!r}: expected the form {_shown(syntax)}")
+        form = _FIELD.sub(lambda m: m[1].upper(), syntax) or "without arguments"
+        raise InvalidInput(f"cannot read block {whole!r}: expected the form {form}")
     groups = match.groupdict()
     named = groups.pop("named_", None)
     values = {key: _read(value) for key, value in groups.items() if value is not None}
@@ -347,10 +348,6 @@ def _pattern(syntax: str) -> re.Pattern[str]:
         else:
             pattern += {"[": "(?:", "]": ")?"}.get(part, re.escape(part))
     return re.compile(pattern + r"(?:\((?P<named_>[^()]*)\))?")
-
-
-def _shown(syntax: str) -> str:
-    return _FIELD.sub(lambda m: m[1].upper(), syntax) or "without arguments"
 
 
 def _number(value: float | None) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from statistics import fmean
 from typing import Annotated, Any, Literal, TypeVar
@@ -192,6 +191,11 @@ class TaskScore(FamilyRecord):
         return TaskScore(exact=exact, questions=questions, ci95=ci95, lost=lost, gained=gained)
 
     @property
+    def share(self) -> float:
+        """Share of exact answers."""
+        return self.exact / self.questions
+
+    @property
     def change(self) -> tuple[float, float, float] | None:
         """Share of exact answers less PyTorch's, and the ends of its 95 % interval; None: this is PyTorch's.
 
@@ -208,7 +212,7 @@ class TaskScore(FamilyRecord):
     def __str__(self) -> str:
         """Returns share and interval, such as '27.5% (20.3 to 36.1)'."""
         low, high = self.ci95
-        return f"{self.exact / self.questions:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+        return f"{self.share:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 class MemberEvaluation(FamilyRecord):
@@ -232,7 +236,7 @@ class MemberEvaluation(FamilyRecord):
         every = {name: tasks for benchmarks in self.groups.values() for name, tasks in benchmarks.items()}
         return {
             group: {
-                file: fmean(_mean(scores, tasks) for tasks in benchmarks.values())
+                file: fmean(fmean(scores[task].share for task in tasks) for tasks in benchmarks.values())
                 for file, scores in self.scores.items()
             }
             for group, benchmarks in {**self.groups, AVERAGE: every}.items()
@@ -276,10 +280,6 @@ class MemberEvaluation(FamilyRecord):
             versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
             about += f" Means weigh benchmarks equally. Versions of configurations: {versions}."
         return [about, *(f"{name}: none: {reason}" for name, reason in self.missing.items())]
-
-
-def _mean(scores: Mapping[str, TaskScore], tasks: Iterable[str]) -> float:
-    return fmean(scores[task].exact / scores[task].questions for task in tasks)
 
 
 def _cells(score: TaskScore) -> list[str]:

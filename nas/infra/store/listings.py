@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select
+from sqlalchemy import Connection, Row, Select, and_, case, func, or_, select
 
 from nas.core.errors import UnknownName
 from nas.infra.store import devices
@@ -115,7 +115,8 @@ def jobs(
     filters = {job.c.state: state, job.c.device: device, study.c.name: study_name}
     query = query.where(*(column == value for column, value in filters.items() if value is not None))
     if after is not None:
-        query = query.where(_behind(*after))
+        created, id = after
+        query = query.where(or_(job.c.created < created, and_(job.c.created == created, job.c.id < id)))
     with store.read() as connection:
         rows = connection.execute(query.order_by(job.c.created.desc(), job.c.id.desc()).limit(limit))
         return [_summary(row) for row in rows]
@@ -229,7 +230,7 @@ def jobs_by_state(store: Store) -> dict[str, int]:
 
 def longest_wait_s(store: Store) -> float:
     """Returns how long the job that has been due longest has waited for its device, in seconds; 0 if none waits."""
-    due = func.min(_later(job.c.created, job.c.not_before))
+    due = func.min(case((job.c.created > job.c.not_before, job.c.created), else_=job.c.not_before))
     with store.read() as connection:
         since = connection.scalar(select(due).where(job.c.state == JobState.QUEUED))
     return 0.0 if since is None else max(0.0, store.now() - since)
@@ -239,14 +240,6 @@ def leases_granted(store: Store) -> dict[str, int]:
     """Returns device -> leases granted for it in all: its epoch."""
     with store.read() as connection:
         return {id: epoch for id, epoch in connection.execute(select(device_table.c.id, device_table.c.epoch))}
-
-
-def _behind(created: float, id: str) -> ColumnElement[bool]:
-    return or_(job.c.created < created, and_(job.c.created == created, job.c.id < id))
-
-
-def _later(first: ColumnElement[float], second: ColumnElement[float]) -> ColumnElement[float]:
-    return case((first > second, first), else_=second)
 
 
 def _trials_of(connection: Connection, ids: list[int]) -> dict[int, int]:

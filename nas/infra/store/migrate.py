@@ -49,7 +49,7 @@ def ensure_current(engine: Engine, clock: Clock, *, create: bool) -> None:
             return
         if revision is None and not create:
             raise InvalidInput(f"no hilnas tables in {_shown(connection)}")
-        if revision is not None and _has_studies(connection):
+        if revision is not None and connection.execute(text("SELECT 1 FROM study LIMIT 1")).first():
             copy = "which keeps a copy first" if sqlite_file(engine.url) else "after a copy by pg_dump"
             raise InvalidInput(
                 f"{_shown(connection)} is of an older hilnas (revision {revision}, now {REVISION}); "
@@ -104,10 +104,6 @@ def _revision(connection: Connection) -> str | None:
             f"up to {REVISION}); install that hilnas, or name another database with --db"
         )
     return str(revision)
-
-
-def _has_studies(connection: Connection) -> bool:
-    return connection.execute(text("SELECT 1 FROM study LIMIT 1")).first() is not None
 
 
 def _known_revisions() -> set[str]:
