@@ -19,25 +19,23 @@ from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import (
     PRETRAININGS,
+    BuildDecision,
     Comparison,
-    Decision,
-    Figure,
-    Measured,
+    MeasuredModel,
     MemberFiles,
     MemberTraining,
+    RecordedFigure,
     member_folder,
 )
 from nas.core.layout import Layout
 from nas.core.logs import visible
+from nas.core.metrics import METRICS
 from nas.core.units import show_count, show_duration, show_figure
 from nas.serve.views.family import FamilyView, family_view, list_families
 
 if TYPE_CHECKING:
     from nas.train.scaling.build import BuildOptions, FilesWriter
 
-
-_UNITS = {"prefill_tps": "tokens/s", "decode_tps": "tokens/s", "ttft_ms": "ms", "peak_rss_mb": "MB"}
-_NAMES = {"prefill_tps": "prefill", "decode_tps": "decode", "ttft_ms": "TTFT", "peak_rss_mb": "peak memory"}
 
 app = command_app(help="Build, train, compare and show model families.")
 
@@ -605,7 +603,14 @@ def _print_members(view: FamilyView) -> None:
         title="members",
     )  # fmt: skip
     rows = [
-        (each.member.size, _device(taken), _runtime(taken), _NAMES[figure.metric], figure.prompt, _noted(figure, taken))
+        (
+            each.member.size,
+            _device(taken),
+            _runtime(taken),
+            METRICS[figure.metric].label,
+            figure.prompt,
+            _noted(figure, taken),
+        )
         for each in view.members
         for taken in each.member.measured
         for figure in taken.figures
@@ -691,30 +696,30 @@ def _print_comparisons(view: FamilyView) -> None:
     for comparison in view.comparisons:
         rows = [
             (model.name, "member" if model.member else "reference", show_count(model.parameters), model.architecture,
-             _NAMES[figure.metric], figure.prompt, _figure_text(figure))
+             METRICS[figure.metric].label, figure.prompt, _figure_text(figure))
             for model in comparison.models for figure in model.measured.figures
         ]  # fmt: skip
         columns = ("model", "", "weights", "architecture", "figure", "tokens", "value")
         print_table(columns, rows, title=f"on {comparison.device}")
 
 
-def _figure_text(figure: Figure) -> str:
+def _figure_text(figure: RecordedFigure) -> str:
     """Formats a figure with its unit and confidence interval, or the reason it is unknown."""
     if figure.value is None:
         return f"unknown: {figure.reason or 'not read'}"
     low, high = figure.ci95 or (None, None)
-    return show_figure(figure.value, low, high, _UNITS[figure.metric])
+    return show_figure(figure.value, low, high, METRICS[figure.metric].unit)
 
 
-def _device(taken: Measured) -> str:
+def _device(taken: MeasuredModel) -> str:
     return taken.device + ("" if taken.searched else " (not searched)")
 
 
-def _noted(figure: Figure, taken: Measured) -> str:
+def _noted(figure: RecordedFigure, taken: MeasuredModel) -> str:
     return _figure_text(figure) + (" (noisy)" if taken.noisy else "")
 
 
-def _runtime(taken: Measured) -> str:
+def _runtime(taken: MeasuredModel) -> str:
     return f"{taken.runtime} {taken.quantisation}, {taken.threads} thread{'s' * (taken.threads != 1)}"
 
 
@@ -725,6 +730,6 @@ def _files(files: MemberFiles | None) -> str:
     return ", ".join(kinds)
 
 
-def _decisions(of: str, decisions: Iterable[Decision]) -> Iterator[tuple[str, str, str, str]]:
+def _decisions(of: str, decisions: Iterable[BuildDecision]) -> Iterator[tuple[str, str, str, str]]:
     for each in decisions:
         yield of, each.what, each.value, each.reason

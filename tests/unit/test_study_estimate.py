@@ -14,7 +14,7 @@ from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
 from nas.core.units import show_duration
 from nas.infra.store import events, studies, trials
-from nas.infra.store.rows import Origin, Proposal
+from nas.infra.store.rows import NewTrial, Origin
 from nas.infra.store.store import Store
 from nas.measure.runtimes import RUNTIMES
 from nas.search.proxy.quality import Quality
@@ -41,7 +41,7 @@ def log(store: Store, study: int, note: Note) -> None:
 
 
 def complete(store: Store, study: int, layout: Layout, origin: Origin = "proposal") -> int:
-    number = trials.propose(store, study, [Proposal(layout.to_json(), layout.id, origin)])[0].number
+    number = trials.propose(store, study, [NewTrial(layout.to_json(), layout.id, origin)])[0].number
     for kind in PATH:
         trials.add_event(store, study, number, kind, {"rung": 2} if kind is EventKind.TRAINING else {})
     trials.add_event(store, study, number, EventKind.PROGRESS, QualityKnown(2, QUALITY).to_json())
@@ -132,7 +132,7 @@ def test_the_re_scored_are_not_counted_again(store: Store, clock: StillClock) ->
 def test_a_finished_rung_of_a_waiting_trial_is_not_counted_again(store: Store) -> None:
     study = begin(store, tiny_space(**ALL_CLIMB), "now", trials=1)
     layout = Layout.parse("d128 v256 ffn=swiglu:352 [C3 A2/1 C3]")
-    trial = trials.propose(store, study, [Proposal(layout.to_json(), layout.id, "proposal")])[0].number
+    trial = trials.propose(store, study, [NewTrial(layout.to_json(), layout.id, "proposal")])[0].number
     for kind in (*PATH[:3], EventKind.TRAINING):
         trials.add_event(store, study, trial, kind, {"rung": 0} if kind is EventKind.TRAINING else {})
     before = seconds(left(store))["training"]

@@ -26,7 +26,7 @@ from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.core.metrics import METRICS, metric
+from nas.core.metrics import metric, searchable
 from nas.core.quality_config import LIBRARY_PARTS
 from nas.core.replacement import TEXT_GROUP, LibraryScores, Part, ScoredBlock, ScoredPair, Slot, block_name, with_blocks
 from nas.measure.runtimes import RUNTIMES
@@ -297,7 +297,7 @@ def _space(
 ) -> dict[str, Any]:
     device = one.plan["device"]
     quantisation = device["quantisation"] or RUNTIMES[device["runtime"]].quantisations[0]
-    on = {each: {"workload": _WORKLOAD} if metric(each).source == "device" else {} for each in METRICS}
+    on = {each: {"workload": _WORKLOAD} if metric(each).source == "device" else {} for each in searchable()}
     limited = list(one.budgets) + ["decode_p50"] * (not any(on[each] for each in one.budgets))
     return {
         "v": 1,
