@@ -282,13 +282,12 @@ def _submit(client: UsersClient, options: LaunchOptions, space: str) -> None:
         client.post(f"/v1/studies/{part(options.study)}/run")
         say(f"study {options.study} is resumed on {client.url}")
         return
-    request: dict[str, object] = {
+    request = {
         "study": options.study,
         "space": space_text(space),
         "trials": options.trials,
+        "warm_start": list(options.warm_start),
     }
-    if options.warm_start:  # older coordinators reject the key
-        request["warm_start"] = list(options.warm_start)
     with _named(space):
         state = client.post("/v1/studies", request)["state"]
     say(f"study {options.study} is submitted to {client.url}: {state}")

@@ -119,7 +119,7 @@ def test_a_log_of_another_engine_is_no_log_of_this_one(bed: Bed, monkeypatch: py
     ledger = bed.ledger()
     next_trial(asker(bed, ledger), ledger)
     monkeypatch.setattr(Moody, "engine", "moody/2")
-    with pytest.raises(InvalidInput, match="older hilnas; here is moody/2"):
+    with pytest.raises(InvalidInput, match="an engine without a name; here is moody/2"):
         differences(bed, ledger)
 
 

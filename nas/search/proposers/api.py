@@ -54,6 +54,11 @@ class Proposal:
 class Observation:
     """The results of a layout so far. A later observation of the same layout replaces the earlier.
 
+    Example:
+        >>> layout = Layout.parse("d64 v256 ffn=swiglu:96 [C3 A2/1]")
+        >>> Observation(layout, "infeasible", {"latency": 1.25}, {"ttft@chat on local/llama.cpp": 0.1}).status
+        'infeasible'
+
     Args:
         layout: proposed or not: reference layouts are observed too.
         status: 'running' while more will follow, 'complete' at the top rung, 'infeasible' beyond a budget, 'stopped'
@@ -95,7 +100,19 @@ class Observation:
 
 
 class Proposer(Protocol):
-    """Chooses layouts for a study. Contract tests: `nas.testing.proposer_contract`."""
+    """Chooses layouts for a study. Contract tests: `nas.testing.proposer_contract`.
+
+    `nas.search.proposers.BaseProposer` implements all but the choice itself.
+
+    Example:
+        >>> from nas.search.proposers import make_proposer
+        >>> from nas.search.spaces import load_space
+        >>> proposer = make_proposer(Sampler(load_space("lfm2-demo")), "random")
+        >>> (proposal,) = proposer.ask(1)
+        >>> proposal.operator
+        'random'
+        >>> proposer.tell(Observation(proposal.layout, "stopped", {"latency": 0.1}, rung=0))
+    """
 
     def ask(self, count: int) -> list[Proposal]:
         """Returns up to `count` new layouts; fewer only where the space has no more. `ask(2)` is `ask(1)` twice."""

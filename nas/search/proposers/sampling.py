@@ -30,6 +30,13 @@ _REPAIR_STEPS = 24
 class Sampler:
     """Draws layouts that keep every rule of a space.
 
+    Example:
+        >>> from nas.search.spaces import load_space
+        >>> sampler = Sampler(load_space("lfm2-demo"))
+        >>> layout = sampler.draw(np.random.default_rng(0))
+        >>> sampler.admits(layout)
+        True
+
     Args:
         space: the search space.
         supported: returns whether some runtime of the space carries a layout; others are not drawn.

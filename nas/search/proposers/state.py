@@ -184,6 +184,13 @@ def _excess(seen: Observation) -> float:
 class BaseProposer(ABC):
     """Implements `Proposer` around one method, `propose`. The first proposals are the heuristic seeds of the space.
 
+    Example:
+        >>> class First(BaseProposer):
+        ...     engine = "first/1"
+        ...
+        ...     def propose(self, rng):
+        ...         return self.sampler.draw(rng), "random", ()
+
     Args:
         sampler: of the space.
         seed: of all random choices.

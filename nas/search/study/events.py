@@ -2,9 +2,8 @@
 
 The log (`nas.infra.store.events`) holds two sorts of events. Transitions of trials have a kind of their own and a
 payload that `nas.core.trial` documents. Notes have the kind `progress` (of a trial) or `study` (of the study as a
-whole) and a payload {"what": NAME, ...}; each class here is one of them, with its reader and writer. What was ever
-written is kept in databases and archives, so names and fields do not change. Readers skip names that they do not know,
-such as "refined" and "damaged file" of earlier versions.
+whole) and a payload {"what": NAME, ...}; each class here is one of them, with its reader and writer. Names and
+fields are kept in databases and archives. Readers skip names that they do not know.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Note:
         """Reads any event's payload; None if it is not of this class.
 
         Raises:
-            InvalidInput: it is of this class and malformed, as in files that version 0.1.0 imported.
+            InvalidInput: it is of this class and malformed.
         """
         if payload.get("what") != cls.what:
             return None

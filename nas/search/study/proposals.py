@@ -94,7 +94,7 @@ class ProposalDriver:
         self._proposer.restore(state.to_json())
         now = str(self._proposer.state().get("engine", ""))
         return [
-            f"earlier proposals are of {_called(was)}; {now} continues from all results, and the log cannot be replayed"
+            f"earlier proposals are of {was or 'an engine without a name'}; {now} continues from all results, and the log cannot be replayed"
             for was in sorted({proposal.engine for proposal in state.proposals} - {now})
         ]
 
@@ -380,14 +380,10 @@ def warm_line(row: Mapping[str, Any]) -> str:
 def _check_engine(recorded: Trial, proposals: list[Proposal]) -> None:
     engine = (recorded.record or {}).get("engine", "")
     if proposals and proposals[0].engine != engine:
-        now = proposals[0].engine or "one without a name"
+        before, now = (name or "an engine without a name" for name in (engine, proposals[0].engine))
         raise InvalidInput(
-            f"trial {recorded.number} was proposed by {_called(engine)}; here is {now}, so the log cannot be replayed"
+            f"trial {recorded.number} was proposed by {before}; here is {now}, so the log cannot be replayed"
         )
-
-
-def _called(engine: str) -> str:
-    return engine or "an engine of an older hilnas"
 
 
 def _record(ledger: Ledger, proposal: Proposal) -> Trial:
