@@ -93,9 +93,11 @@ class ProposalDriver:
         self._has_point = state.reference_point is not None
         self._proposer.restore(state.to_json())
         now = str(self._proposer.state().get("engine", ""))
+        others = sorted({proposal.engine for proposal in state.proposals} - {now})
         return [
-            f"earlier proposals are of {was or 'an engine without a name'}; {now} continues from all results, and the log cannot be replayed"
-            for was in sorted({proposal.engine for proposal in state.proposals} - {now})
+            f"earlier proposals are of {engine or 'an engine without a name'}; {now} continues from all results, and "
+            "the log cannot be replayed"
+            for engine in others
         ]
 
     async def next(self, ledger: Ledger) -> Trial | None:
