@@ -190,7 +190,8 @@ class Orchestrator:
         for run in self.runs.values():
             self._require_reference(run)
         self._require_success()
-        if not self._promotion.closed and self._stopping.is_due(self._proposed()):
+        proposed = sum(run.reference is None for run in self.runs.values())
+        if not self._promotion.closed and self._stopping.is_due(proposed):
             self._promotion.close()
 
     def _set_state(self, state: StudyState) -> None:
@@ -204,9 +205,6 @@ class Orchestrator:
     def _trainings(self) -> list[asyncio.Task[None]]:
         """Returns the trainings that belong to no trial: of anchors, and of the front on fresh seeds."""
         return [task for task in (self._anchoring, self._rescoring) if task is not None]
-
-    def _proposed(self) -> int:
-        return sum(run.reference is None for run in self.runs.values())
 
     def _may_ask(self) -> bool:
         asking = self._asking is not None and not self._asking.done()

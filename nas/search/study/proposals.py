@@ -405,7 +405,8 @@ def _learn(store: Store, name: str, new: BoundSpace, sampler: Sampler) -> tuple[
     old = BoundSpace.of(stored_space(study), events)
     shared = SharedNames.between(old, new)
     observations, left_out = [], Counter[str]()
-    for seen in _last_told(events):
+    last = {note.observation.layout.id: note.observation for note in notes(events, Observed)}
+    for seen in last.values():
         translated = shared.translate(seen)
         if seen.status not in _FINAL:
             left_out["without a result of their own"] += 1
@@ -424,7 +425,3 @@ def _learn(store: Store, name: str, new: BoundSpace, sampler: Sampler) -> tuple[
         "not_comparable": sorted(names - shared.objectives.keys() - shared.budgets.keys()),
         "left_out": dict(sorted(left_out.items())),
     }
-
-
-def _last_told(events: Iterable[Event]) -> list[Observation]:
-    return list({note.observation.layout.id: note.observation for note in notes(events, Observed)}.values())
