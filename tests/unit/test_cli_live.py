@@ -38,7 +38,7 @@ def progress(lab: LiveLab, left: Estimate | None = LEFT) -> Progress:
     return Progress(Snapshots(lab.store).get("study"), 65.0, left)
 
 
-def test_line_has_counts_hypervolume_work_and_time_left(lab: LiveLab) -> None:
+def test_line_has_counts_hypervolume_and_time_left(lab: LiveLab) -> None:
     volume, *parts = "hypervolume", "1 min 05 s", "3/4 proposed", "1 measuring, 2 complete"
     text = line(progress(lab))
     for part in (volume, *parts, "trial 2: measuring; published reference: measuring", "about 2 min"):

@@ -118,7 +118,7 @@ def test_anchors_are_counted_until_their_rung_has_a_scale(store: Store, clock: S
     assert "anchors" not in seconds(left(store))
 
 
-def test_the_re_scored_are_not_counted_again(store: Store, clock: StillClock) -> None:
+def test_fresh_seeds_that_were_trained_are_not_counted_again(store: Store, clock: StillClock) -> None:
     space = tiny_space(**ALL_CLIMB | {"quality": ALL_CLIMB["quality"] | {"rescore": {"seeds": [20, 21]}}})
     study = half_done(store, space, clock, 600.0)
     log(store, study, Closed("trials", "4 layouts were proposed"))
