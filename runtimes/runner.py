@@ -246,7 +246,7 @@ def relative_l2(logits: NDArray[np.float32], oracle: NDArray[np.float32]) -> NDA
     return errors
 
 
-def here(executable: Path, target: str) -> Machine:
+def local_machine(executable: Path, target: str) -> Machine:
     """Returns a function that runs a runner on this machine, by emulation where the runner is for another one.
 
     Args:

@@ -27,33 +27,12 @@ _KEPT = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
-class Toolchain:
-    """Programs by path; `version` is the compilers' first line, part of the build id."""
-
-    cc: str
-    cxx: str
-    cmake: str
-    ninja: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
 class Compiler:
-    """Compilers by path; `version` is their first lines."""
+    """Compilers by path; `version` is the first line of each, part of the build id."""
 
     cc: str
     cxx: str
     version: str
-
-
-def find_toolchain() -> Toolchain:
-    """Finds the tools of a build; `$CC` and `$CXX` choose other compilers.
-
-    Raises:
-        InfrastructureFailed: a program is missing; the message says how to get it.
-    """
-    compiler = find_compiler()
-    return Toolchain(compiler.cc, compiler.cxx, *find_build_tools(), compiler.version)
 
 
 def find_compiler() -> Compiler:

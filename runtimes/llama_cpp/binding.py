@@ -26,8 +26,9 @@ from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.build_cache import plan_file
 from nas.measure.runtimes.dialogue import Dialogue, draw, serve
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED
-from nas.measure.runtimes.llama_cpp.variants import Build, find_build
+from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.toolchain import stream
 from nas.measure.runtimes.writing import replacing
 
@@ -283,7 +284,7 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
         InfrastructureFailed: no available build runs it.
         CandidateFailed: llama.cpp died on the file (crash).
     """
-    build = find_build(patched=_byte_level_architecture(model) == PATCHED)
+    build = LLAMA_CPP.find_build(patched=_byte_level_architecture(model) == PATCHED)
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "prompt", Path(folder) / "text"
         given.write_bytes(prompt)
@@ -337,7 +338,7 @@ def dialogue(model: Path, context: int) -> Dialogue:
         InvalidInput: no GGUF file.
         InfrastructureFailed: no available build runs it.
     """
-    build = find_build(patched=_architecture(model)[0] == PATCHED)
+    build = LLAMA_CPP.find_build(patched=_architecture(model)[0] == PATCHED)
     argv = [sys.executable, "-m", __name__, "dialogue", str(model), str(context)]
     return Dialogue("llama.cpp", model, argv, context, _environment(build))
 

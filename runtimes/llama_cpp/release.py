@@ -16,8 +16,8 @@ from nas.measure.runtimes.checkpoint_file import StateDict
 from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.binding import FILE_TYPES, quantise_file
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation, supports
-from nas.measure.runtimes.llama_cpp.variants import find_build
 from nas.measure.runtimes.llama_cpp.writer import Released, write_gguf
 
 FOLDER = "gguf"
@@ -67,7 +67,7 @@ def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iter
     if quantisation not in FILE_TYPES:
         written = write(quantisation, path)
     else:
-        build = find_build(patched=supports(request.layout).arch == PATCHED)
+        build = LLAMA_CPP.find_build(patched=supports(request.layout).arch == PATCHED)
         with _half(request.folder / _file_name(request.name, "f16"), "f16" in request.quantisations) as (half, exists):
             if not exists:
                 write("f16", half)

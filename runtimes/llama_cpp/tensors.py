@@ -28,8 +28,8 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     mixers_by_layer,
     of_kind,
 )
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation
-from nas.measure.runtimes.llama_cpp.variants import find_build
 
 Type = GGMLQuantizationType
 _PLAIN = {Type.F32: "<f4", Type.F16: "<f2"}
@@ -198,5 +198,5 @@ class CheckpointTensors:
             values = -np.exp(values)  # GGUF stores A, the state dict its logarithm
         if storage in _PLAIN:
             return np.ascontiguousarray(values, _PLAIN[storage]).reshape(-1).view(np.uint8)
-        self._quantiser = self._quantiser or Quantiser(find_build(patched=None).folder)
+        self._quantiser = self._quantiser or Quantiser(LLAMA_CPP.find_build(patched=None).folder)
         return self._quantiser.quantise(values, storage, stored_bytes(tensor.shape, storage))
