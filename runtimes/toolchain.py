@@ -71,9 +71,9 @@ def _chosen(variable: str, *usual: str) -> tuple[str, ...]:
 def _find(*names: str, remedy: str) -> str:
     beside_python = Path(sys.executable).parent
     for name in names:
-        found = shutil.which(name, path=str(beside_python)) or shutil.which(name)
-        if found:
-            return found
+        path = shutil.which(name, path=str(beside_python)) or shutil.which(name)
+        if path:
+            return path
     raise InfrastructureFailed(f"no {' or '.join(names)} on this machine: {remedy}")
 
 
@@ -110,11 +110,11 @@ def emulator_of(target: str, program: Path) -> list[str] | None:
     if target == host_target():
         return []
     machine = target.partition("-")[0]
-    found = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
-    if found is None or _is_static(program):
-        return [found] if found else None
+    emulator = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
+    if emulator is None or _is_static(program):
+        return [emulator] if emulator else None
     root = Path("/usr") / f"{target}-gnu"
-    return [found, "-L", str(root)] if all((root / "lib" / name).exists() for name in _LOADED) else None
+    return [emulator, "-L", str(root)] if all((root / "lib" / name).exists() for name in _LOADED) else None
 
 
 def _is_static(program: Path) -> bool:
@@ -257,6 +257,6 @@ def _pip(what: str, remedy: str) -> list[str]:
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     for name in ("pip3", "pip"):
-        if found := shutil.which(name):
-            return [found]
+        if path := shutil.which(name):
+            return [path]
     raise InfrastructureFailed(f"no pip to fetch {what} with: run `{sys.executable} -m ensurepip`; {remedy}")

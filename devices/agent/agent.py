@@ -69,7 +69,7 @@ class Agent:
         attached: Callable[[], Sequence[Attachment]],
         reach: Callable[[Attachment], Transport],
         files: FileSource,
-        known: KnownRunner,
+        is_known: KnownRunner,
         *,
         lock: HostLock,
         outbox: Path,
@@ -82,7 +82,9 @@ class Agent:
         self._stop, self._abort = threading.Event(), threading.Event()
         self._registry = DeviceRegistry(name, client, boot_id, self._clock)
         self._outbox = Outbox(outbox, name)
-        self._worker = Worker(name, client, files, known, self._outbox, self._clock, stop=self._stop, abort=self._abort)
+        self._worker = Worker(
+            name, client, files, is_known, self._outbox, self._clock, stop=self._stop, abort=self._abort
+        )
         self._sessions: dict[str, DeviceSession] = {}
         self._refusal: NotAdmitted | None = None
         self._last_warning = ""
@@ -225,9 +227,9 @@ def served(attachments: Attachments, *, this_machine: bool) -> Callable[[], Sequ
     """Returns the lister for `Agent`: the devices of a file while this process holds its lock, and this machine."""
 
     def listed() -> Sequence[Attachment]:
-        own = (THIS_MACHINE,) if this_machine else ()
-        others = tuple(each for each in attachments.read() if each.address != LOCAL)
-        return (*own, *others) if others and attachments.serve_lock.acquire() else own
+        local = (THIS_MACHINE,) if this_machine else ()
+        others = tuple(attachment for attachment in attachments.read() if attachment.address != LOCAL)
+        return (*local, *others) if others and attachments.serve_lock.acquire() else local
 
     return listed
 
@@ -236,12 +238,12 @@ def end_on_signals(agent: Agent) -> None:
     """Makes the first signal stop the agent after its jobs, and the second abort it."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda number, frame: agent.abort())
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, lambda number, frame: agent.abort())
         agent.stop()
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, handle)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, handle)
 
 
 _STOP_WITHIN_S = 10.0

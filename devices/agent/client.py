@@ -224,8 +224,10 @@ class Outbox:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        found = (_read_pending(path) for path in sorted(folder.glob("*.json")))
-        self._pending = {pending.file_name: pending for pending in found if pending and pending.request.agent == agent}
+        results = (_read_pending(path) for path in sorted(folder.glob("*.json")))
+        self._pending = {
+            pending.file_name: pending for pending in results if pending and pending.request.agent == agent
+        }
 
     def put(self, pending: PendingResult) -> None:
         """Stores a result until `drop`; in memory only if the disk fails."""

@@ -118,7 +118,7 @@ def _cores(tree: Tree, policy: str) -> str:
 
 
 def _policies(tree: Tree) -> list[str]:
-    found = names(tree, _POLICIES, lambda name: name.startswith("policy"))
-    if not found:
+    policies = names(tree, _POLICIES, lambda name: name.startswith("policy"))
+    if not policies:
         raise Unread(f"no policy under {_POLICIES}")
-    return [f"{_POLICIES}/{name}" for name in found]
+    return [f"{_POLICIES}/{name}" for name in policies]

@@ -144,9 +144,9 @@ def _request(name: bytes, data: bytes) -> bytes:
     return struct.pack("<4sI", name, len(data)) + data
 
 
-def _read(stream: Stream, size: int, name: str, known: bytes = b"") -> bytes:
+def _read(stream: Stream, size: int, name: str, begun: bytes = b"") -> bytes:
     """Returns at least `size` bytes, the `known` ones included."""
-    answer, end = known, time.monotonic() + SILENT_S
+    answer, end = begun, time.monotonic() + SILENT_S
     while len(answer) < size:
         piece = stream.read(1.0)
         answer += piece or b""

@@ -55,14 +55,14 @@ class AdbKey(CryptographySigner):  # type: ignore[misc]
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         public = path.with_name(f"{path.name}.pub")
         with tempfile.TemporaryDirectory(prefix=".adb-", dir=path.parent) as folder:
-            made = Path(folder) / "key"
+            temporary = Path(folder) / "key"
             if not path.exists():
-                keygen(str(made))
-                made.chmod(0o600)
-                made.replace(path)
+                keygen(str(temporary))
+                temporary.chmod(0o600)
+                temporary.replace(path)
             if not public.exists():
-                write_public_keyfile(str(path), str(made))
-                made.replace(public)
+                write_public_keyfile(str(path), str(temporary))
+                temporary.replace(public)
         return cls(str(path))
 
     def public(self) -> str:

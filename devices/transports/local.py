@@ -122,11 +122,11 @@ class LocalTransport:
         with self._content.temporary(sha256) as temporary:
             produce(str(temporary))
             try:
-                made = self._content.settle(temporary, sha256)
+                path = self._content.settle(temporary, sha256)
             except OSError as error:
                 raise InfrastructureFailed(f"{temporary}: {error.strerror}") from error
         self._content.trim(_KEPT_BYTES, keep=[sha256])
-        return str(made)
+        return str(path)
 
     def bundle(self, files: Mapping[str, str]) -> str:
         """See `Transport.bundle`. Copies, so that the mode of the pushed files stays unchanged."""
@@ -142,8 +142,8 @@ class LocalTransport:
 
     def _make_bundle(self, folder: Path, files: Mapping[str, str]) -> None:
         folder.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as made:
-            build = Path(made) / "bundle"
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as temporary:
+            build = Path(temporary) / "bundle"
             build.mkdir()
             for name, sha256 in files.items():
                 try:
@@ -169,13 +169,13 @@ class LocalTransport:
 
     def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
         """See `Reader.read_many`."""
-        found: dict[str, str | OSError] = {}
+        contents: dict[str, str | OSError] = {}
         for path in self._expanded(paths):
             try:
-                found[path] = self.read_text(path)
+                contents[path] = self.read_text(path)
             except OSError as error:
-                found[path] = error
-        return found | {command: self._said(command) for command in commands}
+                contents[path] = error
+        return contents | {command: self._said(command) for command in commands}
 
     def _expanded(self, paths: Sequence[str]) -> Iterator[str]:
         for path in paths:

@@ -146,13 +146,13 @@ class ShellTransport:
 
     def connect(self) -> None:
         """See `Transport.connect`. Asks the device each time, because a connection may have died unnoticed."""
-        known = self._ready is not None
+        was_ready = self._ready is not None
         try:
             self._prepare()
         except (NotTrusted, Unsupported):
             raise
         except InfrastructureFailed:
-            if not known:
+            if not was_ready:
                 raise
             self._prepare()
 

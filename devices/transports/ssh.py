@@ -102,8 +102,8 @@ def host_key(address: SshAddress) -> paramiko.PKey:
 
 def pinned_fingerprints(address: SshAddress, keys: Path) -> list[str]:
     """Returns fingerprints, `SHA256:...`, of the keys that are trusted for the machine: one per key type."""
-    known = _known_hosts(keys).lookup(address.known_as)
-    return [key.fingerprint for key in known.values()] if known else []
+    host_keys = _known_hosts(keys).lookup(address.known_as)
+    return [key.fingerprint for key in host_keys.values()] if host_keys else []
 
 
 def pin(address: SshAddress, key: paramiko.PKey | None, keys: Path) -> None:
@@ -168,15 +168,15 @@ class SshWire:
         self._client = client
 
     def _log_in(self, client: paramiko.SSHClient) -> None:
-        own = self._keys / "id_ed25519"
+        key = self._keys / "id_ed25519"
         client.connect(
             self._address.host,
             self._address.port,
             self._address.user,
             sock=open_socket(self._address.host, self._address.port),
-            key_filename=str(own) if own.exists() else None,
-            allow_agent=not own.exists(),
-            look_for_keys=not own.exists(),
+            key_filename=str(key) if key.exists() else None,
+            allow_agent=not key.exists(),
+            look_for_keys=not key.exists(),
             timeout=CONNECT_S,
             banner_timeout=CONNECT_S,
             auth_timeout=CONNECT_S,

@@ -96,10 +96,10 @@ def command(
         output = Output.JSON if json else Output.TABLE if len(benches) > 1 else None
     if profile and output in (Output.MARKDOWN, Output.CSV):
         raise InvalidInput("profiles are shown by the formats table and json", where="--profile")
-    kept = None if trial is None else _trial_of(trial, benches)
+    recorder = None if trial is None else _trial_of(trial, benches)
     reports = list(bench_all(benches, say))
-    if kept is not None:
-        _keep(kept, reports[0], db)
+    if recorder is not None:
+        _keep(recorder, reports[0], db)
         say(f"kept with trial {trial}")
     if output is None:
         print_fields(_fields(reports[0]))
@@ -128,11 +128,11 @@ def _trial_of(text: str, benches: Sequence[BenchOptions]) -> tuple[int, int]:
             "keeps the profile of one layout and request: give one of each, and --profile", where="--trial"
         )
     with open_store(benches[0].db) as store:
-        found = trials.get(store, studies.find_id(store, study), int(number))
+        row = trials.get(store, studies.find_id(store, study), int(number))
     subject = benches[0].subject
-    if not isinstance(subject, Layout) or subject.id != found.layout_id:
-        raise InvalidInput(f"trial {text} has another layout: {Layout.from_json(found.layout)}", where="--trial")
-    return found.study, found.number
+    if not isinstance(subject, Layout) or subject.id != row.layout_id:
+        raise InvalidInput(f"trial {text} has another layout: {Layout.from_json(row.layout)}", where="--trial")
+    return row.study, row.number
 
 
 def _keep(trial: tuple[int, int], report: dict[str, Any], db: str | None) -> None:

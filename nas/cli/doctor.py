@@ -183,10 +183,10 @@ def _reading(name: str, read: Callable[[], Finding]) -> Finding:
 
 
 def _busy() -> Finding:
-    found = preflight.load()
-    if found.busy:
-        return Finding("load", "warning", found.text, "stop them for narrower intervals")
-    return Finding("load", "ok", found.text)
+    load = preflight.load()
+    if load.busy:
+        return Finding("load", "warning", load.text, "stop them for narrower intervals")
+    return Finding("load", "ok", load.text)
 
 
 def _enough_memory(free: float) -> Finding:

@@ -258,8 +258,8 @@ class MixtureStep(nn.Module):
         h, logits = router(x)
         scores = torch.sigmoid(logits)
         chosen = torch.topk(scores + self.bias, self.top_k, -1).indices
-        kept = torch.zeros_like(scores).scatter(-1, chosen, 1.0) * scores
-        weights = kept / (kept.sum(-1, keepdim=True) + 1e-6)
+        chosen_scores = torch.zeros_like(scores).scatter(-1, chosen, 1.0) * scores
+        weights = chosen_scores / (chosen_scores.sum(-1, keepdim=True) + 1e-6)
         y = residual
         for e, expert in enumerate(experts):
             y = y + expert(h)[0] * weights.narrow(-1, e, 1)

@@ -173,13 +173,13 @@ class ExpertWatch:
     def __call__(self, tensor: int, ask: bool, data: int | None) -> bool:
         """Returns whether a node is wanted (`ask`), or reads a computed one and lets the graph continue."""
         name: bytes = self._name(tensor)
-        wanted = name.startswith(_PREFIX)
-        if wanted and not ask:
+        is_choice = name.startswith(_PREFIX)
+        if is_choice and not ask:
             rows: int = self._rows(tensor)
             top_k: int = self._count(tensor) // rows
             chosen = [[self._element(tensor, k, row, 0, 0) for k in range(top_k)] for row in range(rows)]
             self._chunks.setdefault(int(name.removeprefix(_PREFIX)), []).append(chosen)
-        return wanted if ask else True
+        return is_choice if ask else True
 
     def choices(self) -> Choices:
         """Returns all choices so far."""
@@ -220,8 +220,8 @@ def evaluate(
     np.save(ids, np.asarray(tokens, np.int32))
     run_command(build, "logits", model, [str(ids), ",".join(map(str, chunks)), str(int(watch)), str(out)])
     with np.load(out, allow_pickle=False) as arrays:
-        found = {name: arrays[name] for name in arrays.files}
-    return Evaluation(found.pop("logits"), {int(depth): chosen for depth, chosen in found.items()})
+        choices = {name: arrays[name] for name in arrays.files}
+    return Evaluation(choices.pop("logits"), {int(depth): chosen for depth, chosen in choices.items()})
 
 
 def _logits(model: str, tokens: str, chunks: str, watch: str, out: str) -> None:
@@ -246,17 +246,17 @@ def greedy_tokens(build: Build, model: Path, prompt: Sequence[int], tokens: int)
         CandidateFailed: the process died or hung on this model (crash).
     """
     with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder) / "prompt.npy", Path(folder) / "tokens.npy"
-        np.save(given, np.asarray(prompt, np.int32))
-        run_command(build, "greedy", model, [str(given), str(tokens), str(out)])
+        prompt_path, out = Path(folder) / "prompt.npy", Path(folder) / "tokens.npy"
+        np.save(prompt_path, np.asarray(prompt, np.int32))
+        run_command(build, "greedy", model, [str(prompt_path), str(tokens), str(out)])
         chosen: list[int] = np.load(out, allow_pickle=False).tolist()
     return chosen
 
 
 def _greedy(model: str, prompt: str, tokens: str, out: str) -> None:
-    given: list[int] = np.load(prompt, allow_pickle=False).tolist()
-    session = Session(model, len(given) + int(tokens), len(given))
-    np.save(out, np.fromiter(_likeliest(session, given, int(tokens)), np.int32))
+    ids: list[int] = np.load(prompt, allow_pickle=False).tolist()
+    session = Session(model, len(ids) + int(tokens), len(ids))
+    np.save(out, np.fromiter(_likeliest(session, ids, int(tokens)), np.int32))
 
 
 def _likeliest(session: Session, prompt: list[int], tokens: int) -> Iterator[int]:
@@ -286,9 +286,9 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
     """
     build = LLAMA_CPP.find_build(patched=_byte_level_architecture(model) == PATCHED)
     with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder) / "prompt", Path(folder) / "text"
-        given.write_bytes(prompt)
-        run_command(build, "generate", model, [str(given), str(tokens), str(temperature), str(seed), str(out)])
+        prompt_path, out = Path(folder) / "prompt", Path(folder) / "text"
+        prompt_path.write_bytes(prompt)
+        run_command(build, "generate", model, [str(prompt_path), str(tokens), str(temperature), str(seed), str(out)])
         return out.read_bytes()
 
 
@@ -313,10 +313,10 @@ def _architecture(model: Path) -> tuple[str, int]:
 
 
 def _generate(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
-    given = Path(prompt).read_bytes()
-    session = Session(model, len(given) + int(tokens), len(given))
+    text = Path(prompt).read_bytes()
+    session = Session(model, len(text) + int(tokens), len(text))
     rng = np.random.default_rng(int(seed))
-    Path(out).write_bytes(bytes(_sample(session, given, int(tokens), float(temperature), rng)))
+    Path(out).write_bytes(bytes(_sample(session, text, int(tokens), float(temperature), rng)))
 
 
 def _sample(
@@ -374,16 +374,16 @@ def bits_per_byte(build: Build, model: Path, texts: Sequence[str], threads: int)
     if held == "none":
         raise Unsupported("the file holds no tokenizer", where=str(model))
     with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder) / "texts.json", Path(folder) / "bits.json"
-        given.write_text(json.dumps(list(texts)))
-        run_command(build, "bits", model, [str(given), str(threads), str(out)], deadline_s=_BITS_S)
+        path, out = Path(folder) / "texts.json", Path(folder) / "bits.json"
+        path.write_text(json.dumps(list(texts)))
+        run_command(build, "bits", model, [str(path), str(threads), str(out)], deadline_s=_BITS_S)
         return float(json.loads(out.read_text()))
 
 
-def _bits(model: str, given: str, threads: str, out: str) -> None:
+def _bits(model: str, texts_path: str, threads: str, out: str) -> None:
     session = Session(model, _CHUNK, _CHUNK, threads=int(threads))
     nats = size = 0.0
-    for text in json.loads(Path(given).read_text()):
+    for text in json.loads(Path(texts_path).read_text()):
         ids = session.tokens(text.encode())
         size += len(text.encode()) - session.length_of(ids[0])
         for start in range(0, len(ids) - 1, _CHUNK):

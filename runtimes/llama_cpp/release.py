@@ -31,12 +31,12 @@ def release(writer_version: str, request: ReleaseRequest) -> Release:
     patched = support.verdict == "patched"
     inputs = [[writer_version, source.SHA256, patch_hashes() if patched else None], request.license]
     # The float16 file comes first: llama.cpp's quantiser reads it.
-    wanted = sorted(request.quantisations, key=lambda name: name != "f16")
+    quantisations = sorted(request.quantisations, key=lambda name: name != "f16")
     parts = tuple(
         ReleasePart(
             name.upper(), [*inputs, name, _file_name(request.name, name)], partial(_write, request, name), optional=True
         )
-        for name in wanted
+        for name in quantisations
     )
     loads = f"{support.arch} (patched build): {'; '.join(support.reasons)}" if patched else support.arch
     return Release(loads, parts)
@@ -76,15 +76,15 @@ def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iter
 
 
 @contextmanager
-def _half(wanted: Path, is_there: bool) -> Iterator[tuple[Path, bool]]:
+def _half(path: Path, is_there: bool) -> Iterator[tuple[Path, bool]]:
     """Yields the path of the float16 file and whether it is written: a temporary path unless it was requested.
 
     A file of that name that was not asked for may be of other weights.
     """
     if is_there:
-        yield wanted, True
+        yield path, True
         return
-    scratch = wanted.with_name(f"{wanted.name}.partial")
+    scratch = path.with_name(f"{path.name}.partial")
     try:
         yield scratch, False
     finally:

@@ -112,9 +112,9 @@ def _wanted(tensor: Tensor, layout: Layout) -> Type:
     return Type.Q4_0
 
 
-def type_that_fits(wanted: Type, columns: int) -> Type:
+def type_that_fits(preferred: Type, columns: int) -> Type:
     """Returns `wanted` if rows are multiples of its blocks; else Q8_0 for Q6_K if that fits, else F16."""
-    for candidate in (wanted, Type.Q8_0) if wanted == Type.Q6_K else (wanted,):
+    for candidate in (preferred, Type.Q8_0) if preferred == Type.Q6_K else (preferred,):
         if columns % GGML_QUANT_SIZES[candidate][0] == 0:
             return candidate
     return Type.F16
@@ -179,13 +179,13 @@ class CheckpointTensors:
         Raises:
             InvalidInput: a tensor is missing, left over, or of another shape.
         """
-        wanted = {tensor.source: tensor.source_shape for tensor in tensors}
-        if difference := sorted(self._state.names ^ wanted.keys()):
-            state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
+        shapes = {tensor.source: tensor.source_shape for tensor in tensors}
+        if difference := sorted(self._state.names ^ shapes.keys()):
+            state = "lacks" if difference[0] in shapes else "has, but the layout has not,"
             raise InvalidInput(f"checkpoint {state} {difference[0]}", where=self._state.place)
-        for name, shape in wanted.items():
-            if (found := self._state.shape(name)) != shape:
-                raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=self._state.place)
+        for name, shape in shapes.items():
+            if (stored := self._state.shape(name)) != shape:
+                raise InvalidInput(f"{name} has shape {stored}, the layout needs {shape}", where=self._state.place)
 
     def data(self, tensor: Tensor, storage: Type) -> NDArray[np.uint8]:
         """Returns the bytes of `tensor`, shape [stored bytes].

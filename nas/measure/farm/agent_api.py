@@ -333,11 +333,11 @@ async def _claim(store: Store, notifier: JobNotifier, request: p.LeaseRequest, h
     while True:
         with notifier.waiting(request.device, request.agent) as waiter:
             row = await off_loop(jobs.claim, store, request.device, request.agent)
-            left = deadline - time.monotonic()
-            if row is not None or left <= 0 or notifier.closed or waiter.cancelled():
+            remaining = deadline - time.monotonic()
+            if row is not None or remaining <= 0 or notifier.closed or waiter.cancelled():
                 return row
             try:
-                await asyncio.wait_for(waiter.woken.wait(), left)
+                await asyncio.wait_for(waiter.woken.wait(), remaining)
             except TimeoutError:
                 return None
             if waiter.cancelled():

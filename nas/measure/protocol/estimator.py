@@ -98,9 +98,9 @@ def read_times(samples: Sequence[Sample], threads: int) -> Times:
     return Times(
         clock,
         ttft=ttft,
-        p50=[token_time(each) for each in tokens],
-        mean=[statistics.fmean(each) for each in tokens],
-        run=[first + sum(each) for first, each in zip(ttft, tokens, strict=True)],
+        p50=[token_time(run) for run in tokens],
+        mean=[statistics.fmean(run) for run in tokens],
+        run=[first + sum(run) for first, run in zip(ttft, tokens, strict=True)],
     )
 
 
@@ -128,11 +128,11 @@ def time_figures(samples: Sequence[Sample], times: Times, slow: Mapping[Phase, f
         return dict.fromkeys(("ttft", "decode_p50", "decode_mean", "latency"), none)
     tokens = [[ns / 1e6 for ns in sample.decode_ns] for sample in samples]
     wall_ttft = [sample.ttft_ms for sample in samples]
-    wall_p50 = [statistics.median(each) for each in tokens]
+    wall_p50 = [statistics.median(run) for run in tokens]
     noise = NOISE[times.clock]
     ttft = _estimate(times.ttft, wall_ttft, slow["ttft"], noise["ttft"])
     p50 = _estimate(times.p50, wall_p50, slow["decode"], noise["decode"])
-    mean = _estimate(times.mean, [statistics.fmean(each) for each in tokens], slow["decode"], noise["decode"])
+    mean = _estimate(times.mean, [statistics.fmean(run) for run in tokens], slow["decode"], noise["decode"])
     return {"ttft": ttft, "decode_p50": p50, "decode_mean": mean, "latency": _latency(ttft, p50, gen)}
 
 

@@ -139,11 +139,11 @@ def energy_figure(repetitions: Sequence[Repetition], gen: int) -> Figure:
     reason = next(missing, "no valid repetition")
     if not used or len(used) < len(repetitions):
         return Figure(value=None, unit="mJ", reason=reason)
-    mj = [each.joules * 1e3 / gen for each in used]
-    steps = math.gcd(*(each.steps for each in used))
+    mj = [energy.joules * 1e3 / gen for energy in used]
+    steps = math.gcd(*(energy.steps for energy in used))
     if steps == 0:
         return Figure(value=None, unit="mJ", reason=f"{used[0].counter} did not move during the runs")
-    resolution = max(mj) * steps / max(each.steps for each in used)
+    resolution = max(mj) * steps / max(energy.steps for energy in used)
     if resolution > _ENERGY_STEP_SHARE * min(mj):
         return Figure(
             value=None, unit="mJ", n=len(used), resolution=resolution,
