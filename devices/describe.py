@@ -28,7 +28,9 @@ _SIMD = re.compile(
 )
 _TREE = "/sys/firmware/devicetree/base"
 _MODELS = (f"{_TREE}/model", "/sys/class/dmi/id/product_name")
-_SERIAL, _COMPATIBLE, _PAGES = f"{_TREE}/serial-number", f"{_TREE}/compatible", "/proc/self/smaps"
+_SERIAL = f"{_TREE}/serial-number"
+_COMPATIBLE = f"{_TREE}/compatible"
+_PAGES = "/proc/self/smaps"
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _FILES = (
     *("/proc/meminfo", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/hostname", "/etc/os-release", "/etc/machine-id"),

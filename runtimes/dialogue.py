@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 
 from nas.core.errors import CandidateFailed, InvalidInput
 
-_END, _TOKEN, _SCORE = -1, struct.Struct("<i"), struct.Struct("<?d")
+_END = -1
+_TOKEN = struct.Struct("<i")
+_SCORE = struct.Struct("<?d")
 _TOKEN_S = 300.0
 
 

@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 """Interval between reads of the list of devices."""
 
-_JOIN_S, _LONGEST_ABORT_S = 0.1, 5.0
+_JOIN_S = 0.1
+_LONGEST_ABORT_S = 5.0
 
 
 class Agent:

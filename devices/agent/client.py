@@ -291,7 +291,7 @@ class Downloads:
         self._locks.mkdir(exist_ok=True)
 
     def fetch(self, file: PlanFile) -> Path:
-        """See `FileSource.fetch`. A cached file is not hashed again: pushing does that.
+        """A cached file is not hashed again: pushing does that.
 
         Raises:
             InfrastructureFailed: the transfer broke off, the disk failed, or the bytes are wrong.

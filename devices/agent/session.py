@@ -91,8 +91,9 @@ _LOOK_S = 5.0
 _ANSWER_S = 3.0
 """Time for a coordinator to answer the poll about a device that was just deregistered."""
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
-"""Between attempts to reach a device that is gone."""
+_FIRST_PAUSE_S = 0.5
+"""Between the first attempts to reach a device that is gone."""
+_LONGEST_PAUSE_S = 15.0
 
 
 class DeviceSession:

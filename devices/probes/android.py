@@ -8,7 +8,8 @@ from typing import Literal
 from nas.measure.devices.probes.power import Status
 from nas.measure.devices.probes.readings import Readings, Unread
 
-THERMAL, BATTERY = "dumpsys thermalservice", "dumpsys battery"
+THERMAL = "dumpsys thermalservice"
+BATTERY = "dumpsys battery"
 SCREEN = "dumpsys power | grep -m 1 mWakefulness="
 
 NO_ANDROID = "no Android, which has dumpsys"

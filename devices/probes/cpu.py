@@ -105,9 +105,7 @@ def cluster_mhz(tree: Tree) -> dict[str, float]:
     Raises:
         Unread: no cpufreq.
     """
-    return {
-        _cores(tree, policy): number(tree, f"{policy}/scaling_cur_freq") / 1000 for policy in _policies(tree)
-    }  # fmt: skip
+    return {_cores(tree, policy): number(tree, f"{policy}/scaling_cur_freq") / 1000 for policy in _policies(tree)}
 
 
 def _cores(tree: Tree, policy: str) -> str:

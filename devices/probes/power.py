@@ -75,7 +75,8 @@ def _scope(tree: Tree, path: str) -> str | None:
         return None
 
 
-_RAPL, _IIO = "/sys/class/powercap", "/sys/bus/iio/devices"
+_RAPL = "/sys/class/powercap"
+_IIO = "/sys/bus/iio/devices"
 _GAUGES = ("energy_now", "charge_now", "charge_counter")
 
 ENERGY_FILES = (

@@ -83,7 +83,7 @@ class Readings:
         return cls((*paths, *commands), reader.read_many(paths, commands))
 
     def read_text(self, path: str) -> str:
-        """See `Tree.read_text`; only paths that were asked for can be read."""
+        """Only paths that were asked for can be read."""
         assert any(path == name or fnmatchcase(path, name) for name in self.requested), f"{path} was not asked for"
         answer = self.contents.get(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path))
         if isinstance(answer, OSError):
@@ -99,7 +99,7 @@ class Readings:
         return self.read_text(command)
 
     def names(self, folder: str) -> list[str]:
-        """See `Tree.names`: names of the files that were found."""
+        """Names of the files that were found."""
         inside = (path[len(folder) + 1 :] for path in self._there() if path.startswith(f"{folder}/"))
         entries = sorted({name.partition("/")[0] for name in inside})
         if not entries:

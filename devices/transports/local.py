@@ -85,7 +85,7 @@ class LocalTransport:
         """Does nothing."""
 
     def claim(self, lease: Lease) -> None:
-        """See `Transport.claim`. Nothing can be left running here: a runner dies with its agent."""
+        """Nothing can be left running here: a runner dies with its agent."""
         self._lease = lease
         self._fence.admit(lease)
 
@@ -99,7 +99,7 @@ class LocalTransport:
         cpu_affinity: Sequence[int] = (),
         cancelled: Callable[[], bool] = never,
     ) -> CommandResult:
-        """See `Transport.run` and `run_supervised`."""
+        """Runs a program as `run_supervised` does."""
         if self._lease:
             self._fence.admit(self._lease)
         return run_supervised(
@@ -112,11 +112,11 @@ class LocalTransport:
         )
 
     def push(self, local: Path, sha256: str) -> str:
-        """See `Transport.push`; a file of the cache itself is only verified."""
+        """A file of the cache itself is only verified."""
         return str(self._content.add(local, sha256))
 
     def make(self, sha256: str, produce: Callable[[str], None]) -> str:
-        """See `Transport.make`. The least recently used files are removed, so that a search does not fill the disk."""
+        """The least recently used files are removed, so that a search does not fill the disk."""
         if self._content.path(sha256).exists():
             return str(self._content.verify(sha256))
         with self._content.temporary(sha256) as temporary:
@@ -129,7 +129,7 @@ class LocalTransport:
         return str(path)
 
     def bundle(self, files: Mapping[str, str]) -> str:
-        """See `Transport.bundle`. Copies, so that the mode of the pushed files stays unchanged."""
+        """Copies, so that the mode of the pushed files stays unchanged."""
         assert all(name == os.path.basename(name) and name not in ("", ".", "..") for name in files), files  # noqa: PTH119
         folder = self._content.root / "bundles" / content_hash(dict(files))
         if not folder.exists():
@@ -159,16 +159,13 @@ class LocalTransport:
                     raise InfrastructureFailed(f"{folder}: {error.strerror}") from error
 
     def read_text(self, path: str) -> str:
-        """See `Tree.read_text`."""
         with self._under_root(path).open("rb") as file:
             return file.read(TEXT_LIMIT).decode(errors="replace")
 
     def names(self, folder: str) -> list[str]:
-        """See `Tree.names`."""
         return sorted(path.name for path in self._under_root(folder).iterdir())
 
     def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
-        """See `Reader.read_many`."""
         contents: dict[str, str | OSError] = {}
         for path in self._expanded(paths):
             try:
@@ -192,9 +189,15 @@ class LocalTransport:
         self._content.root.mkdir(parents=True, exist_ok=True)
         try:
             done = subprocess.run(
-                ["sh", "-c", command], env=_BASE_ENV, cwd=self._content.root, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_COMMAND_S, check=False,
-            )  # fmt: skip
+                ["sh", "-c", command],
+                env=_BASE_ENV,
+                cwd=self._content.root,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=_COMMAND_S,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             return error if isinstance(error, OSError) else TimeoutError(errno.ETIMEDOUT, f"no end of {command!r}")
         return done.stdout[:TEXT_LIMIT].decode(errors="replace")

@@ -41,7 +41,8 @@ _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "a
 _HOST = re.compile(r"[\w.:%-]+", re.ASCII)
 """Names and addresses: no character that has a meaning in `known_hosts`."""
 
-_WINDOW, _PACKET = 16 << 20, 1 << 17
+_WINDOW = 16 << 20
+_PACKET = 1 << 17
 _CHUNK = 1 << 16
 
 
@@ -132,7 +133,7 @@ def _known_hosts(keys: Path) -> paramiko.HostKeys:
 
 
 class SshWire:
-    """See `Wire`.
+    """A `Wire` over ssh.
 
     Args:
         address: the machine.
@@ -148,7 +149,6 @@ class SshWire:
         self._files: paramiko.SFTPClient | None = None
 
     def connect(self) -> None:
-        """See `Wire.connect`."""
         if self._client is not None and _active(self._client):
             return
         self.close()
@@ -188,13 +188,11 @@ class SshWire:
         transport.set_keepalive(SILENT_S // 3)
 
     def close(self) -> None:
-        """See `Wire.close`."""
         if self._client is not None:
             self._client.close()
         self._client = self._files = None
 
     def start(self, command: str) -> Stream:
-        """See `Wire.start`."""
         with _errors_of(self.name):
             channel = self._transport().open_session(_WINDOW, _PACKET, CONNECT_S)
             channel.settimeout(SILENT_S)
@@ -202,7 +200,6 @@ class SshWire:
         return _ChannelStream(channel, self.name)
 
     def put(self, local: Path, remote: str) -> None:
-        """See `Wire.put`."""
         with _errors_of(self.name):
             self._sftp().put(str(local), remote)
 
@@ -228,7 +225,7 @@ class SshWire:
 
 
 class _ChannelStream:
-    """See `Stream`. Scripts redirect their errors to standard output; what arrives on stderr is the login shell's."""
+    """Scripts redirect their errors to standard output; what arrives on stderr is the login shell's."""
 
     def __init__(self, channel: paramiko.Channel, name: str) -> None:
         self._channel, self._name = channel, name
@@ -312,7 +309,6 @@ class BoundedPackets(Packetizer):
     _banner = 0
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        """See `Packetizer.read_all`."""
         if n > LARGEST_PACKET:
             raise SSHException(f"a packet of {n} bytes is announced")
         return super().read_all(n, check_rekey)

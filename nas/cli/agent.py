@@ -37,8 +37,10 @@ def list_agents(server: ServerOption = None, db: DatabaseOption = None, json: Js
     if json:
         print_json(agents)
         return
-    rows = [[agent["name"], agent["access"], when(agent["last_seen"]), " ".join(agent["devices"])]
-            for agent in agents["agents"]]  # fmt: skip
+    rows = [
+        [agent["name"], agent["access"], when(agent["last_seen"]), " ".join(agent["devices"])]
+        for agent in agents["agents"]
+    ]
     print_table(("agent", "access", "last seen", "devices"), rows)
 
 

@@ -140,9 +140,15 @@ def _keep(trial: tuple[int, int], report: dict[str, Any], db: str | None) -> Non
     study, number = trial
     runtime, workload = report["runtime"], report["workload"]
     note = Profiled(
-        number, report["device"]["id"], runtime["name"], runtime["build"], workload["prompt"], workload["gen"],
-        workload["threads"], ProfileSummary.model_validate(report["profile"]),
-    )  # fmt: skip
+        number,
+        report["device"]["id"],
+        runtime["name"],
+        runtime["build"],
+        workload["prompt"],
+        workload["gen"],
+        workload["threads"],
+        ProfileSummary.model_validate(report["profile"]),
+    )
     with open_store(db) as store:
         events.append(store, study, note.to_json())
 
@@ -178,10 +184,15 @@ def _rows(report: dict[str, Any]) -> Iterator[Row]:
 def _cells(row: Row) -> list[str]:
     mean, sd, value, low, high = (_number(row, f"{name}_ts") for name in ("mean", "sd", "value", "low", "high"))
     return [
-        str(row["model"]), _shown(_number(row, "size_mb"), "MB"), str(row["runtime"]), str(row["threads"]),
-        str(row["test"]), "unknown" if mean is None else show_spread(mean, sd),
-        "unknown" if value is None else show_figure(value, low, high), _shown(_number(row, "peak_rss_mb"), "MB"),
-    ]  # fmt: skip
+        str(row["model"]),
+        _shown(_number(row, "size_mb"), "MB"),
+        str(row["runtime"]),
+        str(row["threads"]),
+        str(row["test"]),
+        "unknown" if mean is None else show_spread(mean, sd),
+        "unknown" if value is None else show_figure(value, low, high),
+        _shown(_number(row, "peak_rss_mb"), "MB"),
+    ]
 
 
 def _number(row: Row, name: str) -> float | None:
@@ -271,7 +282,7 @@ def _speed(figure: dict[str, Any]) -> str:
 
 def _shown(
     value: float | None, unit: str, reason: str | None = None, ends: Sequence[float | None] = (None, None)
-) -> str:  # fmt: skip
+) -> str:
     """Formats a figure with its 95 % interval, or why it is not known."""
     low, high = ends
     return f"unknown: {reason or 'not read'}" if value is None else show_figure(value, low, high, unit)

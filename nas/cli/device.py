@@ -66,8 +66,7 @@ def list_devices(server: ServerOption = None, db: DatabaseOption = None, json: J
         return
     columns = ("device", "name", "state", "health", "waiting", "model", "agent", "tags", "note", "last seen")
     rows = [
-        [one.id, None, "attached", None, None, one.address, None, " ".join(one.tags), None, "never"]
-        for one in waiting
+        [one.id, None, "attached", None, None, one.address, None, " ".join(one.tags), None, "never"] for one in waiting
     ]
     print_table(columns, [*(_list_row(device) for device in registered["devices"]), *rows])
     if waiting:
@@ -87,8 +86,10 @@ def show(
     print_fields(_device_fields(entry))
     if entry["calibrations"]:
         typer.echo()
-        rows = [[*_calibrated(calibration), show_number(calibration["reference_ms"]), when(calibration["created"])]
-                for calibration in entry["calibrations"]]  # fmt: skip
+        rows = [
+            [*_calibrated(calibration), show_number(calibration["reference_ms"]), when(calibration["created"])]
+            for calibration in entry["calibrations"]
+        ]
         print_table(("runtime", "build", "calibration", "reference [ms]", "measured"), rows)
     if entry["drift"]:
         typer.echo()
@@ -157,8 +158,10 @@ def remove(
 def set_name(
     device: DeviceArgument,
     name: Annotated[str, typer.Argument(help="Name to show beside the id; none removes it.", show_default=False)] = "",
-    server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False,
-) -> None:  # fmt: skip
+    server: ServerOption = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
     """Give a device a name that is shown beside its id."""
     _label(device, {"name": name}, server, db, json)
 
@@ -167,8 +170,10 @@ def set_name(
 def set_note(
     device: DeviceArgument,
     text: Annotated[str, typer.Argument(help="Note; none removes it.", show_default=False)] = "",
-    server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False,
-) -> None:  # fmt: skip
+    server: ServerOption = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
     """Write a note on a device, such as where it stands. Earlier notes stay in its history."""
     _label(device, {"note": text}, server, db, json)
 
@@ -179,8 +184,10 @@ def set_tags(
     tags: Annotated[
         list[str] | None, typer.Argument(metavar="[TAG]...", help="All tags; none removes them.", show_default=False)
     ] = None,
-    server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False,
-) -> None:  # fmt: skip
+    server: ServerOption = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
     """Set the tags of a device in the database, used in spaces as tag:NAME; those of 'nas device add' stay."""
     _label(device, {"tags": [*_tags(tags or [], "TAG")]}, server, db, json)
 
@@ -247,8 +254,18 @@ def _registered(server: str | None, db: str | None, *, any_attached: bool) -> di
 
 def _list_row(device: dict[str, Any]) -> list[object]:
     _, name, note, tags = (value for _, value in _label_fields(device))
-    return [device["id"], name, device["state"], device["health"], _waiting(device), device["device"]["model"],
-            device["agent"], tags, note, when(device["last_seen"])]  # fmt: skip
+    return [
+        device["id"],
+        name,
+        device["state"],
+        device["health"],
+        _waiting(device),
+        device["device"]["model"],
+        device["agent"],
+        tags,
+        note,
+        when(device["last_seen"]),
+    ]
 
 
 def _device_fields(entry: dict[str, Any]) -> list[tuple[str, object]]:

@@ -35,8 +35,12 @@ from nas.measure.runtimes.executorch.programs import Constant
 from nas.measure.runtimes.runner import Feed, Machine, relative_l2, runner_logits
 from nas.model.nn.model import Model, ResidualLayer
 
-PROMPT, BATCH, STEPS = 95, 71, 32
-"""A prompt in two uneven chunks, then steps: state crosses chunk borders and then advances token by token."""
+PROMPT = 95
+"""Tokens of the prompt."""
+BATCH = 71
+"""Tokens of a call: the prompt takes two uneven ones, so state crosses their border."""
+STEPS = 32
+"""Tokens that are decoded one by one after it."""
 FACTOR = 2.0
 """Greatest error of a graph, in errors of the disturbed oracle."""
 DISTURBANCES = 3

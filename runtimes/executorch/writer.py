@@ -20,7 +20,9 @@ WRITER_VERSION = "2"
 """Raise it with every change of this package that changes the bytes of a file."""
 
 Part = TypeVar("Part")
-MAGIC, VERSION, ALIGN = b"HILNASET", 1, 64
+MAGIC = b"HILNASET"
+VERSION = 1
+ALIGN = 64
 
 
 def write_artifact(layout: Layout, weights: Weights, destination: Path, *, recipe: bool = False) -> Written:

@@ -399,7 +399,9 @@ def _bits(model: str, texts_path: str, threads: str, out: str) -> None:
 FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}
 """`llama_ftype` of include/llama.h, without an importance matrix."""
 
-_LEAST_S, _BYTES_A_SECOND = 60.0, 4e6  # a tenth of what one slow core does
+_LEAST_S = 60.0
+_BYTES_A_SECOND = 4e6
+"""A tenth of what one slow core does."""
 
 
 def quantise_file(build: Build, source: Path, quantisation: str, destination: Path, threads: int) -> PlanFile:

@@ -391,9 +391,18 @@ def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
 MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules)
 
 BUILTIN = {
-    "gqa": GQA, "swa": SWA, "conv": CONV, "mamba2": MAMBA2, "swiglu": SWIGLU, "moe": MOE, "gdn": GDN, "gla": GLA,
-    "mlstm": MLSTM, "relu2": RELU2, "mla": MLA,
-}  # fmt: skip
+    "gqa": GQA,
+    "swa": SWA,
+    "conv": CONV,
+    "mamba2": MAMBA2,
+    "swiglu": SWIGLU,
+    "moe": MOE,
+    "gdn": GDN,
+    "gla": GLA,
+    "mlstm": MLSTM,
+    "relu2": RELU2,
+    "mla": MLA,
+}
 IN_EVERY_FILE = ("gqa", "swa", "conv", "mamba2", "swiglu")
 """Kinds whose keys are in every file of our architecture, in this order; those of the others where they are used."""
 

@@ -45,11 +45,9 @@ class Pool:
         return self.count * GGML_QUANT_SIZES[self.storage][1]
 
     def describe(self) -> str:
-        """See the module."""
         return f"{_NAMES[self.storage]} {self.scale} {self.count}"
 
     def shape(self, raw: Bytes) -> Bytes:
-        """See `nas.measure.runtimes.recipe.Pool`."""
         if self.storage == Type.F16:
             halves: Bytes = np.ldexp((raw.view("<i2") >> 5).astype("<f4"), -self.scale).astype("<f2").view(np.uint8)
             return halves

@@ -79,8 +79,9 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
             continue
         places = [f"mixers.{j}." for j in range(len(mixers))]
         for norm, source, blocks, prefixes in (
-            ("attn_norm", "mixer_norm", mixers, places), ("ffn_norm", "ffn_norm", ffns, ["ffn."]),
-        ):  # fmt: skip
+            ("attn_norm", "mixer_norm", mixers, places),
+            ("ffn_norm", "ffn_norm", ffns, ["ffn."]),
+        ):
             if blocks:
                 yield _tensor(index, Part(f"{norm}.weight", (width,), f"{source}.weight", "norm"))
             for block, prefix in zip(blocks, prefixes, strict=False):

@@ -80,7 +80,7 @@ class SocketAccess:
     """A Unix socket: every process that may open it may act as any agent."""
 
     async def caller(self, request: Request) -> None:
-        """See `Access.caller`."""
+        """Returns None: any agent."""
 
 
 class SecretAccess:
@@ -107,7 +107,6 @@ class SecretAccess:
         self._until = 0.0
 
     async def caller(self, request: Request) -> str:
-        """See `Access.caller`."""
         name, secret = _basic(request.headers.get("Authorization", ""))
         if not agents.matches((await self._known()).get(name), secret) and not await off_loop(
             agents.authenticate, self._store, name, secret

@@ -47,8 +47,10 @@ _SILENT_S = 1.5 * POLL_S
 """An agent that is alive asks for work more often."""
 _STOP_S = 10.0
 
-_QUICK_S, _QUICK_DEATHS = 10.0, 5
-"""Gives up after so many consecutive deaths, each within so many seconds of the start."""
+_QUICK_S = 10.0
+"""A death within this time after the start is a quick one."""
+_QUICK_DEATHS = 5
+"""Consecutive quick deaths after which the agent is not started again."""
 
 
 @dataclass
@@ -144,13 +146,22 @@ class LocalAgent:
     """
 
     def __init__(
-        self, socket: Path, *, cache: Path, lock: Path, state: Path, key: str, lock_file: Path, log: Path,
+        self,
+        socket: Path,
+        *,
+        cache: Path,
+        lock: Path,
+        state: Path,
+        key: str,
+        lock_file: Path,
+        log: Path,
         attachments: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         url = f"http+unix://{socket}"
         self._argv = [
-            sys.executable, *child_arguments(url, cache=cache, lock=lock, state=state, key=key, devices=attachments)
-        ]  # fmt: skip
+            sys.executable,
+            *child_arguments(url, cache=cache, lock=lock, state=state, key=key, devices=attachments),
+        ]
         self._lock_file = lock_file
         self.log = log
         self._stopping = threading.Event()
@@ -208,9 +219,10 @@ class LocalAgent:
         """Runs the agent until it ends or this process stops it; returns the seconds it lived."""
         begun = time.monotonic()
         # Its stdin is never written to: it closes when this process ends, in whatever way.
-        with self.log.open("ab") as log, subprocess.Popen(
-            self._argv, stdin=subprocess.PIPE, stdout=log, stderr=log
-        ) as process:  # fmt: skip
+        with (
+            self.log.open("ab") as log,
+            subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=log, stderr=log) as process,
+        ):
             self._process = process
             while process.poll() is None:
                 if self._stopping.wait(_POLL_CHILD_S):

@@ -189,9 +189,15 @@ def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store
 def _from_file(path: Path, spec: RuntimeSpace, store: Store) -> Artifact:
     stored = artifacts.put_file(store, path)
     return Artifact(
-        sha256=stored.sha256, size=stored.size, runtime=spec.name, quantisation=spec.quantisation, layout_id="",
-        arch="", patched=spec.build == "any", weights=f"file:{path.name}",
-    )  # fmt: skip
+        sha256=stored.sha256,
+        size=stored.size,
+        runtime=spec.name,
+        quantisation=spec.quantisation,
+        layout_id="",
+        arch="",
+        patched=spec.build == "any",
+        weights=f"file:{path.name}",
+    )
 
 
 def _report(

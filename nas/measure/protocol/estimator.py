@@ -145,10 +145,16 @@ def rate(time: Figure, amount: float, unit: str) -> Figure:
         return None if ms is None else amount * 1e3 / ms
 
     return Figure(
-        value=inverse(time.value), low=inverse(time.high), high=inverse(time.low), log_sd=time.log_sd,
-        typical=inverse(time.typical), minimum=inverse(time.maximum), maximum=inverse(time.minimum), n=time.n,
+        value=inverse(time.value),
+        low=inverse(time.high),
+        high=inverse(time.low),
+        log_sd=time.log_sd,
+        typical=inverse(time.typical),
+        minimum=inverse(time.maximum),
+        maximum=inverse(time.minimum),
+        n=time.n,
         unit=unit,
-    )  # fmt: skip
+    )
 
 
 def spread(values: Sequence[float]) -> float:
@@ -168,9 +174,14 @@ def _estimate(values: Sequence[float], experienced: Sequence[float], slow: float
             + (noise.correction_weight * math.log(correction)) ** 2
         )
     return Figure(
-        value=value, **_interval(value, sd), typical=statistics.median(experienced),
-        minimum=min(values) * correction, maximum=max(values) * correction, n=len(values), unit="ms",
-    )  # fmt: skip
+        value=value,
+        **_interval(value, sd),
+        typical=statistics.median(experienced),
+        minimum=min(values) * correction,
+        maximum=max(values) * correction,
+        n=len(values),
+        unit="ms",
+    )
 
 
 def _latency(ttft: Figure, p50: Figure, gen: int) -> Figure:
@@ -182,9 +193,14 @@ def _latency(ttft: Figure, p50: Figure, gen: int) -> Figure:
     if ttft.log_sd is not None and p50.log_sd is not None and ttft.value is not None and p50.value is not None:
         sd = math.hypot(ttft.value * ttft.log_sd, gen * p50.value * p50.log_sd) / value
     return Figure(
-        value=value, **_interval(value, sd), typical=total("typical"), minimum=total("minimum"),
-        maximum=total("maximum"), n=ttft.n, unit="ms",
-    )  # fmt: skip
+        value=value,
+        **_interval(value, sd),
+        typical=total("typical"),
+        minimum=total("minimum"),
+        maximum=total("maximum"),
+        n=ttft.n,
+        unit="ms",
+    )
 
 
 def _interval(value: float, sd: float | None) -> dict[str, float | None]:

@@ -177,10 +177,14 @@ def bits_of(file: Path, texts: Sequence[str], threads: int, log: Log) -> tuple[f
 def figures_of(report: Mapping[str, Any]) -> dict[str, Figure]:
     """Returns the figures of a report of `nas bench`."""
     return {
-        name: Figure(value=figure["value"], low=figure["ci95"][0], high=figure["ci95"][1],
-                     **{key: figure[key] for key in ("log_sd", "n", "unit", "reason")})
+        name: Figure(
+            value=figure["value"],
+            low=figure["ci95"][0],
+            high=figure["ci95"][1],
+            **{key: figure[key] for key in ("log_sd", "n", "unit", "reason")},
+        )
         for name, figure in report["figures"].items()
-    }  # fmt: skip
+    }
 
 
 def check_limits(limits: Sequence[Limit]) -> None:

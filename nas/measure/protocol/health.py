@@ -170,9 +170,14 @@ class HealthKeeper:
     def _queue(self, device: DeviceRow, plan: Plan, number: int, runs: int, cool_down_s: float = 0.0) -> None:
         round_ = Round(candidate=plan, repetitions=runs, cool_down_s=cool_down_s)
         jobs.enqueue(
-            self._store, check_key(device), round_, device=device.id, number=number, kind=JobKind.CHECK,
+            self._store,
+            check_key(device),
+            round_,
+            device=device.id,
+            number=number,
+            kind=JobKind.CHECK,
             priority=CHECK_PRIORITY,
-        )  # fmt: skip
+        )
         self._notify()
 
     def _end(self, device: DeviceRow, verdict: CheckResult, last: JobRow | None) -> None:
