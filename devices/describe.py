@@ -259,7 +259,8 @@ def _clusters(tree: Tree, designs: Mapping[int, str]) -> tuple[Cluster, ...]:
         tree: `_FILES` of the device.
         designs: core number -> name of its design.
     """
-    kind_of = _x86_kind if "flags" in _words(tree) else _arm_kind
+    is_x86 = re.search(r"^flags\s*:", read(tree, "/proc/cpuinfo"), re.MULTILINE)
+    kind_of = _x86_kind if is_x86 else _arm_kind
     cores: dict[_Kind, list[int]] = {}
     for core, design in sorted(designs.items()):
         cores.setdefault(kind_of(tree, core, design), []).append(core)
@@ -275,15 +276,7 @@ def _clusters(tree: Tree, designs: Mapping[int, str]) -> tuple[Cluster, ...]:
 
 
 def _designs(tree: Tree, otherwise: str) -> dict[int, str]:
-    """Returns core number -> its design, of every core that is online.
-
-    Args:
-        tree: `_FILES` of the device.
-        otherwise: the name if /proc/cpuinfo has none.
-
-    Raises:
-        Unread: no /proc/cpuinfo.
-    """
+    """Returns online core -> design; `otherwise` where /proc/cpuinfo has none."""
     named = {}
     for block in re.split(r"\n[ \t]*\n", read(tree, "/proc/cpuinfo")):
         if core := re.search(r"^processor\s*: (\d{1,4})$", block, re.MULTILINE):
@@ -311,11 +304,6 @@ def _design(block: str) -> str | None:
     implementer, part = fields[0][1], fields[1][1]
     part_name = _ARM_PARTS.get(int(part, 16)) if int(implementer, 16) == _ARM else None
     return part_name or f"{implementer}/{part}"
-
-
-def _words(tree: Tree) -> set[str]:
-    """Returns the field names of /proc/cpuinfo."""
-    return set(re.findall(r"^(\w+)\s*:", read(tree, "/proc/cpuinfo"), re.MULTILINE))
 
 
 def _arm_kind(tree: Tree, core: int, design: str) -> _Kind:

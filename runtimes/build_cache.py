@@ -110,7 +110,7 @@ B = TypeVar("B")
 
 
 @dataclass(frozen=True, slots=True)
-class Build(Generic[S]):
+class CachedBuild(Generic[S]):
     """A complete build.
 
     Args:

@@ -20,7 +20,7 @@ from nas.measure.runtimes.base import REFERENCE_LAYOUT, Artifact, Weights
 from nas.measure.runtimes.build_cache import (
     MANIFEST,
     SPEC,
-    Build,
+    CachedBuild,
     Log,
     S,
     Variant,
@@ -136,13 +136,13 @@ class BuiltRuntime(ABC, Generic[S]):
         is_profiler = self.profiler_sources and spec.runner == self.source_hash(self.profiler_sources)
         return self.profiler_sources[0] if is_profiler else self.runner_sources[0]
 
-    def cached_builds(self) -> Iterator[Build[S]]:
+    def cached_builds(self) -> Iterator[CachedBuild[S]]:
         """Yields every complete build in the cache, profilers and older runners included."""
         for path in self.folder.glob(f"*/{MANIFEST}"):
             if (build := self._read(path.parent)) is not None:
                 yield build
 
-    def builds(self) -> list[Build[S]]:
+    def builds(self) -> list[CachedBuild[S]]:
         """Returns every complete build of today's runner.
 
         The best instruction set comes first, shared builds before static ones and those without tools before those
@@ -151,12 +151,12 @@ class BuiltRuntime(ABC, Generic[S]):
         rank = {variant.name: index for index, variant in enumerate(self.variants)}
         current = self.source_hash(self.runner_sources)
 
-        def order(build: Build[S]) -> tuple[int, bool, bool, str]:
+        def order(build: CachedBuild[S]) -> tuple[int, bool, bool, str]:
             return rank[build.variant], build.spec.is_static, build.spec.has_tools, build.runner.build
 
         return sorted((build for build in self.cached_builds() if build.spec.runner == current), key=order)
 
-    def load(self, build_id: str) -> Build[S]:
+    def load(self, build_id: str) -> CachedBuild[S]:
         """Returns a build by its id.
 
         Raises:
@@ -168,7 +168,7 @@ class BuiltRuntime(ABC, Generic[S]):
             )
         return build
 
-    def _read(self, folder: Path) -> Build[S] | None:
+    def _read(self, folder: Path) -> CachedBuild[S] | None:
         try:
             runner = Runner.model_validate_json((folder / MANIFEST).read_bytes())
             spec = self.spec_type.model_validate_json((folder / SPEC).read_bytes())
@@ -179,7 +179,7 @@ class BuiltRuntime(ABC, Generic[S]):
         if not complete or (spec.variant, spec.target) not in variants or not self.is_current(spec):
             return None
         # The options are those of today's plans, whenever the build was made.
-        return Build(folder, runner.model_copy(update={"options": self.options}), spec)
+        return CachedBuild(folder, runner.model_copy(update={"options": self.options}), spec)
 
     def runner(
         self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
@@ -199,7 +199,7 @@ class BuiltRuntime(ABC, Generic[S]):
         patched: bool | None = False,
         tools: bool = False,
         libc: str | None = None,
-    ) -> Build[S]:
+    ) -> CachedBuild[S]:
         """Returns the best available build that a machine can run.
 
         Args:
@@ -298,7 +298,7 @@ class BuiltRuntime(ABC, Generic[S]):
         variant: str | None = None,
         tools: bool = False,
         static: bool = False,
-    ) -> Build[S]:
+    ) -> CachedBuild[S]:
         """Returns the build for a machine, and makes it unless the cache has it; see `Runtime.build`."""
         target = host_target() if target == "host" else target
         if target not in (host_target(), *self.targets):
@@ -312,7 +312,7 @@ class BuiltRuntime(ABC, Generic[S]):
             log(f"a device needs the GNU C library {build.glibc} or newer and libstdc++; the rest is in that folder")
         return build
 
-    def make(self, spec: S, log: Log) -> Build[S]:
+    def make(self, spec: S, log: Log) -> CachedBuild[S]:
         """Returns the build of `spec`, and makes it unless the cache has it.
 
         Raises:

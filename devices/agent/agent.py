@@ -26,7 +26,7 @@ from nas.core.errors import InvalidInput, NasError
 from nas.core.logs import configure_logs
 from nas.measure.devices.agent.client import Downloads, JobClient, NotAdmitted, Outbox
 from nas.measure.devices.agent.connection import Host
-from nas.measure.devices.agent.job import Worker
+from nas.measure.devices.agent.job import JobExecutor
 from nas.measure.devices.agent.registry import DeviceRegistry
 from nas.measure.devices.agent.run_plan import FileSource, KnownRunner
 from nas.measure.devices.agent.session import DeviceSession
@@ -83,7 +83,7 @@ class Agent:
         self._stop, self._abort = threading.Event(), threading.Event()
         self._registry = DeviceRegistry(name, client, boot_id, self._clock)
         self._outbox = Outbox(outbox, name)
-        self._worker = Worker(
+        self._executor = JobExecutor(
             name, client, files, is_known, self._outbox, self._clock, stop=self._stop, abort=self._abort
         )
         self._sessions: dict[str, DeviceSession] = {}
@@ -153,7 +153,7 @@ class Agent:
             self._host,
             client=self._client,
             registry=self._registry,
-            worker=self._worker,
+            executor=self._executor,
             clock=self._clock,
             refused=self._refused,
         )
@@ -177,7 +177,7 @@ class Agent:
         authority = self._registry.authority
         if authority is not None:
             for device in self._outbox.devices(authority) - self._registry.ids():
-                self._worker.submit_pending(authority, device)
+                self._executor.submit_pending(authority, device)
 
     def _refused(self, error: NotAdmitted) -> None:
         self._refusal = error

@@ -291,7 +291,7 @@ class Downloads:
         self._locks.mkdir(exist_ok=True)
 
     def fetch(self, file: PlanFile) -> Path:
-        """A cached file is not hashed again: pushing does that.
+        """Fetches a file unless it is in the cache; a cached one is not hashed again, which pushing does.
 
         Raises:
             InfrastructureFailed: the transfer broke off, the disk failed, or the bytes are wrong.

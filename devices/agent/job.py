@@ -103,7 +103,7 @@ _LAST_TRIES_S = 30.0
 """Seconds for which a stopping agent tries to submit a result; then it keeps the result for its next start."""
 
 
-class Worker:
+class JobExecutor:
     """Runs jobs of one agent, on any of its devices, and submits the results.
 
     Args:

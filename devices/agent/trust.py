@@ -160,7 +160,8 @@ def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:
         raise InvalidInput(f"{error}. The token was not sent") from error
     except InfrastructureFailed as error:
         raise InfrastructureFailed(
-            f"{error}. Try again; if the token then counts as used, the reply was lost: {_again(name)}"
+            f"{error}. Try again; if the token then counts as used, the reply was lost: get another line with "
+            f"'nas agent token --name {name}' and enrol with it, which replaces the lost one"
         ) from error
     except NasError as error:
         raise InvalidInput(str(error)) from error
@@ -174,10 +175,6 @@ def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:
         signing_key=reply.signing_key,
         authority=reply.authority,
     )
-
-
-def _again(name: str) -> str:
-    return f"get another line with 'nas agent token --name {name}' and enrol with it, which replaces the lost one"
 
 
 _SHOWN = 16

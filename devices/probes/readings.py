@@ -83,7 +83,7 @@ class Readings:
         return cls((*paths, *commands), reader.read_many(paths, commands))
 
     def read_text(self, path: str) -> str:
-        """Only paths that were asked for can be read."""
+        """Returns the content of a path that was requested."""
         assert any(path == name or fnmatchcase(path, name) for name in self.requested), f"{path} was not asked for"
         answer = self.contents.get(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path))
         if isinstance(answer, OSError):
@@ -99,7 +99,7 @@ class Readings:
         return self.read_text(command)
 
     def names(self, folder: str) -> list[str]:
-        """Names of the files that were found."""
+        """Returns the names of the files in a folder that were read."""
         inside = (path[len(folder) + 1 :] for path in self._there() if path.startswith(f"{folder}/"))
         entries = sorted({name.partition("/")[0] for name in inside})
         if not entries:

@@ -246,7 +246,7 @@ class AdbConnection:
 
 
 class AdbStream:
-    """A service that runs on the device.
+    """A `Stream` of a service that runs on the device.
 
     Args:
         connection: to the device.
@@ -271,7 +271,7 @@ class AdbStream:
         return piece or (b"" if self._ended else None)
 
     def write(self, data: bytes) -> None:
-        """Data that a finished command no longer reads is dropped.
+        """Writes to the service; what a finished command no longer reads is dropped.
 
         The device's answer is awaited only before the next packet, so that both sides work at the same time.
         """

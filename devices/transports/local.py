@@ -85,7 +85,7 @@ class LocalTransport:
         """Does nothing."""
 
     def claim(self, lease: Lease) -> None:
-        """Nothing can be left running here: a runner dies with its agent."""
+        """Checks the lease; no run of an earlier one can be left, because a runner dies with its agent."""
         self._lease = lease
         self._fence.admit(lease)
 
@@ -112,11 +112,11 @@ class LocalTransport:
         )
 
     def push(self, local: Path, sha256: str) -> str:
-        """A file of the cache itself is only verified."""
+        """Copies a file into the cache; one that is in the cache is only verified."""
         return str(self._content.add(local, sha256))
 
     def make(self, sha256: str, produce: Callable[[str], None]) -> str:
-        """The least recently used files are removed, so that a search does not fill the disk."""
+        """Makes a file in the cache, and removes the least recently used ones to bound its size."""
         if self._content.path(sha256).exists():
             return str(self._content.verify(sha256))
         with self._content.temporary(sha256) as temporary:
@@ -129,7 +129,7 @@ class LocalTransport:
         return str(path)
 
     def bundle(self, files: Mapping[str, str]) -> str:
-        """Copies, so that the mode of the pushed files stays unchanged."""
+        """Copies the files, so that the mode of the pushed ones stays unchanged."""
         assert all(name == os.path.basename(name) and name not in ("", ".", "..") for name in files), files  # noqa: PTH119
         folder = self._content.root / "bundles" / content_hash(dict(files))
         if not folder.exists():

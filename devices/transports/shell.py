@@ -143,7 +143,7 @@ class ShellTransport:
         self._ready: _Ready | None = None
 
     def connect(self) -> None:
-        """Asks the device each time, because a connection may have died unnoticed."""
+        """Prepares the device each time, because a connection may have died unnoticed."""
         was_ready = self._ready is not None
         try:
             self._prepare()
@@ -186,7 +186,7 @@ class ShellTransport:
         cpu_affinity: Sequence[int] = (),
         cancelled: Callable[[], bool] = never,
     ) -> CommandResult:
-        """The deadline is rounded up to whole seconds, which every `sleep` understands."""
+        """Runs a program; the deadline is rounded up to whole seconds, which every `sleep` understands."""
         run, seconds = secrets.token_hex(8), math.ceil(deadline_s)
         words = self._command(run, argv, env, seconds, output_limit, cpu_affinity)
         started_at = time.time()
@@ -264,7 +264,7 @@ class ShellTransport:
         return InfrastructureFailed(f"{self._wire.name}: the run ended without a result")
 
     def push(self, local: Path, sha256: str) -> str:
-        """Damaged content is replaced."""
+        """Copies a file to the device unless it has it; damaged content is replaced."""
         path = self._content(sha256)
         if not self._has(path, sha256):
             with self._temporary() as temporary:

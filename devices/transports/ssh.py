@@ -225,7 +225,7 @@ class SshWire:
 
 
 class _ChannelStream:
-    """Scripts redirect their errors to standard output; what arrives on stderr is the login shell's."""
+    """A `Stream` of a command. Scripts write errors to standard output; stderr is the login shell's."""
 
     def __init__(self, channel: paramiko.Channel, name: str) -> None:
         self._channel, self._name = channel, name

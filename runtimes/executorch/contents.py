@@ -97,7 +97,7 @@ class CheckpointContents(CheckpointFile):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ValuePool:
     """Random numbers that parts are cut from.
 
     Args:
@@ -129,10 +129,10 @@ _INT4_SCALE = _STD / 4.61
 _INT8_SCALE = _STD / 73.9
 """Divided by the standard deviation of uniform 8-bit values."""
 _POOL_BYTES = 16 << 20
-_QUANTA = Pool("bytes", 0, _POOL_BYTES)
-_MATRIX = Pool("f32", 28, _POOL_BYTES // 4)
+_QUANTA = ValuePool("bytes", 0, _POOL_BYTES)
+_MATRIX = ValuePool("f32", 28, _POOL_BYTES // 4)
 """A standard deviation of 0.018."""
-_TAPS = Pool("f32", 24, _POOL_BYTES // 4)
+_TAPS = ValuePool("f32", 24, _POOL_BYTES // 4)
 """Short filters: 0.29."""
 _UNIT = 64
 
@@ -141,10 +141,10 @@ class RandomContents:
     """Random contents, as fills of a recipe; `pools` are those that were asked for."""
 
     def __init__(self) -> None:
-        self._pools: dict[Pool, int] = {}
+        self._pools: dict[ValuePool, int] = {}
 
     @property
-    def pools(self) -> tuple[Pool, ...]:
+    def pools(self) -> tuple[ValuePool, ...]:
         """The pools by number."""
         return tuple(self._pools)
 
@@ -173,7 +173,7 @@ class RandomContents:
             return Fill(size, "decay")
         return self._tile(name, _TAPS if constant.role == "taps" else _MATRIX, size)
 
-    def _tile(self, name: str, pool: Pool, size: int) -> Fill:
+    def _tile(self, name: str, pool: ValuePool, size: int) -> Fill:
         start = zlib.crc32(name.encode()) % (_POOL_BYTES // _UNIT) * _UNIT
         return Fill(size, "tile", self._pools.setdefault(pool, len(self._pools)), start)
 

@@ -25,7 +25,7 @@ from nas.measure.runtimes.base import (
     Weights,
     finding_of,
 )
-from nas.measure.runtimes.build_cache import Build, Log
+from nas.measure.runtimes.build_cache import CachedBuild, Log
 from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.checkpoint_file import StateDict
 from nas.measure.runtimes.executorch.chain import ARCH, Quantisation, build_chain, require, supports
@@ -182,7 +182,7 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
 
     def _runner_finding(self, version: str) -> Finding:
         fix = f"run `nas runtime build {NAME}`"
-        builds: list[Build[ExecuTorchSpec]] = []
+        builds: list[CachedBuild[ExecuTorchSpec]] = []
 
         def look() -> str:
             builds.append(build := self.find_build())

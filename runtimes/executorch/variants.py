@@ -48,4 +48,4 @@ class ExecuTorchSpec(BuildSpec):
         return ("runner", *LIBRARIES)
 
 
-Build = build_cache.Build[ExecuTorchSpec]
+Build = build_cache.CachedBuild[ExecuTorchSpec]

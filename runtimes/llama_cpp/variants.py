@@ -121,4 +121,4 @@ def variant_of(spec: LlamaCppSpec) -> Variant:
     return next(variant for variant in VARIANTS if (variant.name, variant.target) == (spec.variant, spec.target))
 
 
-Build = build_cache.Build[LlamaCppSpec]
+Build = build_cache.CachedBuild[LlamaCppSpec]

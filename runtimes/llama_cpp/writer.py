@@ -200,7 +200,9 @@ def _add_patched(writer: GGUFWriter, layout: Layout) -> None:
     for key in dict.fromkeys(key for record in records.values() for key, _ in record.sizes):
         sizes = [sum(_size(block, key, layout.d_model) for block in blocks) for blocks in layers]
         writer.add_array(f"{writer.arch}.{key}", sizes)
-    for key, sources in (("attention.cache_layers", _cache_layers(layout)), ("weight_layers", _weight_layers(layout))):
+    # For each depth 1 + the depth whose weights run there again, 0 where they are its own.
+    weight_layers = [0 if layer.share is None else 1 + layer.share for layer in layout.layers]
+    for key, sources in (("attention.cache_layers", _cache_layers(layout)), ("weight_layers", weight_layers)):
         if any(sources):
             writer.add_array(f"{writer.arch}.{key}", sources)
     headers = [
@@ -217,11 +219,6 @@ def _cache_layers(layout: Layout) -> list[int]:
         for depth in range(layout.depth)
     ]
     return [sum(1 + source[0] for source in layer if source) for layer in sources]
-
-
-def _weight_layers(layout: Layout) -> list[int]:
-    """Returns for each depth 1 + the depth whose weights run there again, 0 where they are its own."""
-    return [0 if layer.share is None else 1 + layer.share for layer in layout.layers]
 
 
 def _size(block: Block, key: str, d_model: int) -> int:

@@ -30,7 +30,7 @@ A device that is faster was calibrated in a bad minute. One that is slower is mo
 for, until it is so slow that something changed.
 """
 
-Place = tuple[str, str, str]
+CalibrationKey = tuple[str, str, str]
 """Device, runtime and build."""
 
 
@@ -117,22 +117,22 @@ def off_by(ratios: Sequence[float]) -> tuple[float, bool]:
 
 
 @retried
-def note_runs(store: Store, place: Place, job: str, runs: Sequence[ReferenceRun], calibration_ms: float) -> None:
+def note_runs(store: Store, key: CalibrationKey, job: str, runs: Sequence[ReferenceRun], calibration_ms: float) -> None:
     """Stores the reference runs of one job, and deletes old ones; idempotent.
 
     Args:
         store: the database.
-        place: device, runtime and build.
+        key: device, runtime and build.
         job: id of the round.
         runs: in order.
         calibration_ms: to which the ratios refer.
     """
     if not runs:
         return
-    now, (device, runtime, build) = store.now(), place
+    now, (device, runtime, build) = store.now(), key
     values = {"device": device, "runtime": runtime, "build": build, "at": now, "calibration_ms": calibration_ms}
     packed = [[round(run.ratio, 5), run.temperature_c, run.calm] for run in runs]
-    columns, here = reference_run.c, _runs_of(*place)
+    columns, here = reference_run.c, _runs_of(*key)
     newest = select(columns.at).where(here).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
     with store.write() as connection:
         devices.read(connection, device)
@@ -170,13 +170,13 @@ def disturbed(store: Store, *, since: float) -> dict[str, float]:
     return {device: 1 - sum(runs) / len(runs) for device, runs in calm.items() if runs}
 
 
-def _drift(place: Place, known: Calibration | None, rows: Iterable[Row[tuple[object, ...]]]) -> Drift:
+def _drift(key: CalibrationKey, known: Calibration | None, rows: Iterable[Row[tuple[object, ...]]]) -> Drift:
     points = tuple(
         DriftPoint(row.at, row.job, row.calibration_ms, ReferenceRun(*run)) for row in rows for run in row.runs
     )
     ratios = [point.run.ratio for point in points if known and point.at >= known.created]
     off, recalibrate = off_by(ratios[-LATEST_RUNS:]) if len(ratios) >= LATEST_RUNS else (None, False)
-    return Drift(*place, known, points, off, recalibrate)
+    return Drift(*key, known, points, off, recalibrate)
 
 
 def _key(device: str, runtime: str, build: str) -> ColumnElement[bool]:

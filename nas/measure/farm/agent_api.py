@@ -374,7 +374,7 @@ def _send_file(store: Store, find_file: FindFile, sha256: str, caller: str | Non
         HTTPException: 403, no job that the agent holds needs it; 404, there is no such file.
         InfrastructureFailed: a job needs it, and it is gone.
     """
-    if caller is not None and not _may_have(store, caller, sha256):
+    if caller is not None and not any(sha256 in job.payload.files for job in jobs.held(store, caller)):
         raise HTTPException(403, f"no job that agent {caller!r} holds needs {sha256[:12]!r}")
     path = find_file(sha256) if _SHA256.fullmatch(sha256) else None
     if path is None or not path.exists():
@@ -385,7 +385,3 @@ def _send_file(store: Store, find_file: FindFile, sha256: str, caller: str | Non
         # The agent runs on this machine: it reads the file by path and verifies its hash.
         return Response(headers={p.LOCAL_PATH_HEADER: quote(str(path))})
     return _File(path, headers={"ETag": f'"{sha256}"'}, stat_result=path.stat())
-
-
-def _may_have(store: Store, agent: str, sha256: str) -> bool:
-    return any(sha256 in job.payload.files for job in jobs.held(store, agent))

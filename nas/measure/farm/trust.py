@@ -5,7 +5,6 @@ The key is created on first use, stored in the coordinator's home and pinned by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -108,7 +107,7 @@ class Admissions:
             last = self._read()
             before = last.admitted if last else ()
             others = [entry for entry in before if _name(entry.runner) != _name(runner) and not entry.fault()]
-            admitted = _in_order([entry, *others])
+            admitted = tuple(sorted([entry, *others], key=_record))
             if last is None or last.admitted != admitted or last.signed.key != self._key.public:
                 issue = self._issue(admitted, last.serial if last else 0)
                 write_durably(self._path, issue.model_dump_json().encode())
@@ -189,5 +188,5 @@ def _name(runner: Runner) -> tuple[str, str, str]:
     return runner.runtime, runner.build, runner.target
 
 
-def _in_order(admitted: Iterable[Admitted]) -> tuple[Admitted, ...]:
-    return tuple(sorted(admitted, key=lambda entry: canonical_json(entry.runner.model_dump(mode="json"))))
+def _record(entry: Admitted) -> str:
+    return canonical_json(entry.runner.model_dump(mode="json"))

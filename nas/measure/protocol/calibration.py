@@ -237,8 +237,8 @@ class Calibrator:
         return MeasurementTarget(device, runtime, prepared.runner, prepared.quantisation, references)
 
     def _reference(self, prepared: PreparedDevice, plan: Plan, times: ReferenceTimes) -> Reference:
-        place = (prepared.device.id, prepared.runtime.name, calibration_name(plan))
-        note = partial(calibrations.note_runs, self.farm.store, place, calibration_ms=times.run_ms)
+        key = (prepared.device.id, prepared.runtime.name, calibration_name(plan))
+        note = partial(calibrations.note_runs, self.farm.store, key, calibration_ms=times.run_ms)
         return Reference(plan, times, note)
 
     def _require_workloads(
@@ -270,8 +270,8 @@ class Calibrator:
         they are off it, many more have a second look. A device that is slower beside other processes is busy and keeps
         its calibration.
         """
-        place = (device.id, runtime.name, calibration_name(plan))
-        times = known_calibration(self.farm.store, place)
+        key = (device.id, runtime.name, calibration_name(plan))
+        times = known_calibration(self.farm.store, key)
         runs: list[tuple[Sample, bool]] = []
         if times is not None:
             runs = await self._run_reference(device, runtime, plan, CHECK_RUNS)
@@ -291,7 +291,7 @@ class Calibrator:
                 return times
             why = "it was calibrated in a bad minute" if off < 0 else "the device changed"
             self.log(f"{device.id}: {moved} off its calibration: {why}; calibrated again")
-        return keep_calibration(self.farm.store, place, samples, plan)
+        return keep_calibration(self.farm.store, key, samples, plan)
 
     async def _run_reference(
         self, device: Device, runtime: Runtime, plan: Plan, runs: int

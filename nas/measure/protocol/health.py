@@ -21,7 +21,7 @@ from nas.core.space import MeasurementSettings
 from nas.core.units import show_share
 from nas.core.wire import on_the_way
 from nas.infra.store import calibrations, jobs, outcomes
-from nas.infra.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT, Place, ReferenceRun, off_by
+from nas.infra.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT, CalibrationKey, ReferenceRun, off_by
 from nas.infra.store.jobs import CHECK_PRIORITY
 from nas.infra.store.rows import Blame, CheckOutcome, DeviceRow, JobKind, JobRow, JobState
 from nas.infra.store.store import Store
@@ -193,13 +193,15 @@ class HealthKeeper:
     def _keep(self, device: DeviceRow, verdict: CheckResult, last: JobRow) -> None:
         plan = last.payload.candidate
         if verdict.calibration:
-            keep_calibration(self._store, _place(device, plan), verdict.calibration, plan)
+            keep_calibration(self._store, _calibration_key(device, plan), verdict.calibration, plan)
         calibration = self._known(device, plan)
         if calibration is not None and verdict.runs:
-            calibrations.note_runs(self._store, _place(device, plan), last.id, verdict.runs, calibration.run_ms)
+            calibrations.note_runs(
+                self._store, _calibration_key(device, plan), last.id, verdict.runs, calibration.run_ms
+            )
 
     def _known(self, device: DeviceRow, plan: Plan) -> ReferenceTimes | None:
-        return known_calibration(self._store, _place(device, plan))
+        return known_calibration(self._store, _calibration_key(device, plan))
 
 
 class AnyDevice:
@@ -306,7 +308,7 @@ def _not_run(last: JobRow) -> CheckResult | None:
     return CheckResult(CheckOutcome.UNSURE, f"the health check was {last.blame or last.state}: {last.message}")
 
 
-def _place(device: DeviceRow, plan: Plan) -> Place:
+def _calibration_key(device: DeviceRow, plan: Plan) -> CalibrationKey:
     return device.id, plan.runner.runtime, calibration_name(plan)
 
 

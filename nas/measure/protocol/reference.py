@@ -17,7 +17,7 @@ from nas.core.plan import Plan, Runner
 from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
 from nas.infra.store import artifacts, calibrations, results
-from nas.infra.store.calibrations import Place
+from nas.infra.store.calibrations import CalibrationKey
 from nas.infra.store.store import Store
 from nas.measure.protocol.estimator import read_times
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
@@ -137,13 +137,13 @@ def calibration_name(plan: Plan) -> str:
     return content_hash(conditions | {"protocol": PROTOCOL_VERSION, "affinity": plan.affinity})
 
 
-def known_calibration(store: Store, place: Place) -> ReferenceTimes | None:
+def known_calibration(store: Store, key: CalibrationKey) -> ReferenceTimes | None:
     """Returns the calibration of a device for one runtime and `calibration_name`; None where there is none."""
-    row = calibrations.get(store, *place)
+    row = calibrations.get(store, *key)
     return None if row is None else ReferenceTimes.model_validate(row.samples["times"])
 
 
-def keep_calibration(store: Store, place: Place, samples: Sequence[Sample], plan: Plan) -> ReferenceTimes:
+def keep_calibration(store: Store, key: CalibrationKey, samples: Sequence[Sample], plan: Plan) -> ReferenceTimes:
     """Stores the floors of reference runs of a plan as the device's calibration, and returns them."""
     read = read_times(samples, plan.threads)
     times = read.floors()
@@ -153,5 +153,5 @@ def keep_calibration(store: Store, place: Place, samples: Sequence[Sample], plan
         "runs_ms": list(read.run),
         "build": plan.runner.build,
     }
-    calibrations.put(store, *place, times.run_ms, stored)
+    calibrations.put(store, *key, times.run_ms, stored)
     return times
