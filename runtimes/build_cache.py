@@ -55,6 +55,25 @@ class Variant:
     mcpu: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """What `nas runtime build` asks for.
+
+    Args:
+        target: ABI.
+        patched: with our patches.
+        variant: name of an instruction set; None: the best of this machine, of another one the best there is.
+        tools: with the library's own programs.
+        static: a runner that needs no library of the device.
+    """
+
+    target: str
+    patched: bool = False
+    variant: str | None = None
+    tools: bool = False
+    static: bool = False
+
+
 class BuildSpec(BaseModel):
     """All inputs of a build. A runtime adds fields of its own.
 

@@ -20,6 +20,7 @@ from nas.measure.runtimes.base import REFERENCE_LAYOUT, Artifact, Weights
 from nas.measure.runtimes.build_cache import (
     MANIFEST,
     SPEC,
+    BuildRequest,
     CachedBuild,
     Log,
     S,
@@ -58,10 +59,11 @@ class BuiltRuntime(ABC, Generic[S]):
         ...     runner_sources = (Path(__file__).with_name("runner.c"),)
         ...     options = ("--model", "--prompt", "--gen")
         ...
-        ...     def spec(self, target, *, patched=False, variant=None, tools=False, static=False):
-        ...         chosen = self.variant_for(target, host_features(), variant)
+        ...     def spec(self, request):
+        ...         variant = self.variant_for(request.target, host_features(), request.variant)
         ...         version, runner = find_compiler().version, self.source_hash(self.runner_sources)
-        ...         return TinySpec(variant=chosen.name, target=target, flags=("-O2",), compiler=version, runner=runner)
+        ...         inputs = {"variant": variant.name, "target": variant.target, "flags": ("-O2",)}
+        ...         return TinySpec(**inputs, compiler=version, runner=runner)
         ...
         ...     def compile(self, spec, work, product, log):
         ...         argv = ["cc", *spec.flags, str(self.program(spec)), "-o", str(product / "runner")]
@@ -82,16 +84,8 @@ class BuiltRuntime(ABC, Generic[S]):
     # What a subclass gives.
 
     @abstractmethod
-    def spec(
-        self,
-        target: str,
-        *,
-        patched: bool = False,
-        variant: str | None = None,
-        tools: bool = False,
-        static: bool = False,
-    ) -> S:
-        """Returns the inputs of a build that measures; arguments and errors are those of `Runtime.build`."""
+    def spec(self, request: BuildRequest) -> S:
+        """Returns the inputs of a build that measures; raises what `Runtime.build` raises."""
 
     @abstractmethod
     def compile(self, spec: S, work: Path, product: Path, log: Log) -> None:
@@ -305,7 +299,7 @@ class BuiltRuntime(ABC, Generic[S]):
             raise UnknownName(
                 "target to build for on this machine", target, dict.fromkeys((host_target(), *self.targets))
             )
-        build = self.make(self.spec(target, patched=patched, variant=variant, tools=tools, static=static), log)
+        build = self.make(self.spec(BuildRequest(target, patched, variant, tools, static)), log)
         kind = f"{'patched ' * build.spec.is_patched}{self.name} {build.spec.version}"
         log(f"{kind} for {target} ({build.variant}): {build.folder}")
         if build.glibc:
@@ -344,11 +338,10 @@ class BuiltRuntime(ABC, Generic[S]):
                 of the library than are installed here, or a step failed.
         """
         measuring = self.load(runner.build).spec
-        spec = self.spec(
-            measuring.target, patched=measuring.is_patched, variant=measuring.variant, static=measuring.is_static
-        )
+        patched, static = measuring.is_patched, measuring.is_static
+        spec = self.spec(BuildRequest(measuring.target, patched, measuring.variant, static=static))
         if self.plain(measuring) != spec:
-            command = self.build_command(spec.target, spec.is_patched, spec.variant, static=spec.is_static)
+            command = self.build_command(spec.target, patched, spec.variant, static=static)
             raise InfrastructureFailed(
                 f"build {runner.build[:12]} was made by another compiler or from another {self.name} than are "
                 f"installed here: run `{command}`"

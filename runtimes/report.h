@@ -84,6 +84,16 @@ static inline bool reset_peak(void) {
     return written;
 }
 
+/* ---- random numbers ------------------------------------------------------------------------------------------ */
+
+/* splitmix64 (Steele, Lea, Flood 2014): the same numbers on every machine. */
+static inline uint64_t splitmix64(uint64_t *state) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
 /* ---- the logits ---------------------------------------------------------------------------------------------- */
 
 /* Rounding to 8 bits turns activations that are NaN into zeros, so a broken model shows as logits that are all equal. */

@@ -47,10 +47,10 @@ def temperature_c(readings: Readings) -> float:
     said = output(readings, THERMAL)
     # Cached values, which may be old, precede the current ones.
     _, now, current = said.partition("Current temperatures from HAL:")
-    readings = re.findall(
+    temperatures = re.findall(
         r"Temperature\{mValue=(-?\d{1,6}(?:\.\d{1,9})?), mType=(-?\d{1,4}),", current if now else said
     )
-    hottest = [float(value) for value, kind in readings if int(kind) == _CPU_TYPE]
+    hottest = [float(value) for value, kind in temperatures if int(kind) == _CPU_TYPE]
     if not hottest:
         raise Unread(f"{THERMAL}: no sensor of the processor")
     return max(hottest)

@@ -1010,7 +1010,7 @@ void start_threads() {
 std::vector<int64_t> draw_ids(int64_t vocab) {
     std::vector<int64_t> ids(std::max(opt.prompt + opt.gen, opt.warmup));
     uint64_t state = (uint64_t)opt.seed;
-    for (auto &id : ids) id = (int64_t)(hilnas::splitmix64(&state) % (uint64_t)vocab);
+    for (auto &id : ids) id = (int64_t)(splitmix64(&state) % (uint64_t)vocab);
     return ids;
 }
 

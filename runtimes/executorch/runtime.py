@@ -25,7 +25,7 @@ from nas.measure.runtimes.base import (
     Weights,
     finding_of,
 )
-from nas.measure.runtimes.build_cache import CachedBuild, Log
+from nas.measure.runtimes.build_cache import BuildRequest, CachedBuild, Log
 from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.checkpoint_file import StateDict
 from nas.measure.runtimes.executorch.chain import ARCH, Quantisation, build_chain, require, supports
@@ -127,22 +127,15 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         machine = local_machine(build.executable, build.runner.target)
         return run_gate(layout, model, machine, Oracle(layout, checkpoint))
 
-    def spec(
-        self,
-        target: str,
-        *,
-        patched: bool = False,
-        variant: str | None = None,
-        tools: bool = False,
-        static: bool = False,
-    ) -> ExecuTorchSpec:
+    def spec(self, request: BuildRequest) -> ExecuTorchSpec:
         """Returns the inputs of a build: there is one for each instruction set."""
         from nas.measure.runtimes.executorch.compile import build_spec
 
-        if patched or tools or static:
+        if request.patched or request.tools or request.static:
             raise InvalidInput("ExecuTorch has one build: its own shared libraries and our runner")
-        chosen = self.variant_for(target, host_features() if target == host_target() else None, variant)
-        return build_spec(chosen, self.source_hash(self.runner_sources))
+        features = host_features() if request.target == host_target() else None
+        variant = self.variant_for(request.target, features, request.variant)
+        return build_spec(variant, self.source_hash(self.runner_sources))
 
     def compile(self, spec: ExecuTorchSpec, work: Path, product: Path, log: Log) -> None:
         """Compiles the runner beside ExecuTorch's libraries."""

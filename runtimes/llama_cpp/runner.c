@@ -96,14 +96,6 @@ static void parse_arguments(int argc, char **argv) {
     if (opt.context < opt.prompt + opt.gen) usage("--context is shorter than prompt + gen");
 }
 
-/* splitmix64 (Steele, Lea, Flood 2014): the same numbers on every machine. */
-static uint64_t splitmix64(uint64_t *state) {
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 /* ---- a model file from its recipe: runtimes/llama_cpp/recipe.py describes the format ------------------------- */
 
 enum { MAX_POOLS = 16, MAX_TENSORS = 1 << 20, ALIGNMENT = 32 };

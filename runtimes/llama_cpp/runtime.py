@@ -25,7 +25,7 @@ from nas.measure.runtimes.base import (
     Weights,
     finding_of,
 )
-from nas.measure.runtimes.build_cache import Log
+from nas.measure.runtimes.build_cache import BuildRequest, Log
 from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.llama_cpp import source, support
 from nas.measure.runtimes.llama_cpp.kinds import KINDS
@@ -139,33 +139,25 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
             )
         return first_passed(lambda seed: run_gate(layout, model, build, oracle.exact, oracle.rounded, seed=seed))
 
-    def spec(
-        self,
-        target: str,
-        *,
-        patched: bool = False,
-        variant: str | None = None,
-        tools: bool = False,
-        static: bool = False,
-    ) -> LlamaCppSpec:
+    def spec(self, request: BuildRequest) -> LlamaCppSpec:
         """Returns the inputs of a build; those for another machine are always static."""
         from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS, library_flags
 
-        is_host = target == host_target()
-        static = static or not is_host
-        if static and tools:
+        is_host = request.target == host_target()
+        static = request.static or not is_host
+        if static and request.tools:
             raise InvalidInput(f"{', '.join(TOOLS)} are built for {host_target()} only, with shared libraries")
-        chosen = self.variant_for(target, host_features() if is_host else None, variant)
+        variant = self.variant_for(request.target, host_features() if is_host else None, request.variant)
         return LlamaCppSpec(
-            variant=chosen.name,
-            target=target,
-            flags=library_flags(chosen, static=static),
+            variant=variant.name,
+            target=variant.target,
+            flags=library_flags(variant, static=static),
             compiler=zig.COMPILER if static else find_compiler().version,
             runner=self.source_hash(self.runner_sources),
             sdist=source.SHA256,
-            patches=patch_hashes() if patched else (),
+            patches=patch_hashes() if request.patched else (),
             runner_flags=RUNNER_FLAGS[static],
-            tools=_tools_hash() if tools else "",
+            tools=_tools_hash() if request.tools else "",
             static=static,
         )
 

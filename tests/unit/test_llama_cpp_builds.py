@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.measure.runtimes.build_cache import write_manifest
+from nas.measure.runtimes.build_cache import BuildRequest, write_manifest
 from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
@@ -81,11 +81,11 @@ def test_patched_build_is_one_with_todays_patches() -> None:
 @pytest.mark.parametrize("static", [False, True])
 def test_flags_of_the_runner_are_in_the_build_id(static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     target = "aarch64-linux" if static else host_target()
-    before = LLAMA_CPP.spec(target, static=static)
+    before = LLAMA_CPP.spec(BuildRequest(target, static=static))
     put_build("before", "avx2")
     compiling, linking = RUNNER_FLAGS[static]
     monkeypatch.setitem(RUNNER_FLAGS, static, ((*compiling, "-O3"), linking))
-    after = LLAMA_CPP.spec(target, static=static)
+    after = LLAMA_CPP.spec(BuildRequest(target, static=static))
     assert after.build_id != before.build_id
     assert LlamaCppSpec.model_validate_json(after.model_dump_json()) == after
     if not static:
