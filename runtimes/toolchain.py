@@ -103,7 +103,7 @@ _PT_INTERP = 3
 
 
 def emulator_of(target: str, program: Path) -> list[str] | None:
-    """Returns the arguments before a program for `target`: none on such a machine; None: nothing here runs it.
+    """Returns the emulator command that runs programs for `target` here: [] on such a machine; None: there is none.
 
     A program that is not static finds that machine's libraries where Debian's cross packages keep them.
     """

@@ -113,7 +113,7 @@ class JobClient:
         self._http.close()
 
     def enrol(self, request: EnrolRequest) -> EnrolReply:
-        """Exchanges a token for the agent's own secret. Not to be repeated: the reply comes once."""
+        """Exchanges a token for the agent's secret; a token works once."""
         return self._post(ENROL_PATH, request, EnrolReply)
 
     def register(self, request: RegisterRequest) -> RegisterReply:

@@ -1,4 +1,4 @@
-"""Reading values from a device's files: one consistent readings, parsers, and the error for a missing value."""
+"""Reading values from a device's files: one set of readings, parsers, and the error for a missing value."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _PLAUSIBLE_C = (-40.0, 150.0)
 
 
 def temperature_c(tree: Tree) -> float:
-    """Returns the temperature of the processor's hottest sensor; if none is known to be its, of the hottest. Celsius.
+    """Returns the temperature of the processor's hottest sensor, or of the hottest if none is the processor's. Celsius.
 
     Raises:
         Unread: no sensor, or none with a plausible temperature.

@@ -179,7 +179,7 @@ class RandomContents:
 
 
 class DrawnContents:
-    """Random contents themselves. Asked for what an artifact holds, in its order, they are the same bytes."""
+    """Random contents as bytes: those of an artifact if they are read in its order."""
 
     def __init__(self, seed: int) -> None:
         self._seed, self._random = seed, RandomContents()

@@ -149,7 +149,7 @@ class Oracle:
         return self._logits(ids, round_per_token)
 
     def with_ties_turned(self, ids: NDArray[np.int64]) -> Logits:
-        """Logits [T, V] where of each product's activations the one nearest to a tie is rounded the other way."""
+        """Logits [T, V] with, in each product, the activation nearest to a rounding tie rounded the other way."""
         return self._logits(ids, partial(round_per_token, turn_tie=True))
 
     def _logits(self, ids: NDArray[np.int64], rounding: Rounding) -> Logits:

@@ -198,7 +198,7 @@ def _read(path: Path) -> Template | None:
 
 @contextlib.contextmanager
 def _one_maker(path: Path) -> Iterator[None]:
-    """Keeps others from making the same template meanwhile; there are sixteen locks for all."""
+    """Locks the making of a template across processes; all templates share sixteen locks."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.parent / f".lock-{path.name[0]}", _MAKING_S):

@@ -114,7 +114,7 @@ def _wanted(tensor: Tensor, layout: Layout) -> Type:
 
 
 def type_that_fits(preferred: Type, columns: int) -> Type:
-    """Returns `wanted` if rows are multiples of its blocks; else Q8_0 for Q6_K if that fits, else F16."""
+    """Returns `preferred` if rows are multiples of its blocks; else Q8_0 for Q6_K if that fits, else F16."""
     for candidate in (preferred, Type.Q8_0) if preferred == Type.Q6_K else (preferred,):
         if columns % GGML_QUANT_SIZES[candidate][0] == 0:
             return candidate

@@ -125,7 +125,7 @@ def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout) -> NDArray[
 
 
 class _Writer(GGUFWriter):
-    """Also packs lists of no strings, which the base class refuses: BPE without merges has one."""
+    """A GGUF writer that accepts empty lists of strings, such as the merges of BPE without merges."""
 
     def _pack_val(
         self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
