@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,25 +245,25 @@ def greedy_tokens(build: Build, model: Path, prompt: Sequence[int], tokens: int)
     Raises:
         CandidateFailed: the process died or hung on this model (crash).
     """
+    return _decoded(build, model, prompt, tokens, 0.0, 0)
+
+
+def _decoded(build: Build, model: Path, prompt: Sequence[int], tokens: int, temperature: float, seed: int) -> list[int]:
     with tempfile.TemporaryDirectory() as folder:
         prompt_path, out = Path(folder) / "prompt.npy", Path(folder) / "tokens.npy"
         np.save(prompt_path, np.asarray(prompt, np.int32))
-        run_command(build, "greedy", model, [str(prompt_path), str(tokens), str(out)])
-        chosen: list[int] = np.load(out, allow_pickle=False).tolist()
-    return chosen
+        run_command(build, "decode", model, [str(prompt_path), str(tokens), str(temperature), str(seed), str(out)])
+        ids: list[int] = np.load(out, allow_pickle=False).tolist()
+    return ids
 
 
-def _greedy(model: str, prompt: str, tokens: str, out: str) -> None:
-    ids: list[int] = np.load(prompt, allow_pickle=False).tolist()
-    session = Session(model, len(ids) + int(tokens), len(ids))
-    np.save(out, np.fromiter(_likeliest(session, ids, int(tokens)), np.int32))
-
-
-def _likeliest(session: Session, prompt: list[int], tokens: int) -> Iterator[int]:
-    fed = prompt
-    for _ in range(tokens):
-        fed = [int(session.feed(fed)[-1].argmax())]
-        yield fed[0]
+def _decode(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
+    fed: list[int] = np.load(prompt, allow_pickle=False).tolist()
+    session, rng, ids = Session(model, len(fed) + int(tokens), len(fed)), np.random.default_rng(int(seed)), list[int]()
+    for _ in range(int(tokens)):
+        fed = [draw(session.feed(fed)[-1].astype(np.float64), float(temperature), rng)]
+        ids += fed
+    np.save(out, np.asarray(ids, np.int32))
 
 
 _BYTES = 256
@@ -285,11 +285,7 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
         CandidateFailed: llama.cpp died on the file (crash).
     """
     build = LLAMA_CPP.find_build(patched=_byte_level_architecture(model) == PATCHED)
-    with tempfile.TemporaryDirectory() as folder:
-        prompt_path, out = Path(folder) / "prompt", Path(folder) / "text"
-        prompt_path.write_bytes(prompt)
-        run_command(build, "generate", model, [str(prompt_path), str(tokens), str(temperature), str(seed), str(out)])
-        return out.read_bytes()
+    return bytes(_decoded(build, model, list(prompt), tokens, temperature, seed))
 
 
 def _byte_level_architecture(model: Path) -> str:
@@ -310,22 +306,6 @@ def _architecture(model: Path) -> tuple[str, int]:
             f"no GGUF file with an architecture and a vocabulary size: {error}", where=str(model)
         ) from error
     return arch, vocab
-
-
-def _generate(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
-    text = Path(prompt).read_bytes()
-    session = Session(model, len(text) + int(tokens), len(text))
-    rng = np.random.default_rng(int(seed))
-    Path(out).write_bytes(bytes(_sample(session, text, int(tokens), float(temperature), rng)))
-
-
-def _sample(
-    session: Session, prompt: bytes, tokens: int, temperature: float, rng: np.random.Generator
-) -> Iterator[int]:
-    fed = list(prompt)
-    for _ in range(tokens):
-        fed = [draw(session.feed(fed)[-1].astype(np.float64), temperature, rng)]
-        yield fed[0]
 
 
 _CHUNK = 512
@@ -440,8 +420,7 @@ def _quantise(source: str, destination: str, file_type: str, threads: str) -> No
 _COMMANDS: dict[str, Callable[..., None]] = {
     "logits": _logits,
     "bits": _bits,
-    "greedy": _greedy,
-    "generate": _generate,
+    "decode": _decode,
     "dialogue": _dialogue,
     "quantise": _quantise,
 }
