@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -78,20 +78,33 @@ class BuildSpec(BaseModel):
     """All inputs of a build. A runtime adds fields of its own.
 
     Args:
+        version: of the runtime's library.
         variant: instruction set.
         target: ABI.
         flags: of the compiler, apart from paths.
         compiler: its version.
         runner: SHA-256 of the sources of the runner or profiler.
+        patches: SHA-256 of each of our patches.
+        tools: SHA-256 of what the library's own programs are built by; empty: without them.
+        static: whether the runner needs no library of the device, not even the C library.
+
+    Attributes:
+        libraries: names of the shared libraries that a runner loads from its own folder.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    libraries: ClassVar[tuple[str, ...]] = ()
+
+    version: str
     variant: str
     target: str
     flags: tuple[str, ...]
     compiler: str
     runner: str
+    patches: tuple[str, ...] = ()
+    tools: str = ""
+    static: bool = False
 
     @property
     def build_id(self) -> str:
@@ -99,33 +112,18 @@ class BuildSpec(BaseModel):
         return content_hash(self.model_dump(mode="json"))
 
     @property
-    def version(self) -> str:
-        """Version of the runtime's library."""
-        raise NotImplementedError
-
-    @property
     def files(self) -> tuple[str, ...]:
         """Names of the files that a device needs."""
-        return ("runner",)
-
-    @property
-    def is_patched(self) -> bool:
-        """Whether the library has our patches."""
-        return False
-
-    @property
-    def is_static(self) -> bool:
-        """Whether the runner needs no library of the device, not even the C library."""
-        return False
-
-    @property
-    def has_tools(self) -> bool:
-        """Whether the build has the library's own programs, too."""
-        return False
+        return ("runner",) if self.static else ("runner", *self.libraries)
 
 
 S = TypeVar("S", bound=BuildSpec)
 B = TypeVar("B")
+
+
+def without_tools(spec: S) -> S:
+    """Returns the spec of the same build without tools, which is made before one with them."""
+    return spec.model_copy(update={"tools": ""})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ class CachedBuild(Generic[S]):
     @property
     def glibc(self) -> str | None:
         """The least version of GNU's C library that it runs with; None: any C library, or none."""
-        return None if self.spec.is_static else needed_glibc(tuple(self.folder / name for name in self.runner.files))
+        return None if self.spec.static else needed_glibc(tuple(self.folder / name for name in self.runner.files))
 
 
 def write_manifest(folder: Path, runtime: str, spec: BuildSpec) -> None:
@@ -165,7 +163,7 @@ def write_manifest(folder: Path, runtime: str, spec: BuildSpec) -> None:
         runtime=runtime,
         build=spec.build_id,
         target=spec.target,
-        patched=spec.is_patched,
+        patched=bool(spec.patches),
         files={name: plan_file(folder / name) for name in spec.files},
         main="runner",
     )

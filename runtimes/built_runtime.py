@@ -28,6 +28,7 @@ from nas.measure.runtimes.build_cache import (
     build_once,
     first_that_runs,
     smoke_test,
+    without_tools,
     write_manifest,
 )
 from nas.measure.runtimes.runner import read_timed_sample
@@ -62,7 +63,7 @@ class BuiltRuntime(ABC, Generic[S]):
         ...     def spec(self, request):
         ...         variant = self.variant_for(request.target, host_features(), request.variant)
         ...         version, runner = find_compiler().version, self.source_hash(self.runner_sources)
-        ...         inputs = {"variant": variant.name, "target": variant.target, "flags": ("-O2",)}
+        ...         inputs = {"version": "1", "variant": variant.name, "target": variant.target, "flags": ("-O2",)}
         ...         return TinySpec(**inputs, compiler=version, runner=runner)
         ...
         ...     def compile(self, spec, work, product, log):
@@ -105,10 +106,6 @@ class BuiltRuntime(ABC, Generic[S]):
         """Yields tiny models, written to `folder`, with options of the runner: a fresh build must run each."""
         yield from ()
 
-    def plain(self, spec: S) -> S:
-        """Returns the spec of the same build without tools, which is made before one with tools."""
-        return spec
-
     def is_current(self, spec: S) -> bool:
         """Returns whether a cached build is of the library version that this version of hilnas uses."""
         return True
@@ -146,7 +143,7 @@ class BuiltRuntime(ABC, Generic[S]):
         current = self.source_hash(self.runner_sources)
 
         def order(build: CachedBuild[S]) -> tuple[int, bool, bool, str]:
-            return rank[build.variant], build.spec.is_static, build.spec.has_tools, build.runner.build
+            return rank[build.variant], build.spec.static, bool(build.spec.tools), build.runner.build
 
         return sorted((build for build in self.cached_builds() if build.spec.runner == current), key=order)
 
@@ -220,9 +217,9 @@ class BuiltRuntime(ABC, Generic[S]):
             for build in self.builds()
             if build.spec.target == target
             and build.variant in runnable
-            and patched in (None, build.spec.is_patched)
-            and (build.spec.has_tools or not tools)
-            and not (is_host and build.spec.is_static)
+            and patched in (None, bool(build.spec.patches))
+            and (build.spec.tools or not tools)
+            and not (is_host and build.spec.static)
         ]
         build = builds[0] if builds and is_host else first_that_runs(builds, libc, lambda build: build.glibc)
         if build is not None:
@@ -300,7 +297,7 @@ class BuiltRuntime(ABC, Generic[S]):
                 "target to build for on this machine", target, dict.fromkeys((host_target(), *self.targets))
             )
         build = self.make(self.spec(BuildRequest(target, patched, variant, tools, static)), log)
-        kind = f"{'patched ' * build.spec.is_patched}{self.name} {build.spec.version}"
+        kind = f"{'patched ' * bool(build.spec.patches)}{self.name} {build.spec.version}"
         log(f"{kind} for {target} ({build.variant}): {build.folder}")
         if build.glibc:
             log(f"a device needs the GNU C library {build.glibc} or newer and libstdc++; the rest is in that folder")
@@ -312,8 +309,8 @@ class BuiltRuntime(ABC, Generic[S]):
         Raises:
             InfrastructureFailed: a compiler, network or disk space is missing, or a step failed; with the remedy.
         """
-        if (plain := self.plain(spec)) != spec:
-            self.make(plain, log)
+        if spec.tools:
+            self.make(without_tools(spec), log)
 
         def make(work: Path) -> Path:
             product = work / "product"
@@ -338,9 +335,9 @@ class BuiltRuntime(ABC, Generic[S]):
                 of the library than are installed here, or a step failed.
         """
         measuring = self.load(runner.build).spec
-        patched, static = measuring.is_patched, measuring.is_static
+        patched, static = bool(measuring.patches), measuring.static
         spec = self.spec(BuildRequest(measuring.target, patched, measuring.variant, static=static))
-        if self.plain(measuring) != spec:
+        if without_tools(measuring) != spec:
             command = self.build_command(spec.target, patched, spec.variant, static=static)
             raise InfrastructureFailed(
                 f"build {runner.build[:12]} was made by another compiler or from another {self.name} than are "

@@ -153,8 +153,8 @@ def build_spec(variant: Variant, runner: str) -> ExecuTorchSpec:
         flags=flags,
         compiler=compiler,
         runner=runner,
-        executorch=version,
-        libraries=libraries,
+        version=version,
+        library_hashes=libraries,
     )
 
 

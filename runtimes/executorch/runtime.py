@@ -183,9 +183,9 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
 
         finding = finding_of("et-runner", look, status="warning", fix=fix)
         for build in builds:
-            if build.spec.executorch != version:
+            if build.spec.version != version:
                 problem = (
-                    f"build {build.runner.build[:12]} is of ExecuTorch {build.spec.executorch}, {version} is installed"
+                    f"build {build.runner.build[:12]} is of ExecuTorch {build.spec.version}, {version} is installed"
                 )
                 return Finding("et-runner", "warning", problem, fix)
         return finding

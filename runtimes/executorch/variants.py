@@ -30,22 +30,12 @@ class ExecuTorchSpec(BuildSpec):
     """All inputs of a build of the ExecuTorch runner.
 
     Args:
-        executorch: version.
-        libraries: SHA-256 of each library that the runner loads, or of the wheel that they come in.
+        library_hashes: SHA-256 of each of `LIBRARIES`, or of the wheel that they come in.
     """
 
-    executorch: str
-    libraries: tuple[str, ...]
+    libraries = LIBRARIES
 
-    @property
-    def version(self) -> str:
-        """Version of ExecuTorch."""
-        return self.executorch
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The runner and the libraries that it loads."""
-        return ("runner", *LIBRARIES)
+    library_hashes: tuple[str, ...]
 
 
 Build = build_cache.CachedBuild[ExecuTorchSpec]

@@ -25,7 +25,7 @@ from nas.measure.runtimes.base import (
     Weights,
     finding_of,
 )
-from nas.measure.runtimes.build_cache import BuildRequest, Log
+from nas.measure.runtimes.build_cache import BuildRequest, Log, without_tools
 from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.llama_cpp import source, support
 from nas.measure.runtimes.llama_cpp.kinds import KINDS
@@ -149,6 +149,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
             raise InvalidInput(f"{', '.join(TOOLS)} are built for {host_target()} only, with shared libraries")
         variant = self.variant_for(request.target, host_features() if is_host else None, request.variant)
         return LlamaCppSpec(
+            version=source.COMMIT,
             variant=variant.name,
             target=variant.target,
             flags=library_flags(variant, static=static),
@@ -160,10 +161,6 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
             tools=_tools_hash() if request.tools else "",
             static=static,
         )
-
-    def plain(self, spec: LlamaCppSpec) -> LlamaCppSpec:
-        """Returns the spec of the build whose libraries the tools load."""
-        return spec.model_copy(update={"tools": ""})
 
     def is_current(self, spec: LlamaCppSpec) -> bool:
         """Returns whether source, patches, flags of the runner and tools are today's."""
@@ -182,7 +179,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         else:
             programs = {"runner": spec.runner, "runner_flags": spec.runner_flags}
             copies = (build.folder for build in self.cached_builds() if build.spec.model_copy(update=programs) == spec)
-            plain = self.folder / self.plain(spec).build_id if spec.tools else None
+            plain = self.folder / without_tools(spec).build_id if spec.tools else None
             compile_shared(spec, tree, self.program(spec), work, product, next(copies, plain), log)
         shutil.copy2(tree / "LICENSE", product / "LICENSE.llama.cpp")
 

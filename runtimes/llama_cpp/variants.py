@@ -10,7 +10,6 @@ from pathlib import Path
 
 from nas.measure.runtimes import build_cache
 from nas.measure.runtimes.build_cache import BuildSpec, Variant
-from nas.measure.runtimes.llama_cpp import source
 
 NAME = "llama.cpp"
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
@@ -73,42 +72,13 @@ class LlamaCppSpec(BuildSpec):
 
     Args:
         sdist: SHA-256 of the source.
-        patches: SHA-256 of each patch.
         runner_flags: of the runner's compiler and linker, apart from paths.
-        tools: SHA-256 of the tools' CMakeLists.txt; empty: without tools.
-        static: whether the runner is one file.
     """
 
+    libraries = LIBRARIES
+
     sdist: str
-    patches: tuple[str, ...]
     runner_flags: tuple[tuple[str, ...], ...]
-    tools: str = ""
-    static: bool = False
-
-    @property
-    def version(self) -> str:
-        """Commit of llama.cpp."""
-        return source.COMMIT
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The runner and the libraries that it loads."""
-        return ("runner",) if self.static else ("runner", *LIBRARIES)
-
-    @property
-    def is_patched(self) -> bool:
-        """Whether it has our architecture."""
-        return bool(self.patches)
-
-    @property
-    def is_static(self) -> bool:
-        """Static builds contain their C library."""
-        return self.static
-
-    @property
-    def has_tools(self) -> bool:
-        """Whether it has `TOOLS`."""
-        return bool(self.tools)
 
     @property
     def half_sums(self) -> bool:

@@ -141,8 +141,8 @@ def test_a_device_with_an_older_c_library_is_told_before_anything_is_pushed(
     folder = tmp_path / "runtimes" / "executorch" / "builds" / "b"
     folder.mkdir(parents=True)
     spec = ExecuTorchSpec(
-        executorch=VERSION,
-        libraries=(),
+        version=VERSION,
+        library_hashes=(),
         runner=EXECUTORCH.source_hash(EXECUTORCH.runner_sources),
         variant="sse42",
         target="x86_64-linux",

@@ -29,9 +29,9 @@ def put_build(name: str, variant: str, **changes: object) -> Path:
     for file in ("runner", *LIBRARIES):
         (folder / file).write_text(f"{name} {file}")
     fields = {
+        "version": source.COMMIT,
         "sdist": source.SHA256,
         "runner": LLAMA_CPP.source_hash(LLAMA_CPP.runner_sources),
-        "patches": (),
         "runner_flags": RUNNER_FLAGS[bool(changes.get("static"))],
         "variant": variant,
         "target": "x86_64-linux",

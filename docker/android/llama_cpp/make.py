@@ -36,6 +36,7 @@ def main(out: Path) -> None:
     cc = str(compilers / f"aarch64-linux-android{API}-clang")
     variant = LLAMA_CPP.variant_for("aarch64-linux", None, "armv8.2")
     spec = LlamaCppSpec(
+        version=source.COMMIT,
         sdist=source.SHA256,
         patches=patch_hashes(),
         runner=LLAMA_CPP.source_hash(LLAMA_CPP.runner_sources),
