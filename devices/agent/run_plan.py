@@ -298,7 +298,6 @@ def execute(
         wall_s=result.wall_s,
         cpu_s=result.cpu_s,
         overhead_cpu_s=result.overhead_cpu_s,
-        max_rss_mb=result.max_rss_mb,
         timed_out=result.timed_out,
         truncated=result.truncated,
         started_at=result.started_at,

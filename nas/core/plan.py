@@ -129,7 +129,6 @@ class RawRun(BaseModel):
     wall_s: float
     cpu_s: float | None = None
     overhead_cpu_s: float = Field(0.0, description="CPU seconds of what started and watched the process")
-    max_rss_mb: float | None = Field(None, description="VmHWM as the device saw it; the runner reports its own too")
     timed_out: bool = False
     truncated: bool = False
     started_at: float
