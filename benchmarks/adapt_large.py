@@ -28,8 +28,8 @@ from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.core.replacement import Slot, slots_of
-from nas.model.nn.base import MODULES
 from nas.model.nn.fit import Worker
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.mixes import Known, mix_of
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layer, Layout
-from nas.model.nn.base import MODULES, FeedForward, Mixer, State
+from nas.model.nn.base import FeedForward, Mixer, State
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.moe import balance_experts
 from nas.model.nn.primitives import draw_weights
@@ -39,7 +40,7 @@ class BlockContract:
     """Properties that layouts, exporters and training rely on, for kinds of either role.
 
     Attributes:
-        kind: the kind's name in `nas.core.block.BLOCKS` and `nas.model.nn.base.MODULES`.
+        kind: the kind's name in `nas.core.block.BLOCKS` and `nas.model.nn.kinds.MODULES`.
         examples: blocks in text form, at least one per argument that changes the computation.
         reference: the kind's formula, as a static method.
         d_model: width of the examples.

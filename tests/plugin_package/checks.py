@@ -19,7 +19,8 @@ from nas.measure.protocol.reference import export_key
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.llama_cpp.patches import patch_files, patch_hashes
-from nas.model.nn.base import MODULES, BlockModule
+from nas.model.nn.base import BlockModule
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
 from nas.search.proxy.job import TaskRun, TrainJob, weights_file

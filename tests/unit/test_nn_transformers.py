@@ -12,7 +12,7 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.published import LFM2
-from nas.model.nn.base import MODULES
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.transformers import tensor_names, to_transformers, transformers_config

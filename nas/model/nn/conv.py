@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State
 from nas.model.nn.growth import BlockGrowth, CannotGrow
 from nas.model.nn.primitives import DepthwiseConv, Linear, reference_conv
 
@@ -29,17 +29,15 @@ class GatedShortConv(Mixer):
         self.conv = DepthwiseConv(d_model, block.int("kernel"))
         self.out = Linear(d_model, d_model, residual=True)
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token the convolution sees nothing."""
-        return (torch.zeros(batch, self.conv.kernel - 1, self.d_model, dtype=dtype, device=device),)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.conv.kernel - 1, self.d_model),)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
         gate_in, gate_out, value = self.in_proj(x).chunk(3, -1)
         gated = gate_in * value
-        past = self.conv.kernel - 1
-        window = F.pad(gated, (0, 0, past, 0)) if state is None else torch.cat([state[0], gated], 1)
+        window = torch.cat([state[0].to(gated.dtype), gated], 1)
         y: Tensor = self.out(gate_out * self.conv(window))
-        return y, (window[:, -past:],)
+        return y, (self.conv.last_rows(window, padding),)
 
     @staticmethod
     def grow(growing: BlockGrowth) -> dict[str, Tensor]:

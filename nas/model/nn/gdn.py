@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.blocks.linear_attention import convolved
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State, without_padding
 from nas.model.nn.mamba2 import draw_decays
 from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples, reference_conv
 from nas.model.nn.ssd import float32_at_least, in_chunks
@@ -53,22 +52,22 @@ class GatedDeltaNet(Mixer, Weights):
         """Draws step sizes and decay rates as Mamba-2 does."""
         draw_decays(self.dt_bias, self.A_log, rng)
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token the convolution sees nothing and the heads remember nothing."""
-        window = torch.zeros(batch, self.conv.kernel - 1, convolved(self.block), dtype=dtype, device=device)
-        return window, torch.zeros(batch, self.heads, self.size, self.size, dtype=dtype, device=device)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.conv.kernel - 1, sum(self.widths)), (self.heads, self.size, self.size)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        past, memory = state or self.init_state(len(x), x.dtype, x.device)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
+        past, memory = state
         window = torch.cat([past, self.qkv(x)], 1)
         mixed = torch.split(F.silu(self.conv(window)), self.widths, -1)
         q, k, v = (torch.unflatten(part, -1, (-1, self.size)) for part in mixed)
         q, k = (unit_length(part).repeat(1, 1, self.heads // part.shape[2], 1) for part in (q, k))
         step = self.step_size(x)
         step = F.softplus(step + for_examples(self.dt_bias, step)) * for_examples(self.A_log.exp(), step)
-        y, memory = delta_rule(q * self.size**-0.5, k, v, -step, self.beta(x).sigmoid(), memory)
+        # Padding: nothing decays, nothing is replaced.
+        log_decay, beta = without_padding(-step, padding), without_padding(self.beta(x).sigmoid(), padding)
+        y, memory = delta_rule(q * self.size**-0.5, k, v, log_decay, beta, memory)
         out: Tensor = self.out((self.norm(y) * F.silu(torch.unflatten(self.gate(x), -1, (-1, self.size)))).flatten(2))
-        return out, (window[:, x.shape[1] :], memory)
+        return out, (self.conv.last_rows(window, padding), memory)
 
 
 def unit_length(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State, without_padding
 from nas.model.nn.primitives import Linear, RMSNorm, Weights, for_examples
 from nas.model.nn.ssd import float32_at_least, in_chunks
 
@@ -49,17 +49,15 @@ class GatedLinearAttention(Mixer, Weights):
         """Sets the biases of decays to zero."""
         self.decay_bias.zero_()
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token the heads remember nothing."""
-        return (torch.zeros(batch, self.heads, self.size, self.size, dtype=dtype, device=device),)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.heads, self.size, self.size),)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        (memory,) = state or self.init_state(len(x), x.dtype, x.device)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
         q, k, v = (torch.unflatten(part, -1, (-1, self.size)) for part in self.qkv(x).chunk(3, -1))
         decay = self.decay_up(self.decay_down(x))
         log_decay = F.logsigmoid(decay + for_examples(self.decay_bias, decay)) / _TEMPERATURE
-        log_decay = torch.unflatten(log_decay, -1, (-1, self.size))
-        y, memory = gated_linear_attention(q * self.size**-0.5, k, v, log_decay, memory)
+        log_decay = torch.unflatten(without_padding(log_decay, padding), -1, (-1, self.size))
+        y, memory = gated_linear_attention(q * self.size**-0.5, k, v, log_decay, state[0])
         out: Tensor = self.out((self.norm(y) * F.silu(torch.unflatten(self.gate(x), -1, (-1, self.size)))).flatten(2))
         return out, (memory,)
 

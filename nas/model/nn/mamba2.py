@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.blocks.mamba2 import convolved
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State, without_padding
 from nas.model.nn.growth import BlockGrowth, CannotGrow, tiled, units
 from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples, reference_conv
 from nas.model.nn.ssd import ssd
@@ -62,7 +61,7 @@ class Mamba2(Mixer, Weights):
         super().__init__(block, d_model)
         self.heads, self.groups = self.block.int("heads"), self.block.int("groups")
         self.inner, self.state_size = self.block.int("expand") * d_model, self.block.int("state")
-        mixed = convolved(self.block, d_model)
+        mixed = self.inner + 2 * self.groups * self.state_size
         self.widths = [self.inner, mixed, self.heads]
         self.in_proj = Linear(d_model, sum(self.widths))
         self.conv = DepthwiseConv(mixed, self.block.int("conv"), bias=True)
@@ -78,23 +77,21 @@ class Mamba2(Mixer, Weights):
         draw_decays(self.dt_bias, self.A_log, rng)
         self.D.fill_(1.0)
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token the convolution sees nothing and the heads remember nothing."""
-        window = torch.zeros(batch, self.conv.kernel - 1, self.widths[1], dtype=dtype, device=device)
-        memory = torch.zeros(batch, self.heads, self.inner // self.heads, self.state_size, dtype=dtype, device=device)
-        return window, memory
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.conv.kernel - 1, self.widths[1]), (self.heads, self.inner // self.heads, self.state_size)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        past, memory = state or self.init_state(len(x), x.dtype, x.device)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
+        past, memory = state
         gate, mixed, step = torch.split(self.in_proj(x), self.widths, -1)
         window = torch.cat([past, mixed], 1)
         value, b, c = self._split(F.silu(self.conv(window)))
         rate, skip = for_examples(self.A_log.exp(), step), for_examples(self.D, step)
-        step = F.softplus(step + for_examples(self.dt_bias, step))
+        # Padding: a step of no length.
+        step = without_padding(F.softplus(step + for_examples(self.dt_bias, step)), padding)
         y, memory = ssd(value * step[..., None], -step * rate, b, c, memory)
         y = (y + value * skip[..., None]).flatten(2)
         out: Tensor = self.out(self.norm(y * F.silu(gate)))
-        return out, (window[:, x.shape[1] :], memory)
+        return out, (self.conv.last_rows(window, padding), memory)
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Maps [B, T, I + 2 G N] -> values [B, T, H, P], B and C [B, T, G, N]."""

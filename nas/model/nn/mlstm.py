@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State, without_padding
 from nas.model.nn.primitives import Linear, Weights, for_examples
 from nas.model.nn.ssd import ssd
 
@@ -53,19 +53,19 @@ class MatrixLSTM(Mixer, Weights):
         self.gate_bias[self.heads :] = torch.linspace(low, high, self.heads)
         self.norm_weight.fill_(1.0)
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token the heads remember nothing."""
-        return (torch.zeros(batch, self.heads, self.size + 1, self.keys, dtype=dtype, device=device),)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.heads, self.size + 1, self.keys),)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        (memory,) = state or self.init_state(len(x), x.dtype, x.device)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
         parts = torch.split(self.qkv(x), self.widths, -1)
         q, k, v = (torch.unflatten(part, -1, (self.heads, -1)) for part in parts)
         gates = self.gates(x)
         gates = _CAP * torch.tanh((gates + for_examples(self.gate_bias, gates)) / _CAP)
-        incoming, kept = gates.chunk(2, -1)
-        values = F.pad(v, (0, 1), value=1.0) * incoming.exp()[..., None]
-        y, memory = ssd(values, F.logsigmoid(kept), k, q * self.keys**-0.5, memory)
+        incoming, forget = gates.chunk(2, -1)
+        # Padding: nothing decays, nothing comes in.
+        incoming, log_decay = without_padding(incoming.exp(), padding), without_padding(F.logsigmoid(forget), padding)
+        values = F.pad(v, (0, 1), value=1.0) * incoming[..., None]
+        y, memory = ssd(values, log_decay, k, q * self.keys**-0.5, state[0])
         y = y[..., :-1] / y[..., -1:].abs().clamp(min=1.0)
         normed = F.layer_norm(y, (self.size,), eps=_EPS).flatten(2)
         normed = normed * for_examples(self.norm_weight, normed)

@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nas.model.nn.base import Padding
+
 _MOST_SHIFTS = 8
 """Shifting and adding beats `F.conv1d` with one group per channel on a CPU up to about this many taps."""
 
@@ -83,8 +85,8 @@ def generator_of(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:4]))
 
 
-class Linear(Weights):
-    """y = W x without bias; `weight` [outputs, inputs].
+class Linear(nn.Linear, Weights):
+    """y = W x without bias; `weight` [outputs, inputs]. Quantisers and adapters look for `nn.Linear`.
 
     A matrix of a hidden layer: the optimiser may treat it otherwise than embeddings, gains and taps.
 
@@ -98,9 +100,11 @@ class Linear(Weights):
     stackable = True
 
     def __init__(self, inputs: int, outputs: int, *, residual: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        super().__init__(inputs, outputs, bias=False)
         self.residual = residual
+
+    def reset_parameters(self) -> None:
+        """Draws nothing: see `draw`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., inputs] -> [..., outputs]."""
@@ -165,6 +169,21 @@ class DepthwiseConv(Weights):
         for shift in range(1, self.kernel):
             y = torch.addcmul(y, x[:, shift : shift + length], taps[shift])
         return y
+
+    def last_rows(self, window: Tensor, padding: Padding | None) -> Tensor:
+        """Returns the K - 1 inputs [B, K - 1, D] that the next chunk's convolution sees.
+
+        Args:
+            window: [B, K - 1 + T, D].
+            padding: padding after the text of a row is left out.
+        """
+        length = window.shape[1] - self.kernel + 1
+        if padding is None:
+            return window[:, length:]
+        steps = torch.arange(1, length + 1, device=window.device)
+        ends = (padding.text[:, -length:] * steps).amax(1)
+        rows = ends[:, None] + torch.arange(self.kernel - 1, device=window.device)
+        return window.gather(1, rows[..., None].expand(-1, -1, window.shape[2]))
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         draw_uniform(self.weight, _fan_in_std(self.weight, False, depth), rng)

@@ -58,7 +58,7 @@ from nas.train.release.tokenizer import MemberTokenizer, byte_tokenizer, require
 Log = Callable[[str], None]
 
 PARTIAL = "files.partial.json"
-FILES_VERSION = 4
+FILES_VERSION = 5
 """Increase it with every change to this package that changes the bytes of a file."""
 
 _LOCK_S = 4 * 3600.0

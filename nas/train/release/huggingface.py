@@ -6,7 +6,6 @@ Models may not fit into memory: weights are read or drawn, renamed and written o
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import json
 import math
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nas.core.block import BLOCKS, Block
+from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
@@ -26,24 +25,16 @@ from nas.core.plan import PlanFile
 from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights
 from nas.measure.runtimes.checkpoint_file import CheckpointFile, Floats, StateDict
 from nas.measure.runtimes.writing import Piece, hashed, replacing
-from nas.model.nn.base import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import Weights as Part
 from nas.model.nn.primitives import generator_of
 from nas.model.nn.transformers import each_of_transformers, transformers_config
+from nas.train.release.bundle import bundle
 from nas.train.release.options import FileOptions
 from nas.train.release.tokenizer import MemberTokenizer, json_bytes
 
 FOLDER = "transformers"
 OWN_CLASS = "HilnasForCausalLM"
-_CODE = Path(__file__).with_name("hf_code")
-_CODE_FILES = ("configuration_hilnas.py", "modeling_hilnas.py")
-_BUILTIN_KINDS = ("conv", "gqa", "swa", "mla", "mamba2", "gdn", "gla", "mlstm", "swiglu", "relu2", "moe")
-"""Kinds of blocks in modeling_hilnas.py."""
-_IMPORT = "from .configuration_hilnas import HilnasConfig\n"
-_TABLE = '_FEED_FORWARDS = {"swiglu": SwiGLU, "relu2": SquaredReLU, "moe": Mixture}\n'
-"""Lines of modeling_hilnas.py after which kinds of other distributions are added."""
-
 _SMALL = ("conv.weight", "canon.weight", "router.weight", "feed_forward.gate.weight")
 """Matrices that GGUF files keep in float32: taps of convolutions and routers, under our names and transformers'."""
 _TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -81,33 +72,8 @@ def target_of(layout: Layout) -> Target:
     try:
         return Target(transformers_config(layout))
     except Unsupported as error:
-        return Target(_own_config(layout), error.message, _code_files(layout))
-
-
-def _code_files(layout: Layout) -> dict[str, bytes]:
-    """Returns the files of our class, and of kinds of other distributions that it imports."""
-    files = {name: (_CODE / name).read_bytes() for name in _CODE_FILES}
-    further = sorted({block.kind for layer in layout.layers for block in layer.blocks} - set(_BUILTIN_KINDS))
-    imports, entries = [], []
-    for kind in further:
-        module, _, name = MODULES[kind].release_code.partition(":")
-        spec = importlib.util.find_spec(module) if module else None
-        if spec is None or spec.origin is None:
-            raise Unsupported(
-                f"{kind} blocks cannot be released for transformers: their module names no `release_code`; "
-                "see docs/how-to/adding-a-block.md, or leave the transformers folder out"
-            )
-        files[f"{kind}_hilnas.py"] = Path(spec.origin).read_bytes()
-        imports.append(f"from .{kind}_hilnas import {name} as _{kind}\n")
-        table = "_MIXERS" if BLOCKS[kind].role == "mixer" else "_FEED_FORWARDS"
-        entries.append(f'{table}["{kind}"] = _{kind}\n')
-    if further:
-        text = files["modeling_hilnas.py"].decode()
-        for marker, lines in ((_IMPORT, imports), (_TABLE, entries)):
-            assert marker in text
-            text = text.replace(marker, marker + "".join(lines))
-        files["modeling_hilnas.py"] = text.encode()
-    return files
+        kinds = {block.kind for layer in layout.layers for block in layer.blocks}
+        return Target(own_config(layout), error.message, bundle(kinds))
 
 
 def write_transformers(
@@ -168,7 +134,8 @@ def _shard_name(index: int, count: int) -> str:
     return "model.safetensors" if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
 
 
-def _own_config(layout: Layout) -> dict[str, Any]:
+def own_config(layout: Layout) -> dict[str, Any]:
+    """Returns the part of config.json that says what our class builds."""
     return {
         "architectures": [OWN_CLASS],
         "model_type": "hilnas",
