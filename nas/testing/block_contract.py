@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layer, Layout
-from nas.model.nn.base import FeedForward, Mixer, State
+from nas.model.nn.base import FeedForward, Mixer, Padding, State
 from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.moe import balance_experts
@@ -216,6 +216,20 @@ class MixerContract(BlockContract):
         self._check_close(y, whole[:, -1])
         self._check_states(end, whole_end)
         assert all(torch.equal(*pair) for pair in zip(state, kept, strict=True)), "a step changed its input state"
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_padding_changes_nothing(self, module: Mixer, x: Tensor, side: str) -> None:
+        """A padded chunk, and one after it, give each row what it gets alone."""
+        text = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH // 2]])
+        text = text.flip(1) if side == "left" else text
+        both = torch.cat([text, torch.ones_like(text)], 1)
+        with torch.no_grad():
+            first, state = module(x.masked_fill(~text[..., None], 0), None, Padding(text, text.cumsum(1) - 1))
+            second, _ = module(x.flip(1), state, Padding(both, both.cumsum(1) - 1))
+            for row in range(BATCH):
+                alone, end = module(x[None, row][:, text[row]])
+                self._check_close(first[row][text[row]], alone[0])
+                self._check_close(second[row], module(x[None, row].flip(1), end)[0][0])
 
     def _check_states(self, found: State, wanted: State) -> None:
         for one, other in zip(found, wanted, strict=True):
