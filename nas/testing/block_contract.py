@@ -25,9 +25,11 @@ from nas.model.nn.primitives import draw_weights
 from nas.model.nn.seeds import stacked, unstackable
 from nas.model.nn.weights import zero_padded
 
-BATCH, LENGTH = 2, 19
+BATCH = 2
+LENGTH = 19
 _VOCAB = 64
-_OTHER, _FFN = Block.of("conv", kernel=3), Block.of("swiglu", width=64)
+_OTHER = Block.of("conv", kernel=3)
+_FFN = Block.of("swiglu", width=64)
 
 
 class Reference(Protocol):
@@ -85,8 +87,8 @@ class BlockContract:
         draw_weights(other, 5, depth=4)
         pair = (module, other.eval())
         both = stacked(pair).eval()(torch.cat([x, x.flip(1)]))
-        for index, (each, own) in enumerate(zip(pair, (x, x.flip(1)), strict=True)):
-            alone, part = each(own), torch.utils._pytree.tree_map(lambda y: y.chunk(2)[index], both)  # noqa: B023
+        for index, (single, inputs) in enumerate(zip(pair, (x, x.flip(1)), strict=True)):
+            alone, part = single(inputs), torch.utils._pytree.tree_map(lambda y: y.chunk(2)[index], both)  # noqa: B023
             torch.testing.assert_close(part, alone, atol=10 * self.tolerance, rtol=1e-4)
 
     def test_is_registered_under_its_name(self) -> None:
@@ -144,8 +146,8 @@ class BlockContract:
 
     def test_equals_the_reference(self, module: Mixer | FeedForward, x: Tensor) -> None:
         with torch.no_grad():
-            wanted = torch.stack([self.reference(module.block, module.state_dict(), row) for row in x])
-            self._check_close(_whole(module, x), wanted)
+            expected = torch.stack([self.reference(module.block, module.state_dict(), row) for row in x])
+            self._check_close(_whole(module, x), expected)
 
     def test_every_weight_learns(self, module: Mixer | FeedForward, x: Tensor) -> None:
         names, weights = zip(*module.named_parameters(), strict=True)
@@ -168,15 +170,16 @@ class BlockContract:
         packed_loads = balance_experts(model, 0.0)
         alone = torch.cat([model(row[None, :length])[0] for row, length in zip(rows, lengths, strict=True)])
         self._check_close(together, alone)
-        for found, wanted in zip(packed_loads, balance_experts(model, 0.0), strict=True):
-            assert torch.equal(found, wanted), "padding counts as load of experts, which balances them"
-        gradients = [torch.autograd.grad(each.square().mean(), list(model.parameters())) for each in (together, alone)]
-        for found, wanted in zip(*gradients, strict=True):
-            self._check_close(found, wanted)
+        for actual, expected in zip(packed_loads, balance_experts(model, 0.0), strict=True):
+            assert torch.equal(actual, expected), "padding counts as load of experts, which balances them"
+        weights = list(model.parameters())
+        gradients = [torch.autograd.grad(logits.square().mean(), weights) for logits in (together, alone)]
+        for actual, expected in zip(*gradients, strict=True):
+            self._check_close(actual, expected)
 
-    def _check_close(self, found: Tensor, wanted: Tensor) -> None:
+    def _check_close(self, actual: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(
-            found, wanted, rtol=0, atol=self.tolerance * max(1.0, float(wanted.detach().abs().max()))
+            actual, expected, rtol=0, atol=self.tolerance * max(1.0, float(expected.detach().abs().max()))
         )
 
 
@@ -210,12 +213,12 @@ class MixerContract(BlockContract):
     def test_step_equals_the_whole(self, module: Mixer, x: Tensor) -> None:
         with torch.no_grad():
             _, state = module(x[:, :-1])
-            kept = [tensor.clone() for tensor in state]
+            before = [tensor.clone() for tensor in state]
             y, end = module.step(x[:, -1], state)
             whole, whole_end = module(x)
         self._check_close(y, whole[:, -1])
         self._check_states(end, whole_end)
-        assert all(torch.equal(*pair) for pair in zip(state, kept, strict=True)), "a step changed its input state"
+        assert all(torch.equal(*pair) for pair in zip(state, before, strict=True)), "a step changed its input state"
 
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_padding_changes_nothing(self, module: Mixer, x: Tensor, side: str) -> None:
@@ -231,9 +234,9 @@ class MixerContract(BlockContract):
                 self._check_close(first[row][text[row]], alone[0])
                 self._check_close(second[row], module(x[None, row].flip(1), end)[0][0])
 
-    def _check_states(self, found: State, wanted: State) -> None:
-        for one, other in zip(found, wanted, strict=True):
-            self._check_close(one, other)
+    def _check_states(self, actual: State, expected: State) -> None:
+        for state, other in zip(actual, expected, strict=True):
+            self._check_close(state, other)
 
 
 class FeedForwardContract(BlockContract):
@@ -257,8 +260,8 @@ def _around(block: Block, d_model: int) -> Layout:
         return Layout.of(d_model, _VOCAB, layers)
     layers = [Layer((block,)), Layer(share=0), Layer((), _FFN), Layer((_OTHER, block), _FFN)]
     if block.spec.cache_args:
-        kept = {arg.name: block.get(arg.name) for arg in block.spec.args if arg.required}
-        reader = Block.of(block.kind, **(kept | {name: block.get(name) for name in block.spec.cache_args}), kv=0)
+        arguments = {arg.name: block.get(arg.name) for arg in block.spec.args if arg.required}
+        reader = Block.of(block.kind, **(arguments | {name: block.get(name) for name in block.spec.cache_args}), kv=0)
         layers += [Layer((reader,), _FFN), Layer((_OTHER, reader)), Layer(share=4)]
     return Layout.of(d_model, _VOCAB, layers)
 

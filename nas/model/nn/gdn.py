@@ -109,19 +109,19 @@ def delta_rule(
         spans = spans.masked_fill(later, -torch.inf).exp()
         written = k * beta[..., None]
         system = (written @ k.mT) * spans
-        known = torch.cat([v * beta[..., None], written * total.exp()[..., None]], -1)
-        solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+        terms = torch.cat([v * beta[..., None], written * total.exp()[..., None]], -1)
+        solved = torch.linalg.solve_triangular(system, terms, upper=False, unitriangular=True)
         new, read = torch.split(solved, [v.shape[-1], k.shape[-1]], -1)
 
         within = (q @ k.mT) * spans
         across = q * total.exp()[..., None]
-        left = k * (total[..., -1:] - total).exp()[..., None]
-        kept = total[..., -1].exp()[..., None, None]
+        remaining = k * (total[..., -1:] - total).exp()[..., None]
+        decays = total[..., -1].exp()[..., None, None]
         out = []
         for i in range(q.shape[1]):
             value = new[:, i] - read[:, i] @ memory
             out.append(across[:, i] @ memory + within[:, i] @ value)
-            memory = kept[:, i] * memory + left[:, i].mT @ value
+            memory = decays[:, i] * memory + remaining[:, i].mT @ value
         y = torch.stack(out, 1).transpose(2, 3).flatten(1, 2)[:, :length]
     return y.to(kind), memory
 

@@ -90,13 +90,13 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, m
         q, k, v, log_decay = (in_chunks(x, chunk).transpose(2, 3) for x in parts)
         total = log_decay.cumsum(-2)
         across = q * total.exp()
-        left = k * (total[..., -1:, :] - total).exp()
-        kept = total[..., -1, :].exp()[..., None]
+        remaining = k * (total[..., -1:, :] - total).exp()
+        decays = total[..., -1, :].exp()[..., None]
         within = _scores(q, k, total, log_decay, part) @ v
         out = []
         for i in range(q.shape[1]):
             out.append(across[:, i] @ memory + within[:, i])
-            memory = kept[:, i] * memory + left[:, i].mT @ v[:, i]
+            memory = decays[:, i] * memory + remaining[:, i].mT @ v[:, i]
         y = torch.stack(out, 1).transpose(2, 3).flatten(1, 2)[:, :length]
     return y.to(kind), memory
 
@@ -137,10 +137,10 @@ def reference_gla(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
     gate = (h @ weights["gate.weight"].T).view(len(h), heads, size)
     y = torch.zeros(len(h), heads, size, dtype=h.dtype)
     for head in range(heads):
-        own = slice(head * size, (head + 1) * size)
+        rows = slice(head * size, (head + 1) * size)
         memory = torch.zeros(size, size, dtype=h.dtype)  # keys by values
         for t in range(len(h)):
-            memory = torch.diag(alpha[t, own]) @ memory + torch.outer(k[t, own], v[t, own])
-            y[t, head] = q[t, own] @ memory / size**0.5
+            memory = torch.diag(alpha[t, rows]) @ memory + torch.outer(k[t, rows], v[t, rows])
+            y[t, head] = q[t, rows] @ memory / size**0.5
     normed = y / (y.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights["norm.weight"]
     return (normed * gate * torch.sigmoid(gate)).flatten(1) @ weights["out.weight"].T

@@ -156,7 +156,7 @@ def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> 
     y = torch.zeros_like(x)
     size = inner // heads
     for head in range(heads):
-        own = slice(head * size, (head + 1) * size)
+        rows = slice(head * size, (head + 1) * size)
         group = head // (heads // groups)
         part = slice(group * state, (group + 1) * state)
         memory = torch.zeros(size, state, dtype=h.dtype)
@@ -164,8 +164,8 @@ def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> 
             step = torch.log1p(torch.exp(dt[t, head] + weights["dt_bias"][head]))
             # Equation 2 with A_t = exp(step A), one number per head, and B_t = step B (section 7; Gu and Dao 2023).
             decay = torch.exp(-step * torch.exp(weights["A_log"][head]))
-            memory = decay * memory + step * torch.outer(x[t, own], b[t, part])
-            y[t, own] = memory @ c[t, part] + weights["D"][head] * x[t, own]
+            memory = decay * memory + step * torch.outer(x[t, rows], b[t, part])
+            y[t, rows] = memory @ c[t, part] + weights["D"][head] * x[t, rows]
     gated = (y * z * torch.sigmoid(z)).view(len(h), groups, -1)
     normed = gated / (gated.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     return (normed.flatten(1) * weights["norm.weight"]) @ weights["out.weight"].T

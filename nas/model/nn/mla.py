@@ -55,13 +55,13 @@ class MultiHeadLatentAttention(Mixer):
         )
         self.rope_theta = float(self.block.get("rope_theta") or 0.0)
         self.scale = 1.0 / math.sqrt(self.nope_dim + self.rope_dim)
-        asked = self.heads * (self.nope_dim + self.rope_dim)
+        query_width = self.heads * (self.nope_dim + self.rope_dim)
         if rank:
             self.q_down = Linear(d_model, rank)
             self.q_norm = RMSNorm(rank)
-            self.q_up = Linear(rank, asked)
+            self.q_up = Linear(rank, query_width)
         else:
-            self.q = Linear(d_model, asked)
+            self.q = Linear(d_model, query_width)
         self.compressed = bool(rank)
         self.kv_down = Linear(d_model, self.latent + self.rope_dim)
         self.kv_norm = RMSNorm(self.latent)
@@ -134,11 +134,11 @@ def reference_mla(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
         keys.append([torch.cat([c @ maps[head], shared]) for head in range(heads)])
         values.append((weights["v_up.weight"] @ c).view(heads, value))
         if block.int("query"):
-            asked = weights["q_up.weight"] @ norm(weights["q_down.weight"] @ x, "q_norm.weight")
+            queries = weights["q_up.weight"] @ norm(weights["q_down.weight"] @ x, "q_norm.weight")
         else:
-            asked = weights["q.weight"] @ x
+            queries = weights["q.weight"] @ x
         mixed = []
-        for head, q in enumerate(asked.view(heads, size)):
+        for head, q in enumerate(queries.view(heads, size)):
             query = torch.cat([q[:nope], turned(q[nope:], t)])
             scores = torch.stack([query @ seen[head] for seen in keys]) / math.sqrt(size)
             mixed.append(sum(share * seen[head] for share, seen in zip(scores.softmax(0), values, strict=True)))

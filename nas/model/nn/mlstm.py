@@ -90,14 +90,14 @@ def reference_mlstm(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> T
     gate = torch.sigmoid(h @ weights["gate.weight"].T)
     y = torch.zeros(len(h), heads, size, dtype=h.dtype)
     for head in range(heads):
-        own, key = slice(head * size, (head + 1) * size), slice(head * keys, (head + 1) * keys)
+        rows, key = slice(head * size, (head + 1) * size), slice(head * keys, (head + 1) * keys)
         memory, total = torch.zeros(size, keys, dtype=h.dtype), torch.zeros(keys, dtype=h.dtype)
         greatest = torch.tensor(0.0, dtype=h.dtype)
         for t in range(len(h)):
-            incoming, kept = gates[t, head], F.logsigmoid(gates[t, heads + head])
-            before, greatest = greatest, torch.maximum(kept + greatest, incoming)
-            i, f = torch.exp(incoming - greatest), torch.exp(kept + before - greatest)
-            memory = f * memory + i * torch.outer(v[t, own], k[t, key])
+            incoming, forget = gates[t, head], F.logsigmoid(gates[t, heads + head])
+            before, greatest = greatest, torch.maximum(forget + greatest, incoming)
+            i, f = torch.exp(incoming - greatest), torch.exp(forget + before - greatest)
+            memory = f * memory + i * torch.outer(v[t, rows], k[t, key])
             total = f * total + i * k[t, key]
             query = q[t, key] / keys**0.5
             y[t, head] = memory @ query / (torch.maximum((total @ query).abs(), torch.exp(-greatest)))

@@ -104,14 +104,14 @@ class Model(nn.Module):
         """Returns the input of the output head, [B, T, D], for token ids [B, T]."""
         return self._run(tokens, None)[0]
 
-    def packed_features(self, tokens: Tensor, kept: Tensor) -> Tensor:
+    def packed_features(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Returns the input of the output head for some positions, [N, D], computing no others but in mixers.
 
         Args:
             tokens: ids [B, T].
-            kept: which positions, [B, T]; of each row the first ones, as many as wanted.
+            mask: which positions, [B, T]; of each row the first ones.
         """
-        return self._run(tokens, None, PackedRows.of(kept))[0][0]
+        return self._run(tokens, None, PackedRows.of(mask))[0][0]
 
     def logits(self, features: Tensor) -> Tensor:
         """Applies the output head: [..., D] -> [..., V]."""
@@ -141,8 +141,8 @@ class Model(nn.Module):
         x = self.embed(packed.pack(tokens) if packed else tokens)
         after: ModelState = []
         for depth, sources in enumerate(self._sources):
-            own = state[depth] if state else [None] * len(sources)
-            before = [after[source[0]][source[1]] if source else s for source, s in zip(sources, own, strict=True)]
+            before = state[depth] if state else [None] * len(sources)
+            before = [after[source[0]][source[1]] if source else s for source, s in zip(sources, before, strict=True)]
             x, new = self.layers[self._own[depth]](x, before, packed)
             after.append([() if source else s for source, s in zip(sources, new, strict=True)])
         return self.norm(x), after

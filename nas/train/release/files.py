@@ -178,12 +178,12 @@ class MemberFilesWriter:
     def write(self, folder: Path, family: Family, member: Member, log: Log) -> MemberFiles | None:
         """Writes the missing files of a member (see `write_files`); of a trained member none, and returns None."""
         options = self.options.of_member(family, member, family.seed)
-        made = _member(folder, Layout.parse(member.layout), RandomWeights(family.seed), options)
+        target = _member(folder, Layout.parse(member.layout), RandomWeights(family.seed), options)
         with _alone(folder, log):
             if (folder / TRAINING).exists():
                 log(f"{folder.name}: it was trained; its files stay as they are")
                 return None
-            return _written(made, log)
+            return _written(target, log)
 
 
 @contextmanager
@@ -227,10 +227,10 @@ def _transformers(member: _Member) -> tuple[str, tuple[ReleasePart, ...]]:
 
 
 def _of_runtime(member: _Member, name: str) -> tuple[str, tuple[ReleasePart, ...]]:
-    wanted = member.options.of_runtime(name)
-    if wanted is None:
+    requested = member.options.of_runtime(name)
+    if requested is None:
         return "none: not asked for", ()
-    quantisations, context = wanted
+    quantisations, context = requested
     scratch = member.folder / "weights.partial"
     request = ReleaseRequest(
         folder=member.folder,
@@ -260,7 +260,7 @@ def _written(member: _Member, log: Log) -> MemberFiles:
         pte_context=member.options.pte_context,
         license=member.options.license,
     )
-    parts = [(loader, part) for loader, (_, own) in plan.items() for part in own]
+    parts = [(loader, part) for loader, (_, release_parts) in plan.items() for part in release_parts]
     record = _with_parts(member, parts, record, ledger, log)
     record = _with_card(member.folder, member.name, member.layout, member.options, record, ledger)
     ledger.close(record)
@@ -305,10 +305,11 @@ def _with_card(
 
 def _card(folder: Path, name: str, layout: Layout, options: FileOptions, others: MemberFiles) -> str:
     evaluations = {
-        title: read_record(folder / record, MemberEvaluation)
+        title: evaluation
         for title, record in (("Exact answers", EVALUATION), ("Benchmarks", BENCHMARKS))
+        if (evaluation := read_record(folder / record, MemberEvaluation))
     }
-    return card(name, layout, others, options, {title: each for title, each in evaluations.items() if each})
+    return card(name, layout, others, options, evaluations)
 
 
 def rewrite_card(folder: Path, family: Family, member: Member, log: Log) -> None:
@@ -338,8 +339,8 @@ class FileLedger:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        found = files_of(folder)
-        self._before = found.files if found else ()
+        record = files_of(folder)
+        self._before = record.files if record else ()
 
     def kept(self, key: str) -> tuple[MemberFile, ...]:
         """Returns the files that an earlier run wrote under `key`; none if one of them is missing or damaged."""

@@ -85,18 +85,18 @@ def write_transformers(
         InvalidInput: values that are neither float16 nor float32, or not finite.
         InfrastructureFailed: a file cannot be written.
     """
-    target, own = target_of(layout), folder / FOLDER
-    own.mkdir(parents=True, exist_ok=True)
-    yield from _weights(own, layout, target, LazyTensors(state), options)
+    target, place = target_of(layout), folder / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    yield from _weights(place, layout, target, LazyTensors(state), options)
     small = {
         "config.json": json_bytes({**target.config, **_common_config(tokenizer, options)}),
         "generation_config.json": json_bytes(_generation_config(tokenizer)),
         **target.code,
     }
     for name, content in small.items():
-        yield _member_file(name, _write(own / name, content), "transformers")
+        yield _member_file(name, _write(place / name, content), "transformers")
     for name, content in tokenizer.files(options.context):
-        yield _member_file(name, _write(own / name, content), "tokenizer")
+        yield _member_file(name, _write(place / name, content), "tokenizer")
 
 
 def _weights(
@@ -117,8 +117,8 @@ def _weights(
         yield _member_file(name, written, "transformers")
     if len(files) > 1:
         index = {
-            "metadata": {"total_size": sum(one.size for one in planned)},
-            "weight_map": {one.name: name for name, part in zip(names, files, strict=True) for one in part},
+            "metadata": {"total_size": sum(tensor.size for tensor in planned)},
+            "weight_map": {tensor.name: name for name, part in zip(names, files, strict=True) for tensor in part},
         }
         name = "model.safetensors.index.json"
         yield _member_file(name, _write(folder / name, json_bytes(index)), "transformers")
@@ -221,24 +221,22 @@ class DrawnWeights:
         self._seed, self._depth, self._dtype = seed, layout.depth, dtype
         model = _empty_model(layout)
         self._owners = {
-            f"{name}.{own}": (name, part, own)
+            f"{name}.{tensor}": (name, part, tensor)
             for name, part in model.named_modules()
             if isinstance(part, Part)
-            for own in _own(part)
+            for tensor in _tensors_of(part)
         }
         self.names = frozenset(self._owners)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See `StateDict`."""
-        _, part, own = self._owners[name]
-        return tuple(_own(part)[own].shape)
+        _, part, tensor = self._owners[name]
+        return tuple(_tensors_of(part)[tensor].shape)
 
     def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
-        """See `StateDict`."""
-        owner, part, own = self._owners[name]
+        owner, part, tensor = self._owners[name]
         part.to_empty(device="cpu", recurse=False)
         part.draw(generator_of(self._seed, owner), self._depth)
-        drawn = _own(part)[own]
+        drawn = _tensors_of(part)[tensor]
         part.to_empty(device="meta", recurse=False)
         rounded: Floats = drawn.to(released_type(name, drawn.dim(), self._dtype)).float().numpy()
         return rounded[cut] if cut else rounded
@@ -303,19 +301,19 @@ def _empty_model(layout: Layout) -> Model:
         return Model(layout, seed=None)
 
 
-def _own(part: Part) -> dict[str, Tensor]:
+def _tensors_of(part: Part) -> dict[str, Tensor]:
     """Returns the tensors that the part itself owns."""
     return {name: tensor for name, tensor in part.state_dict().items() if "." not in name}
 
 
 def _require_fit(layout: Layout, file: CheckpointFile) -> None:
-    wanted = {name: tuple(tensor.shape) for name, tensor in _empty_model(layout).state_dict().items()}
-    if difference := sorted(file.names ^ wanted.keys()):
-        state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
+    shapes = {name: tuple(tensor.shape) for name, tensor in _empty_model(layout).state_dict().items()}
+    if difference := sorted(file.names ^ shapes.keys()):
+        state = "lacks" if difference[0] in shapes else "has, but the layout has not,"
         raise InvalidInput(f"checkpoint {state} {difference[0]}", where=file.place)
-    for name, shape in wanted.items():
-        if (found := file.shape(name)) != shape:
-            raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=file.place)
+    for name, shape in shapes.items():
+        if (stored := file.shape(name)) != shape:
+            raise InvalidInput(f"{name} has shape {stored}, the layout needs {shape}", where=file.place)
 
 
 # Safetensors files (huggingface/safetensors, README): length of the header in 8 bytes, header in JSON, data.
@@ -350,29 +348,29 @@ def write_safetensors(
 def _pieces(planned: Sequence[Planned], tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> Iterator[Piece]:
     about: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
-    for one in planned:
-        about[one.name] = {
-            "dtype": _TYPE_NAMES[one.dtype],
-            "shape": list(one.shape),
-            "data_offsets": [end, end + one.size],
+    for tensor in planned:
+        about[tensor.name] = {
+            "dtype": _TYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + tensor.size],
         }
-        end += one.size
+        end += tensor.size
     header = json.dumps(about, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     yield len(header).to_bytes(8, "little") + header
-    for one, tensor in zip(planned, tensors, strict=True):
-        assert tuple(tensor.shape) == one.shape, f"{one.name}: {tuple(tensor.shape)} where {one.shape} was planned"
-        yield tensor.to(one.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
+    for slot, tensor in zip(planned, tensors, strict=True):
+        assert tuple(tensor.shape) == slot.shape, f"{slot.name}: {tuple(tensor.shape)} where {slot.shape} was planned"
+        yield tensor.to(slot.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def shards(planned: Sequence[Planned], limit: int) -> list[list[Planned]]:
     """Splits `planned` into files of at most `limit` bytes of data; a larger tensor gets a file of its own."""
     files: list[list[Planned]] = [[]]
     size = 0
-    for one in planned:
-        if files[-1] and size + one.size > limit:
+    for tensor in planned:
+        if files[-1] and size + tensor.size > limit:
             files.append([])
             size = 0
-        files[-1].append(one)
-        size += one.size
+        files[-1].append(tensor)
+        size += tensor.size
     return files
