@@ -55,7 +55,7 @@ from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.transformers import to_transformers, transformers_config
 from nas.testing import executorch_gate, llama_cpp_gate
-from nas.testing.twins import TWINS, twin_of
+from tests.support.twins import TWINS, twin_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "benchmarks" / "recorded" / "blocks"

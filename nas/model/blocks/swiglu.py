@@ -19,7 +19,7 @@ class FeedForwardKind(BlockKind):
 
     role = "ffn"
     syntax = ":{width}"
-    args = (Arg("width", int, "hidden width", required=True, low=1, high=1 << 20),)
+    args: ClassVar[tuple[Arg, ...]] = (Arg("width", int, "hidden width", required=True, low=1, high=1 << 20),)
     matrices: ClassVar[int]
 
     def count(self, block: Block, d_model: int) -> Count:

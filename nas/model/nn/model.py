@@ -141,8 +141,8 @@ class Model(nn.Module):
         x = self.embed(packed.pack(tokens) if packed else tokens)
         after: ModelState = []
         for depth, sources in enumerate(self._sources):
-            before = state[depth] if state else [None] * len(sources)
-            before = [after[source[0]][source[1]] if source else s for source, s in zip(sources, before, strict=True)]
+            earlier = state[depth] if state else [None] * len(sources)
+            before = [after[source[0]][source[1]] if source else s for source, s in zip(sources, earlier, strict=True)]
             x, new = self.layers[self._own[depth]](x, before, packed)
             after.append([() if source else s for source, s in zip(sources, new, strict=True)])
         return self.norm(x), after

@@ -62,7 +62,7 @@ def make_optimisers(model: nn.Module, settings: Optimiser, stacked: bool) -> lis
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     """Returns the weights of linear maps between hidden layers: without embedding, output head, routers and taps."""
     return [
-        module.weight
+        module.get_parameter("weight")
         for name, module in model.named_modules()
         if isinstance(module, Linear | ExpertLinear) and name.rpartition(".")[2] not in _NOT_HIDDEN
     ]

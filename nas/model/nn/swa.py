@@ -64,7 +64,7 @@ class SlidingWindowAttention(Attention):
         if self.sinks is not None:
             hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
             sinks = for_examples(self.sinks.weight, q[:, :, 0, 0]).to(q.dtype)[..., None, None]
-            heads = torch.broadcast_shapes(sinks.shape[:-2], hidden.shape[:-2])  # [heads] or [B, heads]
+            heads = (*max(sinks.shape[:-3], hidden.shape[:-3], key=len), self.heads)  # [heads] or [B, heads]
             mask = torch.cat([sinks.expand(*heads, q.shape[2], 1), hidden.expand(*heads, -1, -1)], -1)
             keys, values = F.pad(keys, (0, 0, 1, 0)), F.pad(values, (0, 0, 1, 0))
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=self.heads != self.kv_heads)

@@ -60,7 +60,8 @@ class SwiGLU(DenseFeedForward):
     gated = True
 
     def hidden(self, x: Tensor) -> Tensor:
-        return F.silu(self.gate(x)) * self.up(x)
+        hidden: Tensor = F.silu(self.gate(x)) * self.up(x)
+        return hidden
 
 
 def reference_swiglu(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:

@@ -348,13 +348,13 @@ def write_safetensors(
 def _pieces(planned: Sequence[Planned], tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> Iterator[Piece]:
     about: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
-    for tensor in planned:
-        about[tensor.name] = {
-            "dtype": _TYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [end, end + tensor.size],
+    for slot in planned:
+        about[slot.name] = {
+            "dtype": _TYPE_NAMES[slot.dtype],
+            "shape": list(slot.shape),
+            "data_offsets": [end, end + slot.size],
         }
-        end += tensor.size
+        end += slot.size
     header = json.dumps(about, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     yield len(header).to_bytes(8, "little") + header
