@@ -1,9 +1,11 @@
 """The contract of a block kind, as tests: subclass `BlockContract`, name the kind and examples of it, and run pytest.
 
-class TestGatedShortConv(MixerContract):
-    kind = "conv"
-    examples = ("C3", "C12")
-    reference = staticmethod(reference_gated_short_conv)
+    class TestGatedShortConv(MixerContract):
+        kind = "conv"
+        examples = ("C3", "C12")
+        reference = staticmethod(reference_gated_short_conv)
+
+The names of the tests say what is checked.
 """
 
 from __future__ import annotations

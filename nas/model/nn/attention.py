@@ -26,6 +26,11 @@ class Attention(Mixer):
 
     Query head h reads key-value head h // (heads / kv_heads).
 
+    Weights: q.weight [heads * head_dim, D]; k.weight, v.weight [kv_heads * head_dim, D] if `own_kv`;
+    o.weight [D, heads * head_dim]; q_norm.weight, k_norm.weight [head_dim] (qk_norm=1; k_norm if `own_kv`);
+    canon.weight [D, K], last tap for the current token. RoPE pairs number i of a head's first half with number i of its
+    second.
+
     Args:
         block: the block.
         d_model: residual width D.

@@ -18,6 +18,9 @@ class GatedShortConv(Mixer):
     """(B, C, x) = W_in h; o = W_out (C * conv_k(B * x)).
 
     State: (window [B, K - 1, D],), the last K - 1 products B * x, oldest first.
+
+    Weights: in_proj.weight [3D, D], rows B, then C, then x; conv.weight [D, K], last tap for the current token;
+    out.weight [D, D].
     """
 
     projection = "out"

@@ -28,6 +28,10 @@ class GatedDeltaNet(Mixer, Weights):
 
     State: (window [B, K - 1, C], memory [B, H, N, N]): the convolution's last inputs, oldest first, and what the heads
     remember, from keys to values; H heads of N numbers, C channels of queries, keys and values, K taps.
+
+    Weights, with G heads of queries and keys, C = (2G + H)N: qkv.weight [C, D], rows queries, keys, values;
+    conv.weight [C, K]; gate.weight [HN, D]; beta.weight, step_size.weight [H, D]; dt_bias, A_log [H]; norm.weight [N];
+    out.weight [D, HN].
     """
 
     projection = "out"

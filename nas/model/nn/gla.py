@@ -27,6 +27,9 @@ class GatedLinearAttention(Mixer, Weights):
     Queries are divided by sqrt(N); decays of keys are sigmoid(W_up W_down h + decay_bias)^(1 / 16).
 
     State: (memory [B, H, N, N],): what the heads remember, from keys to values; H heads of N numbers.
+
+    Weights, with decays of rank R: qkv.weight [3HN, D], rows queries, keys, values; decay_down.weight [R, D];
+    decay_up.weight [HN, R]; decay_bias [HN]; gate.weight [HN, D]; norm.weight [N]; out.weight [D, HN].
     """
 
     projection = "out"

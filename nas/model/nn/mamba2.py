@@ -52,6 +52,9 @@ class Mamba2(Mixer, Weights):
 
     State: (window [B, K - 1, I + 2 G N], memory [B, H, P, N]): the convolution's last inputs, oldest first, and what
     the heads remember; I inner width, H heads of size P = I / H, G groups, N state, K taps.
+
+    Weights: in_proj.weight [2I + 2GN + H, D], rows z, x, B, C, dt; conv.weight [I + 2GN, K]; conv.bias [I + 2GN];
+    dt_bias, A_log, D [H]; norm.weight [I]; out.weight [D, I]. Groups are stored one after another.
     """
 
     projection = "out"

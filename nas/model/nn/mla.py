@@ -43,6 +43,11 @@ class MultiHeadLatentAttention(Mixer):
     mapped to values. Both compute the same.
 
     State: (latents [B, S, R], normalised, shared keys [B, S, P] after RoPE); S tokens seen so far.
+
+    Weights, with latents of R numbers, and N numbers of a head's key without positions, P with them, V of its value:
+    q.weight [heads * (N + P), D], or with a rank Q of queries q_down.weight [Q, D], q_norm.weight [Q] and
+    q_up.weight [heads * (N + P), Q]; kv_down.weight [R + P, D]; kv_norm.weight [R]; k_up.weight [heads * R, N];
+    v_up.weight [heads * V, R]; o.weight [D, heads * V].
     """
 
     projection = "o"

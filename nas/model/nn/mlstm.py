@@ -28,6 +28,9 @@ class MatrixLSTM(Mixer, Weights):
     where cap(x) = 15 tanh(x / 15); queries are divided by sqrt(N). The norm is LayerNorm by head without bias.
 
     State: (memory [B, H, P + 1, N],): C, and n in its last row; H heads with values of P and keys of N numbers.
+
+    Weights: qkv.weight [2HN + HP, D], rows queries, keys, values; gates.weight [2H, D]; gate_bias [2H], input, then
+    forget; gate.weight [HP, D]; norm_weight [HP]; out.weight [D, HP].
     """
 
     projection = "out"

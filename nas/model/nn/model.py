@@ -2,59 +2,16 @@
 
 State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weight is [outputs, inputs], no biases):
 
-    embed.weight                          [V, D]
-    layers.i.mixer_norm.weight            [D]         layers with a mixer
-    layers.i.mixers.j.*                               conv:   in_proj.weight [3D, D], rows B, then C, then x
-                                                              conv.weight [D, K], last tap for the current token
-                                                              out.weight [D, D]
-                                                      gqa:    q.weight [heads * head_dim, D]
-                                                              k.weight, v.weight [kv_heads * head_dim, D]
-                                                              o.weight [D, heads * head_dim]
-                                                              q_norm.weight, k_norm.weight [head_dim] (qk_norm=1)
-                                                              kv=n: no k, v, k_norm
-                                                              canon.weight [D, K], last tap for the current token
-                                                      swa:    as gqa, without kv=n
-                                                              sinks.weight [heads] (sink=1)
-                                                      mla:    q.weight [heads * (N + P), D]; with a rank Q of queries:
-                                                              q_down.weight [Q, D], q_norm.weight [Q],
-                                                              q_up.weight [heads * (N + P), Q]
-                                                              kv_down.weight [R + P, D], kv_norm.weight [R]
-                                                              k_up.weight [heads * R, N], v_up.weight [heads * V, R]
-                                                              o.weight [D, heads * V]
-                                                      mamba2: in_proj.weight [2I + 2GN + H, D], rows z, x, B, C, dt
-                                                              conv.weight [I + 2GN, K], conv.bias [I + 2GN]
-                                                              dt_bias, A_log, D [H]
-                                                              norm.weight [I], G groups one after another
-                                                              out.weight [D, I]
-                                                      gdn:    qkv.weight [C, D], rows queries, keys, values
-                                                              conv.weight [C, K]; gate.weight [HN, D]
-                                                              beta.weight, step_size.weight [H, D]
-                                                              dt_bias, A_log [H]; norm.weight [N]
-                                                              out.weight [D, HN]
-                                                      gla:    qkv.weight [3HN, D], rows queries, keys, values
-                                                              decay_down.weight [R, D], decay_up.weight [HN, R]
-                                                              decay_bias [HN]; gate.weight [HN, D]; norm.weight [N]
-                                                              out.weight [D, HN]
-                                                      mlstm:  qkv.weight [2HN + HP, D], rows queries, keys, values
-                                                              gates.weight [2H, D], gate_bias [2H], input, forget
-                                                              gate.weight [HP, D]; norm_weight [HP]
-                                                              out.weight [D, HP]
-    layers.i.ffn_norm.weight              [D]         layers with a feed-forward
-    layers.i.ffn.*                                    swiglu: gate.weight, up.weight [F, D]; down.weight [D, F]
-                                                      relu2:  up.weight [F, D]; down.weight [D, F]
-                                                      moe:    router.weight [E, D]; bias.weight [E] (buffer, float32)
-                                                              gate.weight, up.weight [E, F, D]; down.weight [E, D, F]
-                                                              shared=N: shared.gate.weight, shared.up.weight [N F, D];
-                                                              shared.down.weight [D, N F]
-    norm.weight                           [D]
-    head.weight                           [V, D]      untied layouts only
+    embed.weight                  [V, D]
+    layers.i.mixer_norm.weight    [D]       layers with a mixer
+    layers.i.mixers.j.*                     see the module's class, which `nas.model.nn.kinds.MODULES` names
+    layers.i.ffn_norm.weight      [D]       layers with a feed-forward
+    layers.i.ffn.*                          see the module's class
+    norm.weight                   [D]
+    head.weight                   [V, D]    untied layouts only
 
 A layer that shares weights (`^n`) has no tensors of its own: index i is left out. No two names alias one tensor. Heads
-are stored one after another in the rows of q, k, v; RoPE pairs number i of a head's first half with number i of its
-second. In mla, latents have R numbers, a head's key has N without positions and P with them, its value has V. In
-mamba2, I = expand * D inner width, H heads, G groups, N state, K taps; heads and groups are stored one after another.
-In gdn, H heads and G heads of queries and keys of N numbers, C = (2G + H)N; head h goes with head h modulo G. In gla, H
-heads of N numbers and rank R; in mlstm, H heads with keys of N and values of P numbers.
+are stored one after another in the rows of a weight.
 """
 
 from __future__ import annotations
@@ -72,6 +29,11 @@ ModelState = list[list[State]]
 
 class Model(nn.Module):
     """The module of a layout.
+
+        model = Model(Layout.parse("d64 v256 ffn=swiglu:128 [C3 A4/2]"), seed=0).eval()
+        logits = model(torch.tensor([[1, 2, 3]]))              # [1, 3, 256]
+        logits, state = model.prefill(torch.tensor([[1, 2]]))  # [1, 2, 256]
+        logits, state = model.step(torch.tensor([3]), state)   # [1, 256]
 
     Args:
         layout: what to build.

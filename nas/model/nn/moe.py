@@ -51,7 +51,12 @@ class ExpertBias(Weights):
 
 
 class MixtureOfExperts(FeedForward):
-    """Each token goes to the `top_k` experts of highest score + bias; their outputs add up by normalised score."""
+    """Each token goes to the `top_k` experts of highest score + bias; their outputs add up by normalised score.
+
+    Weights, with E experts of F hidden units: router.weight [E, D]; bias.weight [E] (buffer, float32); gate.weight,
+    up.weight [E, F, D]; down.weight [E, D, F]; with `shared=N` shared.gate.weight, shared.up.weight [N F, D] and
+    shared.down.weight [D, N F].
+    """
 
     projection = "down"
     stackable = True

@@ -37,6 +37,8 @@ class SlidingWindowAttention(Attention):
     before RoPE. RoPE makes scores depend on differences of positions alone, so keys are turned when they are read, and
     the state needs no position. With `canon` also what `Attention.mixed_in` keeps. Of padded rows all S tokens are
     kept: padding may be between the tokens of a window.
+
+    Weights: as of `Attention`; sinks.weight [heads] (sink=1).
     """
 
     def __init__(self, block: Block, d_model: int) -> None:

@@ -19,6 +19,8 @@ from nas.model.nn.primitives import Linear
 class DenseFeedForward(FeedForward):
     """W_down hidden(x), with `width` hidden units from one or two maps of x.
 
+    Weights, with F hidden units: gate.weight [F, D] if `gated`; up.weight [F, D]; down.weight [D, F].
+
     Attributes:
         gated: whether there is a second map, `gate`, besides `up`.
     """
