@@ -61,13 +61,7 @@ class GatedShortConv(Mixer):
 def reference_gated_short_conv(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes the formula of section 2.2 of the report, one token and one tap at a time.
 
-    Args:
-        block: the block.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     gate_in, gate_out, value = (h @ weights["in_proj.weight"].T).chunk(3, -1)
     z = reference_conv(weights["conv.weight"], gate_in * value)

@@ -133,13 +133,7 @@ def delta_rule(
 def reference_gdn(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes equation 10 of the paper, one token and one head at a time, with the layer of its section 3.4.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, key_heads, size = (block.int(name) for name in ("heads", "key_heads", "head_dim"))
     mixed = reference_conv(weights["conv.weight"], h @ weights["qkv.weight"].T)

@@ -125,13 +125,7 @@ def _scores(q: Tensor, k: Tensor, total: Tensor, log_decay: Tensor, part: int) -
 def reference_gla(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes equation 3 of the paper, one token and one head at a time, with the layer of its section 4.4.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, size = block.int("heads"), block.int("head_dim")
     q, k, v = (h @ rows.T for rows in weights["qkv.weight"].chunk(3))

@@ -142,13 +142,7 @@ class Mamba2(Mixer, Weights):
 def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes the recurrence, one token and one head at a time.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, groups, state = block.int("heads"), block.int("groups"), block.int("state")
     inner = block.int("expand") * h.shape[1]

@@ -114,13 +114,7 @@ class MultiHeadLatentAttention(Mixer):
 def reference_mla(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes DeepSeek-V2's equations 9 to 19, one head and one token at a time.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, latent, value, nope = (block.int(name) for name in ("heads", "latent", "head_dim", "nope_dim"))
     theta, size = float(block.get("rope_theta") or 0.0), nope + block.int("rope_dim")

@@ -79,13 +79,7 @@ class MatrixLSTM(Mixer, Weights):
 def reference_mlstm(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes equations 19 to 27 of the xLSTM paper with its running maximum, one token and one head at a time.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, size, keys = (block.int(name) for name in ("heads", "head_dim", "key_dim"))
     q, k, v = torch.split(h @ weights["qkv.weight"].T, [heads * keys, heads * keys, heads * size], -1)

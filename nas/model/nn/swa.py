@@ -78,13 +78,7 @@ def reference_swa(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
     With a sink s, weights are exp(score_j) / (exp(s) + sum over j of exp(score_j)): gpt-oss, and llama.cpp's
     `ggml_soft_max_add_sinks`.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, kv_heads, head_dim = block.int("heads"), block.int("kv_heads"), block.int("head_dim")
     h = reference_canon(block, weights, h)
