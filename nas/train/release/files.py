@@ -207,11 +207,6 @@ def _tokenizer(layout: Layout, options: FileOptions) -> MemberTokenizer:
     return tokenizer
 
 
-def _plan(member: _Member) -> dict[str, tuple[str, tuple[ReleasePart, ...]]]:
-    """Returns loader -> how it loads the member, and the parts to write for it."""
-    return {"transformers": _transformers(member), **{name: _of_runtime(member, name) for name in RUNTIMES}}
-
-
 def _transformers(member: _Member) -> tuple[str, tuple[ReleasePart, ...]]:
     target = huggingface.target_of(member.layout)
     loads = f"{target.name} with trust_remote_code: {target.why_own}" if target.why_own else target.name
@@ -247,7 +242,8 @@ def _of_runtime(member: _Member, name: str) -> tuple[str, tuple[ReleasePart, ...
 
 
 def _written(member: _Member, log: Log) -> MemberFiles:
-    plan = _plan(member)
+    # Loader -> how it loads the member, and the parts to write for it.
+    plan = {"transformers": _transformers(member), **{name: _of_runtime(member, name) for name in RUNTIMES}}
     for partial in member.folder.rglob("*.partial"):  # of a killed run
         partial.unlink()
     ledger = FileLedger(member.folder)
