@@ -85,24 +85,7 @@ class Count:
 
 
 class BlockKind(ABC):
-    """Definition of a block kind, without torch. Subclass once per kind and register the instance.
-
-    Example: the convolution that layouts write as `C3`.
-
-        class GatedShortConv(BlockKind):
-            name, letter, role, syntax, doc = "conv", "C", "mixer", "{kernel}", "gated short convolution"
-            args = (Arg("kernel", int, "taps", required=True, low=2, high=64),)
-
-            def count(self, block: Block, d_model: int) -> Count:
-                weights = 4 * d_model**2 + block.int("kernel") * d_model
-                return Count(weights, weights)
-
-            def flops(self, block: Block, d_model: int, context: int) -> float:
-                return 2.0 * self.count(block, d_model).active
-
-            def narrow(self, block: Block, d_model: int, to: int) -> Block:
-                return block
-    """
+    """Definition of a block kind, without torch. Subclass once per kind and register the instance."""
 
     name: ClassVar[str]
     letter: ClassVar[str]

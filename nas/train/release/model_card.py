@@ -66,7 +66,7 @@ def card(
         f"# {name}\n\n" + _what(layout, files),
         "## Measured\n\n" + _measured(options.measured),
         *(
-            "\n\n".join((f"## {title}", *evaluation.notes, _table(evaluation.head, evaluation.rows)))
+            f"## {title}\n\n" + _evaluated(evaluation)
             for title, evaluation in evaluations.items()
             if evaluation.weights == files.weights
         ),
@@ -74,13 +74,9 @@ def card(
             ["## Budgets of the search\n\n" + _table(("budget", "limit"), options.budgets.items())]
             * bool(options.budgets)
         ),
-        "## Provenance\n\n" + _table(("", ""), [*options.provenance.items(), ("weights", f"`{files.weights}`")]),
+        "## Provenance\n\n" + _table(("", ""), _provenance(files, options)),
         "## Use\n\n" + "\n\n".join(_use(layout, files)),
-        "## Files\n\n"
-        + _table(
-            ("file", "bytes", "SHA-256"),
-            ((f"`{file.path}`", f"{file.size:,}", f"`{file.sha256}`") for file in files.files),
-        ),
+        "## Files\n\n" + _table(("file", "bytes", "SHA-256"), _listed(files.files)),
     )
     return "\n\n".join(sections) + "\n"
 
@@ -110,18 +106,21 @@ def _measured(measured: Sequence[Measured]) -> str:
     if not measured:
         return "Nothing was measured yet."
     rows = [
-        (
-            f"{model.device}, {model.runtime} {model.quantisation}, {model.threads} threads",
-            _UNITS[figure.metric],
-            f"{figure.prompt:,}",
-            _value(figure),
-        )
-        for model in measured
-        for figure in model.figures
+        (_where(one), _UNITS[figure.metric], f"{figure.prompt:,}", _value(figure))
+        for one in measured
+        for figure in one.figures
     ]
-    notes = [f"{model.device}: measured on a noisy machine." for model in measured if model.noisy]
-    notes += [f"{model.device}: not used by the search." for model in measured if not model.searched]
+    notes = [f"{one.device}: measured on a noisy machine." for one in measured if one.noisy]
+    notes += [f"{one.device}: not used by the search." for one in measured if not one.searched]
     return "\n\n".join((_table(("device", "figure", "tokens of context", "median [95 % interval]"), rows), *notes))
+
+
+def _evaluated(evaluation: MemberEvaluation) -> str:
+    return "\n\n".join((*evaluation.notes, _table(evaluation.head, evaluation.rows)))
+
+
+def _where(one: Measured) -> str:
+    return f"{one.device}, {one.runtime} {one.quantisation}, {one.threads} threads"
 
 
 def _value(figure: Figure) -> str:
@@ -129,6 +128,11 @@ def _value(figure: Figure) -> str:
         return f"none: {figure.reason}"
     interval = f" [{figure.ci95[0]:.4g}, {figure.ci95[1]:.4g}]" if figure.ci95 else ""
     return f"{figure.value:.4g}{interval}"
+
+
+def _provenance(files: MemberFiles, options: FileOptions) -> Iterator[tuple[str, str]]:
+    yield from options.provenance.items()
+    yield "weights", f"`{files.weights}`"
 
 
 def _use(layout: Layout, files: MemberFiles) -> Iterator[str]:
@@ -158,6 +162,10 @@ def _llama_cpp(layout: Layout, loads: str) -> str:
     windows = any(mixer.kind == "swa" for layer in layout.layers for mixer in layer.mixers)
     plain = layout.tied and not windows
     return f"llama.cpp {_LEAST_LLAMA_CPP.get(loads, _LLAMA_CPP) if plain else f'of commit {COMMIT}'} or newer"
+
+
+def _listed(files: Sequence[MemberFile]) -> Iterator[tuple[str, str, str]]:
+    return ((f"`{file.path}`", f"{file.size:,}", f"`{file.sha256}`") for file in files)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
