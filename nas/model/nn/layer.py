@@ -16,8 +16,8 @@ from nas.model.nn.primitives import RMSNorm
 class PackedRows:
     """Packs rows of different lengths one after another, so that norms and feed-forwards compute no padding.
 
-    Mixers alone relate tokens. They get the rows apart, padded at their ends, as any batch: nothing can pass from one
-    row to the next, and no kind of block needs to know of packing.
+    Only mixers relate tokens. They get the rows unpacked, padded at their ends, so kinds of blocks need no code for
+    packed rows.
 
     Args:
         rows: B.

@@ -90,7 +90,7 @@ class Predictions(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Divergences at each position [N, T]: of a mix, and of a model that knows nothing."""
+    """Divergences at each position [N, T]: of a mix, and of a model that predicts all tokens alike."""
 
     kl: Tensor
     uniform: Tensor

@@ -1,16 +1,15 @@
-"""Modules that own weights. Each draws its own start values, from a generator that it is handed.
+"""Modules that own weights, and draw their start values from a generator.
 
 Values are uniform, not normal: a uniform float is exact bit arithmetic on the generator's integers, so a seed gives the
-same weights on every machine, while normal values go through the platform's logarithm and cosine.
+same weights on every machine, while normal values depend on the platform's logarithm and cosine.
 
-Sizes: rows of the embedding have norm 1, so a token's numbers have deviation 1 / sqrt(D) and first logits deviation 1;
-what a block adds is smaller by sqrt(2 depth) than the embedding, so that all blocks together add as much as the token
-itself at any depth and width, and no block at the bottom, such as attention that averages tokens, hides it. These are
-start values of trainings; measured files with random weights hold others (`nas.measure.runtimes`).
+Sizes: rows of the embedding have norm 1, so embeddings have standard deviation 1 / sqrt(D) and first logits 1. Outputs
+of blocks are smaller than the embedding by sqrt(2 depth): their sum is as large as the embedding at any depth and
+width. Measured files with random weights have other values (`nas.measure.runtimes`).
 
-Several models of one layout train in one pass (`nas.model.nn.seeds`): their parameters are stacked, with a first
-dimension S more than is said here, and a batch holds the examples of the first seed, then those of the second, and so
-on. Only what touches a parameter needs to know; everything else sees a larger batch.
+Several models of one layout train in one pass (`nas.model.nn.seeds`): their parameters are stacked along a new first
+dimension S, and a batch holds the examples of the first seed, then those of the second, and so on. Only modules with
+parameters differ; everything else sees a larger batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Several models of one layout that train in one pass: the same modules, with parameters stacked [S, ...].
 
-A batch holds the examples of the first model, then those of the second, and so on (`nas.model.nn.primitives`). Each
-model gets the gradients that it would get alone: on a CPU to the bit, whatever the number of seeds, if it is stacked
-alone, too; unstacked up to the rounding of other kernels.
+A batch holds the examples of the first model, then those of the second, and so on (`nas.model.nn.primitives`). On a CPU
+each model's gradients are bit-identical for any number of stacked models, one included. Those of a model that is not
+stacked differ by rounding, because other kernels compute them.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -34,8 +35,9 @@ def bundle(kinds: Iterable[str]) -> dict[str, bytes]:
         Unsupported: a module of a plug-in imports what released folders do not have.
     """
     classes = {kind: _class_of(kind) for kind in sorted(kinds)}
-    lines = [f"from .{_file(module)} import {name} as _{kind}" for kind, (module, name) in classes.items()]
-    table = [f'    "{kind}": _{kind},' for kind in classes]
+    aliases = {kind: "_" + re.sub(r"\W", "_", kind) for kind in classes}
+    lines = [f"from .{_file(module)} import {name} as {aliases[kind]}" for kind, (module, name) in classes.items()]
+    table = [f'    "{kind}": {alias},' for kind, alias in aliases.items()]
     files = {_KINDS: "\n".join([_header(_KINDS), *lines, "", "MODULES = {", *table, "}", ""])}
     queue = [f"{_CODE}.modeling_hilnas", *(module for module, _ in classes.values())]
     while queue:
