@@ -121,11 +121,11 @@ class Plot:
         return drawn.format(classes, visible(self.label), content, without)
 
 
-def sparkline(course: Sequence[tuple[float, float]], label: str) -> Plot:
-    """Returns a small line without axes; `course`: (x, y), x ascending."""
-    if not course:
+def sparkline(points: Sequence[tuple[float, float]], label: str) -> Plot:
+    """Returns a small line without axes; `points`: (x, y), x ascending."""
+    if not points:
         return Plot(f"{label}: nothing yet", [])
-    return Plot(f"{label}: {show_number(course[0][1])} to {show_number(course[-1][1])}", [Series(label, course)])
+    return Plot(f"{label}: {show_number(points[0][1])} to {show_number(points[-1][1])}", [Series(label, points)])
 
 
 def histogram(samples: Sequence[float], label: str, unit: str, limits: Sequence[Limit] = ()) -> Plot:
@@ -182,7 +182,7 @@ def token_trace(view: CandidateView, measurement: MeasurementView) -> Plot:
     if temperature:
         series.append(Series("temperature", temperature, hue=_OWN, right=True))
     label = f"{measurement.name}: {f'{starts[-1]} tokens, {len(repetitions)} repetitions' if series else 'no samples'}"
-    limits = token_limits("y", view.budgets, measurement.place)
+    limits = token_limits("y", view.budgets, measurement.key)
     return Plot(label, series, Axis("token"), Axis("ms per token", covers=(0,)), "°C" if temperature else "", limits)
 
 
@@ -195,14 +195,14 @@ def no_temperature(measurement: MeasurementView) -> str | None:
 
 def token_histogram(view: CandidateView, measurement: MeasurementView) -> Plot:
     """Returns the distribution of the tokens that count, corrected for drift."""
-    limits = token_limits("x", view.budgets, measurement.place)
+    limits = token_limits("x", view.budgets, measurement.key)
     return histogram(counted_ms(measurement), measurement.name, "ms per token", limits)
 
 
 def token_distributions(view: ComparisonView) -> list[tuple[str, Plot]]:
     """Returns for each measurement key its name and the distributions of the candidates' tokens, drift-corrected."""
-    by_key = [{taken.place: taken for taken in each.places} for each in view.candidates]
-    names = {taken.place: taken.name for each in view.candidates for taken in each.places}
+    by_key = [{measurement.key: measurement for measurement in each.measurements} for each in view.candidates]
+    names = {measurement.key: measurement.name for each in view.candidates for measurement in each.measurements}
     drawn = []
     for key, name in sorted(names.items()):
         samples = {
@@ -229,7 +229,7 @@ def token_limits(axis: Literal["x", "y"], budgets: Sequence[BudgetCheck], key: M
     return [
         Limit(axis, f"{each.name}: {show_number(each.limit)} {each.unit}", each.limit)
         for each in budgets
-        if each.place == key and each.budget.split("@")[0] in _PER_TOKEN
+        if each.key == key and each.budget.split("@")[0] in _PER_TOKEN
     ]
 
 

@@ -44,8 +44,8 @@ def studies_router(
     def list_studies(
         request: Request, before: StudyId = None, text: Word = "", space: Word = "", state: Word = ""
     ) -> Response:
-        wanted = StudyFilter(text.strip(), space.strip(), state.strip())
-        return answer("studies.html", request, studies_view(store, snapshots, before, submitted, wanted))
+        filter = StudyFilter(text.strip(), space.strip(), state.strip())
+        return answer("studies.html", request, studies_view(store, snapshots, before, submitted, filter))
 
     return router
 

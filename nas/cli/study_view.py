@@ -11,7 +11,8 @@ from nas.cli.output import print_table, say
 from nas.core.stats import Z95
 from nas.core.units import show_count, show_duration, show_figure, show_number, show_share
 from nas.search.analysis.history import VolumeView
-from nas.serve.views.study import EffectsView, EffectView, Prediction
+from nas.serve.views.base import Interval
+from nas.serve.views.study import EffectsView
 
 Report = Mapping[str, Any]
 
@@ -78,7 +79,7 @@ def print_effects(view: EffectsView) -> None:
     print_table(("knob", "value", "layouts", *heads), slices, "Forecast for layouts of the front, nothing else changed")
 
 
-def _shown(each: EffectView | Prediction | None) -> str:
+def _shown(each: Interval | None) -> str:
     return show_figure(each.value, each.low, each.high) if each else "not known"
 
 

@@ -79,7 +79,7 @@ def test_qualities_are_compared_at_the_rung_that_was_reached(bed: Bed) -> None:
 
 
 def test_places_carry_every_token_s_time(view: CandidateView) -> None:
-    (place,) = view.places
+    (place,) = view.measurements
     assert place.name == "chat on local/fake"
     assert len(place.repetitions) == TINY["protocol"]["confirm_repetitions"]
     assert all(len(each.token_ms) == TINY["workloads"]["chat"]["gen"] for each in place.repetitions)
@@ -151,7 +151,7 @@ def test_several_candidates_stand_side_by_side(bed: Bed, complete: list[int]) ->
     assert any(row.differs for row in found.rows)
     latency = next(row for row in found.figures if row.metric == "latency")
     assert [figure.value if figure else None for figure in latency.figures] == [
-        each.places[0].figures["latency"].value for each in found.candidates
+        each.measurements[0].figures["latency"].value for each in found.candidates
     ]
     quality = next(row for row in found.evaluations if (row.rung, row.group) == ("third", ""))
     assert quality.values[0] == pytest.approx(1.0) and quality.differences[0] == 0

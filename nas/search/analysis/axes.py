@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.metrics import METRICS
 from nas.core.scoring import PROXY, Figures, MeasurementKey, limit_at, measurement_keys, ratio_of_limit
@@ -22,6 +22,8 @@ _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9._@-]")
 class AxisView(BaseModel):
     """An axis."""
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
     name: str
     key: str = Field(description="stable, and safe in a URL: letters, digits, '.', '_', '@' and '-'")
     label: str = Field(description="short")
@@ -31,7 +33,9 @@ class AxisView(BaseModel):
     transform: str
     reference: float | None = Field(None, description="the reference point's coordinate; null until it is fixed")
     objective: bool
-    place: str | None = Field(None, description="'device/runtime' of a figure that was measured on one")
+    target: str | None = Field(
+        None, serialization_alias="place", description="'device/runtime' of a figure that was measured on one"
+    )
     workload: str | None = None
     budget: float | None = Field(None, description="the limit, in the axis' unit; null where there is none")
 
@@ -67,17 +71,17 @@ def only_key(space: SearchSpace, objective: Objective) -> MeasurementKey | None:
     return found[0] if len(found) == 1 else None
 
 
-def axis_views(space: SearchSpace, published: Figures | None, corner: Sequence[float] | None) -> list[AxisView]:
+def axis_views(space: SearchSpace, published: Figures | None, reference_point: Sequence[float] | None) -> list[AxisView]:
     """Returns all axes: the objectives in the space's order, then `measured_figures`, then `STRUCTURE`.
 
     Args:
         space: the study's.
         published: the published reference's figures; None until they are known, and budgets relative to them with them.
-        corner: the reference point; None until it is fixed.
+        reference_point: the reference point; None until it is fixed.
     """
     known = published or {}
     found = [
-        _objective(space, each, known, corner[i] if corner else None) for i, each in enumerate(space.objectives)
+        _objective(space, each, known, reference_point[i] if reference_point else None) for i, each in enumerate(space.objectives)
     ]  # fmt: skip
     found += [_figure(space, each, known) for each in measured_figures(space)]
     return [*_with_own_keys(found), *_structure(space)]
@@ -103,7 +107,7 @@ def _objective(space: SearchSpace, objective: Objective, published: Figures, ref
         transform=metric.transform,
         reference=reference,
         objective=True,
-        place=target_name(key) if key else None,
+        target=target_name(key) if key else None,
         workload=objective.workload,
         budget=limit_at(space, objective.metric, held_at, published)
         if held_at
@@ -141,7 +145,7 @@ def _figure(space: SearchSpace, each: MeasuredFigure, published: Figures) -> Axi
         direction=metric.direction,
         transform=metric.transform,
         objective=False,
-        place=target_name(key),
+        target=target_name(key),
         workload=key.workload or None,
         budget=limit_at(space, each.metric, key, published),
     )

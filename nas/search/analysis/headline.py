@@ -70,7 +70,7 @@ class _Difference:
 
 def headline(study: StudySnapshot) -> Headline | None:
     """Returns the result of a study so far; None before the references are measured."""
-    if study.corner is None:
+    if study.reference_point is None:
         return None
     front = [row for row in study.front if row.on]
     record = study.record.references.get(PUBLISHED)

@@ -83,10 +83,10 @@ def study_report(store: Store, study: str | StudySnapshot) -> Json:
 
 def ranking(study: StudySnapshot) -> list[Ranked]:
     """Returns the complete trials that count, best first; none without a reference point."""
-    corner = study.corner
-    if corner is None:
+    reference_point = study.reference_point
+    if reference_point is None:
         return []
-    return study.cached("ranking", lambda: rank_trials(study.counted, corner, chances=study.chances))
+    return study.cached("ranking", lambda: rank_trials(study.counted, reference_point, chances=study.chances))
 
 
 def time_left(store: Store, study: StudySnapshot, state: str) -> Estimate | None:
@@ -263,7 +263,7 @@ def harmless(text: str) -> str:
 
 def _report(store: Store, study: StudySnapshot) -> Json:
     """Returns the report without repetitions."""
-    record, point, log = study.record, study.corner, study.record.log
+    record, point, log = study.record, study.reference_point, study.record.log
     axes: TrialAxes = {trial: study.counted[trial] for trial in sorted(study.counted)}
     rows = [_row(record, study.records[each.trial], each) for each in ranking(study)]
     moments = history(log.completions, axes, point)
@@ -276,7 +276,7 @@ def _report(store: Store, study: StudySnapshot) -> Json:
         "hypervolume": front_hypervolume(axes, point) if point is not None else None,
         "hypervolume_ci95": interval_json(interval(axes, point), axes, point) if moments and point else None,
         "history": moments,
-        "expected_gain": expected_gain(log),
+        "expected_gain": None if (gain := expected_gain(log)) is None else gain.model_dump(),
         "ended": ended(log),
         "reference_point": _named(record, point),
         "objectives": [_objective(record, index) for index in range(len(record.space.objectives))],

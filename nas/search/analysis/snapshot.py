@@ -7,7 +7,6 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Self, TypeVar
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from nas.core.block import BLOCKS
 from nas.core.errors import NasError
 from nas.core.layout import Layout
-from nas.core.pareto import arrays, contributions, front_chances, near_front, tied
+from nas.core.pareto import Ranked, arrays, contributions, front_chances, near_front, tied
 from nas.core.scoring import Axis
 from nas.core.trial import TERMINAL, TrialState
 from nas.infra.store import listings as pages
@@ -25,10 +24,11 @@ from nas.infra.store import studies
 from nas.infra.store.rows import StudyState
 from nas.infra.store.store import Store
 from nas.search.analysis.axes import axis_views, cache_context, measured_figures
-from nas.search.analysis.history import Course, hypervolume_course, interval
+from nas.search.analysis.history import HypervolumeCurve, hypervolume_curve, interval
 from nas.search.analysis.record import Record, StudyRecord, read_news, read_study, readable
 from nas.search.proposers import Volume
 from nas.search.proxy.ladder import proxy_of
+from nas.search.study.events import Marked, marks
 
 log = logging.getLogger(__name__)
 
@@ -56,25 +56,6 @@ Floats = NDArray[np.float64]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class FrontRow:
-    """A trial on the front, or tied with one that is.
-
-    Args:
-        trial: number.
-        on: whether it is on the front.
-        hv_contribution: hypervolume that only this trial adds; 0 for what is tied only.
-        p_front: share of draws from the noise in which it is on the front; None if too many are on it to draw.
-        ties: trials that differ from it significantly on no axis.
-    """
-
-    trial: int
-    on: bool
-    hv_contribution: float
-    p_front: float | None
-    ties: tuple[int, ...]
-
-
 class StudySnapshot:
     """A study at its newest event. Immutable, shared by threads; derived data are cached in it.
 
@@ -89,29 +70,31 @@ class StudySnapshot:
     """
 
     def __init__(self, record: StudyRecord, before: StudySnapshot | None = None) -> None:
-        self.record, self.space, self.corner = record, record.space, record.reference_point
+        self.record, self.space, self.reference_point = record, record.space, record.reference_point
         self.id, self.name, self.state = record.study.id, record.study.name, record.study.state
         self.revision = record.log.last
         self.further, self.context = measured_figures(self.space), cache_context(self.space)
         self.block_roles = block_roles()
-        self.axes = axis_views(self.space, record.published, self.corner)
+        self.axes = axis_views(self.space, record.published, self.reference_point)
         self.table = _table(self, before)
         self.counted = _counted(record)
         """Trial -> objectives, of the complete trials that count for the front, in the order of completion."""
         self._lock = threading.Lock()
         self._cached: dict[object, _Lazy] = {}
-        self.course: Course
+        self.curve: HypervolumeCurve
         self._noise: _Noise
         self.counted_changed = self.revision
         """Id of the event that last changed the trials that count."""
-        if before is not None and (before.counted, before.corner) == (self.counted, self.corner):
+        if before is not None and (before.counted, before.reference_point) == (self.counted, self.reference_point):
             if all(before.records[trial] is self.records[trial] for trial in self.counted):
                 self.counted_changed = before.counted_changed
-            self.course, self._noise = before.course, before._noise
+            self.curve, self._noise = before.curve, before._noise
             return
-        self.course = hypervolume_course(record.log.completions, self.counted, self.corner)
-        axes = {trial: self.counted[trial] for trial in sorted(self.counted)} if self.corner is not None else {}
-        self._noise = _Noise(record, {trial: axes[trial] for trial in near_front(axes, front=self.course.front)})
+        self.curve = hypervolume_curve(record.log.completions, self.counted, self.reference_point)
+        axes = (
+            {trial: self.counted[trial] for trial in sorted(self.counted)} if self.reference_point is not None else {}
+        )
+        self._noise = _Noise(record, {trial: axes[trial] for trial in near_front(axes, front=self.curve.front)})
         if before is not None and before._noise.same(self._noise):
             self._noise = before._noise
 
@@ -173,31 +156,44 @@ class StudySnapshot:
         """The hypervolume with its 95 % interval; None without a front, or if too many are on it to draw noise."""
         return self._noise.volume
 
+    @cached_property
+    def marks(self) -> Mapping[int, Marked]:
+        """Trial -> what people wrote about it."""
+        return marks(self.record.log.notes)
+
+    @cached_property
+    def reference_names(self) -> Mapping[int, str]:
+        """Trial -> name of the reference layout that it is."""
+        return {record.trial.number: name for name, record in self.record.references.items()}
+
     @property
-    def front(self) -> Sequence[FrontRow]:
-        """The front by contribution, best first, then the trials tied with it."""
+    def front(self) -> Sequence[Ranked]:
+        """The front by contribution, best first, then the trials tied with it, which have no rank and add nothing."""
         return self.cached("front", self._front)
 
-    def _front(self) -> list[FrontRow]:
-        on = set(self.course.front)
-        if not on:
+    @cached_property
+    def front_positions(self) -> Mapping[int, tuple[int, Ranked]]:
+        """Trial -> its position in `front`, from 1, and its row."""
+        return {row.trial: (position, row) for position, row in enumerate(self.front, 1)}
+
+    def _front(self) -> list[Ranked]:
+        front = [*self.curve.front]
+        if not front:
             return []
+        assert self.reference_point is not None, "without a reference point there is no front"
         trials = sorted(self.counted)
         points, sd = arrays(self.counted, trials)
         index = {trial: i for i, trial in enumerate(trials)}
-        ties = {trial: [trials[j] for j in tied(points, sd, index[trial])] for trial in on}
-        ties |= {
-            trial: [trials[j] for j in tied(points, sd, index[trial])]
-            for trial in {other for found in ties.values() for other in found} - on
-        }
-        assert self.corner is not None, "without a reference point there is no front"
-        front = [*self.course.front]
-        added = dict(zip(front, contributions(arrays(self.counted, front)[0], self.corner).tolist(), strict=True))
+        ties = {trial: [trials[j] for j in tied(points, sd, index[trial])] for trial in front}
+        behind = sorted({other for others in ties.values() for other in others} - set(front))
+        ties |= {trial: [trials[j] for j in tied(points, sd, index[trial])] for trial in behind}
+        added = contributions(points[[index[trial] for trial in front]], self.reference_point).tolist()
         rows = [
-            FrontRow(trial, trial in on, added.get(trial, 0.0), self.chances.get(trial, 0.0), tuple(found))
-            for trial, found in ties.items()
+            Ranked(trial, 0, contribution, self.chances.get(trial, 0.0), tuple(ties[trial]))
+            for trial, contribution in zip(front, added, strict=True)
         ]
-        return sorted(rows, key=lambda row: (not row.on, -row.hv_contribution, row.trial))
+        rows.sort(key=lambda row: (-row.hv_contribution, row.trial))
+        return rows + [Ranked(trial, None, 0.0, self.chances.get(trial, 0.0), tuple(ties[trial])) for trial in behind]
 
     @property
     def device_seconds(self) -> float:
@@ -242,23 +238,21 @@ class _Noise:
     """
 
     def __init__(self, record: StudyRecord, near: Mapping[int, Sequence[Axis]]) -> None:
-        self._corner, self._near = record.reference_point, near
+        self._reference_point, self._near = record.reference_point, near
         self._quality = record.space.quality
         self._layouts = {trial: record.records[trial].layout for trial in near}
 
     def same(self, other: _Noise) -> bool:
         """Returns whether both have equal inputs."""
-        return (self._corner, self._near) == (other._corner, other._near)
+        return (self._reference_point, self._near) == (other._reference_point, other._near)
 
     @cached_property
     def chances(self) -> Mapping[int, float | None]:
-        """See `StudySnapshot.chances`."""
         return front_chances({trial: self._sourced(trial) for trial in self._near})
 
     @cached_property
     def volume(self) -> Volume | None:
-        """See `StudySnapshot.volume`."""
-        return interval(self._near, self._corner) if self._corner is not None else None
+        return interval(self._near, self._reference_point) if self._reference_point is not None else None
 
     def _sourced(self, trial: int) -> list[Axis]:
         """Returns the objectives with the proxy as the source of the quality instead of the layout."""
