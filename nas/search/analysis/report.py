@@ -137,7 +137,7 @@ def study_table(study: StudySnapshot) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
     for number, each in study.records.items():
         place: Row = {name: getattr(ranked.get(number), name, None) for name in ("rank", "hv_contribution", "p_front")}
-        rows.append(_trial(each, references.get(number)) | place | _marked(written.get(number)) | measured(each))
+        rows.append(trial_row(each, references.get(number)) | place | _marked(written.get(number)) | measured(each))
     return [*dict.fromkeys(column for row in rows for column in row)], rows
 
 
@@ -444,22 +444,23 @@ def _stage_seconds(store: Store, record: StudyRecord) -> Json:
     return {**stages, "propose": record.propose_seconds}
 
 
-def _trial(each: Record, reference: str | None) -> Row:
-    status, params = each.trial.status, each.layout.params
+def trial_row(record: Record, reference: str | None = None) -> Row:
+    """Returns the columns of a trial without its figures; `reference`: name of the reference layout that it is."""
+    status, params = record.trial.status, record.layout.params
     return {
-        "trial": each.trial.number,
+        "trial": record.trial.number,
         "state": status.state.value,
         "rung": status.rung,
         "reason": status.reason,
-        "origin": reference or each.trial.origin,
-        "layout_id": each.layout.id,
-        "layout": each.layout.format(),
+        "origin": reference or record.trial.origin,
+        "layout_id": record.layout.id,
+        "layout": record.layout.format(),
         "params_total": params.total,
         "params_active": params.active,
         "params_non_embedding": params.non_embedding,
-        "quality": each.quality.value if each.quality else None,
-        "quality_sd": each.quality.sd if each.quality else None,
-        "noisy": each.noisy,
+        "quality": record.quality.value if record.quality else None,
+        "quality_sd": record.quality.sd if record.quality else None,
+        "noisy": record.noisy,
     }
 
 
