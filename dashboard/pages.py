@@ -60,10 +60,18 @@ _templates = Environment(
 )
 _templates.filters |= FILTERS
 _templates.globals |= {
-    "count": show_count, "bytes": show_bytes, "shown": show_number, "between": between, "spread": show_spread,
-    "percent": show_share, "hue": hue, "layouts": layout_svg, "plots": plots,
-    "fewest": FEWEST, "most": MOST,
-}  # fmt: skip
+    "count": show_count,
+    "bytes": show_bytes,
+    "shown": show_number,
+    "between": between,
+    "spread": show_spread,
+    "percent": show_share,
+    "hue": hue,
+    "layouts": layout_svg,
+    "plots": plots,
+    "fewest": FEWEST,
+    "most": MOST,
+}
 
 
 def render(template: str, **values: Any) -> str:

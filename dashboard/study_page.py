@@ -31,7 +31,7 @@ AxisKeys = Annotated[str, Query(max_length=4000)]
 
 def studies_router(
     store: Store, snapshots: Snapshots, access: PageAccess, submitted: SubmittedStudies | None = None
-) -> APIRouter:  # fmt: skip
+) -> APIRouter:
     """Returns the list of all studies, including submitted ones that have not begun."""
     router = APIRouter(route_class=page_route(access), include_in_schema=False)
 
@@ -52,7 +52,7 @@ def studies_router(
 
 def study_router(
     store: Store, snapshots: Snapshots, access: PageAccess, submitted: SubmittedStudies | None = None
-) -> APIRouter:  # fmt: skip
+) -> APIRouter:
     """Returns the page of one study, its JSON twin, its data and its downloads.
 
     Args:

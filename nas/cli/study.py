@@ -166,18 +166,18 @@ def list_trials(
     if server is not None:
         with open_server(server, db) as client:
             rows = client.get(f"/v1/studies/{part(study)}/trials")["rows"]
-        found = [row for row in rows if not state or row["state"] in state]
+        listed = [row for row in rows if not state or row["state"] in state]
     else:
         with open_store(db) as store:
-            found = [_trial_json(trial) for trial in trials.all(store, studies.get(store, study).id, states=state)]
+            listed = [_trial_json(trial) for trial in trials.all(store, studies.get(store, study).id, states=state)]
             if json:
                 figures = {row["trial"]: row for row in finite(study_table(StudySnapshot(read_study(store, study)))[1])}
-                found = [figures[row["trial"]] | row for row in found]
+                listed = [figures[row["trial"]] | row for row in listed]
     if json:
-        print_json({"study": study, "trials": found})
+        print_json({"study": study, "trials": listed})
         return
     columns = ("trial", "state", "rung", "origin", "layout", "reason")
-    print_table(columns, [[row[column] for column in columns] for row in found])
+    print_table(columns, [[row[column] for column in columns] for row in listed])
 
 
 @app.command()
@@ -227,17 +227,17 @@ def show_effects(
 def replay(study: StudyArgument, db: DatabaseOption = None, json: JsonFlag = False) -> None:
     """Repeat the proposals of a study from its event log; exit code 1 if any differs."""
     with open_store(db) as store:
-        found = studies.get(store, study)
-        space = stored_space(found)
-        recorded = trials.all(store, found.id)
-        differences = replay_log(space, support_filter(space), recorded, all_events(store, found.id))
-    own = sum(trial.origin != "reference" for trial in recorded)
+        row = studies.get(store, study)
+        space = stored_space(row)
+        recorded = trials.all(store, row.id)
+        differences = replay_log(space, support_filter(space), recorded, all_events(store, row.id))
+    proposed = sum(trial.origin != "reference" for trial in recorded)
     if json:
-        print_json({"study": study, "proposals": own, "differences": differences})
+        print_json({"study": study, "proposals": proposed, "differences": differences})
     else:
         for line in differences:
             typer.echo(line)
-        say(f"{own - len(differences)} of {own} proposals are equal")
+        say(f"{proposed - len(differences)} of {proposed} proposals are equal")
     if differences:
         raise typer.Exit(1)
 
@@ -261,10 +261,10 @@ def stop(study: StudyArgument, server: ServerOption = None, db: DatabaseOption =
 def delete(study: StudyArgument, yes: YesOption = False, db: DatabaseOption = None) -> None:
     """Delete a study and its trials. Results that other studies may reuse are kept until `nas gc`."""
     with open_store(db) as store:
-        found = studies.get(store, study)
+        row = studies.get(store, study)
         if not yes:
             typer.confirm(f"Delete study {study!r}?", abort=True, err=True)
-        studies.delete(store, found.id)
+        studies.delete(store, row.id)
     say(f"{study}: deleted")
 
 
@@ -344,11 +344,11 @@ def mirror(
     say(f"{done.name}: {copied} copied to {done.url}, which has {done.trials}")
 
 
-def _read_studies(server: str | None, db: str | None, wanted: pages.StudyFilter) -> list[Json]:
+def _read_studies(server: str | None, db: str | None, filter: pages.StudyFilter) -> list[Json]:
     """Lists the studies that match: study, space, state, reason, resume, desired_state, trials, created."""
     if server is not None:
         with open_server(server, db) as client:
-            return list(client.get_all("/v1/studies", "studies", **asdict(wanted))["studies"])
+            return list(client.get_all("/v1/studies", "studies", **asdict(filter))["studies"])
     with open_store(db) as store:
         return [
             {
@@ -362,7 +362,7 @@ def _read_studies(server: str | None, db: str | None, wanted: pages.StudyFilter)
                 "created": study.created,
                 **({"problem": study.problem} if study.problem else {}),
             }
-            for study in pages.studies(store, limit=_ALL_STUDIES, wanted=wanted)
+            for study in pages.studies(store, limit=_ALL_STUDIES, wanted=filter)
         ]
 
 
@@ -377,11 +377,11 @@ def _read_report(study: str, server: str | None, db: str | None) -> Json:
         with open_store(db) as store:
             return study_report(store, study)
     with open_server(server, db) as client:
-        found = client.get(f"/v1/studies/{part(study)}")
-    report: Json | None = found["report"]
+        answer = client.get(f"/v1/studies/{part(study)}")
+    report: Json | None = answer["report"]
     if report is None:
-        reason = (found["submission"] or {}).get("message") or "not started yet"
-        raise InfrastructureFailed(f"study {study!r} is {found['state']}: {reason}")
+        reason = (answer["submission"] or {}).get("message") or "not started yet"
+        raise InfrastructureFailed(f"study {study!r} is {answer['state']}: {reason}")
     return report
 
 
@@ -444,8 +444,12 @@ def _model_row(model: ModelError) -> Iterator[str]:
         yield from (model.reason or "", "", "", "", "")
         return
     yield from (f"{show_share(model.mape)}", f"{show_share(model.worst)}", f"{show_share(model.inside)}")
-    found = model.correlation.spearman
-    yield f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]" if found else model.correlation.reason or ""
+    spearman = model.correlation.spearman
+    yield (
+        f"{spearman.value:.2f} [{spearman.low:.2f}, {spearman.high:.2f}]"
+        if spearman
+        else model.correlation.reason or ""
+    )
     yield model.start or ""
 
 

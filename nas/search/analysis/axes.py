@@ -57,21 +57,25 @@ def measured_figures(space: SearchSpace) -> list[MeasuredFigure]:
     items: tuple[Budget | Objective, ...] = (*space.objectives, *space.budgets)
     measured = [item for item in items if METRICS[item.metric].source != "proxy"]
     named = dict.fromkeys((item.metric, item.workload or "") for item in measured)
-    own = {MeasuredFigure(each.metric, key) for each in space.objectives if (key := only_key(space, each))}
+    of_objectives = {
+        MeasuredFigure(objective.metric, key) for objective in space.objectives if (key := only_key(space, objective))
+    }
     everywhere = [(device, runtime.name) for device in space.devices for runtime in space.runtimes]
-    found = [
+    figures = [
         MeasuredFigure(metric, MeasurementKey(*where, workload)) for where in everywhere for metric, workload in named
     ]
-    return [each for each in dict.fromkeys(found) if each not in own]
+    return [figure for figure in dict.fromkeys(figures) if figure not in of_objectives]
 
 
 def only_key(space: SearchSpace, objective: Objective) -> MeasurementKey | None:
     """Returns the key at which an objective is measured; None for quality and for ratios over several keys."""
-    found = [] if METRICS[objective.metric].source == "proxy" else measurement_keys(space, objective)
-    return found[0] if len(found) == 1 else None
+    keys = [] if METRICS[objective.metric].source == "proxy" else measurement_keys(space, objective)
+    return keys[0] if len(keys) == 1 else None
 
 
-def axis_views(space: SearchSpace, published: Figures | None, reference_point: Sequence[float] | None) -> list[AxisView]:
+def axis_views(
+    space: SearchSpace, published: Figures | None, reference_point: Sequence[float] | None
+) -> list[AxisView]:
     """Returns all axes: the objectives in the space's order, then `measured_figures`, then `STRUCTURE`.
 
     Args:
@@ -79,12 +83,13 @@ def axis_views(space: SearchSpace, published: Figures | None, reference_point: S
         published: the published reference's figures; None until they are known, and budgets relative to them with them.
         reference_point: the reference point; None until it is fixed.
     """
-    known = published or {}
-    found = [
-        _objective(space, each, known, reference_point[i] if reference_point else None) for i, each in enumerate(space.objectives)
-    ]  # fmt: skip
-    found += [_figure(space, each, known) for each in measured_figures(space)]
-    return [*_with_own_keys(found), *_structure(space)]
+    figures = published or {}
+    views = [
+        _objective(space, objective, figures, reference_point[i] if reference_point else None)
+        for i, objective in enumerate(space.objectives)
+    ]
+    views += [_figure(space, figure, figures) for figure in measured_figures(space)]
+    return [*_with_own_keys(views), *_structure(space)]
 
 
 def cache_context(space: SearchSpace) -> int:
@@ -127,27 +132,30 @@ def _ratio(space: SearchSpace, objective: Objective, published: Figures) -> floa
             if budget.metric == objective.metric and key in measurement_keys(space, budget)
             if (ratio := ratio_of_limit(budget, published, key)) is not None
         ]
-        at_key = min((1 / each if METRICS[objective.metric].direction == "max" else each for each in held), default=0)
+        at_key = min(
+            (1 / ratio_limit if METRICS[objective.metric].direction == "max" else ratio_limit for ratio_limit in held),
+            default=0,
+        )
         limits.add(round(at_key, 9))
     return limits.pop() or None if len(limits) == 1 else None
 
 
-def _figure(space: SearchSpace, each: MeasuredFigure, published: Figures) -> AxisView:
-    metric, key = METRICS[each.metric], each.key
-    what = f"{each.metric} {key.workload}".rstrip()
-    at = f"{each.metric}.{key.workload}".rstrip(".")
+def _figure(space: SearchSpace, figure: MeasuredFigure, published: Figures) -> AxisView:
+    metric, key = METRICS[figure.metric], figure.key
+    what = f"{figure.metric} {key.workload}".rstrip()
+    at = f"{figure.metric}.{key.workload}".rstrip(".")
     return AxisView(
         name=f"{what} on {target_name(key)}",
         key=_NOT_IN_KEYS.sub("-", f"{at}@{key.device}.{key.runtime}"),
         label=f"{what}, {target_name(key)}",
-        metric=each.metric,
+        metric=figure.metric,
         unit=metric.unit,
         direction=metric.direction,
         transform=metric.transform,
         objective=False,
         target=target_name(key),
         workload=key.workload or None,
-        budget=limit_at(space, each.metric, key, published),
+        budget=limit_at(space, figure.metric, key, published),
     )
 
 

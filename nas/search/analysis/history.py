@@ -67,12 +67,12 @@ def hypervolume_curve(
     if reference_point is None:
         return HypervolumeCurve()
     archive = FrontArchive(reference_point)
-    counted = [each for each in completions if each.trial in axes]
-    trials = [each.trial for each in counted]
+    counted = [completion for completion in completions if completion.trial in axes]
+    trials = [completion.trial for completion in counted]
     gains = archive.take(trials, arrays(axes, trials)[0]) if trials else np.zeros(0)
     steps = [
-        Step(each.trial, count, each.at, float(total))
-        for count, (each, gain, total) in enumerate(zip(counted, gains, np.cumsum(gains), strict=True), 1)
+        Step(completion.trial, count, completion.at, float(total))
+        for count, (completion, gain, total) in enumerate(zip(counted, gains, np.cumsum(gains), strict=True), 1)
         if gain > 0
     ]
     return HypervolumeCurve(steps, sorted(archive.keys.tolist()), archive.hypervolume)
@@ -95,21 +95,24 @@ def history(completions: Sequence[Completion], axes: TrialAxes, reference_point:
     """Returns the hypervolume with its interval after each complete trial, or evenly spaced ones."""
     if reference_point is None:
         return []
-    counted = [each for each in completions if each.trial in axes]
+    counted = [completion for completion in completions if completion.trial in axes]
     every = -(-len(counted) // _MOMENTS) or 1
-    found = []
+    moments = []
     for count in range(len(counted), 0, -every):
-        last, some = counted[count - 1], {each.trial: axes[each.trial] for each in counted[:count]}
-        values = interval_json(interval(some, reference_point, _DRAWS_OVER_TIME), some, reference_point)
-        found.append({"elapsed_s": last.elapsed_s, "trial": last.trial, "complete": count, **values})
-    return found[::-1]
+        last, until_then = (
+            counted[count - 1],
+            {completion.trial: axes[completion.trial] for completion in counted[:count]},
+        )
+        values = interval_json(interval(until_then, reference_point, _DRAWS_OVER_TIME), until_then, reference_point)
+        moments.append({"elapsed_s": last.elapsed_s, "trial": last.trial, "complete": count, **values})
+    return moments[::-1]
 
 
-def interval_json(found: Volume | None, axes: TrialAxes, reference_point: Sequence[float]) -> Json:
+def interval_json(volume: Volume | None, axes: TrialAxes, reference_point: Sequence[float]) -> Json:
     """Returns the report's form of `interval`."""
-    if found is None:
+    if volume is None:
         return {"hypervolume": front_hypervolume(axes, reference_point), "estimate": None, "low": None, "high": None}
-    return {"hypervolume": found.value, "estimate": found.estimate, "low": found.low, "high": found.high}
+    return {"hypervolume": volume.value, "estimate": volume.estimate, "low": volume.low, "high": volume.high}
 
 
 class VolumeView(BaseModel):

@@ -27,9 +27,11 @@ _FRONT, _BOUND, _OTHER, _BUDGET = "#d55e00", "#0072b2", "#7f8c9b", "#b42318"
 _INK, _SOFT, _LINE = "#1b1f24", "#59636e", "#d1d9e0"
 _ARROWS = {(0, 1): "\u2191", (0, -1): "\u2193", (1, 0): "\u2192", (-1, 0): "\u2190"}
 _CORNERS = {
-    (True, True): "better \u2197", (True, False): "better \u2198",
-    (False, True): "\u2196 better", (False, False): "\u2199 better",
-}  # fmt: skip
+    (True, True): "better \u2197",
+    (True, False): "better \u2198",
+    (False, True): "\u2196 better",
+    (False, False): "\u2199 better",
+}
 _LARGE_IN, _SMALL_IN = (6.4, 5.2), 3.6
 _MARGIN, _BETTER = 0.1, 1.8
 """Room at the ends of axes as a share of their length, and how much more of it the better end has."""
@@ -149,16 +151,25 @@ def _draw_panel(panel: Axes, report: Report, x: Objective, y: Objective) -> None
 def _write_in_corner(panel: Axes, text: str, right: bool, up: bool, weight: str = "normal") -> None:
     across, level = ("right" if right else "left"), ("top" if up else "bottom")
     panel.text(
-        0.98 if right else 0.02, 0.98 if up else 0.02, text, transform=panel.transAxes, ha=across, va=level, fontsize=9,
-        color=_SOFT, weight=weight, zorder=5, bbox=_GROUND,
-    )  # fmt: skip
+        0.98 if right else 0.02,
+        0.98 if up else 0.02,
+        text,
+        transform=panel.transAxes,
+        ha=across,
+        va=level,
+        fontsize=9,
+        color=_SOFT,
+        weight=weight,
+        zorder=5,
+        bbox=_GROUND,
+    )
 
 
 def _draw_intervals(panel: Axes, rows: Iterable[Any], x: Objective, y: Objective, colour: str) -> None:
     for row in rows:
         for at in _points([row], x, y):
-            (left, right), (low, high) = (_interval(row, axis) for axis in (x, y))
-            panel.plot((left, right), (at[1], at[1]), color=colour, alpha=0.35, linewidth=1)
+            (near, right), (low, high) = (_interval(row, axis) for axis in (x, y))
+            panel.plot((near, right), (at[1], at[1]), color=colour, alpha=0.35, linewidth=1)
             panel.plot((at[0], at[0]), (low, high), color=colour, alpha=0.35, linewidth=1)
 
 
@@ -194,21 +205,21 @@ def _label_points(panel: Axes, report: Report, x: Objective, y: Objective, every
     marked = _points([*report["ranking"], *report["noisy"]], x, y)
     marked += [_at_edge(panel, at)[0] for at in _points(report["references"], x, y)]
     room = panel.figure.dpi / 72 * 4
-    taken = [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, marked)]
-    taken += [text.get_window_extent() for text in panel.texts]
+    boxes = [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, marked)]
+    boxes += [text.get_window_extent() for text in panel.texts]
     best = _best(report)
     front = sorted(report["front"], key=lambda row: row["trial"] != best)
     for row in report["references"]:
         for at in _points([row], x, y):
             place, figures = _at_edge(panel, at)
-            _write_near(panel, " ".join([row["name"], *figures]), place, taken, _INK)
+            _write_near(panel, " ".join([row["name"], *figures]), place, boxes, _INK)
     for row in front:
         for at in _points([row], x, y):
             if row["trial"] == best:
                 panel.scatter(*at, s=150, facecolors="none", edgecolors=_INK, linewidths=1.6, zorder=4)
-                _write_near(panel, f"trial {best}", at, taken, _INK, weight="bold")
+                _write_near(panel, f"trial {best}", at, boxes, _INK, weight="bold")
             elif every:
-                _write_near(panel, str(row["trial"]), at, taken, _FRONT, needed=False)
+                _write_near(panel, str(row["trial"]), at, boxes, _FRONT, needed=False)
 
 
 def _best(report: Report) -> int | None:
@@ -220,30 +231,38 @@ def _best(report: Report) -> int | None:
 
 
 def _write_near(
-    panel: Axes, text: str, at: Place, taken: list[Bbox], colour: str, weight: str = "normal", needed: bool = True
-) -> None:  # fmt: skip
+    panel: Axes, text: str, at: Place, boxes: list[Bbox], colour: str, weight: str = "normal", needed: bool = True
+) -> None:
     """Writes a text next to a point where it overlaps nothing; elsewhere only if `needed`."""
     inside = panel.get_window_extent()
     label = panel.annotate(
-        text, at, xytext=(0, 0), textcoords="offset points", fontsize=8.5, color=colour, weight=weight, zorder=5,
+        text,
+        at,
+        xytext=(0, 0),
+        textcoords="offset points",
+        fontsize=8.5,
+        color=colour,
+        weight=weight,
+        zorder=5,
         bbox=_GROUND,
-    )  # fmt: skip
+    )
 
     def crowded(place: tuple[int, int]) -> int:
         across, up = place
         label.set(
-            position=place, ha="center" if not across else "left" if across > 0 else "right",
+            position=place,
+            ha="center" if not across else "left" if across > 0 else "right",
             va="center" if not up else "bottom" if up > 0 else "top",
-        )  # fmt: skip
+        )
         box = label.get_window_extent()
         outside = bool(box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1)
-        return int(box.count_overlaps(taken)) + outside * (1 + len(taken))
+        return int(box.count_overlaps(boxes)) + outside * (1 + len(boxes))
 
     place = min(_AROUND, key=crowded)
     if crowded(place) and not needed:
         label.remove()
     else:
-        taken.append(label.get_window_extent())
+        boxes.append(label.get_window_extent())
 
 
 def _ends(near: Sequence[float], others: Sequence[float], axis: Objective) -> Place | None:
@@ -253,7 +272,7 @@ def _ends(near: Sequence[float], others: Sequence[float], axis: Objective) -> Pl
     the name of that corner.
     """
     width = max(near, default=0.0) - min(near, default=0.0)
-    shown = [*near, *(each for each in others if not width or min(near) - width <= each <= max(near) + width)]
+    shown = [*near, *(value for value in others if not width or min(near) - width <= value <= max(near) + width)]
     room = _MARGIN * (max(shown, default=0.0) - min(shown, default=0.0))
     low, high = (1.0, _BETTER) if axis["direction"] == "max" else (_BETTER, 1.0)
     return (min(shown) - low * room, max(shown) + high * room) if room else None
@@ -261,8 +280,8 @@ def _ends(near: Sequence[float], others: Sequence[float], axis: Objective) -> Pl
 
 def _directions(panel: Axes, at: tuple[float, float]) -> tuple[int, int]:
     """Returns on which sides of a panel a point is: 0, or -1 and 1 below and beyond the ends of x and of y."""
-    (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
-    return int(at[0] > right) - int(at[0] < left), int(at[1] > top) - int(at[1] < bottom)
+    (near, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
+    return int(at[0] > right) - int(at[0] < near), int(at[1] > top) - int(at[1] < bottom)
 
 
 def _draw_reference(panel: Axes, at: Place) -> None:
@@ -300,10 +319,8 @@ def _unzipped(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[
 def _draw_legend(figure: Figure, panels: Iterable[Axes]) -> None:
     """Draws one legend for all panels, each kind of mark once."""
     marks = {
-        label: handle
-        for panel in panels
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }  # fmt: skip
+        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
     if marks:
         figure.legend(
             marks.values(),

@@ -105,8 +105,8 @@ class StudySnapshot:
         with entry.lock:  # one lock for each key: a page does not wait for a slow report
             if not entry.found:
                 entry.found.append(compute())
-            found: T = entry.found[0]
-            return found
+            value: T = entry.found[0]
+            return value
 
     @property
     def records(self) -> Mapping[int, Record]:
@@ -209,13 +209,13 @@ class StudySnapshot:
         """Returns the time of each measurement [M], ascending, and the cumulated device seconds [M + 1]."""
 
         def compute() -> tuple[Floats, Floats]:
-            own = {
+            measured = {
                 result.key: (result.created, result.seconds)
                 for record in self.records.values()
                 for result in record.results
                 if result.first and result.device is not None and result.stage == "measure"
             }
-            rows = np.array(sorted(own.values()), dtype=np.float64).reshape(-1, 2)
+            rows = np.array(sorted(measured.values()), dtype=np.float64).reshape(-1, 2)
             return rows[:, 0], np.concatenate([[0.0], np.cumsum(rows[:, 1])])
 
         return self.cached("spent", compute)
@@ -257,7 +257,7 @@ class _Noise:
     def _sourced(self, trial: int) -> list[Axis]:
         """Returns the objectives with the proxy as the source of the quality instead of the layout."""
         proxy = proxy_of(self._layouts[trial], self._quality).id
-        return [each.model_copy(update={"source": proxy}) if each.source else each for each in self._near[trial]]
+        return [axis.model_copy(update={"source": proxy}) if axis.source else axis for axis in self._near[trial]]
 
 
 def block_roles() -> list[tuple[str, str]]:
@@ -271,32 +271,38 @@ def block_roles() -> list[tuple[str, str]]:
 
 
 def _counted(record: StudyRecord) -> dict[int, Sequence[Axis]]:
-    found: dict[int, Sequence[Axis]] = {}
-    for each in record.log.completions:
-        trial = record.records[each.trial]
+    counted: dict[int, Sequence[Axis]] = {}
+    for completion in record.log.completions:
+        trial = record.records[completion.trial]
         axes = [axis for axis in trial.axes if axis is not None]
         complete = trial.trial.status.state is TrialState.COMPLETE
         if complete and trial.trial.origin != "reference" and not trial.noisy and len(axes) == len(trial.axes) > 0:
-            found[each.trial] = axes
-    return found
+            counted[completion.trial] = axes
+    return counted
 
 
 def _table(snapshot: StudySnapshot, before: StudySnapshot | None) -> NDArray[np.void]:
     """Returns `StudySnapshot.table`; rows of unchanged records are copied from `before`."""
     objectives, further = len(snapshot.space.objectives), len(snapshot.further)
     kinds = [
-        ("state", "u1"), ("origin", "u1"), ("rung", "i2"), ("noisy", "?"), ("changed", "i8"),
-        ("axes", "f8", (objectives, 3)), ("further", "f8", (further,)), ("sizes", "f8", (3,)),
+        ("state", "u1"),
+        ("origin", "u1"),
+        ("rung", "i2"),
+        ("noisy", "?"),
+        ("changed", "i8"),
+        ("axes", "f8", (objectives, 3)),
+        ("further", "f8", (further,)),
+        ("sizes", "f8", (3,)),
         ("blocks", "f8", (len(snapshot.block_roles), TENTHS)),
-    ]  # fmt: skip
+    ]
     records = snapshot.records
     table = np.zeros(len(records), dtype=kinds)
-    known: Mapping[int, Record] = {}
+    earlier: Mapping[int, Record] = {}
     if before is not None and before.table.dtype == table.dtype and before.further == snapshot.further:
         table[: len(before.table)] = before.table
-        known = before.records
+        earlier = before.records
     for number, record in records.items():
-        old = known.get(number)
+        old = earlier.get(number)
         if old is record:
             continue
         status = record.trial.status
@@ -306,8 +312,8 @@ def _table(snapshot: StudySnapshot, before: StudySnapshot | None) -> NDArray[np.
         row["changed"] = record.changed
         row["axes"] = [_NOT_KNOWN if axis is None else (axis.value, axis.coordinate, axis.sd) for axis in record.axes]
         figures = record.figures if snapshot.further else {}
-        values = [figures.get(each.key, {}).get(each.metric) for each in snapshot.further]
-        row["further"] = [math.nan if each is None or each.value is None else each.value for each in values]
+        values = [figures.get(figure.key, {}).get(figure.metric) for figure in snapshot.further]
+        row["further"] = [math.nan if figure is None or figure.value is None else figure.value for figure in values]
         if old is None:
             layout = record.layout
             row["sizes"] = layout.params.total, layout.params.active, layout.kv_bytes(snapshot.context)
@@ -320,14 +326,14 @@ def _blocks(layout: Layout, roles: Sequence[tuple[str, str]]) -> Floats:
 
     Mixers side by side share their layer's part.
     """
-    found, parts = np.zeros((len(roles), TENTHS)), _tenths(layout.depth)
+    shares, parts = np.zeros((len(roles), TENTHS)), _tenths(layout.depth)
     for index in range(layout.depth):
         layer = layout.own(index)
         mixers = [block.kind for block in layer.mixers] or [NONE]
         for kind in mixers:
-            found[roles.index(("mixer", kind))] += parts[index] / len(mixers)
-        found[roles.index(("ffn", layer.ffn.kind if layer.ffn else NONE))] += parts[index]
-    return found
+            shares[roles.index(("mixer", kind))] += parts[index] / len(mixers)
+        shares[roles.index(("ffn", layer.ffn.kind if layer.ffn else NONE))] += parts[index]
+    return shares
 
 
 @lru_cache(maxsize=1024)
@@ -391,10 +397,10 @@ class Snapshots:
 
     def _warm(self) -> None:
         rows = pages.latest_studies(self._store, limit=20)
-        left = self._most_trials
+        room = self._most_trials
         for row in sorted(rows, key=lambda row: (row.state is not StudyState.RUNNING, -row.id)):
-            left -= row.trials
-            if self._ended.is_set() or left < 0:
+            room -= row.trials
+            if self._ended.is_set() or room < 0:
                 return
             try:
                 self._get(row.id)
@@ -411,17 +417,17 @@ class Snapshots:
             if before is None or record is not before.record:
                 with readable(record.study.name):
                     entry.snapshot = StudySnapshot(record, before)
-            found = entry.snapshot
-        assert found is not None
+            snapshot = entry.snapshot
+        assert snapshot is not None
         self._forget(id)
-        return found
+        return snapshot
 
     def _forget(self, id: int) -> None:
         """Drops studies above the limits, but never the study `id`."""
         with self._lock:
-            trials = {each: entry.trials for each, entry in self._entries.items()}
+            trials = {study: entry.trials for study, entry in self._entries.items()}
             while len(trials) > 1 and (len(trials) > self._most or sum(trials.values()) > self._most_trials):
-                oldest = next(each for each in trials if each != id)
+                oldest = next(study for study in trials if study != id)
                 del trials[oldest], self._entries[oldest]
 
 

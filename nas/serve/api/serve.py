@@ -99,7 +99,7 @@ class Service:
 @contextlib.contextmanager
 def serving(
     store: Store, options: ServeOptions, more: Callable[[Service], APIRouter] | None = None
-) -> Iterator[Service]:  # fmt: skip
+) -> Iterator[Service]:
     """Runs the coordinator while the context is open. On exit, requests are answered first; long polls return at once.
 
     Args:
@@ -225,9 +225,12 @@ def _metrics_router(store: Store, access: Access) -> APIRouter:
     router = APIRouter(tags=["server"], route_class=guarded(access))
 
     @router.get(
-        "/metrics", summary="Metrics in Prometheus' text format", dependencies=[require(Role.READ)],
-        response_class=Response, responses=_METRICS,
-    )  # fmt: skip
+        "/metrics",
+        summary="Metrics in Prometheus' text format",
+        dependencies=[require(Role.READ)],
+        response_class=Response,
+        responses=_METRICS,
+    )
     def show_metrics() -> Response:
         return Response(metrics.render(store), media_type=metrics.CONTENT_TYPE)
 
@@ -240,6 +243,6 @@ def _only_one(home: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            known = last_address(home)
-            raise InfrastructureFailed(f"'nas serve' runs already{f' at {known.url}' if known else ''}") from None
+            address = last_address(home)
+            raise InfrastructureFailed(f"'nas serve' runs already{f' at {address.url}' if address else ''}") from None
         yield

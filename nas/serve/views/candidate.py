@@ -188,9 +188,7 @@ class CommandView(View):
 
     what: str
     command: str
-    beside: tuple[str, ...] = Field(
-        (), description="settings that the command has no option for"
-    )
+    beside: tuple[str, ...] = Field((), description="settings that the command has no option for")
 
 
 class FrontStanding(Standing):
@@ -255,9 +253,7 @@ class FigureRow(View):
     unit: str
     direction: str
     figures: tuple[Figure | None, ...] = Field(description="null: not measured")
-    ratios: tuple[Ratio | None, ...] = Field(
-        description="null for the first, or if an interval is missing"
-    )
+    ratios: tuple[Ratio | None, ...] = Field(description="null for the first, or if an interval is missing")
 
 
 class EvaluationRow(View):
@@ -356,20 +352,20 @@ def comparison_view(
         InvalidInput: too few, too many, or one twice.
         UnknownName: no such trial.
     """
-    wanted = [*numbers, *(f"{other.name}/{number}" for other, number in others)]
-    if not FEWEST <= len(wanted) <= MOST or len(set(wanted)) < len(wanted):
-        raise InvalidInput(f"tick {FEWEST} to {MOST} different trials to compare, not {wanted}", where="trial")
+    names = [*numbers, *(f"{other.name}/{number}" for other, number in others)]
+    if not FEWEST <= len(names) <= MOST or len(set(names)) < len(names):
+        raise InvalidInput(f"tick {FEWEST} to {MOST} different trials to compare, not {names}", where="trial")
     candidates = candidate_views(store, study, numbers)
     apart: list[str] = []
     for other, number in others:
-        (found,) = candidate_views(store, other, [number])
-        candidates.append(_of_another_study(found, other, study, candidates, apart))
-    layouts = [Layout.parse(each.layout.text) for each in candidates]
+        (view,) = candidate_views(store, other, [number])
+        candidates.append(_of_another_study(view, other, study, candidates, apart))
+    layouts = [Layout.parse(candidate.layout.text) for candidate in candidates]
     rows = [LayerRow(layers=row, differs=differs(layouts, row)) for row in align(layouts)]
     return ComparisonView(
         study=study.name,
         candidates=tuple(candidates),
-        contexts=_common([[cost.context for cost in each.layout.contexts] for each in candidates]),
+        contexts=_common([[cost.context for cost in candidate.layout.contexts] for candidate in candidates]),
         apart=tuple(dict.fromkeys(apart)),
         rows=tuple(rows),
         figures=tuple(_figures(candidates)),
@@ -378,7 +374,7 @@ def comparison_view(
 
 
 def _common(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(each for each in lists[0] if all(each in other for other in lists))
+    return tuple(context for context in lists[0] if all(context in other for other in lists))
 
 
 def _of_another_study(
@@ -424,7 +420,9 @@ def _of_another_study(
     if other.space.quality != study.space.quality or references[0] != references[1]:
         why = "another ladder or another published reference, so its scores are on another scale"
         apart.append(f"quality: {other.name} has {why}")
-        evaluations = tuple(each.model_copy(update={"rung": f"{each.rung} of {other.name}"}) for each in evaluations)
+        evaluations = tuple(
+            evaluation.model_copy(update={"rung": f"{evaluation.rung} of {other.name}"}) for evaluation in evaluations
+        )
     name = f"{other.name} {view.name}"
     return view.model_copy(update={"name": name, "measurements": tuple(measurements), "evaluations": evaluations})
 
@@ -444,9 +442,17 @@ def trainings(
     jobs = _jobs(config, layout, corpora or (_NO_CORPUS,))
     if config.anchors is not None and corpora:  # anchors are trained under the trial of the published reference
         values = [value for value in values if value["key"] in jobs]
-    found = [_training(config, TrainResult.model_validate(value), jobs) for value in values]
+    finished = [_training(config, TrainResult.model_validate(value), jobs) for value in values]
     order = {rung.name: index for index, rung in enumerate(config.rungs)}
-    return sorted(found, key=lambda each: (order.get(each.rung or "", len(order)), each.run, each.seed or 0, each.key))
+    return sorted(
+        finished,
+        key=lambda training: (
+            order.get(training.rung or "", len(order)),
+            training.run,
+            training.seed or 0,
+            training.key,
+        ),
+    )
 
 
 class Forecasts:
@@ -531,7 +537,7 @@ def _neighbours(study: StudySnapshot, number: int) -> Iterator[NeighbourView]:
 
 
 def _objectives(study: StudySnapshot, record: Record) -> Iterator[ObjectiveView]:
-    theirs = {name: each.axes for name, each in study.record.references.items()}
+    theirs = {name: reference.axes for name, reference in study.record.references.items()}
     for index, (objective, reached) in enumerate(zip(study.space.objectives, record.axes, strict=True)):
         columns = {name: axis.value if (axis := axes[index]) else None for name, axes in theirs.items()}
         rung = record.quality.rung if record.quality and METRICS[objective.metric].source == "proxy" else None
@@ -556,7 +562,8 @@ def _objectives(study: StudySnapshot, record: Record) -> Iterator[ObjectiveView]
 def _qualities(study: StudySnapshot, rung: str) -> dict[str, float | None]:
     """Returns reference -> its quality at a rung."""
     return {
-        name: each.rungs[rung].value if rung in each.rungs else None for name, each in study.record.references.items()
+        name: reference.rungs[rung].value if rung in reference.rungs else None
+        for name, reference in study.record.references.items()
     }
 
 
@@ -569,8 +576,8 @@ def _unit_and_direction(space: SearchSpace, objective: Objective) -> tuple[str, 
 def _measurements(record: Record, stored: Sequence[Result]) -> dict[MeasurementKey, Measurement]:
     """Returns the trial's measurements with their repetitions."""
     payloads = {row.result_key: row.payload for row in stored}
-    found = sorted(record.measurements.items())
-    return {key: Measurement.model_validate(payloads[summary.key]["value"]) for key, summary in found}
+    summaries = sorted(record.measurements.items())
+    return {key: Measurement.model_validate(payloads[summary.key]["value"]) for key, summary in summaries}
 
 
 def _measurement(study: StudySnapshot, key: MeasurementKey, measurement: Measurement) -> MeasurementView:
@@ -591,15 +598,15 @@ def _measurement(study: StudySnapshot, key: MeasurementKey, measurement: Measure
     )
 
 
-def _repetition(taken: Repetition) -> RepetitionView:
-    sample, conditions = taken.sample, taken.conditions
+def _repetition(repetition: Repetition) -> RepetitionView:
+    sample, conditions = repetition.sample, repetition.conditions
     return RepetitionView(
-        valid=taken.valid,
-        reason=taken.reason,
-        attempt=taken.attempt,
+        valid=repetition.valid,
+        reason=repetition.reason,
+        attempt=repetition.attempt,
         ttft_ms=sample.ttft_ms if sample else None,
         token_ms=tuple(ns / 1e6 for ns in sample.decode_ns) if sample else (),
-        drift=taken.drift,
+        drift=repetition.drift,
         temperature_c=conditions.temperature_c,
         temperature_unread=conditions.unread.get("temperature_c"),
         throttled=conditions.throttled,
@@ -613,35 +620,41 @@ def _evaluations(study: StudySnapshot, record: Record) -> Iterator[EvaluationVie
         means = _qualities(study, rung)
         yield EvaluationView(rung=rung, group="", value=quality.value, sd=quality.sd, references=means)
         for group, value in quality.per_group.items():
-            theirs = {name: each.rungs.get(rung) for name, each in study.record.references.items()}
-            scores = {name: each.per_group.get(group) if each else None for name, each in theirs.items()}
+            theirs = {name: reference.rungs.get(rung) for name, reference in study.record.references.items()}
+            scores = {
+                name: theirs_at_rung.per_group.get(group) if theirs_at_rung else None
+                for name, theirs_at_rung in theirs.items()
+            }
             yield EvaluationView(rung=rung, group=group, value=value, sd=None, references=scores)
     if record.rescored is not None:
         fresh = record.rescored.quality
         references = study.record.references
-        means = {name: each.quality.value if each.quality else None for name, each in references.items()}
+        means = {name: reference.quality.value if reference.quality else None for name, reference in references.items()}
         yield EvaluationView(
             rung=f"{fresh.rung}, on fresh seeds", group="", value=fresh.value, sd=fresh.sd, references=means
-        )  # fmt: skip
+        )
 
 
 def _jobs(config: QualityConfig, layout: Layout, corpora: Iterable[str]) -> dict[str, tuple[str, TrainJob]]:
     """Returns result key -> the first rung that trains it, and its job."""
-    found: dict[str, tuple[str, TrainJob]] = {}
+    by_key: dict[str, tuple[str, TrainJob]] = {}
     for corpus in corpora:
         reference = CorpusRef(source="default", hash=corpus)
-        for ladder in (config, *(config.with_seeds(each.seeds) for each in (config.anchors, config.rescore) if each)):
+        for ladder in (
+            config,
+            *(config.with_seeds(seeded.seeds) for seeded in (config.anchors, config.rescore) if seeded),
+        ):
             for index, rung in enumerate(ladder.rungs):
                 for job in rung_jobs(ladder, index, layout, reference):
-                    found.setdefault(job.key, (rung.name, job))
-    return found
+                    by_key.setdefault(job.key, (rung.name, job))
+    return by_key
 
 
 def _training(config: QualityConfig, result: TrainResult, jobs: Mapping[str, tuple[str, TrainJob]]) -> Training:
     rung, job = jobs.get(result.key, (None, None))
     if job is None:
         run = "lm" if any(group.startswith("lm/") for group in result.scores) else _task(result)
-        rung = next((each.name for each in config.rungs if run == "lm" and each.lm_steps == result.steps), None)
+        rung = next((step.name for step in config.rungs if run == "lm" and step.lm_steps == result.steps), None)
     else:
         run = job.run.name
     return Training(**dict(result), rung=rung, run=run, seed=job.seed if job else None)
@@ -702,18 +715,24 @@ def _profiles(study: StudySnapshot, record: Record) -> Iterator[ProfileView]:
     """
     seen = set()
     for event in reversed(study.record.log.notes):
-        kept = Profiled.read(event.payload)
-        if kept is None or kept.trial != record.trial.number:
+        profiled = Profiled.read(event.payload)
+        if profiled is None or profiled.trial != record.trial.number:
             continue
-        if not kept.profile.is_of(record.layout):
-            raise InvalidInput(f"a profile of trial {kept.trial} is of another layout")
-        request = (kept.device, kept.runtime, kept.prompt, kept.gen, kept.threads)
+        if not profiled.profile.is_of(record.layout):
+            raise InvalidInput(f"a profile of trial {profiled.trial} is of another layout")
+        request = (profiled.device, profiled.runtime, profiled.prompt, profiled.gen, profiled.threads)
         if request not in seen:
             seen.add(request)
             yield ProfileView(
-                **dict(kept.profile), device_id=kept.device, runtime=kept.runtime, build=kept.build,
-                prompt=kept.prompt, gen=kept.gen, threads=kept.threads, taken=event.at,
-            )  # fmt: skip
+                **dict(profiled.profile),
+                device_id=profiled.device,
+                runtime=profiled.runtime,
+                build=profiled.build,
+                prompt=profiled.prompt,
+                gen=profiled.gen,
+                threads=profiled.threads,
+                taken=event.at,
+            )
 
 
 def _commands(
@@ -721,14 +740,14 @@ def _commands(
 ) -> Iterator[CommandView]:
     """Yields commands that repeat the measurements and exports, with the same protocol and random weights."""
     layout = shlex.quote(record.layout.format())
-    quantisations = {each.sha256: each.quantisation for each in written}
-    for key, taken in measured.items():
-        counted = sum(each.valid for each in taken.repetitions)
-        flags = [f"--{flag} {getattr(taken.workload, flag)}" for flag in _BENCH_FLAGS]
-        if quantisation := quantisations.get(taken.artifact):
+    quantisations = {artifact.sha256: artifact.quantisation for artifact in written}
+    for key, measurement in measured.items():
+        counted = sum(repetition.valid for repetition in measurement.repetitions)
+        flags = [f"--{flag} {getattr(measurement.workload, flag)}" for flag in _BENCH_FLAGS]
+        if quantisation := quantisations.get(measurement.artifact):
             flags.insert(0, f"-q {shlex.quote(quantisation)}")
         where = f"--runtime {shlex.quote(key.runtime)} --device {shlex.quote(key.device)}"
-        bench, beside = f"nas bench {layout} {where} {' '.join(flags)}", _other_settings(taken.workload)
+        bench, beside = f"nas bench {layout} {where} {' '.join(flags)}", _other_settings(measurement.workload)
         yield CommandView(
             what=f"measure {key.workload} on {key.device}/{key.runtime}",
             command=f"{bench} --reps {max(2, counted)}",
@@ -739,14 +758,15 @@ def _commands(
             command=f"{bench} --reps 2 --profile --trial {shlex.quote(f'{study}/{record.trial.number}')}",
             beside=beside,
         )
-    for each in written:
-        if each.scale == "deploy":
-            target = f"--runtime {shlex.quote(each.runtime)} -q {shlex.quote(each.quantisation)}"
-            seed = each.weights.removeprefix("random:")
+    for artifact in written:
+        if artifact.scale == "deploy":
+            target = f"--runtime {shlex.quote(artifact.runtime)} -q {shlex.quote(artifact.quantisation)}"
+            seed = artifact.weights.removeprefix("random:")
             yield CommandView(
-                what=f"write the {each.runtime} file", beside=(),
+                what=f"write the {artifact.runtime} file",
+                beside=(),
                 command=f"nas export {layout} {target} --seed {shlex.quote(seed)} -o model",
-            )  # fmt: skip
+            )
 
 
 def _other_settings(workload: Workload) -> tuple[str, ...]:
@@ -785,9 +805,12 @@ def _ratio(figure: Figure | None, base: Figure | None) -> Ratio | None:
 
 
 def _compared_evaluations(candidates: Sequence[CandidateView]) -> Iterator[EvaluationRow]:
-    scores = [{(each.rung, each.group): each.value for each in candidate.evaluations} for candidate in candidates]
-    for rung, group in dict.fromkeys(key for known in scores for key in known):
-        values = [known.get((rung, group)) for known in scores]
+    scores = [
+        {(evaluation.rung, evaluation.group): evaluation.value for evaluation in candidate.evaluations}
+        for candidate in candidates
+    ]
+    for rung, group in dict.fromkeys(key for of_candidate in scores for key in of_candidate):
+        values = [of_candidate.get((rung, group)) for of_candidate in scores]
         first = values[0]
         yield EvaluationRow(
             rung=rung,
@@ -798,18 +821,18 @@ def _compared_evaluations(candidates: Sequence[CandidateView]) -> Iterator[Evalu
 
 
 def _forecast_view(model: ModelError, trial: int) -> ForecastView:
-    found = next((each for each in model.candidates if each.trial == trial), None)
+    forecast = next((candidate for candidate in model.candidates if candidate.trial == trial), None)
     return ForecastView(
         device=model.device,
         runtime=model.runtime,
         workload=model.workload,
         metric=model.metric,
         unit=model.unit,
-        measured=found.measured if found else None,
-        predicted=found.predicted if found else None,
-        low=found.low if found else None,
-        high=found.high if found else None,
+        measured=forecast.measured if forecast else None,
+        predicted=forecast.predicted if forecast else None,
+        low=forecast.low if forecast else None,
+        high=forecast.high if forecast else None,
         mape=model.mape,
         measurements=model.measurements,
-        reason=model.reason if found is None else None,
+        reason=model.reason if forecast is None else None,
     )

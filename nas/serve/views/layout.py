@@ -113,8 +113,8 @@ def layout_view(layout: Layout, context: int, *further: int) -> LayoutView:
         non_embedding=layout.params.non_embedding,
         state_bytes=layout.state_bytes(),
         contexts=tuple(
-            ContextCost(context=each, kv_bytes=layout.kv_bytes(each), flops=layout.flops(each))
-            for each in sorted({context, *further, *CONTEXTS})
+            ContextCost(context=tokens, kv_bytes=layout.kv_bytes(tokens), flops=layout.flops(tokens))
+            for tokens in sorted({context, *further, *CONTEXTS})
         ),
     )
 
@@ -152,12 +152,12 @@ def layer_codes(layouts: Sequence[Layout]) -> NDArray[np.int32]:
     Args:
         layouts: N layouts of at most D layers.
     """
-    known: dict[object, int] = {}
-    codes = np.zeros((len(layouts), max((each.depth for each in layouts), default=0), 2), np.int32)
+    numbers: dict[object, int] = {}
+    codes = np.zeros((len(layouts), max((layout.depth for layout in layouts), default=0), 2), np.int32)
     for row, layout in zip(codes, layouts, strict=True):
         for index in range(layout.depth):
-            own = layout.own(index)
-            row[index] = [known.setdefault(part, len(known) + 1) for part in (own.mixers, own.ffn)]
+            layer = layout.own(index)
+            row[index] = [numbers.setdefault(part, len(numbers) + 1) for part in (layer.mixers, layer.ffn)]
     return codes
 
 
@@ -182,11 +182,11 @@ def distances(codes: NDArray[np.int32], number: int) -> NDArray[np.int32]:
 
 
 def _layer(layout: Layout, index: int, context: int) -> LayerView:
-    own = layout.own(index)
+    layer = layout.own(index)
     return LayerView(
         index=index,
-        mixers=tuple(_block(block, layout.d_model, context) for block in own.mixers),
-        ffn=_block(own.ffn, layout.d_model, context) if own.ffn else None,
+        mixers=tuple(_block(block, layout.d_model, context) for block in layer.mixers),
+        ffn=_block(layer.ffn, layout.d_model, context) if layer.ffn else None,
         share=layout.layers[index].share,
     )
 

@@ -546,14 +546,14 @@ def _waiting(study: StudySnapshot) -> str | None:
     under_way = [f"{count} {state.replace('_', ' ')}" for state, count in states.items() if state not in TERMINAL]
     ended = [f"{count} {state}" for state, count in states.items() if state in TERMINAL]
     if study.reference_point is None:
-        wanted = "the reference layouts to be measured: all others are compared with them"
+        event = "the reference layouts to be measured: all others are compared with them"
     elif not states:
-        wanted = "the first layouts to be proposed"
+        event = "the first layouts to be proposed"
     else:
-        wanted = "the first trial to be complete"
+        event = "the first trial to be complete"
     parts = {"under way": under_way, "ended": ended}
-    counts = "; ".join(f"{what}: {', '.join(some)}" for what, some in parts.items() if some)
-    return f"Waiting for {wanted}" + (f" ({counts})" if counts else "")
+    counts = "; ".join(f"{what}: {', '.join(words)}" for what, words in parts.items() if words)
+    return f"Waiting for {event}" + (f" ({counts})" if counts else "")
 
 
 def _progress(study: StudySnapshot) -> dict[str, Any]:
@@ -612,37 +612,40 @@ def _curve(study: StudySnapshot) -> Curve:
 def share_views(study: StudySnapshot) -> list[ShareView]:
     """Returns the shares of all kinds of blocks that some layout has, references not counted, mixers first."""
     blocks = study.table["blocks"]
-    if not (own := study.own()).any():
+    if not (proposed := study.own()).any():
         return []
-    everything, front = np.round(blocks[own].mean(axis=0), 4), [*study.curve.front]
+    everything, front = np.round(blocks[proposed].mean(axis=0), 4), [*study.curve.front]
     part = np.round(blocks[front].mean(axis=0), 4) if front else None
     return [
         ShareView(role=role, kind=kind, all=everything[i].tolist(), front=None if part is None else part[i].tolist())
         for i, (role, kind) in enumerate(study.block_roles)
-        if blocks[own][:, i].any()
+        if blocks[proposed][:, i].any()
     ]
 
 
 def kind_views(study: StudySnapshot) -> list[KindView]:
     """Returns what became of the trials with each kind of block that some have, mixers first."""
-    own = np.flatnonzero(study.own())
-    table, front = study.table[own], np.isin(own, [*study.curve.front])
+    proposed = np.flatnonzero(study.own())
+    table, front = study.table[proposed], np.isin(proposed, [*study.curve.front])
     searched = np.asarray(table["origin"] == ORIGINS.index("proposal"))
-    drawn, found = _drawn_kinds(study.space.model_dump_json()), list[KindView]()
+    drawn, views = _drawn_kinds(study.space.model_dump_json()), list[KindView]()
     for index, (role, kind) in enumerate(study.block_roles):
         has = np.asarray(table["blocks"][:, index].any(axis=1))
         if not has.any():
             continue
         counts = np.bincount(table["state"][has], minlength=len(STATES)).tolist()
-        found.append(
+        views.append(
             KindView(
-                role=role, kind=kind, trials=int(has.sum()), front=int((has & front).sum()),
+                role=role,
+                kind=kind,
+                trials=int(has.sum()),
+                front=int((has & front).sum()),
                 states={state: count for state, count in zip(STATES, counts, strict=True) if count},
                 chosen=float(has[searched].mean()) if searched.any() else None,
                 drawn=None if drawn is None else drawn[kind] / _DRAWS,
             )
-        )  # fmt: skip
-    return found
+        )
+    return views
 
 
 @lru_cache(maxsize=64)
@@ -678,19 +681,23 @@ def _effects_view(store: Store, study: StudySnapshot, most: float) -> EffectsVie
     columns = features(study.space, [study.records[number].layout for number in numbers])
     table = np.column_stack([*columns.values()]) if columns else np.empty((len(numbers), 0))
     fitted = [effects(table, study.table["axes"][numbers, index, 1]) for index in range(len(objectives))]
-    found = [
+    knobs = [
         KnobView(
-            name=name, least=float(column.min()), greatest=float(column.max()),
-            effects=[each and _effect(each, place, axis) for each, axis in zip(fitted, objectives, strict=True)],
+            name=name,
+            least=float(column.min()),
+            greatest=float(column.max()),
+            effects=[fit and _effect(fit, place, axis) for fit, axis in zip(fitted, objectives, strict=True)],
         )
         for place, (name, column) in enumerate(columns.items())
-    ]  # fmt: skip
+    ]
     slices, reason = _slices(store, study, most)
     return EffectsView(
         objectives=[axis.name for axis in objectives],
         units=["%" if axis.transform == "log" else axis.unit for axis in objectives],
-        explained=[each and round(each.explained, 2) for each in fitted],
-        knobs=sorted(found, key=lambda knob: not any(each and each.low * each.high > 0 for each in knob.effects)),
+        explained=[fit and round(fit.explained, 2) for fit in fitted],
+        knobs=sorted(
+            knobs, key=lambda knob: not any(effect and effect.low * effect.high > 0 for effect in knob.effects)
+        ),
         slice_units=[axis.unit for axis in objectives],
         slices=slices,
         no_slices=reason,
@@ -701,37 +708,37 @@ def _slices(store: Store, study: StudySnapshot, most: float) -> tuple[list[Slice
     """Returns the slices of the knobs that move an objective most, or none and the reason."""
     if (count := len(study.records)) > most:
         return [], f"a model of {count} trials is not fitted for a page; 'nas study effects {study.name}' fits it"
-    found, reason = study_slices(store, study)
-    spread = np.nanstd(study.table["axes"][:, :, 1], axis=0) if found else np.ones(1)
-    found.sort(key=lambda each: -float((np.ptp(each.mean, axis=0) / np.maximum(spread, 1e-9)).max()))
-    if not found and reason is None:
+    by_knob, reason = study_slices(store, study)
+    spread = np.nanstd(study.table["axes"][:, :, 1], axis=0) if by_knob else np.ones(1)
+    by_knob.sort(key=lambda along: -float((np.ptp(along.mean, axis=0) / np.maximum(spread, 1e-9)).max()))
+    if not by_knob and reason is None:
         reason = "no layout of the front can take all values of a knob"
-    return [_slice(study, each) for each in found[:_MOST_SLICES]], reason
+    return [_slice(study, along) for along in by_knob[:_MOST_SLICES]], reason
 
 
-def _slice(study: StudySnapshot, found: Slice) -> SliceView:
-    half = Z95 * found.sd
-    ends = np.stack([found.mean, found.mean - half, found.mean + half], axis=-1)
+def _slice(study: StudySnapshot, along: Slice) -> SliceView:
+    half = Z95 * along.sd
+    ends = np.stack([along.mean, along.mean - half, along.mean + half], axis=-1)
     predicted = [
-        [_prediction(*(_value(study, index, float(each)) for each in row)) for row in ends[:, index]]
+        [_prediction(*(_value(study, index, float(coordinate)) for coordinate in row)) for row in ends[:, index]]
         for index in range(ends.shape[1])
     ]
-    return SliceView(knob=found.knob, values=[*found.values], layouts=[*found.layouts], predicted=predicted)
+    return SliceView(knob=along.knob, values=[*along.values], layouts=[*along.layouts], predicted=predicted)
 
 
 def _prediction(value: float, one: float, other: float) -> Interval:
-    value, low, high = (float(f"{each:.4g}") for each in (value, min(one, other), max(one, other)))
+    value, low, high = (float(f"{end:.4g}") for end in (value, min(one, other), max(one, other)))
     return Interval(value=value, low=low, high=high)
 
 
-def _effect(found: Effects, place: int, axis: AxisView) -> Interval:
+def _effect(fit: Effects, place: int, axis: AxisView) -> Interval:
     """Returns an effect in percent, or turned so that more is more where the objective is maximised."""
-    ends = np.array([found.change[place], found.low[place], found.high[place]])
+    ends = np.array([fit.change[place], fit.low[place], fit.high[place]])
     if axis.transform == "log":
         ends = 100 * np.expm1(ends)
     elif axis.direction == "max":
         ends = -ends[[0, 2, 1]]
-    value, low, high = (float(f"{each:.3g}") for each in ends)
+    value, low, high = (float(f"{end:.3g}") for end in ends)
     return Interval(value=value, low=low, high=high)
 
 
@@ -742,8 +749,8 @@ def target_agreements(study: StudySnapshot) -> Iterator[TargetAgreement]:
     for axis in study.axes:
         if axis.target is not None:
             by_figure.setdefault((axis.metric, axis.workload), []).append(axis)
-    for (metric, workload), found in by_figure.items():
-        columns = [(axis.target or "", study.values(axis.key)[counted]) for axis in found]
+    for (metric, workload), axes in by_figure.items():
+        columns = [(axis.target or "", study.values(axis.key)[counted]) for axis in axes]
         for (first, one), (second, other) in itertools.combinations(columns, 2):
             both = np.isfinite(one) & np.isfinite(other)
             correlation = rank_correlation(one[both], other[both], kendall=False)
@@ -857,10 +864,10 @@ def _parts(query: Mapping[str, str], name: str) -> list[str]:
 
 
 def _flag(query: Mapping[str, str], name: str) -> bool:
-    given = query.get(name, "0")
-    if given not in ("0", "1"):
+    value = query.get(name, "0")
+    if value not in ("0", "1"):
         raise InvalidInput(f"{name} is 0 or 1", where=name)
-    return given == "1"
+    return value == "1"
 
 
 def _range(text: str, axes: Sequence[AxisView]) -> RangeView:
@@ -877,23 +884,23 @@ def _range(text: str, axes: Sequence[AxisView]) -> RangeView:
 
 def _checked(study: StudySnapshot, axes: Sequence[str]) -> list[str]:
     """Returns the keys, each once."""
-    known = [axis.key for axis in study.axes]
+    keys = [axis.key for axis in study.axes]
     for key in axes:
-        if key not in known:
-            raise UnknownName(f"axis of study {study.name}", key[:128], known)
+        if key not in keys:
+            raise UnknownName(f"axis of study {study.name}", key[:128], keys)
     return [*dict.fromkeys(axes)]
 
 
-def _columns(study: StudySnapshot, some: NDArray[np.intp], keys: Sequence[str]) -> TrialColumns:
-    rows = study.table[some]
+def _columns(study: StudySnapshot, numbers: NDArray[np.intp], keys: Sequence[str]) -> TrialColumns:
+    rows = study.table[numbers]
     return TrialColumns(
-        trial=some.tolist(),
+        trial=numbers.tolist(),
         status=rows["state"].tolist(),
         origin=rows["origin"].tolist(),
         rung=_nullable(rows["rung"], NO_RUNG),
-        feasible=_nullable(study.feasible()[some], UNKNOWN),
+        feasible=_nullable(study.feasible()[numbers], UNKNOWN),
         noisy=rows["noisy"].astype(int).tolist(),
-        values={key: rounded(study.values(key)[some]).tolist() for key in keys},
+        values={key: rounded(study.values(key)[numbers]).tolist() for key in keys},
     )
 
 
