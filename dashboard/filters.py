@@ -15,7 +15,10 @@ from nas.core.units import show_duration, show_number, show_range
 from nas.search.study.estimate import about
 
 _NONE = "\N{EN DASH}"
-_BUILTIN_HUES, _FURTHER_HUES = 11, 4
+_BUILTIN_HUES = 11
+"""Colours of the block kinds of hilnas."""
+_FURTHER_HUES = 4
+"""Colours that other kinds share."""
 
 
 def figure(value: float | None) -> str:

@@ -42,11 +42,12 @@ FieldName = Literal["study", "space", "trials", "warm_start", ""]
 
 _LOCATION = re.compile(rf"{re.escape(FILE)}(?::(\d+))?: (.+)")
 _QUOTED = 200
-_DRAWN, _DRAW_S, _SHOWN = 32, 2.0, 4
-"""Layouts that a preview draws from a space, the seconds after which it draws no more, and how many are shown.
-
-The check before it searches as long for a first one.
-"""
+_DRAWN = 32
+"""Layouts that a preview draws from a space."""
+_DRAW_S = 2.0
+"""Seconds after which it draws no more; the check before it searches as long for a first layout."""
+_SHOWN = 4
+"""Layouts that a preview shows."""
 _NAME_RULE = "use up to 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
 
 

@@ -25,11 +25,22 @@ from nas.serve.views.study import ShareView
 
 Element = ElementTree.Element
 
-_COLUMN, _GAP, _HEIGHT = 20.0, 3.0, 96.0
+_COLUMN = 20.0
+"""Width of a layer."""
+_GAP = 3.0
+_HEIGHT = 96.0
+"""Of a strip, without letters."""
 _LEAST = 2.0
 _MIXER_SHARE = 0.5
 _LETTERS = 14.0
-_WIDTH, _LEFT, _BAR, _ROW_GAP, _FOOT = 640.0, 84.0, 72.0, 14.0, 22.0
+_WIDTH = 640.0
+"""Of a picture of shares by depth."""
+_LEFT = 84.0
+"""Room for the names of its rows."""
+_BAR = 72.0
+"""Height of a row."""
+_ROW_GAP = 14.0
+_FOOT = 22.0
 _BETWEEN = 2.0
 
 ROLES = {"mixer": "Mixers", "ffn": "Feed-forwards"}

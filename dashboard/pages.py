@@ -43,9 +43,12 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _NO_STORE = "no-store"
-LEAST_COMPRESSED, LEVEL = 1000, 5
+LEAST_COMPRESSED = 1000
+"""Fewest bytes of a body that is compressed."""
+LEVEL = 5
+"""Of gzip."""
 _COMPRESSIBLE = ("text/", "application/json", "image/svg+xml")
-"""Fewest bytes of a body that is compressed, gzip's level, and beginnings of the types."""
+"""Beginnings of the types that are compressed."""
 GZIPPED = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
 _LONGEST_NEXT = 1000
 """Characters of a page's address that a login returns to: the login form must fit in `UNAUTHENTICATED_BODY`."""

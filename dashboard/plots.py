@@ -34,11 +34,18 @@ MOST_STEPS = 400
 
 _PER_TOKEN = ("decode_p50", "decode_p95", "decode_mean")
 _SPEEDS = ("decode_tps", "prefill_tps")
-_HOUR_S, _DAY_S = 3600.0, 86_400.0
+_HOUR_S = 3600.0
+_DAY_S = 24 * _HOUR_S
 _IN_HOURS_S = 3 * _DAY_S
+"""Longest time on an axis of hours; longer ones are in days."""
 _HUES = (0, 1, 3, 5, 2, 8)
 """Colours of series; a seventh has the first one's."""
-_OWN, _OTHER, _PALE = 1, 0, 4
+_MAIN = 1
+"""Colour of what a plot is about."""
+_OTHER = 0
+"""Colour of what it is compared with."""
+_PALE = 4
+"""Colour of what does not count."""
 
 Points = Sequence[tuple[float, float | None]]
 Numbers = Sequence[float | None]
@@ -178,7 +185,7 @@ def token_trace(view: CandidateView, measurement: MeasurementView) -> Plot:
             temperature += [(start, repetition.temperature_c), (end - 1, repetition.temperature_c), (end - 0.5, None)]
     series = [Series(name, points, hue=0 if name == "counted" else _PALE) for name, points in lines.items()]
     if temperature:
-        series.append(Series("temperature", temperature, hue=_OWN, right=True))
+        series.append(Series("temperature", temperature, hue=_MAIN, right=True))
     label = f"{measurement.name}: {f'{starts[-1]} tokens, {len(repetitions)} repetitions' if series else 'no samples'}"
     limits = token_limits("y", view.budgets, measurement.key)
     return Plot(label, series, Axis("token"), Axis("ms per token", covers=(0,)), "°C" if temperature else "", limits)
@@ -272,7 +279,7 @@ def drift(runs: Sequence[ReferenceRunView], label: str, now: float) -> Plot:
     ]
     warm = [(at, run.temperature_c) for at, run in zip(ago, runs, strict=True) if run.temperature_c is not None]
     if warm:
-        series.append(Series("temperature", warm, hue=_OWN, right=True))
+        series.append(Series("temperature", warm, hue=_MAIN, right=True))
     limits = [Limit("y", f"limit: {100 * share:+g} %", 100 * share) for share in (SLOWER_LIMIT, -FASTER_LIMIT)]
     return Plot(
         f"{label}: {len(runs)} reference runs, the latest {100 * (runs[-1].ratio - 1):+.2f} %",
@@ -328,7 +335,7 @@ def family_speeds(view: FamilyComparison) -> list[Plot]:
                         # A tiny offset keeps models of one size apart.
                         [(m.parameters / 1e6 * (1 + 1e-7 * i), figure.value) for i, (m, figure) in enumerate(pairs)],
                         draw="dots",
-                        hue=_OWN if member else _OTHER,
+                        hue=_MAIN if member else _OTHER,
                         hollow=not member,
                         low=[low for low, _ in ends],
                         high=[high for _, high in ends],

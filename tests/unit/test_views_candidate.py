@@ -51,7 +51,7 @@ def test_every_trial_has_a_view_in_plain_json(bed: Bed) -> None:
     views = candidate_views(bed.store, snapshot(bed.store), numbers)
     assert [each.trial for each in views] == numbers
     for each in views:
-        assert CandidateView.model_validate(json.loads(each.model_dump_json())) == each
+        assert CandidateView.model_validate(json.loads(each.model_dump_json(by_alias=False))) == each
         row = trials.get(bed.store, 1, each.trial)
         assert (each.state, each.layout.id, each.reason) == (row.status.state, row.layout_id, row.status.reason)
     assert [each.name for each in views[:2]] == ["published", "attention"]

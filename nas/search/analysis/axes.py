@@ -13,7 +13,10 @@ from nas.core.metrics import METRICS
 from nas.core.scoring import PROXY, Figures, MeasurementKey, limit_at, measurement_keys, ratio_of_limit
 from nas.core.space import Budget, Objective, SearchSpace
 
-PARAMS_TOTAL, PARAMS_ACTIVE, KV_BYTES = STRUCTURE = ("params_total", "params_active", "kv_bytes")
+PARAMS_TOTAL = "params_total"
+PARAMS_ACTIVE = "params_active"
+KV_BYTES = "kv_bytes"
+STRUCTURE = (PARAMS_TOTAL, PARAMS_ACTIVE, KV_BYTES)
 """Keys of the axes that depend on the layout alone."""
 
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9._@-]")

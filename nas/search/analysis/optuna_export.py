@@ -23,13 +23,12 @@ from nas.core.block_space import EXPANSION, BlockSpace
 from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
-from nas.core.metrics import METRICS
 from nas.core.model_choices import choice_of, ffn_width
-from nas.core.scoring import measurement_keys
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.infra.store.engine import database_url
 from nas.infra.store.store import Store
+from nas.search.analysis.axes import axis_views
 from nas.search.analysis.record import Record, StudyRecord, read_study
 from nas.search.analysis.report import measured, trial_row
 
@@ -195,12 +194,8 @@ def _open(url: URL, record: StudyRecord, name: str) -> Study:
         storage = optuna.storages.RDBStorage(url.render_as_string(hide_password=False))
     except (RuntimeError, ImportError) as error:  # tables of another Optuna; a driver that is not installed
         raise InvalidInput(str(error).splitlines()[0], where="--optuna") from error
-    space = record.space
-    ratios = [len(measurement_keys(space, objective)) > 1 for objective in space.objectives]
-    directions = [
-        "maximize" if METRICS[objective.metric].direction == "max" and not ratio else "minimize"
-        for objective, ratio in zip(space.objectives, ratios, strict=True)
-    ]
+    objectives = [axis for axis in axis_views(record.space, record.published, None) if axis.objective]
+    directions = ["maximize" if axis.direction == "max" else "minimize" for axis in objectives]
     study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
     mark = {"study": record.study.name, "created": record.study.created, "space": record.study.space_hash}
     # Without a mark and without trials: a run was killed between its first two steps.
@@ -209,7 +204,7 @@ def _open(url: URL, record: StudyRecord, name: str) -> Study:
     _set(study, _MARK, mark)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study.set_metric_names([objective.name for objective in space.objectives])
+        study.set_metric_names([axis.name for axis in objectives])
     return study
 
 

@@ -23,8 +23,13 @@ Objective = Mapping[str, Any]
 
 # The dashboard's colours on light ground (dashboard/assets/plots.css), of Okabe and Ito's palette, which people with
 # colour-vision deficiencies can tell apart.
-_FRONT, _BOUND, _OTHER, _BUDGET = "#d55e00", "#0072b2", "#7f8c9b", "#b42318"
-_INK, _SOFT, _LINE = "#1b1f24", "#59636e", "#d1d9e0"
+_FRONT = "#d55e00"
+_BOUND = "#0072b2"
+_OTHER = "#7f8c9b"
+_BUDGET = "#b42318"
+_INK = "#1b1f24"
+_SOFT = "#59636e"
+_LINE = "#d1d9e0"
 _ARROWS = {(0, 1): "\u2191", (0, -1): "\u2193", (1, 0): "\u2192", (-1, 0): "\u2190"}
 _CORNERS = {
     (True, True): "better \u2197",
@@ -32,29 +37,20 @@ _CORNERS = {
     (False, True): "\u2196 better",
     (False, False): "\u2199 better",
 }
-_LARGE_IN, _SMALL_IN = (6.4, 5.2), 3.6
-_MARGIN, _BETTER = 0.1, 1.8
-"""Room at the ends of axes as a share of their length, and how much more of it the better end has."""
+_LARGE_IN = (6.4, 5.2)
+"""Width and height of the large panel, in inches."""
+_SMALL_IN = 3.6
+"""Width of a small panel, in inches."""
+_MARGIN = 0.1
+"""Room at the ends of axes, as a share of their length."""
+_BETTER = 1.8
+"""How much more of it the better end has."""
 _LEGEND = 5
 """Columns of the legend."""
 _DPI = 160
-_AROUND = [
-    (-6, 6),
-    (6, 6),
-    (6, -6),
-    (-6, -6),
-    (0, 9),
-    (0, -9),
-    (9, 0),
-    (-9, 0),
-    (-14, 14),
-    (14, 14),
-    (14, -14),
-    (-14, -14),
-    (0, 22),
-    (0, -22),
-]
-"""Places of a label around its point, in points, best first."""
+_NEAR = [(-6, 6), (6, 6), (6, -6), (-6, -6), (0, 9), (0, -9), (9, 0), (-9, 0)]
+_AROUND = [*_NEAR, (-14, 14), (14, 14), (14, -14), (-14, -14), (0, 22), (0, -22)]
+"""Offsets of a label from its point, in points, best first."""
 
 _GROUND = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.5}
 """Of texts, which keeps lines below them apart."""

@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from nas.core.errors import InvalidInput
-from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
 from nas.core.pareto import Ranked, TrialAxes, dominates, front_hypervolume, rank_trials
@@ -97,7 +96,7 @@ def time_left(store: Store, study: StudySnapshot, state: str) -> Estimate | None
 
 
 class NoiseSummary(BaseModel):
-    """What a study was measured beside, and how sure its times are: medians over measurements."""
+    """Background load during measurement and width of confidence intervals: medians over measurements."""
 
     foreign_cpu: float | None = Field(description="CPU share of other processes, in cores")
     most_foreign_cpu: float | None = Field(None, description="the same of the measurement with the most")
@@ -269,6 +268,7 @@ def _report(store: Store, study: StudySnapshot) -> Json:
     axes: TrialAxes = {trial: study.counted[trial] for trial in sorted(study.counted)}
     rows = [_row(record, study.records[row.trial], row) for row in ranking(study)]
     moments = history(log.completions, axes, point)
+    names = [objective.name for objective in record.space.objectives]
     return {
         "study": study.name,
         "space": {"name": record.space.name, "hash": record.study.space_hash},
@@ -280,8 +280,8 @@ def _report(store: Store, study: StudySnapshot) -> Json:
         "history": moments,
         "expected_gain": None if (gain := expected_gain(log)) is None else gain.model_dump(),
         "ended": ended(log),
-        "reference_point": _named(record, point),
-        "objectives": [_objective(record, index) for index in range(len(record.space.objectives))],
+        "reference_point": None if point is None else dict(zip(names, point, strict=True)),
+        "objectives": [_objective(study, index) for index in range(len(names))],
         "budgets": _budgets(record),
         "front": [row for row in rows if row["rank"] == 0],
         "ranking": rows,
@@ -291,7 +291,11 @@ def _report(store: Store, study: StudySnapshot) -> Json:
         "reliability": None if (sure := quality_reliability(study)) is None else sure.model_dump(),
         "noise": None if (noise := noise_summary(study)) is None else noise.model_dump(),
         "noisy_references": [name for name, trial in record.references.items() if trial.noisy],
-        "noisy": [_row(record, trial, None) for trial in record.records.values() if _left_out(trial)],
+        "noisy": [
+            _row(record, trial, None)
+            for trial in record.records.values()
+            if trial.noisy and trial.trial.status.state is TrialState.COMPLETE and trial.trial.origin != "reference"
+        ],
         "told": _observations(record),
         "warm_start": record.warm_start,
         "agreement": [agreement.model_dump(mode="json") for agreement in agreements(record)],
@@ -302,13 +306,9 @@ def _report(store: Store, study: StudySnapshot) -> Json:
     }
 
 
-def _left_out(record: Record) -> bool:
-    return record.noisy and record.trial.status.state is TrialState.COMPLETE and record.trial.origin != "reference"
-
-
 def _row(record: StudyRecord, trial: Record, ranked: Ranked | None) -> Json:
     names = [objective.name for objective in record.space.objectives]
-    axes = trial.axes
+    axes, params = trial.axes, trial.layout.params
     return {
         "trial": trial.trial.number,
         "layout_id": trial.layout.id,
@@ -323,7 +323,7 @@ def _row(record: StudyRecord, trial: Record, ranked: Ranked | None) -> Json:
         "proxy_id": record.proxy_id(trial),
         "dominated_by": _dominated_by(record, axes),
         "noisy": trial.noisy,
-        "params": _params(trial.layout),
+        "params": {"total": params.total, "active": params.active, "non_embedding": params.non_embedding},
         "measurements": [],
         "quality": trial.quality.model_dump(mode="json") if trial.quality else None,
         "rescored": trial.rescored is not None,
@@ -387,11 +387,6 @@ def _dominated_by(record: StudyRecord, axes: Sequence[Axis | None]) -> list[str]
     return beaten
 
 
-def _params(layout: Layout) -> Json:
-    params = layout.params
-    return {"total": params.total, "active": params.active, "non_embedding": params.non_embedding}
-
-
 def _counts(study: StudySnapshot) -> Json:
     states = study.states()
     counts = {state: states.get(state, 0) for state in _COUNTED}
@@ -399,20 +394,18 @@ def _counts(study: StudySnapshot) -> Json:
     return {"proposed": proposed, **counts, "running": proposed - sum(counts.values())}
 
 
-def _objective(record: StudyRecord, index: int) -> Json:
-    objective = record.space.objectives[index]
-    metric = METRICS[objective.metric]
-    several = len(measurement_keys(record.space, objective)) > 1
+def _objective(study: StudySnapshot, index: int) -> Json:
+    objective, axis = study.space.objectives[index], study.axes[index]
     return {
         "name": objective.name,
         "metric": objective.metric,
-        "aggregate": objective.aggregate if several else None,
+        "aggregate": objective.aggregate if len(measurement_keys(study.space, objective)) > 1 else None,
         "device": objective.device,
         "runtime": objective.runtime,
         "workload": objective.workload,
-        "direction": "min" if several else metric.direction,
-        "unit": "x" if several else metric.unit,
-        "transform": metric.transform,
+        "direction": axis.direction,
+        "unit": axis.unit,
+        "transform": axis.transform,
     }
 
 
@@ -432,12 +425,6 @@ def _budgets(record: StudyRecord) -> list[Json]:
                 }
             )
     return rows
-
-
-def _named(record: StudyRecord, point: list[float] | None) -> Mapping[str, float] | None:
-    if point is None:
-        return None
-    return dict(zip([objective.name for objective in record.space.objectives], point, strict=True))
 
 
 def _stage_seconds(store: Store, record: StudyRecord) -> Json:

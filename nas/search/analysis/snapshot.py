@@ -36,8 +36,12 @@ STATES = tuple(state.value for state in TrialState)
 """Names of the codes in the column `state`."""
 ORIGINS = ("reference", "seed", "proposal")
 """Names of the codes in the column `origin`."""
-UNKNOWN, BROKEN, KEPT = -1, 0, 1
-"""Codes of `StudySnapshot.feasible`: whether a trial keeps its budgets."""
+UNKNOWN = -1
+"""Code of `StudySnapshot.feasible` for a trial whose budgets are not decided."""
+BROKEN = 0
+"""Code for one that breaks a budget."""
+KEPT = 1
+"""Code for one that keeps all."""
 NO_RUNG = -1
 TENTHS = 10
 """Parts of the depth that blocks are counted for."""

@@ -19,14 +19,13 @@ from nas.infra.store import agents, calibrations, devices, outcomes
 from nas.infra.store import listings as pages
 from nas.infra.store.rows import (
     AgentAccess,
-    Blame,
     Calibration,
+    DeviceEvent,
     DeviceEventKind,
     DeviceLabels,
     DeviceRow,
     DeviceState,
     Health,
-    JobKind,
     JobState,
     Role,
 )
@@ -174,36 +173,13 @@ class DeviceView(BaseModel):
     queue: list[WaitingView] = Field([], description="who waits for it, in the order of their first jobs")
 
 
-class JobView(BaseModel):
-    """One round of a measurement. `study` and `trial` want it; `blame`, `reason` and `message` say why it failed."""
-
-    model_config = with_example(**_JOB)
-
-    id: str
-    kind: JobKind
-    study: str | None
-    trial: int | None
-    device: str
-    priority: int
-    state: JobState
-    attempts: int
-    epoch: int | None
-    lease_until: float | None
-    not_before: float
-    created: Time
-    updated: Time
-    blame: Blame | None
-    reason: str | None
-    message: str | None
-
-
 class CalibrationView(BaseModel):
     """Time of the reference run on a device with one build of a runtime."""
 
     model_config = with_example(**_CALIBRATION)
 
     runtime: str
-    build: str | None = Field(description="id of the runtime's build; null: an earlier version stored none")
+    build: str | None = Field(description="id of the runtime's build; null where the calibration does not say")
     calibration: str = Field(description="hash of the build, the reference model, its workload, threads and cores")
     reference_ms: float
     created: Time
@@ -218,20 +194,6 @@ class CalibrationView(BaseModel):
             reference_ms=stored.reference_ms,
             created=stored.created,
         )
-
-
-class DeviceEventView(BaseModel):
-    """Something that happened to a device: `what` is the new state or health, how a check or a job ended."""
-
-    model_config = with_example(**_DEVICE_EVENT)
-
-    id: int
-    device: str
-    at: Time
-    kind: DeviceEventKind
-    what: str
-    reason: str | None
-    job: str | None
 
 
 class ReferenceRunView(BaseModel):
@@ -269,8 +231,8 @@ class DeviceDetail(DeviceView):
 
     calibrations: list[CalibrationView]
     drift: list[DriftView]
-    history: list[DeviceEventView]
-    jobs: list[JobView]
+    history: list[DeviceEvent]
+    jobs: list[pages.JobSummary]
 
 
 class AgentView(BaseModel):
@@ -299,7 +261,7 @@ class DeviceEventPage(BaseModel):
 
     model_config = with_example(events=[_DEVICE_EVENT], last=87)
 
-    events: list[DeviceEventView]
+    events: list[DeviceEvent]
     last: int
 
     @property
@@ -318,18 +280,18 @@ class AgentPage(BaseModel):
 
 
 class JobPage(BaseModel):
-    """Jobs, newest first. `next`: what to give as `after` for the next page; null on the last one."""
+    """Rounds of measurements, newest first. `next`: what to give as `after` for the next page; null on the last one."""
 
     model_config = with_example(jobs=[_JOB], next=f"1763690380.0~{_JOB['id']}")
 
-    jobs: list[JobView]
+    jobs: list[pages.JobSummary]
     next: str | None
 
 
 class ServerView(BaseModel):
     """The coordinator, and the caller's role."""
 
-    model_config = with_example(version="0.1.0", authority="a" * 32, token="laptop", role="operate")
+    model_config = with_example(version="0.2.0", authority="a" * 32, token="laptop", role="operate")
 
     version: str
     authority: str = Field(description="name of its database, which counts the epochs of leases")
@@ -489,8 +451,8 @@ def device_detail(
         **{name: getattr(view, name) for name in DeviceView.model_fields},
         calibrations=[CalibrationView.of(calibration) for calibration in calibrations.of_device(store, id)],
         drift=[_drift(drift, runs) for drift in calibrations.drift(store, id)],
-        history=[DeviceEventView.model_validate(event) for event in devices.history(store, id, limit=history)],
-        jobs=[JobView.model_validate(job) for job in pages.jobs(store, device=id, limit=history)],
+        history=devices.history(store, id, limit=history),
+        jobs=pages.jobs(store, device=id, limit=history),
     )
 
 
@@ -500,9 +462,8 @@ def page_of_device_events(store: Store, *, after: int, limit: int, device: str |
     Raises:
         UnknownName: no such device.
     """
-    latest = devices.events_since(store, after, limit=limit, device=device)
-    shown = [DeviceEventView.model_validate(event) for event in latest]
-    return DeviceEventPage(events=shown, last=shown[-1].id if shown else after)
+    events = devices.events_since(store, after, limit=limit, device=device)
+    return DeviceEventPage(events=events, last=events[-1].id if events else after)
 
 
 def steer_device(store: Store, id: str, what: DeviceOrder, reason: str = "") -> DeviceView:
@@ -519,7 +480,21 @@ def steer_device(store: Store, id: str, what: DeviceOrder, reason: str = "") -> 
         row = devices.get(store, id)
         if row.health is Health.RETIRED and what != "release":
             raise InvalidInput(f"device {id!r} was removed; 'nas device release {id}' takes it back")
-        _ORDERS[what](store, row, reason)
+        match what:
+            case "drain":
+                devices.set_state(store, id, DeviceState.DRAINING, reason or None)
+            case "resume":
+                devices.set_state(store, id, DeviceState.IDLE, reason or None)
+            case "quarantine":
+                devices.set_health(store, id, Health.MAINTENANCE, reason or "put into quarantine")
+            case "release" if row.health in (Health.MAINTENANCE, Health.BAD, Health.RETIRED):
+                devices.set_health(store, id, Health.UNKNOWN, reason or "released, not checked yet")
+            case "check" if row.health is Health.MAINTENANCE:
+                raise InvalidInput(f"device {id!r} is in quarantine; release it first")
+            case "check":
+                if row.health is Health.GOOD:
+                    devices.set_health(store, id, Health.UNKNOWN, reason or "a check was asked for")
+                outcomes.request_check(store, id)
     return _view(store, id)
 
 
@@ -595,7 +570,7 @@ def page_of_jobs(
     """
     cursor = _job_cursor(after) if after is not None else None
     rows = pages.jobs(store, limit=limit + 1, after=cursor, state=state, device=device, study_name=study)
-    shown = [JobView.model_validate(row) for row in rows[:limit]]
+    shown = rows[:limit]
     return JobPage(jobs=shown, next=f"{shown[-1].created!r}~{shown[-1].id}" if len(rows) > limit else None)
 
 
@@ -667,31 +642,3 @@ def _device(
         tags=list(dict.fromkeys([*row.device.tags, *labels.tags])),
         queue=sorted(waiting, key=lambda study: study.place),
     )
-
-
-def _drain(store: Store, row: DeviceRow, reason: str) -> None:
-    devices.set_state(store, row.id, DeviceState.DRAINING, reason or None)
-
-
-def _resume(store: Store, row: DeviceRow, reason: str) -> None:
-    devices.set_state(store, row.id, DeviceState.IDLE, reason or None)
-
-
-def _quarantine(store: Store, row: DeviceRow, reason: str) -> None:
-    devices.set_health(store, row.id, Health.MAINTENANCE, reason or "put into quarantine")
-
-
-def _release(store: Store, row: DeviceRow, reason: str) -> None:
-    if row.health in (Health.MAINTENANCE, Health.BAD, Health.RETIRED):
-        devices.set_health(store, row.id, Health.UNKNOWN, reason or "released, not checked yet")
-
-
-def _check(store: Store, row: DeviceRow, reason: str) -> None:
-    if row.health is Health.MAINTENANCE:
-        raise InvalidInput(f"device {row.id!r} is in quarantine; release it first")
-    if row.health is Health.GOOD:
-        devices.set_health(store, row.id, Health.UNKNOWN, reason or "a check was asked for")
-    outcomes.request_check(store, row.id)
-
-
-_ORDERS = {"drain": _drain, "resume": _resume, "quarantine": _quarantine, "release": _release, "check": _check}

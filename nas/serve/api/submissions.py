@@ -49,7 +49,9 @@ _POLL_S = 1.0
 _LONG_RUN_S = 600.0
 """Run time that resets the count of tries."""
 _MAX_TRIES = 6
-_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 600.0
+_BACKOFF_S = 10.0
+"""Before the second try; each further one waits twice as long."""
+_LONGEST_BACKOFF_S = 600.0
 _REFUSED = frozenset({1, 2, 3})
 """Exit codes of `nas launch` that a retry would not change."""
 _NOT_INHERITED = ("NAS_SERVER", "NAS_TOKEN")

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InvalidInput, UnknownName
@@ -19,8 +19,7 @@ from nas.core.measurement import ClockName, Figure, Measurement, Repetition
 from nas.core.metrics import METRICS
 from nas.core.profile import ProfileSummary
 from nas.core.quality_config import QualityConfig
-from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, log_sd, measurement_keys
-from nas.core.space import Objective, SearchSpace
+from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, log_sd
 from nas.core.stats import Z95
 from nas.core.workload import Workload
 from nas.infra.store import artifacts, results
@@ -46,7 +45,9 @@ from nas.serve.views.base import (
 )
 from nas.serve.views.layout import LayoutView, align, differs, distances, layer_codes, layout_view
 
-FEWEST, MOST = 2, 6
+FEWEST = 2
+"""Candidates of a comparison."""
+MOST = 6
 MOST_TRIALS = 500
 """Largest study whose models are fitted for a page; larger ones take too long."""
 _NO_CORPUS = "f" * 64
@@ -153,7 +154,7 @@ class ArtifactView(View):
     scale: str = Field(description="'deploy' for the layout itself, 'proxy' for its trained proxy")
     stored: str = Field(description="SHA-256 of the stored content: the file, or the recipe to make it from")
     recipe: bool
-    kept: bool = Field(description="whether the store still has it")
+    present: bool = Field(serialization_alias="kept", description="whether the store still has it")
 
 
 class AncestorView(TrialView):
@@ -168,13 +169,15 @@ class AncestorView(TrialView):
 class ProfileView(ProfileSummary):
     """Where the time of one request goes; the newest that was kept for a device, runtime and request."""
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
     device_id: str
     runtime: str
     build: str
     prompt: int
     gen: int
     threads: int
-    taken: float = Field(description="when, in seconds since the epoch")
+    at: float = Field(serialization_alias="taken", description="seconds since the epoch")
 
     @property
     def name(self) -> str:
@@ -361,20 +364,17 @@ def comparison_view(
         (view,) = candidate_views(store, other, [number])
         candidates.append(_of_another_study(view, other, study, candidates, apart))
     layouts = [Layout.parse(candidate.layout.text) for candidate in candidates]
+    contexts = [[cost.context for cost in candidate.layout.contexts] for candidate in candidates]
     rows = [LayerRow(layers=row, differs=differs(layouts, row)) for row in align(layouts)]
     return ComparisonView(
         study=study.name,
         candidates=tuple(candidates),
-        contexts=_common([[cost.context for cost in candidate.layout.contexts] for candidate in candidates]),
+        contexts=tuple(context for context in contexts[0] if all(context in others for others in contexts)),
         apart=tuple(dict.fromkeys(apart)),
         rows=tuple(rows),
         figures=tuple(_figures(candidates)),
         evaluations=tuple(_compared_evaluations(candidates)),
     )
-
-
-def _common(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(context for context in lists[0] if all(context in other for other in lists))
 
 
 def _of_another_study(
@@ -545,12 +545,11 @@ def _objectives(study: StudySnapshot, record: Record) -> Iterator[ObjectiveView]
             rung = f"{rung}, on fresh seeds"
         elif rung is not None:
             columns = _qualities(study, rung)
-        unit, direction = _unit_and_direction(study.space, objective)
         yield ObjectiveView(
             name=objective.name,
             metric=objective.metric,
-            unit=unit,
-            direction=direction,
+            unit=study.axes[index].unit,
+            direction=study.axes[index].direction,
             value=reached.value if reached else None,
             coordinate=reached.coordinate if reached else None,
             sd=reached.sd if reached else None,
@@ -565,12 +564,6 @@ def _qualities(study: StudySnapshot, rung: str) -> dict[str, float | None]:
         name: reference.rungs[rung].value if rung in reference.rungs else None
         for name, reference in study.record.references.items()
     }
-
-
-def _unit_and_direction(space: SearchSpace, objective: Objective) -> tuple[str, str]:
-    metric = METRICS[objective.metric]
-    ratio = len(measurement_keys(space, objective)) > 1
-    return ("x", "min") if ratio else (metric.unit, metric.direction)
 
 
 def _measurements(record: Record, stored: Sequence[Result]) -> dict[MeasurementKey, Measurement]:
@@ -653,36 +646,32 @@ def _jobs(config: QualityConfig, layout: Layout, corpora: Iterable[str]) -> dict
 def _training(config: QualityConfig, result: TrainResult, jobs: Mapping[str, tuple[str, TrainJob]]) -> Training:
     rung, job = jobs.get(result.key, (None, None))
     if job is None:
-        run = "lm" if any(group.startswith("lm/") for group in result.scores) else _task(result)
+        of_lm = any(group.startswith("lm/") for group in result.scores)
+        run = "lm" if of_lm else ", ".join(group.removeprefix("task/") for group in sorted(result.scores))
         rung = next((step.name for step in config.rungs if run == "lm" and step.lm_steps == result.steps), None)
     else:
         run = job.run.name
     return Training(**dict(result), rung=rung, run=run, seed=job.seed if job else None)
 
 
-def _task(result: TrainResult) -> str:
-    return ", ".join(group.removeprefix("task/") for group in sorted(result.scores))
-
-
 def _artifacts(store: Store, record: Record, stored: Sequence[Result]) -> list[ArtifactView]:
-    exports = [row.payload["value"] for row in stored if row.stage == "export" and "value" in row.payload]
-    return [_artifact(store, record, Artifact.model_validate(value)) for value in exports]
-
-
-def _artifact(store: Store, record: Record, written: Artifact) -> ArtifactView:
-    return ArtifactView(
-        sha256=written.sha256,
-        size=written.size,
-        runtime=written.runtime,
-        quantisation=written.quantisation,
-        arch=written.arch,
-        patched=written.patched,
-        weights=written.weights,
-        scale="deploy" if written.layout_id == record.layout.id else "proxy",
-        stored=written.stored.sha256,
-        recipe=written.recipe is not None,
-        kept=artifacts.get(store, written.stored.sha256) is not None,
-    )
+    values = [row.payload["value"] for row in stored if row.stage == "export" and "value" in row.payload]
+    return [
+        ArtifactView(
+            sha256=artifact.sha256,
+            size=artifact.size,
+            runtime=artifact.runtime,
+            quantisation=artifact.quantisation,
+            arch=artifact.arch,
+            patched=artifact.patched,
+            weights=artifact.weights,
+            scale="deploy" if artifact.layout_id == record.layout.id else "proxy",
+            stored=artifact.stored.sha256,
+            recipe=artifact.recipe is not None,
+            present=artifacts.get(store, artifact.stored.sha256) is not None,
+        )
+        for artifact in map(Artifact.model_validate, values)
+    ]
 
 
 def _ancestors(study: StudySnapshot, record: Record) -> Iterator[AncestorView]:
@@ -731,7 +720,7 @@ def _profiles(study: StudySnapshot, record: Record) -> Iterator[ProfileView]:
                 prompt=profiled.prompt,
                 gen=profiled.gen,
                 threads=profiled.threads,
-                taken=event.at,
+                at=event.at,
             )
 
 
