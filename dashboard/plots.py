@@ -23,8 +23,8 @@ from nas.core.units import show_figure, show_number
 from nas.infra.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT
 from nas.serve.api.devices import ReferenceRunView
 from nas.serve.views.candidate import CandidateView, ComparisonView, MeasurementView
+from nas.serve.views.effects import EffectsView, SliceView
 from nas.serve.views.family import ComparisonView as FamilyComparison
-from nas.serve.views.study import EffectsView, SliceView
 
 MOST_BINS = 60
 MOST_BUCKETS = 500

@@ -20,8 +20,9 @@ from nas.serve.api.submissions import Order, SubmittedStudies
 from nas.serve.api.types import EventId, StudyName
 from nas.serve.dashboard.access import Form, PageAccess, back_from
 from nas.serve.dashboard.pages import answer, page, page_route
+from nas.serve.views.effects import MOST_FITTED_NOW, effects_view
 from nas.serve.views.log import log_view
-from nas.serve.views.study import MOST_FITTED_NOW, effects_view, front_file, points_json, studies_view, study_view
+from nas.serve.views.study import front_file, points_json, studies_view, study_view
 from nas.serve.views.trials import ROWS, trials_view
 
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]

@@ -38,7 +38,7 @@ from nas.search.study.check import support_filter
 from nas.search.study.events import all_events, stored_space
 from nas.search.study.proposals import replay as replay_log
 from nas.serve.client import Json, part
-from nas.serve.views.study import EffectsView, effects_view
+from nas.serve.views.effects import EffectsView, effects_view
 
 _ALL_STUDIES = 1 << 20
 

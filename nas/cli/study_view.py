@@ -12,7 +12,7 @@ from nas.core.stats import Z95
 from nas.core.units import show_count, show_duration, show_figure, show_number, show_share
 from nas.search.analysis.history import VolumeView
 from nas.serve.views.base import Interval
-from nas.serve.views.study import EffectsView
+from nas.serve.views.effects import EffectsView
 
 Report = Mapping[str, Any]
 

@@ -126,13 +126,13 @@ class StudySnapshot:
         """Returns [N] whether a trial keeps its budgets, as far as they are decided."""
         return np.asarray(_FEASIBLE[self.table["state"]])
 
-    def own(self) -> NDArray[np.bool_]:
+    def proposed(self) -> NDArray[np.bool_]:
         """Returns [N] whether a trial is no reference."""
         return np.asarray(self.table["origin"] != ORIGINS.index("reference"))
 
     def states(self) -> dict[str, int]:
         """Returns state -> trials in it, references not counted; states without trials are left out."""
-        counts = np.bincount(self.table["state"][self.own()], minlength=len(STATES)).tolist()
+        counts = np.bincount(self.table["state"][self.proposed()], minlength=len(STATES)).tolist()
         return {state: count for state, count in zip(STATES, counts, strict=True) if count}
 
     def active(self, most: int) -> list[Record]:

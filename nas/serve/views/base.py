@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.metrics import METRICS
 from nas.core.stats import Z95
+from nas.search.analysis.axes import only_key
 from nas.search.analysis.snapshot import StudySnapshot, rounded
 
 
@@ -125,6 +127,18 @@ def standing_fields(study: StudySnapshot, number: int) -> dict[str, Any]:
         "p_front": row.p_front,
         "gain": row.hv_contribution / volume if row.on and volume else None,
     }
+
+
+def objective_value(study: StudySnapshot, index: int, coordinate: float) -> float:
+    """Returns a coordinate of an objective in its unit."""
+    objective = study.space.objectives[index]
+    metric, key = METRICS[objective.metric], only_key(study.space, objective)
+    if metric.source == "proxy":
+        return 0.0 - coordinate
+    figure = (study.record.published or {}).get(key, {}).get(objective.metric) if key else None
+    if figure is None or figure.value is None:
+        return math.exp(coordinate)
+    return figure.value * math.exp(coordinate if metric.direction == "min" else -coordinate)
 
 
 def bounds_fields(study: StudySnapshot, trials: Sequence[int], keys: Sequence[str]) -> list[dict[str, Any]]:

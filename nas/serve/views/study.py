@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.metrics import METRICS
 from nas.core.space import SearchSpace
-from nas.core.stats import Z95
 from nas.core.trial import TERMINAL
 from nas.infra.store import listings as pages
 from nas.infra.store import studies
@@ -28,27 +26,25 @@ from nas.infra.store.listings import StudyFilter, StudySummary
 from nas.infra.store.rows import JobState, StudyState
 from nas.infra.store.store import Store
 from nas.search.analysis.agreement import RankCorrelation, rank_correlation
-from nas.search.analysis.axes import KV_BYTES, PARAMS_TOTAL, AxisView, only_key
-from nas.search.analysis.effects import Effects, effects, features
+from nas.search.analysis.axes import KV_BYTES, PARAMS_TOTAL, AxisView
 from nas.search.analysis.headline import Headline, headline
 from nas.search.analysis.history import ExpectedGain, Step, VolumeView, ended, expected_gain
 from nas.search.analysis.record import readable
 from nas.search.analysis.reliability import QualityReliability, quality_reliability
 from nas.search.analysis.report import NoiseSummary, noise_summary, time_left
-from nas.search.analysis.slices import Slice, study_slices
 from nas.search.analysis.snapshot import NO_RUNG, ORIGINS, STATES, UNKNOWN, Snapshots, StudySnapshot, rounded
 from nas.search.proposers.sampling import Sampler
 from nas.search.study.estimate import Estimate
 from nas.serve.api.submissions import Submission, SubmittedStudies
 from nas.serve.views.base import (
     Bounds,
-    Interval,
     Moment,
     Standing,
     StudyProgress,
     TrialView,
     View,
     bounds_fields,
+    objective_value,
     standing_fields,
     trial_fields,
 )
@@ -63,12 +59,6 @@ MOST_ACTIVE = 50
 """Rows of the queue."""
 _MOMENTS = 60
 """Points of a sparkline."""
-_MOST_FITTED = 2000
-"""Trials that effects of knobs are fitted to."""
-_MOST_SLICES = 4
-"""Knobs with slices."""
-MOST_FITTED_NOW = 500
-"""Trials of the largest study whose model is fitted for a page: larger ones take too long."""
 _DRAWS = 100
 """Random layouts of a space: a second of work, and a share is known to 5 percent (standard error, at most)."""
 
@@ -219,44 +209,6 @@ class KindView(View):
         description="share that has it of random layouts of the space, more than `chosen` where the search drops it; "
         "null where none could be drawn"
     )
-
-
-class KnobView(View):
-    """A knob of the space, as the trials have it."""
-
-    name: str
-    least: float
-    greatest: float
-    effects: list[Interval | None] = Field(
-        description="for each objective, its change from the least to the greatest value, all others equal: in percent "
-        "of a figure, or in the objective's unit for a quality; more is more; null where too few trials have the knob"
-    )
-
-
-class SliceView(View):
-    """Forecasts by the search's model of layouts of the front that are changed in one knob alone."""
-
-    knob: str
-    values: list[float] = Field(description="of the knob, ascending")
-    layouts: list[int] = Field(description="trials that are changed")
-    predicted: list[list[Interval]] = Field(
-        description="for each objective, at each value: the mean of these layouts (geometric where the objective is "
-        "compared by ratios), in an interval that holds however their errors are correlated"
-    )
-
-
-class EffectsView(View):
-    """Which knobs move the objectives: effects by a linear model of the newest trials, slices by the search's model."""
-
-    objectives: list[str]
-    units: list[str] = Field(description="of the effects")
-    explained: list[float | None] = Field(description="share of the variance of left-out trials that is predicted")
-    knobs: list[KnobView] = Field(description="those with an effect on some objective first")
-    slice_units: list[str] = Field(description="of the predictions in `slices`")
-    slices: list[SliceView] = Field(
-        description="of the knobs that change an objective most, in standard deviations of the trials, along the slice"
-    )
-    no_slices: str | None = Field(description="why there are none; null if there are")
 
 
 class TargetAgreement(View):
@@ -612,7 +564,7 @@ def _curve(study: StudySnapshot) -> Curve:
 def share_views(study: StudySnapshot) -> list[ShareView]:
     """Returns the shares of all kinds of blocks that some layout has, references not counted, mixers first."""
     blocks = study.table["blocks"]
-    if not (proposed := study.own()).any():
+    if not (proposed := study.proposed()).any():
         return []
     everything, front = np.round(blocks[proposed].mean(axis=0), 4), [*study.curve.front]
     part = np.round(blocks[front].mean(axis=0), 4) if front else None
@@ -625,7 +577,7 @@ def share_views(study: StudySnapshot) -> list[ShareView]:
 
 def kind_views(study: StudySnapshot) -> list[KindView]:
     """Returns what became of the trials with each kind of block that some have, mixers first."""
-    proposed = np.flatnonzero(study.own())
+    proposed = np.flatnonzero(study.proposed())
     table, front = study.table[proposed], np.isin(proposed, [*study.curve.front])
     searched = np.asarray(table["origin"] == ORIGINS.index("proposal"))
     drawn, views = _drawn_kinds(study.space.model_dump_json()), list[KindView]()
@@ -665,86 +617,9 @@ def _drawn_kinds(space: str) -> Counter[str] | None:
     )
 
 
-def effects_view(store: Store, study: StudySnapshot, most: float = math.inf) -> EffectsView:
-    """Returns the effects of knobs on the objectives, from the newest trials; computed once for each snapshot.
-
-    Args:
-        store: the database.
-        study: the snapshot.
-        most: trials of the largest study whose model is fitted for slices.
-    """
-    return study.cached(("effects", most), lambda: _effects_view(store, study, most))
-
-
-def _effects_view(store: Store, study: StudySnapshot, most: float) -> EffectsView:
-    objectives, numbers = [axis for axis in study.axes if axis.objective], range(len(study.table))[-_MOST_FITTED:]
-    columns = features(study.space, [study.records[number].layout for number in numbers])
-    table = np.column_stack([*columns.values()]) if columns else np.empty((len(numbers), 0))
-    fitted = [effects(table, study.table["axes"][numbers, index, 1]) for index in range(len(objectives))]
-    knobs = [
-        KnobView(
-            name=name,
-            least=float(column.min()),
-            greatest=float(column.max()),
-            effects=[fit and _effect(fit, place, axis) for fit, axis in zip(fitted, objectives, strict=True)],
-        )
-        for place, (name, column) in enumerate(columns.items())
-    ]
-    slices, reason = _slices(store, study, most)
-    return EffectsView(
-        objectives=[axis.name for axis in objectives],
-        units=["%" if axis.transform == "log" else axis.unit for axis in objectives],
-        explained=[fit and round(fit.explained, 2) for fit in fitted],
-        knobs=sorted(
-            knobs, key=lambda knob: not any(effect and effect.low * effect.high > 0 for effect in knob.effects)
-        ),
-        slice_units=[axis.unit for axis in objectives],
-        slices=slices,
-        no_slices=reason,
-    )
-
-
-def _slices(store: Store, study: StudySnapshot, most: float) -> tuple[list[SliceView], str | None]:
-    """Returns the slices of the knobs that move an objective most, or none and the reason."""
-    if (count := len(study.records)) > most:
-        return [], f"a model of {count} trials is not fitted for a page; 'nas study effects {study.name}' fits it"
-    by_knob, reason = study_slices(store, study)
-    spread = np.nanstd(study.table["axes"][:, :, 1], axis=0) if by_knob else np.ones(1)
-    by_knob.sort(key=lambda along: -float((np.ptp(along.mean, axis=0) / np.maximum(spread, 1e-9)).max()))
-    if not by_knob and reason is None:
-        reason = "no layout of the front can take all values of a knob"
-    return [_slice(study, along) for along in by_knob[:_MOST_SLICES]], reason
-
-
-def _slice(study: StudySnapshot, along: Slice) -> SliceView:
-    half = Z95 * along.sd
-    ends = np.stack([along.mean, along.mean - half, along.mean + half], axis=-1)
-    predicted = [
-        [_prediction(*(_value(study, index, float(coordinate)) for coordinate in row)) for row in ends[:, index]]
-        for index in range(ends.shape[1])
-    ]
-    return SliceView(knob=along.knob, values=[*along.values], layouts=[*along.layouts], predicted=predicted)
-
-
-def _prediction(value: float, one: float, other: float) -> Interval:
-    value, low, high = (float(f"{end:.4g}") for end in (value, min(one, other), max(one, other)))
-    return Interval(value=value, low=low, high=high)
-
-
-def _effect(fit: Effects, place: int, axis: AxisView) -> Interval:
-    """Returns an effect in percent, or turned so that more is more where the objective is maximised."""
-    ends = np.array([fit.change[place], fit.low[place], fit.high[place]])
-    if axis.transform == "log":
-        ends = 100 * np.expm1(ends)
-    elif axis.direction == "max":
-        ends = -ends[[0, 2, 1]]
-    value, low, high = (float(f"{end:.3g}") for end in ends)
-    return Interval(value=value, low=low, high=high)
-
-
 def target_agreements(study: StudySnapshot) -> Iterator[TargetAgreement]:
     """Compares the order of trials, for every figure, on every two targets that have an axis of it."""
-    counted = study.own() & ~study.table["noisy"]
+    counted = study.proposed() & ~study.table["noisy"]
     by_figure: dict[tuple[str, str | None], list[AxisView]] = {}
     for axis in study.axes:
         if axis.target is not None:
@@ -771,25 +646,13 @@ def _reference_point(study: StudySnapshot) -> list[PointView]:
     return [
         PointView(
             objective=axis.name,
-            value=_value(study, index, coordinate),
+            value=objective_value(study, index, coordinate),
             unit=axis.unit,
             direction=axis.direction,
             coordinate=coordinate,
         )
         for index, (axis, coordinate) in enumerate(zip(objectives, study.reference_point or [], strict=False))
     ]
-
-
-def _value(study: StudySnapshot, index: int, coordinate: float) -> float:
-    """Returns a coordinate of an objective in its unit."""
-    objective = study.space.objectives[index]
-    metric, key = METRICS[objective.metric], only_key(study.space, objective)
-    if metric.source == "proxy":
-        return 0.0 - coordinate
-    figure = (study.record.published or {}).get(key, {}).get(objective.metric) if key else None
-    if figure is None or figure.value is None:
-        return math.exp(coordinate)
-    return figure.value * math.exp(coordinate if metric.direction == "min" else -coordinate)
 
 
 def _queue(store: Store, study: StudySnapshot) -> QueueView:
