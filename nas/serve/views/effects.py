@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from nas.core.stats import Z95
@@ -115,13 +116,11 @@ def _slices(store: Store, study: StudySnapshot, most: float) -> tuple[list[Slice
 def _slice(study: StudySnapshot, along: Slice) -> SliceView:
     half = Z95 * along.sd
     ends = np.stack([along.mean, along.mean - half, along.mean + half], axis=-1)
-    predicted = [
-        [
-            _prediction(*(objective_value(study, index, float(coordinate)) for coordinate in row))
-            for row in ends[:, index]
-        ]
-        for index in range(ends.shape[1])
-    ]
+
+    def predicted(index: int, coordinates: NDArray[np.float64]) -> Interval:
+        value, one, other = (objective_value(study, index, float(coordinate)) for coordinate in coordinates)
+        return _rounded(value, min(one, other), max(one, other), digits=4)
+
     return SliceView(
         knob=along.knob,
         values=[*along.values],
