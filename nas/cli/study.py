@@ -27,7 +27,6 @@ from nas.infra.store import listings as pages
 from nas.infra.store import studies, trials
 from nas.infra.store.archive import export_study
 from nas.infra.store.rows import DesiredState, Trial
-from nas.infra.store.store import Store
 from nas.infra.store.studies import INTERRUPTED
 from nas.search.analysis.archive import import_archive
 from nas.search.analysis.hardware import ModelError, hardware_report
@@ -285,21 +284,28 @@ def export(
     db: DatabaseOption = None,
 ) -> None:
     """Export a study to a file, as an archive, a report or a table of trials."""
+    if format is Format.JSON:
+        report = _read_report(study, server, db)
+        _write_whole(output, lambda file: file.write(json.dumps(report, indent=1, allow_nan=False) + "\n"))
+        return
     if server is not None:
-        _export_remote(study, output, format, server, db)
+        with open_server(server, db) as client:
+            if format is Format.ARCHIVE:
+                content = client.get_bytes(f"/v1/studies/{part(study)}/archive")
+            else:
+                content = client.get_bytes(f"/v1/studies/{part(study)}/trials", format=format.value)
+        _write_bytes(output, content)
         return
-    if format is Format.PARQUET:
-        with open_store(db) as store:
-            table = study_table(StudySnapshot(read_study(store, study)))
-        _write_bytes(output, parquet_bytes(*table))
-        return
-    write: dict[Format, Callable[[Store, str, TextIO], None]] = {
-        Format.ARCHIVE: _write_archive,
-        Format.JSON: _write_json,
-        Format.CSV: _write_csv,
-    }
     with open_store(db) as store:
-        _write_whole(output, lambda file: write[format](store, study, file))
+        if format is Format.ARCHIVE:
+            id = studies.get(store, study).id
+            _write_whole(output, lambda file: export_study(store, id, file))
+            return
+        table = study_table(StudySnapshot(read_study(store, study)))
+    if format is Format.PARQUET:
+        _write_bytes(output, parquet_bytes(*table))
+    else:
+        _write_whole(output, lambda file: file.writelines(csv_parts(*table)))
 
 
 @app.command("import")
@@ -407,35 +413,9 @@ def _write_whole(output: Path, write: Callable[[TextIO], object]) -> None:
     say(f"wrote {output}")
 
 
-def _export_remote(study: str, output: Path, format: Format, server: str, db: str | None) -> None:
-    if format is Format.JSON:
-        report = _read_report(study, server, db)
-        _write_whole(output, lambda file: file.write(json.dumps(report, indent=1, allow_nan=False) + "\n"))
-        return
-    with open_server(server, db) as client:
-        if format is Format.ARCHIVE:
-            content = client.get_bytes(f"/v1/studies/{part(study)}/archive")
-        else:
-            content = client.get_bytes(f"/v1/studies/{part(study)}/trials", format=format.value)
-    _write_bytes(output, content)
-
-
 def _write_bytes(output: Path, content: bytes) -> None:
     write_durably(output, content)
     say(f"wrote {output}")
-
-
-def _write_archive(store: Store, study: str, file: TextIO) -> None:
-    export_study(store, studies.get(store, study).id, file)
-
-
-def _write_json(store: Store, study: str, file: TextIO) -> None:
-    json.dump(study_report(store, study), file, indent=1, allow_nan=False)
-    file.write("\n")
-
-
-def _write_csv(store: Store, study: str, file: TextIO) -> None:
-    file.writelines(csv_parts(*study_table(StudySnapshot(read_study(store, study)))))
 
 
 def _model_row(model: ModelError) -> Iterator[str]:

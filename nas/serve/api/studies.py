@@ -148,7 +148,7 @@ class SubmissionView(BaseModel):
     message: str | None = Field(description="why it ended or is retried")
 
 
-class StudyView(BaseModel):
+class StudyStatus(BaseModel):
     """A study.
 
     `state`: new, running, paused, stopped, complete or failed; interrupted if its process is gone; queued before its
@@ -169,7 +169,7 @@ class StudyView(BaseModel):
     problem: str | None = Field(None, description="why nothing more of it can be shown")
 
 
-class StudyDetail(StudyView):
+class StudyDetail(StudyStatus):
     """A study with its report, which is null before its process has begun."""
 
     model_config = with_example(**_STUDY, report=_REPORT)
@@ -182,7 +182,7 @@ class StudyPage(BaseModel):
 
     model_config = with_example(studies=[_STUDY], next=None)
 
-    studies: list[StudyView]
+    studies: list[StudyStatus]
     next: str | None
 
 
@@ -290,7 +290,7 @@ def studies_router(
 
     @router.post("", summary="Submit a study", status_code=201, responses=documented(409))
     @max_body(_MAX_SUBMISSION)
-    def submit(request: SubmitRequest, token: ApiToken = operate) -> StudyView:
+    def submit(request: SubmitRequest, token: ApiToken = operate) -> StudyStatus:
         options = {"trials": request.trials, "warm_start": request.warm_start}
         submitted.submit(request.study, request.space, by=token.name, **options)  # type: ignore[arg-type]
         return _view(store, submitted, request.study)
@@ -356,7 +356,7 @@ def studies_router(
             dependencies=[operate],
             responses=documented(404, 409),
         )
-        def give(name: StudyName) -> StudyView:
+        def give(name: StudyName) -> StudyStatus:
             submitted.steer(name, order)
             return _view(store, submitted, name)
 
@@ -436,7 +436,7 @@ def _study_id(after: str) -> int:
     return min(int(after), (1 << 53) - 1)
 
 
-def _view(store: Store, submitted: SubmittedStudies, name: str) -> StudyView:
+def _view(store: Store, submitted: SubmittedStudies, name: str) -> StudyStatus:
     row, submission = submitted.row(name), submitted.find(name)
     if row is not None:
         return _begun(pages.summary(store, row), submission)
@@ -446,8 +446,8 @@ def _view(store: Store, submitted: SubmittedStudies, name: str) -> StudyView:
     return _queued(submission)
 
 
-def _begun(row: StudySummary, submission: Submission | None) -> StudyView:
-    return StudyView(
+def _begun(row: StudySummary, submission: Submission | None) -> StudyStatus:
+    return StudyStatus(
         study=row.name,
         space=row.space,
         desired_state=row.desired_state,
@@ -459,8 +459,8 @@ def _begun(row: StudySummary, submission: Submission | None) -> StudyView:
     )
 
 
-def _queued(submission: Submission) -> StudyView:
-    return StudyView(
+def _queued(submission: Submission) -> StudyStatus:
+    return StudyStatus(
         study=submission.study,
         space=submission.space,
         state="failed" if submission.ended else "queued",
@@ -485,7 +485,7 @@ def _newest(store: Store, submitted: SubmittedStudies, name: str) -> int:
     return 0 if row is None else events.newest(store, row.id)
 
 
-def _over(view: StudyView) -> bool:
+def _over(view: StudyStatus) -> bool:
     if view.submission is not None:
         return view.submission.state is SubmissionState.ENDED
     return view.state in _OVER
