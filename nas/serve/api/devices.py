@@ -628,7 +628,7 @@ def _device(
         WaitingView(
             study=study,
             jobs=counts[study],
-            place=job.place,
+            place=job.position,
             since=job.since,
             submitted_by=submitted.submitter(study) if submitted is not None and study is not None else None,
         )

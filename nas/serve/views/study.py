@@ -665,7 +665,7 @@ def _queue(store: Store, study: StudySnapshot) -> QueueView:
     proposed = sum(trial.origin != "reference" for trial in active)
     under_way = sum(count for state, count in study.states().items() if state not in TERMINAL)
     queues = pages.queues(store)
-    positions = {job.id: job.place for queue in queues.values() for job in queue}
+    positions = {job.id: job.position for queue in queues.values() for job in queue}
     jobs = [
         ActiveJob(
             trial=job.trial,
