@@ -149,13 +149,15 @@ def viewed(before: Points | None, delta: Points) -> Points:
     """What a viewer has after a delta."""
     if before is None:
         return delta
-    kept = {"curve": delta.curve or before.curve, "front": before.front if delta.front is None else delta.front}
-    merged = delta.model_copy(deep=True, update=kept)
-    for name in ("trial", *_PLAIN):
-        setattr(merged.columns, name, _merged(getattr(before.columns, name), getattr(delta.columns, name), before, delta))
-    for key, column in delta.columns.values.items():
-        merged.columns.values[key] = _merged(before.columns.values[key], column, before, delta)
-    return merged
+    old, new = before.columns, delta.columns
+    plain = {name: _merged(getattr(old, name), getattr(new, name), before, delta) for name in ("trial", *_PLAIN)}
+    values = {key: _merged(old.values[key], column, before, delta) for key, column in new.values.items()}
+    update = {
+        "curve": delta.curve or before.curve,
+        "front": before.front if delta.front is None else delta.front,
+        "columns": new.model_copy(update=plain | {"values": values}),
+    }
+    return delta.model_copy(update=update)
 
 
 _PLAIN = ("status", "origin", "rung", "feasible", "noisy")

@@ -90,7 +90,7 @@ def test_places_carry_every_token_s_time(view: CandidateView) -> None:
 
 def test_artifacts_are_told_with_their_hashes(view: CandidateView) -> None:
     assert {each.scale for each in view.artifacts} == {"deploy", "proxy"}
-    assert all(each.kept and len(each.sha256) == 64 for each in view.artifacts)
+    assert all(each.present and len(each.sha256) == 64 for each in view.artifacts)
 
 
 def test_trainings_are_told_by_rung_and_seed(view: CandidateView) -> None:
