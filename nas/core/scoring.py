@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput
@@ -74,10 +74,10 @@ class QualityValue(NamedTuple):
 class BudgetCheck(BaseModel):
     """The verdict on one budget on one device and runtime."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, serialize_by_alias=True)
 
     budget: str
-    place: MeasurementKey
+    key: MeasurementKey = Field(serialization_alias="place")
     value: float | None
     low: float | None
     high: float | None
@@ -94,7 +94,7 @@ class BudgetCheck(BaseModel):
     @property
     def name(self) -> str:
         """Such as 'ttft@chat on laptop/llama.cpp': one figure, one name."""
-        return check_name(self.budget, self.place)
+        return check_name(self.budget, self.key)
 
     def __str__(self) -> str:
         shown = "unknown" if self.value is None else f"{self.value:.4g} {self.unit}".rstrip()
@@ -125,9 +125,9 @@ def measurement_keys(space: SearchSpace, item: Budget | Objective) -> list[Measu
     return [MeasurementKey(device, runtime, item.workload or "") for device in devices for runtime in runtimes]
 
 
-def check_name(budget: str, place: MeasurementKey) -> str:
-    """Returns the name of a budget's check at a place, which is that of the constraint in observations."""
-    return f"{budget} on {f'{place.device}/{place.runtime}' if place != PROXY else 'the proxy'}"
+def check_name(budget: str, key: MeasurementKey) -> str:
+    """Returns the name of a budget's check at a key, which is that of the constraint in observations."""
+    return f"{budget} on {f'{key.device}/{key.runtime}' if key != PROXY else 'the proxy'}"
 
 
 def check_budgets(
@@ -168,7 +168,7 @@ def check_quality(space: SearchSpace, quality: SeededQuality, *, final: bool) ->
         chance = chance_to_keep(limit - value, sd)
         checks.append(
             BudgetCheck(
-                budget=budget.name, place=PROXY, value=value, low=value - Z95 * sd, high=value + Z95 * sd, limit=limit,
+                budget=budget.name, key=PROXY, value=value, low=value - Z95 * sd, high=value + Z95 * sd, limit=limit,
                 unit=METRICS[budget.metric].unit, log_excess=limit - value, log_sd=sd, chance=chance,
                 verdict=_verdict(chance, final),
             )
@@ -360,7 +360,7 @@ def _check(budget: Budget, key: MeasurementKey, figure: Figure, limit: float, fi
     sd = log_sd(figure)
     chance = None if excess is None else chance_to_keep(excess, sd)
     return BudgetCheck(
-        budget=budget.name, place=key, value=figure.value, low=low, high=high, limit=limit, unit=metric.unit,
+        budget=budget.name, key=key, value=figure.value, low=low, high=high, limit=limit, unit=metric.unit,
         log_excess=excess, log_sd=sd, chance=chance, verdict=_verdict(chance, final),
     )  # fmt: skip
 

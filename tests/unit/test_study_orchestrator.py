@@ -535,7 +535,7 @@ def test_fresh_seeds_decide_about_recall(tmp_path: Path) -> None:
     assert report["front"] and all(row["rescored"] for row in report["front"])
     assert all(row["quality"]["recall"] >= 0.97 for row in report["front"])
     assert report["hypervolume"] == pytest.approx(
-        front_hypervolume({trial: study.counted[trial] for trial in study.counted}, study.corner or [])
+        front_hypervolume({trial: study.counted[trial] for trial in study.counted}, study.reference_point or [])
     )
 
 
