@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nas.search.proxy.corpus import Domain
+from nas.model.text.corpus import Domain
+from nas.model.text.generators import joined, recall_text
 from nas.search.proxy.data import BYTE_GRAM, IGNORE, Group, LmData, Part, evaluate, recallable, score
-from nas.search.proxy.generators import joined, recall_text
 from nas.search.proxy.job import is_part
 
 Ids = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]

@@ -17,8 +17,8 @@ from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig
+from nas.model.text.corpus import MIN_BYTES, CorpusRef, refer
 from nas.search.proxy import teacher as teacher_module
-from nas.search.proxy.corpus import MIN_BYTES, CorpusRef, refer
 from nas.search.proxy.data import open_data
 from nas.search.proxy.job import LmRun, Teaching, TrainJob, TrainResult, weights_file
 from nas.search.proxy.ladder import rung_jobs

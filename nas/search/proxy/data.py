@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nas.core.task import IGNORE, Task, make_task
-from nas.search.proxy.bpe import encoded
-from nas.search.proxy.corpus import Domain, open_corpus
+from nas.model.text.bpe import encoded
+from nas.model.text.corpus import Domain, open_corpus
 from nas.search.proxy.job import PARTS, LibraryRun, LmRun, TaskRun, TrainJob
 
 _EVAL_SEED = 2**32 - 1

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from nas.core.canonical import content_hash, result_key
 from nas.core.layout import Layout, padded
 from nas.core.task import TASKS, Setting, make_task, task_settings
-from nas.search.proxy.bpe import BPE_VERSION
-from nas.search.proxy.corpus import CorpusRef
+from nas.model.text.bpe import BPE_VERSION
+from nas.model.text.corpus import CorpusRef
 from nas.search.proxy.tasks import SUITE_VERSION
 
 CHECKPOINT, STABLE, WEIGHTS = "checkpoint.safetensors", "stable.safetensors", "weights.safetensors"

@@ -11,7 +11,7 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import CorpusFiles, QualityConfig, Rung, Teacher
 from nas.core.task import make_task
-from nas.search.proxy.corpus import BYTE_VOCAB, CorpusRef
+from nas.model.text.corpus import BYTE_VOCAB, CorpusRef
 from nas.search.proxy.job import LibraryRun, LmRun, TaskRun, Teaching, TrainJob, TrainResult
 
 _TEACHER_SEED = 0

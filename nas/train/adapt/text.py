@@ -2,7 +2,7 @@
 
 The first half of each source's held-out tokens gives the scores of alternatives and decides whether healing is undone.
 What is reported of the child is computed on the second half, which nothing was chosen by. Recall is generated text
-(`nas.search.proxy.generators`): logs, tables and tool calls, whose answers stand in the same window.
+(`nas.model.text.generators`): logs, tables and tool calls, whose answers stand in the same window.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from nas.core.errors import InvalidInput
 from nas.core.replacement import RECALL_GROUP, RECALLABLE_GROUP, TEXT_GROUP
 from nas.model.nn.mixes import ScoredText
+from nas.model.text.generators import DISTANCES, FORMS, ITEMS, Dice, recall_document
 from nas.search.proxy.data import TOKEN_GRAM, recallable
-from nas.search.proxy.generators import DISTANCES, FORMS, ITEMS, Dice, recall_document
 from nas.train.pretrain.data import MIN_HELD_OUT, Ids, StoredIds, Tokens, Vocabulary
 
 _LEAST_LABELS = 64

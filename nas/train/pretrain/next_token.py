@@ -26,7 +26,8 @@ from nas.model.nn.fit import Log, Stage, Worker
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
-from nas.train.pretrain.data import MIN_HELD_OUT, StoredIds, Tokens, Vocabulary, open_tokens, read_sources, tokenise
+from nas.model.text.documents import read_sources
+from nas.train.pretrain.data import MIN_HELD_OUT, StoredIds, Tokens, Vocabulary, open_tokens, tokenise
 from nas.train.pretrain.grow import grow_checkpoint
 from nas.train.pretrain.loss import Distilled, pretraining_loss
 from nas.train.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest

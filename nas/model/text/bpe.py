@@ -1,0 +1,151 @@
+"""Byte-level byte-pair encoding: its training, and the tokens of a corpus, encoded once and mapped into memory.
+
+    $NAS_CACHE/bpe/KEY/tokenizer.json   of the library `tokenizers`
+                       ids              tokens of all domains, uint16
+                       index.json       where each domain's are, and the bytes of each token
+
+Bits per byte stay the unit: `Domain.sizes` has the bytes that a token stands for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nas.core import paths
+from nas.core.durable import locked
+from nas.core.stored import stored_folder
+from nas.model.text.corpus import Corpus, Domain, Ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer, models
+
+BPE_VERSION = 2
+"""Part of keys: increase it with every change after which the same corpus gives other ids."""
+BYTES = 256
+
+_PATTERN = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How text is split before bytes are merged: llama.cpp's `lfm2`."""
+_LEAST_COUNT = 2
+"""Minimum occurrences of a pair that becomes a token."""
+_TRAINED_ON = 1 << 22
+"""Bytes of each domain that a vocabulary is trained on, evenly spread over its training part."""
+_PIECE = 1 << 16
+"""Bytes of a piece that is encoded by itself."""
+_PIECES_AT_ONCE = 64
+_DEADLINE_S = 3600.0
+
+
+def train_bpe(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> Tokenizer:
+    """Trains a tokenizer; the same texts give the same one.
+
+    Args:
+        texts: to train on.
+        vocab: most tokens: special ones, 256 bytes, and merges of pairs that occur at least twice.
+        special: the first tokens.
+    """
+    from tokenizers import models, trainers
+
+    tokenizer = assembled(models.BPE(ignore_merges=True))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        min_frequency=_LEAST_COUNT,
+        special_tokens=list(special),
+        initial_alphabet=byte_letters(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def assembled(model: models.BPE) -> Tokenizer:
+    """Returns a tokenizer of `model` with the pre-tokenizer and decoder of all our tokenizers."""
+    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_letters() -> list[str]:
+    """Returns the letters that represent bytes, by byte (GPT-2's `bytes_to_unicode`)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    moved = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(moved)) for byte in range(BYTES)]
+
+
+def encoded(corpus: Corpus, vocab: int) -> dict[str, Domain]:
+    """Returns the domains of `corpus` in tokens, from the cache if they are there.
+
+    Args:
+        corpus: of bytes.
+        vocab: tokens, of which 256 are the bytes; some are unused where the text gives fewer.
+
+    Raises:
+        InfrastructureFailed: another process has been encoding it for an hour.
+    """
+    lock = paths.cache() / "bpe" / f"{corpus.hash}-{vocab}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock, _DEADLINE_S):
+        folder = stored_folder("bpe", BPE_VERSION, [corpus.hash, vocab], lambda folder: _write(folder, corpus, vocab))
+    index = json.loads((folder / "index.json").read_text())
+    sizes = np.array(index["sizes"], np.int64)
+    ids = np.memmap(folder / "ids", np.uint16, "r")
+    return {
+        name: Domain(ids[first:middle], ids[middle:last], sizes)
+        for name, (first, middle, last) in index["domains"].items()
+    }
+
+
+def _write(folder: Path, corpus: Corpus, vocab: int) -> None:
+    """Writes tokenizer, tokens and index of `corpus` to `folder`."""
+    tokenizer = train_bpe(_training_texts(corpus.domains), vocab)
+    domains, position = {}, 0
+    with (folder / "ids").open("wb") as file:
+        for name, domain in corpus.domains.items():
+            ends = [position]
+            for part in (domain.train, domain.heldout):
+                for ids in _encode(tokenizer, part):
+                    file.write(ids.tobytes())
+                    position += ids.size
+                ends.append(position)
+            domains[name] = ends
+    sizes = [0] * vocab
+    for token, number in tokenizer.get_vocab().items():
+        sizes[number] = len(token)  # one letter of the byte-level alphabet for each byte
+    (folder / "index.json").write_text(json.dumps({"domains": domains, "sizes": sizes}))
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _training_texts(domains: Mapping[str, Domain]) -> Iterator[str]:
+    for domain in domains.values():
+        yield from _texts(domain.train, _TRAINED_ON)
+
+
+def _encode(tokenizer: Tokenizer, part: Ids) -> Iterator[Ids]:
+    texts = _texts(part, part.size)
+    while batch := list(islice(texts, _PIECES_AT_ONCE)):
+        for encoding in tokenizer.encode_batch_fast(batch):
+            yield np.array(encoding.ids, np.uint16)
+
+
+def _texts(part: Ids, size: int) -> Iterator[str]:
+    """Yields pieces of `part`, about `size` bytes of it in all and evenly spread; a cut character is left out."""
+    pieces = -(-part.size // _PIECE)
+    step = max(1, pieces * _PIECE // max(size, 1))
+    for piece in range(0, pieces, step):
+        yield part[piece * _PIECE : (piece + 1) * _PIECE].tobytes().decode(errors="ignore")
