@@ -137,7 +137,7 @@ def _plan(
             trial = PretrainingRequest(corpus, short).plan(MemberToTrain(Path(scratch), layout, tokenizer, ()), say)
             began = time.monotonic()
             worker = Worker(torch.device("cpu"), say)
-            _, tokens = train_plan(trial, Network(layout, 0), Path(scratch), "trial", worker)
+            _, tokens = train_plan(trial, Network(layout, 0), Path(scratch), worker)
             speed = tokens / (time.monotonic() - began)
         tokens = round(minutes * 60 / 2 * speed)
         write_durably(path, json.dumps({"tokens": tokens, "tokens_per_s": speed}).encode())

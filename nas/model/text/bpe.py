@@ -1,26 +1,22 @@
 """Byte-level byte-pair encoding: its training, and the tokens of a corpus, encoded once and mapped into memory.
 
-    $NAS_CACHE/bpe/KEY/tokenizer.json   of the library `tokenizers`
-                       ids              tokens of all domains, uint16
-                       index.json       where each domain's are, and the bytes of each token
+    $NAS_CACHE/bpe/KEY   tokens of all domains, as `nas.model.text.corpus.packed_domains` writes them
 
 Bits per byte stay the unit: `Domain.sizes` has the bytes that a token stands for.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nas.core import paths
 from nas.core.durable import locked
-from nas.core.stored import stored_folder
-from nas.model.text.corpus import Corpus, Domain, Ids
+from nas.core.stored import stored
+from nas.model.text.corpus import Corpus, Domain, Ids, map_domains, packed_domains
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer, models
@@ -101,34 +97,19 @@ def encoded(corpus: Corpus, vocab: int) -> dict[str, Domain]:
     lock = paths.cache() / "bpe" / f"{corpus.hash}-{vocab}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with locked(lock, _DEADLINE_S):
-        folder = stored_folder("bpe", BPE_VERSION, [corpus.hash, vocab], lambda folder: _write(folder, corpus, vocab))
-    index = json.loads((folder / "index.json").read_text())
-    sizes = np.array(index["sizes"], np.int64)
-    ids = np.memmap(folder / "ids", np.uint16, "r")
-    return {
-        name: Domain(ids[first:middle], ids[middle:last], sizes)
-        for name, (first, middle, last) in index["domains"].items()
-    }
+        path = stored("bpe", BPE_VERSION, [corpus.hash, vocab], lambda: packed_domains(_encoded(corpus, vocab)))
+    return map_domains(path)
 
 
-def _write(folder: Path, corpus: Corpus, vocab: int) -> None:
-    """Writes tokenizer, tokens and index of `corpus` to `folder`."""
+def _encoded(corpus: Corpus, vocab: int) -> dict[str, Domain]:
     tokenizer = train_bpe(_training_texts(corpus.domains), vocab)
-    domains, position = {}, 0
-    with (folder / "ids").open("wb") as file:
-        for name, domain in corpus.domains.items():
-            ends = [position]
-            for part in (domain.train, domain.heldout):
-                for ids in _encode(tokenizer, part):
-                    file.write(ids.tobytes())
-                    position += ids.size
-                ends.append(position)
-            domains[name] = ends
-    sizes = [0] * vocab
+    sizes = np.zeros(vocab, np.int64)
     for token, number in tokenizer.get_vocab().items():
         sizes[number] = len(token)  # one letter of the byte-level alphabet for each byte
-    (folder / "index.json").write_text(json.dumps({"domains": domains, "sizes": sizes}))
-    tokenizer.save(str(folder / "tokenizer.json"))
+    return {
+        name: Domain(_encode(tokenizer, domain.train), _encode(tokenizer, domain.heldout), sizes)
+        for name, domain in corpus.domains.items()
+    }
 
 
 def _training_texts(domains: Mapping[str, Domain]) -> Iterator[str]:
@@ -136,11 +117,11 @@ def _training_texts(domains: Mapping[str, Domain]) -> Iterator[str]:
         yield from _texts(domain.train, _TRAINED_ON)
 
 
-def _encode(tokenizer: Tokenizer, part: Ids) -> Iterator[Ids]:
-    texts = _texts(part, part.size)
+def _encode(tokenizer: Tokenizer, part: Ids) -> Ids:
+    texts, ids = _texts(part, part.size), []
     while batch := list(islice(texts, _PIECES_AT_ONCE)):
-        for encoding in tokenizer.encode_batch_fast(batch):
-            yield np.array(encoding.ids, np.uint16)
+        ids += [np.array(encoding.ids, np.uint16) for encoding in tokenizer.encode_batch_fast(batch)]
+    return np.concatenate(ids)
 
 
 def _texts(part: Ids, size: int) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Byte-level corpora in the cache folder: domains with a held-out end, identified by the hash of their bytes.
 
-$NAS_CACHE/corpora/HASH         a line of JSON with names and sizes, then the bytes; mapped into memory, not read
+$NAS_CACHE/corpora/HASH         the bytes, as `packed_domains` writes them; mapped into memory, not read
                    HASH.json    what the corpus was made of: versions of Python and packages
 $NAS_CACHE/packaged/KEY/*.txt   texts of the corpora 'default' and 'installed', a file for each domain
 """
@@ -98,6 +98,38 @@ class Corpus:
     def hash(self) -> str:
         """SHA-256 over the names and bytes of all domains, 64 hex digits."""
         return content_hash({name: [_sha256(d.train), _sha256(d.heldout)] for name, d in self.domains.items()})
+
+
+def packed_domains(domains: Mapping[str, Domain]) -> bytes:
+    """Returns domains as one file: a line of JSON with names and sizes, then the ids of each."""
+    first = next(iter(domains.values()))
+    index = {
+        "dtype": first.train.dtype.name,
+        "sizes": first.sizes.tolist(),
+        "domains": [[name, domain.train.size, domain.heldout.size] for name, domain in domains.items()],
+    }
+    parts = [part.tobytes() for domain in domains.values() for part in (domain.train, domain.heldout)]
+    return json.dumps(index).encode() + b"\n" + b"".join(parts)
+
+
+def map_domains(path: Path) -> dict[str, Domain]:
+    """Maps a file of `packed_domains` into memory.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is damaged.
+    """
+    with path.open("rb") as file:
+        head = file.readline()
+    index = json.loads(head)
+    ids, sizes = np.memmap(path, index["dtype"], "r", offset=len(head)), np.array(index["sizes"], np.int64)
+    domains, start = {}, 0
+    for name, train, heldout in index["domains"]:
+        middle, end = start + train, start + train + heldout
+        domains[name] = Domain(ids[start:middle], ids[middle:end], sizes)
+        start = end
+    if start != ids.size:
+        raise ValueError(f"{path} has {ids.size} ids, not {start}")
+    return domains
 
 
 class CorpusRef(BaseModel):
@@ -268,15 +300,11 @@ def _folder() -> Path:
 
 
 def _store(corpus: Corpus) -> None:
-    """Writes one file: the index as a line of JSON, then the parts in its order."""
     path = _folder() / corpus.hash
     if corpus.made_of:
         _write(path.with_name(f"{corpus.hash}.json"), json.dumps(dict(corpus.made_of)).encode())
-    if path.is_file():
-        return
-    index = [[name, d.train.size, d.heldout.size] for name, d in corpus.domains.items()]
-    parts = [part.tobytes() for d in corpus.domains.values() for part in (d.train, d.heldout)]
-    _write(path, json.dumps(index).encode() + b"\n" + b"".join(parts))
+    if not path.is_file():
+        _write(path, packed_domains(corpus.domains))
 
 
 def _load(hash_: str) -> Corpus | None:
@@ -294,22 +322,10 @@ def _load(hash_: str) -> Corpus | None:
 
 @lru_cache(4)
 def _mapped(path: Path, *_changes: int) -> Corpus | None:
-    """Maps a cached corpus into memory; None if its index does not fit its size."""
-    with path.open("rb") as file:
-        head = file.readline()
     try:
-        index = [(str(name), int(train), int(heldout)) for name, train, heldout in json.loads(head)]
-    except (ValueError, TypeError):
+        return Corpus(map_domains(path))
+    except (ValueError, TypeError, KeyError):
         return None
-    data = np.memmap(path, np.uint8, "r", offset=len(head))
-    if sum(train + heldout for _, train, heldout in index) != data.size:
-        return None
-    domains, start = {}, 0
-    for name, train, heldout in index:
-        middle, end = start + train, start + train + heldout
-        domains[name] = Domain(data[start:middle], data[middle:end])
-        start = end
-    return Corpus(domains)
 
 
 def _write(path: Path, data: bytes) -> None:

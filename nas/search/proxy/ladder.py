@@ -54,10 +54,10 @@ def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) ->
     """
     scores: dict[int, dict[str, float]] = {}
     for job in jobs:
-        found = results[job.key].scores
+        groups = results[job.key].scores
         if isinstance(job.run, TaskRun) and job.run.entry:
-            found = {f"task/{job.run.entry}": score for score in found.values()}
-        scores.setdefault(job.seed, {}).update(found)
+            groups = {f"task/{job.run.entry}": score for score in groups.values()}
+        scores.setdefault(job.seed, {}).update(groups)
     return scores
 
 

@@ -42,10 +42,10 @@ def train_tokenizer(corpus: Sequence[Path], vocab: int, destination: Path, log: 
     if len(ids) < vocab:
         log(f"the corpus gives {len(ids):,} tokens; {vocab - len(ids):,} more are reserved to reach {vocab:,}")
         tokenizer = _with_reserved(tokenizer, vocab)
-    made = MemberTokenizer(finished(tokenizer, ids))
+    trained = MemberTokenizer(finished(tokenizer, ids))
     destination.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(destination, made.content)
-    return made
+    write_durably(destination, trained.content)
+    return trained
 
 
 def _with_reserved(tokenizer: Tokenizer, vocab: int) -> Tokenizer:
