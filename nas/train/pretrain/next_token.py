@@ -171,7 +171,7 @@ class Pretraining(TrainingPlan):
 
     def start(self, folder: Path, log: Log) -> tuple[Path | None, str]:
         if self.small is None:
-            return self.weights and self.weights.path, self._begin
+            return None if self.weights is None else self.weights.path, self._begin
         small_layout = None if self.small_layout is None else Layout.parse(self.small_layout)
         model, growth = grow_checkpoint(self.small.path, small_layout, Layout.from_json(self.layout), self.seed)
         log(f"grown from {self.small.path}: {growth.describe()}")

@@ -183,7 +183,7 @@ def complete(
             Decision(
                 what="tokens",
                 value=f"{tokens:,}",
-                reason="20 per active weight (Hoffmann et al. 2022); the report's 11T are for who has the machines",
+                reason="20 per active weight (Hoffmann et al. 2022); the report's 11T take many machines",
             )
         )
     # 6 FLOPs per weight and token; the output head works on every token, the lookup of a row on none.
