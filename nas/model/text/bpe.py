@@ -7,7 +7,7 @@ Bits per byte stay the unit: `Domain.sizes` has the bytes that a token stands fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -102,7 +102,8 @@ def encoded(corpus: Corpus, vocab: int) -> dict[str, Domain]:
 
 
 def _encoded(corpus: Corpus, vocab: int) -> dict[str, Domain]:
-    tokenizer = train_bpe(_training_texts(corpus.domains), vocab)
+    texts = (text for domain in corpus.domains.values() for text in _texts(domain.train, _TRAINED_ON))
+    tokenizer = train_bpe(texts, vocab)
     sizes = np.zeros(vocab, np.int64)
     for token, number in tokenizer.get_vocab().items():
         sizes[number] = len(token)  # one letter of the byte-level alphabet for each byte
@@ -110,11 +111,6 @@ def _encoded(corpus: Corpus, vocab: int) -> dict[str, Domain]:
         name: Domain(_encode(tokenizer, domain.train), _encode(tokenizer, domain.heldout), sizes)
         for name, domain in corpus.domains.items()
     }
-
-
-def _training_texts(domains: Mapping[str, Domain]) -> Iterator[str]:
-    for domain in domains.values():
-        yield from _texts(domain.train, _TRAINED_ON)
 
 
 def _encode(tokenizer: Tokenizer, part: Ids) -> Ids:

@@ -13,6 +13,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def files_of(entry: str | Path, base: Path, where: str) -> list[tuple[Path, bool
         return files
     matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
     if not (files := [(file, True) for file in matches if file.is_file()]):
-        raise InvalidInput(f"{path}: no such file or folder, and the pattern matches no file", where=where)
+        problem = "the pattern matches no file" if has_magic(str(entry)) else "no such file or folder"
+        raise InvalidInput(f"{path}: {problem}", where=where)
     return files
 
 

@@ -70,11 +70,8 @@ def seed_counts(jobs: Iterable[TrainJob]) -> dict[str, int]:
 
 def _proxy(config: QualityConfig, layout: Layout, length: int) -> Layout:
     """Returns the proxy for sequences of `length` tokens: windows and states keep their ratio to the context."""
-    return narrow(layout, config.proxy_d_model, _vocab(config), context=config.context, length=length)
-
-
-def _vocab(config: QualityConfig) -> int:
-    return BYTE_VOCAB if config.tokenizer is None else config.tokenizer.vocab
+    vocab = BYTE_VOCAB if config.tokenizer is None else config.tokenizer.vocab
+    return narrow(layout, config.proxy_d_model, vocab, context=config.context, length=length)
 
 
 def _library_jobs(rung: Rung, layout: Layout, scores: CorpusRef) -> list[TrainJob]:

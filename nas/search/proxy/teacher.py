@@ -72,7 +72,7 @@ def predictions(
     inputs = [teaching.job.key, job.run.key_inputs(), job.batch, job.seed, job.steps, teaching.k]
     lock = paths.cache() / "teachers" / f"{content_hash(inputs)}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
-    # A measurement waits for all who train here: one that waited for the teacher alone would keep it out for long.
+    # Measurements wait for all trainings of this host: while this one waits for another process, it lets them run.
     with locked(lock, _DEADLINE_S, meanwhile=yield_hook):
         folder = stored_folder(
             "teachers",
