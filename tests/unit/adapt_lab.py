@@ -18,11 +18,12 @@ from nas.core.limit import Limit
 from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
+from nas.model.text.documents import read_sources
 from nas.train.adapt.adapt import Adaptation
 from nas.train.adapt.costs import Measure
 from nas.train.adapt.parallel import Workers
 from nas.train.adapt.settings import AdaptSettings
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.next_token import Packed
 
 LAYOUT, SETTINGS = TINY, TINY_SETTINGS

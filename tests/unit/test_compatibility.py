@@ -31,7 +31,7 @@ from nas.infra.store.rows import StudyState
 from nas.infra.store.store import Store
 from nas.measure.protocol.reference import export_key, gate_key, measure_key
 from nas.measure.runtimes import RUNTIMES
-from nas.search.proxy.corpus import CorpusRef
+from nas.model.text.corpus import CorpusRef
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.spaces import load_space
 from nas.search.study.launch import LaunchOptions, launch

@@ -54,6 +54,7 @@ from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import ScoredText, compared
 from nas.model.nn.model import Model
 from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
+from nas.model.text.documents import read_sources
 from nas.train.adapt.alternatives import default_alternatives, further_mixers
 from nas.train.adapt.checkpoints import import_once, is_imported, read_model
 from nas.train.adapt.costs import Choices, Figures, Measure, Problem, replaced_by
@@ -64,7 +65,7 @@ from nas.train.adapt.parallel import ParallelLibrary, Workers
 from nas.train.adapt.selection import Option, select, total
 from nas.train.adapt.settings import AdaptSettings
 from nas.train.adapt.text import recall_text, report_sources, report_text
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte, held_out_windows
 from nas.train.release.files import write_files
 from nas.train.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
