@@ -86,29 +86,38 @@ class Measurer:
         return asyncio.run(self._measure(layout, on))
 
     async def _measure(self, layout: Layout, on: Sequence[str]) -> Measurements:
-        taken = await asyncio.gather(*(self._on_device(layout, device) for device in on), return_exceptions=True)
-        for error in taken:
-            if isinstance(error, BaseException):
-                raise error
-        return {place: each for found in taken if isinstance(found, dict) for place, each in found.items()}
+        outcomes = await asyncio.gather(*(self._on_device(layout, device) for device in on), return_exceptions=True)
+        measurements: dict[MeasurementKey, Measurement] = {}
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            measurements |= outcome
+        return measurements
 
     async def _on_device(self, layout: Layout, device: str) -> Measurements:
-        found = {}
+        measurements = {}
         for spec in self.space.runtimes:
             bench = self.benches[device, spec.name]
             artifact = self._artifact(layout, bench)
             for name in self.space.measured:
-                found[MeasurementKey(device, spec.name, name)] = await self._workload(
+                measurements[MeasurementKey(device, spec.name, name)] = await self._workload(
                     artifact, bench, self.space.workloads[name]
                 )
-        return found
+        return measurements
 
     async def _workload(self, artifact: Artifact, bench: MeasurementTarget, workload: Workload) -> Measurement:
         pinned, reference = bench.device.pinned(workload), bench.reference_beside(workload)
         key = measure_key(
-            artifact.sha256, bench.runner, bench.device.id, pinned, self.repetitions, self.space.protocol,
-            reference.calibration, energy_counter=bench.device.energy_counter, page_size=bench.device.page_size,
-        )  # fmt: skip
+            artifact.sha256,
+            bench.runner,
+            bench.device.id,
+            pinned,
+            self.repetitions,
+            self.space.protocol,
+            reference.calibration,
+            energy_counter=bench.device.energy_counter,
+            page_size=bench.device.page_size,
+        )
         row = results.get(self.farm.store, key)
         if row is not None:
             return _value(row.payload)
@@ -119,17 +128,24 @@ class Measurer:
         store, protocol = self.farm.store, self.space.protocol
         tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
         try:
-            taken = await measure(
-                subject, bench.reference_beside(subject.workload), self.farm.jobs(None), key, None, self.repetitions,
-                protocol, past_tries=tries,
-            )  # fmt: skip
+            measurement = await measure(
+                subject,
+                bench.reference_beside(subject.workload),
+                self.farm.jobs(None),
+                key,
+                None,
+                self.repetitions,
+                protocol,
+                past_tries=tries,
+            )
         except CandidateFailed as error:
             results.put(store, key, "measure", failure(error))
             raise
         except InfrastructureFailed as error:
             outcomes.record_attempt(store, "infrastructure", str(error), result_key=key, stage="measure")
             raise
-        row = results.put(store, key, "measure", {"value": taken.model_dump(mode="json")}, seconds=taken.wall_s)
+        value = {"value": measurement.model_dump(mode="json")}
+        row = results.put(store, key, "measure", value, seconds=measurement.wall_s)
         return _value(row.payload)
 
     def _artifact(self, layout: Layout, bench: MeasurementTarget) -> Artifact:
@@ -185,18 +201,18 @@ def export_once(store: Store, key: str, export: Callable[[Path], Artifact]) -> A
     return artifact
 
 
-def measured_of(taken: Measurements, space: SearchSpace, *, searched: bool = True) -> tuple[Measured, ...]:
+def measured_of(measurements: Measurements, space: SearchSpace, *, searched: bool = True) -> tuple[Measured, ...]:
     """Returns one record for each device and runtime, with the figures of all workloads.
 
     Args:
-        taken: place -> measurement.
+        measurements: of a layout.
         space: has the runtimes.
         searched: whether the search used these devices.
     """
     quantisations = {runtime.name: runtime.quantisation for runtime in space.runtimes}
     groups: dict[tuple[str, str], list[Measurement]] = {}
-    for each in taken.values():
-        groups.setdefault((each.device, each.runtime), []).append(each)
+    for measurement in measurements.values():
+        groups.setdefault((measurement.device, measurement.runtime), []).append(measurement)
     return tuple(
         Measured(
             device=device,
@@ -204,22 +220,27 @@ def measured_of(taken: Measurements, space: SearchSpace, *, searched: bool = Tru
             quantisation=quantisations[runtime],
             threads=group[0].workload.threads,
             figures=tuple(
-                recorded_figure(metric, each.workload.window if metric == "peak_rss_mb" else each.workload.prompt, each)
-                for each in group
+                recorded_figure(metric, _tokens(metric, measurement.workload), measurement)
+                for measurement in group
                 for metric in _STATISTICS
             ),
             searched=searched,
-            noisy=any(each.noisy for each in group),
+            noisy=any(measurement.noisy for measurement in group),
         )
         for (device, runtime), group in groups.items()
     )
 
 
-def recorded_figure(metric: Metric, prompt: int, taken: Measurement) -> Figure:
+def _tokens(metric: Metric, workload: Workload) -> int:
+    """Returns the context of a figure: peak memory is of the whole window."""
+    return workload.window if metric == "peak_rss_mb" else workload.prompt
+
+
+def recorded_figure(metric: Metric, prompt: int, measurement: Measurement) -> Figure:
     """Returns a figure of a measurement for a family's records; `prompt` is its context in tokens."""
-    statistic = taken.figures[_STATISTICS[metric]]
+    statistic = measurement.figures[_STATISTICS[metric]]
     value, low, high = statistic.value, statistic.low, statistic.high
     if metric == "decode_tps":  # tokens per second from ms per token, so the ends of the interval swap
-        value, low, high = (1e3 / each if each else None for each in (value, high, low))
+        value, low, high = (1e3 / ms if ms else None for ms in (value, high, low))
     interval = None if low is None or high is None else (low, high)
     return Figure(metric=metric, prompt=prompt, value=value, ci95=interval, reason=statistic.reason or "")
