@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, QuantisationOption
+from nas.cli.options import (
+    BudgetOption,
+    DatabaseOption,
+    DeviceOption,
+    QuantisationOption,
+    RepsOption,
+    RuntimeOption,
+    ThreadsOption,
+)
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.measure.runtimes import DEFAULT_RUNTIME
 
@@ -26,21 +35,13 @@ def command(
         Path | None,
         typer.Argument(metavar="MODEL", help="Folder of transformers, or a checkpoint that names its layout."),
     ] = None,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option("--budget", "-b", metavar="METRIC<=LIMIT", help="Limit to keep, such as decode_p50<=20ms."),
-    ] = None,
+    budget: BudgetOption = None,
     corpus: Annotated[
         list[Path] | None, typer.Option("--corpus", "-c", help="File or folder of text to train and score on.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of results.")] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", "-d", help="Device id or tag; local: this machine.", show_default="local"),
-    ] = None,
-    runtime: Annotated[
-        str | None, typer.Option("--runtime", "-r", help="Runtime name.", show_default=DEFAULT_RUNTIME)
-    ] = None,
+    device: DeviceOption = "local",
+    runtime: RuntimeOption = DEFAULT_RUNTIME,
     quantisation: QuantisationOption = None,
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="The model's tokenizer.json. Default: that in MODEL.")
@@ -60,28 +61,17 @@ def command(
         Path | None, typer.Option("--library", help="Library of trained blocks. Default: library in $NAS_HOME.")
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=1, help="Processes of this machine that train the library.", show_default="1"),
-    ] = None,
+        int, typer.Option("--workers", min=1, help="Processes of this machine that train the library.")
+    ] = 1,
     ray_address: Annotated[
         str | None, typer.Option("--ray-address", help="Address of a Ray cluster that trains the library.")
     ] = None,
-    prompt: Annotated[
-        int | None, typer.Option("--prompt", min=16, help="Prompt length in tokens.", show_default="512")
-    ] = None,
-    gen: Annotated[
-        int | None, typer.Option("--gen", min=1, help="Tokens to generate per repetition.", show_default="128")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", "-t", min=1, help="Number of compute threads.", show_default="1")
-    ] = None,
-    reps: Annotated[
-        int | None, typer.Option("--reps", min=2, help="Number of valid repetitions.", show_default="5")
-    ] = None,
-    gguf: Annotated[
-        list[str] | None, typer.Option("--gguf", help="Quantisations of the GGUF files.", show_default="q4_0, f16")
-    ] = None,
-    pte: Annotated[bool | None, typer.Option("--pte", help="Also write a .pte for ExecuTorch.")] = None,
+    prompt: Annotated[int, typer.Option("--prompt", min=16, help="Prompt length in tokens.")] = 512,
+    gen: Annotated[int, typer.Option("--gen", min=1, help="Tokens to generate per repetition.")] = 128,
+    threads: ThreadsOption = 1,
+    reps: RepsOption = 5,
+    gguf: Annotated[list[str], typer.Option("--gguf", help="Quantisations of the GGUF files.")] = ["q4_0", "f16"],  # noqa: B006
+    pte: Annotated[bool, typer.Option("--pte", help="Also write a .pte for ExecuTorch.")] = False,
     write_space: Annotated[
         Path | None,
         typer.Option(
@@ -90,9 +80,7 @@ def command(
             help="Write a search space of mixes of the library's blocks for `nas launch` instead of a child.",
         ),
     ] = None,
-    mixes: Annotated[
-        int | None, typer.Option("--mixes", min=4, help="Layouts of --write-space.", show_default="256")
-    ] = None,
+    mixes: Annotated[int, typer.Option("--mixes", min=4, help="Layouts of --write-space.")] = 256,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -114,9 +102,7 @@ def command(
     from nas.train.adapt.space import check_target
     from nas.train.adapt.space import write_space as write
 
-    keys = AdaptRequest.model_fields.keys()
-    options = {name: value for name, value in context.params.items() if name in keys and value not in (None, (), [])}
-    request = read_request(config, options)
+    request = read_request(config, _named_options(context, AdaptRequest.model_fields))
     if request.write_space is not None:
         check_target(request.write_space)
         require_writable(request.write_space.parent, "--write-space")
@@ -136,6 +122,12 @@ def command(
         print_json(report)
     else:
         _show(report)
+
+
+def _named_options(context: typer.Context, keys: Iterable[str]) -> dict[str, Any]:
+    """Returns those options of the command line and the environment that are among `keys`."""
+    sources = {name: context.get_parameter_source(name) for name in keys}
+    return {name: context.params[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
 
 
 def _measured(request: AdaptRequest) -> Measure:

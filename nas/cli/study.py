@@ -14,7 +14,7 @@ import typer
 
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, StudyArgument, YesOption, open_store, same_database
+from nas.cli.options import DatabaseOption, OutputOption, StudyArgument, YesOption, open_store, same_database
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.remote import ServerOption, open_server
 from nas.cli.study_view import print_agreement, print_effects, print_front, report_fields
@@ -117,7 +117,7 @@ def front(
 @app.command()
 def report(
     study: StudyArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")],
+    output: OutputOption,
     server: ServerOption = None,
     db: DatabaseOption = None,
 ) -> None:
@@ -271,7 +271,7 @@ def delete(study: StudyArgument, yes: YesOption = False, db: DatabaseOption = No
 @app.command("export")
 def export(
     study: StudyArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Output file.")],
+    output: OutputOption,
     format: Annotated[
         Format,
         typer.Option(

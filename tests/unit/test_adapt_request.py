@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from cli_runner import nas
+from typer.main import get_command
 
+from nas.cli.adapt import app
 from nas.core.errors import InvalidInput
 from nas.train.adapt.request import AdaptRequest, AdaptSettings, read_request
 
@@ -56,7 +58,24 @@ def test_equal_keys_in_the_file_and_on_the_command_line_give_equal_requests(tmp_
     assert set(there.record()["settings"]) == set(AdaptSettings.model_fields)
 
 
+def test_options_have_the_defaults_of_their_keys() -> None:
+    options = {option.name: option.default for option in get_command(app).params}
+    fields = AdaptRequest.model_fields
+    for name in ("device", "runtime", "workers", "prompt", "gen", "threads", "reps", "pte", "mixes", "quantisation"):
+        assert options[name] == fields[name].default, name
+    assert tuple(options["gguf"]) == fields["gguf"].default
+    assert options.keys() - {"config", "json"} == fields.keys() - AdaptSettings.model_fields.keys()
+
+
 def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
     done = nas("adapt", "model", "-c", str(tmp_path), "-o", str(tmp_path / "out"))
     assert done.code == 3
     assert done.err.startswith("nas: --budget: is missing")
+
+
+def test_defaults_of_options_do_not_override_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "adapt.yaml"
+    path.write_text("workers: 2\nray_address: auto\n")
+    given = ("adapt", "model", "-b", "ttft<=1s", "-c", str(tmp_path), "-o", str(tmp_path), "--config", str(path))
+    assert "--ray-address" in nas(*given).err
+    assert "--ray-address" not in nas(*given, "--workers", "1", "--ray-address", "").err
