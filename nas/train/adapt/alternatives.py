@@ -56,9 +56,9 @@ def default_alternatives(
 
     Args:
         layout: of the trained model.
-        slot: the place.
+        slot: of the block.
         window: of sliding windows.
-        further: mixers that may take attention's place, too.
+        further: other mixers that may replace attention.
     """
     trained = slot.block(layout)
     assert trained is not None

@@ -19,7 +19,6 @@ import torch
 
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
-from nas.core.layout import Layer
 from nas.core.replacement import Slot
 from nas.core.units import show_duration
 from nas.train.adapt.library import Library, LibrarySettings
@@ -110,27 +109,27 @@ def time_library(
     """
     depths = sorted({slot.depth for slot in alternatives})
     step_tokens = settings.sequences * settings.length
-    token, scores = 0.0, 0.0
+    token = scores = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        library = opened(Path(folder), settings)
-        layers, layer_token = library.teacher.layout.layers, _layer_seconds(library)
-        alike: dict[Layer, list[int]] = {}
-        for depth in depths:
-            alike.setdefault(layers[depth], []).append(depth)
-        for first, *others in alike.values():
-            blocks = {slot: blocks for slot, blocks in alternatives.items() if slot.depth == first}
 
-            def train(steps: int, first: int = first, blocks: Alternatives = blocks) -> None:
-                sized = settings.model_copy(update={"tokens": steps * step_tokens})
-                opened(Path(folder, f"{first}-{steps}"), sized).train(blocks)
+        def library(depth: int, steps: int) -> Library:
+            sized = settings.model_copy(update={"tokens": steps * step_tokens})
+            return opened(Path(folder, f"{depth}-{steps}"), sized)
 
-            below = first * layer_token  # included in the steps
-            token += (1 + len(others)) * max(0.0, step_seconds(train) / step_tokens - below)
-            sized = settings.model_copy(update={"tokens": step_tokens})
-            trained = opened(Path(folder, f"{first}-1"), sized)
-            scores += (1 + len(others)) * seconds_of(lambda: trained.scores(blocks))  # noqa: B023 - called here
-    passed = layer_token * sum(min(depth, 1) for depth in depths)
-    return LibraryTimes(token + passed, layer_token * sum(depths) - passed, scores)
+        layers, layer_token = library(0, 1).teacher.layout.layers, _layer_seconds(library(0, 1))
+        first = {layers[depth]: depth for depth in reversed(depths)}
+        for layer, depth in first.items():
+            count = sum(layers[other] == layer for other in depths)
+            blocks = {slot: blocks for slot, blocks in alternatives.items() if slot.depth == depth}
+            step = step_seconds(lambda steps: library(depth, steps).train(blocks)) / step_tokens  # noqa: B023 - called here
+            token += count * max(0.0, step - _recomputed(depth) * layer_token)
+            scores += count * seconds_of(lambda: library(depth, 1).scores(blocks))  # noqa: B023 - called here
+    return LibraryTimes(token, layer_token * sum(map(_recomputed, depths)), scores)
+
+
+def _recomputed(depth: int) -> int:
+    """Returns the layers that a depth runs only if the streams of the depth below are not stored."""
+    return max(0, depth - 1)
 
 
 def step_seconds(train: Callable[[int], object]) -> float:

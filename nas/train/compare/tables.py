@@ -11,7 +11,7 @@ from nas.core.errors import InvalidInput
 from nas.core.family import ComparedModel, Comparison, Figure, Metric
 from nas.core.published import LFM2
 from nas.core.units import show_count
-from nas.train.compare.lfm2_report import COLUMNS, HX370, REPORT, S25, figure_of
+from nas.train.compare.lfm2_report import COLUMNS, REPORT, figure_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,27 +69,6 @@ def reasons(comparison: Comparison) -> Iterator[str]:
                 if figure.reason == reason
             )
             yield f"{model.name}: {where}: {reason}"
-
-
-def as_markdown(comparison: Comparison) -> str:
-    """Returns conditions, both tables and notes for a page."""
-    parts = [
-        f"{comparison.made}, device `{comparison.device}`:",
-        "\n".join(f"- {name}: {value}" for name, value in comparison.conditions.items()),
-        _markdown(*figures_table(comparison)),
-    ]
-    if comparison.ratios:
-        parts += [
-            f"Ratios: here / {S25} / {HX370} (the last two from the report; - where it has none).",
-            _markdown(*ratios_table(comparison)),
-        ]
-    parts += ["\n".join(f"- {line}" for line in lines) for lines in ([*reasons(comparison)], comparison.notes) if lines]
-    return "\n\n".join(parts)
-
-
-def _markdown(columns: Row, rows: Sequence[Row]) -> str:
-    lines = [columns, ["---", *("---:" for _ in columns[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _figures(models: Sequence[ComparedModel]) -> list[tuple[Metric, int]]:
