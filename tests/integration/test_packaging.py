@@ -65,7 +65,7 @@ def test_sdist_is_there(built: Path) -> None:
 
 
 def test_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
-    folders = [ROOT / "nas", *(ROOT / "nas" / link.name for link in (ROOT / "nas").iterdir() if link.is_symlink())]
+    folders = [ROOT / "nas", *(link for link in (ROOT / "nas").rglob("*") if link.is_symlink())]
     wanted = {
         str(Path("nas") / path.relative_to(ROOT / "nas"))
         for folder in folders

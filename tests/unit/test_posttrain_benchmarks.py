@@ -213,7 +213,7 @@ _CATEGORIES = (
     "biology", "business", "chemistry", "computer science", "economics", "engineering", "health", "history", "law",
     "math", "other", "philosophy", "physics", "psychology",
 )  # fmt: skip
-_MMLU = Path(__file__).parents[2] / "nas" / "posttrain" / "benchmarks" / "mmlu.yaml"
+_MMLU = Path(__file__).parents[2] / "nas" / "train" / "posttrain" / "lm_eval_tasks" / "mmlu.yaml"
 _MMLU_SUBJECTS = yaml.safe_load(_MMLU.read_text().replace("!function ", ""))["metadata"]["datasets"]
 
 

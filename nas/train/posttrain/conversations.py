@@ -77,7 +77,6 @@ class Conversation(Line):
 
     @property
     def conversations(self) -> Sequence[Conversation]:
-        """See `Line`."""
         return (self,)
 
     @property
@@ -91,7 +90,6 @@ class Conversation(Line):
         return self.messages[-1].content
 
     def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
-        """See `Line`."""
         return problem_of(self.messages, "assistant", special)
 
 
@@ -105,7 +103,6 @@ class Preference(Line):
 
     @property
     def conversations(self) -> Sequence[Conversation]:
-        """See `Line`."""
         return self.conversation(self.chosen), self.conversation(self.rejected)
 
     def conversation(self, answer: str) -> Conversation:
@@ -114,11 +111,10 @@ class Preference(Line):
         return Conversation(messages=messages, tools=self.tools)
 
     def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
-        """See `Line`."""
         if self.chosen == self.rejected:
             return "chosen and rejected are the same"
-        found = (each.problem(special) for each in self.conversations)
-        return next(filter(None, found), None)
+        problems = (conversation.problem(special) for conversation in self.conversations)
+        return next(filter(None, problems), None)
 
 
 AnyLine = TypeVar("AnyLine", bound=Line)
@@ -172,7 +168,7 @@ def read_numbered_lines(path: Path, kind: type[AnyLine], special: Sequence[str] 
         content = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read it: {error.strerror}", where=str(path)) from error
-    found: list[tuple[int, AnyLine]] = []
+    parsed_lines: list[tuple[int, AnyLine]] = []
     problems: list[str] = []
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
@@ -183,12 +179,12 @@ def read_numbered_lines(path: Path, kind: type[AnyLine], special: Sequence[str] 
             if len(problems) == _MOST_PROBLEMS:
                 break
         else:
-            found.append((number, parsed))
+            parsed_lines.append((number, parsed))
     if problems:
         raise InvalidInput("\n".join(problems))
-    if not found:
+    if not parsed_lines:
         raise InvalidInput("holds no line", where=str(path))
-    return found
+    return parsed_lines
 
 
 def check_files(files: Iterable[tuple[str, type[Line]]], tokenizer: Path | None = None) -> None:
@@ -222,8 +218,8 @@ def _check_rendered(path: str, lines: Iterable[tuple[int, Line]], chat: ChatToke
     """
     for number, line in lines:
         try:
-            for each in line.conversations:
-                chat.conversation(each)
+            for conversation in line.conversations:
+                chat.conversation(conversation)
         except InvalidInput as error:
             raise InvalidInput(f"{path}:{number}: {error.message}") from error
 
@@ -386,13 +382,13 @@ class ChatTokenizer:
         """
         before, whole = self.render(_PROBE[:1], ask=True), self.render(_PROBE[:2])
         behind = whole.removeprefix(before + _PROBE[1].content)
-        found = [end for end in ends if whole != behind and behind.lstrip().startswith(end)]
-        if not found:
+        matches = [end for end in ends if whole != behind and behind.lstrip().startswith(end)]
+        if not matches:
             raise InvalidInput(
                 f"its chat template does not continue a question with the answer and one of {', '.join(ends)}",
                 where=self._where,
             )
-        return found[0]
+        return matches[0]
 
     def _has_earlier_answers(self) -> bool:
         """Returns whether a conversation begins as it did before its last turns."""

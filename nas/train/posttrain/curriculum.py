@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from nas.core import paths
-from nas.core.canonical import content_hash, sha256_of
-from nas.core.durable import write_durably
+from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
+from nas.core.stored import stored
 from nas.model.nn.fit import Log
 from nas.model.nn.model import Model
 from nas.model.nn.weights import checkpoint_layout
@@ -40,7 +39,7 @@ from nas.train.release.tokenizer import require_fit
 
 CURRICULUM = "curriculum"
 """Key of the settings, for messages."""
-CURRICULUM_VERSION = 1
+CURRICULUM_VERSION = 2
 """Part of keys: increase it with every change after which the same inputs give other answers or shares."""
 
 _QUESTIONS_AT_ONCE = 64
@@ -76,19 +75,19 @@ def solvers(settings: CurriculumSettings, member: MemberToTrain) -> list[Solver]
     Raises:
         InvalidInput: a name is neither a file nor an earlier stage, or the tokenizer does not fit a layout.
     """
-    found, tokenizer = [], read_member_tokenizer(member.tokenizer)
+    ensemble, tokenizer = [], read_member_tokenizer(member.tokenizer)
     for name in settings.models:
         path, sha256 = named_weights(member, name, where=f"{CURRICULUM}.models")
         layout = checkpoint_layout(path)
         require_fit(tokenizer, layout, f"{CURRICULUM}.models: {name}")
-        found.append(Solver(path, sha256, layout))
-    return found
+        ensemble.append(Solver(path, sha256, layout))
+    return ensemble
 
 
-def key_of(settings: CurriculumSettings, ensemble: Sequence[Solver]) -> dict[str, Any]:
-    """Returns what the shares depend on besides the conversations and the tokenizer."""
+def curriculum_inputs(settings: CurriculumSettings, ensemble: Sequence[Solver]) -> dict[str, Any]:
+    """Returns the part of the cache key that comes from the settings and the models."""
     fields = settings.model_dump(mode="json", exclude={"models"})
-    return {"curriculum": CURRICULUM_VERSION, "models": [each.sha256 for each in ensemble], **fields}
+    return {"curriculum": CURRICULUM_VERSION, "models": [solver.sha256 for solver in ensemble], **fields}
 
 
 def solved_shares(
@@ -103,68 +102,72 @@ def solved_shares(
     Raises:
         InvalidInput: no share is known, by which others could be predicted.
     """
-    shares = np.asarray([np.nan if each.solved is None else each.solved for each in conversations], np.float32)
-    asked = np.flatnonzero(np.isnan(shares))
-    given = len(shares) - len(asked)
+    shares = np.asarray(
+        [np.nan if conversation.solved is None else conversation.solved for conversation in conversations], np.float32
+    )
+    unsolved = np.flatnonzero(np.isnan(shares))
+    recorded = len(shares) - len(unsolved)
     if settings.questions is not None:
-        asked = np.sort(np.random.default_rng(0).permutation(asked)[: settings.questions])
-    if ensemble and len(asked):
-        some = [conversations[int(index)] for index in asked]
-        shares[asked] = np.mean([_right(settings, each, some, tokenizer, log) for each in ensemble], axis=0)
+        unsolved = np.sort(np.random.default_rng(0).permutation(unsolved)[: settings.questions])
+    if ensemble and len(unsolved):
+        questions = [conversations[int(index)] for index in unsolved]
+        shares[unsolved] = np.mean([_right(settings, solver, questions, tokenizer, log) for solver in ensemble], axis=0)
     unknown = np.isnan(shares)
     if unknown.all():
         raise InvalidInput("no conversation has a share `solved`, and no models are named to find it", where=CURRICULUM)
     if unknown.any():
-        texts = np.asarray([question_text(each) for each in conversations], object)
+        texts = np.asarray([question_text(conversation) for conversation in conversations], object)
         shares[unknown] = predicted(texts[~unknown].tolist(), shares[~unknown], texts[unknown].tolist())
+    answered = len(shares) - recorded - int(unknown.sum())
     log(
-        f"curriculum: {shares.mean():.0%} solved on average; {given:,} given, {len(shares) - given - unknown.sum():,}"
+        f"curriculum: {shares.mean():.0%} solved on average; {recorded:,} given, {answered:,}"
         f" by {len(ensemble)} models, {unknown.sum():,} predicted"
     )
     return shares
 
 
 def _right(
-    settings: CurriculumSettings, solver: Solver, asked: Sequence[Conversation], tokenizer: Path, log: Log
+    settings: CurriculumSettings, solver: Solver, conversations: Sequence[Conversation], tokenizer: Path, log: Log
 ) -> list[bool]:
     """Returns whether a model answers each question right; chunks that were answered before are read."""
     chat, sha256 = ChatTokenizer.read(tokenizer), sha256_of(tokenizer)
     right: list[bool] = []
     model: Model | None = None
-    for start in range(0, len(asked), _QUESTIONS_AT_ONCE):
-        some = asked[start : start + _QUESTIONS_AT_ONCE]
-        questions = [chat.question(each.question, each.tools) for each in some]
-        inputs = [CURRICULUM_VERSION, solver.sha256, sha256, *chat.identity, settings.answer_tokens, questions]
-        path = paths.cache() / "answers" / f"{content_hash(inputs)}.json"
-        if not path.is_file():
+    for start in range(0, len(conversations), _QUESTIONS_AT_ONCE):
+        chunk = conversations[start : start + _QUESTIONS_AT_ONCE]
+        questions = [chat.question(conversation.question, conversation.tools) for conversation in chunk]
+        inputs = [solver.sha256, sha256, chat.identity, settings.answer_tokens, questions]
+
+        def answer(questions: list[list[int]] = questions, end: int = start + len(chunk)) -> bytes:
+            nonlocal model
             model = model or loaded(solver.layout, solver.weights)
-            found = generate(model, questions, settings.answer_tokens, chat.ends)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(path, json.dumps([chat.answer_of(ids) for ids in found]).encode())
-            log(f"{solver.weights}: answered {start + len(some):,} of {len(asked):,} questions")
-        answers = json.loads(path.read_bytes())
-        samples = [Sample(each, answer, "") for each, answer in zip(some, answers, strict=True)]
+            replies = generate(model, questions, settings.answer_tokens, chat.ends)
+            log(f"{solver.weights}: answered {end:,} of {len(conversations):,} questions")
+            return json.dumps([chat.answer_of(ids) for ids in replies]).encode()
+
+        answers = json.loads(stored("answers", CURRICULUM_VERSION, inputs, answer, suffix=".json").read_bytes())
+        samples = [Sample(conversation, answer, "") for conversation, answer in zip(chunk, answers, strict=True)]
         right += [score > 0 for score in RULES[settings.judge](samples)]
     return right
 
 
-def predicted(known: Sequence[str], shares: NDArray[np.float32], texts: Sequence[str]) -> NDArray[np.float32]:
+def predicted(examples: Sequence[str], shares: NDArray[np.float32], texts: Sequence[str]) -> NDArray[np.float32]:
     """Returns shares for `texts`, in [0, 1], by ridge regression on features of `known` texts with their shares."""
     size, mean = _BUCKETS + 1, shares.mean(dtype=np.float64)
     total, square, cross = np.zeros(size), _RIDGE * np.eye(size), np.zeros(size)
-    for start in range(0, len(known), _ROWS_AT_ONCE):
+    for start in range(0, len(examples), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
-        x = _features(known[rows])
+        x = _features(examples[rows])
         total += x.sum(0)
         square += x.T @ x
         cross += x.T @ (shares[rows] - mean)
-    centre = total / len(known)
-    weights = np.linalg.solve(square - len(known) * np.outer(centre, centre), cross)
-    found = [
+    centre = total / len(examples)
+    weights = np.linalg.solve(square - len(examples) * np.outer(centre, centre), cross)
+    predictions = [
         mean + (_features(texts[start : start + _ROWS_AT_ONCE]) - centre) @ weights
         for start in range(0, len(texts), _ROWS_AT_ONCE)
     ]
-    return np.asarray(np.clip(np.concatenate(found), 0, 1), np.float32)
+    return np.asarray(np.clip(np.concatenate(predictions), 0, 1), np.float32)
 
 
 def _features(texts: Sequence[str]) -> NDArray[np.float64]:

@@ -68,10 +68,10 @@ def _file(member: Path, quantisation: str, kinds: Sequence[str]) -> tuple[Member
     files = files_of(member)
     if files is None:
         raise InvalidInput(f"{member.name} has no files yet")
-    found = {file.quantisation.lower(): file for file in files.files if file.kind in kinds}
-    file = found.get(quantisation.lower())
+    by_quantisation = {file.quantisation.lower(): file for file in files.files if file.kind in kinds}
+    file = by_quantisation.get(quantisation.lower())
     if file is None:
-        raise UnknownName("file", quantisation, found, where="--quantisation")
+        raise UnknownName("file", quantisation, by_quantisation, where="--quantisation")
     return files, file
 
 
@@ -133,11 +133,9 @@ class Questions(Protocol):
     record: str
     """File of the member that keeps the result."""
     groups: dict[str, dict[str, tuple[str, ...]]]
-    """See `MemberEvaluation`."""
     versions: dict[str, int]
-    """See `MemberEvaluation`."""
 
-    def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
+    def judge(self, answerer: Answerer, chat: ChatTokenizer) -> Judgements:
         """Asks all questions and returns whether the answers are right; each model has the same tasks and questions."""
         ...
 
@@ -156,9 +154,8 @@ class Conversations:
         self.groups: dict[str, dict[str, tuple[str, ...]]] = {}
         self.versions: dict[str, int] = {}
 
-    def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
-        """See `Questions`."""
-        return grouped(self._conversations, exact_answers(self._conversations, chat, asked.respond))
+    def judge(self, answerer: Answerer, chat: ChatTokenizer) -> Judgements:
+        return grouped(self._conversations, exact_answers(self._conversations, chat, answerer.respond))
 
 
 def evaluate_member(
@@ -200,12 +197,12 @@ def evaluate_member(
             missing[quantisation] = loads.removeprefix("none: ") if loads.startswith("none") else "no file was written"
             continue
         try:
-            with file_answerer(folder, quantisation, context) as asked:
-                own = questions.judge(asked, chat)
+            with file_answerer(folder, quantisation, context) as file_answers:
+                judgements = questions.judge(file_answers, chat)
         except (InvalidInput, InfrastructureFailed, CandidateFailed) as error:
             missing[quantisation] = str(error)
         else:
-            scores[quantisation] = counts(own, right)
+            scores[quantisation] = counts(judgements, right)
     evaluation = MemberEvaluation(
         weights=described, tasks=questions.name, scores=scores, missing=missing, groups=questions.groups,
         versions=questions.versions,
@@ -252,32 +249,34 @@ class Chat:
             InvalidInput: the text is empty, contains a special token, or does not fit the context.
             CandidateFailed: the runtime died on the file (crash).
         """
-        asked = [*self.messages, Message(role="user", content=text)]
-        if problem := problem_of(asked[-1:], "user", self._chat.special):
+        messages = [*self.messages, Message(role="user", content=text)]
+        if problem := problem_of(messages[-1:], "user", self._chat.special):
             raise InvalidInput(problem)
-        asked = self._shortened(asked, self._dialogue.context - min(most // 2, self._dialogue.context // 2))
+        messages = self._shortened(messages, self._dialogue.context - min(most // 2, self._dialogue.context // 2))
         ids: list[int] = []
         shown = ""
-        question = self._chat.question(asked, self._tools)
+        question = self._chat.question(messages, self._tools)
         for token in self._dialogue.answer(question, most, self._chat.ends, temperature=temperature, seed=seed):
             ids.append(token)
             answer = self._chat.answer_of(ids)
             if not answer.endswith("\N{REPLACEMENT CHARACTER}"):  # which stands for an incomplete character
                 yield answer[len(shown) :]
                 shown = answer
-        self.messages = [*asked, Message(role="assistant", content=self._chat.answer_of(ids))]
+        self.messages = [*messages, Message(role="assistant", content=self._chat.answer_of(ids))]
 
-    def _shortened(self, asked: list[Message], room: int) -> list[Message]:
+    def _shortened(self, messages: list[Message], room: int) -> list[Message]:
         """Returns the conversation without as many of its oldest turns as leave no more than `room` tokens."""
-        first = 1 if asked[0].role == "system" else 0
-        starts = [place for place, message in enumerate(asked) if message.role == "user"]
-        shorter = ([*asked[:first], *asked[place:]] for place in starts)
-        kept = next((each for each in shorter if len(self._chat.question(each, self._tools)) <= room), None)
-        if kept is None:
-            kept = [*asked[:first], *asked[starts[-1] :]]
-        if dropped := (len(asked) - len(kept)) // 2:
+        first = 1 if messages[0].role == "system" else 0
+        starts = [place for place, message in enumerate(messages) if message.role == "user"]
+        shorter = ([*messages[:first], *messages[place:]] for place in starts)
+        shortened = next(
+            (candidate for candidate in shorter if len(self._chat.question(candidate, self._tools)) <= room), None
+        )
+        if shortened is None:
+            shortened = [*messages[:first], *messages[starts[-1] :]]
+        if dropped := (len(messages) - len(shortened)) // 2:
             self._log(f"forgot the oldest {dropped} of {len(starts) - 1} turns: the context is full")
-        return kept
+        return shortened
 
 
 def read_tools(path: Path, special: Sequence[str] = SPECIAL) -> list[Tool]:
@@ -291,9 +290,9 @@ def read_tools(path: Path, special: Sequence[str] = SPECIAL) -> list[Tool]:
         InvalidInput: the file is no such list, or a tool contains a special token.
     """
     try:
-        found: list[Tool] = TypeAdapter(list[Tool]).validate_json(path.read_bytes())
+        tools: list[Tool] = TypeAdapter(list[Tool]).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise InvalidInput(f"no JSON list of tools: {error}", where=str(path)) from error
-    if token := next((each for each in special if any(each in str(tool) for tool in found)), None):
+    if token := next((text for text in special if any(text in str(tool) for tool in tools)), None):
         raise InvalidInput(f"a tool contains the special token {token}", where=str(path))
-    return found
+    return tools

@@ -71,8 +71,8 @@ class _Parts(dict[int, str]):
         alone = category == "S" or character in _OPERATORS
         if category in "LM":
             alone = unicodedata.name(character, "").startswith(_WITHOUT_SPACES)
-        found = f" {character} " if alone else character if category in "LMN" else " "
-        return self.setdefault(code, found)
+        text = f" {character} " if alone else character if category in "LMN" else " "
+        return self.setdefault(code, text)
 
 
 _PARTS = _Parts({0x2212: " - "})
@@ -102,12 +102,12 @@ def in_languages(conversations: Sequence[Conversation], languages: Sequence[str]
 
     Conversations whose language cannot be said are among them; see `language_of`.
     """
-    wanted = {None, *languages}
-    return [index for index, each in enumerate(conversations) if language_of(_spoken(each)) in wanted]
+    codes = {None, *languages}
+    return [index for index, conversation in enumerate(conversations) if language_of(_spoken(conversation)) in codes]
 
 
 def _spoken(conversation: Conversation) -> str:
-    return "\n".join(each.content for each in conversation.messages if each.role in ("user", "assistant"))
+    return "\n".join(message.content for message in conversation.messages if message.role in ("user", "assistant"))
 
 
 def without_near_duplicates(conversations: Sequence[Conversation], threshold: float) -> list[int]:
@@ -120,15 +120,16 @@ def without_near_duplicates(conversations: Sequence[Conversation], threshold: fl
     buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     shingles: dict[int, frozenset[int]] = {}
     for index, conversation in enumerate(conversations):
-        own, tools = frozenset(_shingles(text_of(conversation))), _tools(conversation)
-        signature = minhash(own)
+        grams, tools = frozenset(_shingles(text_of(conversation))), _tools(conversation)
+        signature = minhash(grams)
         keys = [(start, signature[start : start + rows].tobytes()) for start in range(0, _PERMUTATIONS, rows)]
         candidates = {other for key in keys for other in buckets[key]}
         if any(
-            jaccard(own, shingles[other]) >= threshold and tools == _tools(conversations[other]) for other in candidates
+            jaccard(grams, shingles[other]) >= threshold and tools == _tools(conversations[other])
+            for other in candidates
         ):
             continue
-        shingles[index] = own
+        shingles[index] = grams
         for key in keys:
             buckets[key].append(index)
     return list(shingles)
@@ -140,7 +141,7 @@ def without_overlap(texts: Sequence[str], evaluations: Iterable[str], ngram: int
     Of a question of an evaluation with fewer words, but at least five, all are looked for in a row. With still fewer
     words a question would be part of too many others: those are the same that have equal words.
     """
-    known: dict[int, set[str]] = defaultdict(set)
+    evaluated: dict[int, set[str]] = defaultdict(set)
     whole: set[str] = set()
     for text in evaluations:
         words = words_of(text)
@@ -148,12 +149,12 @@ def without_overlap(texts: Sequence[str], evaluations: Iterable[str], ngram: int
             whole.add(" ".join(words))
         else:
             size = min(ngram, len(words))
-            known[size].update(_grams(words, size))
+            evaluated[size].update(_grams(words, size))
 
     def overlaps(text: str) -> bool:
         words = words_of(text)
         return " ".join(words) in whole or any(
-            len(words) >= size and not grams.isdisjoint(_grams(words, size)) for size, grams in known.items()
+            len(words) >= size and not grams.isdisjoint(_grams(words, size)) for size, grams in evaluated.items()
         )
 
     return [index for index, text in enumerate(texts) if not overlaps(text)]

@@ -72,10 +72,10 @@ def generate(
     for length, places in sorted(by_length.items()):
         rows = max(1, min(_MOST_ROWS, _LOGITS_AT_ONCE // (length * model.layout.vocab)))
         for start in range(0, len(places), rows):
-            some = places[start : start + rows]
-            noise = [np.random.default_rng([*seeds[place]]) for place in some] if temperature else []
-            found = _continued(model, [questions[place] for place in some], most, ends, temperature, noise)
-            for place, answer in zip(some, found, strict=True):
+            chunk = places[start : start + rows]
+            noise = [np.random.default_rng([*seeds[place]]) for place in chunk] if temperature else []
+            continued = _continued(model, [questions[place] for place in chunk], most, ends, temperature, noise)
+            for place, answer in zip(chunk, continued, strict=True):
                 answers[place] = answer
     return answers
 
@@ -89,17 +89,17 @@ def _continued(
     noise: Sequence[np.random.Generator],
 ) -> list[list[int]]:
     device = model.embed.weight.device
-    every, state = model.prefill(torch.tensor([list(each) for each in questions], device=device))
+    every, state = model.prefill(torch.tensor([list(ids) for ids in questions], device=device))
     logits = every[:, -1]
     answers: list[list[int]] = [[] for _ in questions]
     running = set(range(len(questions)))
-    for left in range(most, 0, -1):
+    for remaining in range(most, 0, -1):
         chosen = _chosen(logits, temperature, noise)
         for row in list(running):
             answers[row].append(int(chosen[row]))
             if answers[row][-1] in ends:
                 running.remove(row)
-        if not running or left == 1:
+        if not running or remaining == 1:
             break
         logits, state = model.step(chosen.to(device), state)
     return answers
@@ -109,7 +109,7 @@ def _chosen(logits: Tensor, temperature: float, noise: Sequence[np.random.Genera
     """Returns an id for each row: the greatest logit, with Gumbel noise where a temperature is given."""
     if not temperature:
         return logits.argmax(-1).cpu()
-    gumbel = np.stack([each.gumbel(size=logits.shape[-1]) for each in noise])
+    gumbel = np.stack([rng.gumbel(size=logits.shape[-1]) for rng in noise])
     return (logits.double().cpu() / temperature + torch.from_numpy(gumbel)).argmax(-1)
 
 
@@ -126,8 +126,8 @@ def exact_answers(conversations: Sequence[Conversation], chat: ChatTokenizer, re
         chat: tokenizer of the member.
         respond: the model.
     """
-    questions = [chat.question(each.question, each.tools) for each in conversations]
-    most = max(len(chat.encode(each.answer)) for each in conversations) + _SPARE_TOKENS
+    questions = [chat.question(conversation.question, conversation.tools) for conversation in conversations]
+    most = max(len(chat.encode(conversation.answer)) for conversation in conversations) + _SPARE_TOKENS
     return [
         chat.answer_of(ids).strip() == conversation.answer.strip()
         for conversation, ids in zip(conversations, respond(questions, most), strict=True)
@@ -149,16 +149,16 @@ def by_task(
 
 def grouped(conversations: Sequence[Conversation], right: Sequence[bool]) -> Judgements:
     """Returns the judgements of answers by task; `ALL`: of all tasks."""
-    found: dict[str, list[bool]] = defaultdict(list)
-    for conversation, each in zip(conversations, right, strict=True):
+    by_task: dict[str, list[bool]] = defaultdict(list)
+    for conversation, is_right in zip(conversations, right, strict=True):
         for task in dict.fromkeys((conversation.task or ALL, ALL)):
-            found[task].append(each)
-    return dict(sorted(found.items()))
+            by_task[task].append(is_right)
+    return dict(sorted(by_task.items()))
 
 
 def counts(right: Judgements, before: Judgements | None = None) -> dict[str, TaskScore]:
     """Returns task -> counts of right answers; with `before`, those of PyTorch, also what was lost and gained."""
-    return {task: _count(own, None if before is None else before[task]) for task, own in right.items()}
+    return {task: _count(answers, None if before is None else before[task]) for task, answers in right.items()}
 
 
 def _count(right: Sequence[bool], before: Sequence[bool] | None) -> TaskScore:
@@ -193,8 +193,8 @@ class _Session:
 
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        given = torch.tensor([list(ids)], device=self._model.embed.weight.device)
-        logits, self._state = self._model.prefill(given, self._state)
+        tokens = torch.tensor([list(ids)], device=self._model.embed.weight.device)
+        logits, self._state = self._model.prefill(tokens, self._state)
         return np.asarray(logits[0, -1:].float().cpu())
 
     def reset(self) -> None:
@@ -203,10 +203,10 @@ class _Session:
 
 def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path) -> dict[str, float]:
     """Returns "exact TASK" -> share of exact answers to the conversations in `files`, for the record of a training."""
-    conversations = [each for path in files for each in read_lines(Path(path), Conversation)]
+    conversations = [line for path in files for line in read_lines(Path(path), Conversation)]
     if not conversations:
         return {}
     assert isinstance(model, Model)
     chat = ChatTokenizer.read(tokenizer)
-    found = exact_matches(conversations, chat, answerer(model, chat).respond)
-    return {f"exact {task}": each.exact / each.questions for task, each in found.items()}
+    matches = exact_matches(conversations, chat, answerer(model, chat).respond)
+    return {f"exact {task}": match.exact / match.questions for task, match in matches.items()}

@@ -46,7 +46,7 @@ except ImportError as error:
 
 datasets.disable_progress_bars()
 
-_FOLDER = Path(__file__).parent / "benchmarks"
+_FOLDER = Path(__file__).parent / "lm_eval_tasks"
 _SEED = 1234
 _QUESTIONS = ("question", "Question", "problem", "prompt")
 """Columns of data sets, of which each has one."""
@@ -98,16 +98,16 @@ class Benchmarks:
             self.versions[name] = about["version"]
         self.name = f"lm-evaluation-harness {VERSION}, {', '.join(self.tasks)}"
 
-    def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
-        """See `nas.train.posttrain.evaluate.Questions`; scores with the harness' metrics of each question."""
-        model = HarnessModel(asked, chat, self._context)
-        found: dict[str, list[bool]] = defaultdict(list)
+    def judge(self, answerer: Answerer, chat: ChatTokenizer) -> Judgements:
+        """Scores answers by the harness's metrics of each question."""
+        model = HarnessModel(answerer, chat, self._context)
+        judgements: dict[str, list[bool]] = defaultdict(list)
         for name, tasks in self.tasks.items():
             for row, right in self._judged(model, name, tasks):
-                found[row].append(right)
+                judgements[row].append(right)
         if model.cut:
             self._log(f"{model.cut:,} questions lost their beginnings to fit into {self._context:,} tokens")
-        return dict(found)
+        return dict(judgements)
 
     def _judged(self, model: HarnessModel, name: str, tasks: Sequence[ConfigurableTask]) -> Iterator[tuple[str, bool]]:
         """Yields rows and whether an answer is right in each; the first metric has the benchmark's own name."""
@@ -131,7 +131,7 @@ class Benchmarks:
 
 
 def _metrics(task: ConfigurableTask) -> list[str]:
-    return [each["metric"] for each in task.config.metric_list]
+    return [metric["metric"] for metric in task.config.metric_list]
 
 
 def _row(name: str, metric: str, task: ConfigurableTask) -> str:
@@ -142,7 +142,7 @@ def _row(name: str, metric: str, task: ConfigurableTask) -> str:
 def questions(data: Path) -> list[str]:
     """Returns the questions of all benchmarks that a folder has data of, for decontamination; see `Benchmarks`."""
     tasks = Benchmarks(data, (), 2, None, lambda line: None).tasks
-    docs = (doc for own in tasks.values() for task in own for doc in task.test_docs())
+    docs = (doc for group in tasks.values() for task in group for doc in task.test_docs())
     return [*dict.fromkeys(str(next(doc[name] for name in _QUESTIONS if name in doc)) for doc in docs)]
 
 
@@ -155,9 +155,9 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
         context: most tokens of a question with its answer.
     """
 
-    def __init__(self, asked: Answerer, chat: ChatTokenizer, context: int) -> None:
+    def __init__(self, answerer: Answerer, chat: ChatTokenizer, context: int) -> None:
         super().__init__()
-        self._asked, self._chat, self._context = asked, chat, context
+        self._asked, self._chat, self._context = answerer, chat, context
         self.cut = 0
         """Questions that lost their beginnings."""
 
@@ -181,13 +181,13 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
         by_question: dict[str, list[int]] = defaultdict(list)
         for place, request in enumerate(requests):
             by_question[request.args[0]].append(place)
-        found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        scores: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         for question, places in by_question.items():
             continuations = [self._chat.encode(requests[place].args[1]) for place in places]
             ids = self._ids(question, max(map(len, continuations)))
             for place, score in zip(places, self._asked.scores(ids, continuations), strict=True):
-                found[place] = score.log_probability, score.greedy
-        return found
+                scores[place] = score.log_probability, score.greedy
+        return scores
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
         """Raises Unsupported: no benchmark here is scored by perplexity."""
@@ -226,16 +226,16 @@ def configurations(name: str, data: Path) -> list[dict[str, Any]]:
     config = yaml.load((_FOLDER / f"{name}.yaml").read_text(), _Loader)
     about = config["metadata"]
     if examples := about.get("examples"):
-        path, own, more = _source(data, examples["dataset_path"], examples["dataset_name"], [examples["split"]])
-        config["fewshot_config"] = {"samples": datasets.load_dataset(path, own, **more)[examples["split"]].to_list()}
-    named = [config | {"task": f"{name} {each}", "dataset_name": each} for each in about.get("datasets", ())]
-    found = []
+        path, subset, more = _source(data, examples["dataset_path"], examples["dataset_name"], [examples["split"]])
+        config["fewshot_config"] = {"samples": datasets.load_dataset(path, subset, **more)[examples["split"]].to_list()}
+    named = [config | {"task": f"{name} {dataset}", "dataset_name": dataset} for dataset in about.get("datasets", ())]
+    configs = []
     for one in named or [config]:
         splits = [one[key] for key in ("test_split", "fewshot_split") if key in one]
-        path, own, more = _source(data, one["dataset_path"], one.get("dataset_name"), splits)
-        local = {"dataset_path": path, "dataset_name": own, "dataset_kwargs": more}
-        found += [one | local | group for group in _groups(one)]
-    return found
+        path, subset, more = _source(data, one["dataset_path"], one.get("dataset_name"), splits)
+        local = {"dataset_path": path, "dataset_name": subset, "dataset_kwargs": more}
+        configs += [one | local | group for group in _groups(one)]
+    return configs
 
 
 def _source(
@@ -254,10 +254,10 @@ def _source(
     for place in (folder / (name or "data"), folder / "data", folder):
         files = {split: sorted(place.glob(f"{split}[.-]*")) for split in splits}
         if all(files.values()):
-            kinds = {_BUILDERS.get(file.suffix) for own in files.values() for file in own}
+            kinds = {_BUILDERS.get(file.suffix) for group in files.values() for file in group}
             if len(kinds) > 1 or None in kinds:
                 raise InvalidInput(f"its files are not all of one kind of {', '.join(_BUILDERS)}", where=str(place))
-            listed = {split: list(map(str, own)) for split, own in files.items()}
+            listed = {split: list(map(str, group)) for split, group in files.items()}
             return str(kinds.pop()), None, more | {"data_files": listed}
     where = f"{dataset}/{name}" if name else dataset
     raise InvalidInput(f"{where} has no README.md and no files of {', '.join(splits)}", where=str(data))
@@ -303,8 +303,8 @@ class _Loader(yaml.SafeLoader):
 def _function(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
     assert isinstance(node, yaml.ScalarNode)
     module, _, name = str(loader.construct_scalar(node)).rpartition(".")
-    own = f"{__package__}.benchmarks.answers"
-    return getattr(importlib.import_module(own if module == "answers" else module), name)
+    answers = f"{__package__}.lm_eval_tasks.answers"
+    return getattr(importlib.import_module(answers if module == "answers" else module), name)
 
 
 _Loader.add_constructor("!function", _function)

@@ -35,14 +35,14 @@ Judge = Callable[[Sequence[Sample]], list[float]]
 
 def exact(samples: Sequence[Sample]) -> list[float]:
     """Scores 1 for the answer of the data, but for space around it, and 0 for others."""
-    return [float(each.answer.strip() == each.conversation.answer.strip()) for each in samples]
+    return [float(sample.answer.strip() == sample.conversation.answer.strip()) for sample in samples]
 
 
 def contains(samples: Sequence[Sample]) -> list[float]:
     """Scores 1 for the answer of the data, else 0.5 if it is contained, else 0."""
     return [
-        right or 0.5 * (each.conversation.answer.strip() in each.answer)
-        for each, right in zip(samples, exact(samples), strict=True)
+        right or 0.5 * (sample.conversation.answer.strip() in sample.answer)
+        for sample, right in zip(samples, exact(samples), strict=True)
     ]
 
 
@@ -61,10 +61,10 @@ def command_judge(argv: Sequence[str], deadline_s: float = _DEADLINE_S) -> Judge
     """
 
     def judge(samples: Sequence[Sample]) -> list[float]:
-        asked = "".join(json.dumps(_request(each), ensure_ascii=False) + "\n" for each in samples)
+        requests = "".join(json.dumps(_request(sample), ensure_ascii=False) + "\n" for sample in samples)
         try:
             done = subprocess.run(
-                list(argv), input=asked.encode(), capture_output=True, timeout=deadline_s, check=False
+                list(argv), input=requests.encode(), capture_output=True, timeout=deadline_s, check=False
             )
         except OSError as error:
             raise InfrastructureFailed(f"judge {argv[0]}: {error.strerror}") from error
@@ -120,10 +120,12 @@ def preference_of(samples: Sequence[Sample], scores: Sequence[float], reference:
         The preference; None where all scores are equal.
     """
     conversation = samples[0].conversation
-    scored = [(each.answer.strip(), score) for each, score in zip(samples, scores, strict=True) if each.answer.strip()]
+    scored = [
+        (sample.answer.strip(), score) for sample, score in zip(samples, scores, strict=True) if sample.answer.strip()
+    ]
     scored.append((conversation.answer, reference))
     best, worst = max(scored, key=lambda one: one[1]), min(scored, key=lambda one: one[1])
     if best[1] == worst[1]:
         return None
-    made = Preference(messages=conversation.question, tools=conversation.tools, chosen=best[0], rejected=worst[0])
-    return None if made.problem() else made
+    preference = Preference(messages=conversation.question, tools=conversation.tools, chosen=best[0], rejected=worst[0])
+    return None if preference.problem() else preference

@@ -34,10 +34,10 @@ def check_languages(codes: Iterable[str]) -> None:
         UnknownName: a code is unknown.
         InvalidInput: py3langid is not installed.
     """
-    known = set(_identifier().labels) - {_NO_LANGUAGE}
+    labels = set(_identifier().labels) - {_NO_LANGUAGE}
     for code in codes:
-        if code not in known:
-            raise UnknownName("language", code, known, where=_WHERE)
+        if code not in labels:
+            raise UnknownName("language", code, labels, where=_WHERE)
 
 
 def language_of(text: str) -> str | None:

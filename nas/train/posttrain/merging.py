@@ -105,10 +105,10 @@ def merge_tensors(name: str, models: Sequence[Tensor], base: Tensor | None, sett
 
 def trim(task: Tensor, density: float) -> Tensor:
     """Returns the share `density` of values with the greatest magnitudes, and zeros elsewhere (TIES, step 1)."""
-    kept = max(1, round(density * task.numel()))
-    if kept == task.numel():
+    count = max(1, round(density * task.numel()))
+    if count == task.numel():
         return task
-    places = task.abs().flatten().topk(kept).indices
+    places = task.abs().flatten().topk(count).indices
     return torch.zeros_like(task).flatten().index_copy(0, places, task.flatten()[places]).view_as(task)
 
 
@@ -140,8 +140,8 @@ def della_rates(task: Tensor, drop: float, epsilon: float) -> Tensor:
 
 def dropped(task: Tensor, rates: Tensor, generator: torch.Generator) -> Tensor:
     """Drops each value with its rate and divides the others by 1 - rate (DARE, equation 21; DELLA, equation 23)."""
-    kept = torch.rand(task.shape, generator=generator) >= rates
-    return torch.where(kept, task / (1 - rates), 0.0)
+    retained = torch.rand(task.shape, generator=generator) >= rates
+    return torch.where(retained, task / (1 - rates), 0.0)
 
 
 def _weighted(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -209,8 +209,8 @@ class Shards:
         Pages that were read of a mapping count as resident memory until it ends.
         """
         with safe_open(self._owner[name], "pt") as file:
-            found: Tensor = file.get_tensor(name)
-        return found.float()
+            values: Tensor = file.get_tensor(name)
+        return values.float()
 
     def _file(self, path: Path) -> Any:
         if path not in self._files:
@@ -266,19 +266,19 @@ def merge(models: Sequence[Path], base: Path | None, settings: MergeSettings, ou
             for name in first.names:
                 # Without a name for the list, none of its tensors is left when the next ones are read.
                 yield merge_tensors(
-                    name, [each.tensor(name) for each in opened], start.tensor(name) if start else None, settings
+                    name, [shards.tensor(name) for shards in opened], start.tensor(name) if start else None, settings
                 )
 
         return write_safetensors(out, planned, merged(), first.metadata)
 
 
 def _check_equal(planned: Sequence[Planned], other: Shards) -> None:
-    wanted = {one.name: one.shape for one in planned}
-    for name in sorted(wanted.keys() ^ set(other.names)):
-        raise InvalidInput(f"{'lacks' if name in wanted else 'has also'} {name}", where=str(other.path))
-    for name, shape in wanted.items():
-        if (found := other.planned(name).shape) != shape:
-            raise InvalidInput(f"{name} has shape {list(found)}, not {list(shape)}", where=str(other.path))
+    shapes = {one.name: one.shape for one in planned}
+    for name in sorted(shapes.keys() ^ set(other.names)):
+        raise InvalidInput(f"{'lacks' if name in shapes else 'has also'} {name}", where=str(other.path))
+    for name, shape in shapes.items():
+        if (actual := other.planned(name).shape) != shape:
+            raise InvalidInput(f"{name} has shape {list(actual)}, not {list(shape)}", where=str(other.path))
 
 
 class MergeStageSettings(MergeSettings):
@@ -306,23 +306,21 @@ class MergeRequest(TrainingRequest):
 
     settings: MergeStageSettings
 
-    def check(self, known: Collection[str]) -> None:
-        """See `TrainingRequest`."""
-        super().check(known)
+    def check(self, stages: Collection[str]) -> None:
+        super().check(stages)
         settings = self.settings
         settings.weights_of(len(settings.models))
-        check_names(settings.models, known, "models")
+        check_names(settings.models, stages, "models")
         if settings.method != "soup":
-            check_names([self._base(known)], known, "base")
+            check_names([self._base(stages)], stages, "base")
         check_files(((path, Conversation) for path in settings.evaluate), self.tokenizer)
 
-    def _base(self, known: Collection[str]) -> str:
+    def _base(self, stages: Collection[str]) -> str:
         """Returns the name of the base; the default is the last of the kinds of pre-training, or what came before."""
         kinds = (*reversed(PRETRAININGS), "start")
-        return self.settings.base or next((kind for kind in kinds if kind in known), PRETRAININGS[0])
+        return self.settings.base or next((kind for kind in kinds if kind in stages), PRETRAININGS[0])
 
     def plan(self, member: MemberToTrain, log: Log) -> Merge:
-        """See `TrainingRequest`."""
         settings = self.settings
         settings.weights_of(len(settings.models))
         models = [_weights(member, name, "models") for name in settings.models]
@@ -335,15 +333,15 @@ class MergeRequest(TrainingRequest):
         )  # fmt: skip
 
 
-def check_names(names: Iterable[str], known: Collection[str], where: str) -> None:
+def check_names(names: Iterable[str], stage_names: Collection[str], where: str) -> None:
     """Checks that each name is an earlier stage's, or weights on disk.
 
     Raises:
         InvalidInput: one is neither.
     """
     for name in names:
-        if name not in known and not Path(name).exists():
-            stages = ", ".join(sorted(known)) or "none"
+        if name not in stage_names and not Path(name).exists():
+            stages = ", ".join(sorted(stage_names)) or "none"
             raise InvalidInput(f"{name} is neither weights nor an earlier stage; stages: {stages}", where=where)
 
 
@@ -407,7 +405,6 @@ class Merge(GivenWeights):
     evaluations: list[str]
 
     def key_inputs(self) -> dict[str, Any]:
-        """See `TrainingPlan`."""
         return {
             "merge": self.settings.model_dump(mode="json", exclude={"models", "base", "evaluate"}),
             "models": self.models_sha256,
@@ -416,17 +413,15 @@ class Merge(GivenWeights):
         }
 
     def config(self) -> dict[str, Any]:
-        """See `TrainingPlan`."""
         return {
             "settings": self.settings.model_dump(mode="json"),
             "models": self.models_sha256,
             "base": self.base_sha256,
         }
 
-    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
-        """See `TrainingPlan`."""
-        merge(self.models, self.base, self.settings, own / START)
-        return own / START, f"{self.settings.method} of {', '.join(self.settings.models)}"
+    def start(self, folder: Path, log: Log) -> tuple[Path | None, str]:
+        merge(self.models, self.base, self.settings, folder / START)
+        return folder / START, f"{self.settings.method} of {', '.join(self.settings.models)}"
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Returns the share of exact answers."""

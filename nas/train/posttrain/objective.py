@@ -30,9 +30,9 @@ def answer_nats(model: Model, inputs: Tensor, labels: Tensor) -> tuple[Tensor, T
     """
     answers = labels != IGNORE
     needed = answers.flip(1).cumsum(1).flip(1) > 0
-    features, wanted = model.packed_features(inputs, needed)[answers[needed]], labels[answers]
+    features, targets = model.packed_features(inputs, needed)[answers[needed]], labels[answers]
     rows = max(1, _LOGITS_AT_ONCE // model.layout.vocab)
-    chunks = zip(torch.split(features, rows), torch.split(wanted, rows), strict=True)
+    chunks = zip(torch.split(features, rows), torch.split(targets, rows), strict=True)
     nats = [checkpoint(_nats, model, *chunk, use_reentrant=False) for chunk in chunks]
     return torch.cat(nats), answers.nonzero()[:, 0]
 
@@ -58,8 +58,8 @@ def dropped_embeddings(model: Model, share: float, seed: int) -> Iterator[None]:
     generator = torch.Generator().manual_seed(seed)
 
     def drop(module: Any, arguments: Any, embedded: Tensor) -> Tensor:
-        kept = torch.rand(embedded.shape, generator=generator) >= share
-        return embedded * (kept.to(embedded) / (1 - share))
+        retained = torch.rand(embedded.shape, generator=generator) >= share
+        return embedded * (retained.to(embedded) / (1 - share))
 
     handle = model.embed.register_forward_hook(drop)
     try:

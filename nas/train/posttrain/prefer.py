@@ -56,7 +56,7 @@ from nas.train.posttrain.sft import (
 )
 from nas.train.pretrain.member_training import MemberToTrain, TrainingRequest
 
-PREFERENCES_VERSION = 1
+PREFERENCES_VERSION = 2
 """Part of keys: increase it with every change after which the same inputs give other preferences."""
 ACCURACY = "held-out preferences kept"
 
@@ -154,9 +154,8 @@ class PreferRequest(TrainingRequest):
 
     settings: PreferSettings
 
-    def check(self, known: Collection[str]) -> None:
-        """See `TrainingRequest`."""
-        super().check(known)
+    def check(self, stages: Collection[str]) -> None:
+        super().check(stages)
         settings = self.settings
         check_files(
             [
@@ -172,29 +171,36 @@ class PreferRequest(TrainingRequest):
             settings.judged_by()
 
     def plan(self, member: MemberToTrain, log: Log) -> Prefer:
-        """See `TrainingRequest`."""
         weights, settings, chat = member.weights(), self.settings, ChatTokenizer.read(member.tokenizer)
-        hashes = [
+        pair_hashes, question_hashes, evaluation_hashes = (
             [sha256_of(Path(path)) for path in files]
             for files in (settings.pairs, settings.questions, settings.evaluate)
-        ]
-        chosen = {"length", "held_out"} | (_SAMPLING if settings.questions else set())
-        origin = member.origin.checkpoint if settings.questions else ""
-        fields = settings.model_dump(mode="json", include=chosen)
-        by = [folder_sha256(Path(settings.judge_model))] if settings.questions and settings.judge_model else []
-        asked = evaluation_questions(settings.evaluate, settings.benchmarks)
-        apart = [{"ngram": settings.ngram, "evaluations": content_hash(asked)}] if asked else []
-        tokenizer = [sha256_of(member.tokenizer), *chat.identity]
-        key = content_hash([PREFERENCES_VERSION, *tokenizer, fields, hashes[:2], origin, *by, *apart])
+        )
+        sampled = bool(settings.questions)
+        evaluations = evaluation_questions(settings.evaluate, settings.benchmarks)
+        fields = {"length", "held_out", "ngram"} | (_SAMPLING if sampled else set())
+        key = content_hash(
+            [
+                PREFERENCES_VERSION,
+                sha256_of(member.tokenizer),
+                chat.identity,
+                settings.model_dump(mode="json", include=fields),
+                pair_hashes,
+                question_hashes,
+                evaluations,
+                member.origin.checkpoint if sampled else None,
+                folder_sha256(Path(settings.judge_model)) if sampled and settings.judge_model else None,
+            ]
+        )
         path = tokens_path(key)
         if not path.is_file():
-            pairs = [each for name in settings.pairs for each in read_lines(Path(name), Preference)]
-            texts = [question_text(each.conversation(each.chosen)) for each in pairs]
-            pairs = [pairs[index] for index in _apart(texts, asked, settings, log)]
+            pairs = [line for name in settings.pairs for line in read_lines(Path(name), Preference)]
+            texts = [question_text(pair.conversation(pair.chosen)) for pair in pairs]
+            pairs = [pairs[index] for index in _apart(texts, evaluations, settings, log)]
             if settings.questions:
-                pairs += _on_policy(settings, member, loaded(member.layout, weights), chat, key, asked, log)
+                pairs += _on_policy(settings, member, loaded(member.layout, weights), chat, key, evaluations, log)
             _write_pairs(path, pairs, chat, settings, log)
-        return Prefer.of(member, weights, settings, key, chat, evaluations=hashes[2])
+        return Prefer.of(member, weights, settings, key, chat, evaluations=evaluation_hashes)
 
 
 _PATHS = {"pairs", "questions", "evaluate", "benchmarks", "judge_model"}
@@ -203,10 +209,10 @@ _SAMPLING = {"samples", "temperature", "answer_tokens", "judge", "judge_command"
 
 def _apart(texts: Sequence[str], evaluations: Sequence[str], settings: PreferSettings, log: Log) -> list[int]:
     """Returns the indices of questions that do not overlap those of evaluations."""
-    kept = without_overlap(texts, evaluations, settings.ngram)
-    if len(kept) < len(texts):
-        log(f"{len(texts) - len(kept):,} of {len(texts):,} questions overlap those of evaluations and were dropped")
-    return kept
+    indices = without_overlap(texts, evaluations, settings.ngram)
+    if len(indices) < len(texts):
+        log(f"{len(texts) - len(indices):,} of {len(texts):,} questions overlap those of evaluations and were dropped")
+    return indices
 
 
 def _on_policy(
@@ -221,21 +227,21 @@ def _on_policy(
     """Yields preferences from sampled answers, chunk by chunk; chunks that were judged before are read."""
     folder = paths.cache() / "preferences" / key
     folder.mkdir(parents=True, exist_ok=True)
-    asked = [
+    questions = [
         (conversation, f"{path}:{number}")
         for path in settings.questions
         for number, conversation in read_numbered_lines(Path(path), Conversation)
     ]
-    texts = [question_text(conversation) for conversation, _ in asked]
-    asked = [asked[index] for index in _apart(texts, evaluations, settings, log)]
+    texts = [question_text(conversation) for conversation, _ in questions]
+    questions = [questions[index] for index in _apart(texts, evaluations, settings, log)]
     judge = settings.judged_by()
-    for start in range(0, len(asked), _QUESTIONS_AT_ONCE):
+    for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
         path = folder / f"{start // _QUESTIONS_AT_ONCE:05}.jsonl"
         if not path.is_file():
-            some = asked[start : start + _QUESTIONS_AT_ONCE]
-            found = _judged(settings, member, model, chat, judge, some, start)
-            write_durably(path, "".join(each.model_dump_json() + "\n" for each in found).encode())
-            log(f"answered {start + len(some):,} of {len(asked):,} questions: {len(found)} preferences")
+            chunk = questions[start : start + _QUESTIONS_AT_ONCE]
+            preferences = _judged(settings, member, model, chat, judge, chunk, start)
+            write_durably(path, "".join(preference.model_dump_json() + "\n" for preference in preferences).encode())
+            log(f"answered {start + len(chunk):,} of {len(questions):,} questions: {len(preferences)} preferences")
         for line in path.read_text("utf-8").splitlines():
             yield Preference.model_validate(json.loads(line))
 
@@ -246,49 +252,52 @@ def _judged(
     model: Model,
     chat: ChatTokenizer,
     judge: Judge,
-    asked: Sequence[tuple[Conversation, str]],
+    numbered: Sequence[tuple[Conversation, str]],
     first: int,
 ) -> list[Preference]:
-    questions = [chat.question(each.question, each.tools) for each, _ in asked]
+    questions = [chat.question(conversation.question, conversation.tools) for conversation, _ in numbered]
     repeated = [question for question in questions for _ in range(settings.samples)]
-    seeds = [[settings.seed, first + i, j] for i in range(len(asked)) for j in range(settings.samples)]
+    seeds = [[settings.seed, first + i, j] for i in range(len(numbered)) for j in range(settings.samples)]
     with member.timed("sample"):
         answers = generate(
             model, repeated, settings.answer_tokens, chat.ends, temperature=settings.temperature, seeds=seeds
         )
-    own = [
-        [Sample(each, chat.answer_of(ids), place) for ids in answers[i * settings.samples : (i + 1) * settings.samples]]
-        for i, (each, place) in enumerate(asked)
+    sampled = [
+        [
+            Sample(conversation, chat.answer_of(ids), place)
+            for ids in answers[i * settings.samples : (i + 1) * settings.samples]
+        ]
+        for i, (conversation, place) in enumerate(numbered)
     ]
-    known = [Sample(each, each.answer, place) for each, place in asked]
+    references = [Sample(conversation, conversation.answer, place) for conversation, place in numbered]
     with member.timed("judge"):
-        scores = judge([*(sample for some in own for sample in some), *known])
-    found = []
-    for i, some in enumerate(own):
+        scores = judge([*(sample for samples in sampled for sample in samples), *references])
+    preferences = []
+    for i, samples in enumerate(sampled):
         theirs = scores[i * settings.samples : (i + 1) * settings.samples]
-        found.append(preference_of(some, theirs, scores[len(asked) * settings.samples + i]))
-    return [each for each in found if each is not None]
+        preferences.append(preference_of(samples, theirs, scores[len(numbered) * settings.samples + i]))
+    return [preference for preference in preferences if preference is not None]
 
 
 def _write_pairs(
     path: Path, pairs: Sequence[Preference], chat: ChatTokenizer, settings: PreferSettings, log: Log
 ) -> None:
     """Writes chosen and rejected answers in turn, those of a pair next to each other."""
-    kept = []
+    encoded = []
     for pair in pairs:
-        both = [chat.conversation(pair.conversation(each), last=True) for each in (pair.chosen, pair.rejected)]
+        both = [chat.conversation(pair.conversation(answer), last=True) for answer in (pair.chosen, pair.rejected)]
         if all(len(ids) <= settings.length for ids, _ in both):
-            kept.append(both)
-    log(f"{len(kept):,} preferences; {len(pairs) - len(kept):,} longer than {settings.length:,} tokens dropped")
-    if not kept:
+            encoded.append(both)
+    log(f"{len(encoded):,} preferences; {len(pairs) - len(encoded):,} longer than {settings.length:,} tokens dropped")
+    if not encoded:
         raise InvalidInput(
             "no preference is left to train on: all answers to a question have one score, or are too long",
             where=", ".join((*settings.pairs, *settings.questions)),
         )
-    held_out = [held_out_by_content(both[0][0], settings.held_out) for both in kept]
-    rows = [row for both in kept for row in both]
-    each = [out for out in held_out for _ in range(2)]
-    TokenisedConversations.write(path, rows, [0] * len(rows), each, {"pairs": len(kept)})
+    held_out = [held_out_by_content(both[0][0], settings.held_out) for both in encoded]
+    rows = [row for both in encoded for row in both]
+    flags = [out for out in held_out for _ in range(2)]
+    TokenisedConversations.write(path, rows, [0] * len(rows), flags, {"pairs": len(encoded)})
 
 
 class Prefer(ConversationPlan):
@@ -298,7 +307,6 @@ class Prefer(ConversationPlan):
     evaluations: list[str]
 
     def key_inputs(self) -> dict[str, Any]:
-        """See `TrainingPlan`."""
         # Without paths: the contents of files and folders are in `tokens`.
         settings = self.settings.model_dump(mode="json", exclude=_PATHS)
         return {
@@ -310,7 +318,6 @@ class Prefer(ConversationPlan):
         }
 
     def config(self) -> dict[str, Any]:
-        """See `TrainingPlan`."""
         data = TokenisedConversations(tokens_path(self.tokens))
         return {
             "settings": self.settings.model_dump(mode="json"),
@@ -320,7 +327,6 @@ class Prefer(ConversationPlan):
         }
 
     def stages(self, worker: Worker) -> list[Stage]:
-        """See `TrainingPlan`."""
         settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
         pairs = np.flatnonzero(~data.held_out[::2])
         reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
@@ -333,9 +339,9 @@ class Prefer(ConversationPlan):
             return [int(orders[epoch][place]) for epoch, place in order]
 
         def passes(step: int) -> list[tuple[Tensor, ...]]:
-            own = drawn(step)[worker.rank :: worker.world]
-            lengths = [int(data.lengths[2 * pair : 2 * pair + 2].max()) for pair in own]
-            return [self._batch(data, [own[place] for place in places]) for places in passes_of(lengths, most)]
+            pairs = drawn(step)[worker.rank :: worker.world]
+            lengths = [int(data.lengths[2 * pair : 2 * pair + 2].max()) for pair in pairs]
+            return [self._batch(data, [pairs[place] for place in places]) for places in passes_of(lengths, most)]
 
         def loss(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:
             with torch.no_grad():
@@ -350,16 +356,16 @@ class Prefer(ConversationPlan):
         assert isinstance(model, Model)
         data = TokenisedConversations(tokens_path(self.tokens))
         reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
-        kept, pairs = 0, np.flatnonzero(data.held_out[::2])
+        agreed, pairs = 0, np.flatnonzero(data.held_out[::2])
         for pair in pairs:
             worker.yield_hook()
-            inputs, labels = (each.to(worker.device) for each in self._batch(data, [int(pair)]))
+            inputs, labels = (values.to(worker.device) for values in self._batch(data, [int(pair)]))
             before = answer_log_probabilities(reference, inputs, labels)
             rewards = answer_log_probabilities(model, inputs, labels) - before
             chosen, rejected = (rewards / (labels != IGNORE).sum(-1)).tolist()
-            kept += chosen > rejected
-        found = {ACCURACY: kept / len(pairs)} if len(pairs) else {}
-        return found | evaluated(model, self.settings.evaluate, self.tokenizer)
+            agreed += chosen > rejected
+        metrics = {ACCURACY: agreed / len(pairs)} if len(pairs) else {}
+        return metrics | evaluated(model, self.settings.evaluate, self.tokenizer)
 
     def _batch(self, data: TokenisedConversations, pairs: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns inputs and labels of both answers of each pair, [2 B, T]."""

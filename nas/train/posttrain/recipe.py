@@ -73,7 +73,7 @@ class _TextStage(_Named, _Config):
         stages = self.settings.stages and tuple(
             stage.model_copy(update={"corpus": tuple(map(paths.file, stage.corpus))}) for stage in self.settings.stages
         )
-        corpus = tuple(Path(paths.file(each)) for each in self.corpus)
+        corpus = tuple(Path(paths.file(path)) for path in self.corpus)
         return corpus, self.settings.model_copy(update={"stages": stages})
 
 
@@ -185,24 +185,24 @@ class PostTrainingRecipe(_Config):
                 raise InvalidInput(f"{name!r} {why}", where="stages")
         return self
 
-    def requests(self, folder: Path, known: Path | None = None) -> list[TrainingRequest]:
+    def requests(self, folder: Path, member_tokenizer: Path | None = None) -> list[TrainingRequest]:
         """Returns the requests of all stages.
 
         Args:
             folder: relative paths begin there.
-            known: tokenizer.json where the recipe names none; None: the member's own.
+            member_tokenizer: tokenizer.json where the recipe names none; None: the member's own.
         """
         names = Paths(folder, frozenset({*KINDS, *(stage.name for stage in self.stages)}))
-        tokenizer = known if self.tokenizer is None else folder / self.tokenizer
-        found: list[TrainingRequest] = []
+        tokenizer = member_tokenizer if self.tokenizer is None else folder / self.tokenizer
+        requests: list[TrainingRequest] = []
         if self.start is not None:
-            found.append(StartRequest(folder=folder / self.start, tokenizer=tokenizer))
+            requests.append(StartRequest(folder=folder / self.start, tokenizer=tokenizer))
         for stage, after in zip_longest(self.stages, self.stages[1:]):
             request = stage.request(names)
             if isinstance(request, PretrainingRequest) and isinstance(after, LongStage):
                 request = replace(request, only=request.only or "pretrain")
-            found.append(replace(request, tokenizer=tokenizer, name=stage.name, origin=stage.origin))
-        return found
+            requests.append(replace(request, tokenizer=tokenizer, name=stage.name, origin=stage.origin))
+        return requests
 
 
 def read_recipe(path: Path) -> PostTrainingRecipe:
@@ -251,22 +251,22 @@ def run_recipe(
     if origin is None:
         member, _, _ = find_member(family, size)
         recorded = read_record(member / TRAINING, MemberTraining)
-        own = None
+        tokenizer = None
         with suppress(InvalidInput):  # that a member has none is said by the first stage, after problems of files
-            own = tokenizer_of(member)
-        requests = recipe.requests(folder, own)
+            tokenizer = tokenizer_of(member)
+        requests = recipe.requests(folder, tokenizer)
         before = before_first(requests[0].kind, () if recorded is None else recorded.history)
     else:
         requests = recipe.requests(folder, origin.tokenizer)
-    known = names_of(before)
+    names = names_of(before)
     for request in requests:
-        request.check(known)
-        known |= {request.kind, request.name} - {""}
+        request.check(names)
+        names |= {request.kind, request.name} - {""}
     if origin is not None:
         require_member(family, size, origin)
     for number, request in enumerate(requests, 1):
         log(f"stage {number} of {len(requests)}: {request.name or request.kind}")
-        wanted = replace(request, workers=workers, checkpoint_s=checkpoint_s, files=files or FileOptions())
-        record = train_member(family, size, wanted, log, write, before=before, last=number == len(requests))
+        request = replace(request, workers=workers, checkpoint_s=checkpoint_s, files=files or FileOptions())
+        record = train_member(family, size, request, log, write, before=before, last=number == len(requests))
         before = record.history
     return record

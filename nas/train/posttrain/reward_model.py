@@ -80,7 +80,7 @@ class RewardModel:
     @torch.inference_mode()
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """Returns the score of each sample."""
-        return [self._score(each) for each in samples]
+        return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> float:
         conversation = sample.conversation

@@ -30,7 +30,7 @@ from nas.model.nn.fit import Log, Stage, Worker, save_tensors
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, check_files, read_lines
-from nas.train.posttrain.curriculum import CURRICULUM, CurriculumSettings, key_of, solved_shares, solvers
+from nas.train.posttrain.curriculum import CURRICULUM, CurriculumSettings, curriculum_inputs, solved_shares, solvers
 from nas.train.posttrain.filters import (
     Filters,
     in_languages,
@@ -46,7 +46,7 @@ from nas.train.posttrain.objective import answer_nats, dropped_embeddings
 from nas.train.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
 from nas.train.pretrain.recipe import Schedule
 
-CONVERSATIONS_VERSION = 2
+CONVERSATIONS_VERSION = 3
 """Part of keys: increase it with every change after which the same files give other ids or another selection."""
 PASSES_VERSION = 2
 """Part of keys: increase it when steps are split into other passes, which round and drop other values."""
@@ -119,8 +119,8 @@ class SftSettings(TrainingSettings):
 
     @model_validator(mode="after")
     def _shares(self) -> SftSettings:
-        given = [source.share for source in self.data if source.share is not None]
-        if given and len(given) < len(self.data):
+        shares = [source.share for source in self.data if source.share is not None]
+        if shares and len(shares) < len(self.data):
             raise InvalidInput("give a share to each source or to none", where="data")
         return self
 
@@ -145,12 +145,12 @@ def evaluation_questions(files: Iterable[str], benchmarks: str | None) -> list[s
     Raises:
         InvalidInput: a file has problems, or the folder has no data of any benchmark.
     """
-    found = [question_text(each) for path in files for each in read_lines(Path(path), Conversation)]
+    texts = [question_text(conversation) for path in files for conversation in read_lines(Path(path), Conversation)]
     if benchmarks is not None:
         from nas.train.posttrain.harness import questions  # its libraries are an extra
 
-        found += questions(Path(benchmarks))
-    return found
+        texts += questions(Path(benchmarks))
+    return texts
 
 
 def select(files: Sequence[Path], evaluations: Sequence[str], filters: Filters, chat: ChatTokenizer) -> Selected:
@@ -166,33 +166,36 @@ def select(files: Sequence[Path], evaluations: Sequence[str], filters: Filters, 
         InvalidInput: a file has problems, named by line, or every conversation was dropped.
     """
     read = [read_lines(path, Conversation) for path in files]
-    conversations = [each for own in read for each in own]
-    sources = [number for number, own in enumerate(read) for _ in own]
-    kept = list(range(len(conversations)))
+    conversations = [conversation for lines in read for conversation in lines]
+    sources = [number for number, lines in enumerate(read) for _ in lines]
+    selected = list(range(len(conversations)))
     dropped: dict[str, int] = {}
 
     def keep(name: str, indices: Sequence[int]) -> None:
-        nonlocal kept
-        dropped[name] = len(kept) - len(indices)
-        kept = [kept[index] for index in indices]
+        nonlocal selected
+        dropped[name] = len(selected) - len(indices)
+        selected = [selected[index] for index in indices]
 
-    def left() -> list[Conversation]:
-        return [conversations[index] for index in kept]
+    def remaining() -> list[Conversation]:
+        return [conversations[index] for index in selected]
 
     if filters.duplicates:
-        keep("duplicates", without_duplicates(left()))
+        keep("duplicates", without_duplicates(remaining()))
     if filters.languages:
-        keep("languages", in_languages(left(), filters.languages))
+        keep("languages", in_languages(remaining(), filters.languages))
     if filters.near_duplicates is not None:
-        keep("near duplicates", without_near_duplicates(left(), filters.near_duplicates))
+        keep("near duplicates", without_near_duplicates(remaining(), filters.near_duplicates))
     if evaluations:
-        texts = [question_text(each) for each in left()]
+        texts = [question_text(conversation) for conversation in remaining()]
         keep("overlap with evaluations", without_overlap(texts, evaluations, filters.ngram))
-    keep("length", [i for i, each in enumerate(left()) if len(chat.conversation(each)[0]) <= filters.length])
-    if not kept:
+    keep(
+        "length",
+        [i for i, conversation in enumerate(remaining()) if len(chat.conversation(conversation)[0]) <= filters.length],
+    )
+    if not selected:
         reasons = ", ".join(f"{name} {count:,}" for name, count in dropped.items())
         raise InvalidInput(f"the filters dropped every conversation: {reasons}", where=", ".join(map(str, files)))
-    return Selected(left(), [sources[index] for index in kept], dropped)
+    return Selected(remaining(), [sources[index] for index in selected], dropped)
 
 
 class TokenisedConversations:
@@ -240,12 +243,12 @@ class TokenisedConversations:
         }
         if solved is not None:
             tensors["solved"] = solved
-        save_tensors({name: torch.from_numpy(each) for name, each in tensors.items()}, path, dict(about))
+        save_tensors({name: torch.from_numpy(values) for name, values in tensors.items()}, path, dict(about))
 
     def conversation(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns inputs and labels, with `IGNORE` where the next token is not an answer's."""
-        own = slice(self._starts[index], self._starts[index + 1])
-        ids, answers = self._ids[own].astype(np.int64), self._answers[own].astype(bool)
+        span = slice(self._starts[index], self._starts[index + 1])
+        ids, answers = self._ids[span].astype(np.int64), self._answers[span].astype(bool)
         return ids[:-1], np.where(answers[1:], ids[1:], IGNORE)
 
     def answer_tokens(self, index: int) -> int:
@@ -283,7 +286,7 @@ class Mixture:
         self._solved = solved
         count = int(sources.max()) + 1
         self._members = [np.flatnonzero(sources == number) for number in range(count)]
-        sizes = [len(each) for each in self._members]
+        sizes = [len(members) for members in self._members]
         if shares is None:
             self._draws = sizes
         else:
@@ -337,7 +340,7 @@ def passes_of(lengths: Sequence[int], most: int) -> list[list[int]]:
 def padded(sequences: Sequence[NDArray[np.int64]], value: int) -> Tensor:
     """Returns sequences as one tensor [B, T], with `value` after their ends."""
     length = max(map(len, sequences))
-    rows = [np.pad(each, (0, length - len(each)), constant_values=value) for each in sequences]
+    rows = [np.pad(sequence, (0, length - len(sequence)), constant_values=value) for sequence in sequences]
     return torch.from_numpy(np.stack(rows))
 
 
@@ -353,52 +356,50 @@ class SftRequest(TrainingRequest):
 
     settings: SftSettings
 
-    def check(self, known: Collection[str]) -> None:
-        """See `TrainingRequest`."""
-        super().check(known)
+    def check(self, stages: Collection[str]) -> None:
+        super().check(stages)
         files = [*(source.path for source in self.settings.data), *self.settings.evaluate]
         check_files(((path, Conversation) for path in files), self.tokenizer)
         evaluation_questions((), self.settings.benchmarks)
         if self.settings.filters.languages:
             check_languages(self.settings.filters.languages)
         if self.settings.curriculum is not None:
-            self._check_curriculum(self.settings.curriculum, known)
+            self._check_curriculum(self.settings.curriculum, stages)
 
-    def _check_curriculum(self, settings: CurriculumSettings, known: Collection[str]) -> None:
+    def _check_curriculum(self, settings: CurriculumSettings, stages: Collection[str]) -> None:
         where = f"{CURRICULUM}.models"
-        check_names(settings.models, known, where)
+        check_names(settings.models, stages, where)
         for name in settings.models:
-            if name not in known and Path(name).is_dir():
+            if name not in stages and Path(name).is_dir():
                 raise InvalidInput(f"{name} is a folder; models that are asked are files of weights", where=where)
         lines = (line for source in self.settings.data for line in read_lines(Path(source.path), Conversation))
         if not settings.models and all(line.solved is None for line in lines):
             raise InvalidInput("name models, or give conversations a share `solved`", where=CURRICULUM)
 
     def plan(self, member: MemberToTrain, log: Log) -> Sft:
-        """See `TrainingRequest`."""
         weights, settings, chat = member.weights(), self.settings, ChatTokenizer.read(member.tokenizer)
         tokenizer = sha256_of(member.tokenizer)
-        files, evaluations = ([Path(source.path) for source in settings.data], list(map(Path, settings.evaluate)))
-        asked = evaluation_questions(settings.evaluate, settings.benchmarks)
+        files = [Path(source.path) for source in settings.data]
+        evaluations = evaluation_questions(settings.evaluate, settings.benchmarks)
         curriculum = settings.curriculum
         ensemble = solvers(curriculum, member) if curriculum else []
         key = content_hash(
             [
                 CONVERSATIONS_VERSION,
                 tokenizer,
-                *chat.identity,
+                chat.identity,
                 settings.filters.model_dump(mode="json"),
                 settings.held_out,
-                [[sha256_of(path) for path in group] for group in (files, evaluations)],
-                *([content_hash(asked)] if settings.benchmarks else []),
-                *([detector_version()] if settings.filters.languages else []),
-                *([key_of(curriculum, ensemble)] if curriculum else []),
+                [sha256_of(path) for path in files],
+                evaluations,
+                detector_version() if settings.filters.languages else None,
+                curriculum_inputs(curriculum, ensemble) if curriculum else None,
             ]
         )
         path = tokens_path(key)
         if not path.is_file():
-            selected = select(files, asked, settings.filters, chat)
-            rows = [chat.conversation(each) for each in selected.conversations]
+            selected = select(files, evaluations, settings.filters, chat)
+            rows = [chat.conversation(conversation) for conversation in selected.conversations]
             held_out = [held_out_by_content(ids, settings.held_out) for ids, _ in rows]
             solved = None
             if curriculum:
@@ -438,15 +439,12 @@ class ConversationPlan(TrainingPlan):
 
     @property
     def most_workers(self) -> int:
-        """See `TrainingPlan`."""
         return self.settings.batch
 
-    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
-        """See `TrainingPlan`."""
+    def start(self, folder: Path, log: Log) -> tuple[Path | None, str]:
         return self.weights, f"checkpoint:{self.weights_sha256}"
 
     def optimiser(self) -> Optimiser:
-        """See `TrainingPlan`."""
         return self.settings.optimiser()
 
 
@@ -456,7 +454,6 @@ class Sft(ConversationPlan):
     settings: SftSettings
 
     def key_inputs(self) -> dict[str, Any]:
-        """See `TrainingPlan`."""
         # Without paths: the files' contents are in `tokens`.
         apart: dict[str, Any] = {
             "data": {"__all__": {"path"}},
@@ -473,7 +470,6 @@ class Sft(ConversationPlan):
         }
 
     def config(self) -> dict[str, Any]:
-        """See `TrainingPlan`."""
         data = TokenisedConversations(tokens_path(self.tokens))
         return {
             "settings": self.settings.model_dump(mode="json"),
@@ -483,7 +479,6 @@ class Sft(ConversationPlan):
         }
 
     def stages(self, worker: Worker) -> list[Stage]:
-        """See `TrainingPlan`."""
         settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
         mixture, most = self._mixture(data), worker.most_tokens(*_TOKENS_AT_ONCE)
         steps = settings.steps(mixture.epoch)
@@ -491,14 +486,14 @@ class Sft(ConversationPlan):
         def passes(step: int) -> list[tuple[Tensor, ...]]:
             drawn = self._numbers(mixture, step)
             counted = sum(map(data.answer_tokens, drawn))
-            own = [data.conversation(index) for index in drawn[worker.rank :: worker.world]]
-            found: list[tuple[Tensor, ...]] = []
-            for number, places in enumerate(passes_of([len(inputs) for inputs, _ in own], most)):
+            conversations = [data.conversation(index) for index in drawn[worker.rank :: worker.world]]
+            batches: list[tuple[Tensor, ...]] = []
+            for number, places in enumerate(passes_of([len(inputs) for inputs, _ in conversations], most)):
                 seed = np.random.SeedSequence([settings.seed, step, worker.rank, number]).generate_state(1)[0]
-                inputs = padded([own[place][0] for place in places], self.pad)
-                labels = padded([own[place][1] for place in places], IGNORE)
-                found.append((inputs, labels, torch.tensor([counted, int(seed)])))
-            return found
+                inputs = padded([conversations[place][0] for place in places], self.pad)
+                labels = padded([conversations[place][1] for place in places], IGNORE)
+                batches.append((inputs, labels, torch.tensor([counted, int(seed)])))
+            return batches
 
         def loss(model: Any, inputs: Tensor, labels: Tensor, about: Tensor) -> Tensor:
             with dropped_embeddings(model, settings.dropout, int(about[1])):
@@ -515,16 +510,18 @@ class Sft(ConversationPlan):
         total, count = 0.0, 0
         for index in np.flatnonzero(data.held_out):
             worker.yield_hook()
-            inputs, labels = (torch.from_numpy(each)[None].to(worker.device) for each in data.conversation(int(index)))
+            inputs, labels = (
+                torch.from_numpy(values)[None].to(worker.device) for values in data.conversation(int(index))
+            )
             nats, _ = answer_nats(model, inputs, labels)
             total, count = total + float(nats.double().sum()), count + len(nats)
-        found = {HELD_OUT: total / count} if count else {}
-        return found | evaluated(model, self.settings.evaluate, self.tokenizer)
+        metrics = {HELD_OUT: total / count} if count else {}
+        return metrics | evaluated(model, self.settings.evaluate, self.tokenizer)
 
     def _mixture(self, data: TokenisedConversations) -> Mixture:
         shares = [source.share for source in self.settings.data]
         sources = np.where(data.held_out, -1, data.sources)
-        return Mixture(sources, [float(each) for each in shares if each] or None, self.settings.seed, data.solved)
+        return Mixture(sources, [float(share) for share in shares if share] or None, self.settings.seed, data.solved)
 
     def _numbers(self, mixture: Mixture, step: int) -> list[int]:
         batch = self.settings.batch

@@ -89,12 +89,12 @@ def require_member(family: str, size: str, origin: Origin) -> None:
             size=size, layout=layout.format(), parameters=layout.params.total, active=layout.params.active,
             non_embedding=layout.params.non_embedding, decisions=(), tried=(),
         )  # fmt: skip
-        made = Family(
+        created = Family(
             name=family, made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), seed=0,
             pattern=pattern_in_words(layout), sources=(Source(layout=layout.format()),), decisions=(),
             members=(member,), provenance={"hilnas": version("hilnas"), "started from": origin.describe()},
         )  # fmt: skip
-        write_record(record, made)
+        write_record(record, created)
     _, _, member = find_member(family, size)
     if Layout.parse(member.layout) != layout:
         raise InvalidInput(
@@ -116,9 +116,8 @@ class StartRequest(TrainingRequest):
 
     folder: Path
 
-    def check(self, known: Collection[str]) -> None:
-        """See `TrainingRequest`."""
-        super().check(known)
+    def check(self, stages: Collection[str]) -> None:
+        super().check(stages)
         origin = origin_of(self.folder)
         path = self.tokenizer or origin.tokenizer
         tokenizer = read_member_tokenizer(path)
@@ -130,7 +129,6 @@ class StartRequest(TrainingRequest):
             )
 
     def plan(self, member: MemberToTrain, log: Log) -> Start:
-        """See `TrainingRequest`."""
         origin = origin_of(self.folder)
         return Start(
             layout=member.layout.to_json(), seed=0, tokenizer=member.tokenizer.resolve(),
@@ -147,20 +145,17 @@ class Start(GivenWeights):
     hashes: list[str]
 
     def key_inputs(self) -> dict[str, Any]:
-        """See `TrainingPlan`."""
         return {"import": IMPORT_VERSION, "files": self.hashes}
 
     def config(self) -> dict[str, Any]:
-        """See `TrainingPlan`."""
         return {"files": self.hashes, "tokenizer": self.tokenizer_sha256}
 
-    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
-        """See `TrainingPlan`."""
+    def start(self, folder: Path, log: Log) -> tuple[Path | None, str]:
         if (child := self.folder / CHILD).is_file():
             return child, self.described
         log(f"importing {self.folder}")
-        import_model(self.folder, own / START)
-        return own / START, self.described
+        import_model(self.folder, folder / START)
+        return folder / START, self.described
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Returns none: nothing was trained."""

@@ -97,8 +97,8 @@ def lookup(rng: Random) -> Conversation:
     keys = rng.sample(_THINGS, rng.randint(3, 5))
     values = {key: rng.randint(10, 99) for key in keys}
     table = ", ".join(f"{key} = {value}" for key, value in values.items())
-    wanted = rng.choice(keys)
-    return _asked("lookup", f"Table: {table}. What is {wanted}?", str(values[wanted]))
+    key = rng.choice(keys)
+    return _asked("lookup", f"Table: {table}. What is {key}?", str(values[key]))
 
 
 def formatting(rng: Random) -> Conversation:
@@ -109,7 +109,7 @@ def formatting(rng: Random) -> Conversation:
             count = rng.randint(2, 4)
             return _asked("format", f"Write {thing} {count} times.", " ".join([thing] * count))
         case 1:
-            other = rng.choice([each for each in _THINGS if each != thing])
+            other = rng.choice([candidate for candidate in _THINGS if candidate != thing])
             return _asked("format", f"List {thing} and {other}.", f"- {thing}\n- {other}")
         case _:
             text = json.dumps({"name": name, "has": thing})
@@ -165,12 +165,12 @@ def conversations(count: int, seed: int, *, test: bool) -> list[Conversation]:
     """Returns conversations of all tasks in turn; those of one seed are the same in any order of calls."""
     rng = Random(f"{seed}:{test}")
     makers = list(TASKS.values())
-    found: list[Conversation] = []
-    while len(found) < count:
-        made = makers[len(found) % len(makers)](rng)
-        if is_test(made) == test:
-            found.append(made)
-    return found
+    samples: list[Conversation] = []
+    while len(samples) < count:
+        sample = makers[len(samples) % len(makers)](rng)
+        if is_test(sample) == test:
+            samples.append(sample)
+    return samples
 
 
 def worsened(answer: str, rng: Random) -> str:
@@ -193,8 +193,13 @@ def preferences(count: int, seed: int) -> list[Preference]:
     """Returns preferences of right answers to worsened ones, on training questions."""
     rng = Random(f"{seed}:preferences")
     return [
-        Preference(messages=each.question, tools=each.tools, chosen=each.answer, rejected=worsened(each.answer, rng))
-        for each in conversations(count, seed + 1, test=False)
+        Preference(
+            messages=conversation.question,
+            tools=conversation.tools,
+            chosen=conversation.answer,
+            rejected=worsened(conversation.answer, rng),
+        )
+        for conversation in conversations(count, seed + 1, test=False)
     ]
 
 
