@@ -66,8 +66,7 @@ def build(
         typer.Option("--study", "-s", help="Study whose Pareto front and objectives are used.", show_default=False),
     ] = None,
     layout: Annotated[
-        list[str] | None,
-        typer.Option("--layout", "-l", help="Layout or published name to scale instead. Repeatable."),
+        list[str] | None, typer.Option("--layout", "-l", help="Layout or published name to scale instead. Repeatable.")
     ] = None,
     space: Annotated[
         str, typer.Option("--space", help="Search space whose objectives are used when --study is not given.")
@@ -163,8 +162,7 @@ def train(
     name: FamilyArgument,
     size: SizeOption,
     corpus: Annotated[
-        list[Path],
-        typer.Option("--corpus", help="UTF-8 text file or folder. Repeatable.", show_default=False),
+        list[Path], typer.Option("--corpus", help="UTF-8 text file or folder. Repeatable.", show_default=False)
     ],
     tokens: Annotated[
         int | None,
@@ -180,12 +178,10 @@ def train(
         typer.Option("--tokenizer", help="tokenizer.json. Default: that of the member.", show_default=False),
     ] = None,
     teacher: Annotated[
-        Path | None,
-        typer.Option("--teacher", help="Checkpoint of a teacher model to distil from; same vocabulary."),
+        Path | None, typer.Option("--teacher", help="Checkpoint of a teacher model to distil from; same vocabulary.")
     ] = None,
     start: Annotated[
-        Path | None,
-        typer.Option("--from", help="Checkpoint of a smaller model to grow from, such as a trained proxy."),
+        Path | None, typer.Option("--from", help="Checkpoint of a smaller model to grow from, such as a trained proxy.")
     ] = None,
     start_layout: Annotated[
         str | None,
@@ -310,8 +306,7 @@ def evaluate(
         Path | None, typer.Option("--tasks", help="File of conversations with expected answers.", show_default=False)
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option("--benchmarks", help="Folder of data sets of public benchmarks, instead of --tasks."),
+        Path | None, typer.Option("--benchmarks", help="Folder of data sets of public benchmarks, instead of --tasks.")
     ] = None,
     benchmark: Annotated[
         list[str] | None,
@@ -451,8 +446,7 @@ def compare(
         list[str] | None, typer.Option("--layout", help="Layout string or published name. Repeatable.")
     ] = None,
     size_class: Annotated[
-        list[str] | None,
-        typer.Option("--class", help="Restrict to a size class: 350M, 700M, 1B or 3B. Repeatable."),
+        list[str] | None, typer.Option("--class", help="Restrict to a size class: 350M, 700M, 1B or 3B. Repeatable.")
     ] = None,
     alone: Annotated[bool, typer.Option("--no-references", help="Compare members and layouts only.")] = False,
     device: DeviceOption = "local",
@@ -481,13 +475,7 @@ def compare(
         check_suffix(plot)
     models = ModelSelection(family, tuple(reference or ()), tuple(layout or ()), tuple(size_class or ()), alone)
     options = CompareOptions(
-        models,
-        device=device,
-        threads=threads,
-        repetitions=reps,
-        flash_attn=flash_attn,
-        replicate=replicate,
-        db=db,
+        models, device=device, threads=threads, repetitions=reps, flash_attn=flash_attn, replicate=replicate, db=db
     )
     record, path = measure(options, say, say)
     say(f"wrote {path}")
@@ -523,10 +511,7 @@ def show(
 
 
 @app.command()
-def report(
-    name: FamilyArgument,
-    output: OutputOption,
-) -> None:
+def report(name: FamilyArgument, output: OutputOption) -> None:
     """Write a report of a family to send: one HTML file with its members, comparisons, scores and decisions."""
     from nas.serve.dashboard.study_report import family_report_html  # matplotlib takes a second to load
 
@@ -607,14 +592,9 @@ def _print_members(view: FamilyView) -> None:
     print_table(
         ("size", "weights", "active", "files", "layout"),
         [
-            (
-                row.member.size,
-                show_count(row.member.parameters),
-                show_count(row.member.active),
-                _files(row.files),
-                row.member.layout,
-            )
+            (member.size, show_count(member.parameters), show_count(member.active), _files(row.files), member.layout)
             for row in view.members
+            for member in (row.member,)
         ],
         title="members",
     )
@@ -642,13 +622,7 @@ def _print_decisions(view: FamilyView) -> None:
         rows += _decisions(row.member.size, row.member.decisions)
     print_table(("of", "what", "decided", "because"), rows, title="decisions")
     tried = [
-        (
-            row.member.size,
-            "*" if candidate.chosen else "",
-            show_count(candidate.parameters),
-            candidate.verdict,
-            candidate.layout,
-        )
+        (row.member.size, "*" * candidate.chosen, show_count(candidate.parameters), candidate.verdict, candidate.layout)
         for row in view.members
         for candidate in row.member.tried
     ]

@@ -55,7 +55,7 @@ def test_equal_keys_in_the_file_and_on_the_command_line_give_equal_requests(tmp_
     path.write_text("reps: 3\nhours: 2\npte: true\n")
     there = read_request(path, OPTIONS)
     assert there == read_request(None, OPTIONS | {"reps": 3, "hours": 2, "pte": True})
-    assert set(there.record()["settings"]) == set(AdaptSettings.model_fields)
+    assert there.record().keys() > AdaptSettings.model_fields.keys()
 
 
 def test_options_have_the_defaults_of_their_keys() -> None:

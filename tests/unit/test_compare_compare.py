@@ -97,7 +97,7 @@ class Lab:
         )
 
     def record(self, partial: PartialResults, *texts: str) -> Comparison:
-        conditions = Conditions(None, self.bench, 1, True, TASKS, "2026-01-01T00:00:00+00:00")
+        conditions = Conditions(CompareOptions(ModelSelection()), self.bench, TASKS, "2026-01-01T00:00:00+00:00")
         return comparison(conditions, [each for each, _ in self.contenders(*texts)], partial)
 
 

@@ -115,7 +115,6 @@ class Adaptation:
         measure: returns the figures of a layout on the device.
         worker: this process.
         workers: processes that train the library; None: this one, depth after depth.
-        checkpoint: of the trained model.
         tokenizer: of the trained model.
         vocabulary: of the tokenizer.
         teacher: the trained model.
@@ -132,7 +131,6 @@ class Adaptation:
     measure: Measure
     worker: Worker
     workers: Workers | None
-    checkpoint: Path
     tokenizer: MemberTokenizer
     vocabulary: Vocabulary
     teacher: TrainedTeacher
@@ -345,9 +343,7 @@ class Adaptation:
         recall = self._recall_text(0) if settings.recall_tokens else None
         if self.workers is None:
             return Library(folder, self.teacher, self.sources, settings, worker, recall)
-        return ParallelLibrary(
-            folder, self.teacher, self.sources, settings, worker, recall, self.checkpoint, self.workers
-        )
+        return ParallelLibrary(folder, self.teacher, self.sources, settings, worker, recall, self.workers)
 
     def _within(self, problem: Problem) -> Child:
         """Returns the best child that keeps the budgets as measured.
@@ -393,10 +389,7 @@ class Adaptation:
         def divergences(model: Model, ending: str = "") -> dict[str, float | None]:
             kl = compared(self.teacher.model, model, text, self.worker.yield_hook).kl
             means = text.means(kl)
-            return {
-                f"divergence{ending}": means[TEXT_GROUP],
-                f"recall_divergence{ending}": means.get(RECALL_GROUP),
-            }
+            return {f"divergence{ending}": means[TEXT_GROUP], f"recall_divergence{ending}": means.get(RECALL_GROUP)}
 
         reported = report_sources(self.sources, self.vocabulary, self.request.report_tokens)
         return {

@@ -104,13 +104,7 @@ def _mixers(trained: Block, d_model: int, window: int, further: Sequence[Block])
     if trained.kind == "gqa" and rope and latent:  # of a window, latents of all tokens would be kept
         theta = float(full.get("rope_theta") or 0.0)
         yield Block.of(
-            "mla",
-            heads=heads,
-            head_dim=size,
-            latent=latent,
-            nope_dim=size - rope,
-            rope_dim=rope,
-            rope_theta=theta,
+            "mla", heads=heads, head_dim=size, latent=latent, nope_dim=size - rope, rope_dim=rope, rope_theta=theta
         )
     yield Block.of("conv", kernel=3)
     if heads * size % d_model == 0:

@@ -68,8 +68,7 @@ class PartTimes:
         if min(scaled) <= 0:
             least = (self.scores + self.measurements) / 3600 / (1 - RESERVE)
             raise InvalidInput(
-                f"{hours:g} hours are too few: scores and measurements take {least:.2g} hours of them",
-                where="--hours",
+                f"{hours:g} hours are too few: scores and measurements take {least:.2g} hours of them", where="--hours"
             )
         return scaled[0], scaled[1]
 

@@ -137,9 +137,16 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TrainedTeacher:
-    """The trained model that blocks are replaced in."""
+    """The trained model that blocks are replaced in.
+
+    Args:
+        model: on the device of trainings.
+        checkpoint: its file.
+        sha256: of the file.
+    """
 
     model: Model
+    checkpoint: Path
     sha256: str
 
     @staticmethod
@@ -154,7 +161,7 @@ class TrainedTeacher:
         slots_of(layout)
         model = Model(layout, None)
         load_weights(model, checkpoint)
-        return TrainedTeacher(model.to(device).eval().requires_grad_(False), sha256_of(checkpoint))
+        return TrainedTeacher(model.to(device).eval().requires_grad_(False), checkpoint, sha256_of(checkpoint))
 
     @property
     def layout(self) -> Layout:

@@ -87,7 +87,6 @@ class ParallelLibrary(Library):
         settings: of trainings and scores.
         worker: this process.
         recall: text with answers, for scores of recall; None: there are none.
-        checkpoint: file of the trained model.
         workers: train and score.
     """
 
@@ -99,14 +98,13 @@ class ParallelLibrary(Library):
         settings: LibrarySettings,
         worker: Worker,
         recall: ScoredText | None,
-        checkpoint: Path,
         workers: Workers,
     ) -> None:
         super().__init__(folder, teacher, sources, settings, worker, recall)
         self.parallel, self._workers = workers.most, workers
         self._spec = {
             "library": str(folder.resolve()),
-            "teacher": str(checkpoint.resolve()),
+            "teacher": str(teacher.checkpoint.resolve()),
             "sha256": teacher.sha256,
             "text": [(source.name, source.key) for source in sources],
             "recall": recall and [recall.ids.tolist(), {name: at.tolist() for name, at in recall.groups.items()}],

@@ -83,8 +83,7 @@ def prepare(request: AdaptRequest, measure: Measure, worker: Worker, workers: Wo
     require_writable(output, "--output")
     require_writable(request.library_folder, "--library")
     (output / "measured").mkdir(exist_ok=True)
-    checkpoint = _imported(model, output, layout, worker) if model.is_dir() else model
-    teacher = TrainedTeacher.load(checkpoint, worker.device)
+    teacher = TrainedTeacher.load(_imported(model, output, layout, worker) if model.is_dir() else model, worker.device)
     sources = [
         tokenise(source, vocabulary, None, request.library.seed, 1 << 20)
         for source in read_sources(request.corpus, request.held_out)
@@ -97,7 +96,6 @@ def prepare(request: AdaptRequest, measure: Measure, worker: Worker, workers: Wo
         measure=measure,
         worker=worker,
         workers=workers,
-        checkpoint=checkpoint,
         tokenizer=tokenizer,
         vocabulary=vocabulary,
         teacher=teacher,

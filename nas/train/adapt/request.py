@@ -19,6 +19,8 @@ from nas.train.adapt.library import LibrarySettings
 
 _REQUIRED = {"model": "MODEL", "budget": "--budget", "corpus": "--corpus", "output": "--output"}
 """Key -> the command's argument or option."""
+_RECORDED = {"device", "runtime", "quantisation", "hours", "prompt", "gen", "threads", "reps"}
+"""Keys that the child depends on, besides those of `AdaptSettings`."""
 
 
 class AdaptSettings(BaseModel):
@@ -93,17 +95,7 @@ class AdaptRequest(AdaptSettings):
 
     def record(self) -> dict[str, Any]:
         """Returns what the child depends on besides model, text and budgets, as JSON values."""
-        return {
-            "device": {
-                "device": self.device,
-                "runtime": self.runtime,
-                "quantisation": self.quantisation or "",
-                "repetitions": self.reps,
-                "workload": self.workload.model_dump(mode="json"),
-            },
-            "settings": self.model_dump(mode="json", include=set(AdaptSettings.model_fields)),
-            "hours": self.hours,
-        }
+        return self.model_dump(mode="json", include=AdaptSettings.model_fields.keys() | _RECORDED)
 
     def with_tokens(self, library: int, healing: int) -> AdaptRequest:
         """Returns the request with other numbers of tokens that library and healing are trained on."""

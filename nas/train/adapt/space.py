@@ -155,7 +155,7 @@ def _scores(adaptation: Adaptation, alternatives: Alternatives, path: Path) -> L
     ]
     scores = LibraryScores(
         layout=teacher.layout.format(),
-        teacher=str(adaptation.checkpoint.resolve()),
+        teacher=str(teacher.checkpoint.resolve()),
         teacher_sha256=teacher.sha256,
         library=str(library.folder.resolve()),
         text=text.name,

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from nas.core import paths
 from nas.core.canonical import content_hash, result_key
 from nas.core.device import Device, show_cores
 from nas.core.durable import locked
-from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.family import (
     FILES,
     ComparedModel,
@@ -40,20 +39,20 @@ from nas.core.published import MODELS
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.units import show_duration
 from nas.core.workload import Workload
-from nas.infra.store import artifacts, results
+from nas.infra.store import artifacts
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, open_farm
 from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget
-from nas.measure.protocol.reference import export_key, measure_key
+from nas.measure.protocol.reference import export_key
 from nas.measure.protocol.repetitions import measurement
 from nas.measure.protocol.rounds import Jobs, Subject, measure
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Artifact, RandomWeights, Runtime
 from nas.measure.runtimes.llama_cpp.stock_model import QUANTISATION, StockModel, write_stock_model
-from nas.search.study.stages import failure
+from nas.search.study.stages import Outcome
 from nas.train.compare.lfm2_report import SIZE_CLASSES, known_class, ratios, size_class
 from nas.train.compare.published import REFERENCES, ReferenceModel, find_reference
-from nas.train.scaling.measure import export_once, recorded_figure
+from nas.train.scaling.measure import export_once, recorded_figure, stored_outcome, subject_key
 
 Log = Callable[[str], None]
 RUNTIME = "llama.cpp"
@@ -216,7 +215,7 @@ async def _compare(
     entries = [(contender, artifact_of(contender, farm.store, bench.runtime)) for contender in contenders]
     interleaved = InterleavedBench(bench, jobs, farm.store, protocol, options.replicate)
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    conditions = Conditions(options.models.family, bench, options.threads, options.flash_attn, tasks, at)
+    conditions = Conditions(options, bench, tasks, at)
 
     def write(partial: PartialResults, what: str) -> None:
         progress(what)
@@ -522,33 +521,20 @@ class InterleavedBench:
         else:
             result.runs.append(Measurement.model_validate(outcome["value"]))
 
-    async def _repetition(self, artifact: Artifact, workload: Workload, turn: int) -> dict[str, Any]:
+    async def _repetition(self, artifact: Artifact, workload: Workload, turn: int) -> Outcome:
         bench, reference = self.bench, self.bench.reference_beside(workload)
-        key = measure_key(
-            artifact.sha256,
-            bench.runner,
-            bench.device.id,
-            workload,
-            1,
-            self.protocol,
-            reference.calibration,
-            self.replicate * _REPLICATES + turn,
-            bench.device.energy_counter,
-            bench.device.page_size,
-        )
-        if row := results.get(self.store, key):
-            return row.payload
         subject = Subject(artifact, bench.runtime, bench.runner, bench.device, workload)
-        # A new key for the job: the device may still have jobs of an earlier attempt.
-        job = content_hash({"compare": key, "at": time.time()})
-        try:
-            repetition = await measure(subject, reference, self.jobs, job, None, 1, self.protocol)
-        except CandidateFailed as error:
-            return results.put(self.store, key, "measure", dict(failure(error))).payload
-        except InfrastructureFailed as error:
-            raise InfrastructureFailed(f"{error}. What was measured is kept: the same command resumes") from error
-        payload = {"value": repetition.model_dump(mode="json")}
-        return results.put(self.store, key, "measure", payload, seconds=repetition.wall_s).payload
+        key = subject_key(subject, reference, 1, self.protocol, self.replicate * _REPLICATES + turn)
+
+        async def run() -> Measurement:
+            # A new key for the job: the device may still have jobs of an earlier attempt.
+            job = content_hash({"compare": key, "at": time.time()})
+            try:
+                return await measure(subject, reference, self.jobs, job, None, 1, self.protocol)
+            except InfrastructureFailed as error:
+                raise InfrastructureFailed(f"{error}. What was measured is kept: the same command resumes") from error
+
+        return await stored_outcome(self.store, key, run)
 
     def _too_large(self, artifact: Artifact) -> str:
         needs, has = artifact.size / 1e6, self.bench.device.memory_mb
@@ -563,18 +549,14 @@ class Conditions:
     """Conditions of a comparison.
 
     Args:
-        family: its name; None: there is none.
+        options: of the command.
         bench: device and runtime.
-        threads: of computation.
-        flash_attn: whether attention is fused, in graphs that support it.
         tasks: workloads.
         at: time in ISO 8601.
     """
 
-    family: str | None
+    options: CompareOptions
     bench: MeasurementTarget
-    threads: int
-    flash_attn: bool
     tasks: tuple[BenchTask, ...]
     at: str
 
@@ -583,7 +565,7 @@ def comparison(conditions: Conditions, contenders: Sequence[Contender], partial:
     """Returns the record of the results so far."""
     models = tuple(_model(conditions, contender, partial) for contender in contenders)
     return Comparison(
-        family=conditions.family,
+        family=conditions.options.models.family,
         device=conditions.bench.device.id,
         conditions=_described(conditions, partial),
         made=conditions.at,
@@ -613,7 +595,7 @@ def _model(conditions: Conditions, contender: Contender, partial: PartialResults
             device=conditions.bench.device.id,
             runtime=conditions.bench.runtime.name,
             quantisation=QUANTISATION,
-            threads=conditions.threads,
+            threads=conditions.options.threads,
             figures=tuple(figures),
             searched=contender.searched,
         ),
@@ -629,12 +611,12 @@ def _described(conditions: Conditions, partial: PartialResults) -> dict[str, str
         "cpu": device.cpu,
         "memory": f"{device.memory_mb} MB",
         "os": device.os,
-        "threads": str(conditions.threads),
+        "threads": str(conditions.options.threads),
         "cores": show_cores(affinity) if affinity else "not pinned",
         "runtime": f"{runner.runtime}, {'patched' if runner.patched else 'stock'} build {runner.build[:12]}",
         "instructions": _instructions(partial),
         "quantisation": QUANTISATION,
-        "flash attention": "on" if conditions.flash_attn else "off",
+        "flash attention": "on" if conditions.options.flash_attn else "off",
         "key-value cache": first.kv_type,
         "repetitions": "; ".join(f"{task.repetitions} at {task.at} tokens" for task in conditions.tasks),
         "calibration": f"{conditions.bench.reference.calibration.run_ms:.1f} ms of the reference run",
@@ -655,20 +637,20 @@ def _instructions(partial: PartialResults) -> str:
 def _notes(conditions: Conditions, contenders: Sequence[Contender]) -> Iterator[str]:
     """Yields differences from the report."""
     yield (
-        f"Threads: {conditions.threads} here; the report does not give its own. More threads speed up prefill more "
-        "than decoding, which memory bandwidth limits sooner."
+        f"Threads: {conditions.options.threads} here; the report does not give its own. More threads speed up prefill "
+        "more than decoding, which memory bandwidth limits sooner."
     )
     yield (
         "Instructions: those above here; the report's phone and laptop have others. They speed up matrix products more "
         "than attention over a long cache and state-space scans, so ratios between kinds of models change."
     )
-    attention = "on" if conditions.flash_attn else "off"
+    attention = "on" if conditions.options.flash_attn else "off"
     yield (
         f"Flash attention is {attention} here and not given in the report; llama.cpp's versions differ, too. It "
         "changes models with much attention most, and more at 4K than at 1K."
     )
     unfused = [contender.name for contender in contenders if not contender.flash_attn]
-    if unfused and conditions.flash_attn:
+    if unfused and conditions.options.flash_attn:
         yield f"Without flash attention, which does not work with the stock graph: {', '.join(unfused)}."
     yield "Sliding windows cache the window and one batch here (llama.cpp's own default is the whole context)."
     yield (

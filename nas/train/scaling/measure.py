@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from nas.core.family import Figure, Measured, Metric
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.scoring import MeasurementKey, require_sensors
-from nas.core.space import SearchSpace
+from nas.core.space import MeasurementSettings, SearchSpace
 from nas.core.workload import Workload
 from nas.infra.store import artifacts, devices, outcomes, results
 from nas.infra.store.rows import DeviceState, Health
@@ -23,7 +23,7 @@ from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, open_farm
 from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget
 from nas.measure.protocol.reference import export_key, measure_key
-from nas.measure.protocol.rounds import Subject, measure
+from nas.measure.protocol.rounds import Reference, Subject, measure
 from nas.measure.runtimes.base import Artifact, RandomWeights
 from nas.search.study.stages import Outcome, failure, value_of
 from nas.train.scaling.source import Measurements
@@ -106,47 +106,21 @@ class Measurer:
         return measurements
 
     async def _workload(self, artifact: Artifact, bench: MeasurementTarget, workload: Workload) -> Measurement:
-        pinned, reference = bench.device.pinned(workload), bench.reference_beside(workload)
-        key = measure_key(
-            artifact.sha256,
-            bench.runner,
-            bench.device.id,
-            pinned,
-            self.repetitions,
-            self.space.protocol,
-            reference.calibration,
-            energy_counter=bench.device.energy_counter,
-            page_size=bench.device.page_size,
-        )
-        row = results.get(self.farm.store, key)
-        if row is not None:
-            return _value(row.payload)
-        subject = Subject(artifact, bench.runtime, bench.runner, bench.device, pinned)
-        return await self._take(subject, bench, key)
-
-    async def _take(self, subject: Subject, bench: MeasurementTarget, key: str) -> Measurement:
         store, protocol = self.farm.store, self.space.protocol
-        tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
-        try:
-            measurement = await measure(
-                subject,
-                bench.reference_beside(subject.workload),
-                self.farm.jobs(None),
-                key,
-                None,
-                self.repetitions,
-                protocol,
-                past_tries=tries,
-            )
-        except CandidateFailed as error:
-            results.put(store, key, "measure", failure(error))
-            raise
-        except InfrastructureFailed as error:
-            outcomes.record_attempt(store, "infrastructure", str(error), result_key=key, stage="measure")
-            raise
-        value = {"value": measurement.model_dump(mode="json")}
-        row = results.put(store, key, "measure", value, seconds=measurement.wall_s)
-        return _value(row.payload)
+        subject = Subject(artifact, bench.runtime, bench.runner, bench.device, bench.device.pinned(workload))
+        reference = bench.reference_beside(workload)
+        key = subject_key(subject, reference, self.repetitions, protocol)
+
+        async def run() -> Measurement:
+            tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
+            jobs = self.farm.jobs(None)
+            try:
+                return await measure(subject, reference, jobs, key, None, self.repetitions, protocol, past_tries=tries)
+            except InfrastructureFailed as error:
+                outcomes.record_attempt(store, "infrastructure", str(error), result_key=key, stage="measure")
+                raise
+
+        return Measurement.model_validate(value_of(await stored_outcome(store, key, run)))
 
     def _artifact(self, layout: Layout, bench: MeasurementTarget) -> Artifact:
         weights = RandomWeights(DEPLOY_SEED)
@@ -180,8 +154,35 @@ def open_measurer(store: Store, space: SearchSpace, repetitions: int, log: Log) 
         yield measurer
 
 
-def _value(outcome: Outcome) -> Measurement:
-    return Measurement.model_validate(value_of(outcome))
+def subject_key(
+    subject: Subject, reference: Reference, repetitions: int, protocol: MeasurementSettings, first: int = 0
+) -> str:
+    """Returns the key of a measurement with all its inputs; `first` is the number of its first repetition."""
+    device = subject.device
+    return measure_key(
+        subject.artifact.sha256,
+        subject.runner,
+        device.id,
+        subject.workload,
+        repetitions,
+        protocol,
+        reference.calibration,
+        first,
+        device.energy_counter,
+        device.page_size,
+    )
+
+
+async def stored_outcome(store: Store, key: str, run: Callable[[], Awaitable[Measurement]]) -> Outcome:
+    """Returns the outcome of a measurement under `key`; `run` measures it if the store has none."""
+    if (row := results.get(store, key)) is not None:
+        return row.payload
+    try:
+        measurement = await run()
+    except CandidateFailed as error:
+        return results.put(store, key, "measure", failure(error)).payload
+    outcome = {"value": measurement.model_dump(mode="json")}
+    return results.put(store, key, "measure", outcome, seconds=measurement.wall_s).payload
 
 
 def export_once(store: Store, key: str, export: Callable[[Path], Artifact]) -> Artifact:
