@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,11 +126,11 @@ def _texts(corpus: Sequence[Path], limit: int) -> list[str]:
     from nas.train.pretrain.data import read_sources
 
     sources = read_sources(corpus, HELD_OUT)
-    remaining, texts = limit, []
-    for document in chain.from_iterable(source.documents for source in sources):
-        if remaining > 0 and (text := document.held_out.encode()[:remaining].decode(errors="ignore")):
+    left, texts = limit, []
+    for document in (each for source in sources for each in source.documents):
+        if left > 0 and (text := document.held_out.encode()[:left].decode(errors="ignore")):
             texts.append(text)
-            remaining -= len(text.encode())
+            left -= len(text.encode())
     return texts
 
 
