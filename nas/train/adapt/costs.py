@@ -67,9 +67,11 @@ class Choices:
         """
         layout = self.library.teacher.layout
         base = self.measured(layout)
-        costs = {
-            (trained, block): self._cost(trained, block, base) for trained, block in sorted(self.kinds, key=_named)
-        }
+        costs: dict[tuple[Block | None, Block | None], Figures | None] = {}
+        for trained, block in sorted(self.kinds, key=lambda pair: (block_name(pair[0]), block_name(pair[1]))):
+            choice = self.every_second(trained, block)
+            what = f"{block_name(block)} in place of {block_name(trained)}"
+            costs[trained, block] = self._added(choice, len(choice), base, what)
         alternatives = self.carried(lambda block, trained: costs[trained, _kind(block)] is not None)
         self.library.train(alternatives)
         scores = self.library.scores(alternatives)
@@ -125,11 +127,6 @@ class Choices:
     def _loss(self, score: Score) -> float:
         """Returns what a replacement costs in quality, the summand of the selection."""
         return score.text + self.settings.recall * score.kl.get(RECALL_GROUP, 0.0)
-
-    def _cost(self, trained: Block | None, block: Block | None, base: Figures) -> Figures | None:
-        """Returns what one replacement adds to each metric; None: the runtime does not carry it."""
-        choice = self.every_second(trained, block)
-        return self._added(choice, len(choice), base, f"{block_name(block)} in place of {block_name(trained)}")
 
     def _add_whole_layers(self, options: dict[Slot, list[Option[Slot]]], base: Figures) -> None:
         """Adds the options that leave out a layer.
@@ -196,7 +193,3 @@ def replaced_by(layout: Layout, picked: Mapping[Slot, Option[Slot]]) -> dict[Slo
 def _kind(block: Block | None) -> Block | None:
     """Returns what blocks of equal costs have in common: for those that read keys and values, not of which layer."""
     return block if block is None or lender_of(block) is None else block.replace(kv=0)
-
-
-def _named(pair: tuple[Block | None, Block | None]) -> tuple[str, str]:
-    return block_name(pair[0]), block_name(pair[1])

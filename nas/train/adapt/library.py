@@ -517,7 +517,8 @@ class Library:
                 missing.setdefault(replaced[0][0].depth, []).append(replaced)
         for depth, pending in sorted(missing.items()):
             self._score(pending, depth)
-        return {replaced: _read_score(self._score_path(replaced)) for replaced in replacements}
+        contents = {replaced: json.loads(self._score_path(replaced).read_bytes()) for replaced in replacements}
+        return {replaced: Score(content["kl"], tuple(content["windows"])) for replaced, content in contents.items()}
 
     @torch.no_grad()
     def _score(self, pending: Sequence[tuple[Replacement, ...]], depth: int) -> None:
@@ -546,11 +547,6 @@ class Library:
             }
             write_durably(self._score_path(replaced), json.dumps(content).encode())
         self.worker.log(f"depth {depth}: {len(pending)} scores computed")
-
-
-def _read_score(path: Path) -> Score:
-    content = json.loads(path.read_bytes())
-    return Score(content["kl"], tuple(content["windows"]))
 
 
 def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most: int, seed: int) -> list[Pair]:

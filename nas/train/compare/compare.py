@@ -503,8 +503,12 @@ class InterleavedBench:
                     result = partial[contender.name, task.at]
                     if result.failed:
                         continue
-                    result.failed = self._too_large(artifact)
-                    if not result.failed:
+                    size_mb, memory_mb = artifact.size / 1e6, self.bench.device.memory_mb
+                    if size_mb > memory_mb:
+                        result.failed = (
+                            f"too large: {size_mb:,.0f} MB of weights, {memory_mb:,} MB of memory on the device"
+                        )
+                    else:
                         await self._repeat(result, contender, artifact, task, turn)
                     after_each(partial, f"{contender.name} at {task.at} tokens, {turn + 1} of {task.repetitions}")
         return partial
@@ -535,10 +539,6 @@ class InterleavedBench:
                 raise InfrastructureFailed(f"{error}. What was measured is kept: the same command resumes") from error
 
         return await stored_outcome(self.store, key, run)
-
-    def _too_large(self, artifact: Artifact) -> str:
-        needs, has = artifact.size / 1e6, self.bench.device.memory_mb
-        return f"too large: {needs:,.0f} MB of weights, {has:,} MB of memory on the device" if needs > has else ""
 
 
 # Record of the comparison.
