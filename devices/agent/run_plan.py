@@ -298,7 +298,6 @@ def execute(
         wall_s=result.wall_s,
         cpu_s=result.cpu_s,
         overhead_cpu_s=result.overhead_cpu_s,
-        max_rss_mb=result.max_rss_mb,
         timed_out=result.timed_out,
         truncated=result.truncated,
         started_at=result.started_at,
@@ -341,7 +340,6 @@ def run_round(
     begun = clock.monotonic()
     candidate = prepare(batch.candidate, transport, files, known)
     reference = prepare(batch.reference, transport, files, known) if batch.reference else None
-    push_s = clock.monotonic() - begun
 
     if batch.cool_down_s:
         enter("cooling")
@@ -355,7 +353,7 @@ def run_round(
         pairs.append(Pair(reference=drift, candidate=measured, foreign_cpu=foreign))
         if _failed(measured) or (drift and _failed(drift)):
             break
-    return RoundResult(pairs=pairs, push_s=push_s, wall_s=clock.monotonic() - begun)
+    return RoundResult(pairs=pairs, wall_s=clock.monotonic() - begun)
 
 
 def _failed(raw: RawRun) -> bool:

@@ -124,11 +124,10 @@ _KILL = b"\n"
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """Facts about the prepared device: our folder, its PATH, whether it has GNU time, the supervisor's path."""
+    """Facts about the prepared device: our folder, its PATH, the supervisor's path."""
 
     root: str
     path: str
-    timed: bool
     supervisor: str
 
 
@@ -165,11 +164,11 @@ class ShellTransport:
         with self._shell.hanging_up_on_failure():
             self._wire.connect()
         said = self._shell.must(scripts.PREPARE, self._wire.folder, *scripts.TOOLS)
-        root, path, timed, *missing = said.splitlines()
+        root, path, *missing = said.splitlines()
         if missing:
             raise Unsupported(f"{self._wire.name} lacks {', '.join(missing)}")
-        self._ready = _Ready(root, path, timed == "timed", "")
-        self._ready = _Ready(root, path, timed == "timed", self.push(_SUPERVISOR, file_sha256(_SUPERVISOR)))
+        self._ready = _Ready(root, path, "")
+        self._ready = _Ready(root, path, self.push(_SUPERVISOR, file_sha256(_SUPERVISOR)))
 
     def claim(self, lease: Lease) -> None:
         """See `Transport.claim`."""
@@ -205,7 +204,6 @@ class ShellTransport:
             wall_s=ran.wall_s,
             cpu_s=report.runner_cpu_s,
             overhead_cpu_s=max(0.0, report.cpu_s - report.runner_cpu_s),
-            max_rss_mb=ran.max_rss_mb,
             timed_out=ran.timed_out,
             truncated=len(report.output) > output_limit,
             started_at=started_at,
@@ -218,11 +216,10 @@ class ShellTransport:
         mask = f"{sum(1 << cpu for cpu in set(cpus)):x}" if cpus else "-"
         fence = (lease.authority, str(lease.epoch)) if lease else ("-", "0")
         bounds = (str(seconds), str(limit + 1), str(STDERR_TAIL), mask, argv[0])
-        timer = ["env", "time", "-f", "%M", "-o", f"{ready.root}/runs/{run}/rss"] if ready.timed else []
         pin = ["taskset", mask] if cpus else []
         variables = {"PATH": ready.path, "LANG": "C.UTF-8"} | dict(env)
         exactly = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
-        return ["sh", ready.supervisor, "run", ready.root, run, *fence, *bounds, *timer, *pin, *exactly, *argv]
+        return ["sh", ready.supervisor, "run", ready.root, run, *fence, *bounds, *pin, *exactly, *argv]
 
     def _follow(self, stream: Stream, run: str, timeout_s: float, limit: int, cancelled: Callable[[], bool]) -> bytes:
         """Returns the supervisor's output, reading no more than the limits allow."""

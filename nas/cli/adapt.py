@@ -147,16 +147,8 @@ def _measured(request: AdaptRequest) -> Measure:
             db=request.db,
         )
         report = bench(options, say)
-        found = {
-            "decode_p50": report["decode_ms"]["p50"],
-            "decode_p95": report["decode_ms"]["p95"],
-            "ttft": report["ttft_ms"]["value"],
-            "peak_rss": report["peak_rss_mb"]["total"],
-            "prefill_rss": report["peak_rss_mb"]["prefill"],
-            "decode_rss": report["peak_rss_mb"]["decode"],
-            "file_size": report["file_mb"],
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        figures = {name: figure["value"] for name, figure in report["figures"].items()}
+        return {name: value for name, value in figures.items() if value is not None}
 
     return measure
 

@@ -33,25 +33,23 @@ from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import (
     PRETRAININGS,
+    BuildDecision,
     Comparison,
-    Decision,
-    Figure,
-    Measured,
+    MeasuredModel,
     MemberFiles,
     MemberTraining,
+    RecordedFigure,
     member_folder,
 )
 from nas.core.layout import Layout
 from nas.core.logs import visible
+from nas.core.metrics import METRICS
 from nas.core.units import show_count, show_duration, show_figure
 from nas.serve.views.family import FamilyView, family_view, list_families
 
 if TYPE_CHECKING:
     from nas.train.scaling.build import BuildOptions, FilesWriter
 
-
-_UNITS = {"prefill_tps": "tokens/s", "decode_tps": "tokens/s", "ttft_ms": "ms", "peak_rss_mb": "MB"}
-_NAMES = {"prefill_tps": "prefill", "decode_tps": "decode", "ttft_ms": "TTFT", "peak_rss_mb": "peak memory"}
 
 app = command_app(help="Build, train, compare and show model families.")
 
@@ -603,7 +601,7 @@ def _print_members(view: FamilyView) -> None:
             row.member.size,
             measured.device + ("" if measured.searched else " (not searched)"),
             _runtime(measured),
-            _NAMES[figure.metric],
+            METRICS[figure.metric].label,
             figure.prompt,
             _figure_text(figure) + (" (noisy)" if measured.noisy else ""),
         )
@@ -697,23 +695,31 @@ def _print_comparisons(view: FamilyView) -> None:
     """Prints the comparisons with reference models."""
     for comparison in view.comparisons:
         rows = [
-            (model.name, "member" if model.member else "reference", show_count(model.parameters), model.architecture,
-             _NAMES[figure.metric], figure.prompt, _figure_text(figure))
-            for model in comparison.models for figure in model.measured.figures
-        ]  # fmt: skip
+            (
+                model.name,
+                "member" if model.member else "reference",
+                show_count(model.parameters),
+                model.architecture,
+                METRICS[figure.metric].label,
+                figure.prompt,
+                _figure_text(figure),
+            )
+            for model in comparison.models
+            for figure in model.measured.figures
+        ]
         columns = ("model", "", "weights", "architecture", "figure", "tokens", "value")
         print_table(columns, rows, title=f"on {comparison.device}")
 
 
-def _figure_text(figure: Figure) -> str:
+def _figure_text(figure: RecordedFigure) -> str:
     """Formats a figure with its unit and confidence interval, or the reason it is unknown."""
     if figure.value is None:
         return f"unknown: {figure.reason or 'not read'}"
     low, high = figure.ci95 or (None, None)
-    return show_figure(figure.value, low, high, _UNITS[figure.metric])
+    return show_figure(figure.value, low, high, METRICS[figure.metric].unit)
 
 
-def _runtime(measured: Measured) -> str:
+def _runtime(measured: MeasuredModel) -> str:
     return f"{measured.runtime} {measured.quantisation}, {measured.threads} thread{'s' * (measured.threads != 1)}"
 
 
@@ -724,6 +730,6 @@ def _files(files: MemberFiles | None) -> str:
     return ", ".join(kinds)
 
 
-def _decisions(of: str, decisions: Iterable[Decision]) -> Iterator[tuple[str, str, str, str]]:
+def _decisions(of: str, decisions: Iterable[BuildDecision]) -> Iterator[tuple[str, str, str, str]]:
     for decision in decisions:
         yield of, decision.what, decision.value, decision.reason

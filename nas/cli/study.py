@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -25,11 +25,10 @@ from nas.core.trial import TrialState
 from nas.core.units import show_share
 from nas.infra.store import listings as pages
 from nas.infra.store import studies, trials
-from nas.infra.store.archive import export_study
 from nas.infra.store.rows import DesiredState, Trial
 from nas.infra.store.store import Store
 from nas.infra.store.studies import INTERRUPTED
-from nas.search.analysis.archive import import_archive
+from nas.search.analysis.archive import export_study, import_study
 from nas.search.analysis.hardware import ModelError, hardware_report
 from nas.search.analysis.record import read_study
 from nas.search.analysis.report import csv_parts, finite, parquet_bytes, study_report, study_table
@@ -130,7 +129,7 @@ def report(
 
     with open_store(db) as store:
         text = study_report_html(store, study)
-    _write_whole(output, lambda file: file.write(text))
+    _write_whole(output, lambda file: file.write(text.encode()))
 
 
 @app.command("follow", no_args_is_help=True)
@@ -293,7 +292,7 @@ def export(
             table = study_table(StudySnapshot(read_study(store, study)))
         _write_bytes(output, parquet_bytes(*table))
         return
-    write: dict[Format, Callable[[Store, str, TextIO], None]] = {
+    write: dict[Format, Callable[[Store, str, BinaryIO], None]] = {
         Format.ARCHIVE: _write_archive,
         Format.JSON: _write_json,
         Format.CSV: _write_csv,
@@ -316,11 +315,11 @@ def import_(
 ) -> None:
     """Import a study from an archive, in state paused; --trust lets it be resumed."""
     try:
-        source = file.open(encoding="utf-8")
+        source = file.open("rb")
     except OSError as error:
         raise InvalidInput(f"cannot read {file}: {error.strerror}") from error
     with source, open_store(db, create=True) as store:
-        study = import_archive(store, source, name=name, trust_results=trust)
+        study = import_study(store, source, name=name, trust_results=trust)
     say(f"{study.name}: imported")
 
 
@@ -362,7 +361,7 @@ def _read_studies(server: str | None, db: str | None, wanted: pages.StudyFilter)
                 "created": study.created,
                 **({"problem": study.problem} if study.problem else {}),
             }
-            for study in pages.studies(store, limit=_ALL_STUDIES, wanted=wanted)
+            for study in pages.studies(store, limit=_ALL_STUDIES, matching=wanted)
         ]
 
 
@@ -395,11 +394,11 @@ def _request(study: str, desired: DesiredState, server: str | None, db: str | No
     say(f"{study}: {desired} requested")
 
 
-def _write_whole(output: Path, write: Callable[[TextIO], object]) -> None:
+def _write_whole(output: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file, whole or not at all."""
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
+        with partial.open("wb") as file:
             write(file)
         partial.replace(output)
     finally:
@@ -410,7 +409,7 @@ def _write_whole(output: Path, write: Callable[[TextIO], object]) -> None:
 def _export_remote(study: str, output: Path, format: Format, server: str, db: str | None) -> None:
     if format is Format.JSON:
         report = _read_report(study, server, db)
-        _write_whole(output, lambda file: file.write(json.dumps(report, indent=1, allow_nan=False) + "\n"))
+        _write_whole(output, lambda file: file.write(_json_text(report)))
         return
     with open_server(server, db) as client:
         if format is Format.ARCHIVE:
@@ -425,17 +424,20 @@ def _write_bytes(output: Path, content: bytes) -> None:
     say(f"wrote {output}")
 
 
-def _write_archive(store: Store, study: str, file: TextIO) -> None:
+def _write_archive(store: Store, study: str, file: BinaryIO) -> None:
     export_study(store, studies.get(store, study).id, file)
 
 
-def _write_json(store: Store, study: str, file: TextIO) -> None:
-    json.dump(study_report(store, study), file, indent=1, allow_nan=False)
-    file.write("\n")
+def _write_json(store: Store, study: str, file: BinaryIO) -> None:
+    file.write(_json_text(study_report(store, study)))
 
 
-def _write_csv(store: Store, study: str, file: TextIO) -> None:
-    file.writelines(csv_parts(*study_table(StudySnapshot(read_study(store, study)))))
+def _json_text(report: Json) -> bytes:
+    return json.dumps(report, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def _write_csv(store: Store, study: str, file: BinaryIO) -> None:
+    file.writelines(part.encode() for part in csv_parts(*study_table(StudySnapshot(read_study(store, study)))))
 
 
 def _model_row(model: ModelError) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure as Picture
 
 from nas.core.errors import InvalidInput
-from nas.core.family import ComparedModel, Comparison, Figure, Measured
+from nas.core.family import ComparedModel, Comparison, MeasuredModel, RecordedFigure
 from nas.train.compare.lfm2_report import COLUMNS, HX370, REPORT, S25, ratios, report_ratios, size_class
 from nas.train.compare.tables import _write_names, draw_comparison, figures_table, ratios_table, reasons
 
@@ -19,15 +19,15 @@ SPEEDS = {"prefill_tps": 100.0, "decode_tps": 10.0}
 
 def model(name: str, parameters: int, scale: float, *, member: bool = False, missing: str = "") -> ComparedModel:
     figures = [
-        Figure(
+        RecordedFigure(
             metric=metric, prompt=prompt, value=None if missing else SPEEDS[metric] * scale, ci95=None, reason=missing
         )
         for metric, prompt in COLUMNS
     ]
-    peak = Figure(metric="peak_rss_mb", prompt=32768, value=1234.5, ci95=None, reason="")
+    peak = RecordedFigure(metric="peak_rss", prompt=32768, value=1234.5, ci95=None, reason="")
     return ComparedModel(
         name=name, member=member, parameters=parameters, architecture="lfm2", source="",
-        measured=Measured(
+        measured=MeasuredModel(
             device="box", runtime="llama.cpp", quantisation="q4_0", threads=1, figures=(*figures, peak), searched=False
         ),
     )  # fmt: skip
@@ -71,7 +71,7 @@ def test_the_reports_text_follows_from_its_tables() -> None:
 
 def test_what_the_report_did_not_measure_has_no_ratio() -> None:
     assert report_ratios("LFM2-350M", "PLM-1.8B", "prefill_tps", 1024) == {}
-    assert report_ratios("LFM2-350M", "Granite-4.0-350M", "ttft_ms", 1024) == {}
+    assert report_ratios("LFM2-350M", "Granite-4.0-350M", "ttft", 1024) == {}
 
 
 def test_ratios_are_within_a_class_with_the_member_or_lfm2_first() -> None:
@@ -100,7 +100,7 @@ def test_the_table_is_the_reports() -> None:
     columns, rows = figures_table(record(MEMBER, GONE))
     assert columns == [
         "model", "parameters", "prefill tok/s 1K", "prefill tok/s 4K", "decode tok/s 1K", "decode tok/s 4K",
-        "peak MB 32K",
+        "peak memory MB 32K",
     ]  # fmt: skip
     assert rows[0] == ["demo-350M (member)", "350M", "300", "300", "30", "30", "1,234"]
     assert rows[1][2:] == ["-", "-", "-", "-", "1,234"]

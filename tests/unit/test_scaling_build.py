@@ -223,7 +223,7 @@ def test_candidates_are_measured_and_the_winners_figures_kept(bed: Bed) -> None:
     (measured,) = member.measured
     assert (measured.runtime, measured.quantisation, measured.searched) == ("fake", "q4_0", True)
     figures = {(figure.metric, figure.prompt): figure.value for figure in measured.figures}
-    assert {("prefill_tps", 64), ("ttft_ms", 64), ("decode_tps", 64), ("peak_rss_mb", 256)} <= figures.keys()
+    assert {("prefill_tps", 64), ("ttft", 64), ("decode_tps", 64), ("peak_rss", 256)} <= figures.keys()
     assert all(value and value > 0 for value in figures.values())
     assert [each.value for each in member.decisions if each.what == "another device"] == ["none"]
 

@@ -164,11 +164,6 @@ def read_run(run: RawRun, parse: Parse) -> tuple[Sample | None, NasError | None]
     return sample, None
 
 
-def total_ms(sample: Sample) -> float:
-    """Returns the timed work of one run, the prompt and all decoded tokens, in ms."""
-    return sample.ttft_ms + sum(sample.decode_ns) / 1e6
-
-
 def foreign_cpu(runs: Sequence[Conditions], over_all: float | None) -> float | None:
     """Returns the CPU share of other processes, in cores: over all runs if it was read, else the largest of one."""
     if over_all is not None:

@@ -302,7 +302,7 @@ class JobPage(BaseModel):
 class ServerView(BaseModel):
     """The coordinator, and the caller's role."""
 
-    model_config = with_example(version="0.1.0", authority="a" * 32, token="laptop", role="operate")
+    model_config = with_example(version="0.2.0", authority="a" * 32, token="laptop", role="operate")
 
     version: str
     authority: str = Field(description="name of its database, which counts the epochs of leases")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import IO, Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -17,7 +17,6 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
 from nas.infra.store import events, studies, trials
 from nas.infra.store import listings as pages
-from nas.infra.store.archive import export_study
 from nas.infra.store.listings import StudySummary
 from nas.infra.store.rows import ApiToken, Role, StudyState
 from nas.infra.store.store import Store
@@ -28,6 +27,7 @@ from nas.infra.web.off_loop import off_loop
 from nas.infra.web.server import max_body
 from nas.measure.devices.attachments import Tag
 from nas.measure.farm.agent_api import Access, guarded
+from nas.search.analysis.archive import export_study
 from nas.search.analysis.report import (
     Row,
     csv_parts,
@@ -49,7 +49,6 @@ from nas.serve.api.submissions import (
     SubmittedStudies,
     check_space,
     estimate_space,
-    without_accept_noise,
 )
 from nas.serve.api.types import ONE_LINE, EventId, Limit, StudyName, Time, TrialNumber, Wait, with_example
 
@@ -93,11 +92,6 @@ class SubmitRequest(BaseModel):
     space: str = Field(max_length=MAX_CHARACTERS)
     trials: int | None = Field(None, ge=1, le=1_000_000, description="layouts to try; default: as the space says")
     warm_start: tuple[StudyName, ...] = Field((), max_length=20, description="earlier studies to learn from first")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, data: Any) -> Any:
-        return without_accept_noise(data)
 
 
 class MarkRequest(BaseModel):
@@ -223,7 +217,7 @@ _FILES: dict[int | str, dict[str, Any]] = {
     }
 }
 _ARCHIVE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/x-ndjson": {"example": '{"format": 1}\n{"end": 1}\n'}}}
+    200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}
 }
 _PART = 1 << 16
 _DRAW_S = 5.0
@@ -267,7 +261,7 @@ def studies_router(
         state: Annotated[str, Query(max_length=64, description="such as running or interrupted")] = "",
     ) -> StudyPage:  # fmt: skip
         wanted = pages.StudyFilter(text, space, state)
-        rows = pages.studies(store, after=_study_id(after), limit=limit + 1, wanted=wanted)
+        rows = pages.studies(store, after=_study_id(after), limit=limit + 1, matching=wanted)
         shown = [_begun(row, submitted.find(row.name)) for row in rows[:limit]]
         if len(rows) > limit:
             return StudyPage(studies=shown, next=str(rows[limit - 1].id))
@@ -311,12 +305,12 @@ def studies_router(
     )  # fmt: skip
     def show_archive(name: StudyName) -> Response:
         with ExitStack() as unsent:
-            file = unsent.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline=""))
+            file = unsent.enter_context(tempfile.TemporaryFile())
             export_study(store, studies.find_id(store, name), file)
             unsent.pop_all()  # the response closes it once it is sent
         file.seek(0)
-        headers = {"Content-Disposition": f'attachment; filename="{name}.archive"'}
-        return StreamingResponse(_parts(file), headers=headers, media_type="application/x-ndjson")
+        headers = {"Content-Disposition": f'attachment; filename="{name}.jsonl.gz"'}
+        return StreamingResponse(_parts(file), headers=headers, media_type="application/gzip")
 
     @router.post(
         "/{name}/trials/{number}/mark", summary="Star, tag and note a trial", dependencies=[operate],
@@ -396,7 +390,7 @@ def _table(study: str, what: str, table: tuple[list[str], list[Row]], format: Ta
     return Response(parquet_bytes(columns, rows), headers=headers, media_type="application/vnd.apache.parquet")
 
 
-def _parts(file: IO[str]) -> Iterator[str]:
+def _parts(file: IO[bytes]) -> Iterator[bytes]:
     """Yields the contents of a file, which is then closed."""
     with file:
         while part := file.read(_PART):

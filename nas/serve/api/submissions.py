@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
@@ -70,11 +70,6 @@ class SubmissionState(StrEnum):
     ENDED = "ended"
 
 
-def without_accept_noise(data: Any) -> Any:
-    """Returns a mapping without an option that clients and files of version 0.1.0 have; noise is not refused now."""
-    return {key: value for key, value in data.items() if key != "accept_noise"} if isinstance(data, dict) else data
-
-
 class Submission(BaseModel):
     """A submitted study and its state.
 
@@ -112,11 +107,6 @@ class Submission(BaseModel):
     started: float | None = None
     exit_code: int | None = None
     message: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, data: Any) -> Any:
-        return without_accept_noise(data)
 
     @property
     def ended(self) -> bool:

@@ -46,7 +46,6 @@ _GENERATIONS = 8
 _ANCESTORS = 32
 _NEIGHBOURS = 5
 _BENCH_FLAGS = ("prompt", "gen", "context", "threads")
-_METRICS = ("latency", "ttft", "decode_p50", "decode_p95", "peak_rss", "energy_mj_per_token", "file_size")
 _STUDIES = 4
 _FRESH_S = 60.0
 
@@ -871,14 +870,14 @@ def _figures(candidates: Sequence[CandidateView]) -> Iterator[FigureRow]:
     by_key = [{each.place: each for each in candidate.places} for candidate in candidates]
     for key in dict.fromkeys(key for places in by_key for key in sorted(places)):
         taken = [places.get(key) for places in by_key]
-        for metric in _METRICS:
-            figures = tuple(_figure(each, metric) for each in taken)
+        for metric in METRICS.values():
+            figures = tuple(_figure(each, metric.name) for each in taken) if metric.compared else ()
             if any(figure and figure.value is not None for figure in figures):
                 yield FigureRow(
                     place=key,
-                    metric=metric,
-                    unit=METRICS[metric].unit,
-                    direction=METRICS[metric].direction,
+                    metric=metric.name,
+                    unit=metric.unit,
+                    direction=metric.direction,
                     figures=figures,
                     ratios=(None, *(_ratio(figure, figures[0]) for figure in figures[1:])),
                 )

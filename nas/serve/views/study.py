@@ -425,7 +425,7 @@ def studies_view(
 
     With `wanted` only those that match it, and none that wait.
     """
-    rows = pages.latest_studies(store, limit=PAGE + 1, before=before, wanted=wanted or StudyFilter())
+    rows = pages.latest_studies(store, limit=PAGE + 1, before=before, matching=wanted or StudyFilter())
     shown = rows[:PAGE]
     lines = [line for row in shown if (line := _line(row, snapshots)) is not None]
     filtered = wanted is not None and wanted != StudyFilter()

@@ -26,7 +26,7 @@ from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.core.metrics import METRICS, metric
+from nas.core.metrics import metric, searchable
 from nas.core.quality_config import LIBRARY_PARTS
 from nas.core.replacement import TEXT_GROUP, LibraryScores, Part, ScoredBlock, ScoredPair, Slot, block_name, with_blocks
 from nas.measure.runtimes import RUNTIMES
@@ -301,7 +301,7 @@ def _space(
 ) -> dict[str, Any]:
     request, budgets = adaptation.request, adaptation.budgets
     quantisation = request.quantisation or RUNTIMES[request.runtime].quantisations[0]
-    on = {name: {"workload": _WORKLOAD} if metric(name).source == "device" else {} for name in METRICS}
+    on = {name: {"workload": _WORKLOAD} if metric(name).source == "device" else {} for name in searchable()}
     limited = list(budgets) + ["decode_p50"] * (not any(on[name] for name in budgets))
     return {
         "v": 1,

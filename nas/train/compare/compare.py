@@ -23,10 +23,9 @@ from nas.core.family import (
     FILES,
     ComparedModel,
     Comparison,
-    Figure,
-    Measured,
+    MeasuredModel,
     MemberFiles,
-    Metric,
+    RecordedFigure,
     family_folder,
     member_folder,
     read_family,
@@ -35,6 +34,7 @@ from nas.core.family import (
 )
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
+from nas.core.metrics import METRICS
 from nas.core.published import MODELS
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.units import show_duration
@@ -90,7 +90,7 @@ class BenchTask:
 
     at: int
     workload: Workload
-    metrics: tuple[Metric, ...]
+    metrics: tuple[str, ...]
     repetitions: int
 
 
@@ -256,11 +256,11 @@ def report_tasks(threads: int, repetitions: int, *, flash_attn: bool = True) -> 
     reason.
     """
     common = {"threads": threads, "flash_attn": flash_attn}
-    speed: tuple[Metric, ...] = ("prefill_tps", "decode_tps", "ttft_ms")
+    speed = ("prefill_tps", "decode_tps", "ttft")
     return (
-        BenchTask(32768, Workload(prompt=512, gen=16, context=32768, **common), ("peak_rss_mb",), 1),
+        BenchTask(32768, Workload(prompt=512, gen=16, context=32768, **common), ("peak_rss",), 1),
         BenchTask(1024, Workload(prompt=1024, gen=GENERATED, **common), speed, repetitions),
-        BenchTask(4096, Workload(prompt=4096, gen=GENERATED, **common), (*speed, "peak_rss_mb"), repetitions),
+        BenchTask(4096, Workload(prompt=4096, gen=GENERATED, **common), (*speed, "peak_rss"), repetitions),
     )
 
 
@@ -576,22 +576,22 @@ def comparison(conditions: Conditions, contenders: Sequence[Contender], partial:
 
 
 def _model(conditions: Conditions, contender: Contender, partial: PartialResults) -> ComparedModel:
-    figures: list[Figure] = []
+    figures: list[RecordedFigure] = []
     for task in conditions.tasks:
         result = partial[contender.name, task.at]
         summary = result.summary()
         for metric in task.metrics:
             if result.failed or summary is None:
-                figures.append(Figure(metric=metric, prompt=task.at, reason=result.failed or _PENDING))
+                figures.append(RecordedFigure(metric=metric, prompt=task.at, reason=result.failed or _PENDING))
             else:
-                figures.append(recorded_figure(metric, task.at, summary))
+                figures.append(recorded_figure(METRICS[metric], task.at, summary))
     return ComparedModel(
         name=contender.name,
         member=contender.member,
         parameters=contender.parameters,
         architecture=contender.architecture,
         source=contender.source,
-        measured=Measured(
+        measured=MeasuredModel(
             device=conditions.bench.device.id,
             runtime=conditions.bench.runtime.name,
             quantisation=QUANTISATION,

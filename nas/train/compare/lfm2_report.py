@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from nas.core.errors import UnknownName
-from nas.core.family import ComparedModel, Figure, Metric, Ratio
+from nas.core.family import ComparedModel, Ratio, RecordedFigure
 from nas.core.published import LFM2
 
 _CLASS_LIMITS = {"350M": 5e8, "700M": 9e8, "1B": 2e9, "3B": math.inf}
@@ -28,7 +28,7 @@ S25 = "Galaxy S25"
 HX370 = "HX 370"
 """AMD Ryzen AI 9 HX 370 (Table 3)."""
 
-COLUMNS: tuple[tuple[Metric, int], ...] = (
+COLUMNS: tuple[tuple[str, int], ...] = (
     ("prefill_tps", 1024),
     ("prefill_tps", 4096),
     ("decode_tps", 1024),
@@ -57,7 +57,7 @@ def known_class(name: str) -> str:
     return name
 
 
-def report_ratios(model: str, other: str, metric: Metric, prompt: int) -> dict[str, float]:
+def report_ratios(model: str, other: str, metric: str, prompt: int) -> dict[str, float]:
     """Returns device -> speed of `model` / speed of `other`, for the report's devices that ran both."""
     if (metric, prompt) not in COLUMNS:
         return {}
@@ -85,7 +85,7 @@ def ratios(models: Sequence[ComparedModel]) -> Iterator[Ratio]:
                     )
 
 
-def figure_of(model: ComparedModel, metric: Metric, prompt: int) -> Figure | None:
+def figure_of(model: ComparedModel, metric: str, prompt: int) -> RecordedFigure | None:
     """Returns a figure of `model`, which may lack a value; None: it was not requested."""
     figures = model.measured.figures
     return next((figure for figure in figures if (figure.metric, figure.prompt) == (metric, prompt)), None)
@@ -96,7 +96,7 @@ def _rank(model: ComparedModel) -> int:
     return 2 if model.member else int(model.name in LFM2)
 
 
-def _quotient(figure: Figure | None, other: Figure | None) -> float | None:
+def _quotient(figure: RecordedFigure | None, other: RecordedFigure | None) -> float | None:
     if figure is None or other is None or figure.value is None or other.value is None:
         return None
     return figure.value / other.value

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nas.core.errors import InvalidInput
-from nas.core.family import ComparedModel, Comparison, Figure, Metric
+from nas.core.family import ComparedModel, Comparison, RecordedFigure
+from nas.core.metrics import METRICS, recorded
 from nas.core.published import LFM2
 from nas.core.units import show_count
 from nas.train.compare.lfm2_report import COLUMNS, REPORT, figure_of
@@ -18,16 +19,9 @@ if TYPE_CHECKING:
 
 Row = list[str]
 
-_TITLES: dict[Metric, str] = {
-    "prefill_tps": "prefill tok/s", "decode_tps": "decode tok/s", "ttft_ms": "TTFT ms", "peak_rss_mb": "peak MB",
-}  # fmt: skip
-
 # Okabe and Ito's palette, which people with colour-vision deficiencies can tell apart.
 _KINDS = {"member": ("#0072B2", "*", 150), "LFM2": ("#D55E00", "o", 50), "reference": ("#999999", "s", 36)}
-_PANELS: tuple[tuple[Metric, int, str], ...] = (
-    ("prefill_tps", 4096, "prefill at 4K [tokens/s]"),
-    ("decode_tps", 4096, "decode at 4K [tokens/s]"),
-)
+_PANELS = (("prefill_tps", 4096), ("decode_tps", 4096))
 _SUFFIXES = (".png", ".svg", ".pdf")
 _DPI = 160
 _SIZE = 7
@@ -41,7 +35,7 @@ _LETTER = 4.2
 def figures_table(comparison: Comparison) -> tuple[Row, list[Row]]:
     """Returns columns and rows: a row per model, in the order of the comparison."""
     shown = _figures(comparison.models)
-    columns = ["model", "parameters", *(f"{_TITLES[metric]} {_at(prompt)}" for metric, prompt in shown)]
+    columns = ["model", "parameters", *(_heading(metric, prompt) for metric, prompt in shown)]
     rows = [
         [_name(model), show_count(model.parameters), *(_shown(figure_of(model, *each)) for each in shown)]
         for model in comparison.models
@@ -51,7 +45,7 @@ def figures_table(comparison: Comparison) -> tuple[Row, list[Row]]:
 
 def ratios_table(comparison: Comparison) -> tuple[Row, list[Row]]:
     """Returns columns and rows: a row per pair; a cell has the ratio here, then the report's on its two devices."""
-    columns = ["faster", "than", *(f"{_TITLES[metric].split()[0]} {_at(prompt)}" for metric, prompt in COLUMNS)]
+    columns = ["faster", "than", *(f"{METRICS[metric].label} {_at(prompt)}" for metric, prompt in COLUMNS)]
     rows = []
     for (model, other), pair in groupby(comparison.ratios, key=lambda ratio: (ratio.model, ratio.other)):
         cells = [" / ".join(map(_ratio, (ratio.here, *map(ratio.report.get, REPORT)))) for ratio in pair]
@@ -64,17 +58,16 @@ def reasons(comparison: Comparison) -> Iterator[str]:
     for model in comparison.models:
         for reason in dict.fromkeys(figure.reason for figure in model.measured.figures if figure.value is None):
             where = ", ".join(
-                f"{_TITLES[figure.metric]} {_at(figure.prompt)}"
-                for figure in model.measured.figures
-                if figure.reason == reason
+                _heading(figure.metric, figure.prompt) for figure in model.measured.figures if figure.reason == reason
             )
             yield f"{model.name}: {where}: {reason}"
 
 
-def _figures(models: Sequence[ComparedModel]) -> list[tuple[Metric, int]]:
+def _figures(models: Sequence[ComparedModel]) -> list[tuple[str, int]]:
     """Returns metric and context of the figures that any model has, in the order of columns."""
     columns = {(figure.metric, figure.prompt) for model in models for figure in model.measured.figures}
-    return sorted(columns, key=lambda column: (list(_TITLES).index(column[0]), column[1]))
+    order = [metric.name for metric in recorded()]
+    return sorted(columns, key=lambda column: (order.index(column[0]), column[1]))
 
 
 def _name(model: ComparedModel) -> str:
@@ -82,11 +75,15 @@ def _name(model: ComparedModel) -> str:
     return f"{model.name} ({', '.join(marks)})" if marks else model.name
 
 
+def _heading(metric: str, prompt: int) -> str:
+    return f"{METRICS[metric].label} {METRICS[metric].unit} {_at(prompt)}"
+
+
 def _at(prompt: int) -> str:
     return f"{prompt // 1024}K" if prompt % 1024 == 0 else str(prompt)
 
 
-def _shown(figure: Figure | None) -> str:
+def _shown(figure: RecordedFigure | None) -> str:
     if figure is None or figure.value is None:
         return "-"
     return f"{figure.value:.4g}" if figure.value < 1e3 else f"{figure.value:,.0f}"
@@ -107,9 +104,9 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
     check_suffix(path)
     figure = Plot(figsize=(11, 4.8), layout="constrained")
-    for panel, (metric, prompt, title) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
+    for panel, (metric, prompt) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
         _draw_panel(panel, comparison, metric, prompt)
-        panel.set_ylabel(title)
+        panel.set_ylabel(f"{METRICS[metric].label} at {_at(prompt)} [{METRICS[metric].unit}]")
     figure.suptitle(f"{comparison.device}, {comparison.conditions.get('threads', '?')} thread(s), Q4_0", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
@@ -130,7 +127,7 @@ def check_suffix(path: Path) -> None:
         raise InvalidInput(f"{path}: write {', '.join(_SUFFIXES)}", where="--plot")
 
 
-def _draw_panel(panel: Axes, comparison: Comparison, metric: Metric, prompt: int) -> None:
+def _draw_panel(panel: Axes, comparison: Comparison, metric: str, prompt: int) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     panel.set_xscale("log")

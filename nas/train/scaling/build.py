@@ -20,9 +20,9 @@ from nas.core.durable import locked
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError, Unsupported
 from nas.core.family import (
     FAMILY,
-    Decision,
+    BuildDecision,
     Family,
-    Measured,
+    MeasuredModel,
     Member,
     Source,
     family_folder,
@@ -230,7 +230,7 @@ class SizeSearch:
             results.append(CandidateResult(scaled, axes, measurements, failure))
         return results
 
-    def _held_out(self, layout: Layout) -> tuple[tuple[Measured, ...], list[Decision]]:
+    def _held_out(self, layout: Layout) -> tuple[tuple[MeasuredModel, ...], list[BuildDecision]]:
         """Measures the member on a device that the search did not use, if there is one."""
         measurer, space = self.measurer, self.origin.criteria.space
         if measurer is None:
@@ -260,32 +260,34 @@ class SizeSearch:
             raise
 
 
-def _held_out_decision(value: str, reason: str) -> Decision:
-    return Decision(what="another device", value=value, reason=reason)
+def _held_out_decision(value: str, reason: str) -> BuildDecision:
+    return BuildDecision(what="another device", value=value, reason=reason)
 
 
-def _support_decisions(space: SearchSpace, layout: Layout) -> Iterator[Decision]:
+def _support_decisions(space: SearchSpace, layout: Layout) -> Iterator[BuildDecision]:
     for spec in space.runtimes:
         support = known_runtime(spec).supports(layout)
         reason = "the stock build carries it" if support.verdict == "stock" else "; ".join(support.reasons)
-        yield Decision(what=spec.name, value=f"{support.arch} on the {support.verdict} build", reason=reason)
+        yield BuildDecision(what=spec.name, value=f"{support.arch} on the {support.verdict} build", reason=reason)
 
 
-def _layout_decision(layout: Layout, parent: Layout, choice: Choice) -> Decision:
+def _layout_decision(layout: Layout, parent: Layout, choice: Choice) -> BuildDecision:
     reason = "the parent itself, which has this size: the search that found it has tried other shapes"
-    return Decision(what="layout", value=layout.format(), reason=reason if layout == parent else choice.reason())
+    return BuildDecision(what="layout", value=layout.format(), reason=reason if layout == parent else choice.reason())
 
 
-def _quality_decisions(criteria: Criteria, layout: Layout, choice: Choice, *, measured: bool) -> Iterator[Decision]:
+def _quality_decisions(
+    criteria: Criteria, layout: Layout, choice: Choice, *, measured: bool
+) -> Iterator[BuildDecision]:
     if trained := criteria.trained(layout):
         reason = f"the study trained this layout's proxy, {trained[0][:12]}"
-        yield Decision(what="quality", value=f"{trained[1]:.4g}", reason=reason)
+        yield BuildDecision(what="quality", value=f"{trained[1]:.4g}", reason=reason)
     if not measured:
         reason = f"not requested: {PER_TOKEN} and {HELD} at {criteria.context} tokens are computed instead"
-        yield Decision(what="measured", value="nothing", reason=reason)
+        yield BuildDecision(what="measured", value="nothing", reason=reason)
     elif left_out := [name for name in criteria.limits() if name not in choice.names]:
         reason = "the devices could not measure these objectives"
-        yield Decision(what="left out", value=", ".join(left_out), reason=reason)
+        yield BuildDecision(what="left out", value=", ".join(left_out), reason=reason)
 
 
 # The build and its record.
@@ -423,5 +425,5 @@ def _write_files(options: BuildOptions, family: Family, member: Member, log: Log
         options.files.write(member_folder(family.name, member.size), family, member, log)
 
 
-def _log_decision(log: Log, whose: str, decision: Decision) -> None:
+def _log_decision(log: Log, whose: str, decision: BuildDecision) -> None:
     log(f"{whose}: {decision.what}: {decision.value} ({decision.reason})")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from nas.core import paths
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.core.family import Figure, Measured, Metric
+from nas.core.family import MeasuredModel, RecordedFigure
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
+from nas.core.metrics import Metric, recorded
 from nas.core.scoring import MeasurementKey, require_sensors
 from nas.core.space import MeasurementSettings, SearchSpace
 from nas.core.workload import Workload
@@ -32,11 +33,6 @@ Log = Callable[[str], None]
 
 _AVAILABLE = (DeviceState.IDLE, DeviceState.LEASED, DeviceState.COOLING, DeviceState.PREPARING)
 _TRUSTED = (Health.GOOD, Health.UNKNOWN)
-
-_STATISTICS: dict[Metric, str] = {
-    "prefill_tps": "prefill_tps", "ttft_ms": "ttft", "decode_tps": "decode_mean", "peak_rss_mb": "peak_rss",
-}  # fmt: skip
-"""Metric of a family's records -> figure of a measurement. Decode speed is tokens / time, hence the mean."""
 
 
 @dataclass
@@ -202,7 +198,7 @@ def export_once(store: Store, key: str, export: Callable[[Path], Artifact]) -> A
     return artifact
 
 
-def measured_of(measurements: Measurements, space: SearchSpace, *, searched: bool = True) -> tuple[Measured, ...]:
+def measured_of(measurements: Measurements, space: SearchSpace, *, searched: bool = True) -> tuple[MeasuredModel, ...]:
     """Returns one record for each device and runtime, with the figures of all workloads.
 
     Args:
@@ -215,7 +211,7 @@ def measured_of(measurements: Measurements, space: SearchSpace, *, searched: boo
     for measurement in measurements.values():
         groups.setdefault((measurement.device, measurement.runtime), []).append(measurement)
     return tuple(
-        Measured(
+        MeasuredModel(
             device=device,
             runtime=runtime,
             quantisation=quantisations[runtime],
@@ -223,7 +219,7 @@ def measured_of(measurements: Measurements, space: SearchSpace, *, searched: boo
             figures=tuple(
                 recorded_figure(metric, _tokens(metric, measurement.workload), measurement)
                 for measurement in group
-                for metric in _STATISTICS
+                for metric in recorded()
             ),
             searched=searched,
             noisy=any(measurement.noisy for measurement in group),
@@ -234,14 +230,13 @@ def measured_of(measurements: Measurements, space: SearchSpace, *, searched: boo
 
 def _tokens(metric: Metric, workload: Workload) -> int:
     """Returns the context of a figure: peak memory is of the whole window."""
-    return workload.window if metric == "peak_rss_mb" else workload.prompt
+    return workload.window if metric.unit == "MB" else workload.prompt
 
 
-def recorded_figure(metric: Metric, prompt: int, measurement: Measurement) -> Figure:
+def recorded_figure(metric: Metric, prompt: int, measurement: Measurement) -> RecordedFigure:
     """Returns a figure of a measurement for a family's records; `prompt` is its context in tokens."""
-    statistic = measurement.figures[_STATISTICS[metric]]
-    value, low, high = statistic.value, statistic.low, statistic.high
-    if metric == "decode_tps":  # tokens per second from ms per token, so the ends of the interval swap
-        value, low, high = (1e3 / ms if ms else None for ms in (value, high, low))
-    interval = None if low is None or high is None else (low, high)
-    return Figure(metric=metric, prompt=prompt, value=value, ci95=interval, reason=statistic.reason or "")
+    figure = metric.figure(measurement.figures)
+    interval = None if figure.low is None or figure.high is None else (figure.low, figure.high)
+    return RecordedFigure(
+        metric=metric.name, prompt=prompt, value=figure.value, ci95=interval, reason=figure.reason or ""
+    )

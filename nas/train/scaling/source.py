@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput, Unsupported
-from nas.core.family import Decision
+from nas.core.family import BuildDecision
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.scoring import Axis, MeasurementKey, QualityValue, axis, with_file_size
@@ -97,7 +97,7 @@ class Criteria:
     reference_point: tuple[float, ...] | None
     quality: float
     proxies: Mapping[str, tuple[float, float]]
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[BuildDecision, ...] = ()
 
     @property
     def context(self) -> int:
@@ -274,7 +274,7 @@ def _runtimes(space: SearchSpace, parent: Layout, name: str | None) -> tuple[Run
     return tuple(runtimes)
 
 
-def _objectives_decision(space: SearchSpace, whose: str) -> Decision:
+def _objectives_decision(space: SearchSpace, whose: str) -> BuildDecision:
     objectives = ", ".join(
         objective.name
         if objective.workload is None
@@ -282,17 +282,17 @@ def _objectives_decision(space: SearchSpace, whose: str) -> Decision:
         for objective in space.objectives
     )
     runtimes = ", ".join(f"{runtime.name} {runtime.quantisation}" for runtime in space.runtimes)
-    return Decision(
+    return BuildDecision(
         what="objectives",
         value=f"{objectives}; on {', '.join(space.devices)} with {runtimes}",
         reason=f"those of {whose}; figures are ratios to the size's nearest candidate",
     )
 
 
-def _reference_decision(space: SearchSpace, point: dict[str, float] | None) -> Decision:
+def _reference_decision(space: SearchSpace, point: dict[str, float] | None) -> BuildDecision:
     if point is None:
         value = f"{REFERENCE_RATIO} times the nearest candidate's figures, {REFERENCE_QUALITY} times its quality"
-        return Decision(what="reference point", value=value, reason="no study froze one")
+        return BuildDecision(what="reference point", value=value, reason="no study froze one")
     values = [
         f"{objective.name} {-point[objective.name]:.3g}"
         if objective.metric == "quality"
@@ -300,12 +300,12 @@ def _reference_decision(space: SearchSpace, point: dict[str, float] | None) -> D
         for objective in space.objectives
     ]
     reason = "the study's, with ratios to the nearest candidate instead of the published reference"
-    return Decision(what="reference point", value=", ".join(values), reason=reason)
+    return BuildDecision(what="reference point", value=", ".join(values), reason=reason)
 
 
-def _budget_decision(space: SearchSpace) -> Decision:
+def _budget_decision(space: SearchSpace) -> BuildDecision:
     names = ", ".join(dict.fromkeys(budget.name for budget in space.budgets))
-    return Decision(
+    return BuildDecision(
         what="budgets",
         value="only the number of weights",
         reason=f"the study's budgets ({names}) are for its own size; the reference point has them as ratios",
