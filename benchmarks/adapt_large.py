@@ -28,9 +28,9 @@ from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.core.replacement import Slot, slots_of
-from nas.model.nn.base import MODULES
 from nas.model.nn.fit import Worker
-from nas.model.nn.mixes import Known, mix_of
+from nas.model.nn.kinds import MODULES
+from nas.model.nn.mixes import Predictions, mix_of
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.transformers import to_transformers, transformers_config
@@ -162,7 +162,7 @@ def _forward(folder: Path) -> Figures:
     teacher.between(stream, 0, 1)
     layers = _seconds(lambda: teacher.between(stream, 0, LAYOUT.depth))
     head = _seconds(lambda: teacher.logits(stream))
-    known = Known.of(teacher.logits(stream))
+    known = Predictions.of(teacher.logits(stream))
     divergence = _seconds(lambda: known.divergence(known.log_p))
     tokens = ids.numel()
     return {

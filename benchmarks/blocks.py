@@ -48,13 +48,14 @@ from nas.measure.runtimes.base import Build
 from nas.measure.runtimes.executorch import compile as executorch_build
 from nas.measure.runtimes.llama_cpp import compile as llama_cpp_build
 from nas.measure.runtimes.toolchain import host_target
-from nas.model.nn.base import MODULES, Mixer
+from nas.model.nn.base import Mixer
 from nas.model.nn.gla import GatedLinearAttention
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.transformers import to_transformers, transformers_config
 from nas.testing import executorch_gate, llama_cpp_gate
-from nas.testing.twins import TWINS, twin_of
+from tests.support.twins import TWINS, twin_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "benchmarks" / "recorded" / "blocks"

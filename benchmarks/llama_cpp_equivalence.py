@@ -34,8 +34,8 @@ from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.toolchain import host_target
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import PLANTED_CHOICE, PLANTS, checkpoint
-from nas.testing.short_training import STOCK as BYTE_LEVEL
-from nas.testing.short_training import learned_checkpoint
+from tests.support.short_training import STOCK as BYTE_LEVEL
+from tests.support.short_training import learned_checkpoint
 
 STOCK = {
     "lfm2": "d256 v512 ffn=swiglu:512 [C3*2 A4/2 C3 A4/1]",

@@ -33,7 +33,8 @@ from nas.measure.runtimes.executorch.contents import CheckpointContents, dequant
 from nas.measure.runtimes.executorch.kinds import KINDS
 from nas.measure.runtimes.executorch.programs import Constant
 from nas.measure.runtimes.runner import Feed, Machine, relative_l2, runner_logits
-from nas.model.nn.model import Model, ResidualLayer
+from nas.model.nn.layer import ResidualLayer
+from nas.model.nn.model import Model
 
 PROMPT, BATCH, STEPS = 95, 71, 32
 """A prompt in two uneven chunks, then steps: state crosses chunk borders and then advances token by token."""

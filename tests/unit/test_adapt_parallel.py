@@ -17,10 +17,10 @@ from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.replacement import Slot
 from nas.model.nn.fit import Worker
 from nas.search.compute.ray import Kind, Outcome, Work
-from nas.testing.local_compute import LocalCompute
 from nas.train.adapt import parallel
 from nas.train.adapt.adapt import Adaptation
 from nas.train.adapt.parallel import Workers
+from tests.support.local_compute import LocalCompute
 
 BLOCKS = {Slot(depth, "ffn"): (Block.parse("swiglu:32", "ffn"),) for depth in (0, 2)}
 

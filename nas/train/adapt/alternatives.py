@@ -36,7 +36,8 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.replacement import Slot
 from nas.model.nn.attention import Attention
-from nas.model.nn.base import MODULES, BlockModule, Mixer
+from nas.model.nn.base import BlockModule, Mixer
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.moe import MixtureOfExperts
 from nas.model.nn.primitives import draw_weights
 
@@ -215,7 +216,8 @@ def _sinks(trained: Attention, after: Block, inputs: Tensor) -> dict[str, Tensor
     sunk = after.kind == "swa" and after.get("sink") and trained.block.kind == "gqa"
     if not sunk or inputs.shape[1] <= after.int("window"):
         return {}
-    x, _ = trained.mixed_in(inputs[:_ROWS], None)
+    x = inputs[:_ROWS]
+    x, _ = trained.mixed_in(x, trained.init_state(len(x), x.dtype, x.device))
     q, k = trained.turned(trained.queries(x), 0), trained.turned(trained.keys(x), 0)
     k = k.repeat_interleave(trained.heads // trained.kv_heads, 1)
     scores = q @ k.mT / math.sqrt(trained.head_dim)  # [B, heads, T, T]

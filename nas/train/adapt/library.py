@@ -40,7 +40,7 @@ from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, lender_of, slots_of
-from nas.model.nn.base import MODULES, BlockModule, FeedForward, Mixer, State
+from nas.model.nn.base import BlockModule, FeedForward, Mixer, State
 from nas.model.nn.fit import (
     Precision,
     Stage,
@@ -52,8 +52,10 @@ from nas.model.nn.fit import (
     save_tensors,
 )
 from nas.model.nn.gqa import GroupedQueryAttention
-from nas.model.nn.mixes import Known, ScoredText, compared, mix_of
-from nas.model.nn.model import Model, ResidualLayer
+from nas.model.nn.kinds import MODULES
+from nas.model.nn.layer import ResidualLayer
+from nas.model.nn.mixes import Predictions, ScoredText, compared, mix_of
+from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout, load_weights
 from nas.train.adapt.alternatives import started
@@ -529,7 +531,7 @@ class Library:
         for window in self.text.passes(teacher.layout.vocab):
             self.worker.yield_hook()
             before = teacher.before(window.to(self.worker.device), depth)
-            trained = Known.of(teacher.logits(teacher.between(before, depth, last)))
+            trained = Predictions.of(teacher.logits(teacher.between(before, depth, last)))
             for values, replaced in zip(divergences, pending, strict=True):
                 stream, at = before, depth
                 for slot, block in replaced:

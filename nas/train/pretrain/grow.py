@@ -27,8 +27,8 @@ from torch import Tensor
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layer, Layout
-from nas.model.nn.base import MODULES
 from nas.model.nn.growth import BlockGrowth, CannotGrow, even, shares, tiled
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.weights import checkpoint_layout
 

@@ -21,9 +21,13 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Purpose, Vocabulary
 
-PAD, BOS, END_OF_TEXT = "<|pad|>", "<|startoftext|>", "<|endoftext|>"
+PAD = "<|pad|>"
+BOS = "<|startoftext|>"
+END_OF_TEXT = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
-FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = "<|fim_pre|>", "<|fim_suf|>", "<|fim_mid|>"
+FIM_PREFIX = "<|fim_pre|>"
+FIM_SUFFIX = "<|fim_suf|>"
+FIM_MIDDLE = "<|fim_mid|>"
 SPECIAL = (
     PAD,
     BOS,
@@ -291,11 +295,11 @@ def require_fit(tokenizer: MemberTokenizer, layout: Layout, where: str) -> None:
 
 def own_problem(tokenizer: Tokenizer, about: Mapping[str, Any]) -> str | None:
     """Returns why a tokenizer is not of the kind that `nas family tokenizer` writes; None: it is."""
-    model, own = about["model"], json.loads(assembled(models.BPE()).to_str())
+    model, expected = about["model"], json.loads(assembled(models.BPE()).to_str())
     if problem := bytes_problem(tokenizer, about):
         return problem
     ids = tokenizer.get_vocab(with_added_tokens=True)
-    if about.get("normalizer") is not None or about.get("pre_tokenizer") != own["pre_tokenizer"]:
+    if about.get("normalizer") is not None or about.get("pre_tokenizer") != expected["pre_tokenizer"]:
         return "it splits text in another way than llama.cpp's pre-tokeniser `lfm2`"
     if not model.get("ignore_merges"):
         return "ignore_merges is off, which llama.cpp's pre-tokeniser `lfm2` has on"
