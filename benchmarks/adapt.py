@@ -50,7 +50,8 @@ from nas.model.nn.mixes import compared
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import save_weights
-from nas.search.proxy.corpus import build_corpus
+from nas.model.text.corpus import build_corpus
+from nas.model.text.documents import read_sources
 from nas.train.adapt import healing, library
 from nas.train.adapt.adapt import write_child
 from nas.train.adapt.alternatives import default_alternatives
@@ -59,7 +60,7 @@ from nas.train.adapt.library import Library, LibrarySettings, Replacement, Score
 from nas.train.adapt.prepare import prepare
 from nas.train.adapt.request import AdaptRequest, AdaptSettings
 from nas.train.adapt.text import recall_text, report_sources, report_text
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.loss import pretraining_loss
 from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte
 from nas.train.pretrain.recipe import wsdc

@@ -24,8 +24,8 @@ from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.llama_cpp.gate import run_gate
 from nas.measure.runtimes.llama_cpp.oracle import Oracle
 from nas.measure.runtimes.llama_cpp.variants import find_build
+from nas.model.text.corpus import refer
 from nas.search.analysis.record import read_study
-from nas.search.proxy.corpus import refer
 from nas.search.proxy.job import exported_layout, weights_file
 from nas.search.proxy.ladder import rung_jobs
 

@@ -36,9 +36,6 @@ from nas.measure.protocol.file_choice import (
     sentence,
 )
 
-HELD_OUT = 0.05
-"""Share of a corpus at its end that `nas adapt` holds out."""
-
 app = command_app()
 
 
@@ -123,15 +120,10 @@ def _kinds(text: str) -> list[str]:
 
 def _texts(corpus: Sequence[Path], limit: int) -> list[str]:
     """Returns the end of each source that `nas adapt` would hold out, `limit` bytes in all."""
-    from nas.train.pretrain.data import read_sources
+    from nas.model.text.documents import HELD_OUT, first_bytes, read_sources
 
-    sources = read_sources(corpus, HELD_OUT)
-    left, texts = limit, []
-    for document in (each for source in sources for each in source.documents):
-        if left > 0 and (text := document.held_out.encode()[:left].decode(errors="ignore")):
-            texts.append(text)
-            left -= len(text.encode())
-    return texts
+    documents = (document for source in read_sources(corpus, HELD_OUT) for document in source.documents)
+    return list(first_bytes((document.held_out for document in documents), limit))
 
 
 def _candidate(options: BenchOptions, report: dict[str, Any] | NasError, limits: Sequence[Limit]) -> Candidate:

@@ -160,7 +160,8 @@ def train(
     name: FamilyArgument,
     size: SizeOption,
     corpus: Annotated[
-        list[Path], typer.Option("--corpus", help="UTF-8 text file or folder. Repeatable.", show_default=False)
+        list[Path],
+        typer.Option("--corpus", help="File, folder or glob of text or records. Repeatable.", show_default=False),
     ],
     tokens: Annotated[
         int | None,
@@ -420,7 +421,9 @@ def tokenizer(
     vocab: Annotated[int, typer.Option("--vocab", help="Vocabulary size, including special tokens.")] = 65536,
     corpus: Annotated[
         list[Path] | None,
-        typer.Option("--corpus", help="UTF-8 text file or folder. Repeatable. Default: the default corpus."),
+        typer.Option(
+            "--corpus", help="File, folder or glob of text or records. Repeatable. Default: the default corpus."
+        ),
     ] = None,
 ) -> None:
     """Train a byte-level BPE tokenizer with special tokens for chat, tools and fill-in-the-middle.

@@ -20,7 +20,7 @@ from nas.measure.protocol.bench import BenchOptions
 from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.executorch.variants import Build as ExecuTorchBuild
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.train.pretrain.data import read_sources
+from nas.model.text.documents import read_sources
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 

@@ -16,12 +16,13 @@ from nas.core.layout import Layout
 from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
+from nas.model.text.documents import read_sources
 from nas.train.adapt.adapt import Adaptation
 from nas.train.adapt.costs import Measure
 from nas.train.adapt.parallel import Workers
 from nas.train.adapt.prepare import prepare
 from nas.train.adapt.request import AdaptRequest, AdaptSettings
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.next_token import Packed
 
 LAYOUT, SETTINGS = TINY, TINY_SETTINGS

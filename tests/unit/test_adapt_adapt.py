@@ -29,6 +29,7 @@ from nas.measure.protocol.bench import BenchOptions
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
+from nas.model.text.documents import read_sources
 from nas.train.adapt import adapt
 from nas.train.adapt import library as library_module
 from nas.train.adapt.adapt import CHILD, REPORT, Adaptation, write_child
@@ -38,7 +39,7 @@ from nas.train.adapt.hours import RESERVE, LibraryTimes, PartTimes, time_library
 from nas.train.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, trim
 from nas.train.adapt.request import AdaptSettings
 from nas.train.adapt.selection import select
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 

@@ -21,7 +21,7 @@ from nas.measure.runtimes import RUNTIMES
 from nas.model.nn.mixes import compared
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights
-from nas.search.proxy.corpus import refer_scores
+from nas.model.text.corpus import refer_scores
 from nas.search.proxy.job import TrainResult, weights_file
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.mixes import assembled_mix, evaluate_mix, trained_model

@@ -27,10 +27,10 @@ from nas.infra.store import artifacts, results
 from nas.infra.store.rows import Result
 from nas.infra.store.store import Store
 from nas.measure.runtimes.base import Artifact
+from nas.model.text.corpus import CorpusRef
 from nas.search.analysis.hardware import ModelError, study_models
 from nas.search.analysis.record import Record
 from nas.search.analysis.snapshot import Snapshots, StudySnapshot
-from nas.search.proxy.corpus import CorpusRef
 from nas.search.proxy.job import TrainJob, TrainResult
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.study.events import CorpusUsed, Marked, Profiled, marks, notes

@@ -15,6 +15,7 @@ from nas.core.limit import Limit
 from nas.core.replacement import slots_of
 from nas.model.nn.fit import Worker
 from nas.model.nn.weights import checkpoint_layout
+from nas.model.text.documents import read_sources
 from nas.train.adapt.adapt import REQUEST, Adaptation, child_bytes
 from nas.train.adapt.alternatives import default_alternatives, further_mixers
 from nas.train.adapt.checkpoints import import_once, is_imported, read_model
@@ -23,7 +24,7 @@ from nas.train.adapt.healing import batches_of
 from nas.train.adapt.library import TrainedTeacher
 from nas.train.adapt.parallel import Workers
 from nas.train.adapt.request import AdaptRequest
-from nas.train.pretrain.data import Vocabulary, read_sources, tokenise
+from nas.train.pretrain.data import Vocabulary, tokenise
 from nas.train.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
 
 _TEACHER = "teacher.safetensors"
