@@ -587,13 +587,7 @@ def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypa
 
 def arithmetic_bench(options: BenchOptions, log: Any) -> dict[str, Any]:
     assert isinstance(options.subject, Layout)
-    figures = work_of(options.subject)
-    return {
-        "decode_ms": {"p50": figures["decode_p50"], "p95": None},
-        "ttft_ms": {"value": None},
-        "peak_rss_mb": {"total": None, "prefill": None, "decode": None},
-        "file_mb": figures["file_size"],
-    }
+    return {"figures": {name: {"value": value} for name, value in work_of(options.subject).items()}}
 
 
 def test_a_model_without_a_tokenizer_is_refused(lab: Path, tmp_path: Path) -> None:
