@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, BinaryIO, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, create_model
 from sqlalchemy import Connection, Select, select, update
 
 from nas.core.canonical import canonical_json, content_hash
@@ -183,38 +183,9 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class _Transition(_Strict):
-    rung: RungNumber | None = None
-    reason: str | None = None
-    retryable: bool = False
-
-
-class _Launched(_Strict):
-    trials: Number
-    warm_start: tuple[str, ...]
-
-
-class _Times(_Strict):
-    ttft_ms: Positive
-    decode_ms: Positive
-    run_ms: Positive
-
-
-class _Calibrated(_Strict):
-    device: DeviceText
-    id: DeviceText
-    runtime: DeviceText
-    build: DeviceText
-    ms: Positive
-    protocol: Number
-    conditions: Json
-    times: dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}$")], _Times]
-
-
-class _CorpusUsed(_Strict):
-    hash: Hash
-    versions: Json
-    made_of: dict[str, str]
+def _strict(**fields: Any) -> type[_Strict]:
+    """Returns a model with these required fields: name -> type."""
+    return create_model("Strict", __base__=_Strict, **{name: (kind, ...) for name, kind in fields.items()})
 
 
 class _Observation(_Strict):
@@ -230,30 +201,15 @@ class _Observed(_Strict):
     observation: _Observation
 
 
-class _Point(_Strict):
-    point: dict[str, Coordinate]
-
-
-class _WarmStudy(_Strict):
-    study: str
-    layouts: Number
-
-
 class _WarmStarted(_Strict):
-    studies: list[_WarmStudy]
+    studies: list[_strict(study=str, layouts=Number)]  # type: ignore[valid-type]
     observations: list[_Observation]
 
 
-class _Expected(_Strict):
-    gain: Coordinate | None
-    hypervolume: Volume
-    batch: Number
-    quality: Coordinate | None = None
-
-
-class _Closed(_Strict):
-    rule: str
-    message: str
+class _Transition(_Strict):
+    rung: RungNumber | None = None
+    reason: str | None = None
+    retryable: bool = False
 
 
 class _Quality(_Strict):
@@ -266,69 +222,54 @@ class _Quality(_Strict):
     recall_sd: Deviation = 0.0
 
 
-class _QualityKnown(_Strict):
-    rung: RungNumber
-    quality: _Quality
-
-
-class _AnchorsChosen(_Strict):
-    layouts: list[Json]
-
-
-class _Rescored(_Strict):
-    quality: _Quality
-    per_seed: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Coordinate]
-
-
-class _Spent(_Strict):
-    stage: str
-    seconds: Seconds
-
-
-class _Marked(_Strict):
-    trial: Number
-    star: bool
-    tags: tuple[Tag, ...] = Field(max_length=20)
-    text: str = Field(max_length=500)
-
-
-class _Profiled(_Strict):
-    trial: Number
-    device: DeviceText
-    runtime: DeviceText
-    build: DeviceText
-    prompt: Number
-    gen: Number
-    threads: Number
-    profile: ProfileSummary
-
-
-class _Failed(_Strict):
-    reason: FailureReason
-    message: str
-
-
 class _Scales(_Strict):
     figures: dict[str, list[Json]]
     quality: dict[str, Json] = {}
     final_quality: dict[str, tuple[Coordinate, Deviation]] = {}
 
 
+_Threads = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}$")]
+_Seed = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+_TIMES = _strict(ttft_ms=Positive, decode_ms=Positive, run_ms=Positive)
+_FAILED = _strict(reason=FailureReason, message=str)
 _NOTES: dict[str, type[_Strict]] = {
-    events.LAUNCHED: _Launched,
-    events.CALIBRATED: _Calibrated,
-    events.CORPUS: _CorpusUsed,
+    events.LAUNCHED: _strict(trials=Number, warm_start=tuple[str, ...]),
+    events.CALIBRATED: _strict(
+        device=DeviceText,
+        id=DeviceText,
+        runtime=DeviceText,
+        build=DeviceText,
+        ms=Positive,
+        protocol=Number,
+        conditions=Json,
+        times=dict[_Threads, _TIMES],  # type: ignore[valid-type]
+    ),
+    events.CORPUS: _strict(hash=Hash, versions=Json, made_of=dict[str, str]),
     events.TOLD: _Observed,
-    events.POINT: _Point,
+    events.POINT: _strict(point=dict[str, Coordinate]),
     events.WARM: _WarmStarted,
-    events.EXPECTED: _Expected,
-    events.CLOSED: _Closed,
-    events.QUALITY: _QualityKnown,
-    events.SPENT: _Spent,
-    events.ANCHORS: _AnchorsChosen,
-    events.RESCORED: _Rescored,
-    events.MARKED: _Marked,
-    events.PROFILED: _Profiled,
+    events.EXPECTED: _strict(gain=Coordinate | None, hypervolume=Volume, batch=Number, quality=Coordinate | None),
+    events.CLOSED: _strict(rule=str, message=str),
+    events.QUALITY: _strict(rung=RungNumber, quality=_Quality),
+    events.SPENT: _strict(stage=str, seconds=Seconds),
+    events.ANCHORS: _strict(layouts=list[Json]),
+    events.RESCORED: _strict(quality=_Quality, per_seed=dict[_Seed, Coordinate]),
+    events.MARKED: _strict(
+        trial=Number,
+        star=bool,
+        tags=Annotated[tuple[Tag, ...], Field(max_length=20)],
+        text=Annotated[str, Field(max_length=500)],
+    ),
+    events.PROFILED: _strict(
+        trial=Number,
+        device=DeviceText,
+        runtime=DeviceText,
+        build=DeviceText,
+        prompt=Number,
+        gen=Number,
+        threads=Number,
+        profile=ProfileSummary,
+    ),
 }
 _VALUES: dict[str, type[BaseModel]] = {"export": Artifact, "measure": Measurement, "train": TrainResult}
 _POINT: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, Coordinate], config=ConfigDict(strict=True))
@@ -578,7 +519,7 @@ def _check_outcome(record: ResultRecord) -> None:
     if ("value" in payload) == ("failed" in payload):
         raise InvalidInput("a result has a value, or says why it failed")
     if "failed" in payload:
-        _strictly(_Failed, payload["failed"])
+        _strictly(_FAILED, payload["failed"])
     elif (model := _VALUES.get(record.stage)) is not None:
         value = _strictly(model, payload["value"])
         if isinstance(value, Measurement):
