@@ -32,7 +32,7 @@ from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
 from nas.model.text.documents import read_sources
-from nas.train.adapt.settings import AdaptSettings
+from nas.train.adapt.request import AdaptSettings
 from nas.train.adapt.text import report_sources
 from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.loss import pretraining_loss

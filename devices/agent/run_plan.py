@@ -340,7 +340,6 @@ def run_round(
     begun = clock.monotonic()
     candidate = prepare(batch.candidate, transport, files, is_known)
     reference = prepare(batch.reference, transport, files, is_known) if batch.reference else None
-    push_s = clock.monotonic() - begun
 
     if batch.cool_down_s:
         enter("cooling")
@@ -354,7 +353,7 @@ def run_round(
         pairs.append(Pair(reference=drift, candidate=measured, foreign_cpu=foreign))
         if _failed(measured) or (drift and _failed(drift)):
             break
-    return RoundResult(pairs=pairs, push_s=push_s, wall_s=clock.monotonic() - begun)
+    return RoundResult(pairs=pairs, wall_s=clock.monotonic() - begun)
 
 
 def _failed(raw: RawRun) -> bool:

@@ -12,8 +12,11 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.options import (
     DatabaseOption,
+    DeviceOption,
     QuantisationOption,
+    RepsOption,
     RuntimeOption,
+    ThreadCountsOption,
     numbers_of,
     open_store,
     read_layout,
@@ -41,7 +44,7 @@ def command(
     ],
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     quantisation: QuantisationOption = None,
-    device: Annotated[str, typer.Option("--device", "-d", help="Device id or tag; local: this machine.")] = "local",
+    device: DeviceOption = "local",
     prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="N,...", help="Prompt lengths in tokens.")] = "512",
     gen: Annotated[
         str, typer.Option("--gen", "-n", metavar="N,...", help="Tokens to generate per repetition.")
@@ -49,8 +52,8 @@ def command(
     context: Annotated[
         int, typer.Option("--context", help="Allocated context in tokens; 0: prompt and generated ones.")
     ] = 0,
-    threads: Annotated[str, typer.Option("--threads", "-t", metavar="N,...", help="Numbers of compute threads.")] = "1",
-    reps: Annotated[int, typer.Option("--reps", min=2, help="Number of valid repetitions.")] = 10,
+    threads: ThreadCountsOption = "1",
+    reps: RepsOption = 10,
     output: Annotated[
         Output | None,
         typer.Option(

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, StudyArgument, YesOption, open_store, same_database
+from nas.cli.options import DatabaseOption, OutputOption, StudyArgument, YesOption, open_store, same_database
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.remote import ServerOption, open_server
 from nas.cli.study_view import print_agreement, print_effects, print_front, report_fields
@@ -25,10 +25,9 @@ from nas.core.trial import TrialState
 from nas.core.units import show_share
 from nas.infra.store import listings as pages
 from nas.infra.store import studies, trials
-from nas.infra.store.archive import export_study
 from nas.infra.store.rows import DesiredState, Trial
 from nas.infra.store.studies import INTERRUPTED
-from nas.search.analysis.archive import import_archive
+from nas.search.analysis.archive import export_study, import_study
 from nas.search.analysis.hardware import ModelError, hardware_report
 from nas.search.analysis.record import read_study
 from nas.search.analysis.report import csv_parts, finite, parquet_bytes, study_report, study_table
@@ -116,7 +115,7 @@ def front(
 @app.command()
 def report(
     study: StudyArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")],
+    output: OutputOption,
     server: ServerOption = None,
     db: DatabaseOption = None,
 ) -> None:
@@ -129,7 +128,7 @@ def report(
 
     with open_store(db) as store:
         text = study_report_html(store, study)
-    _write_whole(output, lambda file: file.write(text))
+    _write_whole(output, lambda file: file.write(text.encode()))
 
 
 @app.command("follow", no_args_is_help=True)
@@ -270,7 +269,7 @@ def delete(study: StudyArgument, yes: YesOption = False, db: DatabaseOption = No
 @app.command("export")
 def export(
     study: StudyArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Output file.")],
+    output: OutputOption,
     format: Annotated[
         Format,
         typer.Option(
@@ -286,7 +285,7 @@ def export(
     """Export a study to a file, as an archive, a report or a table of trials."""
     if format is Format.JSON:
         report = _read_report(study, server, db)
-        _write_whole(output, lambda file: file.write(json.dumps(report, indent=1, allow_nan=False) + "\n"))
+        _write_whole(output, lambda file: file.write(json.dumps(report, indent=1, allow_nan=False).encode() + b"\n"))
         return
     if server is not None:
         with open_server(server, db) as client:
@@ -305,7 +304,7 @@ def export(
     if format is Format.PARQUET:
         _write_bytes(output, parquet_bytes(*table))
     else:
-        _write_whole(output, lambda file: file.writelines(csv_parts(*table)))
+        _write_whole(output, lambda file: file.writelines(part.encode() for part in csv_parts(*table)))
 
 
 @app.command("import")
@@ -322,11 +321,11 @@ def import_(
 ) -> None:
     """Import a study from an archive, in state paused; --trust lets it be resumed."""
     try:
-        source = file.open(encoding="utf-8")
+        source = file.open("rb")
     except OSError as error:
         raise InvalidInput(f"cannot read {file}: {error.strerror}") from error
     with source, open_store(db, create=True) as store:
-        study = import_archive(store, source, name=name, trust_results=trust)
+        study = import_study(store, source, name=name, trust_results=trust)
     say(f"{study.name}: imported")
 
 
@@ -368,7 +367,7 @@ def _read_studies(server: str | None, db: str | None, filter: pages.StudyFilter)
                 "created": study.created,
                 **({"problem": study.problem} if study.problem else {}),
             }
-            for study in pages.studies(store, limit=_ALL_STUDIES, wanted=filter)
+            for study in pages.studies(store, limit=_ALL_STUDIES, matching=filter)
         ]
 
 
@@ -401,11 +400,11 @@ def _request(study: str, desired: DesiredState, server: str | None, db: str | No
     say(f"{study}: {desired} requested")
 
 
-def _write_whole(output: Path, write: Callable[[TextIO], object]) -> None:
+def _write_whole(output: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file, whole or not at all."""
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
+        with partial.open("wb") as file:
             write(file)
         partial.replace(output)
     finally:

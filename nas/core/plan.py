@@ -6,8 +6,6 @@ side. So an agent can run nothing but known runners, identified by hash.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_OUTPUT = 1 << 20
@@ -76,7 +74,7 @@ class Plan(BaseModel):
     @property
     def files(self) -> tuple[PlanFile, ...]:
         """Every file that is sent to the device: inputs, then the runner's."""
-        return (*(given.travels for given in self.inputs.values()), *self.runner.files.values())
+        return (*(file.travels for file in self.inputs.values()), *self.runner.files.values())
 
 
 class EnergyUsed(BaseModel):
@@ -178,6 +176,4 @@ class RoundResult(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     pairs: list[Pair] = Field(max_length=MAX_REPETITIONS)
-    push_s: float = Field(0.0, ge=0, description="seconds until all files were on the device")
     wall_s: float = Field(0.0, ge=0, description="seconds of the whole round on the device, pushing included")
-    extra: dict[str, Any] = Field(default_factory=dict)

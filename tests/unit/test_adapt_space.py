@@ -55,11 +55,19 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("space")
     RUNTIMES.add("fake", FakeRuntime(folder / "runners"))
     lab = write_lab(folder / "lab")
-    workload = {"prompt": 64, "gen": 16}
-    place = {"device": "local", "runtime": "fake", "quantisation": "", "workload": workload}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NAS_CACHE", str(folder / "cache"))
-        one = adaptation(lab, folder / "out", folder / "library", alone(), device=place, settings=RECALLING)
+        one = adaptation(
+            lab,
+            folder / "out",
+            folder / "library",
+            alone(),
+            device="local",
+            runtime="fake",
+            prompt=64,
+            gen=16,
+            settings=RECALLING,
+        )
         write_space(one, folder / "mixes.yaml", 8)
     path = folder / "mixes.yaml"
     return Written(one, path, load_space(path), LibraryScores.read(folder / "mixes-scores.json"))

@@ -15,7 +15,7 @@ from nas.core.layout import Layout
 from nas.core.scoring import MeasurementKey
 from nas.core.space import SearchSpace
 from nas.infra.store import trials
-from nas.infra.store.rows import Proposal
+from nas.infra.store.rows import NewTrial
 from nas.search.analysis.axes import AxisView, axis_views, measured_figures
 from nas.search.analysis.snapshot import TENTHS
 from nas.serve.views.study import kind_views, page_state, share_views
@@ -138,7 +138,7 @@ def test_shares_of_the_depth_are_exact_and_whole(tmp_path: Path) -> None:
     texts = ("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]", "d128 v256 ffn=swiglu:320 [A2/1*2]")
     for text, origin in zip(texts, ("proposal", "seed"), strict=True):
         layout = Layout.parse(text)
-        trials.propose(lab.store, study, [Proposal(layout.to_json(), layout.id, origin=origin)])
+        trials.propose(lab.store, study, [NewTrial(layout.to_json(), layout.id, origin=origin)])
     views = {(each.role, each.kind): each for each in share_views(snapshot(lab.store))}
     for role in ("mixer", "ffn"):
         assert [sum(each.all[tenth] for (its, _), each in views.items() if its == role) for tenth in range(TENTHS)] == (

@@ -277,7 +277,7 @@ def test_measurements_of_recorded_runs(tmp_path: Path) -> None:
     subject = Subject(artifact, runtime, runtime.runner(DEVICE.target), DEVICE, Workload(prompt=64, gen=16))
     plan = runtime.plan(artifact, subject.runner, Workload(prompt=16, gen=16), 60.0)
     rounds = [RoundResult(pairs=pairs[:4], wall_s=4.0), RoundResult(pairs=pairs[4:], wall_s=2.0)]
-    limits = MeasurementSettings(max_attempts=1, cool_down_s=0.0)
+    limits = MeasurementSettings(max_attempts=1)
     reference = Reference(plan, reference_times(sample(10.0, 1.0, 16)))
     taken = asyncio.run(measure(subject, reference, ScriptedJobs([*rounds]), "key", 0, 4, limits))
     found = taken.model_dump(mode="json")

@@ -17,7 +17,6 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
 from nas.infra.store import events, studies, trials
 from nas.infra.store import listings as pages
-from nas.infra.store.archive import export_study
 from nas.infra.store.listings import StudySummary
 from nas.infra.store.rows import ApiToken, Role, StudyState
 from nas.infra.store.store import Store
@@ -28,6 +27,7 @@ from nas.infra.web.off_loop import off_loop
 from nas.infra.web.server import max_body
 from nas.measure.devices.attachments import Tag
 from nas.measure.farm.agent_api import Access, guarded
+from nas.search.analysis.archive import export_study
 from nas.search.analysis.report import (
     Row,
     csv_parts,
@@ -231,7 +231,7 @@ _FILES: dict[int | str, dict[str, Any]] = {
     }
 }
 _ARCHIVE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/x-ndjson": {"example": '{"format": 1}\n{"end": 1}\n'}}}
+    200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}
 }
 _PART = 1 << 16
 _DRAW_S = 5.0
@@ -276,7 +276,7 @@ def studies_router(
         state: Annotated[str, Query(max_length=64, description="such as running or interrupted")] = "",
     ) -> StudyPage:
         filter = pages.StudyFilter(text, space, state)
-        rows = pages.studies(store, after=_study_id(after), limit=limit + 1, wanted=filter)
+        rows = pages.studies(store, after=_study_id(after), limit=limit + 1, matching=filter)
         shown = [_begun(row, submitted.find(row.name)) for row in rows[:limit]]
         if len(rows) > limit:
             return StudyPage(studies=shown, next=str(rows[limit - 1].id))
@@ -330,12 +330,12 @@ def studies_router(
     )
     def show_archive(name: StudyName) -> Response:
         with ExitStack() as unsent:
-            file = unsent.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline=""))
+            file = unsent.enter_context(tempfile.TemporaryFile())
             export_study(store, studies.find_id(store, name), file)
             unsent.pop_all()  # the response closes it once it is sent
         file.seek(0)
-        headers = {"Content-Disposition": f'attachment; filename="{name}.archive"'}
-        return StreamingResponse(_parts(file), headers=headers, media_type="application/x-ndjson")
+        headers = {"Content-Disposition": f'attachment; filename="{name}.jsonl.gz"'}
+        return StreamingResponse(_parts(file), headers=headers, media_type="application/gzip")
 
     @router.post(
         "/{name}/trials/{number}/mark",
@@ -423,7 +423,7 @@ def _table(study: str, what: str, table: tuple[list[str], list[Row]], format: Ta
     return Response(parquet_bytes(columns, rows), headers=headers, media_type="application/vnd.apache.parquet")
 
 
-def _parts(file: IO[str]) -> Iterator[str]:
+def _parts(file: IO[bytes]) -> Iterator[bytes]:
     """Yields the contents of a file, which is then closed."""
     with file:
         while part := file.read(_PART):

@@ -56,7 +56,6 @@ _GENERATIONS = 8
 _ANCESTORS = 32
 _NEIGHBOURS = 5
 _BENCH_FLAGS = ("prompt", "gen", "context", "threads")
-_METRICS = ("latency", "ttft", "decode_p50", "decode_p95", "peak_rss", "energy_mj_per_token", "file_size")
 _STUDIES = 4
 _FRESH_S = 60.0
 
@@ -769,14 +768,14 @@ def _figures(candidates: Sequence[CandidateView]) -> Iterator[FigureRow]:
     by_key = [{measurement.key: measurement for measurement in view.measurements} for view in candidates]
     for key in dict.fromkeys(key for measurements in by_key for key in sorted(measurements)):
         measured = [measurements[key].figures if key in measurements else {} for measurements in by_key]
-        for metric in _METRICS:
-            row = tuple(figures.get(metric) for figures in measured)
+        for metric in METRICS.values():
+            row = tuple(figures.get(metric.name) for figures in measured) if metric.compared else ()
             if any(figure and figure.value is not None for figure in row):
                 yield FigureRow(
                     key=key,
-                    metric=metric,
-                    unit=METRICS[metric].unit,
-                    direction=METRICS[metric].direction,
+                    metric=metric.name,
+                    unit=metric.unit,
+                    direction=metric.direction,
                     figures=row,
                     ratios=(None, *(_ratio(figure, row[0]) for figure in row[1:])),
                 )

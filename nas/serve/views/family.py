@@ -16,15 +16,15 @@ from nas.core.family import (
     ComparedModel,
     Comparison,
     Family,
-    Figure,
-    Measured,
+    FamilyRecord,
+    MeasuredModel,
     Member,
     MemberEvaluation,
     MemberFile,
     MemberFiles,
     MemberTraining,
     Ratio,
-    Record,
+    RecordedFigure,
     families_folder,
     family_folder,
     member_folder,
@@ -32,21 +32,16 @@ from nas.core.family import (
     read_record,
 )
 from nas.core.layout import Layout
+from nas.core.metrics import METRICS, recorded
 from nas.infra.web.errors import Conflict
 from nas.serve.views.base import View
 from nas.serve.views.layout import LayerView, layout_view
 
 _CONTEXT = 4096
 """Context of the layers' own figures, in tokens."""
-_NAMES = {
-    "decode_tps": ("decode at {}", "tok/s"),
-    "prefill_tps": ("prefill at {}", "tok/s"),
-    "ttft_ms": ("first token at {}", "ms"),
-    "peak_rss_mb": ("memory at {}", "MB"),
-}
 
 
-class MemberView(Record):
+class MemberView(FamilyRecord):
     """A member with its files and training."""
 
     member: Member
@@ -56,7 +51,7 @@ class MemberView(Record):
     benchmarks: MemberEvaluation | None = None
 
 
-class FamilyView(Record):
+class FamilyView(FamilyRecord):
     """A family with the records of its members and comparisons."""
 
     family: Family
@@ -96,15 +91,15 @@ class FigureKind(View):
 class MeasuredView(View):
     """A model's figures on one device and runtime; one for each kind, null if it was not measured."""
 
-    measured: Measured
-    figures: list[Figure | None]
+    measured: MeasuredModel
+    figures: list[RecordedFigure | None]
 
 
 class ModelView(View):
     """A model of a comparison."""
 
     model: ComparedModel
-    figures: list[Figure | None] = Field(description="one for each of the comparison's kinds")
+    figures: list[RecordedFigure | None] = Field(description="one for each of the comparison's kinds")
 
 
 class ComparisonView(View):
@@ -202,8 +197,8 @@ def family_page(name: str) -> FamilyPage:
 
 def kind_of(metric: str, prompt: int) -> FigureKind:
     """Returns the column of a metric at a context."""
-    label, unit = _NAMES[metric]
-    return FigureKind(metric=metric, prompt=prompt, label=label.format(f"{prompt:,} tokens"), unit=unit)
+    row = METRICS[metric]
+    return FigureKind(metric=metric, prompt=prompt, label=f"{row.label} at {prompt:,} tokens", unit=row.unit)
 
 
 def member_file(family: str, size: str, path: str) -> tuple[Path, MemberFile]:
@@ -273,12 +268,12 @@ def _member(view: MemberView) -> MemberPage:
     )
 
 
-def _kinds(measured: list[Measured] | tuple[Measured, ...]) -> list[FigureKind]:
-    order = [*_NAMES]
+def _kinds(measured: list[MeasuredModel] | tuple[MeasuredModel, ...]) -> list[FigureKind]:
+    order = [metric.name for metric in recorded()]
     columns = {(figure.metric, figure.prompt) for one in measured for figure in one.figures}
     return [kind_of(*column) for column in sorted(columns, key=lambda column: (order.index(column[0]), column[1]))]
 
 
-def _figures(measured: Measured, kinds: list[FigureKind]) -> list[Figure | None]:
-    by_kind: dict[tuple[str, int], Figure] = {(figure.metric, figure.prompt): figure for figure in measured.figures}
+def _figures(measured: MeasuredModel, kinds: list[FigureKind]) -> list[RecordedFigure | None]:
+    by_kind = {(figure.metric, figure.prompt): figure for figure in measured.figures}
     return [by_kind.get((kind.metric, kind.prompt)) for kind in kinds]

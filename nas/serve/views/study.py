@@ -299,7 +299,7 @@ def studies_view(
     The first page without a filter has the studies of `submitted` that have not begun, too.
     """
     filter = filter or StudyFilter()
-    rows = pages.latest_studies(store, limit=PAGE + 1, before=before, wanted=filter)
+    rows = pages.latest_studies(store, limit=PAGE + 1, before=before, matching=filter)
     first = submitted is not None and before is None and filter == StudyFilter()
     return StudiesView(
         filter=filter,

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nas.core.errors import InvalidInput
-from nas.core.family import Decision
+from nas.core.family import BuildDecision
 from nas.core.layout import Layout
 from nas.model.text.documents import HELD_OUT
 from nas.search.spaces.problems import read_model
@@ -163,7 +163,7 @@ def read_settings(path: Path) -> Settings:
 
 def complete(
     settings: Settings, layout: Layout, *, only: Part | None = None, seen: int = 0
-) -> tuple[Recipe, tuple[Decision, ...]]:
+) -> tuple[Recipe, tuple[BuildDecision, ...]]:
     """Returns the complete recipe for `layout`, and a decision for each value that the settings leave out.
 
     Args:
@@ -176,11 +176,13 @@ def complete(
     before = (seen or _tokens_of(layout)) if only == "long" else 0
     if tokens is None and before:
         tokens = max(1, round(before * REPORT_LONG_SHARE / (1 - REPORT_LONG_SHARE)))
-        reasons.append(Decision(what="tokens", value=f"{tokens:,}", reason=f"the report's share, after {before:,}"))
+        reasons.append(
+            BuildDecision(what="tokens", value=f"{tokens:,}", reason=f"the report's share, after {before:,}")
+        )
     if tokens is None:
         tokens = _tokens_of(layout)
         reasons.append(
-            Decision(
+            BuildDecision(
                 what="tokens",
                 value=f"{tokens:,}",
                 reason="20 per active weight (Hoffmann et al. 2022); the report's 11T take many machines",
@@ -191,10 +193,10 @@ def complete(
     lr, batch = settings.lr, settings.batch_tokens
     if lr is None:
         lr = float(f"{0.3118 * compute**-0.125:.3g}")
-        reasons.append(Decision(what="lr", value=f"{lr:g}", reason=_BY_COMPUTE))
+        reasons.append(BuildDecision(what="lr", value=f"{lr:g}", reason=_BY_COMPUTE))
     if batch is None:
         batch = max(1, min(round(0.2920 * compute**0.3271), tokens))
-        reasons.append(Decision(what="batch_tokens", value=f"{batch:,}", reason=_BY_COMPUTE))
+        reasons.append(BuildDecision(what="batch_tokens", value=f"{batch:,}", reason=_BY_COMPUTE))
     stages = settings.stages
     if stages is None:
         stages, reason = _stages(batch)
@@ -203,7 +205,7 @@ def complete(
             schedule = Schedule(warmup=0.01, decay=0.99 if only == "long" else 0.0)
             stages = (stages[only == "long"].model_copy(update={"share": 1.0, "schedule": schedule}),)
         lengths = " and ".join(f"{stage.length:,}" for stage in stages)
-        reasons.append(Decision(what="stages", value=f"{lengths} tokens a sequence", reason=reason))
+        reasons.append(BuildDecision(what="stages", value=f"{lengths} tokens a sequence", reason=reason))
     common = settings.model_dump(include=set(_Common.model_fields))
     return Recipe(**common, tokens=tokens, lr=lr, batch_tokens=batch, stages=stages), tuple(reasons)
 
