@@ -298,9 +298,8 @@ class BuiltRuntime(ABC, Generic[S]):
             )
         build = self.make(self.spec(BuildRequest(target, patched, variant, tools, static)), log)
         kind = f"{'patched ' * bool(build.spec.patches)}{self.name} {build.spec.version}"
-        log(f"{kind} for {target} ({build.variant}): {build.folder}")
-        if build.glibc:
-            log(f"a device needs the GNU C library {build.glibc} or newer and libstdc++; the rest is in that folder")
+        needs = f"needs the GNU C library {build.glibc} or newer and libstdc++" if build.glibc else "needs no library"
+        log(f"{kind} for {target} ({build.variant}, {needs}): {build.folder}")
         return build
 
     def make(self, spec: S, log: Log) -> CachedBuild[S]:
