@@ -22,6 +22,12 @@ def test_a_folder_has_the_modules_of_its_kinds_alone() -> None:
     }
 
 
+def test_folders_with_other_code_have_other_configurations() -> None:
+    """Two members are loaded in one process: transformers keeps a model class for each configuration's class."""
+    name = "configuration_hilnas.py"
+    assert bundle(["conv"])[name] == bundle(["conv"])[name] != bundle(["gqa"])[name]
+
+
 def test_files_import_each_other_torch_and_transformers(tmp_path: Path) -> None:
     files = bundle(MODULES)
     for name, content in files.items():

@@ -9,6 +9,7 @@ only.
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 import re
 import sys
@@ -45,6 +46,10 @@ def bundle(kinds: Iterable[str]) -> dict[str, bytes]:
         if module not in files:
             files[module], imported = _flattened(module)
             queue += imported
+    # transformers keeps one model class in a process for each class of configurations, which it tells apart by their
+    # file: so the files of two folders with other code have to differ.
+    code = hashlib.sha256("".join(files[module] for module in sorted(files)).encode()).hexdigest()
+    files[f"{_CODE}.configuration_hilnas"] += f"\nCODE = \"{code}\"  # SHA-256 of this folder's code\n"
     return {f"{_file(module)}.py": files[module].encode() for module in sorted(files)}
 
 
