@@ -29,9 +29,9 @@ def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class CorpusFiles(BaseModel):
-    """Files of text, JSON lines, JSON, Parquet or Arrow, also compressed, and folders of them.
+    """Files of text, JSON lines, JSON, Parquet or Arrow, and folders of them; relative to the file of the space.
 
-    Paths are relative to the space's file. A list in place of the keys is `files`.
+    A list in place of the keys is `files`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
