@@ -120,7 +120,7 @@ def test_ancestors_are_told_nearest_first(bed: Bed) -> None:
 
 def test_commands_name_the_layout_and_the_workload(view: CandidateView) -> None:
     bench, profile, export = (shlex.split(each.command) for each in view.commands)
-    assert profile == [*bench[: bench.index("--reps")], "--reps", "2", "--profile", "--trial", "study/3"]
+    assert profile == [*bench[: bench.index("--reps")], "--reps", "2", "--profile", "--trial", f"study/{view.trial}"]
     assert bench[:2] == ["nas", "bench"] and Layout.parse(bench[2]).id == view.layout.id
     assert bench[bench.index("--prompt") + 1] == "64" and bench[bench.index("--gen") + 1] == "16"
     assert export[:2] == ["nas", "export"] and export[export.index("--seed") + 1] == "0"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.engine import URL
@@ -195,7 +195,9 @@ def _open(url: URL, record: StudyRecord, name: str) -> Study:
     except (RuntimeError, ImportError) as error:  # tables of another Optuna; a driver that is not installed
         raise InvalidInput(str(error).splitlines()[0], where="--optuna") from error
     objectives = [axis for axis in axis_views(record.space, record.published, None) if axis.objective]
-    directions = ["maximize" if axis.direction == "max" else "minimize" for axis in objectives]
+    directions: list[Literal["maximize", "minimize"]] = [
+        "maximize" if axis.direction == "max" else "minimize" for axis in objectives
+    ]
     study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
     mark = {"study": record.study.name, "created": record.study.created, "space": record.study.space_hash}
     # Without a mark and without trials: a run was killed between its first two steps.

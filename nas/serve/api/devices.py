@@ -20,7 +20,6 @@ from nas.infra.store import listings as pages
 from nas.infra.store.rows import (
     AgentAccess,
     Calibration,
-    DeviceEvent,
     DeviceEventKind,
     DeviceLabels,
     DeviceRow,
@@ -196,6 +195,20 @@ class CalibrationView(BaseModel):
         )
 
 
+class DeviceEventView(BaseModel):
+    """Something that happened to a device: `what` is the new state or health, how a check or a job ended."""
+
+    model_config = with_example(**_DEVICE_EVENT)
+
+    id: int
+    device: str
+    at: Time
+    kind: DeviceEventKind
+    what: str
+    reason: str | None
+    job: str | None
+
+
 class ReferenceRunView(BaseModel):
     """A run of the reference model: its time as a ratio to the calibration, and under which conditions."""
 
@@ -231,7 +244,7 @@ class DeviceDetail(DeviceView):
 
     calibrations: list[CalibrationView]
     drift: list[DriftView]
-    history: list[DeviceEvent]
+    history: list[DeviceEventView]
     jobs: list[pages.JobSummary]
 
 
@@ -261,7 +274,7 @@ class DeviceEventPage(BaseModel):
 
     model_config = with_example(events=[_DEVICE_EVENT], last=87)
 
-    events: list[DeviceEvent]
+    events: list[DeviceEventView]
     last: int
 
     @property
@@ -451,7 +464,7 @@ def device_detail(
         **{name: getattr(view, name) for name in DeviceView.model_fields},
         calibrations=[CalibrationView.of(calibration) for calibration in calibrations.of_device(store, id)],
         drift=[_drift(drift, runs) for drift in calibrations.drift(store, id)],
-        history=devices.history(store, id, limit=history),
+        history=[DeviceEventView.model_validate(event) for event in devices.history(store, id, limit=history)],
         jobs=pages.jobs(store, device=id, limit=history),
     )
 
@@ -462,7 +475,8 @@ def page_of_device_events(store: Store, *, after: int, limit: int, device: str |
     Raises:
         UnknownName: no such device.
     """
-    events = devices.events_since(store, after, limit=limit, device=device)
+    latest = devices.events_since(store, after, limit=limit, device=device)
+    events = [DeviceEventView.model_validate(event) for event in latest]
     return DeviceEventPage(events=events, last=events[-1].id if events else after)
 
 

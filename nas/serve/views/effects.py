@@ -136,7 +136,8 @@ def _effect(fit: Effects, place: int, axis: AxisView) -> Interval:
         ends = 100 * np.expm1(ends)
     elif axis.direction == "max":
         ends = -ends[[0, 2, 1]]
-    return _rounded(*ends.tolist(), digits=3)
+    value, low, high = ends.tolist()
+    return _rounded(value, low, high, digits=3)
 
 
 def _rounded(value: float, low: float, high: float, digits: int) -> Interval:
