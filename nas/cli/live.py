@@ -130,7 +130,7 @@ class Lines:
 
     def update(self, progress: Progress) -> None:
         """Prints the line, unless nothing changed since the last one."""
-        state, now = (progress.study.states(), progress.study.course.front), time.monotonic()
+        state, now = (progress.study.states(), progress.study.curve.front), time.monotonic()
         if state != self._shown or now - self._shown_at >= _LINE_EVERY_S:
             self._shown, self._shown_at = state, now
             say(line(progress))
@@ -140,8 +140,8 @@ def line(progress: Progress) -> str:
     """Formats the progress as one line."""
     study = progress.study
     parts = [show_duration(progress.elapsed_s), f"{_proposed(study, '/')} proposed", _states(study)]
-    if study.course.hypervolume is not None:
-        parts.append(f"hypervolume {show_number(study.course.hypervolume, digits=3)}")
+    if study.curve.hypervolume is not None:
+        parts.append(f"hypervolume {show_number(study.curve.hypervolume, digits=3)}")
     parts.append("; ".join(_active(study)))
     if progress.time_left is not None:
         parts.append(f"{progress.time_left.seconds.text} left")
@@ -150,7 +150,7 @@ def line(progress: Progress) -> str:
 
 def draw(progress: Progress) -> RenderableType:
     """Renders the progress: trial counts, running work and the current Pareto front."""
-    study, volume = progress.study, progress.study.course.hypervolume
+    study, volume = progress.study, progress.study.curve.hypervolume
     remaining = "" if progress.time_left is None else f", {progress.time_left.seconds.text} left"
     active = _active(study)
     more = [f"and {len(active) - _ACTIVE_ROWS} more"] if len(active) > _ACTIVE_ROWS else []
@@ -160,7 +160,7 @@ def draw(progress: Progress) -> RenderableType:
     facts.add_row("hypervolume", "after the references" if volume is None else show_number(volume, digits=3))
     facts.add_row("time", f"{show_duration(progress.elapsed_s)}{remaining}")
     facts.add_row("now", "\n".join([*active[:_ACTIVE_ROWS], *more]) or "waiting")
-    return Group(facts, _front_table(study)) if study.course.front else facts
+    return Group(facts, _front_table(study)) if study.curve.front else facts
 
 
 def _proposed(study: StudySnapshot, between: str) -> str:
@@ -203,7 +203,7 @@ def _awaits_promotion(record: Record, study: StudySnapshot) -> bool:
 def _front_table(study: StudySnapshot) -> Table:
     objectives = [objective.name for objective in study.space.objectives]
     table = Table("trial", *objectives, "layout", box=SIMPLE_HEAD, title="front so far", title_justify="left")
-    for row in [row for row in study.front if row.on][:_FRONT_ROWS]:
+    for row in [row for row in study.front if row.rank == 0][:_FRONT_ROWS]:
         record = study.records[row.trial]
         values = [show_number(axis.value, digits=3) for axis in record.axes if axis is not None]
         table.add_row(str(row.trial), *values, Text(record.layout.format(), overflow="ellipsis", no_wrap=True))

@@ -36,8 +36,8 @@ from nas.measure.farm.queue import JobNotifier, LeaseMonitor
 from nas.measure.farm.trust import Admissions, SigningKey
 from nas.measure.protocol.reference import CALIBRATION_RUNS
 from nas.measure.runtimes import RUNTIMES
+from nas.model.text.corpus import CorpusRef
 from nas.search.analysis.archive import export_study, import_study
-from nas.search.proxy.corpus import CorpusRef
 from nas.search.proxy.job import TRAINER_VERSION
 from nas.search.study import launch as launch_module
 from nas.search.study import ledger as ledger_module

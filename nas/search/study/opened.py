@@ -24,7 +24,7 @@ from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm
 from nas.measure.protocol.calibration import Calibrator, MeasurementTarget, SavedCalibration
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
-from nas.search.proxy.corpus import CorpusRef, made_of, refer, refer_again, refer_scores
+from nas.model.text.corpus import CorpusRef, made_of, refer, refer_again, refer_scores
 from nas.search.proxy.job import MIXES_VERSION, TRAINER_VERSION
 from nas.search.proxy.tasks import SUITE_VERSION
 from nas.search.spaces import space_difference
