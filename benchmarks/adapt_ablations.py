@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from benchmarks.equivalence_tables import table
 from nas.core.block import Block
 from nas.core.replacement import Slot
-from nas.model.nn.base import MODULES, BlockModule
+from nas.model.nn.base import BlockModule
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.mixes import mix_of
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights

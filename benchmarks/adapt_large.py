@@ -28,17 +28,17 @@ from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.core.replacement import Slot, slots_of
-from nas.model.nn.base import MODULES
 from nas.model.nn.fit import Worker
-from nas.model.nn.mixes import Known, mix_of
+from nas.model.nn.kinds import MODULES
+from nas.model.nn.mixes import Predictions, mix_of
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.transformers import to_transformers, transformers_config
 from nas.train.adapt.alternatives import default_alternatives
 from nas.train.adapt.checkpoints import import_model
-from nas.train.adapt.healing import Healing, heal
+from nas.train.adapt.healing import Healing, batches_of, heal
 from nas.train.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher
-from nas.train.adapt.settings import AdaptSettings
+from nas.train.adapt.request import AdaptSettings
 from nas.train.pretrain.data import Tokens
 
 RECORDED = Path(__file__).parent / "recorded/adapt-large.json"
@@ -162,7 +162,7 @@ def _forward(folder: Path) -> Figures:
     teacher.between(stream, 0, 1)
     layers = _seconds(lambda: teacher.between(stream, 0, LAYOUT.depth))
     head = _seconds(lambda: teacher.logits(stream))
-    known = Known.of(teacher.logits(stream))
+    known = Predictions.of(teacher.logits(stream))
     divergence = _seconds(lambda: known.divergence(known.log_p))
     tokens = ids.numel()
     return {
@@ -204,7 +204,7 @@ def _assembling(folder: Path) -> Figures:
 def _healing(folder: Path) -> Figures:
     lab = _lab(folder, _LENGTH)
     settings = Healing(tokens=_PASS, length=_LENGTH, batch_tokens=_PASS)
-    heal(lambda: _child(lab.teacher), lab.library, lab.sources, settings, folder / "training")
+    heal(lambda: _child(lab.teacher), lab.library, batches_of(lab.sources, settings), settings, folder / "training")
     (trained,) = (folder / "training").glob("*.safetensors")
     with safe_open(trained, "pt") as file:
         return {"step_s": float(json.loads(file.metadata()["scalars"])["cpu_seconds"])}

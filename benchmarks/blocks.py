@@ -45,16 +45,17 @@ from nas.core.layout import Layout
 from nas.core.workload import Workload
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Build
-from nas.measure.runtimes.executorch import compile as executorch_build
-from nas.measure.runtimes.llama_cpp import compile as llama_cpp_build
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.toolchain import host_target
-from nas.model.nn.base import MODULES, Mixer
+from nas.model.nn.base import Mixer
 from nas.model.nn.gla import GatedLinearAttention
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.transformers import to_transformers, transformers_config
 from nas.testing import executorch_gate, llama_cpp_gate
-from nas.testing.twins import TWINS, twin_of
+from tests.support.twins import TWINS, twin_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "benchmarks" / "recorded" / "blocks"
@@ -212,8 +213,8 @@ def measure_parity(target: str) -> None:
     done = {(row["block"], row["by"], row.get("build", "")) for row in recorded("parity")}
     place = "host" if target == host_target() else target
     builds: dict[str, Any] = {
-        "llama.cpp": llama_cpp_build.build(place, log=say, patched=True),
-        "executorch": executorch_build.build(place, log=say),
+        "llama.cpp": LLAMA_CPP.build(place, log=say, patched=True),
+        "executorch": EXECUTORCH.build(place, log=say),
     }
     for name, text in FILES.items():
         for by in ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w"):

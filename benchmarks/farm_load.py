@@ -44,7 +44,7 @@ from nas.infra.store.rows import JobKind, JobState
 from nas.infra.store.store import Store
 from nas.infra.web.tls import Certificates
 from nas.serve.api.serve import last_address
-from nas.testing.postgres import server
+from tests.support.postgres import server
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
 AGENTS = Path(__file__).with_name("farm_agents.py")

@@ -47,7 +47,7 @@ from nas.search.study.check import support_filter
 from nas.search.study.events import all_events
 from nas.search.study.proposals import replay
 from nas.testing.fake_plugin import fake_environment
-from nas.testing.postgres import CARELESS, server
+from tests.support.postgres import CARELESS, server
 
 BEGIN, END = "<!-- measured: kill_campaign -->", "<!-- end -->"
 VICTIMS = ("launch", "worker", "agent", "runner")

@@ -57,14 +57,10 @@ def _timed(stage: str, value: dict[str, Any]) -> float:
     if stage != "measure":
         return 0.0
     samples = [each for rep in Measurement.model_validate(value).repetitions for each in (rep.sample, rep.reference)]
-    return (
-        sum(
-            sample.ttft_ms + sum(sample.decode_ns) / 1e6 + sample.info.get("warmup_ms", 0.0)
-            for sample in samples
-            if sample
-        )
-        / 1e3
+    times = (
+        sample.ttft_ms + sum(sample.decode_ns) / 1e6 + sample.info.get("warmup_ms", 0.0) for sample in samples if sample
     )
+    return sum(times) / 1e3
 
 
 def _row(store: Store, study: int, number: int, parts: dict[str, float]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from device_lab import within
 
 from nas.infra.store.engine import sqlite_file
 from nas.infra.store.store import Store
-from nas.testing.postgres import CARELESS, Server, server
+from tests.support.postgres import CARELESS, Server, server
 
 DISK_MB = 512
 _SMALLEST = 4096

@@ -150,7 +150,16 @@ class Reader(Protocol):
 
 
 class Transport(Reader, Protocol):
-    """A connection to one device. Remote paths are plain strings, returned by `push`, `make` and `bundle` only."""
+    """A connection to one device. Remote paths are plain strings, returned by `push`, `make` and `bundle` only.
+
+    Example:
+        >>> transport = LocalTransport(cache)
+        >>> transport.connect()
+        >>> remote = transport.push(Path("hello"), sha256)
+        >>> folder = transport.bundle({"hello": sha256})
+        >>> transport.run([f"{folder}/hello"], env={}, deadline_s=5, output_limit=1000).exit_code
+        0
+    """
 
     def connect(self) -> None:
         """Connects; does nothing if connected.

@@ -183,11 +183,11 @@ def read_report(said: bytes, run: str, name: str) -> Report:
         InfrastructureFailed: the report is incomplete.
     """
     _, begun, body = said.partition(run.encode() + b"\n")
-    output, found, rest = body.rpartition(b"\n" + run.encode() + b" ")
+    output, separator, rest = body.rpartition(b"\n" + run.encode() + b" ")
     line, _, errors = rest.partition(b"\n")
     words = line.decode(errors="replace").split()
     try:
-        if not begun or not found or len(errors) != int(words[0]):
+        if not begun or not separator or len(errors) != int(words[0]):
             raise ValueError("incomplete")
         times = [_seconds(word) for word in words[1:9]]
         verdict = tuple(words[9:])
@@ -201,11 +201,11 @@ def read_sections(output: str, paths: Sequence[str]) -> dict[str, str | OSError]
     """Parses the output of `READ_MANY` for `paths`: name -> text, or the error."""
     _, *parts = _HEAD.split(output)
     wildcards = {path for path in paths if "*" in path or "?" in path}
-    found: dict[str, str | OSError] = {}
+    contents: dict[str, str | OSError] = {}
     for number, name, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         if name not in wildcards and name != os.devnull:
-            found[name] = OSError(int(number), os.strerror(int(number)), name) if number else text
-    return found
+            contents[name] = OSError(int(number), os.strerror(int(number)), name) if number else text
+    return contents
 
 
 def _ran(verdict: tuple[str, ...]) -> Ran:
@@ -218,7 +218,7 @@ def _ran(verdict: tuple[str, ...]) -> Ran:
 
 
 def _seconds(word: str) -> float:
-    found = _TIME.fullmatch(word)
-    if not found:
+    match = _TIME.fullmatch(word)
+    if not match:
         raise ValueError(f"not a time: {word}")
-    return int(found[1]) * 60 + float(found[2])
+    return int(match[1]) * 60 + float(match[2])

@@ -1,10 +1,8 @@
 """A `Transport` over any `Wire` to a POSIX shell: Linux machines over ssh, phones over adb.
 
-Everything is done by small scripts that get their arguments as arguments. Plans are run by `supervise.sh`, which is
-pushed once and enforces deadlines and fencing on the device.
+The device executes small scripts that take their inputs as arguments. Plans are run by `supervise.sh`, which is pushed
+once and enforces deadlines and fencing on the device.
 """
-# Everything is done by small scripts that get their arguments as arguments. What is run for a plan is run by
-# `supervise.sh`, which is pushed once and sees to deadlines and fencing on the device.
 
 from __future__ import annotations
 
@@ -132,7 +130,7 @@ class _Ready:
 
 
 class ShellTransport:
-    """See `Transport`. For one thread; connects by itself, again after a lost connection.
+    """A `Transport` over any `Wire`, for one thread; connects by itself, again after a lost connection.
 
     Args:
         wire: to the shell.
@@ -144,19 +142,18 @@ class ShellTransport:
         self._ready: _Ready | None = None
 
     def connect(self) -> None:
-        """See `Transport.connect`. Asks the device each time, because a connection may have died unnoticed."""
-        known = self._ready is not None
+        """Prepares the device each time, because a connection may have died unnoticed."""
+        was_ready = self._ready is not None
         try:
             self._prepare()
         except (NotTrusted, Unsupported):
             raise
         except InfrastructureFailed:
-            if not known:
+            if not was_ready:
                 raise
             self._prepare()
 
     def close(self) -> None:
-        """See `Transport.close`."""
         self._ready = None
         self._wire.close()
 
@@ -171,7 +168,6 @@ class ShellTransport:
         self._ready = _Ready(root, path, self.push(_SUPERVISOR, file_sha256(_SUPERVISOR)))
 
     def claim(self, lease: Lease) -> None:
-        """See `Transport.claim`."""
         self._lease = lease
         ready, run = self._prepared(), secrets.token_hex(8)
         words = ("claim", ready.root, run, lease.authority, str(lease.epoch))
@@ -189,7 +185,7 @@ class ShellTransport:
         cpu_affinity: Sequence[int] = (),
         cancelled: Callable[[], bool] = never,
     ) -> CommandResult:
-        """See `Transport.run`. The deadline is rounded up to whole seconds, which every `sleep` understands."""
+        """Runs a program; the deadline is rounded up to whole seconds, which every `sleep` understands."""
         run, seconds = secrets.token_hex(8), math.ceil(deadline_s)
         words = self._command(run, argv, env, seconds, output_limit, cpu_affinity)
         started_at = time.time()
@@ -265,7 +261,7 @@ class ShellTransport:
         return InfrastructureFailed(f"{self._wire.name}: the run ended without a result")
 
     def push(self, local: Path, sha256: str) -> str:
-        """See `Transport.push`. Damaged content is replaced."""
+        """Copies a file to the device unless it has it; damaged content is replaced."""
         path = self._content(sha256)
         if not self._has(path, sha256):
             with self._temporary() as temporary:
@@ -278,7 +274,6 @@ class ShellTransport:
         return path
 
     def make(self, sha256: str, produce: Callable[[str], None]) -> str:
-        """See `Transport.make`."""
         path = self._content(sha256)
         if not self._has(path, sha256):
             with self._temporary() as temporary:
@@ -288,7 +283,6 @@ class ShellTransport:
         return path
 
     def bundle(self, files: Mapping[str, str]) -> str:
-        """See `Transport.bundle`."""
         assert all(name == os.path.basename(name) and name not in ("", ".", "..") for name in files), files  # noqa: PTH119
         root = self._prepared().root
         folder, temporary = f"{root}/bundles/{content_hash(dict(files))}", f"{root}/tmp/{secrets.token_hex(8)}"
@@ -297,7 +291,6 @@ class ShellTransport:
         return folder
 
     def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
-        """See `Reader.read_many`."""
         assert not any("\n" in line or "\\" in line for line in commands), commands
         arguments = ("\n".join(paths), "\n".join(commands), self._prepared().root)
         _, said = self._shell.call(scripts.READ_MANY, *arguments, limit=READING_LIMIT)

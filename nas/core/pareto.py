@@ -91,21 +91,26 @@ TrialAxes = Mapping[int, Sequence[Axis]]
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One complete trial's place.
+    """A complete trial in the order of a study's trials.
 
     Args:
         trial: number.
-        rank: 0 for the front, 1 for the front without that, ...
+        rank: 0 for the front, 1 for the front without that, ...; None for one behind it that was not ranked.
         hv_contribution: hypervolume that only this trial adds within its rank.
         p_front: share of draws from the trials' noise in which it is on the front; None if too many are on it to draw.
         ties: trials that no axis separates from it.
     """
 
     trial: int
-    rank: int
+    rank: int | None
     hv_contribution: float
     p_front: float | None
     ties: tuple[int, ...]
+
+    @property
+    def on(self) -> bool:
+        """Whether it is on the front."""
+        return self.rank == 0
 
 
 def rank_trials(
@@ -135,17 +140,17 @@ def rank_trials(
         chances = {trial: float(level == 0) for trial, level in zip(trials, rank, strict=True)}
     elif chances is None:
         chances = front_chances({trial: axes[trial] for trial in near_front(axes)}, draws)
-    placed = [
+    order = sorted(range(len(trials)), key=lambda i: (rank[i], -parts[i], trials[i]))
+    return [
         Ranked(
-            trial=trial,
+            trial=trials[i],
             rank=int(rank[i]),
             hv_contribution=float(parts[i]),
-            p_front=chances.get(trial, 0.0),
+            p_front=chances.get(trials[i], 0.0),
             ties=tuple(trials[j] for j in tied(points, sd, i)),
         )
-        for i, trial in enumerate(trials)
+        for i in order
     ]
-    return sorted(placed, key=lambda place: (place.rank, -place.hv_contribution, place.trial))
 
 
 def front_hypervolume(axes: TrialAxes, reference_point: Sequence[float]) -> float:

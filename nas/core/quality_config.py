@@ -29,10 +29,9 @@ def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class CorpusFiles(BaseModel):
-    """A corpus of one's own: text files, JSON lines, Parquet, Arrow, and folders of them. Relative to the space's file.
+    """Files of text, JSON lines, JSON, Parquet or Arrow, and folders of them; relative to the file of the space.
 
-    `.jsonl` may be compressed, `.gz` or `.zst`. Folders are read with all below them; so are those that
-    `datasets.save_to_disk` wrote. A list in place of the keys is `files`.
+    A list in place of the keys is `files`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput
@@ -76,10 +76,10 @@ class QualityValue(NamedTuple):
 class BudgetCheck(BaseModel):
     """The verdict on one budget on one device and runtime."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, serialize_by_alias=True)
 
     budget: str
-    place: MeasurementKey
+    key: MeasurementKey = Field(serialization_alias="place")
     value: float | None
     low: float | None
     high: float | None
@@ -96,7 +96,7 @@ class BudgetCheck(BaseModel):
     @property
     def name(self) -> str:
         """Such as 'ttft@chat on laptop/llama.cpp': one figure, one name."""
-        return check_name(self.budget, self.place)
+        return check_name(self.budget, self.key)
 
     def __str__(self) -> str:
         shown = "unknown" if self.value is None else f"{self.value:.4g} {self.unit}".rstrip()
@@ -127,9 +127,9 @@ def measurement_keys(space: SearchSpace, item: Budget | Objective) -> list[Measu
     return [MeasurementKey(device, runtime, item.workload or "") for device in devices for runtime in runtimes]
 
 
-def check_name(budget: str, place: MeasurementKey) -> str:
-    """Returns the name of a budget's check at a place, which is that of the constraint in observations."""
-    return f"{budget} on {f'{place.device}/{place.runtime}' if place != PROXY else 'the proxy'}"
+def check_name(budget: str, key: MeasurementKey) -> str:
+    """Returns the name of a budget's check at a key, which is that of the constraint in observations."""
+    return f"{budget} on {f'{key.device}/{key.runtime}' if key != PROXY else 'the proxy'}"
 
 
 def check_budgets(
@@ -171,7 +171,7 @@ def check_quality(space: SearchSpace, quality: SeededQuality, *, final: bool) ->
         checks.append(
             BudgetCheck(
                 budget=budget.name,
-                place=PROXY,
+                key=PROXY,
                 value=value,
                 low=value - Z95 * sd,
                 high=value + Z95 * sd,
@@ -364,7 +364,7 @@ def _check(budget: Budget, key: MeasurementKey, figure: Figure, limit: float, fi
     chance = None if excess is None else chance_to_keep(excess, sd)
     return BudgetCheck(
         budget=budget.name,
-        place=key,
+        key=key,
         value=figure.value,
         low=low,
         high=high,

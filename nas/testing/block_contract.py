@@ -1,9 +1,11 @@
 """The contract of a block kind, as tests: subclass `BlockContract`, name the kind and examples of it, and run pytest.
 
-class TestGatedShortConv(MixerContract):
-    kind = "conv"
-    examples = ("C3", "C12")
-    reference = staticmethod(reference_gated_short_conv)
+    class TestGatedShortConv(MixerContract):
+        kind = "conv"
+        examples = ("C3", "C12")
+        reference = staticmethod(reference_gated_short_conv)
+
+The names of the tests say what is checked.
 """
 
 from __future__ import annotations
@@ -17,16 +19,19 @@ from torch import Tensor
 
 from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layer, Layout
-from nas.model.nn.base import MODULES, FeedForward, Mixer, State
+from nas.model.nn.base import FeedForward, Mixer, Padding, State
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.moe import balance_experts
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.seeds import stacked, unstackable
 from nas.model.nn.weights import zero_padded
 
-BATCH, LENGTH = 2, 19
+BATCH = 2
+LENGTH = 19
 _VOCAB = 64
-_OTHER, _FFN = Block.of("conv", kernel=3), Block.of("swiglu", width=64)
+_OTHER = Block.of("conv", kernel=3)
+_FFN = Block.of("swiglu", width=64)
 
 
 class Reference(Protocol):
@@ -39,7 +44,7 @@ class BlockContract:
     """Properties that layouts, exporters and training rely on, for kinds of either role.
 
     Attributes:
-        kind: the kind's name in `nas.core.block.BLOCKS` and `nas.model.nn.base.MODULES`.
+        kind: the kind's name in `nas.core.block.BLOCKS` and `nas.model.nn.kinds.MODULES`.
         examples: blocks in text form, at least one per argument that changes the computation.
         reference: the kind's formula, as a static method.
         d_model: width of the examples.
@@ -84,8 +89,8 @@ class BlockContract:
         draw_weights(other, 5, depth=4)
         pair = (module, other.eval())
         both = stacked(pair).eval()(torch.cat([x, x.flip(1)]))
-        for index, (each, own) in enumerate(zip(pair, (x, x.flip(1)), strict=True)):
-            alone, part = each(own), torch.utils._pytree.tree_map(lambda y: y.chunk(2)[index], both)  # noqa: B023
+        for index, (single, inputs) in enumerate(zip(pair, (x, x.flip(1)), strict=True)):
+            alone, part = single(inputs), torch.utils._pytree.tree_map(lambda y: y.chunk(2)[index], both)  # noqa: B023
             torch.testing.assert_close(part, alone, atol=10 * self.tolerance, rtol=1e-4)
 
     def test_is_registered_under_its_name(self) -> None:
@@ -143,8 +148,8 @@ class BlockContract:
 
     def test_equals_the_reference(self, module: Mixer | FeedForward, x: Tensor) -> None:
         with torch.no_grad():
-            wanted = torch.stack([self.reference(module.block, module.state_dict(), row) for row in x])
-            self._check_close(_whole(module, x), wanted)
+            expected = torch.stack([self.reference(module.block, module.state_dict(), row) for row in x])
+            self._check_close(_whole(module, x), expected)
 
     def test_every_weight_learns(self, module: Mixer | FeedForward, x: Tensor) -> None:
         names, weights = zip(*module.named_parameters(), strict=True)
@@ -167,15 +172,16 @@ class BlockContract:
         packed_loads = balance_experts(model, 0.0)
         alone = torch.cat([model(row[None, :length])[0] for row, length in zip(rows, lengths, strict=True)])
         self._check_close(together, alone)
-        for found, wanted in zip(packed_loads, balance_experts(model, 0.0), strict=True):
-            assert torch.equal(found, wanted), "padding counts as load of experts, which balances them"
-        gradients = [torch.autograd.grad(each.square().mean(), list(model.parameters())) for each in (together, alone)]
-        for found, wanted in zip(*gradients, strict=True):
-            self._check_close(found, wanted)
+        for actual, expected in zip(packed_loads, balance_experts(model, 0.0), strict=True):
+            assert torch.equal(actual, expected), "padding counts as load of experts, which balances them"
+        weights = list(model.parameters())
+        gradients = [torch.autograd.grad(logits.square().mean(), weights) for logits in (together, alone)]
+        for actual, expected in zip(*gradients, strict=True):
+            self._check_close(actual, expected)
 
-    def _check_close(self, found: Tensor, wanted: Tensor) -> None:
+    def _check_close(self, actual: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(
-            found, wanted, rtol=0, atol=self.tolerance * max(1.0, float(wanted.detach().abs().max()))
+            actual, expected, rtol=0, atol=self.tolerance * max(1.0, float(expected.detach().abs().max()))
         )
 
 
@@ -209,16 +215,30 @@ class MixerContract(BlockContract):
     def test_step_equals_the_whole(self, module: Mixer, x: Tensor) -> None:
         with torch.no_grad():
             _, state = module(x[:, :-1])
-            kept = [tensor.clone() for tensor in state]
+            before = [tensor.clone() for tensor in state]
             y, end = module.step(x[:, -1], state)
             whole, whole_end = module(x)
         self._check_close(y, whole[:, -1])
         self._check_states(end, whole_end)
-        assert all(torch.equal(*pair) for pair in zip(state, kept, strict=True)), "a step changed its input state"
+        assert all(torch.equal(*pair) for pair in zip(state, before, strict=True)), "a step changed its input state"
 
-    def _check_states(self, found: State, wanted: State) -> None:
-        for one, other in zip(found, wanted, strict=True):
-            self._check_close(one, other)
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_padding_changes_nothing(self, module: Mixer, x: Tensor, side: str) -> None:
+        """A padded chunk, and one after it, give each row what it gets alone."""
+        text = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH // 2]])
+        text = text.flip(1) if side == "left" else text
+        both = torch.cat([text, torch.ones_like(text)], 1)
+        with torch.no_grad():
+            first, state = module(x.masked_fill(~text[..., None], 0), None, Padding(text, text.cumsum(1) - 1))
+            second, _ = module(x.flip(1), state, Padding(both, both.cumsum(1) - 1))
+            for row in range(BATCH):
+                alone, end = module(x[None, row][:, text[row]])
+                self._check_close(first[row][text[row]], alone[0])
+                self._check_close(second[row], module(x[None, row].flip(1), end)[0][0])
+
+    def _check_states(self, actual: State, expected: State) -> None:
+        for state, other in zip(actual, expected, strict=True):
+            self._check_close(state, other)
 
 
 class FeedForwardContract(BlockContract):
@@ -242,8 +262,8 @@ def _around(block: Block, d_model: int) -> Layout:
         return Layout.of(d_model, _VOCAB, layers)
     layers = [Layer((block,)), Layer(share=0), Layer((), _FFN), Layer((_OTHER, block), _FFN)]
     if block.spec.cache_args:
-        kept = {arg.name: block.get(arg.name) for arg in block.spec.args if arg.required}
-        reader = Block.of(block.kind, **(kept | {name: block.get(name) for name in block.spec.cache_args}), kv=0)
+        arguments = {arg.name: block.get(arg.name) for arg in block.spec.args if arg.required}
+        reader = Block.of(block.kind, **(arguments | {name: block.get(name) for name in block.spec.cache_args}), kv=0)
         layers += [Layer((reader,), _FFN), Layer((_OTHER, reader)), Layer(share=4)]
     return Layout.of(d_model, _VOCAB, layers)
 

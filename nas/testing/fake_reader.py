@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 
 class FakeReader:
-    """See `nas.measure.devices.transports.base.Reader`. Counts its exchanges in `exchanges`.
+    """A `nas.measure.devices.transports.base.Reader` of given files. Counts its exchanges in `exchanges`.
 
     Args:
         files: absolute path -> text, or the error that reading it gives; a test may change it.
@@ -22,21 +22,18 @@ class FakeReader:
         self.exchanges = 0
 
     def read_text(self, path: str) -> str:
-        """See `Tree.read_text`."""
         answer = self._get(path)
         if isinstance(answer, OSError):
             raise answer
         return answer
 
     def names(self, folder: str) -> list[str]:
-        """See `Tree.names`."""
-        found = {path[len(folder) + 1 :].partition("/")[0] for path in self.files if path.startswith(f"{folder}/")}
-        if not found:
+        children = {path[len(folder) + 1 :].partition("/")[0] for path in self.files if path.startswith(f"{folder}/")}
+        if not children:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
-        return sorted(found)
+        return sorted(children)
 
     def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
-        """See `Reader.read_many`."""
         self.exchanges += 1
         files = {path: self._get(path) for pattern in paths for path in self._matching(pattern)}
         return files | {command: self._output(command) for command in commands}

@@ -31,8 +31,8 @@ def main() -> None:
     time.sleep(args.seconds)
     misbehave(args.fault)
     figures = model["figures"]
-    made = profile(figures, model["layout"]["layers"], args) if PROFILES else report(figures, args)
-    print(json.dumps(made | ({"finite": False} if args.fault == "not_finite" else {})))
+    output = profile(figures, model["layout"]["layers"], args) if PROFILES else report(figures, args)
+    print(json.dumps(output | ({"finite": False} if args.fault == "not_finite" else {})))
 
 
 def make_model(recipe: str, output: str) -> None:
@@ -73,10 +73,10 @@ def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, obj
 def profile(figures: dict[str, float], layers: list[dict[str, int]], args: argparse.Namespace) -> dict[str, object]:
     """Returns the report of a profiler: each block takes an equal part of the time."""
     ttft_ms, decode = timed(figures, args)
-    own = [layers[layer["share"]] if "share" in layer else layer for layer in layers]
+    owners = [layers[layer["share"]] if "share" in layer else layer for layer in layers]
     blocks = [
         (index, part, operator)
-        for index, layer in enumerate(own)
+        for index, layer in enumerate(owners)
         for key, part, operator in (("mixers", "mixer", "MIX"), ("ffn", "ffn", "MUL_MAT"))
         if key in layer
     ]

@@ -1,4 +1,15 @@
-"""The contract of a runtime's equivalence gate, as tests: subclass `GateContract`, give the fixture, and run pytest."""
+"""The contract of a runtime's equivalence gate, as tests: subclass `GateContract`, give the fixture, and run pytest.
+
+    class TestGate(GateContract):
+        layout = Layout.parse("d256 v512 ffn=swiglu:512 [A8/4*2]")
+        faults = tuple(fault for fault in FAULTS if "convolution" not in fault.name)
+
+        @pytest.fixture
+        def runtime(self) -> Runtime:
+            return MyRuntime()
+
+Each fault is one test.
+"""
 
 from __future__ import annotations
 

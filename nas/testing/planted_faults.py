@@ -132,9 +132,9 @@ def _swap_layers(state: State) -> None:
     for name, first in state.items():
         if name.startswith("layers.0."):
             third = state[name.replace("layers.0.", "layers.2.")]
-            kept = third.clone()
+            copy = third.clone()
             third.copy_(first)
-            first.copy_(kept)
+            first.copy_(copy)
 
 
 def _permute_experts(state: State) -> None:
@@ -159,9 +159,9 @@ def _swap_gate_and_up(state: State) -> None:
     for name, gate in state.items():
         if name.endswith("ffn.gate.weight") and gate.ndim == 3:
             up = state[name.replace("gate", "up")]
-            kept = up.clone()
+            copy = up.clone()
             up.copy_(gate)
-            gate.copy_(kept)
+            gate.copy_(copy)
 
 
 def _roll(ending: str, rows: int) -> Edit:
@@ -211,9 +211,9 @@ def _swap_shared_gate_and_up(state: State) -> None:
     for name, gate in state.items():
         if name.endswith("ffn.shared.gate.weight"):
             up = state[name.replace("gate", "up")]
-            kept = up.clone()
+            copy = up.clone()
             up.copy_(gate)
-            gate.copy_(kept)
+            gate.copy_(copy)
 
 
 def _turn_relu_over(state: State) -> None:

@@ -45,13 +45,13 @@ class ProposerContract:
 
     def search(self, proposer: Proposer, problem: SyntheticProblem) -> list[Proposal]:
         """Runs a short search, two proposals at a time."""
-        made: list[Proposal] = []
+        proposals: list[Proposal] = []
         for _ in range(self.rounds):
-            asked = proposer.ask(2)
-            for proposal in reversed(asked):
+            batch = proposer.ask(2)
+            for proposal in reversed(batch):
                 proposer.tell(problem.observe(proposal.layout))
-            made += asked
-        return made
+            proposals += batch
+        return proposals
 
     def searched(self, factory: ProposerFactory, problem: SyntheticProblem) -> tuple[list[Proposal], str]:
         """Returns the proposals of a short search and its state as JSON; searched once for all tests of a proposer."""
@@ -68,19 +68,19 @@ class ProposerContract:
         return proposer
 
     def test_proposals_are_new_and_inside_the_space(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
-        made, _ = self.searched(factory, problem)
+        proposals, _ = self.searched(factory, problem)
         sampler = Sampler(problem.space)
-        assert [reason for proposal in made for reason in sampler.contains(proposal.layout)] == []
-        assert len({proposal.layout.id for proposal in made}) == len(made) == 2 * self.rounds
-        assert [proposal.number for proposal in made] == list(range(len(made)))
+        assert [reason for proposal in proposals for reason in sampler.contains(proposal.layout)] == []
+        assert len({proposal.layout.id for proposal in proposals}) == len(proposals) == 2 * self.rounds
+        assert [proposal.number for proposal in proposals] == list(range(len(proposals)))
 
     def test_observed_layouts_are_not_proposed(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
         first = self.start(factory, problem).ask(4)
         proposer = self.start(factory, problem)
         for proposal in first:
             proposer.tell(problem.observe(proposal.layout))
-        known = {proposal.layout.id for proposal in first}
-        assert known.isdisjoint(proposal.layout.id for proposal in proposer.ask(4))
+        observed = {proposal.layout.id for proposal in first}
+        assert observed.isdisjoint(proposal.layout.id for proposal in proposer.ask(4))
 
     def test_support_filter_is_kept(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
         proposer = factory(Sampler(problem.space, lambda layout: layout.params.active == layout.params.total), SEED)
@@ -130,18 +130,18 @@ class ProposerContract:
         for index, proposal in enumerate(proposer.ask(12)):
             seen = problem.observe(proposal.layout)
             device = {name: value for name, value in seen.objectives.items() if name != "quality"}
-            told = (
+            observations = (
                 Observation(proposal.layout, "failed"),
                 Observation(proposal.layout, "running", device, seen.constraints),
                 Observation(proposal.layout, "stopped", device | {"quality": 2.5 + index / 100}, seen.constraints, 0),
                 Observation(proposal.layout, "infeasible", device, seen.constraints),
             )
-            proposer.tell(told[index % 4])
+            proposer.tell(observations[index % 4])
         assert len(proposer.ask(3)) == 3
 
     def test_search_starts_without_a_reference_point(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
-        made = self.search(factory(Sampler(problem.space), SEED), problem)
-        assert len(made) == 2 * self.rounds
+        proposals = self.search(factory(Sampler(problem.space), SEED), problem)
+        assert len(proposals) == 2 * self.rounds
 
     def test_reference_point_is_fixed_once(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
         proposer = self.start(factory, problem)
@@ -163,12 +163,12 @@ class ProposerContract:
     def test_a_small_space_runs_out(self, factory: ProposerFactory) -> None:
         problem = SyntheticProblem(1, space=_small_space())
         proposer = self.start(factory, problem)
-        made = []
-        while asked := proposer.ask(1):
-            made += asked
-            seen = problem.observe(asked[0].layout)
+        proposals = []
+        while batch := proposer.ask(1):
+            proposals += batch
+            seen = problem.observe(batch[0].layout)
             proposer.tell(Observation(seen.layout, "complete", {"quality": 2.5} | dict(seen.objectives)))
-        assert len({proposal.layout.id for proposal in made}) == len(made) == 8
+        assert len({proposal.layout.id for proposal in proposals}) == len(proposals) == 8
 
     def test_a_list_is_tried_to_its_end(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
         rng, free = np.random.default_rng(5), Sampler(problem.space)
@@ -176,28 +176,28 @@ class ProposerContract:
         sampler = Sampler.of(layouts.values(), problem.space)
         proposer = factory(sampler, SEED)
         proposer.fix_reference_point(problem.reference_point)
-        made = []
-        while asked := proposer.ask(2):
-            assert not any(sampler.contains(proposal.layout) for proposal in asked)
-            made += asked
-            for proposal in asked:
+        proposals = []
+        while batch := proposer.ask(2):
+            assert not any(sampler.contains(proposal.layout) for proposal in batch)
+            proposals += batch
+            for proposal in batch:
                 proposer.tell(problem.observe(proposal.layout))
-        assert [proposal.number for proposal in made] == list(range(len(layouts)))
-        assert {proposal.layout.id for proposal in made} == layouts.keys()
+        assert [proposal.number for proposal in proposals] == list(range(len(layouts)))
+        assert {proposal.layout.id for proposal in proposals} == layouts.keys()
 
     def test_withdrawn_layouts_leave_only_what_was_learned(
         self, factory: ProposerFactory, problem: SyntheticProblem
     ) -> None:
         """A withdrawn layout is not proposed again, and the state with it survives JSON."""
         proposer = self.resumed(factory, problem)
-        asked = proposer.ask(2)
-        for proposal in asked:
+        withdrawn = proposer.ask(2)
+        for proposal in withdrawn:
             proposer.tell(Observation(proposal.layout, "withdrawn"))
         again = factory(Sampler(problem.space), SEED)
         again.restore(json.loads(json.dumps(proposer.state())))
         fresh = proposer.ask(2)
         assert fresh == again.ask(2)
-        assert {each.layout.id for each in asked}.isdisjoint(each.layout.id for each in fresh)
+        assert {proposal.layout.id for proposal in withdrawn}.isdisjoint(proposal.layout.id for proposal in fresh)
 
 
 def _small_space() -> SearchSpace:

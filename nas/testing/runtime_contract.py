@@ -109,16 +109,16 @@ class RuntimeContract:
         self, runtime: Runtime, layout: Layout, artifact: Artifact, tmp_path: Path
     ) -> None:
         """A device makes from the recipe byte for byte the exported file."""
-        recipe, made = tmp_path / "recipe", tmp_path / "made"
+        recipe, output = tmp_path / "recipe", tmp_path / "made"
         other = runtime.export(layout, runtime.quantisations[0], RandomWeights(7), recipe, recipe=True)
         assert (other.sha256, other.size) == (artifact.sha256, artifact.size)
         if other.recipe is None:
             assert recipe.read_bytes() == (tmp_path / "model").read_bytes()
             return
         runner = runtime.runner(self.target, patched=artifact.patched)
-        argv = [str(runtime.runner_folder(runner) / runner.main), "--recipe", str(recipe), "--output", str(made)]
+        argv = [str(runtime.runner_folder(runner) / runner.main), "--recipe", str(recipe), "--output", str(output)]
         subprocess.run(argv, check=True, timeout=120, stdout=subprocess.DEVNULL)
-        assert made.read_bytes() == (tmp_path / "model").read_bytes()
+        assert output.read_bytes() == (tmp_path / "model").read_bytes()
         assert hashlib.sha256(recipe.read_bytes()).hexdigest() == other.recipe.sha256
 
     def test_plan_survives_json(self, plan: Plan, artifact: Artifact) -> None:
@@ -163,9 +163,9 @@ class RuntimeContract:
         assert profiler.build != plan.runner.build and profiler.options == plan.runner.options
         profiled = runtime.plan(artifact, profiler, self.workload, deadline_s=120)
         raw = run_plan(profiled, runtime.runner_folder(profiler), {"model": tmp_path / "model"})
-        found = runtime.read_profile(raw, layout)
-        assert (found.prompt, found.gen) == (self.workload.prompt, self.workload.gen)
-        for part in summary(found, layout)["parts"]:
+        profile = runtime.read_profile(raw, layout)
+        assert (profile.prompt, profile.gen) == (self.workload.prompt, self.workload.gen)
+        for part in summary(profile, layout)["parts"]:
             if part["layer"] is not None:
                 assert part["prefill_ms"] > 0 and part["decode_ms"] > 0, part
 
@@ -194,12 +194,12 @@ class RuntimeContract:
         self, runtime: Runtime, layout: Layout, refused: Layout, tmp_path: Path
     ) -> None:
         def request(layout: Layout) -> ReleaseRequest:
-            asked = runtime.quantisations[:1]
-            return ReleaseRequest(tmp_path, "model", layout, asked, 64, no_vocabulary, no_checkpoint)
+            quantisations = runtime.quantisations[:1]
+            return ReleaseRequest(tmp_path, "model", layout, quantisations, 64, no_vocabulary, no_checkpoint)
 
-        found, none = runtime.release(request(layout)), runtime.release(request(refused))
-        assert bool(found.parts) != found.loads.startswith("none: ")
-        assert none.loads.startswith("none: ") and not none.parts
+        release, no_release = runtime.release(request(layout)), runtime.release(request(refused))
+        assert bool(release.parts) != release.loads.startswith("none: ")
+        assert no_release.loads.startswith("none: ") and not no_release.parts
         assert list(tmp_path.iterdir()) == []
 
     def test_missing_build_is_no_candidates_fault(self, runtime: Runtime) -> None:

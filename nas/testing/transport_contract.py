@@ -162,17 +162,17 @@ class TransportContract:
         assert device_hash(transport, transport.push(path, sha256)) == sha256
 
     def test_make_is_by_content_and_happens_once(self, transport: Transport) -> None:
-        made: list[str] = []
+        paths: list[str] = []
 
         def produce(path: str) -> None:
-            made.append(path)
+            paths.append(path)
             write(transport, "made", path)
 
         sha256 = hashlib.sha256(b"made").hexdigest()
         remote = transport.make(sha256, produce)
         assert device_hash(transport, remote) == sha256
-        assert transport.make(sha256, produce) == remote and len(made) == 1
-        assert run(transport, 'test -e "$1"', made[0]).exit_code == 1
+        assert transport.make(sha256, produce) == remote and len(paths) == 1
+        assert run(transport, 'test -e "$1"', paths[0]).exit_code == 1
 
     def test_make_refuses_other_content_and_none(self, transport: Transport) -> None:
         sha256 = hashlib.sha256(b"wanted").hexdigest()
@@ -197,11 +197,11 @@ class TransportContract:
 
     def test_reads_many_files_at_once(self, transport: Transport) -> None:
         """Missing ones have errors, wildcards are expanded or omitted, commands come last."""
-        asked = ["/proc/stat", "/no/such/file", "/proc/self/comm", "/proc/sys/kernel/os*", "/no/such/*"]
+        paths = ["/proc/stat", "/no/such/file", "/proc/self/comm", "/proc/sys/kernel/os*", "/no/such/*"]
         commands = ["no-such-command -x", "echo 'a  *' | cat; echo \"$0\" >&2"]
-        answer = transport.read_many(asked, commands)
+        answer = transport.read_many(paths, commands)
         kernel = {path for path in answer if path.startswith("/proc/sys/kernel/os")}
-        assert set(answer) == {*asked[:3], *kernel, *commands}
+        assert set(answer) == {*paths[:3], *kernel, *commands}
         assert kernel == {"/proc/sys/kernel/osrelease", "/proc/sys/kernel/ostype"}
         assert answer["/proc/sys/kernel/ostype"] == "Linux\n"
         assert str(answer["/proc/stat"]).startswith("cpu ")
@@ -236,12 +236,12 @@ def check_names(transport: Transport, names: Sequence[str], folder: Path) -> Non
     content.write_bytes(b"content\n")
     sha256 = hashlib.sha256(b"content\n").hexdigest()
     transport.push(content, sha256)
-    made = transport.bundle(dict.fromkeys(names, sha256))
+    remote = transport.bundle(dict.fromkeys(names, sha256))
     listing = 'cd "$1" && for name in * .[!.]* ..?*; do [ -e "$name" ] && printf "%s\\0" "$name"; done; :'
-    listed = run(transport, listing, made).stdout.decode()
+    listed = run(transport, listing, remote).stdout.decode()
     assert sorted(listed.split("\0")[:-1]) == sorted(names)
     for name in names[:3]:
-        assert device_hash(transport, f"{made}/{name}") == sha256
+        assert device_hash(transport, f"{remote}/{name}") == sha256
 
 
 def device_hash(transport: Transport, remote: str) -> str:

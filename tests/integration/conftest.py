@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from nas.core.workload import Workload
-from nas.testing.postgres import CARELESS, Server, server
+from tests.support.postgres import CARELESS, Server, server
 
 LONGEST = (
     "test_release_stock",

@@ -26,10 +26,10 @@ from nas.infra.store.store import Store
 from nas.measure.runtimes import RUNTIMES
 from nas.testing.fake_plugin import fake_environment
 from nas.testing.fake_runtime import FakeRuntime, Fault
-from nas.testing.local_compute import without_ray
+from tests.support.local_compute import without_ray
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
-WITHOUT_RAY = (sys.executable, "-m", "nas.testing.local_compute")
+WITHOUT_RAY = (sys.executable, "-m", "tests.support.local_compute")
 LIMIT_S = 540.0
 SPACE: dict[str, Any] = {
     **TINY,

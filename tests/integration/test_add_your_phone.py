@@ -25,7 +25,7 @@ from study_lab import LIMIT_S, NAS, until
 
 from nas.measure.devices.transports.adb_device import AdbKey
 from nas.measure.runtimes.llama_cpp.variants import Build
-from nas.testing.local_compute import without_ray
+from tests.support.local_compute import without_ray
 
 pytestmark = [pytest.mark.needs("devices"), pytest.mark.usefixtures("short_reference_runs")]
 

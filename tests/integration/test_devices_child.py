@@ -20,7 +20,7 @@ from nas.core.trust import RunnerManifest
 from nas.core.wire import Job
 from nas.measure.devices.agent.agent import child_agent
 from nas.measure.farm.trust import SigningKey
-from nas.testing.fake_coordinator import FakeCoordinator, served
+from tests.support.fake_coordinator import FakeCoordinator, served
 
 LAUNCHER = """
 import sys, time

@@ -24,7 +24,7 @@ from nas.measure.devices.transports import wire
 from nas.measure.devices.transports.adb_device import AdbKey
 from nas.measure.devices.transports.ssh import SshAddress, host_key, pinned_fingerprints
 from nas.measure.farm.farm import open_farm
-from nas.testing.tls_coordinator import TlsCoordinator
+from tests.support.tls_coordinator import TlsCoordinator
 
 pytestmark = pytest.mark.needs("devices")
 

@@ -40,8 +40,8 @@ from nas.testing.planted_faults import (
     checkpoint,
 )
 from nas.testing.run_plan import run_plan
-from nas.testing.short_training import STOCK as BYTE_LEVEL
-from nas.testing.short_training import learned_checkpoint
+from tests.support.short_training import STOCK as BYTE_LEVEL
+from tests.support.short_training import learned_checkpoint
 
 pytestmark = pytest.mark.timeout(1800)  # the first test compiles
 

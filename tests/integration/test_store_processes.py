@@ -21,7 +21,7 @@ from nas.infra.store import agents, artifacts, devices, jobs, outcomes, results,
 from nas.infra.store.rows import JobState
 from nas.infra.store.store import Store
 from nas.search.study.events import all_events
-from nas.testing.postgres import Server
+from tests.support.postgres import Server
 
 WORKER = Path(__file__).with_name("store_worker.py")
 

@@ -19,7 +19,8 @@ from nas.measure.protocol.reference import export_key
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.llama_cpp.patches import patch_files, patch_hashes
-from nas.model.nn.base import MODULES, BlockModule
+from nas.model.nn.base import BlockModule
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
 from nas.search.proxy.job import TaskRun, TrainJob, weights_file
@@ -174,15 +175,15 @@ def test_its_patch_is_part_of_the_build_and_its_tensors_of_the_file(tmp_path: Pa
 def test_the_released_folder_holds_its_code(tmp_path: Path) -> None:
     files = write_files(tmp_path / "m", LAYOUT, RandomWeights(3), FileOptions(gguf=()), print)
     names = {Path(file.path).name for file in files.files}
-    assert {"geglu_hilnas.py", "s4d_hilnas.py", "modeling_hilnas.py", "model.safetensors"} <= names
-    text = (tmp_path / "m" / "transformers" / "modeling_hilnas.py").read_text()
-    assert '_FEED_FORWARDS["geglu"] = _geglu\n' in text and '_MIXERS["s4d"] = _s4d\n' in text
+    assert {"hilnas_plugin_modules.py", "nn_ssd.py", "modeling_hilnas.py", "model.safetensors"} <= names
+    text = (tmp_path / "m" / "transformers" / "nn_kinds.py").read_text()
+    assert "from .hilnas_plugin_modules import GeGLU as _geglu\n" in text and '    "s4d": _s4d,\n' in text
     assert files.loads["llama.cpp"].startswith("none: ")
 
 
-def test_a_kind_without_code_for_a_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULES["geglu"], "release_code", "")
-    with pytest.raises(Unsupported, match=r"geglu blocks cannot be released.*`release_code`"):
+def test_a_module_that_needs_more_than_a_release_has_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULES["geglu"], "release_code", "hilnas_plugin.llama_cpp:S4D")
+    with pytest.raises(Unsupported, match=r"cannot contain hilnas_plugin.llama_cpp: it imports nas\.measure"):
         write_files(tmp_path / "m", LAYOUT, RandomWeights(3), FileOptions(gguf=()), print)
 
 

@@ -19,7 +19,7 @@ from nas.measure.devices.files import ContentFolder
 from nas.measure.devices.host_lock import HostLock
 from nas.measure.devices.transports.base import CommandResult
 from nas.measure.devices.transports.local import LocalTransport
-from nas.testing.fake_coordinator import FakeCoordinator
+from tests.support.fake_coordinator import FakeCoordinator
 
 CPUINFO = "processor\t: 0\nmodel name\t: Fake {}\n"
 A, B = (Attachment(address=f"ssh://u@{name}") for name in "ab")

@@ -29,12 +29,12 @@ from nas.measure.protocol.estimator import read_times
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.measure.protocol.rounds import Reference
 from nas.measure.runtimes import RUNTIMES
+from nas.model.text.corpus import CorpusRef
 from nas.search.analysis.archive import export_study
 from nas.search.analysis.record import MeasurementSummary, read_study
 from nas.search.analysis.snapshot import StudySnapshot
 from nas.search.compute import worker
 from nas.search.compute.ray import Work
-from nas.search.proxy.corpus import CorpusRef
 from nas.search.proxy.job import LmRun, TrainJob, TrainResult, weights_file
 from nas.search.study.check import support_filter
 from nas.search.study.events import Calibrated

@@ -22,7 +22,7 @@ from nas.infra.store.store import Store
 from nas.measure.devices.agent.trust import read_enrolment
 from nas.measure.devices.attachments import Attachment, agent_home, own_attachments
 from nas.measure.devices.transports.base import NotTrusted
-from nas.testing.tls_coordinator import TlsCoordinator
+from tests.support.tls_coordinator import TlsCoordinator
 
 WITHOUT_DATABASE = """
 import sys

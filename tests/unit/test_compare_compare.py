@@ -107,7 +107,7 @@ class Lab:
         )
 
     def record(self, partial: PartialResults, *texts: str) -> Comparison:
-        conditions = Conditions(None, self.bench, 1, True, TASKS, "2026-01-01T00:00:00+00:00")
+        conditions = Conditions(CompareOptions(ModelSelection()), self.bench, TASKS, "2026-01-01T00:00:00+00:00")
         return comparison(conditions, [each for each, _ in self.contenders(*texts)], partial)
 
 
@@ -165,7 +165,7 @@ def test_a_comparison_resumes_after_the_device_went_offline(lab: Lab) -> None:
     lab.jobs.candidates.clear()
     partial = lab.run(SMALL, LARGE)
     assert len(lab.jobs.candidates) == 3
-    assert all(len(partial[text, 64].taken) == 3 for text in (SMALL, LARGE))
+    assert all(len(partial[text, 64].runs) == 3 for text in (SMALL, LARGE))
 
 
 def test_a_model_that_crashes_has_reasons_and_the_others_have_figures(tmp_path: Path) -> None:

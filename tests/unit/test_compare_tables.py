@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Picture
 from nas.core.errors import InvalidInput
 from nas.core.family import ComparedModel, Comparison, MeasuredModel, RecordedFigure
 from nas.train.compare.lfm2_report import COLUMNS, HX370, REPORT, S25, ratios, report_ratios, size_class
-from nas.train.compare.tables import _write_names, as_markdown, draw_comparison, figures_table, ratios_table, reasons
+from nas.train.compare.tables import _write_names, draw_comparison, figures_table, ratios_table, reasons
 
 SPEEDS = {"prefill_tps": 100.0, "decode_tps": 10.0}
 
@@ -120,14 +120,6 @@ def test_missing_figures_are_explained() -> None:
         "Granite-4.0-H-350M: prefill tok/s 1K, prefill tok/s 4K, decode tok/s 1K, decode tok/s 4K: "
         "out_of_memory: too much"
     ]
-
-
-def test_a_page_holds_conditions_tables_and_notes() -> None:
-    page = as_markdown(record(LFM2, GRANITE))
-    assert "- cpu: a | cpu" in page
-    assert "| LFM2-350M | 354.5M | 200 | 200 | 20 | 20 | 1,234 |" in page
-    assert "| LFM2-350M | Granite-4.0-350M | 2.00 / 2.02 / 1.37 |" in page
-    assert page.endswith("- why")
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

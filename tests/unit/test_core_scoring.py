@@ -145,7 +145,7 @@ def test_a_budget_on_quality_is_judged_by_the_chance_to_keep_it(
     quality = QualityValue(2.0, 0.0, "", recall, 0.02)
     for settled, verdict in ((False, early), (True, final)):
         (check,) = check_quality(each, quality, final=settled)
-        assert (check.verdict, check.limit, check.place) == (verdict, 0.95, PROXY)
+        assert (check.verdict, check.limit, check.key) == (verdict, 0.95, PROXY)
         assert check.log_excess == pytest.approx(0.95 - recall)
     assert str(check) == f"quality.recall on the proxy: {recall:g}, limit 0.95"
     assert check_budgets(each, at(ttft=1.0), {}) == []

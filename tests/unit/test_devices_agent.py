@@ -29,7 +29,7 @@ from nas.measure.devices.files import ContentFolder
 from nas.measure.devices.host_lock import HostLock
 from nas.measure.devices.transports.base import Lease
 from nas.measure.devices.transports.local import LocalTransport
-from nas.testing.fake_coordinator import FakeCoordinator
+from tests.support.fake_coordinator import FakeCoordinator
 
 Start = Callable[..., Agent]
 

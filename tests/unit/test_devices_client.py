@@ -18,7 +18,7 @@ from nas.core.wire import LeaseRequest, RegisterRequest
 from nas.measure.devices.agent import client as download
 from nas.measure.devices.agent.client import Downloads, JobClient, NotAdmitted
 from nas.measure.devices.files import ContentFolder
-from nas.testing.fake_coordinator import FakeCoordinator
+from tests.support.fake_coordinator import FakeCoordinator
 
 REGISTER = RegisterRequest(agent="a", devices=(), boot_id="b")
 DATA = bytes(range(256)) * 100

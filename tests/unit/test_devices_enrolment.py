@@ -24,7 +24,7 @@ from nas.measure.devices.agent.client import NotAdmitted, NotTheCoordinator
 from nas.measure.devices.agent.trust import FILE, Enrolment, enrol, read_enrolment, trusting
 from nas.measure.farm.trust import open_key
 from nas.serve.client import Refused, UsersClient
-from nas.testing.tls_coordinator import TlsCoordinator
+from tests.support.tls_coordinator import TlsCoordinator
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from nas.core.trust import RunnerManifest, SignedManifest
 from nas.measure.devices.agent.client import JobClient
 from nas.measure.devices.agent.trust import FRESH_S, PinnedManifest, verified
 from nas.measure.farm.trust import SigningKey
-from nas.testing.fake_coordinator import FakeCoordinator
+from tests.support.fake_coordinator import FakeCoordinator
 
 KEY, OTHER = SigningKey.generate(), SigningKey.generate()
 FILES = {name: PlanFile(sha256=digit * 64, size=1) for name, digit in (("runner", "1"), ("lib.so", "2"))}

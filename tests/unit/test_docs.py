@@ -17,7 +17,7 @@ from nas.measure.devices.transports import TRANSPORTS
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.executorch.kinds import KINDS as EXECUTORCH_KINDS
 from nas.measure.runtimes.llama_cpp.kinds import KINDS as LLAMA_CPP_KINDS
-from nas.model.nn.base import MODULES
+from nas.model.nn.kinds import MODULES
 from nas.search.proposers import PROPOSERS
 from nas.search.spaces import parse_space
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from nas.core.block import Block
 from nas.model.nn.mla import MultiHeadLatentAttention, reference_mla
 from nas.model.nn.primitives import draw_weights
-from nas.testing.twins import twin_of
+from tests.support.twins import twin_of
 
 EXAMPLES = ("L4/32", "L4/24(query=16,nope_dim=8)")
 

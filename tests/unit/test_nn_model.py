@@ -15,7 +15,8 @@ from torch import Tensor
 from nas.core.layout import Layout
 from nas.model.nn.attention import reference_cache
 from nas.model.nn.gqa import GroupedQueryAttention, reference_gqa
-from nas.model.nn.model import Model, ModelState, ResidualLayer
+from nas.model.nn.layer import ResidualLayer
+from nas.model.nn.model import Model, ModelState
 from nas.testing.layout_strategy import layouts
 
 MIXED = (

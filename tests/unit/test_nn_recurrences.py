@@ -12,14 +12,14 @@ from torch import Tensor
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
-from nas.model.nn.base import MODULES
 from nas.model.nn.gdn import delta_rule, reference_gdn
 from nas.model.nn.gla import gated_linear_attention, reference_gla
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.mamba2 import reference_mamba2
 from nas.model.nn.mlstm import reference_mlstm
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.ssd import ssd
-from nas.testing.twins import twin_of
+from tests.support.twins import twin_of
 
 WIDTH, LENGTH = 32, 150
 CUTS = ([64, 64, 22], [63, 1, 1, 85], [1, 149], [149, 1])

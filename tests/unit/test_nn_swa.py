@@ -11,7 +11,7 @@ from nas.core.layout import Layout
 from nas.model.nn.gqa import GroupedQueryAttention
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.swa import SlidingWindowAttention
-from nas.testing.twins import twin_of
+from tests.support.twins import twin_of
 
 WIDTH, LENGTH = 64, 60
 

@@ -12,11 +12,11 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.published import LFM2
-from nas.model.nn.base import MODULES
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.transformers import tensor_names, to_transformers, transformers_config
-from nas.testing.twins import twin_of
+from tests.support.twins import twin_of
 
 DENSE = [
     "d64 v128 ffn=swiglu:160 [C3*2 A4/2 C3 A4/2 C3]",

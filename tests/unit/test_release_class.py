@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,11 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nas.core.layout import Layout
+from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
-from nas.train.release.hf_code import modeling_hilnas
-from nas.train.release.hf_code.configuration_hilnas import HilnasConfig
-from nas.train.release.hf_code.modeling_hilnas import HilnasForCausalLM
-from nas.train.release.huggingface import _own_config
+from nas.train.release.bundle import bundle
+from nas.train.release.huggingface import own_config
 
 LAYOUTS = {
     "conv": "d64 v96 ffn=swiglu:64 [C2 C5]",
@@ -39,6 +42,20 @@ def layout(request: pytest.FixtureRequest) -> Layout:
     return Layout.parse(LAYOUTS[request.param])
 
 
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """The modelling file of a released folder with all kinds, imported from there."""
+    folder = tmp_path_factory.mktemp("path")
+    (folder / "released").mkdir()
+    for name, content in bundle(MODULES).items():
+        (folder / "released" / name).write_bytes(content)
+    sys.path.insert(0, str(folder))
+    yield importlib.import_module("released.modeling_hilnas")
+    sys.path.remove(str(folder))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "released"]:
+        del sys.modules[name]
+
+
 @pytest.fixture
 def ours(layout: Layout) -> Model:
     """The model that the class copies, with no weight at a special value."""
@@ -49,8 +66,9 @@ def ours(layout: Layout) -> Model:
 
 
 @pytest.fixture
-def model(layout: Layout, ours: Model) -> Any:
-    theirs = HilnasForCausalLM(HilnasConfig(**_own_config(layout), pad_token_id=0, eos_token_id=None)).eval()
+def model(code: Any, layout: Layout, ours: Model) -> Any:
+    config = code.HilnasConfig(**own_config(layout), pad_token_id=0, eos_token_id=None)
+    theirs = code.HilnasForCausalLM(config).eval()
     theirs.load_state_dict(ours.state_dict())
     return theirs
 
@@ -102,21 +120,21 @@ def test_a_row_of_a_padded_batch_is_what_it_is_alone(model: Any, side: str) -> N
 
 
 class Sums(nn.Module):
-    """A kind of another distribution that knows nothing of padding."""
+    """A kind of another distribution that does nothing about padding."""
 
-    def __init__(self, width: int, eps: float, kernel: int) -> None:
+    def __init__(self, block: object, d_model: int) -> None:
         super().__init__()
 
-    def forward(self, x: Tensor, state: tuple[Tensor] | None, past: int) -> tuple[Tensor, tuple[Tensor]]:
+    def forward(self, x: Tensor, state: tuple[Tensor] | None, padding: object) -> tuple[Tensor, tuple[Tensor]]:
         total = x.cumsum(1) + (state[0] if state else 0)
         return total, (total[:, -1:],)
 
 
 @torch.no_grad()
-def test_mixers_that_know_no_padding_are_given_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(modeling_hilnas._MIXERS, "conv", Sums)
-    config = _own_config(Layout.parse("d64 v96 ffn=swiglu:64 [C3 A4/2]"))
-    model: Any = HilnasForCausalLM(HilnasConfig(**config)).eval()
+def test_mixers_are_given_zeros_at_padding(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules["released.nn_kinds"].MODULES, "conv", Sums)
+    config = own_config(Layout.parse("d64 v96 ffn=swiglu:64 [C3 A4/2]"))
+    model: Any = code.HilnasForCausalLM(code.HilnasConfig(**config)).eval()
     rows = texts()
     ids, mask = padded(rows, "left")
     logits = model(ids, attention_mask=mask).logits
@@ -224,3 +242,26 @@ def test_masks_of_other_shapes_are_refused(model: Any) -> None:
     for mask in (torch.ones(1, 3), torch.ones(1, 1, 4, 4)):
         with pytest.raises(ValueError, match=r"attention_mask must be \[batch, tokens\]"):
             model(ids, attention_mask=mask)
+
+
+def test_start_values_are_those_of_the_kinds(code: Any, layout: Layout) -> None:
+    """A model without a checkpoint; what a checkpoint has filled stays as it is."""
+    model = code.HilnasForCausalLM(code.HilnasConfig(**own_config(layout)))
+    drawn = Model(layout, seed=0).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert tensor.isfinite().all(), name
+        if name.startswith("layers.") and drawn[name].numel() > 500:
+            assert 0.7 < tensor.std() / drawn[name].std() < 1.4, name
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for module in model.modules():
+        module._is_hf_initialized = False
+    for tensor in model.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    model.initialize_weights()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_another_epsilon_is_refused(code: Any) -> None:
+    config = own_config(Layout.parse("d64 v96 ffn=swiglu:64 [C3 A4/2]"))
+    with pytest.raises(ValueError, match="norm_eps must be 1e-05"):
+        code.HilnasForCausalLM(code.HilnasConfig(**config | {"norm_eps": 1e-6}))

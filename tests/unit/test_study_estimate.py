@@ -16,7 +16,7 @@ from nas.infra.store import events, results, studies, trials
 from nas.infra.store.rows import NewTrial, Origin
 from nas.infra.store.store import Store
 from nas.measure.runtimes import RUNTIMES
-from nas.search.proxy.corpus import CorpusRef
+from nas.model.text.corpus import CorpusRef
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.quality import Quality
 from nas.search.study.estimate import Estimate, Span, _ladder, about, estimate, estimate_left, in_words

@@ -40,8 +40,8 @@ from nas.measure.runtimes.llama_cpp import gate as llama_cpp_gate
 from nas.measure.runtimes.llama_cpp import writer as llama_cpp_writer
 from nas.measure.runtimes.llama_cpp.oracle import Oracle
 from nas.model.nn.model import Model
-from nas.search.proxy import corpus_default, generators
-from nas.search.proxy.corpus import refer
+from nas.model.text import default, generators
+from nas.model.text.corpus import refer
 from nas.search.proxy.job import TRAINER_VERSION, LmRun, TaskRun, TrainJob
 from nas.search.proxy.tasks import SUITE_VERSION
 from nas.search.proxy.train import train
@@ -290,8 +290,8 @@ def test_the_default_corpus() -> None:
     """A fixed source stands for the standard library, which differs between versions of Python."""
     source = '"""Module."""\n\n\ndef f(x):  # doubles\n    """Returns 2 x.\n\n    Always.\n    """\n    return 2 * x\n'
     found = [
-        *corpus_default.split_source(source),
+        *default.split_source(source),
         digest(generators.joined(generators.recall_text(1, 20_000)).text),
         digest(generators.languages_text(1, 20_000).encode()),
     ]
-    check("nas.search.proxy.corpus_default.RECIPE", corpus_default.RECIPE, found)
+    check("nas.model.text.default.RECIPE", default.RECIPE, found)

@@ -28,7 +28,7 @@ FASTER_LIMIT = 0.05
 SLOWER_LIMIT = 0.2
 """Share by which it may run slower. Figures are corrected for a busy device; beyond, something has changed."""
 
-Place = tuple[str, str, str]
+CalibrationKey = tuple[str, str, str]
 """Device, runtime and build."""
 
 
@@ -115,28 +115,28 @@ def off_by(ratios: Sequence[float]) -> tuple[float, bool]:
 
 
 @retried
-def note_runs(store: Store, place: Place, job: str, runs: Sequence[ReferenceRun], calibration_ms: float) -> None:
+def note_runs(store: Store, key: CalibrationKey, job: str, runs: Sequence[ReferenceRun], calibration_ms: float) -> None:
     """Stores the reference runs of one job, and deletes old ones; idempotent.
 
     Args:
         store: the database.
-        place: device, runtime and build.
+        key: device, runtime and build.
         job: id of the round.
         runs: in order.
         calibration_ms: to which the ratios refer.
     """
     if not runs:
         return
-    now, (device, runtime, build) = store.now(), place
+    now, (device, runtime, build) = store.now(), key
     values = {"device": device, "runtime": runtime, "build": build, "at": now, "calibration_ms": calibration_ms}
     packed = [[round(run.ratio, 5), run.temperature_c, run.calm] for run in runs]
-    columns, of_place = reference_run.c, _runs_of(*place)
-    newest = select(columns.at).where(of_place).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
+    columns, of_key = reference_run.c, _runs_of(*key)
+    newest = select(columns.at).where(of_key).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
     with store.write() as connection:
         devices.read(connection, device)
         if insert_if_absent(connection, reference_run, job=job, runs=packed, **values):
-            connection.execute(delete(reference_run).where(of_place, columns.at < now - KEPT_S))
-            connection.execute(delete(reference_run).where(of_place, columns.at < newest.scalar_subquery()))
+            connection.execute(delete(reference_run).where(of_key, columns.at < now - KEPT_S))
+            connection.execute(delete(reference_run).where(of_key, columns.at < newest.scalar_subquery()))
 
 
 def drift(store: Store, device: str, *, since: float = 0.0) -> list[Drift]:
@@ -169,13 +169,13 @@ def disturbed(store: Store, *, since: float) -> dict[str, float]:
     return {device: 1 - sum(runs) / len(runs) for device, runs in calm.items() if runs}
 
 
-def _drift(place: Place, stored: Calibration | None, rows: Iterable[Row[tuple[object, ...]]]) -> Drift:
+def _drift(key: CalibrationKey, stored: Calibration | None, rows: Iterable[Row[tuple[object, ...]]]) -> Drift:
     points = tuple(
         DriftPoint(row.at, row.job, row.calibration_ms, ReferenceRun(*run)) for row in rows for run in row.runs
     )
     ratios = [point.run.ratio for point in points if stored and point.at >= stored.created]
     off, recalibrate = off_by(ratios[-LATEST_RUNS:]) if len(ratios) >= LATEST_RUNS else (None, False)
-    return Drift(*place, stored, points, off, recalibrate)
+    return Drift(*key, stored, points, off, recalibrate)
 
 
 def _key(device: str, runtime: str, build: str) -> ColumnElement[bool]:

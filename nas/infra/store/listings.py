@@ -83,12 +83,12 @@ class StudyFilter:
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job that waits for its device: its place, from 1, and the name of the study that wants it, None for checks."""
+    """A job that waits for its device: position in the queue, from 1, and name of its study; None for checks."""
 
     id: str
     kind: JobKind
     study: str | None
-    place: int
+    position: int
     since: float
 
 

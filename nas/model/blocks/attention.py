@@ -14,7 +14,8 @@ from nas.core.errors import InvalidInput
 MAX_GROUP = 8
 """Query heads to a key-value head up to which `scale` keeps the number of these: as in Llama 3 70B."""
 
-_LEAST_HEAD, _GOOD_HEAD = 8, 16
+_LEAST_HEAD = 8
+_GOOD_HEAD = 16
 """Head sizes of proxies, see `narrow_heads`."""
 
 HEAD_ARGS = (
@@ -83,16 +84,16 @@ class AttentionKind(BlockKind):
     def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
         """Heads keep their size, so that their number changes."""
         full = block.resolve(d_model)
-        heads, kv_heads, size = full.int("heads"), full.int("kv_heads"), full.int("head_dim")
+        heads, kv_heads = full.int("heads"), full.int("kv_heads")
         group = heads // kv_heads
-        wanted = max(1, round(heads * to / d_model))
-        groups = divisors(wanted)
+        scaled_heads = max(1, round(heads * to / d_model))
+        groups = divisors(scaled_heads)
         if caches == "heads" and to > d_model:
-            allowed = [each for each in groups if each <= max(MAX_GROUP, group)]
-            group = min(allowed, key=lambda each: abs(math.log(wanted / each / kv_heads)))
+            allowed = [size for size in groups if size <= max(MAX_GROUP, group)]
+            group = min(allowed, key=lambda size: abs(math.log(scaled_heads / size / kv_heads)))
         else:
-            group = min(groups, key=lambda each: (abs(math.log(each / group)), -each))
-        return block.replace(heads=wanted, kv_heads=wanted // group, head_dim=size)
+            group = min(groups, key=lambda size: (abs(math.log(size / group)), -size))
+        return block.replace(heads=scaled_heads, kv_heads=scaled_heads // group, head_dim=full.int("head_dim"))
 
     def width_step(self, block: Block) -> int:
         """Returns the head size."""
@@ -102,7 +103,7 @@ class AttentionKind(BlockKind):
         """Returns the distance of key-value heads where those are kept, else of the ratio of heads."""
         if caches == "heads" and scaled.int("heads") > block.int("heads"):
             return abs(math.log(scaled.int("kv_heads") / block.int("kv_heads")))
-        before, now = (each.int("heads") / each.int("kv_heads") for each in (block, scaled))
+        before, now = (attention.int("heads") / attention.int("kv_heads") for attention in (block, scaled))
         return abs(math.log(now / before))
 
 
@@ -137,8 +138,8 @@ def narrow_heads(heads: int, kv_heads: int, head_dim: int, d_model: int, to: int
     layers of one head size keep one.
     """
     scaled = head_dim * to / d_model
-    wanted = max(scaled, min(_GOOD_HEAD, 2 * scaled), _LEAST_HEAD)
-    size = nearest(wanted, [n for n in divisors(to) if n >= _LEAST_HEAD and n % 2 == 0])
+    target = max(scaled, min(_GOOD_HEAD, 2 * scaled), _LEAST_HEAD)
+    size = nearest(target, [n for n in divisors(to) if n >= _LEAST_HEAD and n % 2 == 0])
     kv = nearest(kv_heads * head_dim * to / d_model / size, divisors(to // size))
     step = math.lcm(kv, 32 // math.gcd(32, size))
     return step * max(1, round(heads * head_dim * to / d_model / size / step)), kv, size
@@ -149,6 +150,6 @@ def divisors(n: int) -> list[int]:
     return [i for i in range(1, n + 1) if n % i == 0]
 
 
-def nearest(wanted: float, choices: list[int]) -> int:
-    """Returns the choice with the least distance from `wanted`, the first of several."""
-    return min(choices, key=lambda n: abs(n - wanted))
+def nearest(target: float, choices: list[int]) -> int:
+    """Returns the choice with the least distance from `target`, the first of several."""
+    return min(choices, key=lambda n: abs(n - target))

@@ -19,6 +19,7 @@ class GatedDeltaNet(LinearAttentionKind):
     hue = 9
     syntax = "{heads}[/{key_heads}][:{head_dim}]"
     doc = "Gated DeltaNet"
+    memory_flops = 7.0  # it reads with the key, too
     args = (
         Arg("heads", int, "heads", required=True, low=1, high=1 << 15),
         Arg(
@@ -40,13 +41,9 @@ class GatedDeltaNet(LinearAttentionKind):
         weights = projections + mixed * block.int("conv") + 2 * heads + size
         return Count(weights, weights)
 
-    def flops(self, block: Block, d_model: int, context: int) -> float:
-        # Per number of the memory: decay, read with the key, add the outer product, read with the query.
-        return 2.0 * self.count(block, d_model).active + 7.0 * self.memory(block.resolve(d_model), d_model)
-
     def state_bytes(self, block: Block, d_model: int) -> float:
-        block = block.resolve(d_model)
-        return 4.0 * ((block.int("conv") - 1) * convolved(block) + self.memory(block, d_model))
+        window = (block.int("conv") - 1) * convolved(block.resolve(d_model))
+        return 4.0 * window + super().state_bytes(block, d_model)
 
 
 GDN = GatedDeltaNet()

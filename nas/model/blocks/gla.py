@@ -31,12 +31,5 @@ class GatedLinearAttention(LinearAttentionKind):
         weights = 5 * d_model * inner + rank * (d_model + inner) + inner + block.int("head_dim")
         return Count(weights, weights)
 
-    def flops(self, block: Block, d_model: int, context: int) -> float:
-        # Per number of the memory: decay, add the outer product, read with the query.
-        return 2.0 * self.count(block, d_model).active + 5.0 * self.memory(block.resolve(d_model), d_model)
-
-    def state_bytes(self, block: Block, d_model: int) -> float:
-        return 4.0 * self.memory(block.resolve(d_model), d_model)
-
 
 GLA = GatedLinearAttention()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from nas.core.block import Block, BlockKind, Caches, Scalar
 from nas.core.errors import InvalidInput
@@ -17,11 +18,20 @@ _QUANTISED = 32
 class LinearAttentionKind(BlockKind):
     """A kind with the arguments `heads` and `head_dim`, the numbers of a head's value.
 
-    Perhaps with `key_heads`, the heads of queries and keys, else as many; perhaps with `key_dim`, the numbers of a key,
-    else as many as of a value.
+    Optional arguments: `key_heads`, heads of queries and keys (default: heads), and `key_dim`, numbers of a key
+    (default: head_dim).
     """
 
     role = "mixer"
+    memory_flops: ClassVar[float] = 5.0
+    """Per number of the memory and token: decay, add the outer product, read with the query."""
+
+    def flops(self, block: Block, d_model: int, context: int) -> float:
+        active = self.count(block, d_model).active
+        return 2.0 * active + self.memory_flops * self.memory(block.resolve(d_model), d_model)
+
+    def state_bytes(self, block: Block, d_model: int) -> float:
+        return 4.0 * self.memory(block.resolve(d_model), d_model)
 
     def derived(self, block: Block, d_model: int) -> dict[str, Scalar]:
         heads = block.int("heads")
@@ -64,9 +74,10 @@ class LinearAttentionKind(BlockKind):
         """Heads keep their size, so that their number changes; as many as before share keys, if that divides it."""
         full = block.resolve(d_model)
         heads, shared = full.int("heads"), full.int("heads") // self._key_heads(full)
-        wanted = max(1, round(heads * to / d_model))
-        group = min(divisors(wanted), key=lambda each: (abs(math.log(each / shared)), -each))
-        return self._with_heads(block, wanted, wanted // group).replace(head_dim=full.int("head_dim")).canonical(to)
+        scaled_heads = max(1, round(heads * to / d_model))
+        group = min(divisors(scaled_heads), key=lambda divisor: (abs(math.log(divisor / shared)), -divisor))
+        scaled = self._with_heads(block, scaled_heads, scaled_heads // group)
+        return scaled.replace(head_dim=full.int("head_dim")).canonical(to)
 
     def width_step(self, block: Block) -> int:
         """Returns the head size."""

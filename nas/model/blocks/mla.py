@@ -25,22 +25,28 @@ class MultiHeadLatentAttention(AttentionKind):
     doc = "multi-head latent attention"
     args = (
         Arg("heads", int, "heads", required=True, low=1, high=1024),
-        Arg("latent", int, "numbers of a token's latent, of which keys and values are made", required=True, low=1,
-            high=1 << 16),
+        Arg(
+            "latent",
+            int,
+            "numbers of a token's latent, of which keys and values are made",
+            required=True,
+            low=1,
+            high=1 << 16,
+        ),
         Arg("head_dim", int, "numbers of a head's value; d_model / heads unless given", low=2, high=1024),
         Arg("nope_dim", int, "numbers of a head's key without positions; head_dim unless given", low=1, high=1024),
         Arg("rope_dim", int, "numbers of the key with positions; half of head_dim unless given", low=2, high=1024),
         Arg("query", int, "rank of queries; 0: not compressed", default=0, low=0, high=1 << 16),
         Arg("rope_theta", float, "RoPE base, at least 1; 0: no positions", default=1e6, low=0, high=1e12),
-    )  # fmt: skip
+    )
 
     def derived(self, block: Block, d_model: int) -> dict[str, Scalar]:
-        own, heads = block.get("head_dim"), block.int("heads")
-        if own is None and d_model % heads:
+        head_dim, heads = block.get("head_dim"), block.int("heads")
+        if head_dim is None and d_model % heads:
             return {}
-        size = d_model // heads if own is None else int(own)
-        found: dict[str, Scalar] = {"nope_dim": size, "rope_dim": max(2, size // 4 * 2)}
-        return found | ({"head_dim": d_model // heads} if d_model % heads == 0 else {})
+        size = d_model // heads if head_dim is None else int(head_dim)
+        parts: dict[str, Scalar] = {"nope_dim": size, "rope_dim": max(2, size // 4 * 2)}
+        return parts | ({"head_dim": d_model // heads} if d_model % heads == 0 else {})
 
     def check(self, block: Block, d_model: int) -> None:
         if block.get("head_dim") is None:
@@ -56,8 +62,8 @@ class MultiHeadLatentAttention(AttentionKind):
         heads, latent, value, nope, rope, rank = (
             block.int(name) for name in ("heads", "latent", "head_dim", "nope_dim", "rope_dim", "query")
         )
-        asked = heads * (nope + rope)
-        queries = rank * (d_model + 1 + asked) if rank else d_model * asked
+        query_width = heads * (nope + rope)
+        queries = rank * (d_model + 1 + query_width) if rank else d_model * query_width
         weights = queries + d_model * (latent + rope) + latent + heads * latent * (nope + value)
         weights += heads * value * d_model
         return Count(weights, weights)
@@ -98,10 +104,10 @@ class MultiHeadLatentAttention(AttentionKind):
         def scaled(rank: int) -> int:
             return max(1, round(rank * to / d_model / _QUANTISED)) * _QUANTISED if rank else 0
 
-        kept = {name: full.int(name) for name in ("head_dim", "nope_dim", "rope_dim")}
+        sizes = {name: full.int(name) for name in ("head_dim", "nope_dim", "rope_dim")}
         latent = full.int("latent") if caches == "heads" else scaled(full.int("latent"))
         heads = max(1, round(full.int("heads") * to / d_model))
-        return block.replace(heads=heads, latent=latent, query=scaled(full.int("query")), **kept)
+        return block.replace(heads=heads, latent=latent, query=scaled(full.int("query")), **sizes)
 
     def strain(self, block: Block, scaled: Block, caches: Caches) -> float:
         return 0.0

@@ -37,13 +37,6 @@ class MatrixLSTM(LinearAttentionKind):
         weights = projections + 2 * heads + heads * values
         return Count(weights, weights)
 
-    def flops(self, block: Block, d_model: int, context: int) -> float:
-        # Per number of the memory: decay, add the outer product, read with the query.
-        return 2.0 * self.count(block, d_model).active + 5.0 * self.memory(block.resolve(d_model), d_model)
-
-    def state_bytes(self, block: Block, d_model: int) -> float:
-        return 4.0 * self.memory(block.resolve(d_model), d_model)
-
     def memory(self, block: Block, d_model: int) -> int:
         """Returns the numbers in the memories and in the sums of keys."""
         return block.int("heads") * block.int("key_dim") * (block.int("head_dim") + 1)

@@ -32,8 +32,8 @@ class MixtureOfExperts(FeedForwardKind):
 
     def count(self, block: Block, d_model: int) -> Count:
         expert, router = 3 * d_model * block.int("width"), d_model * block.int("experts")
-        own = router + block.int("shared") * expert
-        return Count(block.int("experts") * expert + own, block.int("top_k") * expert + own)
+        common = router + block.int("shared") * expert
+        return Count(block.int("experts") * expert + common, block.int("top_k") * expert + common)
 
 
 MOE = MixtureOfExperts()

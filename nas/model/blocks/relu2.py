@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from nas.core.block import Arg, Block, Count
 from nas.model.blocks.swiglu import FeedForwardKind
 
 
@@ -12,13 +11,8 @@ class SquaredReLU(FeedForwardKind):
     name = "relu2"
     letter = "relu2"
     hue = 10
-    syntax = ":{width}"
     doc = "squared-ReLU feed-forward"
-    args = (Arg("width", int, "hidden width", required=True, low=1, high=1 << 20),)
-
-    def count(self, block: Block, d_model: int) -> Count:
-        weights = 2 * d_model * block.int("width")
-        return Count(weights, weights)
+    matrices = 2
 
 
 RELU2 = SquaredReLU()

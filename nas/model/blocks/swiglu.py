@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from nas.core.block import Arg, Block, BlockKind, Caches, Count
 
 _QUANTISED = 32
@@ -9,9 +11,20 @@ _QUANTISED = 32
 
 
 class FeedForwardKind(BlockKind):
-    """A kind with a hidden `width`."""
+    """A kind with a hidden `width`, such as `swiglu:4608`.
+
+    Attributes:
+        matrices: of d_model * width weights.
+    """
 
     role = "ffn"
+    syntax = ":{width}"
+    args: ClassVar[tuple[Arg, ...]] = (Arg("width", int, "hidden width", required=True, low=1, high=1 << 20),)
+    matrices: ClassVar[int]
+
+    def count(self, block: Block, d_model: int) -> Count:
+        weights = self.matrices * d_model * block.int("width")
+        return Count(weights, weights)
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
         """Two for each active weight: its products alone, whatever the context."""
@@ -36,13 +49,8 @@ class SwiGLU(FeedForwardKind):
     name = "swiglu"
     letter = "swiglu"
     hue = 4
-    syntax = ":{width}"
     doc = "SwiGLU feed-forward"
-    args = (Arg("width", int, "hidden width", required=True, low=1, high=1 << 20),)
-
-    def count(self, block: Block, d_model: int) -> Count:
-        weights = 3 * d_model * block.int("width")
-        return Count(weights, weights)
+    matrices = 3
 
 
 SWIGLU = SwiGLU()

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State
 from nas.model.nn.growth import BlockGrowth, CannotGrow, tiled, units
 from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, reference_conv
 
@@ -26,6 +25,11 @@ class Attention(Mixer):
     """Projections of a block with the arguments `nas.model.blocks.attention.HEAD_ARGS`; subclasses attend.
 
     Query head h reads key-value head h // (heads / kv_heads).
+
+    Weights: q.weight [heads * head_dim, D]; k.weight, v.weight [kv_heads * head_dim, D] if `own_kv`;
+    o.weight [D, heads * head_dim]; q_norm.weight, k_norm.weight [head_dim] (qk_norm=1; k_norm if `own_kv`);
+    canon.weight [D, K], last tap for the current token. RoPE pairs number i of a head's first half with number i of its
+    second.
 
     Args:
         block: the block.
@@ -52,14 +56,11 @@ class Attention(Mixer):
             self.k_norm = RMSNorm(self.head_dim, gain=gain) if norm else None
         self.o = Linear(self.heads * self.head_dim, d_model, residual=True)
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns keys and values of no token, and zeros as the convolution's inputs before the first."""
-        empty = torch.zeros(batch, self.kv_heads, 0, self.head_dim, dtype=dtype, device=device)
-        if self.canon is None:
-            return empty, empty
-        return empty, empty, torch.zeros(batch, self.canon.kernel - 1, self.d_model, dtype=dtype, device=device)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        empty = (self.kv_heads, 0, self.head_dim)
+        return (empty, empty) if self.canon is None else (empty, empty, (self.canon.kernel - 1, self.d_model))
 
-    def mixed_in(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
+    def mixed_in(self, x: Tensor, state: State, padding: Padding | None = None) -> tuple[Tensor, State]:
         """Adds the block's convolution, if it has one, to its input [B, T, D].
 
         Returns:
@@ -68,9 +69,8 @@ class Attention(Mixer):
         """
         if self.canon is None:
             return x, ()
-        past = self.canon.kernel - 1
-        window = F.pad(x, (0, 0, past, 0)) if state is None else torch.cat([state[2], x], 1)
-        return x + self.canon(window), (window[:, -past:],)
+        window = torch.cat([state[2], x], 1)
+        return x + self.canon(window), (self.canon.last_rows(window, padding),)
 
     def queries(self, x: Tensor) -> Tensor:
         """Maps [B, T, D] -> [B, heads, T, head_dim], normalised, before RoPE."""
@@ -84,9 +84,15 @@ class Attention(Mixer):
         """Maps [B, T, D] -> [B, kv_heads, T, head_dim]."""
         return self._split(self.v(x))
 
-    def turned(self, heads: Tensor, past: int) -> Tensor:
-        """Applies RoPE to `heads` [B, H, T, head_dim] at past .. past + T - 1, where the block has positions."""
-        return rotate(heads, past, self.rope_theta) if self.rope_theta else heads
+    def turned(self, heads: Tensor, past: int, padding: Padding | None = None) -> Tensor:
+        """Applies RoPE to `heads` [B, H, T, head_dim] where the block has positions.
+
+        They are past .. past + T - 1, or those of the last T tokens of padded rows.
+        """
+        if not self.rope_theta:
+            return heads
+        at = past if padding is None else padding.positions[:, None, -heads.shape[2] :]
+        return rotate(heads, at, self.rope_theta)
 
     def output(self, mixed: Tensor) -> Tensor:
         """Maps [B, heads, T, head_dim] -> [B, T, D]."""
@@ -173,16 +179,33 @@ def _places(d: int, m: int) -> Tensor:
     return torch.cat([first, first + m * d // 2])
 
 
-def rotate(x: Tensor, past: int, theta: float) -> Tensor:
-    """Applies RoPE to [..., T, head_dim] at positions past .. past + T - 1.
+def visible(
+    length: int, seen: int, device: torch.device, window: int | None = None, padding: Padding | None = None
+) -> Tensor:
+    """Returns which of S positions each of the last T sees: bool [T, S], or [B, 1, T, S] of padded rows.
+
+    A token of a padded row sees itself even where it is padding: a softmax over nothing is not a number.
+    """
+    causal = torch.ones(length, seen, dtype=torch.bool, device=device).tril(seen - length)
+    if padding is None:
+        return causal if window is None else causal.triu(seen - length - window + 1)
+    mask = causal & padding.text[:, None, None, -seen:]
+    if window is not None:
+        at = padding.positions[:, None, -seen:]
+        mask = mask & (at[..., -length:, None] - at[..., None, :] < window)
+    return mask | causal.triu(seen - length)
+
+
+def rotate(x: Tensor, at: int | Tensor, theta: float) -> Tensor:
+    """Applies RoPE to [..., T, head_dim] at positions `at` [..., T]; a number is the position of the first token.
 
     Number i of a head's first half and number i of its second half form a pair that turns by theta^(-2i / head_dim)
     radians a token: the "NeoX" order, which transformers and llama.cpp use for LFM2. Angles are float32 at least.
     """
     half, kind = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
     frequencies = theta ** (-torch.arange(half, dtype=kind, device=x.device) / half)
-    positions = torch.arange(past, past + x.shape[-2], dtype=kind, device=x.device)
-    angles = torch.outer(positions, frequencies)
+    positions = torch.arange(at, at + x.shape[-2], device=x.device) if isinstance(at, int) else at
+    angles = positions.to(kind)[..., None] * frequencies
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

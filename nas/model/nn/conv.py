@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State
 from nas.model.nn.growth import BlockGrowth, CannotGrow
 from nas.model.nn.primitives import DepthwiseConv, Linear, reference_conv
 
@@ -18,6 +18,9 @@ class GatedShortConv(Mixer):
     """(B, C, x) = W_in h; o = W_out (C * conv_k(B * x)).
 
     State: (window [B, K - 1, D],), the last K - 1 products B * x, oldest first.
+
+    Weights: in_proj.weight [3D, D], rows B, then C, then x; conv.weight [D, K], last tap for the current token;
+    out.weight [D, D].
     """
 
     projection = "out"
@@ -29,17 +32,15 @@ class GatedShortConv(Mixer):
         self.conv = DepthwiseConv(d_model, block.int("kernel"))
         self.out = Linear(d_model, d_model, residual=True)
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token the convolution sees nothing."""
-        return (torch.zeros(batch, self.conv.kernel - 1, self.d_model, dtype=dtype, device=device),)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.conv.kernel - 1, self.d_model),)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
         gate_in, gate_out, value = self.in_proj(x).chunk(3, -1)
         gated = gate_in * value
-        past = self.conv.kernel - 1
-        window = F.pad(gated, (0, 0, past, 0)) if state is None else torch.cat([state[0], gated], 1)
+        window = torch.cat([state[0].to(gated.dtype), gated], 1)
         y: Tensor = self.out(gate_out * self.conv(window))
-        return y, (window[:, -past:],)
+        return y, (self.conv.last_rows(window, padding),)
 
     @staticmethod
     def grow(growing: BlockGrowth) -> dict[str, Tensor]:
@@ -60,13 +61,7 @@ class GatedShortConv(Mixer):
 def reference_gated_short_conv(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes the formula of section 2.2 of the report, one token and one tap at a time.
 
-    Args:
-        block: the block.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     gate_in, gate_out, value = (h @ weights["in_proj.weight"].T).chunk(3, -1)
     z = reference_conv(weights["conv.weight"], gate_in * value)

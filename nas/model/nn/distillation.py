@@ -39,15 +39,15 @@ def decoupled_top_k(logits: Tensor, teacher: TopK, tau: float) -> Tensor:
     Returns:
         Nats, [...]; never negative but for rounding.
     """
-    known = logits.gather(-1, teacher.ids)
-    theirs, ours = (teacher.log_p / tau).log_softmax(-1), (known / tau).log_softmax(-1)
+    top = logits.gather(-1, teacher.ids)
+    theirs, ours = (teacher.log_p / tau).log_softmax(-1), (top / tau).log_softmax(-1)
     conditional = (theirs.exp() * (theirs - ours)).sum(-1)
-    if known.shape == logits.shape:  # nothing is outside: ordinary distillation at temperature tau
+    if top.shape == logits.shape:  # nothing is outside: ordinary distillation at temperature tau
         return tau**2 * conditional
     normaliser = logits.logsumexp(-1)
     # The mass outside is summed: 1 - mass would be rounded to nothing where the prediction is certain.
     outside = logits.scatter(-1, teacher.ids, -torch.inf).logsumexp(-1) - normaliser
-    inside = known.logsumexp(-1) - normaliser
+    inside = top.logsumexp(-1) - normaliser
     mass = teacher.log_p.logsumexp(-1)
     rest = torch.special.expm1(mass).neg().clamp_min(0)
     member = mass.exp() * (mass - inside) + torch.special.xlogy(rest, rest) - rest * outside

@@ -197,9 +197,9 @@ class TrainingState:
         seeds = self.seeds or 1
         seconds = {"seconds": self.seconds / seeds, "cpu_seconds": self.cpu_seconds / seeds}
         for index, (path, identity) in enumerate(zip(paths, identities, strict=True)):
-            own = tensors if self.seeds is None else of_seed(tensors, index)
-            own |= {"losses": losses if self.seeds is None else losses[:, index]}
-            save_tensors(own, path, {"step": self.step, **identity, **seconds})
+            of_file = tensors if self.seeds is None else of_seed(tensors, index)
+            of_file |= {"losses": losses if self.seeds is None else losses[:, index]}
+            save_tensors(of_file, path, {"step": self.step, **identity, **seconds})
 
     def restore(self, paths: Sequence[Path]) -> None:
         """Loads the checkpoints of all seeds in place.
@@ -207,24 +207,27 @@ class TrainingState:
         Raises:
             SeedsApart: they have other numbers of steps; nothing is loaded.
         """
-        each, scalars = [], []
+        states, scalars = [], []
         for path in paths:
             with safe_open(path, "pt", device=str(self.losses.device)) as file:
                 scalars.append(json.loads(file.metadata()["scalars"]))
-                each.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a mapping
-        if len({own["step"] for own in scalars}) > 1:
+                states.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a mapping
+        if len({values["step"] for values in scalars}) > 1:
             raise SeedsApart
         self.step = int(scalars[0]["step"])
-        self.seconds = sum(own["seconds"] for own in scalars)
-        self.cpu_seconds = sum(own.get("cpu_seconds", 0.0) for own in scalars)
-        losses = [tensors.pop("losses") for tensors in each]
+        self.seconds = sum(values["seconds"] for values in scalars)
+        self.cpu_seconds = sum(values.get("cpu_seconds", 0.0) for values in scalars)
+        losses = [tensors.pop("losses") for tensors in states]
         self.losses[: self.step] = losses[0] if self.seeds is None else torch.stack(losses, 1)
-        tensors = each[0] if self.seeds is None else of_seeds(each)
+        tensors = states[0] if self.seeds is None else of_seeds(states)
         self.model.load_state_dict(_with_prefix(tensors, "model."))
         if self.average is not None:
             self.average.load_state_dict(_with_prefix(tensors, "average."), strict=False)
         owner = {
-            parameter: each for each in self.optimisers for group in each.param_groups for parameter in group["params"]
+            parameter: optimiser
+            for optimiser in self.optimisers
+            for group in optimiser.param_groups
+            for parameter in group["params"]
         }
         for name, parameter in self.model.named_parameters():
             if moments := _with_prefix(tensors, f"optimizer.{name}:"):
@@ -276,7 +279,7 @@ def fit(
     # Buffers are the experts' loads, which each worker counts, and biases, which stay equal without an exchange.
     parallel = DistributedDataParallel(objective, broadcast_buffers=False) if worker.world > 1 else objective
     interval = checkpoints[0].interval_s
-    paths, identities = [each.path for each in checkpoints], [each.identity for each in checkpoints]
+    paths, identities = [file.path for file in checkpoints], [file.identity for file in checkpoints]
     saved = logged = time.monotonic()
     first = 0
     for stage in stages:
@@ -327,11 +330,11 @@ class _Objective(nn.Module):
 
 
 def _resume(state: TrainingState, checkpoints: Sequence[TrainingCheckpoint], log: Log) -> None:
-    found = [checkpoint.latest(log) for checkpoint in checkpoints]
-    files = [each for each in found if each is not None]
+    latest = [checkpoint.latest(log) for checkpoint in checkpoints]
+    files = [file for file in latest if file is not None]
     if not files:
         return
-    if len(files) < len(found):
+    if len(files) < len(latest):
         raise SeedsApart
     state.restore([path for path, _ in files])
     if files[0][0] != checkpoints[0].path:
@@ -403,8 +406,8 @@ def move_average(averages: list[Tensor], current: list[Tensor], decay: float, up
     After n updates the decay is min(decay, (1 + n) / (10 + n)), so that a training of a hundred steps is not averaged
     with its start values; the first one copies.
     """
-    kept = min(decay, (1 + updates) / (10 + updates)) if updates else 0.0
-    torch._foreach_lerp_(averages, current, 1 - kept)
+    share = min(decay, (1 + updates) / (10 + updates)) if updates else 0.0
+    torch._foreach_lerp_(averages, current, 1 - share)
 
 
 def thinned(losses: Tensor, points: int) -> list[tuple[int, float]]:

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.blocks.linear_attention import convolved
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State, without_padding
 from nas.model.nn.mamba2 import draw_decays
 from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples, reference_conv
 from nas.model.nn.ssd import float32_at_least, in_chunks
@@ -29,6 +28,10 @@ class GatedDeltaNet(Mixer, Weights):
 
     State: (window [B, K - 1, C], memory [B, H, N, N]): the convolution's last inputs, oldest first, and what the heads
     remember, from keys to values; H heads of N numbers, C channels of queries, keys and values, K taps.
+
+    Weights, with G heads of queries and keys, C = (2G + H)N: qkv.weight [C, D], rows queries, keys, values;
+    conv.weight [C, K]; gate.weight [HN, D]; beta.weight, step_size.weight [H, D]; dt_bias, A_log [H]; norm.weight [N];
+    out.weight [D, HN].
     """
 
     projection = "out"
@@ -53,22 +56,22 @@ class GatedDeltaNet(Mixer, Weights):
         """Draws step sizes and decay rates as Mamba-2 does."""
         draw_decays(self.dt_bias, self.A_log, rng)
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token the convolution sees nothing and the heads remember nothing."""
-        window = torch.zeros(batch, self.conv.kernel - 1, convolved(self.block), dtype=dtype, device=device)
-        return window, torch.zeros(batch, self.heads, self.size, self.size, dtype=dtype, device=device)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.conv.kernel - 1, sum(self.widths)), (self.heads, self.size, self.size)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        past, memory = state or self.init_state(len(x), x.dtype, x.device)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
+        past, memory = state
         window = torch.cat([past, self.qkv(x)], 1)
         mixed = torch.split(F.silu(self.conv(window)), self.widths, -1)
         q, k, v = (torch.unflatten(part, -1, (-1, self.size)) for part in mixed)
         q, k = (unit_length(part).repeat(1, 1, self.heads // part.shape[2], 1) for part in (q, k))
         step = self.step_size(x)
         step = F.softplus(step + for_examples(self.dt_bias, step)) * for_examples(self.A_log.exp(), step)
-        y, memory = delta_rule(q * self.size**-0.5, k, v, -step, self.beta(x).sigmoid(), memory)
+        # Padding: nothing decays, nothing is replaced.
+        log_decay, beta = without_padding(-step, padding), without_padding(self.beta(x).sigmoid(), padding)
+        y, memory = delta_rule(q * self.size**-0.5, k, v, log_decay, beta, memory)
         out: Tensor = self.out((self.norm(y) * F.silu(torch.unflatten(self.gate(x), -1, (-1, self.size)))).flatten(2))
-        return out, (window[:, x.shape[1] :], memory)
+        return out, (self.conv.last_rows(window, padding), memory)
 
 
 def unit_length(x: Tensor) -> Tensor:
@@ -110,19 +113,19 @@ def delta_rule(
         spans = spans.masked_fill(later, -torch.inf).exp()
         written = k * beta[..., None]
         system = (written @ k.mT) * spans
-        known = torch.cat([v * beta[..., None], written * total.exp()[..., None]], -1)
-        solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+        terms = torch.cat([v * beta[..., None], written * total.exp()[..., None]], -1)
+        solved = torch.linalg.solve_triangular(system, terms, upper=False, unitriangular=True)
         new, read = torch.split(solved, [v.shape[-1], k.shape[-1]], -1)
 
         within = (q @ k.mT) * spans
         across = q * total.exp()[..., None]
-        left = k * (total[..., -1:] - total).exp()[..., None]
-        kept = total[..., -1].exp()[..., None, None]
+        remaining = k * (total[..., -1:] - total).exp()[..., None]
+        decays = total[..., -1].exp()[..., None, None]
         out = []
         for i in range(q.shape[1]):
             value = new[:, i] - read[:, i] @ memory
             out.append(across[:, i] @ memory + within[:, i] @ value)
-            memory = kept[:, i] * memory + left[:, i].mT @ value
+            memory = decays[:, i] * memory + remaining[:, i].mT @ value
         y = torch.stack(out, 1).transpose(2, 3).flatten(1, 2)[:, :length]
     return y.to(kind), memory
 
@@ -130,13 +133,7 @@ def delta_rule(
 def reference_gdn(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes equation 10 of the paper, one token and one head at a time, with the layer of its section 3.4.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, key_heads, size = (block.int(name) for name in ("heads", "key_heads", "head_dim"))
     mixed = reference_conv(weights["conv.weight"], h @ weights["qkv.weight"].T)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State, without_padding
 from nas.model.nn.primitives import Linear, RMSNorm, Weights, for_examples
 from nas.model.nn.ssd import float32_at_least, in_chunks
 
@@ -27,6 +27,9 @@ class GatedLinearAttention(Mixer, Weights):
     Queries are divided by sqrt(N); decays of keys are sigmoid(W_up W_down h + decay_bias)^(1 / 16).
 
     State: (memory [B, H, N, N],): what the heads remember, from keys to values; H heads of N numbers.
+
+    Weights, with decays of rank R: qkv.weight [3HN, D], rows queries, keys, values; decay_down.weight [R, D];
+    decay_up.weight [HN, R]; decay_bias [HN]; gate.weight [HN, D]; norm.weight [N]; out.weight [D, HN].
     """
 
     projection = "out"
@@ -49,17 +52,15 @@ class GatedLinearAttention(Mixer, Weights):
         """Sets the biases of decays to zero."""
         self.decay_bias.zero_()
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token the heads remember nothing."""
-        return (torch.zeros(batch, self.heads, self.size, self.size, dtype=dtype, device=device),)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.heads, self.size, self.size),)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        (memory,) = state or self.init_state(len(x), x.dtype, x.device)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
         q, k, v = (torch.unflatten(part, -1, (-1, self.size)) for part in self.qkv(x).chunk(3, -1))
         decay = self.decay_up(self.decay_down(x))
         log_decay = F.logsigmoid(decay + for_examples(self.decay_bias, decay)) / _TEMPERATURE
-        log_decay = torch.unflatten(log_decay, -1, (-1, self.size))
-        y, memory = gated_linear_attention(q * self.size**-0.5, k, v, log_decay, memory)
+        log_decay = torch.unflatten(without_padding(log_decay, padding), -1, (-1, self.size))
+        y, memory = gated_linear_attention(q * self.size**-0.5, k, v, log_decay, state[0])
         out: Tensor = self.out((self.norm(y) * F.silu(torch.unflatten(self.gate(x), -1, (-1, self.size)))).flatten(2))
         return out, (memory,)
 
@@ -92,13 +93,13 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, m
         q, k, v, log_decay = (in_chunks(x, chunk).transpose(2, 3) for x in parts)
         total = log_decay.cumsum(-2)
         across = q * total.exp()
-        left = k * (total[..., -1:, :] - total).exp()
-        kept = total[..., -1, :].exp()[..., None]
+        remaining = k * (total[..., -1:, :] - total).exp()
+        decays = total[..., -1, :].exp()[..., None]
         within = _scores(q, k, total, log_decay, part) @ v
         out = []
         for i in range(q.shape[1]):
             out.append(across[:, i] @ memory + within[:, i])
-            memory = kept[:, i] * memory + left[:, i].mT @ v[:, i]
+            memory = decays[:, i] * memory + remaining[:, i].mT @ v[:, i]
         y = torch.stack(out, 1).transpose(2, 3).flatten(1, 2)[:, :length]
     return y.to(kind), memory
 
@@ -124,13 +125,7 @@ def _scores(q: Tensor, k: Tensor, total: Tensor, log_decay: Tensor, part: int) -
 def reference_gla(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes equation 3 of the paper, one token and one head at a time, with the layer of its section 4.4.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, size = block.int("heads"), block.int("head_dim")
     q, k, v = (h @ rows.T for rows in weights["qkv.weight"].chunk(3))
@@ -139,10 +134,10 @@ def reference_gla(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
     gate = (h @ weights["gate.weight"].T).view(len(h), heads, size)
     y = torch.zeros(len(h), heads, size, dtype=h.dtype)
     for head in range(heads):
-        own = slice(head * size, (head + 1) * size)
+        rows = slice(head * size, (head + 1) * size)
         memory = torch.zeros(size, size, dtype=h.dtype)  # keys by values
         for t in range(len(h)):
-            memory = torch.diag(alpha[t, own]) @ memory + torch.outer(k[t, own], v[t, own])
-            y[t, head] = q[t, own] @ memory / size**0.5
+            memory = torch.diag(alpha[t, rows]) @ memory + torch.outer(k[t, rows], v[t, rows])
+            y[t, head] = q[t, rows] @ memory / size**0.5
     normed = y / (y.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights["norm.weight"]
     return (normed * gate * torch.sigmoid(gate)).flatten(1) @ weights["out.weight"].T

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.block import Block
-from nas.model.nn.attention import Attention, reference_cache, reference_canon, reference_heads
-from nas.model.nn.base import State
+from nas.model.nn.attention import Attention, reference_cache, reference_canon, reference_heads, visible
+from nas.model.nn.base import Padding, State
 
 
 class GroupedQueryAttention(Attention):
@@ -26,36 +26,35 @@ class GroupedQueryAttention(Attention):
         super().__init__(block, d_model, own_kv=block.get("kv") is None)
         self.owns_cache = block.get("kv") is None
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        x, window = self.mixed_in(x, state)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
+        x, window = self.mixed_in(x, state, padding)
+        keys, values = state[:2]
         if self.owns_cache:
-            keys, values = self._append(x, state)
-        else:
-            assert state is not None, "a block with kv=n is handed layer n's state"
-            keys, values = state[:2]
-        q = self.turned(self.queries(x), keys.shape[2] - x.shape[1])
-        return self.output(attend(q, keys, values)), (keys, values, *window)
-
-    def _append(self, x: Tensor, state: State | None) -> tuple[Tensor, Tensor]:
-        past = state[0].shape[2] if state else 0
-        keys, values = self.turned(self.keys(x), past), self.values(x)
-        if state and past:
-            keys, values = torch.cat([state[0], keys], 2), torch.cat([state[1], values], 2)
-        return keys, values
+            past, before = keys.shape[2], (keys, values)
+            keys, values = self.turned(self.keys(x), past, padding), self.values(x)
+            if past:
+                keys, values = torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
+        q = self.turned(self.queries(x), keys.shape[2] - x.shape[1], padding)
+        return self.output(attend(q, keys, values, padding)), (keys, values, *window)
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, padding: Padding | None = None, scale: float | None = None
+) -> Tensor:
     """Computes causal attention of the last T of S positions: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, v].
 
-    Scores are multiplied by `scale`, 1 / sqrt(d) unless given; values [B, KV, S, v] may be of another size.
+    Scores are multiplied by `scale`, by default 1 / sqrt(d); values [B, KV, S, v] may be of another size.
     """
     length, seen = q.shape[2], keys.shape[2]
-    mask = None
-    if 1 < length < seen:
-        mask = torch.ones(length, seen, dtype=torch.bool, device=q.device).tril(seen - length)
-    grouped = q.shape[1] != keys.shape[1]
+    masked = padding is not None or 1 < length < seen
     return F.scaled_dot_product_attention(
-        q, keys, values, attn_mask=mask, is_causal=1 < length == seen, enable_gqa=grouped, scale=scale
+        q,
+        keys,
+        values,
+        attn_mask=visible(length, seen, q.device, padding=padding) if masked else None,
+        is_causal=not masked and length > 1,
+        enable_gqa=q.shape[1] != keys.shape[1],
+        scale=scale,
     )
 
 

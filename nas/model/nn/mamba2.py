@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.blocks.mamba2 import convolved
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State, without_padding
 from nas.model.nn.growth import BlockGrowth, CannotGrow, tiled, units
 from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples, reference_conv
 from nas.model.nn.ssd import ssd
@@ -53,6 +52,9 @@ class Mamba2(Mixer, Weights):
 
     State: (window [B, K - 1, I + 2 G N], memory [B, H, P, N]): the convolution's last inputs, oldest first, and what
     the heads remember; I inner width, H heads of size P = I / H, G groups, N state, K taps.
+
+    Weights: in_proj.weight [2I + 2GN + H, D], rows z, x, B, C, dt; conv.weight [I + 2GN, K]; conv.bias [I + 2GN];
+    dt_bias, A_log, D [H]; norm.weight [I]; out.weight [D, I]. Groups are stored one after another.
     """
 
     projection = "out"
@@ -62,7 +64,7 @@ class Mamba2(Mixer, Weights):
         super().__init__(block, d_model)
         self.heads, self.groups = self.block.int("heads"), self.block.int("groups")
         self.inner, self.state_size = self.block.int("expand") * d_model, self.block.int("state")
-        mixed = convolved(self.block, d_model)
+        mixed = self.inner + 2 * self.groups * self.state_size
         self.widths = [self.inner, mixed, self.heads]
         self.in_proj = Linear(d_model, sum(self.widths))
         self.conv = DepthwiseConv(mixed, self.block.int("conv"), bias=True)
@@ -78,23 +80,21 @@ class Mamba2(Mixer, Weights):
         draw_decays(self.dt_bias, self.A_log, rng)
         self.D.fill_(1.0)
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token the convolution sees nothing and the heads remember nothing."""
-        window = torch.zeros(batch, self.conv.kernel - 1, self.widths[1], dtype=dtype, device=device)
-        memory = torch.zeros(batch, self.heads, self.inner // self.heads, self.state_size, dtype=dtype, device=device)
-        return window, memory
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.conv.kernel - 1, self.widths[1]), (self.heads, self.inner // self.heads, self.state_size)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        past, memory = state or self.init_state(len(x), x.dtype, x.device)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
+        past, memory = state
         gate, mixed, step = torch.split(self.in_proj(x), self.widths, -1)
         window = torch.cat([past, mixed], 1)
         value, b, c = self._split(F.silu(self.conv(window)))
         rate, skip = for_examples(self.A_log.exp(), step), for_examples(self.D, step)
-        step = F.softplus(step + for_examples(self.dt_bias, step))
+        # Padding: a step of no length.
+        step = without_padding(F.softplus(step + for_examples(self.dt_bias, step)), padding)
         y, memory = ssd(value * step[..., None], -step * rate, b, c, memory)
         y = (y + value * skip[..., None]).flatten(2)
         out: Tensor = self.out(self.norm(y * F.silu(gate)))
-        return out, (window[:, x.shape[1] :], memory)
+        return out, (self.conv.last_rows(window, padding), memory)
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Maps [B, T, I + 2 G N] -> values [B, T, H, P], B and C [B, T, G, N]."""
@@ -142,13 +142,7 @@ class Mamba2(Mixer, Weights):
 def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes the recurrence, one token and one head at a time.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, groups, state = block.int("heads"), block.int("groups"), block.int("state")
     inner = block.int("expand") * h.shape[1]
@@ -159,7 +153,7 @@ def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> 
     y = torch.zeros_like(x)
     size = inner // heads
     for head in range(heads):
-        own = slice(head * size, (head + 1) * size)
+        rows = slice(head * size, (head + 1) * size)
         group = head // (heads // groups)
         part = slice(group * state, (group + 1) * state)
         memory = torch.zeros(size, state, dtype=h.dtype)
@@ -167,8 +161,8 @@ def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> 
             step = torch.log1p(torch.exp(dt[t, head] + weights["dt_bias"][head]))
             # Equation 2 with A_t = exp(step A), one number per head, and B_t = step B (section 7; Gu and Dao 2023).
             decay = torch.exp(-step * torch.exp(weights["A_log"][head]))
-            memory = decay * memory + step * torch.outer(x[t, own], b[t, part])
-            y[t, own] = memory @ c[t, part] + weights["D"][head] * x[t, own]
+            memory = decay * memory + step * torch.outer(x[t, rows], b[t, part])
+            y[t, rows] = memory @ c[t, part] + weights["D"][head] * x[t, rows]
     gated = (y * z * torch.sigmoid(z)).view(len(h), groups, -1)
     normed = gated / (gated.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     return (normed.flatten(1) * weights["norm.weight"]) @ weights["out.weight"].T

@@ -20,8 +20,10 @@ from nas.core.block import Block
 from nas.core.replacement import Slot, assembled
 from nas.model.nn.model import Model
 
-_ROWS, _LOGITS_AT_ONCE = 8, 1 << 25
-"""Most windows of text that are evaluated together, and most logits."""
+_ROWS = 8
+"""Most windows of text that are evaluated together."""
+_LOGITS_AT_ONCE = 1 << 25
+"""Most logits that are computed together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,21 +64,21 @@ class ScoredText:
 
     def means(self, values: Tensor) -> dict[str, float]:
         """Returns group -> mean of the values [N, T] at its positions, of groups that have any."""
-        found = {name: values[where] for name, where in self.groups.items()}
-        return {name: float(own.mean(dtype=torch.float64)) for name, own in found.items() if own.numel()}
+        groups = {name: values[where] for name, where in self.groups.items()}
+        return {name: float(group.mean(dtype=torch.float64)) for name, group in groups.items() if group.numel()}
 
 
-class Known(NamedTuple):
+class Predictions(NamedTuple):
     """Predictions of the trained model, log p and p, [B, T, V]: computed once for all that is compared with them."""
 
     log_p: Tensor
     p: Tensor
 
     @staticmethod
-    def of(logits: Tensor) -> Known:
+    def of(logits: Tensor) -> Predictions:
         """Returns the predictions of `logits` [B, T, V]."""
         log_p = logits.float().log_softmax(-1)
-        return Known(log_p, log_p.exp())
+        return Predictions(log_p, log_p.exp())
 
     def divergence(self, logits: Tensor) -> Tensor:
         """Returns the divergence of the predictions of `logits` [B, T, V] at each position, [B, T] on the CPU."""
@@ -88,7 +90,7 @@ class Known(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Divergences at each position [N, T]: of a mix, and of a model that knows nothing."""
+    """Divergences at each position [N, T]: of a mix, and of a model that predicts all tokens alike."""
 
     kl: Tensor
     uniform: Tensor
@@ -104,9 +106,9 @@ def compared(
     for window in text.passes(teacher.layout.vocab):
         yield_hook()
         ids = window.to(device)
-        known = Known.of(teacher(ids))
-        kl.append(known.divergence(other(ids)))
-        uniform.append(known.ignorance())
+        expected = Predictions.of(teacher(ids))
+        kl.append(expected.divergence(other(ids)))
+        uniform.append(expected.ignorance())
     return Compared(torch.cat(kl), torch.cat(uniform))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nas.core.block import Block
 from nas.model.nn.attention import reference_turn, rotate
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State
 from nas.model.nn.gqa import attend
 from nas.model.nn.primitives import Linear, RMSNorm, draw_uniform, linear
 
@@ -43,6 +43,11 @@ class MultiHeadLatentAttention(Mixer):
     mapped to values. Both compute the same.
 
     State: (latents [B, S, R], normalised, shared keys [B, S, P] after RoPE); S tokens seen so far.
+
+    Weights, with latents of R numbers, and N numbers of a head's key without positions, P with them, V of its value:
+    q.weight [heads * (N + P), D], or with a rank Q of queries q_down.weight [Q, D], q_norm.weight [Q] and
+    q_up.weight [heads * (N + P), Q]; kv_down.weight [R + P, D]; kv_norm.weight [R]; k_up.weight [heads * R, N];
+    v_up.weight [heads * V, R]; o.weight [D, heads * V].
     """
 
     projection = "o"
@@ -55,13 +60,13 @@ class MultiHeadLatentAttention(Mixer):
         )
         self.rope_theta = float(self.block.get("rope_theta") or 0.0)
         self.scale = 1.0 / math.sqrt(self.nope_dim + self.rope_dim)
-        asked = self.heads * (self.nope_dim + self.rope_dim)
+        query_width = self.heads * (self.nope_dim + self.rope_dim)
         if rank:
             self.q_down = Linear(d_model, rank)
             self.q_norm = RMSNorm(rank)
-            self.q_up = Linear(rank, asked)
+            self.q_up = Linear(rank, query_width)
         else:
-            self.q = Linear(d_model, asked)
+            self.q = Linear(d_model, query_width)
         self.compressed = bool(rank)
         self.kv_down = Linear(d_model, self.latent + self.rope_dim)
         self.kv_norm = RMSNorm(self.latent)
@@ -69,55 +74,47 @@ class MultiHeadLatentAttention(Mixer):
         self.v_up = Linear(self.latent, self.heads * self.value_dim)
         self.o = Linear(self.heads * self.value_dim, d_model, residual=True)
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns latents and shared keys of no token."""
-        latents = torch.zeros(batch, 0, self.latent, dtype=dtype, device=device)
-        return latents, torch.zeros(batch, 0, self.rope_dim, dtype=dtype, device=device)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (0, self.latent), (0, self.rope_dim)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        past = state[0].shape[1] if state else 0
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
+        past = state[0].shape[1]
+        at = past if padding is None else padding.positions[:, None, -x.shape[1] :]
         latents, shared = self.kv_down(x).split([self.latent, self.rope_dim], -1)
-        latents, shared = self.kv_norm(latents), self._turned(shared, past)
-        if state and past:
+        latents, shared = self.kv_norm(latents), self._turned(shared[:, None], at)[:, 0]
+        if past:
             latents, shared = torch.cat([state[0], latents], 1), torch.cat([state[1], shared], 1)
-        asked = self.q_up(self.q_norm(self.q_down(x))) if self.compressed else self.q(x)
-        q = asked.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, T, N + P]
+        queries = self.q_up(self.q_norm(self.q_down(x))) if self.compressed else self.q(x)
+        q = queries.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, T, N + P]
         nope, rope = q.split([self.nope_dim, self.rope_dim], -1)
         attended = self._expanded if self.training else self._absorbed
-        mixed = attended(nope, self._turned(rope, past), latents, shared)
-        y: Tensor = self.o(mixed)
+        y: Tensor = self.o(attended(nope, self._turned(rope, at), latents, shared, padding))
         return y, (latents, shared)
 
-    def _turned(self, x: Tensor, past: int) -> Tensor:
-        return rotate(x, past, self.rope_theta) if self.rope_theta else x
+    def _turned(self, x: Tensor, at: int | Tensor) -> Tensor:
+        return rotate(x, at, self.rope_theta) if self.rope_theta else x
 
-    def _expanded(self, nope: Tensor, rope: Tensor, latents: Tensor, shared: Tensor) -> Tensor:
+    def _expanded(self, nope: Tensor, rope: Tensor, latents: Tensor, shared: Tensor, padding: Padding | None) -> Tensor:
         """Maps queries [B, H, T, N], [B, H, T, P] -> mixed values [B, T, H * V]."""
-        made = torch.unflatten(self.k_up.keys(latents), -1, (self.heads, -1)).transpose(1, 2)
-        keys = torch.cat([made, shared[:, None].expand(-1, self.heads, -1, -1)], -1)
+        own_keys = torch.unflatten(self.k_up.keys(latents), -1, (self.heads, -1)).transpose(1, 2)
+        keys = torch.cat([own_keys, shared[:, None].expand(-1, self.heads, -1, -1)], -1)
         values = self.v_up(latents).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return attend(torch.cat([nope, rope], -1), keys, values).transpose(1, 2).flatten(2)
+        return attend(torch.cat([nope, rope], -1), keys, values, padding).transpose(1, 2).flatten(2)
 
-    def _absorbed(self, nope: Tensor, rope: Tensor, latents: Tensor, shared: Tensor) -> Tensor:
+    def _absorbed(self, nope: Tensor, rope: Tensor, latents: Tensor, shared: Tensor, padding: Padding | None) -> Tensor:
         """Computes the same by one product per head on either side of attention over latents."""
         key_maps = torch.split(self.k_up.weight, self.latent, -2)
-        q = torch.stack([linear(part, one) for part, one in zip(nope.unbind(1), key_maps, strict=True)], 1)
+        q = torch.stack([linear(part, maps) for part, maps in zip(nope.unbind(1), key_maps, strict=True)], 1)
         keys = torch.cat([latents, shared], -1)[:, None]
-        mixed = attend(torch.cat([q, rope], -1), keys, latents[:, None], self.scale)  # [B, H, T, R]
+        mixed = attend(torch.cat([q, rope], -1), keys, latents[:, None], padding, self.scale)  # [B, H, T, R]
         value_maps = torch.split(self.v_up.weight, self.value_dim, -2)
-        return torch.cat([linear(part, one) for part, one in zip(mixed.unbind(1), value_maps, strict=True)], -1)
+        return torch.cat([linear(part, maps) for part, maps in zip(mixed.unbind(1), value_maps, strict=True)], -1)
 
 
 def reference_mla(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes DeepSeek-V2's equations 9 to 19, one head and one token at a time.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, latent, value, nope = (block.int(name) for name in ("heads", "latent", "head_dim", "nope_dim"))
     theta, size = float(block.get("rope_theta") or 0.0), nope + block.int("rope_dim")
@@ -136,11 +133,11 @@ def reference_mla(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
         keys.append([torch.cat([c @ maps[head], shared]) for head in range(heads)])
         values.append((weights["v_up.weight"] @ c).view(heads, value))
         if block.int("query"):
-            asked = weights["q_up.weight"] @ norm(weights["q_down.weight"] @ x, "q_norm.weight")
+            queries = weights["q_up.weight"] @ norm(weights["q_down.weight"] @ x, "q_norm.weight")
         else:
-            asked = weights["q.weight"] @ x
+            queries = weights["q.weight"] @ x
         mixed = []
-        for head, q in enumerate(asked.view(heads, size)):
+        for head, q in enumerate(queries.view(heads, size)):
             query = torch.cat([q[:nope], turned(q[nope:], t)])
             scores = torch.stack([query @ seen[head] for seen in keys]) / math.sqrt(size)
             mixed.append(sum(share * seen[head] for share, seen in zip(scores.softmax(0), values, strict=True)))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, State
+from nas.model.nn.base import Mixer, Padding, State, without_padding
 from nas.model.nn.primitives import Linear, Weights, for_examples
 from nas.model.nn.ssd import ssd
 
@@ -28,6 +28,9 @@ class MatrixLSTM(Mixer, Weights):
     where cap(x) = 15 tanh(x / 15); queries are divided by sqrt(N). The norm is LayerNorm by head without bias.
 
     State: (memory [B, H, P + 1, N],): C, and n in its last row; H heads with values of P and keys of N numbers.
+
+    Weights: qkv.weight [2HN + HP, D], rows queries, keys, values; gates.weight [2H, D]; gate_bias [2H], input, then
+    forget; gate.weight [HP, D]; norm_weight [HP]; out.weight [D, HP].
     """
 
     projection = "out"
@@ -53,19 +56,19 @@ class MatrixLSTM(Mixer, Weights):
         self.gate_bias[self.heads :] = torch.linspace(low, high, self.heads)
         self.norm_weight.fill_(1.0)
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token the heads remember nothing."""
-        return (torch.zeros(batch, self.heads, self.size + 1, self.keys, dtype=dtype, device=device),)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.heads, self.size + 1, self.keys),)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        (memory,) = state or self.init_state(len(x), x.dtype, x.device)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
         parts = torch.split(self.qkv(x), self.widths, -1)
         q, k, v = (torch.unflatten(part, -1, (self.heads, -1)) for part in parts)
         gates = self.gates(x)
         gates = _CAP * torch.tanh((gates + for_examples(self.gate_bias, gates)) / _CAP)
-        incoming, kept = gates.chunk(2, -1)
-        values = F.pad(v, (0, 1), value=1.0) * incoming.exp()[..., None]
-        y, memory = ssd(values, F.logsigmoid(kept), k, q * self.keys**-0.5, memory)
+        incoming, forget = gates.chunk(2, -1)
+        # Padding: nothing decays, nothing comes in.
+        incoming, log_decay = without_padding(incoming.exp(), padding), without_padding(F.logsigmoid(forget), padding)
+        values = F.pad(v, (0, 1), value=1.0) * incoming[..., None]
+        y, memory = ssd(values, log_decay, k, q * self.keys**-0.5, state[0])
         y = y[..., :-1] / y[..., -1:].abs().clamp(min=1.0)
         normed = F.layer_norm(y, (self.size,), eps=_EPS).flatten(2)
         normed = normed * for_examples(self.norm_weight, normed)
@@ -76,13 +79,7 @@ class MatrixLSTM(Mixer, Weights):
 def reference_mlstm(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes equations 19 to 27 of the xLSTM paper with its running maximum, one token and one head at a time.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, size, keys = (block.int(name) for name in ("heads", "head_dim", "key_dim"))
     q, k, v = torch.split(h @ weights["qkv.weight"].T, [heads * keys, heads * keys, heads * size], -1)
@@ -90,14 +87,14 @@ def reference_mlstm(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> T
     gate = torch.sigmoid(h @ weights["gate.weight"].T)
     y = torch.zeros(len(h), heads, size, dtype=h.dtype)
     for head in range(heads):
-        own, key = slice(head * size, (head + 1) * size), slice(head * keys, (head + 1) * keys)
+        rows, key = slice(head * size, (head + 1) * size), slice(head * keys, (head + 1) * keys)
         memory, total = torch.zeros(size, keys, dtype=h.dtype), torch.zeros(keys, dtype=h.dtype)
         greatest = torch.tensor(0.0, dtype=h.dtype)
         for t in range(len(h)):
-            incoming, kept = gates[t, head], F.logsigmoid(gates[t, heads + head])
-            before, greatest = greatest, torch.maximum(kept + greatest, incoming)
-            i, f = torch.exp(incoming - greatest), torch.exp(kept + before - greatest)
-            memory = f * memory + i * torch.outer(v[t, own], k[t, key])
+            incoming, forget = gates[t, head], F.logsigmoid(gates[t, heads + head])
+            before, greatest = greatest, torch.maximum(forget + greatest, incoming)
+            i, f = torch.exp(incoming - greatest), torch.exp(forget + before - greatest)
+            memory = f * memory + i * torch.outer(v[t, rows], k[t, key])
             total = f * total + i * k[t, key]
             query = q[t, key] / keys**0.5
             y[t, head] = memory @ query / (torch.maximum((total @ query).abs(), torch.exp(-greatest)))

@@ -2,140 +2,38 @@
 
 State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weight is [outputs, inputs], no biases):
 
-    embed.weight                          [V, D]
-    layers.i.mixer_norm.weight            [D]         layers with a mixer
-    layers.i.mixers.j.*                               conv:   in_proj.weight [3D, D], rows B, then C, then x
-                                                              conv.weight [D, K], last tap for the current token
-                                                              out.weight [D, D]
-                                                      gqa:    q.weight [heads * head_dim, D]
-                                                              k.weight, v.weight [kv_heads * head_dim, D]
-                                                              o.weight [D, heads * head_dim]
-                                                              q_norm.weight, k_norm.weight [head_dim] (qk_norm=1)
-                                                              kv=n: no k, v, k_norm
-                                                              canon.weight [D, K], last tap for the current token
-                                                      swa:    as gqa, without kv=n
-                                                              sinks.weight [heads] (sink=1)
-                                                      mla:    q.weight [heads * (N + P), D]; with a rank Q of queries:
-                                                              q_down.weight [Q, D], q_norm.weight [Q],
-                                                              q_up.weight [heads * (N + P), Q]
-                                                              kv_down.weight [R + P, D], kv_norm.weight [R]
-                                                              k_up.weight [heads * R, N], v_up.weight [heads * V, R]
-                                                              o.weight [D, heads * V]
-                                                      mamba2: in_proj.weight [2I + 2GN + H, D], rows z, x, B, C, dt
-                                                              conv.weight [I + 2GN, K], conv.bias [I + 2GN]
-                                                              dt_bias, A_log, D [H]
-                                                              norm.weight [I], G groups one after another
-                                                              out.weight [D, I]
-                                                      gdn:    qkv.weight [C, D], rows queries, keys, values
-                                                              conv.weight [C, K]; gate.weight [HN, D]
-                                                              beta.weight, step_size.weight [H, D]
-                                                              dt_bias, A_log [H]; norm.weight [N]
-                                                              out.weight [D, HN]
-                                                      gla:    qkv.weight [3HN, D], rows queries, keys, values
-                                                              decay_down.weight [R, D], decay_up.weight [HN, R]
-                                                              decay_bias [HN]; gate.weight [HN, D]; norm.weight [N]
-                                                              out.weight [D, HN]
-                                                      mlstm:  qkv.weight [2HN + HP, D], rows queries, keys, values
-                                                              gates.weight [2H, D], gate_bias [2H], input, forget
-                                                              gate.weight [HP, D]; norm_weight [HP]
-                                                              out.weight [D, HP]
-    layers.i.ffn_norm.weight              [D]         layers with a feed-forward
-    layers.i.ffn.*                                    swiglu: gate.weight, up.weight [F, D]; down.weight [D, F]
-                                                      relu2:  up.weight [F, D]; down.weight [D, F]
-                                                      moe:    router.weight [E, D]; bias.weight [E] (buffer, float32)
-                                                              gate.weight, up.weight [E, F, D]; down.weight [E, D, F]
-                                                              shared=N: shared.gate.weight, shared.up.weight [N F, D];
-                                                              shared.down.weight [D, N F]
-    norm.weight                           [D]
-    head.weight                           [V, D]      untied layouts only
+    embed.weight                  [V, D]
+    layers.i.mixer_norm.weight    [D]       layers with a mixer
+    layers.i.mixers.j.*                     see the module's class, which `nas.model.nn.kinds.MODULES` names
+    layers.i.ffn_norm.weight      [D]       layers with a feed-forward
+    layers.i.ffn.*                          see the module's class
+    norm.weight                   [D]
+    head.weight                   [V, D]    untied layouts only
 
 A layer that shares weights (`^n`) has no tensors of its own: index i is left out. No two names alias one tensor. Heads
-are stored one after another in the rows of q, k, v; RoPE pairs number i of a head's first half with number i of its
-second. In mla, latents have R numbers, a head's key has N without positions and P with them, its value has V. In
-mamba2, I = expand * D inner width, H heads, G groups, N state, K taps; heads and groups are stored one after another.
-In gdn, H heads and G heads of queries and keys of N numbers, C = (2G + H)N; head h goes with head h modulo G. In gla, H
-heads of N numbers and rank R; in mlstm, H heads with keys of N and values of P numbers.
+are stored one after another in the rows of a weight.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
-
 from torch import Tensor, nn
 
-from nas.core.layout import Layer, Layout
-from nas.model.nn.base import MODULES, State
+from nas.core.layout import Layout
+from nas.model.nn.base import State
+from nas.model.nn.layer import PackedRows, ResidualLayer
 from nas.model.nn.primitives import Embedding, Linear, RMSNorm, draw_weights, linear
 
 ModelState = list[list[State]]
 """State per depth and mixer; () for a mixer that reads another layer's cache."""
 
 
-@dataclass(frozen=True, eq=False)
-class PackedRows:
-    """Packs rows of different lengths one after another, so that norms and feed-forwards compute no padding.
-
-    Mixers alone relate tokens. They get the rows apart, padded at their ends, as any batch: nothing can pass from one
-    row to the next, and no kind of block needs to know of packing.
-
-    Args:
-        rows: B.
-        length: T, of the longest row.
-        places: of the N packed tokens in [B * T].
-    """
-
-    rows: int
-    length: int
-    places: Tensor
-
-    @classmethod
-    def of(cls, kept: Tensor) -> Self:
-        """Returns the packing of the positions that are true in `kept`, [B, T]."""
-        rows, length = kept.shape
-        return cls(rows, length, kept.flatten().nonzero()[:, 0])
-
-    def pack(self, rows: Tensor) -> Tensor:
-        """Maps [B, T, ...] -> [1, N, ...]."""
-        return rows.flatten(0, 1)[self.places][None]
-
-    def unpack(self, packed: Tensor) -> Tensor:
-        """Maps [1, N, D] -> [B, T, D], with zeros after the rows' ends."""
-        rows = packed.new_zeros(self.rows * self.length, packed.shape[-1]).index_copy(0, self.places, packed[0])
-        return rows.view(self.rows, self.length, -1)
-
-
-class ResidualLayer(nn.Module):
-    """x + sum of mixers(norm(x)), then x + ffn(norm(x)); either half may be missing."""
-
-    def __init__(self, layer: Layer, d_model: int) -> None:
-        super().__init__()
-        if layer.mixers:
-            self.mixer_norm = RMSNorm(d_model)
-        self.mixers = nn.ModuleList(MODULES[block.kind](block, d_model) for block in layer.mixers)
-        if layer.ffn:
-            self.ffn_norm = RMSNorm(d_model)
-        self.ffn = MODULES[layer.ffn.kind](layer.ffn, d_model) if layer.ffn else None
-
-    def forward(
-        self, x: Tensor, states: list[State | None], packed: PackedRows | None = None
-    ) -> tuple[Tensor, list[State]]:
-        """Maps [B, T, D] -> [B, T, D], or packed rows [1, N, D], and the state of each mixer after the chunk."""
-        after: list[State] = []
-        if self.mixers:
-            h = self.mixer_norm(x)
-            h = packed.unpack(h) if packed else h
-            for mixer, state in zip(self.mixers, states, strict=True):
-                y, new = mixer(h, state)
-                x = x + (packed.pack(y) if packed else y)
-                after.append(new)
-        if self.ffn is not None:
-            x = x + self.ffn(self.ffn_norm(x))
-        return x, after
-
-
 class Model(nn.Module):
     """The module of a layout.
+
+        model = Model(Layout.parse("d64 v256 ffn=swiglu:128 [C3 A4/2]"), seed=0).eval()
+        logits = model(torch.tensor([[1, 2, 3]]))              # [1, 3, 256]
+        logits, state = model.prefill(torch.tensor([[1, 2]]))  # [1, 2, 256]
+        logits, state = model.step(torch.tensor([3]), state)   # [1, 256]
 
     Args:
         layout: what to build.
@@ -168,14 +66,14 @@ class Model(nn.Module):
         """Returns the input of the output head, [B, T, D], for token ids [B, T]."""
         return self._run(tokens, None)[0]
 
-    def packed_features(self, tokens: Tensor, kept: Tensor) -> Tensor:
+    def packed_features(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Returns the input of the output head for some positions, [N, D], computing no others but in mixers.
 
         Args:
             tokens: ids [B, T].
-            kept: which positions, [B, T]; of each row the first ones, as many as wanted.
+            mask: which positions, [B, T]; of each row the first ones.
         """
-        return self._run(tokens, None, PackedRows.of(kept))[0][0]
+        return self._run(tokens, None, PackedRows.of(mask))[0][0]
 
     def logits(self, features: Tensor) -> Tensor:
         """Applies the output head: [..., D] -> [..., V]."""
@@ -205,8 +103,8 @@ class Model(nn.Module):
         x = self.embed(packed.pack(tokens) if packed else tokens)
         after: ModelState = []
         for depth, sources in enumerate(self._sources):
-            own = state[depth] if state else [None] * len(sources)
-            before = [after[source[0]][source[1]] if source else s for source, s in zip(sources, own, strict=True)]
+            earlier = state[depth] if state else [None] * len(sources)
+            before = [after[source[0]][source[1]] if source else s for source, s in zip(sources, earlier, strict=True)]
             x, new = self.layers[self._own[depth]](x, before, packed)
             after.append([() if source else s for source, s in zip(sources, new, strict=True)])
         return self.norm(x), after

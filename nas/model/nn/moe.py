@@ -51,7 +51,12 @@ class ExpertBias(Weights):
 
 
 class MixtureOfExperts(FeedForward):
-    """Each token goes to the `top_k` experts of highest score + bias; their outputs add up by normalised score."""
+    """Each token goes to the `top_k` experts of highest score + bias; their outputs add up by normalised score.
+
+    Weights, with E experts of F hidden units: router.weight [E, D]; bias.weight [E] (buffer, float32); gate.weight,
+    up.weight [E, F, D]; down.weight [E, D, F]; with `shared=N` shared.gate.weight, shared.up.weight [N F, D] and
+    shared.down.weight [D, N F].
+    """
 
     projection = "down"
     stackable = True
@@ -111,7 +116,7 @@ class MixtureOfExperts(FeedForward):
         if self.training:
             counts = torch.zeros_like(share).scatter(-1, chosen, 1.0)
             self.bias.load += counts.view(len(self.bias.load), -1, self.experts).sum(1)
-        gate, up = (linear(tokens, each.weight.flatten(-3, -2)) for each in (self.gate, self.up))  # [N, E F]
+        gate, up = (linear(tokens, experts.weight.flatten(-3, -2)) for experts in (self.gate, self.up))  # [N, E F]
         hidden = torch.unflatten(F.silu(gate) * up, -1, (self.experts, -1))
         down = self.down.weight.transpose(-3, -2).flatten(-2)  # [S, D, E F]
         return linear((hidden * share[..., None].to(hidden.dtype)).flatten(-2), down)

@@ -51,18 +51,18 @@ def make_optimisers(model: nn.Module, settings: Optimiser, stacked: bool) -> lis
         {"params": [p for p in rest if p.ndim >= matrix], "weight_decay": settings.weight_decay},
         {"params": [p for p in rest if p.ndim < matrix], "weight_decay": 0.0},
     ]
-    made: list[torch.optim.Optimizer] = [
+    optimisers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=True),
     ]
     if hidden:
-        made.append(Muon([p for p in model.parameters() if id(p) in hidden], settings.weight_decay))
-    return made
+        optimisers.append(Muon([p for p in model.parameters() if id(p) in hidden], settings.weight_decay))
+    return optimisers
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     """Returns the weights of linear maps between hidden layers: without embedding, output head, routers and taps."""
     return [
-        module.weight
+        module.get_parameter("weight")
         for name, module in model.named_modules()
         if isinstance(module, Linear | ExpertLinear) and name.rpartition(".")[2] not in _NOT_HIDDEN
     ]
@@ -109,8 +109,8 @@ class Muon(torch.optim.Optimizer):
                 state["momentum"] = torch.zeros_like(parameter)
             momenta.append(state["momentum"])
         torch._foreach_lerp_(momenta, gradients, 1 - _MOMENTUM)
-        return [each.flatten(0, -3) if each.dim() > 2 else each[None] for each in
-                torch._foreach_lerp(gradients, momenta, _MOMENTUM)]  # fmt: skip
+        updates = torch._foreach_lerp(gradients, momenta, _MOMENTUM)
+        return [update.flatten(0, -3) if update.dim() > 2 else update[None] for update in updates]
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

@@ -1,16 +1,15 @@
-"""Modules that own weights. Each draws its own start values, from a generator that it is handed.
+"""Modules that own weights, and draw their start values from a generator.
 
 Values are uniform, not normal: a uniform float is exact bit arithmetic on the generator's integers, so a seed gives the
-same weights on every machine, while normal values go through the platform's logarithm and cosine.
+same weights on every machine, while normal values depend on the platform's logarithm and cosine.
 
-Sizes: rows of the embedding have norm 1, so a token's numbers have deviation 1 / sqrt(D) and first logits deviation 1;
-what a block adds is smaller by sqrt(2 depth) than the embedding, so that all blocks together add as much as the token
-itself at any depth and width, and no block at the bottom, such as attention that averages tokens, hides it. These are
-start values of trainings; measured files with random weights hold others (`nas.measure.runtimes`).
+Sizes: rows of the embedding have norm 1, so embeddings have standard deviation 1 / sqrt(D) and first logits 1. Outputs
+of blocks are smaller than the embedding by sqrt(2 depth): their sum is as large as the embedding at any depth and
+width. Measured files with random weights have other values (`nas.measure.runtimes`).
 
-Several models of one layout train in one pass (`nas.model.nn.seeds`): their parameters are stacked, with a first
-dimension S more than is said here, and a batch holds the examples of the first seed, then those of the second, and so
-on. Only what touches a parameter needs to know; everything else sees a larger batch.
+Several models of one layout train in one pass (`nas.model.nn.seeds`): their parameters are stacked along a new first
+dimension S, and a batch holds the examples of the first seed, then those of the second, and so on. Only modules with
+parameters differ; everything else sees a larger batch.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from nas.model.nn.base import Padding
 
 _MOST_SHIFTS = 8
 """Shifting and adding beats `F.conv1d` with one group per channel on a CPU up to about this many taps."""
@@ -83,8 +84,8 @@ def generator_of(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:4]))
 
 
-class Linear(Weights):
-    """y = W x without bias; `weight` [outputs, inputs].
+class Linear(nn.Linear, Weights):
+    """y = W x without bias; `weight` [outputs, inputs]. Quantisers and adapters look for `nn.Linear`.
 
     A matrix of a hidden layer: the optimiser may treat it otherwise than embeddings, gains and taps.
 
@@ -98,9 +99,11 @@ class Linear(Weights):
     stackable = True
 
     def __init__(self, inputs: int, outputs: int, *, residual: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        super().__init__(inputs, outputs, bias=False)
         self.residual = residual
+
+    def reset_parameters(self) -> None:
+        """Draws nothing: see `draw`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., inputs] -> [..., outputs]."""
@@ -165,6 +168,21 @@ class DepthwiseConv(Weights):
         for shift in range(1, self.kernel):
             y = torch.addcmul(y, x[:, shift : shift + length], taps[shift])
         return y
+
+    def last_rows(self, window: Tensor, padding: Padding | None) -> Tensor:
+        """Returns the K - 1 inputs [B, K - 1, D] that the next chunk's convolution sees.
+
+        Args:
+            window: [B, K - 1 + T, D].
+            padding: padding after the text of a row is left out.
+        """
+        length = window.shape[1] - self.kernel + 1
+        if padding is None:
+            return window[:, length:]
+        steps = torch.arange(1, length + 1, device=window.device)
+        ends = (padding.text[:, -length:] * steps).amax(1)
+        rows = ends[:, None] + torch.arange(self.kernel - 1, device=window.device)
+        return window.gather(1, rows[..., None].expand(-1, -1, window.shape[2]))
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         draw_uniform(self.weight, _fan_in_std(self.weight, False, depth), rng)

@@ -9,35 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.block import Block
-from nas.model.nn.base import FeedForward
-from nas.model.nn.growth import BlockGrowth
-from nas.model.nn.primitives import Linear
+from nas.model.nn.swiglu import DenseFeedForward
 
 
-class SquaredReLU(FeedForward):
+class SquaredReLU(DenseFeedForward):
     """W_down relu(W_up x)^2."""
 
-    projection = "down"
-    stackable = True
+    gated = False
 
-    def __init__(self, block: Block, d_model: int) -> None:
-        super().__init__(block, d_model)
-        width = block.int("width")
-        self.up = Linear(d_model, width)
-        self.down = Linear(width, d_model, residual=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(F.relu(self.up(x)).square())
-        return y
-
-    @staticmethod
-    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
-        """Copies hidden units, any number of times."""
-        units = growing.hidden()
-        return {
-            "up.weight": growing.widened("up.weight", outputs=units, inputs=growing.width),
-            "down.weight": growing.widened("down.weight", outputs=growing.width, inputs=units),
-        }
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.relu(self.up(x)).square()
 
 
 def reference_relu2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Several models of one layout that train in one pass: the same modules, with parameters stacked [S, ...].
 
-A batch holds the examples of the first model, then those of the second, and so on (`nas.model.nn.primitives`). Each
-model gets the gradients that it would get alone: on a CPU to the bit, whatever the number of seeds, if it is stacked
-alone, too; unstacked up to the rounding of other kernels.
+A batch holds the examples of the first model, then those of the second, and so on (`nas.model.nn.primitives`). On a CPU
+each model's gradients are bit-identical for any number of stacked models, one included. Those of a model that is not
+stacked differ by rounding, because other kernels compute them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def stacked(models: Sequence[M]) -> M:
     stack = copy.deepcopy(models[0])
     for module, *same in zip(stack.modules(), *(model.modules() for model in models), strict=True):
         for name, parameter in module.named_parameters(recurse=False):
-            each = [own.get_parameter(name).detach() for own in same]
-            module.register_parameter(name, nn.Parameter(torch.stack(each), parameter.requires_grad))
+            tensors = [seed.get_parameter(name).detach() for seed in same]
+            module.register_parameter(name, nn.Parameter(torch.stack(tensors), parameter.requires_grad))
         for name in [name for name, _ in module.named_buffers(recurse=False)]:
-            module._buffers[name] = torch.stack([own.get_buffer(name) for own in same])
+            module._buffers[name] = torch.stack([seed.get_buffer(name) for seed in same])
     return stack
 
 
@@ -41,9 +41,9 @@ def of_seed(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
     return {name: tensor[index] if tensor.dim() else tensor for name, tensor in tensors.items()}
 
 
-def of_seeds(each: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def of_seeds(models: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Stacks the tensors of models; the inverse of `of_seed`."""
-    first, *others = each
+    first, *others = models
     return {
         name: torch.stack([tensor, *(other[name] for other in others)]) if tensor.dim() else tensor
         for name, tensor in first.items()

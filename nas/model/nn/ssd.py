@@ -46,14 +46,14 @@ def ssd(u: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> t
     total = torch.unflatten(log_decay.cumsum(2), 3, (groups, -1)).transpose(2, 3)  # [B, chunks, G, Q, R]
 
     within = _attend(u, total, c @ b.mT)
-    left = (total[:, :, :, -1:] - total).exp()[..., None]
-    added = b.mT @ (u * left).flatten(-2)  # [B, chunks, G, N, R P]
-    kept = total[:, :, :, -1].exp().repeat_interleave(size, -1)[..., None, :]
+    remaining = (total[:, :, :, -1:] - total).exp()[..., None]
+    added = b.mT @ (u * remaining).flatten(-2)  # [B, chunks, G, N, R P]
+    decays = total[:, :, :, -1].exp().repeat_interleave(size, -1)[..., None, :]
     carried = memory.reshape(batch, groups, -1, state).mT  # [B, G, N, R P]
     before = []
     for step in range(u.shape[1]):
         before.append(carried)
-        carried = kept[:, step] * carried + added[:, step]
+        carried = decays[:, step] * carried + added[:, step]
     across = torch.unflatten(c @ torch.stack(before, 1), -1, (-1, size)) * total.exp()[..., None]
 
     y = (within + across).transpose(2, 3).reshape(batch, -1, heads, size)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.attention import Attention, reference_cache, reference_canon, reference_heads
-from nas.model.nn.base import State
+from nas.model.nn.attention import Attention, reference_cache, reference_canon, reference_heads, visible
+from nas.model.nn.base import Padding, State
 from nas.model.nn.primitives import Weights, for_examples
 
 
@@ -35,7 +35,10 @@ class SlidingWindowAttention(Attention):
 
     State: (keys, values), each [B, kv_heads, min(S, window), head_dim], of the last of S tokens seen, after QK-norm and
     before RoPE. RoPE makes scores depend on differences of positions alone, so keys are turned when they are read, and
-    the state needs no position. With `canon` also what `Attention.mixed_in` keeps.
+    the state needs no position. With `canon` also what `Attention.mixed_in` keeps. Of padded rows all S tokens are
+    kept: padding may be between the tokens of a window.
+
+    Weights: as of `Attention`; sinks.weight [heads] (sink=1).
     """
 
     def __init__(self, block: Block, d_model: int) -> None:
@@ -43,34 +46,30 @@ class SlidingWindowAttention(Attention):
         self.window = block.int("window")
         self.sinks = Sinks(self.heads) if block.get("sink") else None
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        x, window = self.mixed_in(x, state)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
+        x, window = self.mixed_in(x, state, padding)
         keys, values = self.keys(x), self.values(x)
-        if state is not None:
+        if state[0].shape[2]:
             keys, values = torch.cat([state[0], keys], 2), torch.cat([state[1], values], 2)
-        q = self.turned(self.queries(x), keys.shape[2] - x.shape[1])
-        mixed = self._attend(q, self.turned(keys, 0), values)
-        return self.output(mixed), (keys[:, :, -self.window :], values[:, :, -self.window :], *window)
+        q = self.turned(self.queries(x), keys.shape[2] - x.shape[1], padding)
+        mixed = self._attend(q, self.turned(keys, 0, padding), values, padding)
+        if padding is None:
+            keys, values = keys[:, :, -self.window :], values[:, :, -self.window :]
+        return self.output(mixed), (keys, values, *window)
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, padding: Padding | None) -> Tensor:
         """Attends within windows: the last T of S positions [B, H, T, d] and twice [B, KV, S, d] -> [B, H, T, d].
 
         A sink is one more key: of score zero, and the sink's logit through the mask.
         """
-        mask: Tensor = _seen(q.shape[2], keys.shape[2], self.window, q.device)
+        mask = visible(q.shape[2], keys.shape[2], q.device, self.window, padding)
         if self.sinks is not None:
             hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
             sinks = for_examples(self.sinks.weight, q[:, :, 0, 0]).to(q.dtype)[..., None, None]
-            sinks = sinks.expand(*sinks.shape[:-2], q.shape[2], 1)  # [heads, T, 1], or [B, heads, T, 1]
-            mask = torch.cat([sinks, hidden.expand(*sinks.shape[:-2], -1, -1)], -1)
+            heads = (*max(sinks.shape[:-3], hidden.shape[:-3], key=len), self.heads)  # [heads] or [B, heads]
+            mask = torch.cat([sinks.expand(*heads, q.shape[2], 1), hidden.expand(*heads, -1, -1)], -1)
             keys, values = F.pad(keys, (0, 0, 1, 0)), F.pad(values, (0, 0, 1, 0))
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=self.heads != self.kv_heads)
-
-
-def _seen(length: int, positions: int, window: int, device: torch.device) -> Tensor:
-    """Returns a mask [T, S], bool: the positions of S that each of the last T sees."""
-    until = torch.ones(length, positions, dtype=torch.bool, device=device).tril(positions - length)
-    return until.triu(positions - length - window + 1)
 
 
 def reference_swa(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
@@ -79,13 +78,7 @@ def reference_swa(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
     With a sink s, weights are exp(score_j) / (exp(s) + sum over j of exp(score_j)): gpt-oss, and llama.cpp's
     `ggml_soft_max_add_sinks`.
 
-    Args:
-        block: the block, resolved.
-        weights: the module's state dict.
-        h: one sequence [T, D].
-
-    Returns:
-        The output [T, D].
+    h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, kv_heads, head_dim = block.int("heads"), block.int("kv_heads"), block.int("head_dim")
     h = reference_canon(block, weights, h)

@@ -226,14 +226,10 @@ def _lfm2(layout: Layout) -> dict[str, Any]:
         "layer_types": ["conv" if block.kind == "conv" else "full_attention" for block in mixers],
         "norm_eps": 1e-5,
         "conv_bias": False,
-        **_conv_config(_same(convs, "convolution")),
+        **({"conv_L_cache": conv.int("kernel")} if (conv := _same(convs, "convolution")) else {}),
         **(_attention_config(attention, layout.d_model) if attention else {}),
         **_ffn_config(layout),
     }
-
-
-def _conv_config(conv: Block | None) -> dict[str, Any]:
-    return {"conv_L_cache": conv.int("kernel")} if conv else {}
 
 
 def _attention_config(attention: Block, d_model: int) -> dict[str, Any]:
@@ -288,16 +284,9 @@ def _only(mixers: tuple[Block, ...], index: int) -> Block:
 
 def _same(blocks: set[Block], what: str, who: str = "LFM2") -> Block | None:
     if len(blocks) > 1:
-        raise Unsupported(f"transformers' {who} {_have(who)} one {what} for all layers, not {_listed(blocks)}")
+        have, shapes = "have" if " and " in who else "has", ", ".join(sorted(block.format() for block in blocks))
+        raise Unsupported(f"transformers' {who} {have} one {what} for all layers, not {shapes}")
     return next(iter(blocks), None)
-
-
-def _listed(blocks: set[Block]) -> str:
-    return ", ".join(sorted(block.format() for block in blocks))
-
-
-def _have(who: str) -> str:
-    return "have" if " and " in who else "has"
 
 
 def tensor_names(layout: Layout) -> Iterator[TensorName]:

@@ -45,8 +45,8 @@ def load_weights(model: Model, path: Path) -> None:
 def padded_weights(weights: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Returns `weights` with zeros up to the shapes that `layout` has, such as `nas.core.layout.padded` returns."""
     with torch.device("meta"):
-        wanted = Model(layout, seed=None).state_dict()
-    return {name: zero_padded(tensor, wanted[name].shape) for name, tensor in weights.items()}
+        shapes = Model(layout, seed=None).state_dict()
+    return {name: zero_padded(tensor, shapes[name].shape) for name, tensor in weights.items()}
 
 
 def checkpoint_layout(path: Path) -> Layout:
@@ -80,11 +80,11 @@ def zero_padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     return F.pad(tensor, [count for pair in reversed(added) for count in pair])
 
 
-def _check_shapes(tensors: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
-    for name in sorted(set(tensors) ^ set(wanted)):
-        raise InvalidInput(f"{'lacks' if name in wanted else 'has an unknown tensor'} {name}", where=str(path))
+def _check_shapes(tensors: dict[str, Tensor], expected: dict[str, Tensor], path: Path) -> None:
+    for name in sorted(set(tensors) ^ set(expected)):
+        raise InvalidInput(f"{'lacks' if name in expected else 'has an unknown tensor'} {name}", where=str(path))
     for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
+        if tensor.shape != expected[name].shape:
             raise InvalidInput(
-                f"{name} has shape {list(tensor.shape)}, not {list(wanted[name].shape)}", where=str(path)
+                f"{name} has shape {list(tensor.shape)}, not {list(expected[name].shape)}", where=str(path)
             )

@@ -12,7 +12,7 @@ from nas.core.family import ComparedModel, Comparison, RecordedFigure
 from nas.core.metrics import METRICS, recorded
 from nas.core.published import LFM2
 from nas.core.units import show_count
-from nas.train.compare.lfm2_report import COLUMNS, HX370, REPORT, S25, figure_of
+from nas.train.compare.lfm2_report import COLUMNS, REPORT, figure_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,8 +24,12 @@ _KINDS = {"member": ("#0072B2", "*", 150), "LFM2": ("#D55E00", "o", 50), "refere
 _PANELS = (("prefill_tps", 4096), ("decode_tps", 4096))
 _SUFFIXES = (".png", ".svg", ".pdf")
 _DPI = 160
-_SIZE, _LINE, _LETTER = 7, 9.0, 4.2
-"""Of the points' names, in points of 1/72 inch: font size, minimum distance of lines, width of a letter."""
+_SIZE = 7
+"""Font size of the points' names, in points of 1/72 inch."""
+_LINE = 9.0
+"""Minimum distance of their lines, in points of 1/72 inch."""
+_LETTER = 4.2
+"""Width of a letter, in points of 1/72 inch."""
 
 
 def figures_table(comparison: Comparison) -> tuple[Row, list[Row]]:
@@ -44,7 +48,7 @@ def ratios_table(comparison: Comparison) -> tuple[Row, list[Row]]:
     columns = ["faster", "than", *(f"{METRICS[metric].label} {_at(prompt)}" for metric, prompt in COLUMNS)]
     rows = []
     for (model, other), pair in groupby(comparison.ratios, key=lambda ratio: (ratio.model, ratio.other)):
-        cells = [" / ".join(map(_ratio, (ratio.here, *(ratio.report.get(one) for one in REPORT)))) for ratio in pair]
+        cells = [" / ".join(map(_ratio, (ratio.here, *map(ratio.report.get, REPORT)))) for ratio in pair]
         rows.append([model, other, *cells])
     return columns, rows
 
@@ -52,39 +56,18 @@ def ratios_table(comparison: Comparison) -> tuple[Row, list[Row]]:
 def reasons(comparison: Comparison) -> Iterator[str]:
     """Yields a line per model and reason of missing figures."""
     for model in comparison.models:
-        for reason in dict.fromkeys(each.reason for each in model.measured.figures if each.value is None):
+        for reason in dict.fromkeys(figure.reason for figure in model.measured.figures if figure.value is None):
             where = ", ".join(
-                _heading(each.metric, each.prompt) for each in model.measured.figures if each.reason == reason
+                _heading(figure.metric, figure.prompt) for figure in model.measured.figures if figure.reason == reason
             )
             yield f"{model.name}: {where}: {reason}"
 
 
-def as_markdown(comparison: Comparison) -> str:
-    """Returns conditions, both tables and notes for a page."""
-    parts = [
-        f"{comparison.made}, device `{comparison.device}`:",
-        "\n".join(f"- {name}: {value}" for name, value in comparison.conditions.items()),
-        _markdown(*figures_table(comparison)),
-    ]
-    if comparison.ratios:
-        parts += [
-            f"Ratios: here / {S25} / {HX370} (the last two from the report; - where it has none).",
-            _markdown(*ratios_table(comparison)),
-        ]
-    parts += ["\n".join(f"- {line}" for line in lines) for lines in ([*reasons(comparison)], comparison.notes) if lines]
-    return "\n\n".join(parts)
-
-
-def _markdown(columns: Row, rows: Sequence[Row]) -> str:
-    lines = [columns, ["---", *("---:" for _ in columns[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _figures(models: Sequence[ComparedModel]) -> list[tuple[str, int]]:
     """Returns metric and context of the figures that any model has, in the order of columns."""
-    found = {(each.metric, each.prompt) for model in models for each in model.measured.figures}
+    columns = {(figure.metric, figure.prompt) for model in models for figure in model.measured.figures}
     order = [metric.name for metric in recorded()]
-    return sorted(found, key=lambda each: (order.index(each[0]), each[1]))
+    return sorted(columns, key=lambda column: (order.index(column[0]), column[1]))
 
 
 def _name(model: ComparedModel) -> str:
@@ -176,17 +159,21 @@ def _write_names(panel: Axes, points: list[tuple[str, float, float]]) -> None:
     """Writes a name to the right of each point; one that would overlap is lowered and gets a line to its point."""
     panel.autoscale_view()
     per_inch = panel.figure.dpi
-    taken: list[tuple[float, float, float]] = []  # left, right, height of names, in points of 1/72 inch
+    names: list[tuple[float, float, float]] = []  # left, right, height of names, in points of 1/72 inch
     for name, x, y in sorted(points, key=lambda point: -point[2]):
-        left, height = (float(each) * 72 / per_inch for each in panel.transData.transform((x, y)))
-        right, free = left + _LETTER * len(name), height
-        while any(left < other[1] and other[0] < right and abs(free - other[2]) < _LINE for other in taken):
+        start, height = (float(pixels) * 72 / per_inch for pixels in panel.transData.transform((x, y)))
+        end, free = start + _LETTER * len(name), height
+        while any(start < other[1] and other[0] < end and abs(free - other[2]) < _LINE for other in names):
             free -= 1
-        taken.append((left, right, free))
+        names.append((start, end, free))
         panel.annotate(
-            name, (x, y), xytext=(6, free - height - _SIZE / 3), textcoords="offset points", fontsize=_SIZE,
+            name,
+            (x, y),
+            xytext=(6, free - height - _SIZE / 3),
+            textcoords="offset points",
+            fontsize=_SIZE,
             arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "#999999"} if free < height else None,
-        )  # fmt: skip
+        )
 
 
 def _kind(model: ComparedModel) -> str:

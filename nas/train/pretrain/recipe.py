@@ -18,13 +18,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from nas.core.errors import InvalidInput
 from nas.core.family import BuildDecision
 from nas.core.layout import Layout
+from nas.model.text.documents import HELD_OUT
 from nas.search.spaces.problems import read_model
 
 REPORT_LENGTHS = (4096, 32768)
+"""Tokens of a sequence in the report's two stages."""
 REPORT_LONG_SHARE = 1 / 11
-"""1T of 11T tokens."""
+"""Share of the second stage: 1T of 11T tokens."""
 _LEAST_SEQUENCES = 8
+"""Of a step, below which default lengths are shortened."""
 _SHORTEST = 128
+"""Tokens of the shortest default sequence."""
 _BY_COMPUTE = "by compute (DeepSeek LLM 2024, equation 1); the report publishes none"
 
 Part = Literal["pretrain", "long"]
@@ -55,9 +59,14 @@ class Schedule(_Config):
     def factor(self, step: int, steps: int) -> float:
         """Returns the rate of a step of the stage, from 0, as a factor on `lr`."""
         return self.peak * wsdc(
-            step, steps, warmup=self.warmup, decay=self.decay, constant=self.constant, final=self.final,
+            step,
+            steps,
+            warmup=self.warmup,
+            decay=self.decay,
+            constant=self.constant,
+            final=self.final,
             shape=self.shape,
-        )  # fmt: skip
+        )
 
 
 class StageConfig(_Config):
@@ -95,7 +104,7 @@ class _Common(_Config):
     balance_rate: float = Field(1e-3, ge=0, description="step of the experts' bias: DeepSeek-V3's")
     distillation: Distillation = Distillation()
     fim: Fim | None = Field(None, description="{} for the report's; null: none")
-    held_out: float = Field(0.05, gt=0, lt=0.5, description="share of each source's bytes that is never trained on")
+    held_out: float = Field(HELD_OUT, gt=0, lt=0.5, description="share of each source's bytes that is never trained on")
     eval_bytes: int = Field(1 << 20, ge=1024, description="most held-out bytes scored per source")
     seed: int = Field(0, ge=0)
 
@@ -146,7 +155,7 @@ def read_settings(path: Path) -> Settings:
     if settings.stages is None:
         return settings
     stages = [
-        stage.model_copy(update={"corpus": tuple(str(path.parent / each) for each in stage.corpus)})
+        stage.model_copy(update={"corpus": tuple(str(path.parent / entry) for entry in stage.corpus)})
         for stage in settings.stages
     ]
     return settings.model_copy(update={"stages": tuple(stages)})
@@ -176,7 +185,7 @@ def complete(
             BuildDecision(
                 what="tokens",
                 value=f"{tokens:,}",
-                reason="20 per active weight (Hoffmann et al. 2022); the report's 11T are for who has the machines",
+                reason="20 per active weight (Hoffmann et al. 2022); the report's 11T take many machines",
             )
         )
     # 6 FLOPs per weight and token; the output head works on every token, the lookup of a row on none.
@@ -250,11 +259,11 @@ def wsdc(
     if fallen > falling:
         return final
     if fallen > 0:
-        return final + (1 - final) * _left(fallen / falling, final, shape)
+        return final + (1 - final) * _remaining(fallen / falling, final, shape)
     return (step + 1) / rising if step < rising else 1.0
 
 
-def _left(done: float, final: float, shape: Shape) -> float:
+def _remaining(done: float, final: float, shape: Shape) -> float:
     """Returns the remaining share of the fall after the share `done` of the decay: 1 at 0, 0 at 1."""
     match shape:
         case "linear":

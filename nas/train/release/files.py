@@ -58,7 +58,7 @@ from nas.train.release.tokenizer import MemberTokenizer, byte_tokenizer, require
 Log = Callable[[str], None]
 
 PARTIAL = "files.partial.json"
-FILES_VERSION = 4
+FILES_VERSION = 5
 """Increase it with every change to this package that changes the bytes of a file."""
 
 _LOCK_S = 4 * 3600.0
@@ -178,12 +178,12 @@ class MemberFilesWriter:
     def write(self, folder: Path, family: Family, member: Member, log: Log) -> MemberFiles | None:
         """Writes the missing files of a member (see `write_files`); of a trained member none, and returns None."""
         options = self.options.of_member(family, member, family.seed)
-        made = _member(folder, Layout.parse(member.layout), RandomWeights(family.seed), options)
+        target = _member(folder, Layout.parse(member.layout), RandomWeights(family.seed), options)
         with _alone(folder, log):
             if (folder / TRAINING).exists():
                 log(f"{folder.name}: it was trained; its files stay as they are")
                 return None
-            return _written(made, log)
+            return _written(target, log)
 
 
 @contextmanager
@@ -207,11 +207,6 @@ def _tokenizer(layout: Layout, options: FileOptions) -> MemberTokenizer:
     return tokenizer
 
 
-def _plan(member: _Member) -> dict[str, tuple[str, tuple[ReleasePart, ...]]]:
-    """Returns loader -> how it loads the member, and the parts to write for it."""
-    return {"transformers": _transformers(member), **{name: _of_runtime(member, name) for name in RUNTIMES}}
-
-
 def _transformers(member: _Member) -> tuple[str, tuple[ReleasePart, ...]]:
     target = huggingface.target_of(member.layout)
     loads = f"{target.name} with trust_remote_code: {target.why_own}" if target.why_own else target.name
@@ -227,10 +222,10 @@ def _transformers(member: _Member) -> tuple[str, tuple[ReleasePart, ...]]:
 
 
 def _of_runtime(member: _Member, name: str) -> tuple[str, tuple[ReleasePart, ...]]:
-    wanted = member.options.of_runtime(name)
-    if wanted is None:
+    requested = member.options.of_runtime(name)
+    if requested is None:
         return "none: not asked for", ()
-    quantisations, context = wanted
+    quantisations, context = requested
     scratch = member.folder / "weights.partial"
     request = ReleaseRequest(
         folder=member.folder,
@@ -247,7 +242,8 @@ def _of_runtime(member: _Member, name: str) -> tuple[str, tuple[ReleasePart, ...
 
 
 def _written(member: _Member, log: Log) -> MemberFiles:
-    plan = _plan(member)
+    # Loader -> how it loads the member, and the parts to write for it.
+    plan = {"transformers": _transformers(member), **{name: _of_runtime(member, name) for name in RUNTIMES}}
     for partial in member.folder.rglob("*.partial"):  # of a killed run
         partial.unlink()
     ledger = FileLedger(member.folder)
@@ -260,7 +256,7 @@ def _written(member: _Member, log: Log) -> MemberFiles:
         pte_context=member.options.pte_context,
         license=member.options.license,
     )
-    parts = [(loader, part) for loader, (_, own) in plan.items() for part in own]
+    parts = [(loader, part) for loader, (_, release_parts) in plan.items() for part in release_parts]
     record = _with_parts(member, parts, record, ledger, log)
     record = _with_card(member.folder, member.name, member.layout, member.options, record, ledger)
     ledger.close(record)
@@ -305,10 +301,11 @@ def _with_card(
 
 def _card(folder: Path, name: str, layout: Layout, options: FileOptions, others: MemberFiles) -> str:
     evaluations = {
-        title: read_record(folder / record, MemberEvaluation)
+        title: evaluation
         for title, record in (("Exact answers", EVALUATION), ("Benchmarks", BENCHMARKS))
+        if (evaluation := read_record(folder / record, MemberEvaluation))
     }
-    return card(name, layout, others, options, {title: each for title, each in evaluations.items() if each})
+    return card(name, layout, others, options, evaluations)
 
 
 def rewrite_card(folder: Path, family: Family, member: Member, log: Log) -> None:
@@ -338,8 +335,8 @@ class FileLedger:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        found = files_of(folder)
-        self._before = found.files if found else ()
+        record = files_of(folder)
+        self._before = record.files if record else ()
 
     def kept(self, key: str) -> tuple[MemberFile, ...]:
         """Returns the files that an earlier run wrote under `key`; none if one of them is missing or damaged."""

@@ -6,7 +6,6 @@ Models may not fit into memory: weights are read or drawn, renamed and written o
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import json
 import math
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nas.core.block import BLOCKS, Block
+from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
@@ -26,24 +25,16 @@ from nas.core.plan import PlanFile
 from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights
 from nas.measure.runtimes.checkpoint_file import CheckpointFile, Floats, StateDict
 from nas.measure.runtimes.writing import Piece, hashed, replacing
-from nas.model.nn.base import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import Weights as Part
 from nas.model.nn.primitives import generator_of
 from nas.model.nn.transformers import each_of_transformers, transformers_config
+from nas.train.release.bundle import bundle
 from nas.train.release.options import FileOptions
 from nas.train.release.tokenizer import MemberTokenizer, json_bytes
 
 FOLDER = "transformers"
 OWN_CLASS = "HilnasForCausalLM"
-_CODE = Path(__file__).with_name("hf_code")
-_CODE_FILES = ("configuration_hilnas.py", "modeling_hilnas.py")
-_BUILTIN_KINDS = ("conv", "gqa", "swa", "mla", "mamba2", "gdn", "gla", "mlstm", "swiglu", "relu2", "moe")
-"""Kinds of blocks in modeling_hilnas.py."""
-_IMPORT = "from .configuration_hilnas import HilnasConfig\n"
-_TABLE = '_FEED_FORWARDS = {"swiglu": SwiGLU, "relu2": SquaredReLU, "moe": Mixture}\n'
-"""Lines of modeling_hilnas.py after which kinds of other distributions are added."""
-
 _SMALL = ("conv.weight", "canon.weight", "router.weight", "feed_forward.gate.weight")
 """Matrices that GGUF files keep in float32: taps of convolutions and routers, under our names and transformers'."""
 _TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -81,33 +72,8 @@ def target_of(layout: Layout) -> Target:
     try:
         return Target(transformers_config(layout))
     except Unsupported as error:
-        return Target(_own_config(layout), error.message, _code_files(layout))
-
-
-def _code_files(layout: Layout) -> dict[str, bytes]:
-    """Returns the files of our class, and of kinds of other distributions that it imports."""
-    files = {name: (_CODE / name).read_bytes() for name in _CODE_FILES}
-    further = sorted({block.kind for layer in layout.layers for block in layer.blocks} - set(_BUILTIN_KINDS))
-    imports, entries = [], []
-    for kind in further:
-        module, _, name = MODULES[kind].release_code.partition(":")
-        spec = importlib.util.find_spec(module) if module else None
-        if spec is None or spec.origin is None:
-            raise Unsupported(
-                f"{kind} blocks cannot be released for transformers: their module names no `release_code`; "
-                "see docs/how-to/adding-a-block.md, or leave the transformers folder out"
-            )
-        files[f"{kind}_hilnas.py"] = Path(spec.origin).read_bytes()
-        imports.append(f"from .{kind}_hilnas import {name} as _{kind}\n")
-        table = "_MIXERS" if BLOCKS[kind].role == "mixer" else "_FEED_FORWARDS"
-        entries.append(f'{table}["{kind}"] = _{kind}\n')
-    if further:
-        text = files["modeling_hilnas.py"].decode()
-        for marker, lines in ((_IMPORT, imports), (_TABLE, entries)):
-            assert marker in text
-            text = text.replace(marker, marker + "".join(lines))
-        files["modeling_hilnas.py"] = text.encode()
-    return files
+        kinds = {block.kind for layer in layout.layers for block in layer.blocks}
+        return Target(own_config(layout), error.message, bundle(kinds))
 
 
 def write_transformers(
@@ -119,18 +85,18 @@ def write_transformers(
         InvalidInput: values that are neither float16 nor float32, or not finite.
         InfrastructureFailed: a file cannot be written.
     """
-    target, own = target_of(layout), folder / FOLDER
-    own.mkdir(parents=True, exist_ok=True)
-    yield from _weights(own, layout, target, LazyTensors(state), options)
+    target, place = target_of(layout), folder / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    yield from _weights(place, layout, target, LazyTensors(state), options)
     small = {
         "config.json": json_bytes({**target.config, **_common_config(tokenizer, options)}),
         "generation_config.json": json_bytes(_generation_config(tokenizer)),
         **target.code,
     }
     for name, content in small.items():
-        yield _member_file(name, _write(own / name, content), "transformers")
+        yield _member_file(name, _write(place / name, content), "transformers")
     for name, content in tokenizer.files(options.context):
-        yield _member_file(name, _write(own / name, content), "tokenizer")
+        yield _member_file(name, _write(place / name, content), "tokenizer")
 
 
 def _weights(
@@ -151,8 +117,8 @@ def _weights(
         yield _member_file(name, written, "transformers")
     if len(files) > 1:
         index = {
-            "metadata": {"total_size": sum(one.size for one in planned)},
-            "weight_map": {one.name: name for name, part in zip(names, files, strict=True) for one in part},
+            "metadata": {"total_size": sum(tensor.size for tensor in planned)},
+            "weight_map": {tensor.name: name for name, part in zip(names, files, strict=True) for tensor in part},
         }
         name = "model.safetensors.index.json"
         yield _member_file(name, _write(folder / name, json_bytes(index)), "transformers")
@@ -168,7 +134,8 @@ def _shard_name(index: int, count: int) -> str:
     return "model.safetensors" if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
 
 
-def _own_config(layout: Layout) -> dict[str, Any]:
+def own_config(layout: Layout) -> dict[str, Any]:
+    """Returns the part of config.json that says what our class builds."""
     return {
         "architectures": [OWN_CLASS],
         "model_type": "hilnas",
@@ -254,24 +221,22 @@ class DrawnWeights:
         self._seed, self._depth, self._dtype = seed, layout.depth, dtype
         model = _empty_model(layout)
         self._owners = {
-            f"{name}.{own}": (name, part, own)
+            f"{name}.{tensor}": (name, part, tensor)
             for name, part in model.named_modules()
             if isinstance(part, Part)
-            for own in _own(part)
+            for tensor in _tensors_of(part)
         }
         self.names = frozenset(self._owners)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See `StateDict`."""
-        _, part, own = self._owners[name]
-        return tuple(_own(part)[own].shape)
+        _, part, tensor = self._owners[name]
+        return tuple(_tensors_of(part)[tensor].shape)
 
     def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
-        """See `StateDict`."""
-        owner, part, own = self._owners[name]
+        owner, part, tensor = self._owners[name]
         part.to_empty(device="cpu", recurse=False)
         part.draw(generator_of(self._seed, owner), self._depth)
-        drawn = _own(part)[own]
+        drawn = _tensors_of(part)[tensor]
         part.to_empty(device="meta", recurse=False)
         rounded: Floats = drawn.to(released_type(name, drawn.dim(), self._dtype)).float().numpy()
         return rounded[cut] if cut else rounded
@@ -336,19 +301,19 @@ def _empty_model(layout: Layout) -> Model:
         return Model(layout, seed=None)
 
 
-def _own(part: Part) -> dict[str, Tensor]:
+def _tensors_of(part: Part) -> dict[str, Tensor]:
     """Returns the tensors that the part itself owns."""
     return {name: tensor for name, tensor in part.state_dict().items() if "." not in name}
 
 
 def _require_fit(layout: Layout, file: CheckpointFile) -> None:
-    wanted = {name: tuple(tensor.shape) for name, tensor in _empty_model(layout).state_dict().items()}
-    if difference := sorted(file.names ^ wanted.keys()):
-        state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
+    shapes = {name: tuple(tensor.shape) for name, tensor in _empty_model(layout).state_dict().items()}
+    if difference := sorted(file.names ^ shapes.keys()):
+        state = "lacks" if difference[0] in shapes else "has, but the layout has not,"
         raise InvalidInput(f"checkpoint {state} {difference[0]}", where=file.place)
-    for name, shape in wanted.items():
-        if (found := file.shape(name)) != shape:
-            raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=file.place)
+    for name, shape in shapes.items():
+        if (stored := file.shape(name)) != shape:
+            raise InvalidInput(f"{name} has shape {stored}, the layout needs {shape}", where=file.place)
 
 
 # Safetensors files (huggingface/safetensors, README): length of the header in 8 bytes, header in JSON, data.
@@ -383,29 +348,29 @@ def write_safetensors(
 def _pieces(planned: Sequence[Planned], tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> Iterator[Piece]:
     about: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
-    for one in planned:
-        about[one.name] = {
-            "dtype": _TYPE_NAMES[one.dtype],
-            "shape": list(one.shape),
-            "data_offsets": [end, end + one.size],
+    for slot in planned:
+        about[slot.name] = {
+            "dtype": _TYPE_NAMES[slot.dtype],
+            "shape": list(slot.shape),
+            "data_offsets": [end, end + slot.size],
         }
-        end += one.size
+        end += slot.size
     header = json.dumps(about, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     yield len(header).to_bytes(8, "little") + header
-    for one, tensor in zip(planned, tensors, strict=True):
-        assert tuple(tensor.shape) == one.shape, f"{one.name}: {tuple(tensor.shape)} where {one.shape} was planned"
-        yield tensor.to(one.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
+    for slot, tensor in zip(planned, tensors, strict=True):
+        assert tuple(tensor.shape) == slot.shape, f"{slot.name}: {tuple(tensor.shape)} where {slot.shape} was planned"
+        yield tensor.to(slot.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def shards(planned: Sequence[Planned], limit: int) -> list[list[Planned]]:
     """Splits `planned` into files of at most `limit` bytes of data; a larger tensor gets a file of its own."""
     files: list[list[Planned]] = [[]]
     size = 0
-    for one in planned:
-        if files[-1] and size + one.size > limit:
+    for tensor in planned:
+        if files[-1] and size + tensor.size > limit:
             files.append([])
             size = 0
-        files[-1].append(one)
-        size += one.size
+        files[-1].append(tensor)
+        size += tensor.size
     return files

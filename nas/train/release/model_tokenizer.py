@@ -36,15 +36,19 @@ from nas.train.release.tokenizer import (
     read_tokenizer,
 )
 
-CONFIG, SPECIAL_MAP, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
-_MODEL, _GENERATION = "config.json", "generation_config.json"
+CONFIG = "tokenizer_config.json"
+SPECIAL_MAP = "special_tokens_map.json"
+TEMPLATE = "chat_template.jinja"
+_MODEL = "config.json"
+_GENERATION = "generation_config.json"
 _BESIDE = (CONFIG, SPECIAL_MAP, TEMPLATE, _MODEL, _GENERATION)
 _BYTES = 1 << 22
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """Usual names of the token behind a document. A model that answers in turns names another one as its end."""
 
 _CONTRACTIONS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
-_WORDS, _REST = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 _Json = dict[str, Any]
@@ -62,7 +66,7 @@ def _split_by(numbers: str) -> list[_Json]:
     """Returns the pre-tokenizers of one expression, which is written in two ways."""
     expressions = [f"{contractions}|{_WORDS}|{numbers}|{_REST}" for contractions in _CONTRACTIONS]
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    return [_in_turn(split | {"pattern": {"Regex": each}}, _byte_level(False)) for each in expressions]
+    return [_in_turn(split | {"pattern": {"Regex": expression}}, _byte_level(False)) for expression in expressions]
 
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
@@ -101,8 +105,8 @@ class ModelTokenizer(MemberTokenizer):
         Raises:
             InvalidInput: no file names the token behind a document.
         """
-        known = (self.tokenizer.token_to_id(name) for name in _ENDS)
-        end = next((token for token in known if token is not None), self.ids().get("eos"))
+        ends = (self.tokenizer.token_to_id(name) for name in _ENDS)
+        end = next((token for token in ends if token is not None), self.ids().get("eos"))
         if end is None:
             raise InvalidInput(f"no token ends a text: {CONFIG} beside it names none as eos_token", where="--tokenizer")
         before, _ = self._around
@@ -115,31 +119,31 @@ class ModelTokenizer(MemberTokenizer):
         return template if isinstance(template, str) else None
 
     def fits(self, rows: int) -> bool:
-        """See `MemberTokenizer`; rows of the embedding may be without a token."""
-        return self.size <= rows
+        return self.size <= rows  # rows of the embedding may be without a token
 
     @property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
         for name in (_GENERATION, _MODEL):
-            given = self.settings[name].get("eos_token_id")
-            if found := tuple(each for each in (given if isinstance(given, list) else [given]) if self._is_token(each)):
-                return found
+            setting = self.settings[name].get("eos_token_id")
+            values = setting if isinstance(setting, list) else [setting]
+            if tokens := tuple(value for value in values if self._is_token(value)):
+                return tokens
         return tuple(token for token in (self._named("eos_token"),) if token is not None)
 
     def ids(self) -> dict[Purpose, int]:
         """Returns purpose -> id of a special token, as the tokenizer's files and then the model's have them."""
-        found: dict[Purpose, int] = {}
+        ids: dict[Purpose, int] = {}
         purposes: tuple[Purpose, ...] = ("bos", "eos", "pad")
         for purpose in purposes:
-            given: list[Any] = [self._named(f"{purpose}_token")]
-            given += [self.settings[name].get(f"{purpose}_token_id") for name in (_GENERATION, _MODEL)]
-            firsts = (each[0] if isinstance(each, list) and each else each for each in given)
-            if tokens := [each for each in firsts if self._is_token(each)]:
-                found[purpose] = tokens[0]
+            values: list[Any] = [self._named(f"{purpose}_token")]
+            values += [self.settings[name].get(f"{purpose}_token_id") for name in (_GENERATION, _MODEL)]
+            firsts = (value[0] if isinstance(value, list) and value else value for value in values)
+            if tokens := [value for value in firsts if self._is_token(value)]:
+                ids[purpose] = tokens[0]
         if before := self._around[0]:
-            found["bos"] = before[0]
-        return found
+            ids["bos"] = before[0]
+        return ids
 
     def vocabulary(self, rows: int) -> Vocabulary:
         """Returns the vocabulary as GGUF files store it; rows without a token are unused.
@@ -187,8 +191,8 @@ class ModelTokenizer(MemberTokenizer):
     def _named(self, name: str) -> int | None:
         """Returns the token that the tokenizer's settings name."""
         for file in (CONFIG, SPECIAL_MAP):
-            given = self.settings[file].get(name)
-            text = given.get("content") if isinstance(given, dict) else given
+            setting = self.settings[file].get(name)
+            text = setting.get("content") if isinstance(setting, dict) else setting
             if isinstance(text, str) and (token := self.tokenizer.token_to_id(text)) is not None:
                 return int(token)
         return None
@@ -219,15 +223,15 @@ class ModelTokenizer(MemberTokenizer):
 
 def _pre_tokenizer(about: Mapping[str, Any]) -> str | None:
     """Returns llama.cpp's name of how text is split; None: it has none."""
-    own = _without_offsets(about.get("pre_tokenizer"))
-    names: Mapping[bool, str] = next((names for known, names in _KNOWN if own in known), {})
+    parts = _without_offsets(about.get("pre_tokenizer"))
+    names: Mapping[bool, str] = next((names for forms, names in _KNOWN if parts in forms), {})
     return names.get(bool(about["model"].get("ignore_merges")))
 
 
 def _without_offsets(described: Any) -> Any:
     """Returns a pre-tokenizer without what concerns the places of tokens in the text alone."""
     if isinstance(described, list):
-        return [_without_offsets(each) for each in described]
+        return [_without_offsets(part) for part in described]
     if isinstance(described, dict):
         return {key: _without_offsets(value) for key, value in described.items() if key != "trim_offsets"}
     return described

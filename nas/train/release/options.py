@@ -15,7 +15,8 @@ from nas.train.release.tokenizer import MemberTokenizer
 Dtype = Literal["float16", "bfloat16", "float32"]
 QUANTISATIONS = ("q4_0", "f16", "q8_0", "q4_k_m", "f32")
 
-DEFAULT_CONTEXT, DEFAULT_PTE_CONTEXT = 32768, 2048
+DEFAULT_CONTEXT = 32768
+DEFAULT_PTE_CONTEXT = 2048
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,99}")
@@ -84,7 +85,7 @@ class FileOptions:
             self,
             name=f"{family.name}-{member.size}",
             measured=member.measured,
-            budgets={each.what: f"{each.value}: {each.reason}" for each in member.decisions if each.what == "weights"},
+            budgets={d.what: f"{d.value}: {d.reason}" for d in member.decisions if d.what == "weights"},
             provenance={**origin, **({} if seed is None else {"seed": str(seed)}), **family.provenance},
         )
 
@@ -113,11 +114,10 @@ def kept_options(
         pte_context: maximum tokens of a text in the .pte.
         license: identifier of the licence.
     """
-    known = before.context if before else None
-    known_pte = before.pte_context if before else None
-    wanted = known_pte is not None if pte is None else pte
+    earlier_pte = before.pte_context if before else None
+    has_pte = earlier_pte is not None if pte is None else pte
     return FileOptions(
-        context=context or known or DEFAULT_CONTEXT,
-        pte_context=(pte_context or known_pte or DEFAULT_PTE_CONTEXT) if wanted else None,
+        context=context or (before.context if before else None) or DEFAULT_CONTEXT,
+        pte_context=(pte_context or earlier_pte or DEFAULT_PTE_CONTEXT) if has_pte else None,
         license=license or (before.license if before else None),
     )

@@ -91,12 +91,12 @@ def member_decisions(scaled: ScaledLayout, parent: Layout, size: Size) -> Iterat
         reason=f"{size.name} allows {size.budget()}, within {TOLERANCE:.0%} of the name",
     )
     aspect, before = layout.d_model / layout.depth, parent.d_model / parent.depth
-    kept = "; the depth is the parent's, because its layers read each other's weights or caches"
+    entanglement = "; the depth is the parent's, because its layers read each other's weights or caches"
     yield BuildDecision(
         what="width and depth",
         value=f"{layout.d_model} wide, {layout.depth} layers",
         reason=f"width / depth is {aspect:.0f}, the parent's {before:.0f}; it may differ by a factor of {MAX_ASPECT:g}"
-        + (kept if entangled(parent) else ""),
+        + (entanglement if entangled(parent) else ""),
     )
     yield BuildDecision(what="order", value=order_of(layout), reason=_order_reason(layout, parent))
     for block in _first_of_each_kind(mixer_blocks(layout)):
@@ -122,17 +122,17 @@ def _order_reason(layout: Layout, parent: Layout) -> str:
 
 def _heads(block: Block, parent: Layout, scaled: ScaledLayout) -> BuildDecision:
     heads, kv_heads, size = (block.int(name) for name in ("heads", "kv_heads", "head_dim"))
-    own = _first_of_each_kind(mixer_blocks(parent, block.kind))[0]
+    before = _first_of_each_kind(mixer_blocks(parent, block.kind))[0]
     how = "the ratio of query heads to key-value heads is kept as nearly as the heads divide"
-    if scaled.caches == "heads" and heads > own.int("heads"):
+    if scaled.caches == "heads" and heads > before.int("heads"):
         how = (
-            f"{own.int('kv_heads')} key-value heads are kept as far as heads divide, up to {MAX_GROUP} queries each: "
-            "a token's cache stays at the size that the search selected, as in LFM2 and Llama 3"
+            f"{before.int('kv_heads')} key-value heads are kept as far as heads divide, up to {MAX_GROUP} queries "
+            "each: a token's cache stays at the size that the search selected, as in LFM2 and Llama 3"
         )
     return BuildDecision(
         what=f"heads of {block.kind}",
         value=f"{heads} of size {size}, {kv_heads} key-value heads",
-        reason=f"the head size is kept (the parent has {own.int('heads')}/{own.int('kv_heads')} heads); {how}",
+        reason=f"the head size is kept (the parent has {before.int('heads')}/{before.int('kv_heads')} heads); {how}",
     )
 
 
@@ -140,8 +140,10 @@ def _ffn(layout: Layout, parent: Layout, scaled: ScaledLayout) -> BuildDecision:
     ratio, before = ffn_ratio(layout), ffn_ratio(parent)
     reason = f"solved for the weights of the size: {ratio:.2f} x width, the parent's {before:.2f} x width"
     if scaled.experts is not None:
-        own = "the experts are the parent's" if moe_of(parent) else "the parent has no experts: LFM2-8B-A1B's are used"
-        reason += f" (as one token uses it); {own}; leading dense layers are as wide as a token's experts together"
+        experts = (
+            "the experts are the parent's" if moe_of(parent) else "the parent has no experts: LFM2-8B-A1B's are used"
+        )
+        reason += f" (as one token uses it); {experts}; leading dense layers are as wide as a token's experts together"
     return BuildDecision(what="feed-forward", value=_ffn_in_words(layout), reason=reason)
 
 

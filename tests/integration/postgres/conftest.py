@@ -15,7 +15,7 @@ import store_support
 
 from nas.core.clock import Clock
 from nas.infra.store.store import Store
-from nas.testing.postgres import Server
+from tests.support.postgres import Server
 
 HERE = Path(__file__).parent
 

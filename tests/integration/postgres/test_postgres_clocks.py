@@ -18,7 +18,7 @@ from nas.infra.store.engine import ServerClock
 from nas.infra.store.rows import DeviceEventKind, Health, JobState
 from nas.infra.store.store import Store
 from nas.measure.farm.queue import JobNotifier, LeaseMonitor
-from nas.testing.postgres import Server
+from tests.support.postgres import Server
 
 SKEW_S = jobs.LEASE_S + 5
 

@@ -19,7 +19,7 @@ from nas.core.errors import InvalidInput
 from nas.infra.store import migrate, studies, trials
 from nas.infra.store.models import metadata
 from nas.infra.store.store import Store
-from nas.testing.postgres import Server
+from tests.support.postgres import Server
 
 
 @pytest.fixture

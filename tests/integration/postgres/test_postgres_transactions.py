@@ -19,7 +19,7 @@ from nas.infra.store import artifacts, devices, jobs, studies
 from nas.infra.store.models import study as study_table
 from nas.infra.store.rows import JobState
 from nas.infra.store.store import Store, retried
-from nas.testing.postgres import CARELESS, Server, server
+from tests.support.postgres import CARELESS, Server, server
 
 
 @pytest.fixture(scope="module")

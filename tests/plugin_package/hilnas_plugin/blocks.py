@@ -44,13 +44,8 @@ class GeGLU(FeedForwardKind):
     name = "geglu"
     letter = "geglu"
     hue = 8
-    syntax = ":{width}"
     doc = "GeGLU feed-forward"
-    args = (Arg("width", int, "hidden width", required=True, low=1, high=1 << 20),)
-
-    def count(self, block: Block, d_model: int) -> Count:
-        weights = 3 * d_model * block.int("width")
-        return Count(weights, weights)
+    matrices = 3
 
 
 S4D, GEGLU = DiagonalStateSpace(), GeGLU()

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.base import FeedForward, Mixer, State
+from nas.model.nn.base import Mixer, Padding, State
 from nas.model.nn.growth import BlockGrowth, CannotGrow
 from nas.model.nn.primitives import Linear, Weights, draw_uniform
 from nas.model.nn.ssd import float32_at_least
+from nas.model.nn.swiglu import DenseFeedForward
 
 _CHUNK = 64
 """Tokens that one Toeplitz matrix takes."""
@@ -29,7 +30,6 @@ class S4D(Mixer, Weights):
     """
 
     projection = "out"
-    release_code = "hilnas_plugin.released:S4D"
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
@@ -51,16 +51,23 @@ class S4D(Mixer, Weights):
         step = torch.empty(self.d_model, dtype=torch.float64).uniform_(low, high, generator=rng).exp()
         self.dt_bias.copy_(step.expm1().log())  # the inverse of softplus
 
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Returns zeros: before the first token there is nothing to remember."""
-        return (torch.zeros(batch, self.d_model, self.states, dtype=dtype, device=device),)
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.d_model, self.states),)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        (memory,) = state or self.init_state(len(x), x.dtype, x.device)
+    def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
         rate = -self.A_log.exp()
         log_decay = F.softplus(self.dt_bias)[:, None] * rate
-        y, memory = constant_scan(x, log_decay, self.C * torch.expm1(log_decay) / rate, memory)
-        h = F.gelu(y + self.D * x)
+        read = self.C * torch.expm1(log_decay) / rate
+        memory, outputs = state[0], []
+        # Nothing decays at padding, which is at other tokens in each row: one token at a time.
+        for part in [x] if padding is None else x.split(1, 1):
+            y, after = constant_scan(part, log_decay, read, memory)
+            if padding is not None:
+                text = padding.text[:, len(outputs) - x.shape[1]]
+                after = torch.where(text[:, None, None], after, memory)
+            memory = after
+            outputs.append(y)
+        h = F.gelu(torch.cat(outputs, 1) + self.D * x)
         return self.out(h) * torch.sigmoid(self.gate(h)), (memory,)
 
     @staticmethod
@@ -142,32 +149,13 @@ def reference_s4d(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
     return torch.stack(rows)
 
 
-class GeGLU(FeedForward):
+class GeGLU(DenseFeedForward):
     """W_down (gelu(W_gate x) * W_up x)."""
 
-    projection = "down"
-    stackable = True
-    release_code = "hilnas_plugin.released:GeGLU"
+    gated = True
 
-    def __init__(self, block: Block, d_model: int) -> None:
-        super().__init__(block, d_model)
-        width = block.int("width")
-        self.gate, self.up = Linear(d_model, width), Linear(d_model, width)
-        self.down = Linear(width, d_model, residual=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(F.gelu(self.gate(x)) * self.up(x))
-        return y
-
-    @staticmethod
-    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
-        """Hidden units are copied."""
-        hidden, width = growing.hidden(), growing.width
-        return {
-            "gate.weight": growing.widened("gate.weight", outputs=hidden, inputs=width),
-            "up.weight": growing.widened("up.weight", outputs=hidden, inputs=width),
-            "down.weight": growing.widened("down.weight", outputs=width, inputs=hidden),
-        }
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.gelu(self.gate(x)) * self.up(x)
 
 
 def reference_geglu(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:

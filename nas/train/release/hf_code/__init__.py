@@ -1,1 +1,1 @@
-"""Code that travels with a member whose layout no stock class of transformers holds; nothing here imports it."""
+"""The classes for transformers of members whose layout no stock class holds; `nas.train.release.bundle` copies them."""

@@ -11,7 +11,7 @@ class HilnasConfig(PretrainedConfig):
             layer whose weights it uses}; a block is {"kind": name, ...its arguments}.
         hidden_size: width of the residual stream.
         vocab_size: rows of the embedding.
-        norm_eps: of every RMSNorm.
+        norm_eps: of every RMSNorm; other values than 1e-5 are refused.
         tie_word_embeddings: whether the output head is the embedding.
         max_position_embeddings: tokens that the model is meant for.
     """

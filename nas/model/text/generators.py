@@ -60,8 +60,8 @@ class Dice:
 
     def shuffled(self, values: Sequence[T]) -> list[T]:
         """Returns `values` in random order."""
-        left = list(values)
-        return [left.pop(self.below(len(left))) for _ in range(len(left))]
+        remaining = list(values)
+        return [remaining.pop(self.below(len(remaining))) for _ in range(len(remaining))]
 
 
 class _Line(NamedTuple):
@@ -198,7 +198,7 @@ def recall_text(seed: int, size: int, distances: Sequence[int] = DISTANCES) -> l
     dice, documents = Dice(seed), []
     written = dict.fromkeys(distances, 0)
     while sum(written.values()) < size:
-        distance = min(distances, key=lambda each: (written[each], each))
+        distance = min(distances, key=lambda distance: (written[distance], distance))
         document = recall_document(dice, dice.choice(tuple(FORMS)), dice.choice(ITEMS), distance)
         documents.append(document)
         written[distance] += len(document.text) + 2
@@ -209,7 +209,7 @@ def joined(documents: Sequence[Document]) -> Document:
     """Returns one text of all documents, with an empty line between two of them."""
     recalls, at = [], 0
     for document in documents:
-        recalls += [Recall(each.start + at, each.end + at, each.distance) for each in document.recalls]
+        recalls += [Recall(recall.start + at, recall.end + at, recall.distance) for recall in document.recalls]
         at += len(document.text) + 2
     return Document(b"\n\n".join(document.text for document in documents), tuple(recalls))
 

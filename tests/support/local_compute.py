@@ -1,6 +1,6 @@
 """Runs stages in threads of this process, for tests of whole studies without Ray.
 
-`python -m nas.testing.local_compute ARGUMENTS` is `nas ARGUMENTS` with launches that run their stages so, also those
+`python -m tests.support.local_compute ARGUMENTS` is `nas ARGUMENTS` with launches that run their stages so, also those
 that `nas serve` starts.
 """
 
@@ -52,5 +52,5 @@ def without_ray() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    with without_ray(), mock.patch("nas.serve.api.submissions.PROGRAM", "nas.testing.local_compute"):
+    with without_ray(), mock.patch("nas.serve.api.submissions.PROGRAM", "tests.support.local_compute"):
         main()

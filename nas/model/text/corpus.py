@@ -1,8 +1,8 @@
 """Byte-level corpora in the cache folder: domains with a held-out end, identified by the hash of their bytes.
 
-$NAS_CACHE/corpora/HASH         a line of JSON with names and sizes, then the bytes; mapped into memory, not read
+$NAS_CACHE/corpora/HASH         the bytes, as `packed_domains` writes them; mapped into memory, not read
                    HASH.json    what the corpus was made of: versions of Python and packages
-                   KEY.json     hash of the corpus that this installation makes of its own files
+$NAS_CACHE/packaged/KEY/*.txt   texts of the corpora 'default' and 'installed', a file for each domain
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -27,19 +27,19 @@ from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged
 from nas.core.quality_config import CorpusFiles, CorpusSource, LibrarySource
 from nas.core.replacement import LibraryScores
-from nas.search.proxy import corpus_default, corpus_files, corpus_installed
-from nas.search.proxy.corpus_files import Budget
+from nas.core.stored import stored_folder
+from nas.model.text import default, installed
+from nas.model.text.documents import HELD_OUT, Source, read_sources
 
 BYTE_VOCAB = 256
-HELD_OUT = 0.05
-"""Share of each source, at its end, that is never trained on."""
 MIN_BYTES = 1 << 16
 """Smallest domain: its held-out end is then about 3 kB."""
+MAX_BYTES = 1 << 30
+"""Most bytes of text: a corpus is read into memory once."""
+_SEPARATOR = b"\n\n"
+"""Between two documents of a domain."""
 
-Bytes = NDArray[np.uint8]
 Ids = NDArray[np.unsignedinteger[Any]]
-Texts = Mapping[str, Sequence[bytes]]
-"""Domain -> texts; the end of each text is held out."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,38 @@ class Corpus:
         return content_hash({name: [_sha256(d.train), _sha256(d.heldout)] for name, d in self.domains.items()})
 
 
+def packed_domains(domains: Mapping[str, Domain]) -> bytes:
+    """Returns domains as one file: a line of JSON with names and sizes, then the ids of each."""
+    first = next(iter(domains.values()))
+    index = {
+        "dtype": first.train.dtype.name,
+        "sizes": first.sizes.tolist(),
+        "domains": [[name, domain.train.size, domain.heldout.size] for name, domain in domains.items()],
+    }
+    parts = [part.tobytes() for domain in domains.values() for part in (domain.train, domain.heldout)]
+    return json.dumps(index).encode() + b"\n" + b"".join(parts)
+
+
+def map_domains(path: Path) -> dict[str, Domain]:
+    """Maps a file of `packed_domains` into memory.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is damaged.
+    """
+    with path.open("rb") as file:
+        head = file.readline()
+    index = json.loads(head)
+    ids, sizes = np.memmap(path, index["dtype"], "r", offset=len(head)), np.array(index["sizes"], np.int64)
+    domains, start = {}, 0
+    for name, train, heldout in index["domains"]:
+        middle, end = start + train, start + train + heldout
+        domains[name] = Domain(ids[start:middle], ids[middle:end], sizes)
+        start = end
+    if start != ids.size:
+        raise ValueError(f"{path} has {ids.size} ids, not {start}")
+    return domains
+
+
 class CorpusRef(BaseModel):
     """Identifies the corpus of a training on this host or another."""
 
@@ -110,11 +142,11 @@ class CorpusRef(BaseModel):
     hash: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-Source = CorpusSource | Sequence[str]
+AnySource = CorpusSource | Sequence[str]
 """'default', 'installed', or files; a sequence of paths stands for `CorpusFiles`."""
 
 
-def build_corpus(source: Source, base: Path) -> Corpus:
+def build_corpus(source: AnySource, base: Path) -> Corpus:
     """Builds the corpus of `source`.
 
     Args:
@@ -127,20 +159,24 @@ def build_corpus(source: Source, base: Path) -> Corpus:
     """
     match _normal(source):
         case "default":
-            versions = {"python": _python(), "recipe": str(corpus_default.RECIPE)}
-            key = [corpus_default.RECIPE, sys.version, sysconfig.get_path("stdlib")]
-            return _made_once("default", key, corpus_default.read_domains, versions)
+            versions = {"python": _python(), "recipe": str(default.RECIPE)}
+            key: list[Any] = ["default", sys.version, sysconfig.get_path("stdlib")]
+            folder = stored_folder("packaged", default.RECIPE, key, default.write_domains)
         case "installed":
-            found = corpus_installed.distributions()
-            versions = {"recipe": str(corpus_installed.RECIPE)} | {each.name: each.version for each in found}
-            key = [corpus_installed.RECIPE, versions, [str(each.locate_file("")) for each in found]]
-            return _made_once("installed", key, lambda: corpus_installed.read_domains(found), versions)
+            packages = installed.distributions()
+            versions = {"recipe": str(installed.RECIPE)} | {package.name: package.version for package in packages}
+            key = ["installed", versions, [str(package.locate_file("")) for package in packages]]
+            folder = stored_folder(
+                "packaged", installed.RECIPE, key, lambda folder: installed.write_domains(packages, folder)
+            )
         case CorpusFiles() as named:
-            budget = Budget(corpus_files.MAX_BYTES)
-            return _from_texts({name: corpus_files.read_entry(name, base, named.text, budget) for name in named.files})
+            sources = read_sources(named.files, HELD_OUT, base=base, column=named.text, most=MAX_BYTES, where="corpus")
+            return _corpus({source.name: source for source in sources}, {})
+    sources = read_sources(sorted(folder.iterdir()), HELD_OUT, where="corpus")
+    return _corpus({Path(source.name).stem: source for source in sources}, versions)
 
 
-def refer(source: Source, base: Path) -> CorpusRef:
+def refer(source: AnySource, base: Path) -> CorpusRef:
     """Builds and caches the corpus of `source`; returns the reference that training jobs hold.
 
     Raises:
@@ -152,7 +188,7 @@ def refer(source: Source, base: Path) -> CorpusRef:
     return _reference(source, base, corpus.hash)
 
 
-def refer_again(source: Source, base: Path, hash_: str) -> CorpusRef:
+def refer_again(source: AnySource, base: Path, hash_: str) -> CorpusRef:
     """Returns the reference to the corpus that `source` was when it had this hash.
 
     The cached corpus is used even if `source` has changed since.
@@ -224,26 +260,17 @@ def unpack(ref: CorpusRef, data: bytes) -> None:
         _write(path, data)
 
 
-def split(texts: Sequence[bytes]) -> Domain:
-    """Returns a domain of texts; the last `HELD_OUT` of each is held out."""
-    arrays = [np.frombuffer(text, dtype=np.uint8) for text in texts]
-    cuts = [len(array) - round(HELD_OUT * len(array)) for array in arrays]
-    train = np.concatenate([array[:cut] for array, cut in zip(arrays, cuts, strict=True)])
-    heldout = np.concatenate([array[cut:] for array, cut in zip(arrays, cuts, strict=True)])
-    return Domain(train, heldout)
-
-
-def _normal(source: Source) -> CorpusSource:
+def _normal(source: AnySource) -> CorpusSource:
     return cast(CorpusSource, source) if isinstance(source, str | CorpusFiles) else CorpusFiles(files=tuple(source))
 
 
-def _reference(source: Source, base: Path, hash_: str) -> CorpusRef:
+def _reference(source: AnySource, base: Path, hash_: str) -> CorpusRef:
     return CorpusRef(source=_normal(source), base=str(base.resolve()), hash=hash_)
 
 
 def _reason(before: str, now: str) -> str:
     """Returns why two corpora of one source differ, as far as their notes tell."""
-    notes = [_folder() / f"{each}.json" for each in (before, now)]
+    notes = [_folder() / f"{corpus}.json" for corpus in (before, now)]
     if not all(note.is_file() for note in notes):
         return f"its files changed, or this Python ({_python()}) or a package differs"
     first, second = (json.loads(note.read_text()) for note in notes)
@@ -256,23 +283,16 @@ def _python() -> str:
     return sys.version.split()[0]
 
 
-def _from_texts(texts: Texts, made_of: Mapping[str, str] | None = None) -> Corpus:
-    for name, parts in texts.items():
-        size = sum(map(len, parts))
+def _corpus(sources: Mapping[str, Source], made_of: Mapping[str, str]) -> Corpus:
+    domains = {}
+    for name, source in sorted(sources.items()):
+        size = sum(document.size for document in source.documents)
         if size < MIN_BYTES:
             raise InvalidInput(f"{name} has {size:,} bytes; a domain needs at least {MIN_BYTES:,}", where="corpus")
-    return Corpus({name: split(texts[name]) for name in sorted(texts)}, made_of or {})
-
-
-def _made_once(name: str, key: list[Any], read: Callable[[], Texts], made_of: Mapping[str, str]) -> Corpus:
-    """Returns a corpus of this installation; a note under `key` holds the hash of the one that was made before."""
-    note = _folder() / f"{name}-{content_hash(key)[:16]}.json"
-    if note.is_file() and (cached := _load(json.loads(note.read_text())["hash"])):
-        return cached
-    corpus = _from_texts(read(), made_of)
-    _store(corpus)
-    _write(note, json.dumps({"hash": corpus.hash}).encode())
-    return corpus
+        parts = zip(*(document.parts() for document in source.documents), strict=True)
+        train, heldout = (np.frombuffer(_SEPARATOR.join(filter(None, texts)), np.uint8) for texts in parts)
+        domains[name] = Domain(train, heldout)
+    return Corpus(domains, made_of)
 
 
 def _folder() -> Path:
@@ -280,15 +300,11 @@ def _folder() -> Path:
 
 
 def _store(corpus: Corpus) -> None:
-    """Writes one file: the index as a line of JSON, then the parts in its order."""
     path = _folder() / corpus.hash
     if corpus.made_of:
         _write(path.with_name(f"{corpus.hash}.json"), json.dumps(dict(corpus.made_of)).encode())
-    if path.is_file():
-        return
-    index = [[name, d.train.size, d.heldout.size] for name, d in corpus.domains.items()]
-    parts = [part.tobytes() for d in corpus.domains.values() for part in (d.train, d.heldout)]
-    _write(path, json.dumps(index).encode() + b"\n" + b"".join(parts))
+    if not path.is_file():
+        _write(path, packed_domains(corpus.domains))
 
 
 def _load(hash_: str) -> Corpus | None:
@@ -306,22 +322,10 @@ def _load(hash_: str) -> Corpus | None:
 
 @lru_cache(4)
 def _mapped(path: Path, *_changes: int) -> Corpus | None:
-    """Maps a cached corpus into memory; None if its index does not fit its size."""
-    with path.open("rb") as file:
-        head = file.readline()
     try:
-        index = [(str(name), int(train), int(heldout)) for name, train, heldout in json.loads(head)]
-    except (ValueError, TypeError):
+        return Corpus(map_domains(path))
+    except (ValueError, TypeError, KeyError):
         return None
-    data = np.memmap(path, np.uint8, "r", offset=len(head))
-    if sum(train + heldout for _, train, heldout in index) != data.size:
-        return None
-    domains, start = {}, 0
-    for name, train, heldout in index:
-        middle, end = start + train, start + train + heldout
-        domains[name] = Domain(data[start:middle], data[middle:end])
-        start = end
-    return Corpus(domains)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from nas.search.proxy.generators import (
+from nas.model.text.generators import (
     FORMS,
     SCRIPTS,
     Dice,
@@ -61,7 +61,7 @@ def test_each_distance_gets_the_same_share_of_text() -> None:
 
 
 def test_generated_text_is_the_same_on_every_machine() -> None:
-    """Another digest means another default corpus: raise `corpus_default.RECIPE` with it."""
+    """Another digest means another default corpus: raise `nas.model.text.default.RECIPE` with it."""
     recalled = joined(recall_text(7, 20_000)).text
     spoken = languages_text(7, 20_000)
     assert hashlib.sha256(recalled).hexdigest()[:16] == "6f9dae814847d999"

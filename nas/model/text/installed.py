@@ -39,25 +39,25 @@ def distributions() -> list[Distribution]:
         InfrastructureFailed: hilnas itself is not installed.
     """
     try:
-        wanted = [_names(distribution(_SELF))]
+        required = _names(distribution(_SELF))
     except PackageNotFoundError as error:
         raise InfrastructureFailed("hilnas is not installed here, so its packages are unknown") from error
-    found: dict[str, Distribution | None] = {_SELF: None}
-    while wanted:
-        for name in wanted.pop():
-            if name in found:
-                continue
-            try:
-                found[name] = here = distribution(name)
-            except PackageNotFoundError:
-                found[name] = None
-                continue
-            wanted.append(_names(here))
-    return [found_ for _, found_ in sorted(found.items()) if found_ is not None]
+    packages: dict[str, Distribution | None] = {_SELF: None}
+    while required:
+        name = required.pop()
+        if name in packages:
+            continue
+        try:
+            packages[name] = package = distribution(name)
+        except PackageNotFoundError:
+            packages[name] = None
+            continue
+        required |= _names(package)
+    return [package for _, package in sorted(packages.items()) if package is not None]
 
 
-def read_domains(packages: list[Distribution]) -> dict[str, list[bytes]]:
-    """Returns the corpus of `packages`, one text per domain.
+def write_domains(packages: list[Distribution], folder: Path) -> None:
+    """Writes the corpus of `packages` to `folder`, one file per domain.
 
     Files are in the order of the hash of their contents, each content once: the held-out end of a domain is a random
     choice of whole files, the same wherever these versions are installed.
@@ -71,11 +71,9 @@ def read_domains(packages: list[Distribution]) -> dict[str, list[bytes]]:
             except (OSError, UnicodeDecodeError):
                 continue  # removed since, or in another encoding
             files[hashlib.sha256(content).digest()] = split(text) if path.suffix == ".py" else ("", text.strip())
-    ordered = [files[digest] for digest in sorted(files)]
-    return {
-        "code": ["\n\n".join(code for code, _ in ordered if code.strip()).encode()],
-        "prose": ["\n\n".join(prose for _, prose in ordered if prose.strip()).encode()],
-    }
+    code, prose = zip(*(texts for _, texts in sorted(files.items())), strict=True)
+    (folder / "code.txt").write_bytes("\n\n".join(filter(str.strip, code)).encode())
+    (folder / "prose.txt").write_bytes("\n\n".join(filter(str.strip, prose)).encode())
 
 
 def split(source: str) -> tuple[str, str]:
@@ -89,14 +87,14 @@ def split(source: str) -> tuple[str, str]:
 
 def _names(package: Distribution) -> set[str]:
     """Returns the names that a package requires, as the index normalises them (PEP 503)."""
-    found = (_REQUIRED.match(each) for each in package.requires or ())
-    return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
+    names = (_REQUIRED.match(requirement) for requirement in package.requires or ())
+    return {re.sub(r"[-_.]+", "-", name[0]).lower() for name in names if name}
 
 
 def _files(package: Distribution) -> Iterator[PackagePath]:
     for path in sorted(package.files or (), key=str):
-        inside = ".." not in path.parts and not path.parts[0].endswith(".dist-info")
-        wanted = path.suffix in (".py", ".rst", ".md") and not path.name.endswith(_GENERATED)
-        small = path.size is None or 0 < path.size <= _MAX_FILE
-        if inside and wanted and small and _LEFT_OUT.isdisjoint(path.parts):
+        is_inside = ".." not in path.parts and not path.parts[0].endswith(".dist-info")
+        is_text = path.suffix in (".py", ".rst", ".md") and not path.name.endswith(_GENERATED)
+        is_small = path.size is None or 0 < path.size <= _MAX_FILE
+        if is_inside and is_text and is_small and _LEFT_OUT.isdisjoint(path.parts):
             yield path

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from nas.core.errors import InfrastructureFailed
-from nas.search.proxy import generators
+from nas.model.text import generators
 
 RECIPE = 2
 """Increase it whenever the default corpus of an unchanged Python changes: cached copies are then not used."""
@@ -43,21 +43,19 @@ tracemalloc types typing uuid warnings wave weakref webbrowser zipimport
 """
 
 
-def read_domains() -> dict[str, list[bytes]]:
-    """Returns the default corpus, one text per domain.
+def write_domains(folder: Path) -> None:
+    """Writes the default corpus to `folder`, one file per domain.
 
     Raises:
         InfrastructureFailed: this Python comes without its library's source.
     """
     files = _library_files()
     Random(_SEED).shuffle(files)  # the held-out end should not be the end of the alphabet
-    split = [split_source(file.read_text("utf-8")) for file in files]
-    return {
-        "code": ["\n\n".join(code for code, _ in split).encode()],
-        "prose": ["\n\n".join(prose for _, prose in split).encode()],
-        "generated": [generators.joined(generators.recall_text(_SEED, _GENERATED_BYTES)).text],
-        "languages": [generators.languages_text(_SEED, _LANGUAGES_BYTES).encode()],
-    }
+    code, prose = zip(*(split_source(file.read_text("utf-8")) for file in files), strict=True)
+    (folder / "code.txt").write_bytes("\n\n".join(code).encode())
+    (folder / "prose.txt").write_bytes("\n\n".join(prose).encode())
+    (folder / "generated.txt").write_bytes(generators.joined(generators.recall_text(_SEED, _GENERATED_BYTES)).text)
+    (folder / "languages.txt").write_bytes(generators.languages_text(_SEED, _LANGUAGES_BYTES).encode())
 
 
 def _library_files() -> list[Path]:
@@ -95,17 +93,17 @@ def split_source(source: str) -> tuple[str, str]:
 
 def _prose_tokens(source: str) -> list[tokenize.TokenInfo]:
     """Returns comments, and strings at the start of a statement."""
-    found = []
+    prose = []
     before = tokenize.NEWLINE
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            found.append(token)
+            prose.append(token)
         elif token.type not in (tokenize.NL, tokenize.ENCODING):
             starts = before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
             if token.type == tokenize.STRING and starts:
-                found.append(token)
+                prose.append(token)
             before = token.type
-    return found
+    return prose
 
 
 def _docstring_text(literal: str) -> str:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.search.proxy import bpe
-from nas.search.proxy.bpe import encoded
-from nas.search.proxy.corpus import MIN_BYTES, Corpus, build_corpus
+from nas.model.text import bpe
+from nas.model.text.bpe import encoded
+from nas.model.text.corpus import MIN_BYTES, Corpus, build_corpus
 from nas.search.proxy.data import LmData
 
 VOCAB = 512
@@ -45,12 +45,12 @@ def test_tokens_stand_for_the_bytes_of_the_text(corpus: Corpus) -> None:
 
 def test_they_are_encoded_once(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = encoded(corpus, VOCAB)
-    monkeypatch.setattr(bpe, "_trained", None)
+    monkeypatch.setattr(bpe, "train_bpe", None)
     again = encoded(corpus, VOCAB)
     assert all(np.array_equal(first[name].train, again[name].train) for name in first)
     with pytest.raises(TypeError):
         encoded(corpus, 2 * VOCAB)
-    assert sorted(path.suffix for path in (tmp_path / "cache/corpora/bpe").iterdir()) == ["", ".lock", ".lock"]
+    assert sorted(path.suffix for path in (tmp_path / "cache/bpe").iterdir()) == ["", ".lock", ".lock"]
 
 
 def test_an_interrupted_encoding_leaves_nothing(
