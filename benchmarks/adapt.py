@@ -43,7 +43,6 @@ from benchmarks.runs import ended_or_killed
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
-from nas.core.limit import Limit
 from nas.core.quality_config import CorpusSource
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, lender_of, parsed, slots_of
 from nas.model.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
@@ -51,15 +50,17 @@ from nas.model.nn.mixes import compared
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import save_weights
-from nas.search.proxy.corpus import build_corpus
+from nas.model.text.corpus import build_corpus
+from nas.model.text.documents import read_sources
 from nas.train.adapt import healing, library
-from nas.train.adapt.adapt import Adaptation, write_child
+from nas.train.adapt.adapt import write_child
 from nas.train.adapt.alternatives import default_alternatives
-from nas.train.adapt.healing import Healing, heal
+from nas.train.adapt.healing import Healing, batches_of, heal
 from nas.train.adapt.library import Library, LibrarySettings, Replacement, Score, TrainedTeacher
-from nas.train.adapt.settings import AdaptSettings
+from nas.train.adapt.prepare import prepare
+from nas.train.adapt.request import AdaptRequest, AdaptSettings
 from nas.train.adapt.text import recall_text, report_sources, report_text
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.loss import pretraining_loss
 from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte
 from nas.train.pretrain.recipe import wsdc
@@ -398,12 +399,19 @@ def adapt_tiny(lab: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ["NAS_CACHE"] = str(folder / "cache")
     library._CHECKPOINT_S = healing._CHECKPOINT_S = 0.0
-    one = Adaptation(
-        folder / "out", folder / "library", lab / "teacher.safetensors", lab / "tokenizer.json", [lab / "text"],
-        [Limit("decode_p50", 0.8 * _arithmetic(TINY)["decode_p50"])], _arithmetic, {"device": "arithmetic"},
-        TINY_SETTINGS, Worker(torch.device("cpu"), lambda line: None),
-    )  # fmt: skip
-    write_child(one, one.run(), ["f16"], None)
+    request = AdaptRequest(
+        **dict(TINY_SETTINGS),
+        model=lab / "teacher.safetensors",
+        tokenizer=lab / "tokenizer.json",
+        corpus=(lab / "text",),
+        budget=(f"decode_p50<={0.8 * _arithmetic(TINY)['decode_p50']}ms",),
+        output=folder / "out",
+        library_folder=folder / "library",
+        device="arithmetic",
+        gguf=("f16",),
+    )
+    adaptation = prepare(request, _arithmetic, Worker(torch.device("cpu"), lambda line: None))
+    write_child(adaptation, adaptation.run())
 
 
 def tiny_lab(folder: Path) -> Path:
@@ -440,7 +448,7 @@ def _reached(folder: Path) -> str:
         "files": out / "report.json", "report": out / "child.safetensors", "healing": out / "front.json",
         "scores": next(iter((folder / "library/scores").glob("*.json")), out / "none"),
         "library": next(iter((folder / "library/blocks").glob("*.safetensors")), out / "none"),
-        "costs": out / "plan.json",
+        "costs": out / "request.json",
     }  # fmt: skip
     return next((part for part, path in order.items() if path.is_file()), "start")
 
@@ -517,7 +525,7 @@ def _healed(
     healing: Healing,
 ) -> dict[str, Any]:
     before = _losses(library.mix(choice), library, sources, vocabulary)
-    model = heal(lambda: library.mix(choice), library, sources, healing, folder / "training")
+    model = heal(lambda: library.mix(choice), library, batches_of(sources, healing), healing, folder / "training")
     return {
         "choice": [[slot.depth, slot.part, block_name(block)] for slot, block in choice.items()],
         "layout": model.layout.format(),

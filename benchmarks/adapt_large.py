@@ -36,9 +36,9 @@ from nas.model.nn.primitives import draw_weights
 from nas.model.nn.transformers import to_transformers, transformers_config
 from nas.train.adapt.alternatives import default_alternatives
 from nas.train.adapt.checkpoints import import_model
-from nas.train.adapt.healing import Healing, heal
+from nas.train.adapt.healing import Healing, batches_of, heal
 from nas.train.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher
-from nas.train.adapt.settings import AdaptSettings
+from nas.train.adapt.request import AdaptSettings
 from nas.train.pretrain.data import Tokens
 
 RECORDED = Path(__file__).parent / "recorded/adapt-large.json"
@@ -204,7 +204,7 @@ def _assembling(folder: Path) -> Figures:
 def _healing(folder: Path) -> Figures:
     lab = _lab(folder, _LENGTH)
     settings = Healing(tokens=_PASS, length=_LENGTH, batch_tokens=_PASS)
-    heal(lambda: _child(lab.teacher), lab.library, lab.sources, settings, folder / "training")
+    heal(lambda: _child(lab.teacher), lab.library, batches_of(lab.sources, settings), settings, folder / "training")
     (trained,) = (folder / "training").glob("*.safetensors")
     with safe_open(trained, "pt") as file:
         return {"step_s": float(json.loads(file.metadata()["scalars"])["cpu_seconds"])}

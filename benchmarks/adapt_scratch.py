@@ -31,9 +31,10 @@ from nas.model.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, f
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
-from nas.train.adapt.settings import AdaptSettings
+from nas.model.text.documents import read_sources
+from nas.train.adapt.request import AdaptSettings
 from nas.train.adapt.text import report_sources
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.loss import pretraining_loss
 from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte
 from nas.train.pretrain.recipe import wsdc

@@ -9,7 +9,7 @@
 again and again until the launch ends. Every run has an empty folder of studies and its own database, so that nothing
 measured before is reused; runtime builds come from the usual cache. One file for each run: a run that has its file is
 skipped, so the script may be stopped and started again. Needs the machine for hours; put nothing else on it.
-`--archives` keeps the studies themselves, too: archives for `nas study import`, compressed.
+`--archives` keeps the studies themselves, too: archives for `nas study import`.
 
 Agreement is with each idle run of the same study, the mean of them: of the layouts that both tried, how many are
 feasible in both or neither; of the idle front's layouts that both tried, how many are on the other front, too; and the
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gzip
 import json
 import os
 import subprocess
@@ -122,10 +121,8 @@ def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS, a
         show = [*nas, "study", "show", "any", "--json"]
         shown = subprocess.run(show, cwd=ROOT, env=env, capture_output=True, text=True)
         if archive is not None:
-            exported = Path(scratch) / "study.jsonl"
-            subprocess.run([*nas, "study", "export", "any", "-o", str(exported)], cwd=ROOT, env=env, check=True)
             archive.parent.mkdir(parents=True, exist_ok=True)
-            archive.write_bytes(gzip.compress(exported.read_bytes(), mtime=0))
+            subprocess.run([*nas, "study", "export", "any", "-o", str(archive)], cwd=ROOT, env=env, check=True)
     summary = summarised(json.loads(shown.stdout)) if shown.returncode == 0 else {"error": shown.stderr[-500:]}
     took = {"seconds": round(seconds, 1), "first_figure_s": None if first is None else round(first, 1)}
     last = [line.replace(scratch, "SCRATCH") for line in lines[-8:]]

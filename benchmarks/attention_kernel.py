@@ -27,12 +27,11 @@ from typing import Any
 import numpy as np
 from runs import counts, print_json, say
 
-from nas.measure.runtimes.executorch.compile import build as build_executorch
 from nas.measure.runtimes.executorch.compile import installed_sdk
 from nas.measure.runtimes.executorch.programs import CHUNK
-from nas.measure.runtimes.executorch.variants import SOURCES
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.llama_cpp import source
-from nas.measure.runtimes.llama_cpp.compile import build as build_llama_cpp
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.toolchain import find_compiler
 
 CHUNKS = {"ours": CHUNK, "llama_cpp": 512}
@@ -57,14 +56,14 @@ def main() -> None:
 
 
 def _compile_ours(folder: Path) -> Path:
-    made, sdk = build_executorch(log=say), installed_sdk()
-    include = [*sdk.include_flags, f"-I{SOURCES[0].parent}"]
+    made, sdk = EXECUTORCH.build(log=say), installed_sdk()
+    include = [*sdk.include_flags, f"-I{EXECUTORCH.runner_sources[0].parent}"]
     libraries = ["-lexecutorch_threadpool", "-lexecutorch", "-Wl,--allow-shlib-undefined"]
-    return _compile(folder / "ours", [*made.details.flags, *include], made.folder, libraries)
+    return _compile(folder / "ours", [*made.spec.flags, *include], made.folder, libraries)
 
 
 def _compile_theirs(folder: Path) -> Path:
-    made = build_llama_cpp(log=say)
+    made = LLAMA_CPP.build(log=say)
     headers = source.unpack(source.fetch(say), folder) / "ggml" / "include"
     return _compile(
         folder / "theirs", ["-std=c++17", "-O2", f"-I{headers}"], made.folder, ["-lggml-cpu", "-lggml-base"]

@@ -45,8 +45,8 @@ from nas.core.layout import Layout
 from nas.core.workload import Workload
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Build
-from nas.measure.runtimes.executorch import compile as executorch_build
-from nas.measure.runtimes.llama_cpp import compile as llama_cpp_build
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.toolchain import host_target
 from nas.model.nn.base import Mixer
 from nas.model.nn.gla import GatedLinearAttention
@@ -213,8 +213,8 @@ def measure_parity(target: str) -> None:
     done = {(row["block"], row["by"], row.get("build", "")) for row in recorded("parity")}
     place = "host" if target == host_target() else target
     builds: dict[str, Any] = {
-        "llama.cpp": llama_cpp_build.build(place, log=say, patched=True),
-        "executorch": executorch_build.build(place, log=say),
+        "llama.cpp": LLAMA_CPP.build(place, log=say, patched=True),
+        "executorch": EXECUTORCH.build(place, log=say),
     }
     for name, text in FILES.items():
         for by in ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w"):

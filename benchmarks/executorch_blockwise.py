@@ -31,11 +31,10 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import Artifact
-from nas.measure.runtimes.executorch.compile import build
 from nas.measure.runtimes.executorch.gate import BATCH, EXACT_CACHE, PROMPT, STEPS
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
-from nas.measure.runtimes.runner import Feed, here, runner_logits
+from nas.measure.runtimes.runner import Feed, local_machine, runner_logits
 from nas.measure.runtimes.toolchain import sha256_of
 from nas.testing.run_plan import run_plan
 
@@ -59,7 +58,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--markdown", action="store_true", help="tables instead of JSON")
     options = parser.parse_args()
-    layout, made = layout_called(options.layout), build(log=say)
+    layout, made = layout_called(options.layout), EXECUTORCH.build(log=say)
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:
         files = {name: Path(folder) / name for name in ("whole", "blocks")}
         exports = _exports(layout, files, Path(folder) / "cache", max(options.prompts) + GEN)
@@ -116,7 +115,7 @@ def _export(layout: Layout, file: Path, cache: Path, *more: str) -> dict[str, fl
 
 
 def _logits(file: Path, made: Build, vocab: int, scratch: Path) -> NDArray[np.float32]:
-    machine = here(made.executable, made.runner.target)
+    machine = local_machine(made.executable, made.runner.target)
     return runner_logits(machine, file, vocab, Feed(PROMPT, STEPS, BATCH), scratch, EXACT_CACHE)
 
 

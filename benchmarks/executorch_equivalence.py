@@ -23,7 +23,7 @@ import torch
 from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, write_tables, yes
 
 from nas.core.layout import Layout
-from nas.measure.runtimes.executorch.compile import build
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
 from nas.measure.runtimes.toolchain import host_target
 from nas.testing.executorch_gate import gate
@@ -39,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     targets = options.target or list(dict.fromkeys((host_target(), "aarch64-linux")))
     layouts = ALONE | MIXED | ({} if options.small else FULL)
-    builds = {target: build(target, log=say) for target in targets}
+    builds = {target: EXECUTORCH.build(target, log=say) for target in targets}
     report: dict[str, Any] = {
         "command": "python benchmarks/executorch_equivalence.py",
         "layouts": [row for target in targets for row in _layouts(builds[target], layouts)],

@@ -28,7 +28,7 @@ from nas.core.durable import write_durably
 from nas.core.family import MemberFile, member_folder
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights
-from nas.measure.runtimes.build_cache import Build
+from nas.measure.runtimes.build_cache import CachedBuild
 from nas.measure.runtimes.executorch.gate import STEPS, Oracle, judge
 from nas.measure.runtimes.llama_cpp.binding import greedy_tokens
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
@@ -69,7 +69,7 @@ def _checked(folder: Path, view: MemberView) -> dict[str, Any]:
     theirs, answer = _transformers(folder / "transformers", prompt)
     difference = float(np.abs(theirs - logits).max())
     build = built(LLAMA_CPP, layout)
-    assert isinstance(build, Build)
+    assert isinstance(build, CachedBuild)
     ggufs = {
         file.quantisation.upper(): greedy_tokens(build, folder / file.path, prompt, _TOKENS)
         for file in _of(view, "gguf")

@@ -36,8 +36,9 @@ from nas.measure.runtimes.llama_cpp.binding import evaluate
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model as Network
-from nas.search.proxy.corpus import build_corpus
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.model.text.corpus import build_corpus
+from nas.model.text.documents import read_sources
+from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.member_training import MemberToTrain, train_member, train_plan
 from nas.train.pretrain.next_token import ALL, PretrainingRequest, bits_per_byte
 from nas.train.pretrain.recipe import Recipe, Settings, complete
@@ -136,7 +137,7 @@ def _plan(
             trial = PretrainingRequest(corpus, short).plan(MemberToTrain(Path(scratch), layout, tokenizer, ()), say)
             began = time.monotonic()
             worker = Worker(torch.device("cpu"), say)
-            _, tokens = train_plan(trial, Network(layout, 0), Path(scratch), "trial", worker)
+            _, tokens = train_plan(trial, Network(layout, 0), Path(scratch), worker)
             speed = tokens / (time.monotonic() - began)
         tokens = round(minutes * 60 / 2 * speed)
         write_durably(path, json.dumps({"tokens": tokens, "tokens_per_s": speed}).encode())

@@ -23,9 +23,9 @@ from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.llama_cpp.gate import run_gate
 from nas.measure.runtimes.llama_cpp.oracle import Oracle
-from nas.measure.runtimes.llama_cpp.variants import find_build
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.model.text.corpus import refer
 from nas.search.analysis.record import read_study
-from nas.search.proxy.corpus import refer
 from nas.search.proxy.job import exported_layout, weights_file
 from nas.search.proxy.ladder import rung_jobs
 
@@ -50,9 +50,9 @@ def main() -> None:
 
 def _errors(layout: Layout, weights: Path, texts: int) -> list[float]:
     """Returns the error with each text, as a share of the limit."""
-    runtime, build = RUNTIMES["llama.cpp"], find_build(patched=True)
+    runtime, build = RUNTIMES["llama.cpp"], LLAMA_CPP.find_build(patched=True)
     checkpoint = Checkpoint(weights, sha256_of(weights))
-    oracle = Oracle(layout, "q4_0", checkpoint, half_sums=build.details.half_sums)
+    oracle = Oracle(layout, "q4_0", checkpoint, half_sums=build.spec.half_sums)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.gguf"
         runtime.export(layout, "q4_0", checkpoint, model)

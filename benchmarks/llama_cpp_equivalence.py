@@ -28,7 +28,6 @@ from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, writ
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.llama_cpp.binding import greedy_tokens
-from nas.measure.runtimes.llama_cpp.compile import build
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.toolchain import host_target
@@ -72,14 +71,14 @@ def main() -> None:
 def _build(target: str, patched: bool) -> Build:
     """Returns a build; a patched one runs stock files too, so another machine's needs only that."""
     host = target == host_target()
-    return build("host" if host else target, log=say, patched=patched or not host)
+    return LLAMA_CPP.build("host" if host else target, log=say, patched=patched or not host)
 
 
 def _layouts(target: str, layouts: dict[str, str]) -> Iterator[Row]:
     for name, text in layouts.items():
         layout = Layout.parse(text)
         used = _build(target, LLAMA_CPP.supports(layout).verdict == "patched")
-        slow = name in FULL and used.details.static
+        slow = name in FULL and used.spec.static
         for quantisation in LLAMA_CPP.quantisations[:1] if slow else LLAMA_CPP.quantisations:
             say(f"{target}: {name} {quantisation}")
             with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +102,7 @@ def _faults(target: str) -> Iterator[Row]:
     for planted, faults in PLANTS:
         for fault in faults:
             # Through a runner, a fault in choices shows where they need not be settled.
-            hidden = fault.choice_only and used.details.static
+            hidden = fault.choice_only and used.spec.static
             right = PLANTED_CHOICE if hidden else planted
             for quantisation in ("f32",) if hidden else ("q4_0", "f32"):
                 say(f"{target}: {fault.name} {quantisation}")

@@ -19,7 +19,6 @@ from typing import Any
 from nas.core.measurement import Measurement
 from nas.infra.store import results, studies, trials
 from nas.infra.store.store import Store
-from nas.measure.protocol.repetitions import total_ms
 
 
 def main() -> None:
@@ -58,7 +57,10 @@ def _timed(stage: str, value: dict[str, Any]) -> float:
     if stage != "measure":
         return 0.0
     samples = [each for rep in Measurement.model_validate(value).repetitions for each in (rep.sample, rep.reference)]
-    return sum(total_ms(sample) + sample.info.get("warmup_ms", 0.0) for sample in samples if sample) / 1e3
+    times = (
+        sample.ttft_ms + sum(sample.decode_ns) / 1e6 + sample.info.get("warmup_ms", 0.0) for sample in samples if sample
+    )
+    return sum(times) / 1e3
 
 
 def _row(store: Store, study: int, number: int, parts: dict[str, float]) -> dict[str, Any]:

@@ -424,12 +424,10 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
     return {"stages": stages, "answers": answers}
 
 
-def _here(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, Any]:
+def _here(work: member_training.Work, workers: int, log: Log) -> dict[str, Any]:
     """`run_workers` without Ray: one worker, in this process."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    member_training.run_plan(spec, Worker(torch.device("cpu"), log))
-    outcome: dict[str, Any] = json.loads((Path(spec["folder"]) / "outcome.json").read_text())
-    return outcome
+    return member_training.run_plan(work, Worker(torch.device("cpu"), log))
 
 
 def _write_family(layout: Layout, seeds: int) -> None:

@@ -25,7 +25,6 @@ from nas.core.workload import Workload
 from nas.measure.devices.agent.run_plan import Observer, Prepared, execute, prepare
 from nas.measure.devices.transports.local import LocalTransport
 from nas.measure.runtimes.base import Artifact, RandomWeights
-from nas.measure.runtimes.llama_cpp.compile import build
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 
 WORKLOAD = Workload(prompt=256, gen=32)
@@ -84,7 +83,7 @@ class _Way:
 
     def __init__(self, layout: Layout, folder: Path, *, recipe: bool) -> None:
         folder.mkdir()
-        files, runner = Folder(), build(log=_say)
+        files, runner = Folder(), LLAMA_CPP.build(log=_say)
         self._transport = LocalTransport(folder / "device")
         files.paths = {file.sha256: runner.folder / name for name, file in runner.runner.files.items()}
         begun = time.perf_counter()

@@ -34,9 +34,7 @@ from nas.core.measurement import Sample
 from nas.core.space import SearchSpace
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import RandomWeights, Runtime
-from nas.measure.runtimes.executorch import compile as executorch
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
-from nas.measure.runtimes.llama_cpp import compile as llama_cpp
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.search.analysis.agreement import Coefficient, RankCorrelation, rank_correlation
 from nas.search.proposers import Sampler
@@ -115,7 +113,7 @@ def _layouts(space: SearchSpace, count: int, seed: int) -> list[Layout]:
 
 def _export(layouts: Sequence[Layout], workload: Workload, folder: Path) -> dict[tuple[int, str], Place]:
     patched = any(LLAMA_CPP.supports(layout).verdict == "patched" for layout in layouts)
-    builds = {FIRST: llama_cpp.build(log=say, patched=patched), SECOND: executorch.build(log=say)}
+    builds = {FIRST: LLAMA_CPP.build(log=say, patched=patched), SECOND: EXECUTORCH.build(log=say)}
     places = {}
     for index, layout in enumerate(layouts):
         say(f"exporting {index + 1} of {len(layouts)}: {layout}")

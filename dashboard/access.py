@@ -137,10 +137,10 @@ class Sessions:
     def token(self, id: str) -> ApiToken | None:
         """Returns the API token of a session; None if the session has ended."""
         secret, until = self._open.get(id, ("", 0.0))
-        found = agents.authenticate_api_token(self._store, secret) if self._store.now() < until else None
-        if found is None:
+        token = agents.authenticate_api_token(self._store, secret) if self._store.now() < until else None
+        if token is None:
             self.close(id)
-        return found
+        return token
 
     def close(self, id: str) -> None:
         """Ends a session, if it is open."""

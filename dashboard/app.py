@@ -41,7 +41,7 @@ _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 
 def dashboard_router(
     store: Store, rules: AccessRules, submitted: SubmittedStudies | None = None, snapshots: Snapshots | None = None
-) -> APIRouter:  # fmt: skip
+) -> APIRouter:
     """Returns all pages. A new page is a router and one line here.
 
     Args:
@@ -139,14 +139,14 @@ def assets_router(access: PageAccess) -> APIRouter:
 @cache
 def _assets() -> dict[str, Asset]:
     """Returns name -> asset of the files in the folder, read and compressed once; no path leads to others."""
-    folder, found = files("nas.serve.dashboard") / "assets", {}
+    folder, assets = files("nas.serve.dashboard") / "assets", {}
     for file in folder.iterdir():
         if file.name.endswith(tuple(_TYPES)):
             content = file.read_bytes()
             compressed = gzip.compress(content, LEVEL, mtime=0) if len(content) >= LEAST_COMPRESSED else None
             tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            found[file.name] = Asset(content, compressed, tag, _TYPES[file.name[file.name.rindex(".") :]])
-    return found
+            assets[file.name] = Asset(content, compressed, tag, _TYPES[file.name[file.name.rindex(".") :]])
+    return assets
 
 
 def not_found_router(access: PageAccess) -> APIRouter:

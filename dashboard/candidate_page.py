@@ -65,7 +65,7 @@ def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> 
     @router.get("/compare")
     @router.get("/compare.json")
     def show_comparison(request: Request, name: StudyName, compared: Compared = _NONE) -> Response:
-        named = [each.rpartition("/") for each in compared]
+        named = [name.rpartition("/") for name in compared]
         numbers = [int(number) for study, _, number in named if study in ("", name)]
         others = [(snapshots.get(study), int(number)) for study, _, number in named if study not in ("", name)]
         view = comparison_view(store, snapshots.get(name), numbers, others)

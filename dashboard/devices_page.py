@@ -30,7 +30,10 @@ from nas.serve.dashboard.pages import answer, page_route
 
 PAGE = 50
 """Devices per page."""
-_HISTORY, _RUNS = 100, 300
+_HISTORY = 100
+"""Jobs and events of a device."""
+_RUNS = 300
+"""Reference runs of a build."""
 
 
 def devices_router(store: Store, access: PageAccess, submitted: SubmittedStudies | None = None) -> APIRouter:

@@ -29,13 +29,13 @@ def families_router(access: PageAccess) -> APIRouter:
 
     @router.get("/{name}/{size}/files/{path:path}")
     def fetch_file(name: str, size: str, path: str) -> Response:
-        found, record = member_file(name, size, path)
+        file, record = member_file(name, size, path)
         return FileResponse(
-            found,
-            filename=f"{name}-{size}-{found.name}",
+            file,
+            filename=f"{name}-{size}-{file.name}",
             media_type="application/octet-stream",
             headers={"ETag": f'"{record.sha256}"'},
-            stat_result=found.stat(),
+            stat_result=file.stat(),
         )
 
     return router

@@ -15,7 +15,10 @@ from nas.core.units import show_duration, show_number, show_range
 from nas.search.study.estimate import about
 
 _NONE = "\N{EN DASH}"
-_BUILTIN_HUES, _FURTHER_HUES = 11, 4
+_BUILTIN_HUES = 11
+"""Colours of the block kinds of hilnas."""
+_FURTHER_HUES = 4
+"""Colours that other kinds share."""
 
 
 def figure(value: float | None) -> str:
@@ -52,14 +55,14 @@ def instant(at: float) -> Markup:
 
 def _time(at: float, style: str) -> Markup:
     utc = datetime.datetime.fromtimestamp(at, datetime.UTC)
-    found = Markup('<time datetime="{}" title="{}">{}</time>')
-    return found.format(f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M:%S UTC}", f"{utc:{style}}")
+    element = Markup('<time datetime="{}" title="{}">{}</time>')
+    return element.format(f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M:%S UTC}", f"{utc:{style}}")
 
 
 def hue(kind: str) -> int:
     """Returns the number of a block kind's colour, 0 to 14; kinds of other distributions share the last four."""
-    own = BLOCKS[kind].hue if kind in BLOCKS else None
-    return _BUILTIN_HUES + crc32(kind.encode()) % _FURTHER_HUES if own is None else own
+    number = BLOCKS[kind].hue if kind in BLOCKS else None
+    return _BUILTIN_HUES + crc32(kind.encode()) % _FURTHER_HUES if number is None else number
 
 
 def harmless(value: Any) -> Any:

@@ -42,11 +42,12 @@ FieldName = Literal["study", "space", "trials", "warm_start", ""]
 
 _LOCATION = re.compile(rf"{re.escape(FILE)}(?::(\d+))?: (.+)")
 _QUOTED = 200
-_DRAWN, _DRAW_S, _SHOWN = 32, 2.0, 4
-"""Layouts that a preview draws from a space, the seconds after which it draws no more, and how many are shown.
-
-The check before it searches as long for a first one.
-"""
+_DRAWN = 32
+"""Layouts that a preview draws from a space."""
+_DRAW_S = 2.0
+"""Seconds after which it draws no more; the check before it searches as long for a first layout."""
+_SHOWN = 4
+"""Layouts that a preview shows."""
 _NAME_RULE = "use up to 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
 
 
@@ -146,10 +147,8 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
     posted = access.posted(Role.OPERATE)
 
     def view(form: LaunchForm, problems: list[Problem], packaged: str = "", **checked: Any) -> LaunchView:
-        known = [LOCAL, *known_devices(store, ())]
-        return LaunchView(
-            spaces=_spaces(), devices=known, packaged=packaged, form=form, problems=problems, **checked
-        )  # fmt: skip
+        devices = [LOCAL, *known_devices(store, ())]
+        return LaunchView(spaces=_spaces(), devices=devices, packaged=packaged, form=form, problems=problems, **checked)
 
     @router.get("/launch")
     @router.get("/launch.json")
@@ -166,15 +165,13 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
     def launch(request: Request, sent: Form = posted) -> Response:
         form, by = LaunchForm.of(sent), request.state.visitor.name
         try:
-            wanted = form.request()
-            submitted.submit(
-                wanted.study, wanted.space, trials=wanted.trials, warm_start=wanted.warm_start, by=by,
-            )  # fmt: skip
+            order = form.request()
+            submitted.submit(order.study, order.space, trials=order.trials, warm_start=order.warm_start, by=by)
         except (NasError, ValidationError) as error:
             status = answer_to(request, error).status_code if isinstance(error, NasError) else 422
             return page("launch.html", request, status, view=view(form, problems_of(error, form)))
-        begun = submitted.row(wanted.study) is not None
-        return RedirectResponse(f"/{'studies' if begun else 'submissions'}/{wanted.study}", 303)
+        begun = submitted.row(order.study) is not None
+        return RedirectResponse(f"/{'studies' if begun else 'submissions'}/{order.study}", 303)
 
     @router.post("/launch/check")
     @max_body(_MAX_FORM)
@@ -192,13 +189,15 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
     @router.get("/submissions/{name}")
     @router.get("/submissions/{name}.json")
     def show_submission(request: Request, name: StudyName) -> Response:
-        found = submitted.find(name)
-        if found is None:
-            raise UnknownName("submitted study", name, [each.study for each in submitted.not_begun()])
+        submission = submitted.find(name)
+        if submission is None:
+            raise UnknownName("submitted study", name, [waiting.study for waiting in submitted.not_begun()])
         found_view = SubmittedView(
-            study=name, space=found.space, begun=submitted.row(name) is not None,
-            submission=SubmissionView.model_validate(found),
-        )  # fmt: skip
+            study=name,
+            space=submission.space,
+            begun=submitted.row(name) is not None,
+            submission=SubmissionView.model_validate(submission),
+        )
         return answer("submission.html", request, found_view)
 
     return router
@@ -219,16 +218,16 @@ def preview_of(space: SearchSpace) -> SpacePreview:
             if not drawn:
                 raise
             break
-    total = [each.params.total for each in drawn]
-    different = {each.id: each for each in drawn}.values()
+    total = [layout.params.total for layout in drawn]
+    different = {layout.id: layout for layout in drawn}.values()
     return SpacePreview(
         kinds=[(block.kind, BLOCKS[block.kind].doc) for block in space.mixers + space.ffn],
         mixers=len(space.mixers),
         drawn=len(drawn),
         total=(min(total), max(total)),
         samples=[
-            Sample(layout=each.format(), total=each.params.total, active=each.params.active)
-            for each in list(different)[:_SHOWN]
+            Sample(layout=layout.format(), total=layout.params.total, active=layout.params.active)
+            for layout in list(different)[:_SHOWN]
         ],
     )
 
@@ -257,19 +256,19 @@ def problems_of(error: ValidationError | NasError, form: LaunchForm) -> list[Pro
 
 
 def _of_fields(error: ValidationError) -> Iterator[Problem]:
-    for each in error.errors(include_url=False):
-        name = str(each["loc"][0]) if each["loc"] else ""
-        text = _NAME_RULE if each["type"] == "string_pattern_mismatch" else each["msg"]
+    for detail in error.errors(include_url=False):
+        name = str(detail["loc"][0]) if detail["loc"] else ""
+        text = _NAME_RULE if detail["type"] == "string_pattern_mismatch" else detail["msg"]
         yield Problem(field=_field(name), text=text)
 
 
 def _of_line(message: str, form: LaunchForm) -> Problem:
-    found = _LOCATION.fullmatch(message)
-    if found is None:
+    match = _LOCATION.fullmatch(message)
+    if match is None:
         name, separator, text = message.partition(": ")
         return Problem(field=_field(name), text=text if separator and _field(name) else message)
-    number = int(found[1]) if found[1] else None
-    return Problem(field="space", line=number, text=found[2], quoted=_quoted(form.space, number, found[2]))
+    number = int(match[1]) if match[1] else None
+    return Problem(field="space", line=number, text=match[2], quoted=_quoted(form.space, number, match[2]))
 
 
 def _quoted(space: str, number: int | None, problem: str) -> str | None:
@@ -281,4 +280,4 @@ def _quoted(space: str, number: int | None, problem: str) -> str | None:
 
 
 def _field(name: str) -> FieldName:
-    return next((each for each in get_args(FieldName) if each == name), "")
+    return next((field for field in get_args(FieldName) if field == name), "")

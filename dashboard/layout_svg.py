@@ -25,11 +25,22 @@ from nas.serve.views.study import ShareView
 
 Element = ElementTree.Element
 
-_COLUMN, _GAP, _HEIGHT = 20.0, 3.0, 96.0
+_COLUMN = 20.0
+"""Width of a layer."""
+_GAP = 3.0
+_HEIGHT = 96.0
+"""Of a strip, without letters."""
 _LEAST = 2.0
 _MIXER_SHARE = 0.5
 _LETTERS = 14.0
-_WIDTH, _LEFT, _BAR, _ROW_GAP, _FOOT = 640.0, 84.0, 72.0, 14.0, 22.0
+_WIDTH = 640.0
+"""Of a picture of shares by depth."""
+_LEFT = 84.0
+"""Room for the names of its rows."""
+_BAR = 72.0
+"""Height of a row."""
+_ROW_GAP = 14.0
+_FOOT = 22.0
 _BETWEEN = 2.0
 
 ROLES = {"mixer": "Mixers", "ffn": "Feed-forwards"}
@@ -103,25 +114,25 @@ def aligned_strips(view: ComparisonView) -> list[Markup]:
     """
     most = aligned_scale(view)
     drawn = []
-    for number, each in enumerate(view.candidates):
+    for number, candidate in enumerate(view.candidates):
         indices = [row.layers[number] for row in view.rows]
-        columns = [None if index is None else each.layout.layers[index] for index in indices]
+        columns = [None if index is None else candidate.layout.layers[index] for index in indices]
         marked = [place for place, kinds in enumerate(_kinds_by_row(view)) if kinds[number] != _usual(kinds)]
-        drawn.append(layout_strip(columns, f"{each.name}: {each.layout.text}", most=most, marked=marked))
+        drawn.append(layout_strip(columns, f"{candidate.name}: {candidate.layout.text}", most=most, marked=marked))
     return drawn
 
 
 def aligned_scale(view: ComparisonView) -> int:
     """Returns the weights of the tallest block of a comparison."""
-    return max(tallest(each.layout.layers) for each in view.candidates)
+    return max(tallest(candidate.layout.layers) for candidate in view.candidates)
 
 
 def _kinds_by_row(view: ComparisonView) -> list[list[tuple[str, ...] | None]]:
     """Returns for each row the kinds of blocks that each candidate has there; None where it has no layer."""
     return [
         [
-            None if index is None else tuple(block.kind for block in each.layout.layers[index].blocks)
-            for each, index in zip(view.candidates, row.layers, strict=True)
+            None if index is None else tuple(block.kind for block in candidate.layout.layers[index].blocks)
+            for candidate, index in zip(view.candidates, row.layers, strict=True)
         ]
         for row in view.rows
     ]
@@ -140,10 +151,10 @@ def layout_legend(*views: CandidateView) -> list[tuple[str, str]]:
 
 def depth_shares(blocks: Sequence[ShareView], role: str) -> Markup:
     """Draws stacked shares of the block kinds of a role, a column per tenth of the depth: front above all trials."""
-    own = [each for each in blocks if each.role == role]
-    rows: dict[str, Mapping[str, Sequence[float]]] = {"all trials": {each.kind: each.all for each in own}}
-    if own[0].front is not None:
-        rows = {"front": {each.kind: each.front or [] for each in own}} | rows
+    of_role = [share for share in blocks if share.role == role]
+    rows: dict[str, Mapping[str, Sequence[float]]] = {"all trials": {share.kind: share.all for share in of_role}}
+    if of_role[0].front is not None:
+        rows = {"front": {share.kind: share.front or [] for share in of_role}} | rows
     shapes: list[Element] = []
     for number, (name, shares) in enumerate(rows.items()):
         top = number * (_BAR + _ROW_GAP)
@@ -157,7 +168,7 @@ def depth_shares(blocks: Sequence[ShareView], role: str) -> Markup:
 
 def depth_legend(blocks: Sequence[ShareView], role: str) -> list[tuple[str, str]]:
     """Returns (kind of block, description) of a role's kinds."""
-    return [(each.kind, BLOCKS[each.kind].doc) for each in blocks if each.role == role and each.kind != NONE]
+    return [(share.kind, BLOCKS[share.kind].doc) for share in blocks if share.role == role and share.kind != NONE]
 
 
 def _shares(name: str, shares: Mapping[str, Sequence[float]], top: float) -> list[Element]:
@@ -170,9 +181,13 @@ def _shares(name: str, shares: Mapping[str, Sequence[float]], top: float) -> lis
             height = _BAR * column[part]
             if height:
                 bar = _element(
-                    "rect", x=_LEFT + part * width, y=at, width=width - _BETWEEN, height=height,
+                    "rect",
+                    x=_LEFT + part * width,
+                    y=at,
+                    width=width - _BETWEEN,
+                    height=height,
                     class_="nothing" if kind == NONE else f"block hue-{hue(kind)}",
-                )  # fmt: skip
+                )
                 range_ = f"the depth from {show_share(part / parts)} to {show_share((part + 1) / parts)}"
                 shapes.append(_titled(bar, f"{name}: {kind}: {show_share(column[part])} of {range_}"))
             at += height
@@ -183,16 +198,16 @@ def _column(layer: LayerView, index: int, marked: bool, most: int) -> Element:
     def height(params: float) -> float:
         return max(_LEAST, min(1.0, params / most) * _HEIGHT * _MIXER_SHARE)
 
-    left, middle = _GAP + index * (_COLUMN + _GAP), _HEIGHT * _MIXER_SHARE
+    start, middle = _GAP + index * (_COLUMN + _GAP), _HEIGHT * _MIXER_SHARE
     width = _COLUMN / max(1, len(layer.mixers))
     shapes = []
     for number, mixer in enumerate(layer.mixers):
         # Higher by the number of mixers, because each is narrower by it.
         tall = height(mixer.params * len(layer.mixers))
-        shapes.append(_block(mixer, layer, left + number * width, middle - tall, width, tall))
+        shapes.append(_block(mixer, layer, start + number * width, middle - tall, width, tall))
     if layer.ffn:
-        shapes.append(_block(layer.ffn, layer, left, middle + 1, _COLUMN, height(layer.ffn.params) - 1))
-    shapes.append(_element("text", text=_letters(layer), x=left + _COLUMN / 2, y=_HEIGHT + 10, text_anchor="middle"))
+        shapes.append(_block(layer.ffn, layer, start, middle + 1, _COLUMN, height(layer.ffn.params) - 1))
+    shapes.append(_element("text", text=_letters(layer), x=start + _COLUMN / 2, y=_HEIGHT + 10, text_anchor="middle"))
     return _element("g", *shapes, class_="layer marked" if marked else "layer")
 
 
@@ -227,17 +242,17 @@ def _letters(layer: LayerView) -> str:
 
 
 def _gap(index: int) -> Element:
-    left = _GAP + index * (_COLUMN + _GAP)
-    return _element("line", x1=left, x2=left + _COLUMN, y1=_HEIGHT / 2, y2=_HEIGHT / 2, class_="gap")
+    start = _GAP + index * (_COLUMN + _GAP)
+    return _element("line", x1=start, x2=start + _COLUMN, y1=_HEIGHT / 2, y2=_HEIGHT / 2, class_="gap")
 
 
 def _element(tag: str, *children: Element, text: str | None = None, **attributes: str | float) -> Element:
     """Makes one SVG element; `class_` is `class`, other underscores in names of attributes are hyphens."""
     names = ("class" if name == "class_" else name.replace("_", "-") for name in attributes)
-    made = Element(tag, dict(zip(names, map(_value, attributes.values()), strict=True)))
-    made.text = None if text is None else visible(text)
-    made.extend(children)
-    return made
+    element = Element(tag, dict(zip(names, map(_value, attributes.values()), strict=True)))
+    element.text = None if text is None else visible(text)
+    element.extend(children)
+    return element
 
 
 def _titled(shape: Element, title: str) -> Element:

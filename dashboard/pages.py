@@ -43,9 +43,12 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _NO_STORE = "no-store"
-LEAST_COMPRESSED, LEVEL = 1000, 5
+LEAST_COMPRESSED = 1000
+"""Fewest bytes of a body that is compressed."""
+LEVEL = 5
+"""Of gzip."""
 _COMPRESSIBLE = ("text/", "application/json", "image/svg+xml")
-"""Fewest bytes of a body that is compressed, gzip's level, and beginnings of the types."""
+"""Beginnings of the types that are compressed."""
 GZIPPED = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
 _LONGEST_NEXT = 1000
 """Characters of a page's address that a login returns to: the login form must fit in `UNAUTHENTICATED_BODY`."""
@@ -60,10 +63,18 @@ _templates = Environment(
 )
 _templates.filters |= FILTERS
 _templates.globals |= {
-    "count": show_count, "bytes": show_bytes, "shown": show_number, "between": between, "spread": show_spread,
-    "percent": show_share, "hue": hue, "layouts": layout_svg, "plots": plots,
-    "fewest": FEWEST, "most": MOST,
-}  # fmt: skip
+    "count": show_count,
+    "bytes": show_bytes,
+    "shown": show_number,
+    "between": between,
+    "spread": show_spread,
+    "percent": show_share,
+    "hue": hue,
+    "layouts": layout_svg,
+    "plots": plots,
+    "fewest": FEWEST,
+    "most": MOST,
+}
 
 
 def render(template: str, **values: Any) -> str:

@@ -23,8 +23,8 @@ from nas.core.units import show_figure, show_number
 from nas.infra.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT
 from nas.serve.api.devices import ReferenceRunView
 from nas.serve.views.candidate import CandidateView, ComparisonView, MeasurementView
+from nas.serve.views.effects import EffectsView, SliceView
 from nas.serve.views.family import ComparisonView as FamilyComparison
-from nas.serve.views.study import EffectsView, SliceView
 
 MOST_BINS = 60
 MOST_BUCKETS = 500
@@ -34,11 +34,18 @@ MOST_STEPS = 400
 
 _PER_TOKEN = ("decode_p50", "decode_p95", "decode_mean")
 _SPEEDS = ("decode_tps", "prefill_tps")
-_HOUR_S, _DAY_S = 3600.0, 86_400.0
+_HOUR_S = 3600.0
+_DAY_S = 24 * _HOUR_S
 _IN_HOURS_S = 3 * _DAY_S
+"""Longest time on an axis of hours; longer ones are in days."""
 _HUES = (0, 1, 3, 5, 2, 8)
 """Colours of series; a seventh has the first one's."""
-_OWN, _OTHER, _PALE = 1, 0, 4
+_MAIN = 1
+"""Colour of what a plot is about."""
+_OTHER = 0
+"""Colour of what it is compared with."""
+_PALE = 4
+"""Colour of what does not count."""
 
 Points = Sequence[tuple[float, float | None]]
 Numbers = Sequence[float | None]
@@ -121,11 +128,11 @@ class Plot:
         return drawn.format(classes, visible(self.label), content, without)
 
 
-def sparkline(course: Sequence[tuple[float, float]], label: str) -> Plot:
-    """Returns a small line without axes; `course`: (x, y), x ascending."""
-    if not course:
+def sparkline(points: Sequence[tuple[float, float]], label: str) -> Plot:
+    """Returns a small line without axes; `points`: (x, y), x ascending."""
+    if not points:
         return Plot(f"{label}: nothing yet", [])
-    return Plot(f"{label}: {show_number(course[0][1])} to {show_number(course[-1][1])}", [Series(label, course)])
+    return Plot(f"{label}: {show_number(points[0][1])} to {show_number(points[-1][1])}", [Series(label, points)])
 
 
 def histogram(samples: Sequence[float], label: str, unit: str, limits: Sequence[Limit] = ()) -> Plot:
@@ -139,13 +146,11 @@ def histogram(samples: Sequence[float], label: str, unit: str, limits: Sequence[
     step = (high - low) / len(counts)
     bars = Series("samples", [(low + step * (bin + 0.5), count) for bin, count in enumerate(counts)], draw="bars")
     x, y = Axis(unit, covers=(low, high)), Axis("samples", covers=(0,))
-    told = f"{label}: {len(samples)} samples, median {show_number(median(samples))} {unit}"
-    return Plot(told, [bars], x, y, "", limits)
+    summary = f"{label}: {len(samples)} samples, median {show_number(median(samples))} {unit}"
+    return Plot(summary, [bars], x, y, "", limits)
 
 
-def cumulative(
-    samples: Mapping[str, Sequence[float]], label: str, unit: str, limits: Sequence[Limit] = ()
-) -> Plot:  # fmt: skip
+def cumulative(samples: Mapping[str, Sequence[float]], label: str, unit: str, limits: Sequence[Limit] = ()) -> Plot:
     """Returns the empirical distribution functions of several series; `samples`: name -> samples."""
     series = [
         Series(f"{name}, median {show_number(median(values))}", _steps(values), draw="steps", hue=_hue(number))
@@ -153,7 +158,7 @@ def cumulative(
         if values
     ]
     missing = "".join(f"; {name}: no samples" for name, values in samples.items() if not values)
-    names = f"{label}: {'; '.join(each.name for each in series)}{missing}"
+    names = f"{label}: {'; '.join(line.name for line in series)}{missing}"
     return Plot(names, series, Axis(unit), Axis("share of samples", covers=(0, 1)), limits=limits)
 
 
@@ -168,46 +173,51 @@ def training_curves(runs: Sequence[tuple[str, str, Sequence[tuple[float, float]]
 
 def token_trace(view: CandidateView, measurement: MeasurementView) -> Plot:
     """Returns every token's time, repetition after repetition as they were measured, and the device's temperature."""
-    repetitions = [each for each in measurement.repetitions if each.token_ms]
-    starts = [0, *accumulate(len(each.token_ms) for each in repetitions)]
+    repetitions = [repetition for repetition in measurement.repetitions if repetition.token_ms]
+    starts = [0, *accumulate(len(repetition.token_ms) for repetition in repetitions)]
     per_bucket = max(1, starts[-1] // MOST_BUCKETS)
     lines: dict[str, list[tuple[float, float | None]]] = {}
     temperature: list[tuple[float, float | None]] = []
-    for (start, end), each in zip(pairwise(starts), repetitions, strict=True):
-        name = "counted" if each.valid else f"refused: {each.reason}"
-        lines.setdefault(name, []).extend([*_thinned(each.token_ms, start, per_bucket), (end - 0.5, None)])
-        if each.temperature_c is not None:
-            temperature += [(start, each.temperature_c), (end - 1, each.temperature_c), (end - 0.5, None)]
+    for (start, end), repetition in zip(pairwise(starts), repetitions, strict=True):
+        name = "counted" if repetition.valid else f"refused: {repetition.reason}"
+        lines.setdefault(name, []).extend([*_thinned(repetition.token_ms, start, per_bucket), (end - 0.5, None)])
+        if repetition.temperature_c is not None:
+            temperature += [(start, repetition.temperature_c), (end - 1, repetition.temperature_c), (end - 0.5, None)]
     series = [Series(name, points, hue=0 if name == "counted" else _PALE) for name, points in lines.items()]
     if temperature:
-        series.append(Series("temperature", temperature, hue=_OWN, right=True))
+        series.append(Series("temperature", temperature, hue=_MAIN, right=True))
     label = f"{measurement.name}: {f'{starts[-1]} tokens, {len(repetitions)} repetitions' if series else 'no samples'}"
-    limits = token_limits("y", view.budgets, measurement.place)
+    limits = token_limits("y", view.budgets, measurement.key)
     return Plot(label, series, Axis("token"), Axis("ms per token", covers=(0,)), "°C" if temperature else "", limits)
 
 
 def no_temperature(measurement: MeasurementView) -> str | None:
     """Returns why the trace has no temperature; None if it has one."""
-    if any(each.temperature_c is not None for each in measurement.repetitions):
+    if any(repetition.temperature_c is not None for repetition in measurement.repetitions):
         return None
-    return next((each.temperature_unread for each in measurement.repetitions if each.temperature_unread), "not read")
+    return next(
+        (repetition.temperature_unread for repetition in measurement.repetitions if repetition.temperature_unread),
+        "not read",
+    )
 
 
 def token_histogram(view: CandidateView, measurement: MeasurementView) -> Plot:
-    """Returns the distribution of the tokens that count, corrected for drift."""
-    limits = token_limits("x", view.budgets, measurement.place)
+    """Returns the distribution of the tokens that count."""
+    limits = token_limits("x", view.budgets, measurement.key)
     return histogram(counted_ms(measurement), measurement.name, "ms per token", limits)
 
 
 def token_distributions(view: ComparisonView) -> list[tuple[str, Plot]]:
-    """Returns for each measurement key its name and the distributions of the candidates' tokens, drift-corrected."""
-    by_key = [{taken.place: taken for taken in each.places} for each in view.candidates]
-    names = {taken.place: taken.name for each in view.candidates for taken in each.places}
+    """Returns for each measurement key its name and the distributions of the candidates' tokens."""
+    by_key = [{measurement.key: measurement for measurement in candidate.measurements} for candidate in view.candidates]
+    names = {
+        measurement.key: measurement.name for candidate in view.candidates for measurement in candidate.measurements
+    }
     drawn = []
     for key, name in sorted(names.items()):
         samples = {
-            each.name: counted_ms(taken[key]) if key in taken else []
-            for each, taken in zip(view.candidates, by_key, strict=True)
+            candidate.name: counted_ms(measurements[key]) if key in measurements else []
+            for candidate, measurements in zip(view.candidates, by_key, strict=True)
         }
         limits = token_limits("x", view.candidates[0].budgets, key)
         drawn.append((name, cumulative(samples, name, "ms per token", limits)))
@@ -215,29 +225,29 @@ def token_distributions(view: ComparisonView) -> list[tuple[str, Plot]]:
 
 
 def counted_ms(measurement: MeasurementView) -> list[float]:
-    """Returns milliseconds per token of the repetitions that count, as experienced.
-
-    Under measurement protocol 1 each repetition was divided by its reference run.
-    """
-    counted = [each for each in measurement.repetitions if each.valid or measurement.noisy]
-    divided = measurement.protocol == 1
-    return [ms / (1 + (each.drift or 0.0) * divided) for each in counted for ms in each.token_ms]
+    """Returns milliseconds per token of the repetitions that count, as experienced."""
+    return [
+        ms
+        for repetition in measurement.repetitions
+        if repetition.valid or measurement.noisy
+        for ms in repetition.token_ms
+    ]
 
 
 def token_limits(axis: Literal["x", "y"], budgets: Sequence[BudgetCheck], key: MeasurementKey) -> list[Limit]:
     """Returns the budgets on the time of a token at a measurement key."""
     return [
-        Limit(axis, f"{each.name}: {show_number(each.limit)} {each.unit}", each.limit)
-        for each in budgets
-        if each.place == key and each.budget.split("@")[0] in _PER_TOKEN
+        Limit(axis, f"{check.name}: {show_number(check.limit)} {check.unit}", check.limit)
+        for check in budgets
+        if check.key == key and check.budget.split("@")[0] in _PER_TOKEN
     ]
 
 
 def proxy_training(view: CandidateView) -> Plot:
     """Returns the training curves of a candidate's proxy."""
     runs = [
-        (each.name, "seed not known" if each.seed is None else f"seed {each.seed}", each.curve)
-        for each in view.trainings
+        (training.name, "seed not known" if training.seed is None else f"seed {training.seed}", training.curve)
+        for training in view.trainings
     ]
     return training_curves(runs, f"training of {view.name}")
 
@@ -269,29 +279,39 @@ def drift(runs: Sequence[ReferenceRunView], label: str, now: float) -> Plot:
     ]
     warm = [(at, run.temperature_c) for at, run in zip(ago, runs, strict=True) if run.temperature_c is not None]
     if warm:
-        series.append(Series("temperature", warm, hue=_OWN, right=True))
-    limits = [Limit("y", f"limit: {100 * each:+g} %", 100 * each) for each in (SLOWER_LIMIT, -FASTER_LIMIT)]
+        series.append(Series("temperature", warm, hue=_MAIN, right=True))
+    limits = [Limit("y", f"limit: {100 * share:+g} %", 100 * share) for share in (SLOWER_LIMIT, -FASTER_LIMIT)]
     return Plot(
-        f"{label}: {len(runs)} reference runs, the latest {100 * (runs[-1].ratio - 1):+.2f} %", series,
+        f"{label}: {len(runs)} reference runs, the latest {100 * (runs[-1].ratio - 1):+.2f} %",
+        series,
         Axis(f"{'hours' if hours else 'days'}, 0 is now", covers=(0.0,)),
-        Axis("% off the calibration", covers=[limit.value for limit in limits]), "°C" if warm else "", limits,
-    )  # fmt: skip
+        Axis("% off the calibration", covers=[limit.value for limit in limits]),
+        "°C" if warm else "",
+        limits,
+    )
 
 
-def slice_plots(found: SliceView, view: EffectsView) -> list[Plot]:
+def slice_plots(shown: SliceView, view: EffectsView) -> list[Plot]:
     """Returns a plot of each objective along a slice, on a scale that all slices share."""
     drawn = []
     for index, (name, unit) in enumerate(zip(view.objectives, view.slice_units, strict=True)):
-        what = f"{name} [{unit}]" if unit else name
-        row, everything = found.predicted[index], [at for each in view.slices for at in each.predicted[index]]
-        along = list(zip(found.values, row, strict=True))
-        told = ", ".join(f"{show_number(at)}: {show_figure(each.value, each.low, each.high)}" for at, each in along)
+        label = f"{name} [{unit}]" if unit else name
+        row = shown.predicted[index]
+        of_all = [interval for other in view.slices for interval in other.predicted[index]]
+        texts = [
+            f"{show_number(at)}: {show_figure(interval.value, interval.low, interval.high)}"
+            for at, interval in zip(shown.values, row, strict=True)
+        ]
         line = Series(
-            what, [(at, each.value) for at, each in along], low=[each.low for each in row],
-            high=[each.high for each in row], hue=_OTHER,
-        )  # fmt: skip
-        ends = min(each.low for each in everything), max(each.high for each in everything)
-        drawn.append(Plot(f"{what} by {found.knob}: {told}", [line], Axis(found.knob), Axis(what, covers=ends)))
+            label,
+            list(zip(shown.values, [interval.value for interval in row], strict=True)),
+            low=[interval.low for interval in row],
+            high=[interval.high for interval in row],
+            hue=_OTHER,
+        )
+        ends = min(interval.low for interval in of_all), max(interval.high for interval in of_all)
+        summary = f"{label} by {shown.knob}: {', '.join(texts)}"
+        drawn.append(Plot(summary, [line], Axis(shown.knob), Axis(label, covers=ends)))
     return drawn
 
 
@@ -299,24 +319,29 @@ def family_speeds(view: FamilyComparison) -> list[Plot]:
     """Returns tokens per second over parameters, members among other models, for decoding and prefilling."""
     drawn = []
     for number, kind in enumerate(view.kinds):
-        measured = [(each.model, figure) for each in view.models if (figure := each.figures[number]) and figure.value]
+        measured = [
+            (model.model, figure) for model in view.models if (figure := model.figures[number]) and figure.value
+        ]
         if kind.metric not in _SPEEDS:
             continue
         series = []
         for member in (True, False):
-            own = sorted((pair for pair in measured if pair[0].member == member), key=lambda pair: pair[0].parameters)
-            if own:
-                ends = [figure.ci95 or (None, None) for _, figure in own]
+            pairs = sorted((pair for pair in measured if pair[0].member == member), key=lambda pair: pair[0].parameters)
+            if pairs:
+                ends = [figure.ci95 or (None, None) for _, figure in pairs]
                 series.append(
                     Series(
                         "members" if member else "other models",
                         # A tiny offset keeps models of one size apart.
-                        [(m.parameters / 1e6 * (1 + 1e-7 * i), figure.value) for i, (m, figure) in enumerate(own)],
-                        draw="dots", hue=_OWN if member else _OTHER, hollow=not member,
-                        low=[low for low, _ in ends], high=[high for _, high in ends],
-                        texts=[model.name for model, _ in own],
+                        [(m.parameters / 1e6 * (1 + 1e-7 * i), figure.value) for i, (m, figure) in enumerate(pairs)],
+                        draw="dots",
+                        hue=_MAIN if member else _OTHER,
+                        hollow=not member,
+                        low=[low for low, _ in ends],
+                        high=[high for _, high in ends],
+                        texts=[model.name for model, _ in pairs],
                     )
-                )  # fmt: skip
+                )
         unit = f"{kind.label}, {kind.unit}"
         label = f"{unit}, over parameters on {view.device}: {len(measured)} models"
         drawn.append(Plot(label, series, Axis("million parameters", log=True), Axis(unit, log=True)))
@@ -349,12 +374,12 @@ def _steps(samples: Sequence[float]) -> Points:
 
 def _thinned(token_ms: Sequence[float], start: int, per_bucket: int) -> list[tuple[float, float | None]]:
     """Returns the minimum and the maximum of each bucket, in their order, so that no peak is lost."""
-    found: list[tuple[float, float | None]] = []
+    thin: list[tuple[float, float | None]] = []
     for begin in range(0, len(token_ms), per_bucket):
         bucket = range(begin, min(begin + per_bucket, len(token_ms)))
         ends = {min(bucket, key=token_ms.__getitem__), max(bucket, key=token_ms.__getitem__)}
-        found += [(float(start + index), token_ms[index]) for index in sorted(ends)]
-    return found
+        thin += [(float(start + index), token_ms[index]) for index in sorted(ends)]
+    return thin
 
 
 def _hue(number: int) -> int:
@@ -368,8 +393,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if is_dataclass(value):
-        given = {each.name: getattr(value, each.name) for each in fields(value)}
-        return {name: _plain(each) for name, each in given.items() if each or isinstance(each, float)}
+        content = {member.name: getattr(value, member.name) for member in fields(value)}
+        return {name: _plain(item) for name, item in content.items() if item or isinstance(item, float)}
     return value

@@ -20,8 +20,9 @@ from nas.serve.api.submissions import Order, SubmittedStudies
 from nas.serve.api.types import EventId, StudyName
 from nas.serve.dashboard.access import Form, PageAccess, back_from
 from nas.serve.dashboard.pages import answer, page, page_route
+from nas.serve.views.effects import MOST_FITTED_NOW, effects_view
 from nas.serve.views.log import log_view
-from nas.serve.views.study import MOST_FITTED_NOW, effects_view, front_file, points_json, studies_view, study_view
+from nas.serve.views.study import front_file, points_json, studies_view, study_view
 from nas.serve.views.trials import ROWS, trials_view
 
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
@@ -31,7 +32,7 @@ AxisKeys = Annotated[str, Query(max_length=4000)]
 
 def studies_router(
     store: Store, snapshots: Snapshots, access: PageAccess, submitted: SubmittedStudies | None = None
-) -> APIRouter:  # fmt: skip
+) -> APIRouter:
     """Returns the list of all studies, including submitted ones that have not begun."""
     router = APIRouter(route_class=page_route(access), include_in_schema=False)
 
@@ -44,15 +45,15 @@ def studies_router(
     def list_studies(
         request: Request, before: StudyId = None, text: Word = "", space: Word = "", state: Word = ""
     ) -> Response:
-        wanted = StudyFilter(text.strip(), space.strip(), state.strip())
-        return answer("studies.html", request, studies_view(store, snapshots, before, submitted, wanted))
+        filter = StudyFilter(text.strip(), space.strip(), state.strip())
+        return answer("studies.html", request, studies_view(store, snapshots, before, submitted, filter))
 
     return router
 
 
 def study_router(
     store: Store, snapshots: Snapshots, access: PageAccess, submitted: SubmittedStudies | None = None
-) -> APIRouter:  # fmt: skip
+) -> APIRouter:
     """Returns the page of one study, its JSON twin, its data and its downloads.
 
     Args:

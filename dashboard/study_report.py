@@ -33,7 +33,10 @@ def study_report_html(store: Store, name: str) -> str:
     snapshots = Snapshots(store)
     study = snapshots.get(name)
     report = study_report(store, study)
-    calibrations = {(each.device, each.runtime): each for each in notes(study.record.log.notes, Calibrated)}
+    calibrations = {
+        (calibration.device, calibration.runtime): calibration
+        for calibration in notes(study.record.log.notes, Calibrated)
+    }
     return render(
         "report.html",
         view=study_view(store, snapshots, name, {}),

@@ -119,7 +119,7 @@ class Attachments:
             InvalidInput: the same device is attached under another address.
         """
         with self._editing():
-            others = [each for each in self.read() if each.address != attachment.address]
+            others = [entry for entry in self.read() if entry.address != attachment.address]
             for other in others:
                 if attachment.id is not None and other.id == attachment.id:
                     raise InvalidInput(
@@ -135,12 +135,12 @@ class Attachments:
             UnknownName: there is none.
         """
         with self._editing():
-            known = self.read()
-            for entry in known:
+            entries = self.read()
+            for entry in entries:
                 if name in (entry.address, entry.id):
-                    self._write(tuple(each for each in known if each is not entry))
+                    self._write(tuple(other for other in entries if other is not entry))
                     return entry
-        names = [name for entry in known for name in (entry.address, entry.id) if name]
+        names = [name for entry in entries for name in (entry.address, entry.id) if name]
         raise UnknownName("attached device", name, names, where=str(self.path))
 
     def _editing(self) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from nas.core.device import TEXT_LENGTH, Cluster, Device, parse_cores, show_core
 from nas.core.errors import InvalidInput
 from nas.measure.devices.probes.memory import total_memory_mb
 from nas.measure.devices.probes.power import ENERGY_FILES, energy_counter
-from nas.measure.devices.probes.readings import Snapshot, Unread, number, read
+from nas.measure.devices.probes.readings import Readings, Unread, number, read
 from nas.measure.devices.transports.base import Reader, Tree
 
 _CPUS = "/sys/devices/system/cpu"
@@ -28,7 +28,9 @@ _SIMD = re.compile(
 )
 _TREE = "/sys/firmware/devicetree/base"
 _MODELS = (f"{_TREE}/model", "/sys/class/dmi/id/product_name")
-_SERIAL, _COMPATIBLE, _PAGES = f"{_TREE}/serial-number", f"{_TREE}/compatible", "/proc/self/smaps"
+_SERIAL = f"{_TREE}/serial-number"
+_COMPATIBLE = f"{_TREE}/compatible"
+_PAGES = "/proc/self/smaps"
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _FILES = (
     *("/proc/meminfo", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/hostname", "/etc/os-release", "/etc/machine-id"),
@@ -66,36 +68,36 @@ def describe(
         Unread: no /proc/cpuinfo or /proc/meminfo, so this is not Linux.
         InvalidInput: a core of `pinned_to` does not exist.
     """
-    snapshot = Snapshot.take(reader, _FILES, (_MACHINE, _LIBC, PROPERTIES))
-    machine = machine or _machine(snapshot)
-    android = _properties(snapshot)
-    designs = _designs(snapshot, f"unnamed {machine} processor")
+    readings = Readings.take(reader, _FILES, (_MACHINE, _LIBC, PROPERTIES))
+    machine = machine or _machine(readings)
+    android = _properties(readings)
+    designs = _designs(readings, f"unnamed {machine} processor")
     if absent := set(pinned_to) - set(designs):
         raise InvalidInput(f"there is no core {show_cores(absent)}: the device has {show_cores(designs)}")
-    cpu = _cpu_name(snapshot, designs)
-    model = sanitise(_phone(android) if android else _model(snapshot, machine))
+    cpu = _cpu_name(readings, designs)
+    model = sanitise(_phone(android) if android else _model(readings, machine))
     unread: dict[str, str] = {}
     optional: dict[str, Callable[[], Any]] = {
-        "soc": lambda: _soc(snapshot, android),
-        "page_size": lambda: _page_size(snapshot),
-        "libc": lambda: _libc(snapshot, android),
-        "boot": lambda: sanitise(read(snapshot, _BOOT)),
-        "energy_counter": lambda: energy_counter(snapshot).name,
+        "soc": lambda: _soc(readings, android),
+        "page_size": lambda: _page_size(readings),
+        "libc": lambda: _libc(readings, android),
+        "boot": lambda: sanitise(read(readings, _BOOT)),
+        "energy_counter": lambda: energy_counter(readings).name,
     }
     values = {name: _unless_unread(name, probe, unread) for name, probe in optional.items()}
     return Device(
-        id=f"{_slug(model if android else cpu, machine)}-{_identity(snapshot, android, cpu)}",
+        id=f"{_slug(model if android else cpu, machine)}-{_identity(readings, android, cpu)}",
         transport=transport,
         model=model,
         cpu=sanitise(cpu),
         target=f"{machine}-linux",
         abis=tuple(sanitise(abi) for abi in android.get("ro.product.cpu.abilist", "").split(",")[:16] if abi),
-        cpu_features=_features(snapshot),
+        cpu_features=_features(readings),
         cores=len(designs),
-        clusters=_clusters(snapshot, designs),
+        clusters=_clusters(readings, designs),
         pinned_to=tuple(sorted(set(pinned_to))),
-        memory_mb=round(total_memory_mb(snapshot)),
-        os=sanitise(_os(snapshot, android)),
+        memory_mb=round(total_memory_mb(readings)),
+        os=sanitise(_os(readings, android)),
         tags=tuple(tags),
         unread=unread,
         **values,
@@ -108,7 +110,7 @@ def boot_id(reader: Reader) -> str:
     Raises:
         Unread: no such file.
     """
-    return read(Snapshot.take(reader, (_BOOT,)), _BOOT)
+    return read(Readings.take(reader, (_BOOT,)), _BOOT)
 
 
 def _unless_unread(name: str, probe: Callable[[], Any], unread: dict[str, str]) -> Any:
@@ -120,9 +122,9 @@ def _unless_unread(name: str, probe: Callable[[], Any], unread: dict[str, str]) 
         return None
 
 
-def _machine(snapshot: Snapshot) -> str:
+def _machine(readings: Readings) -> str:
     try:
-        said = snapshot.output(_MACHINE).strip()
+        said = readings.output(_MACHINE).strip()
     except OSError as error:
         raise Unread(f"{_MACHINE}: {error.strerror}") from error
     if not re.fullmatch(r"[a-z0-9_]{1,32}", said):
@@ -130,10 +132,10 @@ def _machine(snapshot: Snapshot) -> str:
     return said
 
 
-def _properties(snapshot: Snapshot) -> dict[str, str]:
+def _properties(readings: Readings) -> dict[str, str]:
     """Returns Android's properties; none elsewhere."""
     try:
-        said = snapshot.output(PROPERTIES)
+        said = readings.output(PROPERTIES)
     except OSError:
         return {}
     return dict(re.findall(r"^\[(ro\.[\w.]{1,64})\]: \[(.{0,200})\]\r?$", said, re.MULTILINE))
@@ -144,47 +146,47 @@ def _phone(android: Mapping[str, str]) -> str:
     return model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
 
 
-def _cpu_name(snapshot: Snapshot, designs: Mapping[int, str]) -> str:
-    cpuinfo = read(snapshot, "/proc/cpuinfo")
+def _cpu_name(readings: Readings, designs: Mapping[int, str]) -> str:
+    cpuinfo = read(readings, "/proc/cpuinfo")
     return _field(cpuinfo, "model name") or _field(cpuinfo, "Hardware") or " + ".join(sorted(set(designs.values())))
 
 
-def _features(snapshot: Snapshot) -> tuple[str, ...]:
+def _features(readings: Readings) -> tuple[str, ...]:
     """Returns the SIMD features of every core: where cores differ, the smaller ones may lack some."""
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", read(snapshot, "/proc/cpuinfo"), re.MULTILINE)
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", read(readings, "/proc/cpuinfo"), re.MULTILINE)
     common = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
     return tuple(sorted(feature for feature in common if _SIMD.fullmatch(feature)))
 
 
 def _field(cpuinfo: str, name: str) -> str | None:
-    found = re.search(rf"^{name}\s*: *(.+)$", cpuinfo, re.MULTILINE)
-    return found[1].strip() if found else None
+    match = re.search(rf"^{name}\s*: *(.+)$", cpuinfo, re.MULTILINE)
+    return match[1].strip() if match else None
 
 
-def _model(snapshot: Snapshot, machine: str) -> str:
-    found = (_read_or_none(snapshot, path) for path in _MODELS)
-    return next(filter(None, found), f"unnamed {machine} machine")
+def _model(readings: Readings, machine: str) -> str:
+    models = (_read_or_none(readings, path) for path in _MODELS)
+    return next(filter(None, models), f"unnamed {machine} machine")
 
 
-def _soc(snapshot: Snapshot, android: Mapping[str, str]) -> str:
+def _soc(readings: Readings, android: Mapping[str, str]) -> str:
     """Returns the chip: Android names it; a device tree lists what the board is compatible with, its chip last."""
     named = f"{android.get('ro.soc.manufacturer', '')} {android.get('ro.soc.model', '')}".strip()
-    return sanitise(named or read(snapshot, _COMPATIBLE).strip("\0").split("\0")[-1])
+    return sanitise(named or read(readings, _COMPATIBLE).strip("\0").split("\0")[-1])
 
 
-def _page_size(snapshot: Snapshot) -> int:
-    found = re.search(r"^KernelPageSize:\s+(\d{1,7}) kB$", read(snapshot, _PAGES), re.MULTILINE)
-    if not found:
+def _page_size(readings: Readings) -> int:
+    match = re.search(r"^KernelPageSize:\s+(\d{1,7}) kB$", read(readings, _PAGES), re.MULTILINE)
+    if not match:
         raise Unread(f"{_PAGES}: no KernelPageSize")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024
 
 
-def _libc(snapshot: Snapshot, android: Mapping[str, str]) -> str:
+def _libc(readings: Readings, android: Mapping[str, str]) -> str:
     """Returns the C library, which decides which programs with shared libraries can run."""
     if android:
         return "bionic"
     try:
-        said = snapshot.output(_LIBC).strip()
+        said = readings.output(_LIBC).strip()
     except OSError as error:
         raise Unread(f"{_LIBC}: {error.strerror}") from error
     if not re.fullmatch(r"glibc \d{1,3}\.\d{1,4}", said):
@@ -192,23 +194,23 @@ def _libc(snapshot: Snapshot, android: Mapping[str, str]) -> str:
     return said
 
 
-def _os(snapshot: Snapshot, android: Mapping[str, str]) -> str:
-    release = _read_or_none(snapshot, "/etc/os-release") or ""
+def _os(readings: Readings, android: Mapping[str, str]) -> str:
+    release = _read_or_none(readings, "/etc/os-release") or ""
     pretty = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', release, re.MULTILINE)
     name = pretty[1] if pretty else "Linux"
     if version := android.get("ro.build.version.release"):
         name = f"Android {version} ({android.get('ro.build.id', 'unnamed build')})"
-    return f"{name}, kernel {read(snapshot, '/proc/sys/kernel/osrelease')}"
+    return f"{name}, kernel {read(readings, '/proc/sys/kernel/osrelease')}"
 
 
-def _identity(snapshot: Snapshot, android: Mapping[str, str], cpu: str) -> str:
+def _identity(readings: Readings, android: Mapping[str, str], cpu: str) -> str:
     """Returns eight hex digits. machine-id(5) asks to keep the id itself secret, so it is hashed.
 
     Boards that run copies of one disk image share a machine-id, but each has its own serial number.
     """
     serial = android.get("ro.serialno") or android.get("ro.boot.serialno")
-    source = _read_or_none(snapshot, "/etc/machine-id") or serial or read(snapshot, "/proc/sys/kernel/hostname")
-    parts = ["hilnas device", source, cpu, *filter(None, [_read_or_none(snapshot, _SERIAL)])]
+    source = _read_or_none(readings, "/etc/machine-id") or serial or read(readings, "/proc/sys/kernel/hostname")
+    parts = ["hilnas device", source, cpu, *filter(None, [_read_or_none(readings, _SERIAL)])]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
@@ -257,31 +259,24 @@ def _clusters(tree: Tree, designs: Mapping[int, str]) -> tuple[Cluster, ...]:
         tree: `_FILES` of the device.
         designs: core number -> name of its design.
     """
-    kind_of = _x86_kind if "flags" in _words(tree) else _arm_kind
-    found: dict[_Kind, list[int]] = {}
+    is_x86 = re.search(r"^flags\s*:", read(tree, "/proc/cpuinfo"), re.MULTILINE)
+    kind_of = _x86_kind if is_x86 else _arm_kind
+    cores: dict[_Kind, list[int]] = {}
     for core, design in sorted(designs.items()):
-        found.setdefault(kind_of(tree, core, design), []).append(core)
+        cores.setdefault(kind_of(tree, core, design), []).append(core)
     return tuple(
         Cluster(
             cpu=kind.cpu,
-            cores=tuple(found[kind]),
+            cores=tuple(cores[kind]),
             max_mhz=kind.khz / 1000 if kind.khz else None,
             capacity=kind.capacity or None,
         )
-        for kind in sorted(found, reverse=True)
+        for kind in sorted(cores, reverse=True)
     )
 
 
 def _designs(tree: Tree, otherwise: str) -> dict[int, str]:
-    """Returns core number -> its design, of every core that is online.
-
-    Args:
-        tree: `_FILES` of the device.
-        otherwise: the name if /proc/cpuinfo has none.
-
-    Raises:
-        Unread: no /proc/cpuinfo.
-    """
+    """Returns online core -> design; `otherwise` where /proc/cpuinfo has none."""
     named = {}
     for block in re.split(r"\n[ \t]*\n", read(tree, "/proc/cpuinfo")):
         if core := re.search(r"^processor\s*: (\d{1,4})$", block, re.MULTILINE):
@@ -307,13 +302,8 @@ def _design(block: str) -> str | None:
     if fields[0] is None or fields[1] is None:
         return None
     implementer, part = fields[0][1], fields[1][1]
-    known = _ARM_PARTS.get(int(part, 16)) if int(implementer, 16) == _ARM else None
-    return known or f"{implementer}/{part}"
-
-
-def _words(tree: Tree) -> set[str]:
-    """Returns the field names of /proc/cpuinfo."""
-    return set(re.findall(r"^(\w+)\s*:", read(tree, "/proc/cpuinfo"), re.MULTILINE))
+    part_name = _ARM_PARTS.get(int(part, 16)) if int(implementer, 16) == _ARM else None
+    return part_name or f"{implementer}/{part}"
 
 
 def _arm_kind(tree: Tree, core: int, design: str) -> _Kind:

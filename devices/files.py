@@ -74,8 +74,8 @@ class ContentFolder:
         """Yields a free name next to the content's path; removed at the end."""
         folder = self.path(sha256).parent
         folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder) as made:
-            yield Path(made) / "file"
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder) as temporary:
+            yield Path(temporary) / "file"
 
     def partial(self, sha256: str) -> Path:
         """Returns the file into which a download is written; it outlives the process, so that a transfer can resume."""
@@ -104,15 +104,15 @@ class ContentFolder:
             limit: bytes to keep.
             keep: hashes that are never removed.
         """
-        found = []
+        files = []
         for path in self.root.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):  # others move and remove files meanwhile
                 status = path.stat()
                 if stat.S_ISREG(status.st_mode):
-                    found.append((status.st_mtime, status.st_size, path))
-        total = sum(size for _, size, _ in found)
+                    files.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in files)
         removed = 0
-        for _, size, path in sorted(found):
+        for _, size, path in sorted(files):
             if total - removed <= limit:
                 break
             if path.name not in keep:

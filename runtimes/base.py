@@ -285,7 +285,17 @@ class Build(Protocol):
 
 
 class Runtime(Protocol):
-    """One inference runtime. Implementations are stateless values; contract tests are in `nas.testing`."""
+    """One inference runtime. Implementations are stateless values; contract tests are in `nas.testing`.
+
+    A runtime whose runner is compiled inherits most members from `nas.measure.runtimes.built_runtime.BuiltRuntime`.
+
+    Example:
+        >>> runtime = RUNTIMES["llama.cpp"]
+        >>> artifact = runtime.export(layout, "q4_0", RandomWeights(), Path("model.gguf"))
+        >>> plan = runtime.plan(artifact, runtime.runner("x86_64-linux"), Workload(prompt=512, gen=64), deadline_s=120)
+        >>> runtime.parse(run_on_a_device(plan)).ttft_ms
+        812.4
+    """
 
     @property
     def name(self) -> str:
@@ -427,7 +437,7 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class FileInspector(Protocol):
-    """A runtime that knows from a model file which of its builds loads it."""
+    """A runtime that can tell from a model file which of its builds loads it."""
 
     def needs_patched(self, model: Path) -> bool:
         """Returns whether only the patched build loads `model`.
@@ -454,12 +464,19 @@ class TextScorer(Protocol):
 
 @runtime_checkable
 class Profiler(Protocol):
-    """A runtime that can time the parts of a model one by one, for `nas bench --profile`."""
+    """A runtime that can time the parts of a model one by one, for `nas bench --profile`.
+
+    Example:
+        >>> profiler = runtime.profiler(plan.runner, print)
+        >>> raw = run_on_a_device(runtime.plan(artifact, profiler, workload, deadline_s=120))
+        >>> runtime.read_profile(raw, layout).decode.nodes[0]
+        NodeTime(layer=0, part='mixer', operator='MUL_MAT', nodes=256, ns=1290000)
+    """
 
     def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
-        """Returns the program that profiles on the libraries of `runner`, and makes it unless the cache has it.
+        """Returns the profiler that uses the libraries of `runner`, and makes it unless the cache has it.
 
-        It takes the plans of `Runtime.plan`, and its files are in `Runtime.runner_folder`.
+        It runs the same plans as the runner; its files are in `Runtime.runner_folder`.
 
         Raises:
             InfrastructureFailed: a compiler, network or disk space is missing, or a step failed; with the remedy.
@@ -481,7 +498,12 @@ class Profiler(Protocol):
 
 @runtime_checkable
 class WholeExporter(Protocol):
-    """A runtime whose artifacts are made to be measured, and which has a standard file for apps besides."""
+    """A runtime whose artifacts are for measuring only, and which can write a standard file for apps, too.
+
+    Example:
+        >>> EXECUTORCH.export_whole(layout, "8da4w", checkpoint, context=4096, destination=Path("model.pte")).arch
+        'whole graph'
+    """
 
     def export_whole(
         self, layout: Layout, quantisation: str, weights: Weights, context: int, destination: Path

@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 
 from nas.core.errors import CandidateFailed, InvalidInput
 
-_END, _TOKEN, _SCORE = -1, struct.Struct("<i"), struct.Struct("<?d")
+_END = -1
+_TOKEN = struct.Struct("<i")
+_SCORE = struct.Struct("<?d")
 _TOKEN_S = 300.0
 
 
@@ -121,7 +123,7 @@ class Dialogue:
         """
         if len(question) + max(map(len, continuations)) > self.context:
             raise InvalidInput(f"{len(question):,} tokens leave no room for a continuation in {self.context:,}")
-        self._ask({"ids": list(question), "continuations": [list(each) for each in continuations]})
+        self._ask({"ids": list(question), "continuations": [list(continuation) for continuation in continuations]})
         return [Score(*_SCORE.unpack(self._read(_SCORE.size, _TOKEN_S))) for _ in continuations]
 
     def _ask(self, request: Mapping[str, object]) -> None:
@@ -133,16 +135,16 @@ class Dialogue:
 
     def _read(self, size: int, deadline_s: float) -> bytes:
         assert self._process.stdout is not None
-        found, deadline = b"", time.monotonic() + deadline_s
-        while len(found) < size:
+        received, deadline = b"", time.monotonic() + deadline_s
+        while len(received) < size:
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise self._failure(f"computed no token for {deadline_s:g} s")
-            part = self._process.stdout.read(size - len(found))
+            part = self._process.stdout.read(size - len(received))
             if not part:
                 raise self._failure("died")
-            found += part
-        return found
+            received += part
+        return received
 
     def _failure(self, what: str) -> CandidateFailed:
         self._errors.seek(0)
@@ -166,10 +168,10 @@ def serve(session: Session, chunk: int) -> None:
                 out.write(_SCORE.pack(*score))
             continue
         rng, logits = np.random.default_rng(request["seed"]), _begin(session, chunk, request["ids"])
-        for left in range(request["most"], 0, -1):
+        for remaining in range(request["most"], 0, -1):
             token = draw(logits, request["temperature"], rng)
             out.write(_TOKEN.pack(token))
-            if token in request["ends"] or left == 1:
+            if token in request["ends"] or remaining == 1:
                 break
             logits = session.feed([token])[-1].astype(np.float64)
         out.write(_TOKEN.pack(_END))
@@ -187,7 +189,7 @@ def scores(
         continuations: ids of each, at least one.
     """
     after = _begin(session, chunk, question)
-    found, fed = [], False
+    answers, fed = [], False
     for continuation in continuations:
         logits, greedy, total = after, True, 0.0
         for place, token in enumerate(continuation):
@@ -198,8 +200,8 @@ def scores(
                 logits = session.feed([continuation[place - 1]])[-1].astype(np.float64)
             greedy = greedy and int(logits.argmax()) == token
             total += float(logits[token] - np.logaddexp.reduce(logits))
-        found.append(Score(greedy, total))
-    return found
+        answers.append(Score(greedy, total))
+    return answers
 
 
 def _begin(session: Session, chunk: int, ids: Sequence[int]) -> NDArray[np.float64]:

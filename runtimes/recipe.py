@@ -34,7 +34,7 @@ _CONSTANTS = {
 
 
 class Pool(Hashable, Protocol):
-    """Random numbers that fills are cut from; a value, equal to others that are drawn alike."""
+    """Random numbers that fills are cut from; equal pools draw equal numbers."""
 
     @property
     def size(self) -> int:

@@ -37,8 +37,15 @@ from nas.measure.runtimes.base import Artifact
 from nas.measure.runtimes.recipe import splitmix64
 from nas.measure.runtimes.toolchain import EMULATION, build_environment, emulator_of
 
-USAGE, LOAD_FAILED, DECODE_FAILED, NO_MEMORY = 64, 65, 70, 71
-"""Exit codes of a runner, after sysexits.h: EX_USAGE, EX_DATAERR, EX_SOFTWARE, EX_OSERR."""
+# Exit codes of a runner, after sysexits.h; report.h has the same.
+USAGE = 64
+"""EX_USAGE: it did not take its arguments."""
+LOAD_FAILED = 65
+"""EX_DATAERR: it refused the model file."""
+DECODE_FAILED = 70
+"""EX_SOFTWARE"""
+NO_MEMORY = 71
+"""EX_OSERR"""
 
 _DEADLINE_S = 3600.0
 """Emulation is a hundred times slower than the machine that it emulates."""
@@ -246,7 +253,7 @@ def relative_l2(logits: NDArray[np.float32], oracle: NDArray[np.float32]) -> NDA
     return errors
 
 
-def here(executable: Path, target: str) -> Machine:
+def local_machine(executable: Path, target: str) -> Machine:
     """Returns a function that runs a runner on this machine, by emulation where the runner is for another one.
 
     Args:

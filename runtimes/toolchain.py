@@ -27,33 +27,12 @@ _KEPT = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
-class Toolchain:
-    """Programs by path; `version` is the compilers' first line, part of the build id."""
-
-    cc: str
-    cxx: str
-    cmake: str
-    ninja: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
 class Compiler:
-    """Compilers by path; `version` is their first lines."""
+    """Compilers by path; `version` is the first line of each, part of the build id."""
 
     cc: str
     cxx: str
     version: str
-
-
-def find_toolchain() -> Toolchain:
-    """Finds the tools of a build; `$CC` and `$CXX` choose other compilers.
-
-    Raises:
-        InfrastructureFailed: a program is missing; the message says how to get it.
-    """
-    compiler = find_compiler()
-    return Toolchain(compiler.cc, compiler.cxx, *find_build_tools(), compiler.version)
 
 
 def find_compiler() -> Compiler:
@@ -92,9 +71,9 @@ def _chosen(variable: str, *usual: str) -> tuple[str, ...]:
 def _find(*names: str, remedy: str) -> str:
     beside_python = Path(sys.executable).parent
     for name in names:
-        found = shutil.which(name, path=str(beside_python)) or shutil.which(name)
-        if found:
-            return found
+        path = shutil.which(name, path=str(beside_python)) or shutil.which(name)
+        if path:
+            return path
     raise InfrastructureFailed(f"no {' or '.join(names)} on this machine: {remedy}")
 
 
@@ -124,18 +103,18 @@ _PT_INTERP = 3
 
 
 def emulator_of(target: str, program: Path) -> list[str] | None:
-    """Returns the arguments before a program for `target`: none on such a machine; None: nothing here runs it.
+    """Returns the emulator command that runs programs for `target` here: [] on such a machine; None: there is none.
 
     A program that is not static finds that machine's libraries where Debian's cross packages keep them.
     """
     if target == host_target():
         return []
     machine = target.partition("-")[0]
-    found = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
-    if found is None or _is_static(program):
-        return [found] if found else None
+    emulator = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
+    if emulator is None or _is_static(program):
+        return [emulator] if emulator else None
     root = Path("/usr") / f"{target}-gnu"
-    return [found, "-L", str(root)] if all((root / "lib" / name).exists() for name in _LOADED) else None
+    return [emulator, "-L", str(root)] if all((root / "lib" / name).exists() for name in _LOADED) else None
 
 
 def _is_static(program: Path) -> bool:
@@ -278,6 +257,6 @@ def _pip(what: str, remedy: str) -> list[str]:
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     for name in ("pip3", "pip"):
-        if found := shutil.which(name):
-            return [found]
+        if path := shutil.which(name):
+            return [path]
     raise InfrastructureFailed(f"no pip to fetch {what} with: run `{sys.executable} -m ensurepip`; {remedy}")

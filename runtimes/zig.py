@@ -17,7 +17,8 @@ from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed
 from nas.measure.runtimes.toolchain import Compiler, run_pip
 
-PACKAGE, VERSION = "ziglang", "0.17.0"
+PACKAGE = "ziglang"
+VERSION = "0.17.0"
 COMPILER = f"zig {VERSION}"
 """Part of a build's id."""
 

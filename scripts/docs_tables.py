@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from nas.core.block import BLOCKS, Arg
 from nas.core.block_space import BlockSpace, Knob
-from nas.core.metrics import METRICS
+from nas.core.metrics import METRICS, searchable
 from nas.core.space import SearchSpace
 from nas.core.task import TASKS
 from nas.core.units import parse_count, show_count
@@ -68,7 +68,7 @@ def metric_table() -> str:
     """Returns the metrics that budgets and objectives can name."""
     rows = [
         (f"`{metric.name}`", metric.unit, "more" if metric.direction == "max" else "less", metric.doc)
-        for metric in METRICS.values()
+        for metric in map(METRICS.__getitem__, searchable())
     ]
     return _table(("metric", "unit", "better", "meaning"), rows)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -19,12 +18,9 @@ from nas.core.model_choices import check_reachable, impossible_choices
 from nas.core.quality_config import CorpusFiles
 from nas.core.replacement import LibraryScores
 from nas.core.scoring import PUBLISHED
-from nas.core.space import REMOVED_LIMITS, ModelSpace, Pattern, Range, SearchSpace, cross_problems
+from nas.core.space import ModelSpace, Pattern, Range, SearchSpace, cross_problems
 from nas.search.spaces.problems import Problem, in_order, problem_at, problems
 from nas.search.spaces.yaml_text import MAX_CHARACTERS, Document, KeyPath, read_yaml
-
-log = logging.getLogger(__name__)
-
 
 Further = Callable[[Any, SearchSpace | None], Iterable[tuple[KeyPath, str]]]
 """Further checks of a document's value. The second argument holds its choices of layouts (and may hold nothing else);
@@ -94,7 +90,6 @@ def parse_space(text: str, name: str, further: Further | None = None, base: Path
     if found:
         raise InvalidInput("\n".join(in_order(found)))
     assert space is not None, "nothing is wrong with it"
-    _warn_of_removed(document, name)
     return space
 
 
@@ -116,13 +111,6 @@ def _file(name_or_path: str | Path) -> Path:
     if not path.is_file():
         raise UnknownName("search space (no packaged one, and no such file)", str(name_or_path), packaged)
     return path
-
-
-def _warn_of_removed(document: Document, name: str) -> None:
-    value = document.value
-    protocol = value.get("protocol") if isinstance(value, dict) else None
-    if found := [key for key in REMOVED_LIMITS if isinstance(protocol, dict) and key in protocol]:
-        log.warning("%s: protocol: %s: ignored, noise is not refused any more", name, ", ".join(found))
 
 
 def _hidden(error: ValidationError, document: Document) -> Iterator[Problem]:

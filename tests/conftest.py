@@ -125,30 +125,30 @@ def registered(store: Store) -> None:
 @pytest.fixture(scope="session")
 def llama_build() -> Build:
     """llama.cpp for this machine: built once (some minutes), then found in the user's cache."""
-    from nas.measure.runtimes.llama_cpp.compile import build
+    from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 
-    return build(log=print)
+    return LLAMA_CPP.build(log=print)
 
 
 @pytest.fixture(scope="session")
 def patched_build() -> Build:
     """The same with our patches, which layouts beyond the stock architectures need."""
-    from nas.measure.runtimes.llama_cpp.compile import build
+    from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 
-    return build(log=print, patched=True)
+    return LLAMA_CPP.build(log=print, patched=True)
 
 
 @pytest.fixture(scope="session")
 def tools_build() -> Build:
     """The stock build with llama.cpp's own programs: compiled once (some minutes), then found in the user's cache."""
-    from nas.measure.runtimes.llama_cpp.compile import build
+    from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 
-    return build(log=print, tools=True)
+    return LLAMA_CPP.build(log=print, tools=True)
 
 
 @pytest.fixture(scope="session")
 def executorch_build() -> ExecuTorchBuild:
     """The ExecuTorch runner for this machine: compiled once (half a minute), then found in the user's cache."""
-    from nas.measure.runtimes.executorch.compile import build
+    from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 
-    return build(log=print)
+    return EXECUTORCH.build(log=print)

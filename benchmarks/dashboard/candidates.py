@@ -12,7 +12,9 @@ from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement, Repetition, Sample
 from nas.core.scoring import MeasurementKey
 from nas.core.space import SearchSpace
+from nas.core.stats import Z95
 from nas.core.workload import Workload
+from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.search.proposers.sampling import Rng
 from nas.search.proxy.quality import Quality
 from nas.testing.synthetic import SyntheticProblem, synthetic_space
@@ -110,6 +112,7 @@ class Judge:
             runtime=RUNTIME,
             build="0" * 64,
             patched=False,
+            protocol=PROTOCOL_VERSION,
             device=DEVICES[device],
             workload=self.space.workloads[WORKLOAD],
             figures=candidate.figures[device],
@@ -133,9 +136,11 @@ class Judge:
 
         def figure(value: float, unit: str, noise: float, n: int = 10) -> Figure:
             seen = float(value * math.exp(rng.normal(0, noise) if noise else 0.0))
-            half = 0.7 * noise
+            half = Z95 * 0.36 * noise
             low, high = seen * math.exp(-half), seen * math.exp(half)
-            return Figure(value=seen, low=low, high=high, minimum=low, maximum=high, n=n, unit=unit)
+            return Figure(
+                value=seen, low=low, high=high, log_sd=0.36 * noise, minimum=low, maximum=high, n=n, unit=unit
+            )
 
         ttft, decode = figure(60 * slow * truth["ttft"], "ms", noise), figure(slow * truth["decode"], "ms", noise)
         memory = figure(truth["memory"], "MB", 0.002)

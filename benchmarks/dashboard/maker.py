@@ -14,10 +14,10 @@ from nas.core.layout import Layout
 from nas.core.scoring import ATTENTION, PUBLISHED, figures_json
 from nas.core.trial import EventKind
 from nas.infra.store import results, studies, trials
-from nas.infra.store.archive import FORMAT, VERSION
-from nas.infra.store.rows import Proposal, StudyState
+from nas.infra.store.rows import NewTrial, StudyState
 from nas.infra.store.store import Store
-from nas.search.analysis.archive import import_archive
+from nas.measure.protocol.repetitions import PROTOCOL_VERSION
+from nas.search.analysis.archive import FORMAT, VERSION, import_study
 from nas.search.proposers.sampling import Sampler
 from nas.search.study.events import CALIBRATED, LAUNCHED
 
@@ -55,8 +55,8 @@ def add_study(
     with file.open("w", encoding="utf-8") as out:
         for number, line in enumerate(_lines(name, judge, trials, seed, running, say)):
             out.write(canonical_json(line if "end" not in line else {"end": number}) + "\n")
-    with file.open(encoding="utf-8") as source:
-        study = import_archive(store, source).id
+    with file.open("rb") as source:
+        study = import_study(store, source).id
     studies.set_state(store, study, StudyState.RUNNING if running else StudyState.COMPLETE)
     studies.set_desired_state(store, study, "run")
     return study
@@ -80,7 +80,7 @@ class Orchestrator:
     def add(self) -> int:
         """Adds one trial, which ends; returns its number."""
         layout = next(self._layouts)
-        number = trials.propose(self._store, self._study, [Proposal(layout.to_json(), layout.id)])[0].number
+        number = trials.propose(self._store, self._study, [NewTrial(layout.to_json(), layout.id)])[0].number
         for step in life(self._judge, layout, self._rng):
             self._take(number, step)
         return number
@@ -126,9 +126,22 @@ def _header(name: str, judge: Judge, seed: int) -> dict[str, Any]:
 
 def _opening(judge: Judge, wanted: int) -> Iterator[dict[str, Any]]:
     taken = figures_json(judge.published())
-    calibrated = [{"what": CALIBRATED, "id": id, "device": device, "ms": 361.0} for device, id in DEVICES.items()]
+    calibrated = [
+        {
+            "what": CALIBRATED,
+            "id": id,
+            "device": device,
+            "runtime": "llama.cpp",
+            "build": "b",
+            "ms": 361.0,
+            "protocol": PROTOCOL_VERSION,
+            "conditions": {},
+            "times": {},
+        }
+        for device, id in DEVICES.items()
+    ]
     for payload in (
-        {"what": LAUNCHED, "trials": wanted},
+        {"what": LAUNCHED, "trials": wanted, "warm_start": []},
         *calibrated,
         {"scales": {"figures": {PUBLISHED: taken, ATTENTION: taken}}},
         {"reference_point": CORNER},

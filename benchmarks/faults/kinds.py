@@ -21,7 +21,7 @@ from faults.work import Conduct, patiently
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.wire import EnrolRequest
 from nas.infra.store import agents, devices, outcomes, results, studies
-from nas.search.analysis.archive import import_archive
+from nas.search.analysis.archive import FORMAT, VERSION, import_study
 from nas.search.spaces import load_space
 
 WORKING: tuple[Moment, ...] = ("fetching", "pushing", "running")
@@ -271,12 +271,12 @@ def archive_imported(scene: Scene) -> None:
     whole = _forged(scene, name)
     wrong = random.Random(f"{scene.draw}").choice(_WRONG)
     with scene.act():
-        patiently(lambda: import_archive(scene.stage.store, _archive([*whole, {"end": len(whole)}])))
+        patiently(lambda: import_study(scene.stage.store, _archive([*whole, {"end": len(whole)}])))
         if results.get(scene.stage.store, scene.order.key) is not None:
             scene.problems.append("a result of an archive is taken for one of this farm")
         broken = [whole[0] | {"name": f"{name}-broken"}, *whole[1:], wrong]
         try:
-            patiently(lambda: import_archive(scene.stage.store, _archive([*broken, {"end": len(broken)}])))
+            patiently(lambda: import_study(scene.stage.store, _archive([*broken, {"end": len(broken)}])))
             scene.problems.append(f"an archive was imported with the line {json.dumps(wrong)[:80]}")
         except InvalidInput:
             pass
@@ -288,7 +288,7 @@ def archive_imported(scene: Scene) -> None:
 
 def _forged(scene: Scene, name: str) -> list[dict[str, Any]]:
     """Returns the lines of an archive, but its end."""
-    header = {"format": "hilnas-study", "v": 1, "name": name, "seed": 0, "version": "0"}
+    header = {"format": FORMAT, "v": VERSION, "name": name, "seed": 0, "version": "0"}
     header |= {"created": 1.0, "state": "complete", "scales": None, "reference_point": None, "proposer": None}
     header["space"] = load_space("lfm2").model_dump(mode="json")
     attempt = {"kind": "infrastructure", "message": "forged", "at": 1.0, "result_key": scene.order.key}
@@ -298,8 +298,8 @@ def _forged(scene: Scene, name: str) -> list[dict[str, Any]]:
     return [header, {"result": result}, *[{"attempt": attempt}] * _MANY]
 
 
-def _archive(lines: list[dict[str, Any]]) -> io.StringIO:
-    return io.StringIO("".join(json.dumps(line) + "\n" for line in lines))
+def _archive(lines: list[dict[str, Any]]) -> io.BytesIO:
+    return io.BytesIO("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def agent_copied(scene: Scene) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 
 from faults.runtime import MAIN, CampaignRuntime, plan
@@ -97,7 +98,9 @@ class Works:
     ) -> Order:
         """Returns a job, not queued yet, with its own model in the coordinator's store."""
         content = random.Random(f"{self._seed}/{name}").randbytes(size)
-        sha256 = patiently(lambda: artifacts.put_bytes(self._store, content)).sha256
+        with TemporaryDirectory() as folder:
+            Path(folder, "model").write_bytes(content)
+            sha256 = patiently(lambda: artifacts.put_file(self._store, Path(folder, "model"))).sha256
         key = content_hash({"campaign": self._seed, "job": name, "device": device})
         return Order(key, device, conduct, round(seconds, 2), InputFile(sha256=sha256, size=size))
 

@@ -35,8 +35,8 @@ from nas.core.layout import Layout
 from nas.core.pareto import front_mask
 from nas.core.quality_config import QualityConfig
 from nas.core.space import SearchSpace
+from nas.model.text.corpus import CorpusRef, refer
 from nas.search.proposers import Sampler
-from nas.search.proxy.corpus import CorpusRef, refer
 from nas.search.proxy.job import TrainJob, TrainResult
 from nas.search.proxy.ladder import rung_jobs, seed_counts, seed_scores
 from nas.search.proxy.quality import Anchors, QualityScale, fix_scale, paired_spread

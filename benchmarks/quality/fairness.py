@@ -30,7 +30,7 @@ from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import ExpertLinear, Linear
-from nas.search.proxy.corpus import BYTE_VOCAB, refer
+from nas.model.text.corpus import BYTE_VOCAB, refer
 from nas.search.proxy.job import LmRun, TrainJob
 from nas.search.proxy.train import train
 

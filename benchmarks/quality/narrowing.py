@@ -22,8 +22,8 @@ from nas.core.block import Block
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig
 from nas.core.space import SearchSpace
+from nas.model.text.corpus import BYTE_VOCAB
 from nas.search.proposers import Sampler
-from nas.search.proxy.corpus import BYTE_VOCAB
 from nas.search.spaces import list_spaces, load_space
 
 MOE = "moe"

@@ -28,7 +28,7 @@ from benchmarks.quality.page import fill
 from benchmarks.quality.start_values import GRID, started
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
-from nas.search.proxy.corpus import refer
+from nas.model.text.corpus import refer
 from nas.search.proxy.job import LmRun, TrainJob, TrainResult
 from nas.search.proxy.train import train_seeds
 

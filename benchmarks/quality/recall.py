@@ -26,7 +26,7 @@ from benchmarks.quality.truth import recorded, train_missing
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
 from nas.infra.store.store import Store
-from nas.search.proxy.corpus import refer
+from nas.model.text.corpus import refer
 from nas.search.proxy.job import TrainJob
 from nas.search.proxy.ladder import rung_jobs
 

@@ -31,8 +31,8 @@ from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig
 from nas.core.task import Setting
+from nas.model.text.corpus import refer
 from nas.search.proposers import Features
-from nas.search.proxy.corpus import refer
 from nas.search.proxy.job import TRAINER_VERSION, TrainJob
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.quality import paired_spread

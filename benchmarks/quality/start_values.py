@@ -26,7 +26,7 @@ from nas.core.layout import Layout
 from nas.model.nn.attention import Attention
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import Embedding, ExpertLinear, Linear
-from nas.search.proxy.corpus import refer
+from nas.model.text.corpus import refer
 from nas.search.proxy.job import LmRun, TrainJob
 from nas.search.proxy.train import train
 

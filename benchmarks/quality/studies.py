@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality.studies [--page docs/measured/truth.md] [ARCHIVE.jsonl.gz ...]
 
-Archives are those of `nas study export`, compressed; by default all of benchmarks/recorded/studies. Figures are those
+Archives are those of `nas study export`; by default all of benchmarks/recorded/studies. Figures are those
 of `nas study show --json`. The effective dimension is the participation ratio of the correlations between the groups
 that count at the last rung, over complete candidates.
 """
@@ -10,7 +10,6 @@ that count at the last rung, over complete candidates.
 from __future__ import annotations
 
 import argparse
-import gzip
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from benchmarks.quality.page import fill, markdown
 from benchmarks.quality.reliability import effective_dimension
 from nas.infra.store import studies
 from nas.infra.store.store import Store
-from nas.search.analysis.archive import import_archive
+from nas.search.analysis.archive import import_study
 from nas.search.analysis.report import study_report
 from nas.search.proxy.quality import QualityScale
 
@@ -30,8 +29,8 @@ Json = Mapping[str, Any]
 
 def read(archive: Path, store: Store) -> tuple[Json, QualityScale | None]:
     """Imports an archive; returns its report, and the scale of its last rung if that was fixed."""
-    with gzip.open(archive, "rt", encoding="utf-8") as file:
-        study = import_archive(store, file, name=archive.name.partition(".")[0])
+    with archive.open("rb") as file:
+        study = import_study(store, file, name=archive.name.partition(".")[0])
     report = study_report(store, study.name)
     stored = studies.get(store, study.id)
     scale = (stored.scales or {}).get("quality", {}).get(stored.space["quality"]["rungs"][-1]["name"])

@@ -29,8 +29,8 @@ from benchmarks.quality.page import fill, markdown
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, Teacher
 from nas.core.space import SearchSpace
+from nas.model.text.corpus import CorpusRef, refer
 from nas.search.proposers import Sampler
-from nas.search.proxy.corpus import CorpusRef, refer
 from nas.search.proxy.job import TrainJob, TrainResult
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.quality import paired_spread

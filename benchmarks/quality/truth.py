@@ -30,7 +30,7 @@ from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
 from nas.core.task import make_task
-from nas.search.proxy.corpus import CorpusRef, refer
+from nas.model.text.corpus import CorpusRef, refer
 from nas.search.proxy.job import TrainJob, is_part, proxy_layout
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.tasks.mqar import AssociativeRecall

@@ -26,7 +26,7 @@ from nas.core.errors import InvalidInput, NasError
 from nas.core.logs import configure_logs
 from nas.measure.devices.agent.client import Downloads, JobClient, NotAdmitted, Outbox
 from nas.measure.devices.agent.connection import Host
-from nas.measure.devices.agent.job import Worker
+from nas.measure.devices.agent.job import JobExecutor
 from nas.measure.devices.agent.registry import DeviceRegistry
 from nas.measure.devices.agent.run_plan import FileSource, KnownRunner
 from nas.measure.devices.agent.session import DeviceSession
@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 """Interval between reads of the list of devices."""
 
-_JOIN_S, _LONGEST_ABORT_S = 0.1, 5.0
+_JOIN_S = 0.1
+_LONGEST_ABORT_S = 5.0
 
 
 class Agent:
@@ -69,7 +70,7 @@ class Agent:
         attached: Callable[[], Sequence[Attachment]],
         reach: Callable[[Attachment], Transport],
         files: FileSource,
-        known: KnownRunner,
+        is_known: KnownRunner,
         *,
         lock: HostLock,
         outbox: Path,
@@ -82,7 +83,9 @@ class Agent:
         self._stop, self._abort = threading.Event(), threading.Event()
         self._registry = DeviceRegistry(name, client, boot_id, self._clock)
         self._outbox = Outbox(outbox, name)
-        self._worker = Worker(name, client, files, known, self._outbox, self._clock, stop=self._stop, abort=self._abort)
+        self._executor = JobExecutor(
+            name, client, files, is_known, self._outbox, self._clock, stop=self._stop, abort=self._abort
+        )
         self._sessions: dict[str, DeviceSession] = {}
         self._refusal: NotAdmitted | None = None
         self._last_warning = ""
@@ -150,7 +153,7 @@ class Agent:
             self._host,
             client=self._client,
             registry=self._registry,
-            worker=self._worker,
+            executor=self._executor,
             clock=self._clock,
             refused=self._refused,
         )
@@ -174,7 +177,7 @@ class Agent:
         authority = self._registry.authority
         if authority is not None:
             for device in self._outbox.devices(authority) - self._registry.ids():
-                self._worker.submit_pending(authority, device)
+                self._executor.submit_pending(authority, device)
 
     def _refused(self, error: NotAdmitted) -> None:
         self._refusal = error
@@ -225,9 +228,9 @@ def served(attachments: Attachments, *, this_machine: bool) -> Callable[[], Sequ
     """Returns the lister for `Agent`: the devices of a file while this process holds its lock, and this machine."""
 
     def listed() -> Sequence[Attachment]:
-        own = (THIS_MACHINE,) if this_machine else ()
-        others = tuple(each for each in attachments.read() if each.address != LOCAL)
-        return (*own, *others) if others and attachments.serve_lock.acquire() else own
+        local = (THIS_MACHINE,) if this_machine else ()
+        others = tuple(attachment for attachment in attachments.read() if attachment.address != LOCAL)
+        return (*local, *others) if others and attachments.serve_lock.acquire() else local
 
     return listed
 
@@ -236,12 +239,12 @@ def end_on_signals(agent: Agent) -> None:
     """Makes the first signal stop the agent after its jobs, and the second abort it."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda number, frame: agent.abort())
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, lambda number, frame: agent.abort())
         agent.stop()
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, handle)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, handle)
 
 
 _STOP_WITHIN_S = 10.0

@@ -113,7 +113,7 @@ class JobClient:
         self._http.close()
 
     def enrol(self, request: EnrolRequest) -> EnrolReply:
-        """Exchanges a token for the agent's own secret. Not to be repeated: the reply comes once."""
+        """Exchanges a token for the agent's secret; a token works once."""
         return self._post(ENROL_PATH, request, EnrolReply)
 
     def register(self, request: RegisterRequest) -> RegisterReply:
@@ -224,8 +224,10 @@ class Outbox:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        found = (_read_pending(path) for path in sorted(folder.glob("*.json")))
-        self._pending = {pending.file_name: pending for pending in found if pending and pending.request.agent == agent}
+        results = (_read_pending(path) for path in sorted(folder.glob("*.json")))
+        self._pending = {
+            pending.file_name: pending for pending in results if pending and pending.request.agent == agent
+        }
 
     def put(self, pending: PendingResult) -> None:
         """Stores a result until `drop`; in memory only if the disk fails."""
@@ -289,7 +291,7 @@ class Downloads:
         self._locks.mkdir(exist_ok=True)
 
     def fetch(self, file: PlanFile) -> Path:
-        """See `FileSource.fetch`. A cached file is not hashed again: pushing does that.
+        """Fetches a file unless it is in the cache; a cached one is not hashed again, which pushing does.
 
         Raises:
             InfrastructureFailed: the transfer broke off, the disk failed, or the bytes are wrong.

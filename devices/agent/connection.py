@@ -93,8 +93,10 @@ def _boot(transport: Transport) -> str | None:
         return None
 
 
-NOBODY_THERE_S, IN_TROUBLE_S = 6.0, 30.0
-"""Longest pauses: if the connection is refused, and after any other failure of the coordinator."""
+NOBODY_THERE_S = 6.0
+"""Longest pause where the connection is refused."""
+IN_TROUBLE_S = 30.0
+"""Longest pause after any other failure of the coordinator."""
 
 
 class Backoff:

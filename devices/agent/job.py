@@ -103,7 +103,7 @@ _LAST_TRIES_S = 30.0
 """Seconds for which a stopping agent tries to submit a result; then it keeps the result for its next start."""
 
 
-class Worker:
+class JobExecutor:
     """Runs jobs of one agent, on any of its devices, and submits the results.
 
     Args:
@@ -122,14 +122,14 @@ class Worker:
         agent: str,
         client: JobClient,
         files: FileSource,
-        known: KnownRunner,
+        is_known: KnownRunner,
         outbox: Outbox,
         clock: Clock,
         *,
         stop: threading.Event,
         abort: threading.Event,
     ) -> None:
-        self._agent, self._client, self._files, self._known = agent, client, files, known
+        self._agent, self._client, self._files, self._known = agent, client, files, is_known
         self._outbox, self._clock, self._stop, self._abort = outbox, clock, stop, abort
 
     def run(self, attached: Attached, job: Job, reply: RegisterReply) -> bool:

@@ -14,7 +14,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Uns
 from nas.core.plan import Conditions, InputFile, Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
 from nas.core.wire import Phase
 from nas.measure.devices.probes import android, cpu, memory, power, thermal
-from nas.measure.devices.probes.readings import Snapshot, Unread
+from nas.measure.devices.probes.readings import Readings, Unread
 from nas.measure.devices.transports.base import Cancelled, CommandResult, Reader, Transport, never
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ AFTER = tuple(
 COMMANDS = (memory.DISK, *android.COMMANDS)
 """Run after a process; `dumpsys` exists on Android only, which costs nothing to find out."""
 
-_ONE_MOMENT: dict[str, Callable[[Snapshot], Any]] = {
+_ONE_MOMENT: dict[str, Callable[[Readings], Any]] = {
     "temperature_c": lambda now: _first(now, thermal.temperature_c, android.temperature_c),
     "governor": cpu.governor,
     "frequency_mhz": cpu.frequency_mhz,
@@ -60,16 +60,16 @@ class Observer:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def before(self) -> Snapshot:
-        """Returns the snapshot to pass to `after`; call it last before a process starts."""
-        return Snapshot.take(self._reader, BEFORE)
+    def before(self) -> Readings:
+        """Returns the readings to pass to `after`; call it last before a process starts."""
+        return Readings.take(self._reader, BEFORE)
 
-    def after(self, before: Snapshot, result: CommandResult) -> Conditions:
+    def after(self, before: Readings, result: CommandResult) -> Conditions:
         """Reads conditions right after the process ended. What could not be read is null, with its reason in `unread`.
 
         Memory is what was free before; temperature and frequency are read right after, when the processor is warm.
         """
-        now = Snapshot.take(self._reader, AFTER, COMMANDS)
+        now = Readings.take(self._reader, AFTER, COMMANDS)
         two: dict[str, Callable[[], Any]] = {
             "busy_cpu_s": lambda: cpu.busy_s(now) - cpu.busy_s(before),
             "interval_s": lambda: cpu.uptime_s(now) - cpu.uptime_s(before),
@@ -103,13 +103,13 @@ def foreign_cpu(runs: Sequence[RawRun]) -> float | None:
     return None if isinstance(share, Unread) else share
 
 
-def _foreign(before: Snapshot, now: Snapshot, result: CommandResult) -> float:
+def _foreign(before: Readings, now: Readings, result: CommandResult) -> float:
     ours = None if result.cpu_s is None else result.cpu_s + result.overhead_cpu_s
     busy, wall_s = cpu.busy_s(now) - cpu.busy_s(before), cpu.uptime_s(now) - cpu.uptime_s(before)
     return cpu.foreign_share(busy, ours, wall_s)
 
 
-def _throttled(before: Snapshot, now: Snapshot) -> bool:
+def _throttled(before: Readings, now: Readings) -> bool:
     """Returns whether the processor was throttled: counters cover the whole interval, other sources only the end."""
     return _first(
         now,
@@ -120,7 +120,7 @@ def _throttled(before: Snapshot, now: Snapshot) -> bool:
     )
 
 
-def _first(now: Snapshot, *probes: Callable[[Snapshot], T]) -> T:
+def _first(now: Readings, *probes: Callable[[Readings], T]) -> T:
     """Returns the first probe's value that can be read; otherwise all reasons, except for missing Android services."""
     reasons = []
     for probe in probes:
@@ -191,7 +191,7 @@ class Prepared:
     env: dict[str, str]
 
 
-def prepare(plan: Plan, transport: Transport, files: FileSource, known: KnownRunner) -> Prepared:
+def prepare(plan: Plan, transport: Transport, files: FileSource, is_known: KnownRunner) -> Prepared:
     """Puts the plan's files on the device and fills in its arguments.
 
     Raises:
@@ -200,7 +200,7 @@ def prepare(plan: Plan, transport: Transport, files: FileSource, known: KnownRun
         InfrastructureFailed: a file could not be fetched or pushed.
     """
     runner = plan.runner
-    _check(plan, known)
+    _check(plan, is_known)
     for file in runner.files.values():
         transport.push(files.fetch(file), file.sha256)
     folder = transport.bundle({name: file.sha256 for name, file in runner.files.items()})
@@ -228,9 +228,9 @@ def _make(transport: Transport, runner: str, env: dict[str, str], recipe: str, p
         raise InfrastructureFailed(f"the runner did not make the file of a recipe: {why}: {output}")
 
 
-def _check(plan: Plan, known: KnownRunner) -> None:
+def _check(plan: Plan, is_known: KnownRunner) -> None:
     runner = plan.runner
-    if not known(runner):
+    if not is_known(runner):
         raise Unsupported(f"runner {runner.runtime} {runner.build[:12]} is not in the coordinator's runner manifest")
     for name in runner.files:
         if not _FILE_NAME.fullmatch(name):
@@ -298,7 +298,6 @@ def execute(
         wall_s=result.wall_s,
         cpu_s=result.cpu_s,
         overhead_cpu_s=result.overhead_cpu_s,
-        max_rss_mb=result.max_rss_mb,
         timed_out=result.timed_out,
         truncated=result.truncated,
         started_at=result.started_at,
@@ -310,7 +309,7 @@ def run_round(
     batch: Round,
     transport: Transport,
     files: FileSource,
-    known: KnownRunner,
+    is_known: KnownRunner,
     *,
     observer: Observer,
     clock: Clock,
@@ -326,7 +325,7 @@ def run_round(
         batch: what to run.
         transport: the device.
         files: source of plan files.
-        known: the runners that may run.
+        is_known: whether a runner may run.
         observer: reads the device's condition around each process.
         clock: times the push and the cool-down.
         enter: called with each phase as it begins.
@@ -339,9 +338,8 @@ def run_round(
     """
     enter("preparing")
     begun = clock.monotonic()
-    candidate = prepare(batch.candidate, transport, files, known)
-    reference = prepare(batch.reference, transport, files, known) if batch.reference else None
-    push_s = clock.monotonic() - begun
+    candidate = prepare(batch.candidate, transport, files, is_known)
+    reference = prepare(batch.reference, transport, files, is_known) if batch.reference else None
 
     if batch.cool_down_s:
         enter("cooling")
@@ -355,7 +353,7 @@ def run_round(
         pairs.append(Pair(reference=drift, candidate=measured, foreign_cpu=foreign))
         if _failed(measured) or (drift and _failed(drift)):
             break
-    return RoundResult(pairs=pairs, push_s=push_s, wall_s=clock.monotonic() - begun)
+    return RoundResult(pairs=pairs, wall_s=clock.monotonic() - begun)
 
 
 def _failed(raw: RawRun) -> bool:
@@ -364,7 +362,7 @@ def _failed(raw: RawRun) -> bool:
 
 def _cool_down(seconds: float, clock: Clock, cancelled: Callable[[], bool]) -> None:
     end = clock.monotonic() + seconds
-    while (left := end - clock.monotonic()) > 0:
+    while (remaining := end - clock.monotonic()) > 0:
         if cancelled():
             raise Cancelled("cancelled while the device cooled down")
-        clock.sleep(min(left, _COOL_DOWN_SLICE_S))
+        clock.sleep(min(remaining, _COOL_DOWN_SLICE_S))

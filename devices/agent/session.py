@@ -14,7 +14,7 @@ from nas.core.logs import log_fields
 from nas.core.wire import Job, LeaseRequest, RegisterReply
 from nas.measure.devices.agent.client import JobClient, NotAdmitted
 from nas.measure.devices.agent.connection import Attached, Backoff, Host, find
-from nas.measure.devices.agent.job import Worker
+from nas.measure.devices.agent.job import JobExecutor
 from nas.measure.devices.agent.registry import DeviceRegistry
 from nas.measure.devices.attachments import Attachment
 from nas.measure.devices.transports.base import Transport
@@ -91,8 +91,9 @@ _LOOK_S = 5.0
 _ANSWER_S = 3.0
 """Time for a coordinator to answer the poll about a device that was just deregistered."""
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
-"""Between attempts to reach a device that is gone."""
+_FIRST_PAUSE_S = 0.5
+"""Between the first attempts to reach a device that is gone."""
+_LONGEST_PAUSE_S = 15.0
 
 
 class DeviceSession:
@@ -105,7 +106,7 @@ class DeviceSession:
         host: the machine of the agent.
         client: the coordinator.
         registry: the devices registered with the coordinator.
-        worker: runs the jobs.
+        executor: runs the jobs.
         clock: measures how long ago the device answered.
         refused: called when the coordinator refuses this agent.
     """
@@ -119,13 +120,13 @@ class DeviceSession:
         *,
         client: JobClient,
         registry: DeviceRegistry,
-        worker: Worker,
+        executor: JobExecutor,
         clock: Clock,
         refused: Callable[[NotAdmitted], None],
     ) -> None:
         self.attachment = attachment
         self._agent, self._transport, self._host = agent, transport, host
-        self._client, self._registry, self._worker = client, registry, worker
+        self._client, self._registry, self._executor = client, registry, executor
         self._clock, self._refused = clock, refused
         self._stop, self._woken = threading.Event(), threading.Event()
         self._poll: Poll | None = None
@@ -211,7 +212,7 @@ class DeviceSession:
             backoff.reset()
             if job is not None:
                 with log_fields(job=job.id, epoch=job.epoch):
-                    if not self._worker.run(attached, job, reply):
+                    if not self._executor.run(attached, job, reply):
                         attached.check()
                 self._asked_at = self._clock.monotonic()
 
@@ -219,7 +220,7 @@ class DeviceSession:
         """Starts a poll for a job, after submitting pending results."""
 
         def next_job() -> Job | None:
-            self._worker.submit_pending(reply.authority, device)
+            self._executor.submit_pending(reply.authority, device)
             return self._client.lease(LeaseRequest(agent=self._agent, device=device, wait_s=reply.poll_s)).job
 
         self._woken.clear()
@@ -238,7 +239,7 @@ class DeviceSession:
 
     def _give_back(self, device: str, reply: RegisterReply, job: Job) -> None:
         """Returns a job that was leased in the moment when the device left."""
-        self._worker.give_back(device, job, reply)
+        self._executor.give_back(device, job, reply)
         # The job is reported; this only corrects that the device now seems registered.
         with contextlib.suppress(NasError):
             self._registry.repeat()

@@ -160,7 +160,8 @@ def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:
         raise InvalidInput(f"{error}. The token was not sent") from error
     except InfrastructureFailed as error:
         raise InfrastructureFailed(
-            f"{error}. Try again; if the token then counts as used, the reply was lost: {_again(name)}"
+            f"{error}. Try again; if the token then counts as used, the reply was lost: get another line with "
+            f"'nas agent token --name {name}' and enrol with it, which replaces the lost one"
         ) from error
     except NasError as error:
         raise InvalidInput(str(error)) from error
@@ -174,10 +175,6 @@ def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:
         signing_key=reply.signing_key,
         authority=reply.authority,
     )
-
-
-def _again(name: str) -> str:
-    return f"get another line with 'nas agent token --name {name}' and enrol with it, which replaces the lost one"
 
 
 _SHOWN = 16
@@ -221,8 +218,8 @@ class PinnedManifest:
             InfrastructureFailed: the coordinator did not answer, or the stored manifest is damaged.
         """
         fresh = self._fetched_at is not None and self._clock.monotonic() - self._fetched_at < FRESH_S
-        kept = self._kept()
-        in_kept = kept is not None and runner in kept[1].runners
+        manifest = self._kept()
+        in_kept = manifest is not None and runner in manifest[1].runners
         if in_kept and fresh:
             return True
         try:
@@ -243,13 +240,13 @@ class PinnedManifest:
         manifest = verified(signed, self._key)
         self._fetched_at = self._clock.monotonic()
         with locked(self._memory.with_suffix(".lock")):
-            kept = self._kept()
-            if kept is not None and kept[0].text == signed.text:
+            last = self._kept()
+            if last is not None and last[0].text == signed.text:
                 return manifest
-            if kept is not None and manifest.serial <= kept[1].serial:
+            if last is not None and manifest.serial <= last[1].serial:
                 raise Unsupported(
                     f"runner manifest: the coordinator sent number {manifest.serial}, but this agent saw another one, "
-                    f"number {kept[1].serial}, before: an old manifest was replayed, or the coordinator's home restored"
+                    f"number {last[1].serial}, before: an old manifest was replayed, or the coordinator's home restored"
                 )
             write_durably(self._memory, signed.model_dump_json().encode())
         return manifest

@@ -6,9 +6,10 @@ import re
 from typing import Literal
 
 from nas.measure.devices.probes.power import Status
-from nas.measure.devices.probes.readings import Snapshot, Unread
+from nas.measure.devices.probes.readings import Readings, Unread
 
-THERMAL, BATTERY = "dumpsys thermalservice", "dumpsys battery"
+THERMAL = "dumpsys thermalservice"
+BATTERY = "dumpsys battery"
 SCREEN = "dumpsys power | grep -m 1 mWakefulness="
 
 NO_ANDROID = "no Android, which has dumpsys"
@@ -22,14 +23,14 @@ _STATUS: dict[int, Status] = {2: "Charging", 3: "Discharging", 4: "Not charging"
 """Constants of `android.os.BatteryManager`."""
 
 
-def output(snapshot: Snapshot, command: str) -> str:
+def output(readings: Readings, command: str) -> str:
     """Returns what a command printed.
 
     Raises:
         Unread: this is not Android, or the service reports nothing to a shell.
     """
     try:
-        said = snapshot.output(command)
+        said = readings.output(command)
     except OSError:
         raise Unread(NO_ANDROID) from None
     if not said.strip():
@@ -37,86 +38,86 @@ def output(snapshot: Snapshot, command: str) -> str:
     return said
 
 
-def temperature_c(snapshot: Snapshot) -> float:
+def temperature_c(readings: Readings) -> float:
     """Returns the temperature of the processor's hottest sensor, Celsius.
 
     Raises:
         Unread: none is listed.
     """
-    said = output(snapshot, THERMAL)
+    said = output(readings, THERMAL)
     # Cached values, which may be old, precede the current ones.
     _, now, current = said.partition("Current temperatures from HAL:")
-    readings = re.findall(
+    temperatures = re.findall(
         r"Temperature\{mValue=(-?\d{1,6}(?:\.\d{1,9})?), mType=(-?\d{1,4}),", current if now else said
     )
-    hottest = [float(value) for value, kind in readings if int(kind) == _CPU_TYPE]
+    hottest = [float(value) for value, kind in temperatures if int(kind) == _CPU_TYPE]
     if not hottest:
         raise Unread(f"{THERMAL}: no sensor of the processor")
     return max(hottest)
 
 
-def thermal_status(snapshot: Snapshot) -> int:
+def thermal_status(readings: Readings) -> int:
     """Returns Android's throttling level: 0 none, 1 light, 2 moderate, 3 severe ... (`THERMAL_STATUS_*`).
 
     Raises:
         Unread: not reported, as before Android 10.
     """
-    found = re.search(r"^Thermal Status: (\d{1,4})$", output(snapshot, THERMAL), re.MULTILINE)
-    if not found:
+    match = re.search(r"^Thermal Status: (\d{1,4})$", output(readings, THERMAL), re.MULTILINE)
+    if not match:
         raise Unread(f"{THERMAL}: no status")
-    return int(found[1])
+    return int(match[1])
 
 
-def power_source(snapshot: Snapshot) -> Literal["mains", "battery"]:
+def power_source(readings: Readings) -> Literal["mains", "battery"]:
     """Returns what powers the phone.
 
     Raises:
         Unread: not reported.
     """
-    powered = re.findall(r"^ *(?:AC|USB|Wireless|Dock) powered: (true|false)$", output(snapshot, BATTERY), re.MULTILINE)
+    powered = re.findall(r"^ *(?:AC|USB|Wireless|Dock) powered: (true|false)$", output(readings, BATTERY), re.MULTILINE)
     if not powered:
         raise Unread(f"{BATTERY}: no power source")
     return "mains" if "true" in powered else "battery"
 
 
-def battery_percent(snapshot: Snapshot) -> float:
+def battery_percent(readings: Readings) -> float:
     """Returns the charge, 0 to 100.
 
     Raises:
         Unread: not reported.
     """
-    level, scale = _battery(snapshot, "level"), _battery(snapshot, "scale")
+    level, scale = _battery(readings, "level"), _battery(readings, "scale")
     if scale <= 0:
         raise Unread(f"{BATTERY}: a scale of {scale}")
     return 100 * level / scale
 
 
-def battery_status(snapshot: Snapshot) -> Status:
+def battery_status(readings: Readings) -> Status:
     """Returns the battery's status.
 
     Raises:
         Unread: unknown to Android too.
     """
-    number = _battery(snapshot, "status")
+    number = _battery(readings, "status")
     if number not in _STATUS:
         raise Unread(f"{BATTERY}: status {number}")
     return _STATUS[number]
 
 
-def screen_on(snapshot: Snapshot) -> bool:
+def screen_on(readings: Readings) -> bool:
     """Returns whether the phone is awake; its screen takes power, and drawing takes CPU time.
 
     Raises:
         Unread: not reported.
     """
-    found = re.search(r"mWakefulness=(\w+)", output(snapshot, SCREEN))
-    if not found:
+    match = re.search(r"mWakefulness=(\w+)", output(readings, SCREEN))
+    if not match:
         raise Unread("dumpsys power: no mWakefulness")
-    return found[1] in ("Awake", "Dreaming")
+    return match[1] in ("Awake", "Dreaming")
 
 
-def _battery(snapshot: Snapshot, name: str) -> int:
-    found = re.search(rf"^ *{name}: (-?\d{{1,9}})$", output(snapshot, BATTERY), re.MULTILINE)
-    if not found:
+def _battery(readings: Readings, name: str) -> int:
+    match = re.search(rf"^ *{name}: (-?\d{{1,9}})$", output(readings, BATTERY), re.MULTILINE)
+    if not match:
         raise Unread(f"{BATTERY}: no {name}")
-    return int(found[1])
+    return int(match[1])

@@ -105,9 +105,7 @@ def cluster_mhz(tree: Tree) -> dict[str, float]:
     Raises:
         Unread: no cpufreq.
     """
-    return {
-        _cores(tree, policy): number(tree, f"{policy}/scaling_cur_freq") / 1000 for policy in _policies(tree)
-    }  # fmt: skip
+    return {_cores(tree, policy): number(tree, f"{policy}/scaling_cur_freq") / 1000 for policy in _policies(tree)}
 
 
 def _cores(tree: Tree, policy: str) -> str:
@@ -118,7 +116,7 @@ def _cores(tree: Tree, policy: str) -> str:
 
 
 def _policies(tree: Tree) -> list[str]:
-    found = names(tree, _POLICIES, lambda name: name.startswith("policy"))
-    if not found:
+    policies = names(tree, _POLICIES, lambda name: name.startswith("policy"))
+    if not policies:
         raise Unread(f"no policy under {_POLICIES}")
-    return [f"{_POLICIES}/{name}" for name in found]
+    return [f"{_POLICIES}/{name}" for name in policies]

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import re
 
-from nas.measure.devices.probes.readings import Snapshot, Unread, read
+from nas.measure.devices.probes.readings import Readings, Unread, read
 from nas.measure.devices.transports.base import Tree
 
 FILES = ("/proc/meminfo", "/proc/vmstat")
 DISK = "df -Pk ."
 
 
-def free_disk_mb(snapshot: Snapshot) -> float:
+def free_disk_mb(readings: Readings) -> float:
     """Returns the free space of the file system that holds hilnas' files, in MB.
 
     Raises:
         Unread: no `df`.
     """
     try:
-        said = snapshot.output(DISK)
+        said = readings.output(DISK)
     except OSError as error:
         raise Unread(f"{DISK}: {error.strerror}") from error
-    found = re.search(r"^\S.* [0-9]+ +[0-9]+ +([0-9]{1,15}) +[0-9]+% ", said, re.MULTILINE)
-    if not found:
+    match = re.search(r"^\S.* [0-9]+ +[0-9]+ +([0-9]{1,15}) +[0-9]+% ", said, re.MULTILINE)
+    if not match:
         raise Unread(f"{DISK} says {said[:80]!r}")
-    return int(found[1]) * 1024 / 1e6
+    return int(match[1]) * 1024 / 1e6
 
 
 def free_memory_mb(tree: Tree) -> float:

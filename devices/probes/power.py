@@ -75,7 +75,8 @@ def _scope(tree: Tree, path: str) -> str | None:
         return None
 
 
-_RAPL, _IIO = "/sys/class/powercap", "/sys/bus/iio/devices"
+_RAPL = "/sys/class/powercap"
+_IIO = "/sys/bus/iio/devices"
 _GAUGES = ("energy_now", "charge_now", "charge_counter")
 
 ENERGY_FILES = (
@@ -205,11 +206,11 @@ def _rapl(tree: Tree) -> Counter:
 
 def _battery(tree: Tree) -> Counter:
     """Reads the gauge of the batteries, which does not show consumption while they are charged."""
-    found = batteries(tree)
-    if not found:
+    folders = batteries(tree)
+    if not folders:
         raise Unread("no battery")
-    parts = tuple(_gauge(tree, path) for path in found)
-    statuses = [read(tree, f"{path}/status") for path in found]
+    parts = tuple(_gauge(tree, path) for path in folders)
+    statuses = [read(tree, f"{path}/status") for path in folders]
     discharging = "Discharging" in statuses and "Charging" not in statuses
     trouble = "" if discharging else f"{statuses[0][:20].lower()}: it measures consumption only on battery power"
     return Counter(f"battery gauge, {parts[0].name}", parts, trouble)

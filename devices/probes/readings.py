@@ -1,4 +1,4 @@
-"""Reading values from a device's files: one consistent snapshot, parsers, and the error for a missing value."""
+"""Reading values from a device's files: one set of readings, parsers, and the error for a missing value."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def read(tree: Tree, path: str) -> str:
         raise Unread(f"{path}: {error.strerror}") from error
 
 
-def names(tree: Tree, folder: str, wanted: Callable[[str], bool] = lambda name: True) -> list[str]:
+def names(tree: Tree, folder: str, accepts: Callable[[str], bool] = lambda name: True) -> list[str]:
     """Returns the names in a folder that are `wanted`; none if the folder does not exist."""
     try:
-        return [name for name in tree.names(folder) if wanted(name)]
+        return [name for name in tree.names(folder) if accepts(name)]
     except OSError:
         return []
 
@@ -66,26 +66,26 @@ def number(tree: Tree, path: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Readings:
     """Files and command output of a device, read in one exchange; a `Tree` of them.
 
     Args:
-        asked: paths and commands.
-        found: the answer of `Reader.read_many`.
+        requested: paths and commands.
+        contents: the answer of `Reader.read_many`.
     """
 
-    asked: tuple[str, ...]
-    found: Mapping[str, str | OSError]
+    requested: tuple[str, ...]
+    contents: Mapping[str, str | OSError]
 
     @classmethod
-    def take(cls, reader: Reader, paths: Sequence[str], commands: Sequence[str] = ()) -> Snapshot:
+    def take(cls, reader: Reader, paths: Sequence[str], commands: Sequence[str] = ()) -> Readings:
         """Reads everything in one exchange, in this order."""
         return cls((*paths, *commands), reader.read_many(paths, commands))
 
     def read_text(self, path: str) -> str:
-        """See `Tree.read_text`; only paths that were asked for can be read."""
-        assert path in self.asked or any(fnmatchcase(path, asked) for asked in self.asked), f"{path} was not asked for"
-        answer = self.found.get(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path))
+        """Returns the content of a path that was requested."""
+        assert any(path == name or fnmatchcase(path, name) for name in self.requested), f"{path} was not asked for"
+        answer = self.contents.get(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path))
         if isinstance(answer, OSError):
             raise OSError(answer.errno, answer.strerror, path)
         return answer
@@ -99,16 +99,16 @@ class Snapshot:
         return self.read_text(command)
 
     def names(self, folder: str) -> list[str]:
-        """See `Tree.names`: names of the files that were found."""
+        """Returns the names of the files in a folder that were read."""
         inside = (path[len(folder) + 1 :] for path in self._there() if path.startswith(f"{folder}/"))
-        found = sorted({name.partition("/")[0] for name in inside})
-        if not found:
+        entries = sorted({name.partition("/")[0] for name in inside})
+        if not entries:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
-        return found
+        return entries
 
     def _there(self) -> list[str]:
         return [
             path
-            for path, answer in self.found.items()
+            for path, answer in self.contents.items()
             if not (isinstance(answer, OSError) and answer.errno == errno.ENOENT)
         ]

@@ -7,7 +7,8 @@ import re
 from nas.measure.devices.probes.readings import Unread, names, number, read
 from nas.measure.devices.transports.base import Tree
 
-_ZONES, _MONITORS = "/sys/class/thermal", "/sys/class/hwmon"
+_ZONES = "/sys/class/thermal"
+_MONITORS = "/sys/class/hwmon"
 _PROCESSOR = re.compile(r"x86_pkg_temp|.*cpu.*|.*soc.*|.*core.*|k10temp|zenpower|tsens.*", re.IGNORECASE)
 FILES = (
     *(f"{_ZONES}/thermal_zone*/{name}" for name in ("type", "temp")),
@@ -17,7 +18,7 @@ _PLAUSIBLE_C = (-40.0, 150.0)
 
 
 def temperature_c(tree: Tree) -> float:
-    """Returns the temperature of the processor's hottest sensor; if none is known to be its, of the hottest. Celsius.
+    """Returns the temperature of the processor's hottest sensor, or of the hottest if none is the processor's. Celsius.
 
     Raises:
         Unread: no sensor, or none with a plausible temperature.
@@ -60,7 +61,8 @@ def _kind(tree: Tree, path: str) -> str:
 
 
 _OF_PROCESSOR = re.compile(r"^Processor$|cpu", re.IGNORECASE)
-_CPUS, _THERMAL = "/sys/devices/system/cpu", "/sys/class/thermal"
+_CPUS = "/sys/devices/system/cpu"
+_THERMAL = "/sys/class/thermal"
 
 COUNTERS = (f"{_CPUS}/cpu*/thermal_throttle/*_throttle_count",)
 THROTTLE_FILES = (

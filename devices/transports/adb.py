@@ -61,7 +61,7 @@ class _Services(Protocol):
 
 
 class AdbWire:
-    """See `Wire`.
+    """A `Wire` over adb.
 
     Args:
         address: see above.
@@ -79,7 +79,6 @@ class AdbWire:
         self._services: _Services | None = None
 
     def connect(self) -> None:
-        """See `Wire.connect`."""
         if self._services is not None:
             return
         if usb := _USB.fullmatch(self._where):
@@ -91,17 +90,14 @@ class AdbWire:
             self._services = AdbServer(self._where)
 
     def close(self) -> None:
-        """See `Wire.close`."""
         if self._services is not None:
             self._services.close()
             self._services = None
 
     def start(self, command: str) -> Stream:
-        """See `Wire.start`."""
         return self._open(f"exec:{command}")
 
     def put(self, local: Path, remote: str) -> None:
-        """See `Wire.put`."""
         stream = self._open("sync:")
         try:
             push(stream, local, remote, self.name)
@@ -144,9 +140,9 @@ def _request(name: bytes, data: bytes) -> bytes:
     return struct.pack("<4sI", name, len(data)) + data
 
 
-def _read(stream: Stream, size: int, name: str, known: bytes = b"") -> bytes:
+def _read(stream: Stream, size: int, name: str, begun: bytes = b"") -> bytes:
     """Returns at least `size` bytes, the `known` ones included."""
-    answer, end = known, time.monotonic() + SILENT_S
+    answer, end = begun, time.monotonic() + SILENT_S
     while len(answer) < size:
         piece = stream.read(1.0)
         answer += piece or b""
@@ -203,7 +199,7 @@ class AdbServer:
 
 
 class SocketStream:
-    """See `Stream`.
+    """A `Stream` over a socket to the adb server.
 
     Args:
         opened: owned by the stream from now on.
@@ -214,7 +210,6 @@ class SocketStream:
         self._socket, self._name = opened, name
 
     def read(self, timeout_s: float) -> bytes | None:
-        """See `Stream.read`."""
         try:
             self._socket.settimeout(timeout_s)
             return self._socket.recv(_CHUNK)
@@ -238,7 +233,6 @@ class SocketStream:
         return answer
 
     def write(self, data: bytes) -> None:
-        """See `Stream.write`."""
         try:
             self._socket.settimeout(SILENT_S)
             self._socket.sendall(data)
@@ -246,5 +240,4 @@ class SocketStream:
             raise InfrastructureFailed(f"{self._name}: {error}") from error
 
     def close(self) -> None:
-        """See `Stream.close`."""
         self._socket.close()

@@ -55,14 +55,14 @@ class AdbKey(CryptographySigner):  # type: ignore[misc]
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         public = path.with_name(f"{path.name}.pub")
         with tempfile.TemporaryDirectory(prefix=".adb-", dir=path.parent) as folder:
-            made = Path(folder) / "key"
+            temporary = Path(folder) / "key"
             if not path.exists():
-                keygen(str(made))
-                made.chmod(0o600)
-                made.replace(path)
+                keygen(str(temporary))
+                temporary.chmod(0o600)
+                temporary.replace(path)
             if not public.exists():
-                write_public_keyfile(str(path), str(made))
-                made.replace(public)
+                write_public_keyfile(str(path), str(temporary))
+                temporary.replace(public)
         return cls(str(path))
 
     def public(self) -> str:
@@ -246,7 +246,7 @@ class AdbConnection:
 
 
 class AdbStream:
-    """See `Stream`: a service that runs on the device.
+    """A `Stream` of a service that runs on the device.
 
     Args:
         connection: to the device.
@@ -260,7 +260,6 @@ class AdbStream:
         self._ended = self._unanswered = False
 
     def read(self, timeout_s: float) -> bytes | None:
-        """See `Stream.read`."""
         if not self._arrived and not self._ended:
             packet = self._connection.receive(self._local, timeout_s)
             if packet is None:
@@ -272,7 +271,7 @@ class AdbStream:
         return piece or (b"" if self._ended else None)
 
     def write(self, data: bytes) -> None:
-        """See `Stream.write`. Data that a finished command no longer reads is dropped.
+        """Writes to the service; what a finished command no longer reads is dropped.
 
         The device's answer is awaited only before the next packet, so that both sides work at the same time.
         """
@@ -287,7 +286,6 @@ class AdbStream:
             self._unanswered = True
 
     def close(self) -> None:
-        """See `Stream.close`."""
         if not self._ended:
             self._ended = True
             with contextlib.suppress(InfrastructureFailed):

@@ -95,7 +95,6 @@ class CommandResult:
         wall_s: from fork to exit.
         cpu_s: user and system time of the process and of children it waited for; `None` if unknown.
         overhead_cpu_s: CPU time that the transport used on the device meanwhile.
-        max_rss_mb: largest resident set, MB; `None` if unknown.
         timed_out: killed at its deadline.
         truncated: killed because it wrote more than `output_limit`.
         started_at: seconds since the epoch, by the agent's clock.
@@ -107,7 +106,6 @@ class CommandResult:
     wall_s: float
     cpu_s: float | None
     overhead_cpu_s: float
-    max_rss_mb: float | None
     timed_out: bool
     truncated: bool
     started_at: float
@@ -152,7 +150,16 @@ class Reader(Protocol):
 
 
 class Transport(Reader, Protocol):
-    """A connection to one device. Remote paths are plain strings, returned by `push`, `make` and `bundle` only."""
+    """A connection to one device. Remote paths are plain strings, returned by `push`, `make` and `bundle` only.
+
+    Example:
+        >>> transport = LocalTransport(cache)
+        >>> transport.connect()
+        >>> remote = transport.push(Path("hello"), sha256)
+        >>> folder = transport.bundle({"hello": sha256})
+        >>> transport.run([f"{folder}/hello"], env={}, deadline_s=5, output_limit=1000).exit_code
+        0
+    """
 
     def connect(self) -> None:
         """Connects; does nothing if connected.

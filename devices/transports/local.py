@@ -85,7 +85,7 @@ class LocalTransport:
         """Does nothing."""
 
     def claim(self, lease: Lease) -> None:
-        """See `Transport.claim`. Nothing can be left running here: a runner dies with its agent."""
+        """Checks the lease; no run of an earlier one can be left, because a runner dies with its agent."""
         self._lease = lease
         self._fence.admit(lease)
 
@@ -99,7 +99,7 @@ class LocalTransport:
         cpu_affinity: Sequence[int] = (),
         cancelled: Callable[[], bool] = never,
     ) -> CommandResult:
-        """See `Transport.run` and `run_supervised`."""
+        """Runs a program as `run_supervised` does."""
         if self._lease:
             self._fence.admit(self._lease)
         return run_supervised(
@@ -112,24 +112,24 @@ class LocalTransport:
         )
 
     def push(self, local: Path, sha256: str) -> str:
-        """See `Transport.push`; a file of the cache itself is only verified."""
+        """Copies a file into the cache; one that is in the cache is only verified."""
         return str(self._content.add(local, sha256))
 
     def make(self, sha256: str, produce: Callable[[str], None]) -> str:
-        """See `Transport.make`. The least recently used files are removed, so that a search does not fill the disk."""
+        """Makes a file in the cache, and removes the least recently used ones to bound its size."""
         if self._content.path(sha256).exists():
             return str(self._content.verify(sha256))
         with self._content.temporary(sha256) as temporary:
             produce(str(temporary))
             try:
-                made = self._content.settle(temporary, sha256)
+                path = self._content.settle(temporary, sha256)
             except OSError as error:
                 raise InfrastructureFailed(f"{temporary}: {error.strerror}") from error
         self._content.trim(_KEPT_BYTES, keep=[sha256])
-        return str(made)
+        return str(path)
 
     def bundle(self, files: Mapping[str, str]) -> str:
-        """See `Transport.bundle`. Copies, so that the mode of the pushed files stays unchanged."""
+        """Copies the files, so that the mode of the pushed ones stays unchanged."""
         assert all(name == os.path.basename(name) and name not in ("", ".", "..") for name in files), files  # noqa: PTH119
         folder = self._content.root / "bundles" / content_hash(dict(files))
         if not folder.exists():
@@ -142,8 +142,8 @@ class LocalTransport:
 
     def _make_bundle(self, folder: Path, files: Mapping[str, str]) -> None:
         folder.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as made:
-            build = Path(made) / "bundle"
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as temporary:
+            build = Path(temporary) / "bundle"
             build.mkdir()
             for name, sha256 in files.items():
                 try:
@@ -159,23 +159,20 @@ class LocalTransport:
                     raise InfrastructureFailed(f"{folder}: {error.strerror}") from error
 
     def read_text(self, path: str) -> str:
-        """See `Tree.read_text`."""
         with self._under_root(path).open("rb") as file:
             return file.read(TEXT_LIMIT).decode(errors="replace")
 
     def names(self, folder: str) -> list[str]:
-        """See `Tree.names`."""
         return sorted(path.name for path in self._under_root(folder).iterdir())
 
     def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
-        """See `Reader.read_many`."""
-        found: dict[str, str | OSError] = {}
+        contents: dict[str, str | OSError] = {}
         for path in self._expanded(paths):
             try:
-                found[path] = self.read_text(path)
+                contents[path] = self.read_text(path)
             except OSError as error:
-                found[path] = error
-        return found | {command: self._said(command) for command in commands}
+                contents[path] = error
+        return contents | {command: self._said(command) for command in commands}
 
     def _expanded(self, paths: Sequence[str]) -> Iterator[str]:
         for path in paths:
@@ -192,9 +189,15 @@ class LocalTransport:
         self._content.root.mkdir(parents=True, exist_ok=True)
         try:
             done = subprocess.run(
-                ["sh", "-c", command], env=_BASE_ENV, cwd=self._content.root, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_COMMAND_S, check=False,
-            )  # fmt: skip
+                ["sh", "-c", command],
+                env=_BASE_ENV,
+                cwd=self._content.root,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=_COMMAND_S,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             return error if isinstance(error, OSError) else TimeoutError(errno.ETIMEDOUT, f"no end of {command!r}")
         return done.stdout[:TEXT_LIMIT].decode(errors="replace")

@@ -63,8 +63,7 @@ def run_supervised(
 ) -> CommandResult:
     """Runs one process on this machine; see `Transport.run`.
 
-    `overhead_cpu_s` counts all that this process and its other children used meanwhile. `max_rss_mb` is never below
-    the 10 MB or so of the supervising process.
+    `overhead_cpu_s` counts all that this process and its other children used meanwhile.
     """
     started_at, used_before = time.time(), _own_cpu_s()
     spec = {"argv": list(argv), "env": dict(env), "affinity": list(affinity), "deadline_s": deadline_s}
@@ -85,7 +84,6 @@ def run_supervised(
         wall_s=report["wall_s"],
         cpu_s=report["cpu_s"],
         overhead_cpu_s=max(0.0, _own_cpu_s() - used_before - report["cpu_s"]),
-        max_rss_mb=report["max_rss_mb"],
         timed_out=report["timed_out"],
         truncated=output.truncated,
         started_at=started_at,

@@ -37,12 +37,9 @@ shift
 find tmp -mindepth 1 -maxdepth 1 -mtime +1 -exec rm -rf {} + 2>/dev/null
 pwd -P
 echo "$PATH"
-env time -f %M -o /dev/null sh -c 'kill -9 $$' 2>/dev/null
-if [ $? = 137 ]; then echo timed; else echo untimed; fi
 for tool; do command -v "$tool" >/dev/null || echo "$tool"; done
 """
-"""$1: folder, others: tools. Prints the folder's full path, PATH, whether there is a `time` that
-reports memory without hiding death by signal (GNU's does, busybox's does not), and missing tools."""
+"""$1: folder, others: tools. Prints the folder's full path, PATH, and missing tools."""
 
 VERIFY = """
 [ -e "$1" ] || exit 3
@@ -145,13 +142,11 @@ class Ran:
         exit_code: negative if a signal killed it. A shell reports death by signal as 128 + signal, so a process
             that exits with such a code by itself looks the same.
         wall_s: by the device's uptime, in steps of 10 ms.
-        max_rss_mb: `None` if the device has no GNU time.
         timed_out: killed at its deadline.
     """
 
     exit_code: int
     wall_s: float
-    max_rss_mb: float | None
     timed_out: bool
 
 
@@ -188,11 +183,11 @@ def read_report(said: bytes, run: str, name: str) -> Report:
         InfrastructureFailed: the report is incomplete.
     """
     _, begun, body = said.partition(run.encode() + b"\n")
-    output, found, rest = body.rpartition(b"\n" + run.encode() + b" ")
+    output, separator, rest = body.rpartition(b"\n" + run.encode() + b" ")
     line, _, errors = rest.partition(b"\n")
     words = line.decode(errors="replace").split()
     try:
-        if not begun or not found or len(errors) != int(words[0]):
+        if not begun or not separator or len(errors) != int(words[0]):
             raise ValueError("incomplete")
         times = [_seconds(word) for word in words[1:9]]
         verdict = tuple(words[9:])
@@ -206,25 +201,24 @@ def read_sections(output: str, paths: Sequence[str]) -> dict[str, str | OSError]
     """Parses the output of `READ_MANY` for `paths`: name -> text, or the error."""
     _, *parts = _HEAD.split(output)
     wildcards = {path for path in paths if "*" in path or "?" in path}
-    found: dict[str, str | OSError] = {}
+    contents: dict[str, str | OSError] = {}
     for number, name, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         if name not in wildcards and name != os.devnull:
-            found[name] = OSError(int(number), os.strerror(int(number)), name) if number else text
-    return found
+            contents[name] = OSError(int(number), os.strerror(int(number)), name) if number else text
+    return contents
 
 
 def _ran(verdict: tuple[str, ...]) -> Ran:
-    _, code, begun, ended, late, kilobytes = verdict
+    _, code, begun, ended, late = verdict
     return Ran(
         exit_code=128 - int(code) if 128 < int(code) <= 192 else int(code),
         wall_s=float(ended) - float(begun),
-        max_rss_mb=int(kilobytes) * 1024 / 1e6 if kilobytes.isdigit() else None,
         timed_out=late == "1",
     )
 
 
 def _seconds(word: str) -> float:
-    found = _TIME.fullmatch(word)
-    if not found:
+    match = _TIME.fullmatch(word)
+    if not match:
         raise ValueError(f"not a time: {word}")
-    return int(found[1]) * 60 + float(found[2])
+    return int(match[1]) * 60 + float(match[2])

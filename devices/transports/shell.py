@@ -1,10 +1,8 @@
 """A `Transport` over any `Wire` to a POSIX shell: Linux machines over ssh, phones over adb.
 
-Everything is done by small scripts that get their arguments as arguments. Plans are run by `supervise.sh`, which is
-pushed once and enforces deadlines and fencing on the device.
+The device executes small scripts that take their inputs as arguments. Plans are run by `supervise.sh`, which is pushed
+once and enforces deadlines and fencing on the device.
 """
-# Everything is done by small scripts that get their arguments as arguments. What is run for a plan is run by
-# `supervise.sh`, which is pushed once and sees to deadlines and fencing on the device.
 
 from __future__ import annotations
 
@@ -124,16 +122,15 @@ _KILL = b"\n"
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """Facts about the prepared device: our folder, its PATH, whether it has GNU time, the supervisor's path."""
+    """Facts about the prepared device: our folder, its PATH, the supervisor's path."""
 
     root: str
     path: str
-    timed: bool
     supervisor: str
 
 
 class ShellTransport:
-    """See `Transport`. For one thread; connects by itself, again after a lost connection.
+    """A `Transport` over any `Wire`, for one thread; connects by itself, again after a lost connection.
 
     Args:
         wire: to the shell.
@@ -145,19 +142,18 @@ class ShellTransport:
         self._ready: _Ready | None = None
 
     def connect(self) -> None:
-        """See `Transport.connect`. Asks the device each time, because a connection may have died unnoticed."""
-        known = self._ready is not None
+        """Prepares the device each time, because a connection may have died unnoticed."""
+        was_ready = self._ready is not None
         try:
             self._prepare()
         except (NotTrusted, Unsupported):
             raise
         except InfrastructureFailed:
-            if not known:
+            if not was_ready:
                 raise
             self._prepare()
 
     def close(self) -> None:
-        """See `Transport.close`."""
         self._ready = None
         self._wire.close()
 
@@ -165,14 +161,13 @@ class ShellTransport:
         with self._shell.hanging_up_on_failure():
             self._wire.connect()
         said = self._shell.must(scripts.PREPARE, self._wire.folder, *scripts.TOOLS)
-        root, path, timed, *missing = said.splitlines()
+        root, path, *missing = said.splitlines()
         if missing:
             raise Unsupported(f"{self._wire.name} lacks {', '.join(missing)}")
-        self._ready = _Ready(root, path, timed == "timed", "")
-        self._ready = _Ready(root, path, timed == "timed", self.push(_SUPERVISOR, file_sha256(_SUPERVISOR)))
+        self._ready = _Ready(root, path, "")
+        self._ready = _Ready(root, path, self.push(_SUPERVISOR, file_sha256(_SUPERVISOR)))
 
     def claim(self, lease: Lease) -> None:
-        """See `Transport.claim`."""
         self._lease = lease
         ready, run = self._prepared(), secrets.token_hex(8)
         words = ("claim", ready.root, run, lease.authority, str(lease.epoch))
@@ -190,7 +185,7 @@ class ShellTransport:
         cpu_affinity: Sequence[int] = (),
         cancelled: Callable[[], bool] = never,
     ) -> CommandResult:
-        """See `Transport.run`. The deadline is rounded up to whole seconds, which every `sleep` understands."""
+        """Runs a program; the deadline is rounded up to whole seconds, which every `sleep` understands."""
         run, seconds = secrets.token_hex(8), math.ceil(deadline_s)
         words = self._command(run, argv, env, seconds, output_limit, cpu_affinity)
         started_at = time.time()
@@ -205,7 +200,6 @@ class ShellTransport:
             wall_s=ran.wall_s,
             cpu_s=report.runner_cpu_s,
             overhead_cpu_s=max(0.0, report.cpu_s - report.runner_cpu_s),
-            max_rss_mb=ran.max_rss_mb,
             timed_out=ran.timed_out,
             truncated=len(report.output) > output_limit,
             started_at=started_at,
@@ -218,11 +212,10 @@ class ShellTransport:
         mask = f"{sum(1 << cpu for cpu in set(cpus)):x}" if cpus else "-"
         fence = (lease.authority, str(lease.epoch)) if lease else ("-", "0")
         bounds = (str(seconds), str(limit + 1), str(STDERR_TAIL), mask, argv[0])
-        timer = ["env", "time", "-f", "%M", "-o", f"{ready.root}/runs/{run}/rss"] if ready.timed else []
         pin = ["taskset", mask] if cpus else []
         variables = {"PATH": ready.path, "LANG": "C.UTF-8"} | dict(env)
         exactly = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
-        return ["sh", ready.supervisor, "run", ready.root, run, *fence, *bounds, *timer, *pin, *exactly, *argv]
+        return ["sh", ready.supervisor, "run", ready.root, run, *fence, *bounds, *pin, *exactly, *argv]
 
     def _follow(self, stream: Stream, run: str, timeout_s: float, limit: int, cancelled: Callable[[], bool]) -> bytes:
         """Returns the supervisor's output, reading no more than the limits allow."""
@@ -268,7 +261,7 @@ class ShellTransport:
         return InfrastructureFailed(f"{self._wire.name}: the run ended without a result")
 
     def push(self, local: Path, sha256: str) -> str:
-        """See `Transport.push`. Damaged content is replaced."""
+        """Copies a file to the device unless it has it; damaged content is replaced."""
         path = self._content(sha256)
         if not self._has(path, sha256):
             with self._temporary() as temporary:
@@ -281,7 +274,6 @@ class ShellTransport:
         return path
 
     def make(self, sha256: str, produce: Callable[[str], None]) -> str:
-        """See `Transport.make`."""
         path = self._content(sha256)
         if not self._has(path, sha256):
             with self._temporary() as temporary:
@@ -291,7 +283,6 @@ class ShellTransport:
         return path
 
     def bundle(self, files: Mapping[str, str]) -> str:
-        """See `Transport.bundle`."""
         assert all(name == os.path.basename(name) and name not in ("", ".", "..") for name in files), files  # noqa: PTH119
         root = self._prepared().root
         folder, temporary = f"{root}/bundles/{content_hash(dict(files))}", f"{root}/tmp/{secrets.token_hex(8)}"
@@ -300,7 +291,6 @@ class ShellTransport:
         return folder
 
     def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
-        """See `Reader.read_many`."""
         assert not any("\n" in line or "\\" in line for line in commands), commands
         arguments = ("\n".join(paths), "\n".join(commands), self._prepared().root)
         _, said = self._shell.call(scripts.READ_MANY, *arguments, limit=READING_LIMIT)

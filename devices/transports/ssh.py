@@ -41,7 +41,8 @@ _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "a
 _HOST = re.compile(r"[\w.:%-]+", re.ASCII)
 """Names and addresses: no character that has a meaning in `known_hosts`."""
 
-_WINDOW, _PACKET = 16 << 20, 1 << 17
+_WINDOW = 16 << 20
+_PACKET = 1 << 17
 _CHUNK = 1 << 16
 
 
@@ -102,8 +103,8 @@ def host_key(address: SshAddress) -> paramiko.PKey:
 
 def pinned_fingerprints(address: SshAddress, keys: Path) -> list[str]:
     """Returns fingerprints, `SHA256:...`, of the keys that are trusted for the machine: one per key type."""
-    known = _known_hosts(keys).lookup(address.known_as)
-    return [key.fingerprint for key in known.values()] if known else []
+    host_keys = _known_hosts(keys).lookup(address.known_as)
+    return [key.fingerprint for key in host_keys.values()] if host_keys else []
 
 
 def pin(address: SshAddress, key: paramiko.PKey | None, keys: Path) -> None:
@@ -132,7 +133,7 @@ def _known_hosts(keys: Path) -> paramiko.HostKeys:
 
 
 class SshWire:
-    """See `Wire`.
+    """A `Wire` over ssh.
 
     Args:
         address: the machine.
@@ -148,7 +149,6 @@ class SshWire:
         self._files: paramiko.SFTPClient | None = None
 
     def connect(self) -> None:
-        """See `Wire.connect`."""
         if self._client is not None and _active(self._client):
             return
         self.close()
@@ -168,15 +168,15 @@ class SshWire:
         self._client = client
 
     def _log_in(self, client: paramiko.SSHClient) -> None:
-        own = self._keys / "id_ed25519"
+        key = self._keys / "id_ed25519"
         client.connect(
             self._address.host,
             self._address.port,
             self._address.user,
             sock=open_socket(self._address.host, self._address.port),
-            key_filename=str(own) if own.exists() else None,
-            allow_agent=not own.exists(),
-            look_for_keys=not own.exists(),
+            key_filename=str(key) if key.exists() else None,
+            allow_agent=not key.exists(),
+            look_for_keys=not key.exists(),
             timeout=CONNECT_S,
             banner_timeout=CONNECT_S,
             auth_timeout=CONNECT_S,
@@ -188,13 +188,11 @@ class SshWire:
         transport.set_keepalive(SILENT_S // 3)
 
     def close(self) -> None:
-        """See `Wire.close`."""
         if self._client is not None:
             self._client.close()
         self._client = self._files = None
 
     def start(self, command: str) -> Stream:
-        """See `Wire.start`."""
         with _errors_of(self.name):
             channel = self._transport().open_session(_WINDOW, _PACKET, CONNECT_S)
             channel.settimeout(SILENT_S)
@@ -202,7 +200,6 @@ class SshWire:
         return _ChannelStream(channel, self.name)
 
     def put(self, local: Path, remote: str) -> None:
-        """See `Wire.put`."""
         with _errors_of(self.name):
             self._sftp().put(str(local), remote)
 
@@ -228,7 +225,7 @@ class SshWire:
 
 
 class _ChannelStream:
-    """See `Stream`. Scripts redirect their errors to standard output; what arrives on stderr is the login shell's."""
+    """A `Stream` of a command. Scripts write errors to standard output; stderr is the login shell's."""
 
     def __init__(self, channel: paramiko.Channel, name: str) -> None:
         self._channel, self._name = channel, name
@@ -312,7 +309,6 @@ class BoundedPackets(Packetizer):
     _banner = 0
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        """See `Packetizer.read_all`."""
         if n > LARGEST_PACKET:
             raise SSHException(f"a packet of {n} bytes is announced")
         return super().read_all(n, check_rekey)

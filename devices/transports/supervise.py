@@ -2,14 +2,12 @@
 
 A small separate process, because:
 
-- the child's `ru_maxrss` starts from its parent's size (Linux carries it through fork and exec), so the parent must be
-  small, about 10 MB here, for the figure to mean anything;
 - code between fork and exec is only safe in a process with one thread;
 - something must outlive the agent: when the agent dies, even by SIGKILL, standard input reaches its end, and this
   process kills the child and all its descendants. Should this process be killed, the child dies by PDEATHSIG.
 
 Standard input: one line of JSON {argv, env, affinity, deadline_s}, then nothing; its end means "kill".
-Descriptor argv[1]: one line of JSON {exit_code, wall_s, cpu_s, max_rss_mb, timed_out} or {errno, what}.
+Descriptor argv[1]: one line of JSON {exit_code, wall_s, cpu_s, timed_out} or {errno, what}.
 Standard output and error are the child's.
 """
 
@@ -58,7 +56,6 @@ def _supervise(argv: list[str], env: dict[str, str], affinity: list[int], deadli
         "exit_code": os.waitstatus_to_exitcode(status),
         "wall_s": time.monotonic() - begun,
         "cpu_s": usage.ru_utime + usage.ru_stime,
-        "max_rss_mb": usage.ru_maxrss * 1024 / 1e6,
         "timed_out": timed_out,
     }
 

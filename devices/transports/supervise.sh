@@ -118,8 +118,7 @@ keep() {
     # It may not be a group yet; left alone it would keep the agent's terminal open, and the agent waiting.
     kill -9 -$watcher || kill -9 $watcher
     [ "$fence" = - ] || admit || return
-    rss=$(tail -n 1 "$here/rss" || echo -)
-    echo "ran $code $from $to $late ${rss:--}" >"$here/end"
+    echo "ran $code $from $to $late" >"$here/end"
 }
 
 run() {

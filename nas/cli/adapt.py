@@ -2,77 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, QuantisationOption, RuntimeOption
+from nas.cli.options import (
+    BudgetOption,
+    DatabaseOption,
+    DeviceOption,
+    QuantisationOption,
+    RepsOption,
+    RuntimeOption,
+    ThreadsOption,
+)
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.core.errors import InvalidInput
 from nas.measure.runtimes import DEFAULT_RUNTIME
 
 if TYPE_CHECKING:
-    from nas.measure.protocol.bench import BenchOptions
     from nas.train.adapt.costs import Measure
+    from nas.train.adapt.request import AdaptRequest
 
 app = command_app()
 
 
 @app.command("adapt")
 def command(
+    context: typer.Context,
     model: Annotated[
-        Path,
+        Path | None,
         typer.Argument(metavar="MODEL", help="Folder of transformers, or a checkpoint that names its layout."),
-    ],
-    budget: Annotated[
-        list[str],
-        typer.Option("--budget", "-b", metavar="METRIC<=LIMIT", help="Limit to keep, such as decode_p50<=20ms."),
-    ],
-    corpus: Annotated[list[Path], typer.Option("--corpus", "-c", help="File or folder of text to train and score on.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")],
-    device: Annotated[str, typer.Option("--device", "-d", help="Device id or tag; local: this machine.")] = "local",
+    ] = None,
+    budget: BudgetOption = None,
+    corpus: Annotated[
+        list[Path] | None, typer.Option("--corpus", "-c", help="File or folder of text to train and score on.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of results.")] = None,
+    device: DeviceOption = "local",
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     quantisation: QuantisationOption = None,
     tokenizer: Annotated[
-        Path | None,
-        typer.Option("--tokenizer", help="The model's tokenizer.json. Default: that in MODEL.", show_default=False),
+        Path | None, typer.Option("--tokenizer", help="The model's tokenizer.json. Default: that in MODEL.")
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="Settings, a JSON file.", show_default=False)] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Request and settings as YAML or JSON; options override its keys.")
+    ] = None,
     hours: Annotated[
         float | None,
         typer.Option(
             "--hours",
             min=0.001,
-            help="Time for the whole: training is scaled to it. Default: --config's tokens.",
-            show_default=False,
+            help="Total time budget in hours; token counts are scaled to fit. Default: token counts from --config.",
         ),
     ] = None,
-    library: Annotated[
-        Path | None,
-        typer.Option("--library", help="Library of trained blocks. Default: library in $NAS_HOME.", show_default=False),
+    library_folder: Annotated[
+        Path | None, typer.Option("--library", help="Library of trained blocks. Default: library in $NAS_HOME.")
     ] = None,
     workers: Annotated[
         int, typer.Option("--workers", min=1, help="Processes of this machine that train the library.")
     ] = 1,
     ray_address: Annotated[
-        str | None,
-        typer.Option("--ray-address", help="Address of a Ray cluster that trains the library.", show_default=False),
+        str | None, typer.Option("--ray-address", help="Address of a Ray cluster that trains the library.")
     ] = None,
-    prompt: Annotated[int, typer.Option("--prompt", min=1, help="Prompt length in tokens.")] = 512,
+    prompt: Annotated[int, typer.Option("--prompt", min=16, help="Prompt length in tokens.")] = 512,
     gen: Annotated[int, typer.Option("--gen", min=1, help="Tokens to generate per repetition.")] = 128,
-    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Number of compute threads.")] = 1,
-    reps: Annotated[int, typer.Option("--reps", min=2, help="Number of valid repetitions.")] = 5,
+    threads: ThreadsOption = 1,
+    reps: RepsOption = 5,
     gguf: Annotated[list[str], typer.Option("--gguf", help="Quantisations of the GGUF files.")] = ["q4_0", "f16"],  # noqa: B006
     pte: Annotated[bool, typer.Option("--pte", help="Also write a .pte for ExecuTorch.")] = False,
-    space: Annotated[
+    write_space: Annotated[
         Path | None,
         typer.Option(
             "--write-space",
             metavar="FILE",
             help="Write a search space of mixes of the library's blocks for `nas launch` instead of a child.",
-            show_default=False,
         ),
     ] = None,
     mixes: Annotated[int, typer.Option("--mixes", min=4, help="Layouts of --write-space.")] = 256,
@@ -83,91 +88,67 @@ def command(
 
     Alternatives of each block are trained against the model's own, scored, and selected exactly by sums of scores and
     measured costs; the chosen child is measured, trained end to end against the model, and its files are written. Kill
-    it at any time: the same command continues. With --write-space, a study searches the mixes instead. See
+    it at any time: the same command continues. With --write-space, a study searches the mixes instead. MODEL, --budget,
+    --corpus and --output are required, on the command line or in the file of --config. See
     docs/how-to/adapting-a-model.md.
     """
     import torch
 
-    from nas.core import paths
-    from nas.core.limit import Limit
-    from nas.core.workload import Workload
-    from nas.measure.protocol.bench import BenchOptions
     from nas.model.nn.fit import Worker
-    from nas.model.nn.weights import checkpoint_layout
-    from nas.train.adapt.adapt import Adaptation, require_writable, write_child
-    from nas.train.adapt.checkpoints import read_model
-    from nas.train.adapt.parallel import Workers
-    from nas.train.adapt.settings import AdaptSettings, read_settings
-    from nas.train.adapt.space import check_target, write_space
+    from nas.train.adapt.adapt import write_child
+    from nas.train.adapt.parallel import workers_of
+    from nas.train.adapt.prepare import prepare, require_writable
+    from nas.train.adapt.request import AdaptRequest, read_request
+    from nas.train.adapt.space import check_target
+    from nas.train.adapt.space import write_space as write
 
-    if ray_address is not None and workers > 1:
-        raise InvalidInput("cannot be combined with --ray-address: the cluster has its own", where="--workers")
-    local = Workers.here(workers) if workers > 1 else None
-    limits = [Limit.parse(text) for text in budget]
-    settings = AdaptSettings() if config is None else read_settings(config)
-    words = tokenizer or model / "tokenizer.json"
-    if not words.is_file():
-        raise InvalidInput(f"{words}: no such file; name the model's tokenizer.json", where="--tokenizer")
-    blocks = library or paths.home() / "library"
-    require_writable(output, "--output")
-    require_writable(blocks, "--library")
-    if space is not None:
-        check_target(space)
-        require_writable(space.parent, "--write-space")
-    layout = read_model(model).layout if model.is_dir() else checkpoint_layout(model)
-    options = BenchOptions(
-        subject=layout,
-        runtime=runtime,
-        quantisation=quantisation,
-        device=device,
-        workload=Workload(prompt=prompt, gen=gen, threads=threads),
-        repetitions=reps,
-        db=db,
-    )
-    place = {"device": device, "runtime": runtime, "quantisation": quantisation or "", "repetitions": reps,
-             "workload": options.workload.model_dump(mode="json")}  # fmt: skip
+    request = read_request(config, _named_options(context, AdaptRequest.model_fields))
+    if request.write_space is not None:
+        check_target(request.write_space)
+        require_writable(request.write_space.parent, "--write-space")
     accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    one = Adaptation(
-        output, blocks, model, words, corpus, limits, _measured(options), place,
-        settings, Worker(accelerator, say), hours,
-        local if ray_address is None else Workers.of_cluster(ray_address),
-    )  # fmt: skip
-    one.check_text()
-    if space is not None:
-        written = write_space(one, space, mixes)
+    adaptation = prepare(request, _measured(request), Worker(accelerator, say), workers_of(request))
+    adaptation.check_text()
+    if request.write_space is not None:
+        written = write(adaptation, request.write_space, request.mixes)
         if json:
             print_json(written)
         else:
-            print_fields(tuple(written.items()))
+            print_fields(written.items())
         return
-    report = one.run()
-    report["files"] = write_child(one, report, gguf, pte_context=2048 if pte else None)
+    report = adaptation.run()
+    report["files"] = write_child(adaptation, report)
     if json:
         print_json(report)
-        return
-    _show(report)
+    else:
+        _show(report)
 
 
-def _measured(options: BenchOptions) -> Measure:
+def _named_options(context: typer.Context, keys: Iterable[str]) -> dict[str, Any]:
+    """Returns those options of the command line and the environment that are among `keys`."""
+    sources = {name: context.get_parameter_source(name) for name in keys}
+    return {name: context.params[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
+
+
+def _measured(request: AdaptRequest) -> Measure:
     """Returns what measures a layout with random weights as `nas bench` does."""
-    from dataclasses import replace
-
     from nas.core.layout import Layout
-    from nas.measure.protocol.bench import bench
+    from nas.measure.protocol.bench import BenchOptions, bench
 
     def measure(layout: Layout) -> dict[str, float]:
         say(f"measuring {layout}")
-        report = bench(replace(options, subject=layout), say)
-        found = {
-            "decode_p50": report["decode_ms"]["p50"],
-            "decode_p95": report["decode_ms"]["p95"],
-            "ttft": report["ttft_ms"]["value"],
-            "peak_rss": report["peak_rss_mb"]["total"],
-            "prefill_rss": report["peak_rss_mb"]["prefill"],
-            "decode_rss": report["peak_rss_mb"]["decode"],
-            "file_size": report["file_mb"],
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        options = BenchOptions(
+            subject=layout,
+            runtime=request.runtime,
+            quantisation=request.quantisation,
+            device=request.device,
+            workload=request.workload,
+            repetitions=request.reps,
+            db=request.db,
+        )
+        report = bench(options, say)
+        figures = {name: figure["value"] for name, figure in report["figures"].items()}
+        return {name: value for name, value in figures.items() if value is not None}
 
     return measure
 
@@ -176,20 +157,20 @@ def _show(report: dict[str, Any]) -> None:
     names = list(report["budgets"])
     rows = [
         (
-            f"{each['predicted']['loss']:.4f}",
-            *(f"{each['measured'][name]:.4g}" for name in names),
-            each["layout"],
+            f"{child['predicted']['loss']:.4f}",
+            *(f"{child['measured'][name]:.4g}" for name in names),
+            child["layout"],
         )
-        for each in report["front"]
+        for child in report["front"]
     ]
     print_table(("summed score", *names, "layout"), rows, "front, before healing")
     teacher, child = report["teacher"], report["child"]
-    lost = child["bits_per_byte"] / teacher["bits_per_byte"] - 1
+    change = child["bits_per_byte"] / teacher["bits_per_byte"] - 1
     print_fields(
         (
             ("child", child["layout"]),
             *((name, f"{child['measured'][name]:.4g}, model {teacher['measured'][name]:.4g}") for name in names),
-            ("bits per byte", f"{child['bits_per_byte']:.4f}, model {teacher['bits_per_byte']:.4f} ({lost:+.1%})"),
+            ("bits per byte", f"{child['bits_per_byte']:.4f}, model {teacher['bits_per_byte']:.4f} ({change:+.1%})"),
             ("text", ", ".join(report["text"])),
             *(("file", path) for path in report["files"]),
         )

@@ -33,12 +33,14 @@ app = command_app(help="Run and manage device agents.")
 def list_agents(server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False) -> None:
     """List agents, their access and the devices they serve."""
     with open_fleet(server, db) as fleet:
-        found = fleet.agents()
+        agents = fleet.agents()
     if json:
-        print_json(found)
+        print_json(agents)
         return
-    rows = [[agent["name"], agent["access"], when(agent["last_seen"]), " ".join(agent["devices"])]
-            for agent in found["agents"]]  # fmt: skip
+    rows = [
+        [agent["name"], agent["access"], when(agent["last_seen"]), " ".join(agent["devices"])]
+        for agent in agents["agents"]
+    ]
     print_table(("agent", "access", "last seen", "devices"), rows)
 
 
@@ -88,8 +90,8 @@ def enrol(
 ) -> None:
     """On a device host: enrol as an agent of the coordinator that issued the line."""
     text = typer.get_text_stream("stdin").readline() if line == "-" else line
-    kept = exchange(Invitation.parse(text), name or platform.node(), agent_home(), replace=replace)
-    say(f"enrolled as {kept.name} with {kept.url}; next: nas device add ADDRESS, and nas agent run")
+    enrolment = exchange(Invitation.parse(text), name or platform.node(), agent_home(), replace=replace)
+    say(f"enrolled as {enrolment.name} with {enrolment.url}; next: nas device add ADDRESS, and nas agent run")
 
 
 @app.command()
@@ -136,7 +138,7 @@ def run(
 def _served_at(home: Path) -> str:
     from nas.serve.api.serve import last_address
 
-    known = last_address(home)
-    if known is None:
+    address = last_address(home)
+    if address is None:
         raise InvalidInput("'nas serve' has not run here; start it, or give the coordinator's URL with --url")
-    return known.url
+    return address.url

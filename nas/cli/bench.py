@@ -12,8 +12,11 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.options import (
     DatabaseOption,
+    DeviceOption,
     QuantisationOption,
+    RepsOption,
     RuntimeOption,
+    ThreadCountsOption,
     numbers_of,
     open_store,
     read_layout,
@@ -41,7 +44,7 @@ def command(
     ],
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     quantisation: QuantisationOption = None,
-    device: Annotated[str, typer.Option("--device", "-d", help="Device id or tag; local: this machine.")] = "local",
+    device: DeviceOption = "local",
     prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="N,...", help="Prompt lengths in tokens.")] = "512",
     gen: Annotated[
         str, typer.Option("--gen", "-n", metavar="N,...", help="Tokens to generate per repetition.")
@@ -49,8 +52,8 @@ def command(
     context: Annotated[
         int, typer.Option("--context", help="Allocated context in tokens; 0: prompt and generated ones.")
     ] = 0,
-    threads: Annotated[str, typer.Option("--threads", "-t", metavar="N,...", help="Numbers of compute threads.")] = "1",
-    reps: Annotated[int, typer.Option("--reps", min=2, help="Number of valid repetitions.")] = 10,
+    threads: ThreadCountsOption = "1",
+    reps: RepsOption = 10,
     output: Annotated[
         Output | None,
         typer.Option(
@@ -96,10 +99,10 @@ def command(
         output = Output.JSON if json else Output.TABLE if len(benches) > 1 else None
     if profile and output in (Output.MARKDOWN, Output.CSV):
         raise InvalidInput("profiles are shown by the formats table and json", where="--profile")
-    kept = None if trial is None else _trial_of(trial, benches)
+    recorder = None if trial is None else _trial_of(trial, benches)
     reports = list(bench_all(benches, say))
-    if kept is not None:
-        _keep(kept, reports[0], db)
+    if recorder is not None:
+        _keep(recorder, reports[0], db)
         say(f"kept with trial {trial}")
     if output is None:
         print_fields(_fields(reports[0]))
@@ -128,11 +131,11 @@ def _trial_of(text: str, benches: Sequence[BenchOptions]) -> tuple[int, int]:
             "keeps the profile of one layout and request: give one of each, and --profile", where="--trial"
         )
     with open_store(benches[0].db) as store:
-        found = trials.get(store, studies.find_id(store, study), int(number))
+        row = trials.get(store, studies.find_id(store, study), int(number))
     subject = benches[0].subject
-    if not isinstance(subject, Layout) or subject.id != found.layout_id:
-        raise InvalidInput(f"trial {text} has another layout: {Layout.from_json(found.layout)}", where="--trial")
-    return found.study, found.number
+    if not isinstance(subject, Layout) or subject.id != row.layout_id:
+        raise InvalidInput(f"trial {text} has another layout: {Layout.from_json(row.layout)}", where="--trial")
+    return row.study, row.number
 
 
 def _keep(trial: tuple[int, int], report: dict[str, Any], db: str | None) -> None:
@@ -140,9 +143,15 @@ def _keep(trial: tuple[int, int], report: dict[str, Any], db: str | None) -> Non
     study, number = trial
     runtime, workload = report["runtime"], report["workload"]
     note = Profiled(
-        number, report["device"]["id"], runtime["name"], runtime["build"], workload["prompt"], workload["gen"],
-        workload["threads"], ProfileSummary.model_validate(report["profile"]),
-    )  # fmt: skip
+        number,
+        report["device"]["id"],
+        runtime["name"],
+        runtime["build"],
+        workload["prompt"],
+        workload["gen"],
+        workload["threads"],
+        ProfileSummary.model_validate(report["profile"]),
+    )
     with open_store(db) as store:
         events.append(store, study, note.to_json())
 
@@ -178,10 +187,15 @@ def _rows(report: dict[str, Any]) -> Iterator[Row]:
 def _cells(row: Row) -> list[str]:
     mean, sd, value, low, high = (_number(row, f"{name}_ts") for name in ("mean", "sd", "value", "low", "high"))
     return [
-        str(row["model"]), _shown(_number(row, "size_mb"), "MB"), str(row["runtime"]), str(row["threads"]),
-        str(row["test"]), "unknown" if mean is None else show_spread(mean, sd),
-        "unknown" if value is None else show_figure(value, low, high), _shown(_number(row, "peak_rss_mb"), "MB"),
-    ]  # fmt: skip
+        str(row["model"]),
+        _shown(_number(row, "size_mb"), "MB"),
+        str(row["runtime"]),
+        str(row["threads"]),
+        str(row["test"]),
+        "unknown" if mean is None else show_spread(mean, sd),
+        "unknown" if value is None else show_figure(value, low, high),
+        _shown(_number(row, "peak_rss_mb"), "MB"),
+    ]
 
 
 def _number(row: Row, name: str) -> float | None:
@@ -271,7 +285,7 @@ def _speed(figure: dict[str, Any]) -> str:
 
 def _shown(
     value: float | None, unit: str, reason: str | None = None, ends: Sequence[float | None] = (None, None)
-) -> str:  # fmt: skip
+) -> str:
     """Formats a figure with its 95 % interval, or why it is not known."""
     low, high = ends
     return f"unknown: {reason or 'not read'}" if value is None else show_figure(value, low, high, unit)

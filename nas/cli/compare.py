@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, numbers_of, workload_of
+from nas.cli.options import (
+    BudgetOption,
+    DatabaseOption,
+    DeviceOption,
+    RepsOption,
+    ThreadCountsOption,
+    numbers_of,
+    workload_of,
+)
 from nas.cli.output import JsonFlag, Output, Row, print_json, print_rows, say
 from nas.core.errors import InvalidInput, NasError
 from nas.core.limit import Limit
@@ -28,27 +36,15 @@ from nas.measure.protocol.file_choice import (
     sentence,
 )
 
-HELD_OUT = 0.05
-"""Share of a corpus at its end that `nas adapt` holds out."""
-
 app = command_app()
 
 
 @app.command("compare")
 def command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Model files, GGUF or .pte.")],
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--budget",
-            "-b",
-            metavar="METRIC<=LIMIT",
-            help="Limit to keep, such as decode_p50<=20ms.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", "-d", help="Device id or tag; local: this machine.")] = "local",
-    threads: Annotated[str, typer.Option("--threads", "-t", metavar="N,...", help="Numbers of compute threads.")] = "1",
+    budget: BudgetOption = None,
+    device: DeviceOption = "local",
+    threads: ThreadCountsOption = "1",
     context: Annotated[
         str,
         typer.Option("--context", metavar="N,...", help="Allocated contexts in tokens; 0: prompt and generated ones."),
@@ -58,7 +54,7 @@ def command(
     ] = "f16",
     prompt: Annotated[int, typer.Option("--prompt", "-p", help="Prompt length in tokens.")] = 512,
     gen: Annotated[int, typer.Option("--gen", "-n", help="Tokens to generate per repetition.")] = 128,
-    reps: Annotated[int, typer.Option("--reps", min=2, help="Number of valid repetitions.")] = 10,
+    reps: RepsOption = 10,
     corpus: Annotated[
         list[Path] | None,
         typer.Option(
@@ -92,24 +88,25 @@ def command(
             repetitions=reps,
             db=db,
         )
-        for file, count, window, kind in itertools.product(files, *lists)
+        for file, count, window, kind in product(files, *lists)
     ]
     bits = {file: bits_of(file, texts, len(os.sched_getaffinity(0)), say) if texts else (None, "") for file in files}
-    found, place = [], device
+    candidates, device_id = [], device
     for options, report in zip(benches, bench_each(benches, say), strict=True):
-        one = _candidate(options, report, limits)
-        found.append(replace(one, bits_per_byte=bits[one.file][0], why_no_bits=bits[one.file][1]))
+        candidate = _candidate(options, report, limits)
+        value, reason = bits[candidate.file]
+        candidates.append(replace(candidate, bits_per_byte=value, why_no_bits=reason))
         if not isinstance(report, NasError):
-            place = report["device"]["id"]
-    found = ranked(found)
-    advice = sentence(found, limits, place)
+            device_id = report["device"]["id"]
+    candidates = ranked(candidates)
+    advice = sentence(candidates, limits, device_id)
     if json or output is Output.JSON:
-        print_json({"device": place, "advice": advice, "candidates": [_json(one) for one in found]})
+        print_json({"device": device_id, "advice": advice, "candidates": list(map(_json, candidates))})
         return
-    columns = ("file", "settings", "size", "prompt t/s", "ms/token (95 %)", "peak memory",
-               *(("bits/byte",) if texts else ()), *map(str, limits))  # fmt: skip
-    print_rows(output, columns, [_cells(one, bool(texts)) for one in found], [_row(one) for one in found],
-               numbers=len(columns) - 2)  # fmt: skip
+    columns = ["file", "settings", "size", "prompt t/s", "ms/token (95 %)", "peak memory"]
+    columns += ["bits/byte"] * bool(texts) + list(map(str, limits))
+    cells = [_cells(candidate, bool(texts)) for candidate in candidates]
+    print_rows(output, columns, cells, list(map(_row, candidates)), numbers=len(columns) - 2)
     if output is Output.TABLE:
         typer.echo(advice)
 
@@ -123,15 +120,10 @@ def _kinds(text: str) -> list[str]:
 
 def _texts(corpus: Sequence[Path], limit: int) -> list[str]:
     """Returns the end of each source that `nas adapt` would hold out, `limit` bytes in all."""
-    from nas.train.pretrain.data import read_sources
+    from nas.model.text.documents import HELD_OUT, first_bytes, read_sources
 
-    sources = read_sources(corpus, HELD_OUT)
-    left, texts = limit, []
-    for document in (each for source in sources for each in source.documents):
-        if left > 0 and (text := document.held_out.encode()[:left].decode(errors="ignore")):
-            texts.append(text)
-            left -= len(text.encode())
-    return texts
+    documents = (document for source in read_sources(corpus, HELD_OUT) for document in source.documents)
+    return list(first_bytes((document.held_out for document in documents), limit))
 
 
 def _candidate(options: BenchOptions, report: dict[str, Any] | NasError, limits: Sequence[Limit]) -> Candidate:
@@ -143,21 +135,26 @@ def _candidate(options: BenchOptions, report: dict[str, Any] | NasError, limits:
     return Candidate(options.subject, options.workload, figures, checks)
 
 
-def _cells(one: Candidate, scored: bool) -> list[str]:
-    if one.failure:
-        start = [str(one.file), one.settings, one.failure.splitlines()[0]]
-        return start + [""] * (3 + scored + len(one.checks))
-    figures = one.figures
-    bits = [one.why_no_bits if one.bits_per_byte is None else f"{one.bits_per_byte:.4f}"] if scored else []
+def _cells(candidate: Candidate, scored: bool) -> list[str]:
+    if candidate.failure:
+        start = [str(candidate.file), candidate.settings, candidate.failure.splitlines()[0]]
+        return start + [""] * (3 + scored + len(candidate.checks))
+    decode = candidate.figures["decode_p50"]
+    bits = candidate.why_no_bits if candidate.bits_per_byte is None else f"{candidate.bits_per_byte:.4f}"
     return [
-        str(one.file), one.settings, _shown(one, "file_size", " MB"), _shown(one, "prefill_tps", ""),
-        f"{_shown(one, 'decode_p50', '')}{_interval(figures['decode_p50'].low, figures['decode_p50'].high)}",
-        _shown(one, "peak_rss", " MB"), *bits, *map(_verdict, one.checks),
-    ]  # fmt: skip
+        str(candidate.file),
+        candidate.settings,
+        _shown(candidate, "file_size", " MB"),
+        _shown(candidate, "prefill_tps", ""),
+        f"{_shown(candidate, 'decode_p50', '')}{_interval(decode.low, decode.high)}",
+        _shown(candidate, "peak_rss", " MB"),
+        *([bits] * scored),
+        *map(_verdict, candidate.checks),
+    ]
 
 
-def _shown(one: Candidate, name: str, unit: str) -> str:
-    figure = one.figures[name]
+def _shown(candidate: Candidate, name: str, unit: str) -> str:
+    figure = candidate.figures[name]
     if figure.value is None:
         return f"unknown: {figure.reason or 'not read'}"
     return f"{figure.value:,.0f}{unit}" if figure.value >= 1e4 else f"{figure.value:.4g}{unit}"
@@ -173,27 +170,32 @@ def _verdict(check: Check) -> str:
     return check.verdict if check.verdict != "open" else f"open (kept with a chance of {check.chance:.0%})"
 
 
-def _row(one: Candidate) -> Row:
-    figures = {name: one.figures[name].value if one.figures else None
-               for name in ("file_size", "prefill_tps", "ttft", "decode_p50", "decode_p95", "peak_rss")}  # fmt: skip
-    decode = one.figures.get("decode_p50")
-    workload = one.workload
+def _row(candidate: Candidate) -> Row:
+    names = ("file_size", "prefill_tps", "ttft", "decode_p50", "decode_p95", "peak_rss")
+    decode = candidate.figures.get("decode_p50")
+    workload = candidate.workload
     return {
-        "file": str(one.file), "threads": workload.threads, "kv_type": workload.kv_type, "context": workload.window,
-        **figures, "decode_p50_low": decode and decode.low, "decode_p50_high": decode and decode.high,
-        "bits_per_byte": one.bits_per_byte, "verdict": "failed" if one.failure else one.verdict,
-        "reason": one.failure or one.why_no_bits,
-    }  # fmt: skip
+        "file": str(candidate.file),
+        "threads": workload.threads,
+        "kv_type": workload.kv_type,
+        "context": workload.window,
+        **{name: candidate.figures[name].value if candidate.figures else None for name in names},
+        "decode_p50_low": decode and decode.low,
+        "decode_p50_high": decode and decode.high,
+        "bits_per_byte": candidate.bits_per_byte,
+        "verdict": "failed" if candidate.failure else candidate.verdict,
+        "reason": candidate.failure or candidate.why_no_bits,
+    }
 
 
-def _json(one: Candidate) -> dict[str, Any]:
+def _json(candidate: Candidate) -> dict[str, Any]:
     return {
-        "file": str(one.file),
-        "workload": one.workload.key(),
-        "verdict": "failed" if one.failure else one.verdict,
-        "failure": one.failure or None,
-        "budgets": [check.to_json() for check in one.checks],
-        "bits_per_byte": one.bits_per_byte,
-        "bits_per_byte_reason": one.why_no_bits or None,
-        "figures": {name: figure.model_dump(mode="json") for name, figure in one.figures.items()},
+        "file": str(candidate.file),
+        "workload": candidate.workload.key(),
+        "verdict": "failed" if candidate.failure else candidate.verdict,
+        "failure": candidate.failure or None,
+        "budgets": [check.to_json() for check in candidate.checks],
+        "bits_per_byte": candidate.bits_per_byte,
+        "bits_per_byte_reason": candidate.why_no_bits or None,
+        "figures": {name: figure.model_dump(mode="json") for name, figure in candidate.figures.items()},
     }

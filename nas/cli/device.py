@@ -57,18 +57,18 @@ def list_devices(server: ServerOption = None, db: DatabaseOption = None, json: J
     Devices attached to this host but not served yet have state "attached".
     """
     attached = own_attachments().read() if server is None else ()
-    found = _registered(server, db, any_attached=bool(attached))
-    known = {device["id"] for device in found["devices"]}
-    waiting = [each for each in attached if each.id not in known]
+    registered = _registered(server, db, any_attached=bool(attached))
+    ids = {device["id"] for device in registered["devices"]}
+    waiting = [attachment for attachment in attached if attachment.id not in ids]
     if json:
-        print_json(found | ({"attached": [each.model_dump(mode="json") for each in waiting]} if waiting else {}))
+        extra = {"attached": [attachment.model_dump(mode="json") for attachment in waiting]} if waiting else {}
+        print_json(registered | extra)
         return
     columns = ("device", "name", "state", "health", "waiting", "model", "agent", "tags", "note", "last seen")
     rows = [
-        [each.id, None, "attached", None, None, each.address, None, " ".join(each.tags), None, "never"]
-        for each in waiting
+        [one.id, None, "attached", None, None, one.address, None, " ".join(one.tags), None, "never"] for one in waiting
     ]
-    print_table(columns, [*(_list_row(device) for device in found["devices"]), *rows])
+    print_table(columns, [*(_list_row(device) for device in registered["devices"]), *rows])
     if waiting:
         say("attached devices are served by the next 'nas launch', 'nas bench' or 'nas agent run' on this host")
 
@@ -79,28 +79,30 @@ def show(
 ) -> None:
     """Show a device with its lease, calibrations, history and latest jobs."""
     with open_fleet(server, db) as fleet:
-        found = fleet.device(_id(fleet, device))
+        entry = fleet.device(_id(fleet, device))
     if json:
-        print_json(found)
+        print_json(entry)
         return
-    print_fields(_device_fields(found))
-    if found["calibrations"]:
+    print_fields(_device_fields(entry))
+    if entry["calibrations"]:
         typer.echo()
-        rows = [[*_calibrated(each), show_number(each["reference_ms"]), when(each["created"])]
-                for each in found["calibrations"]]  # fmt: skip
+        rows = [
+            [*_calibrated(calibration), show_number(calibration["reference_ms"]), when(calibration["created"])]
+            for calibration in entry["calibrations"]
+        ]
         print_table(("runtime", "build", "calibration", "reference [ms]", "measured"), rows)
-    if found["drift"]:
+    if entry["drift"]:
         typer.echo()
         heads = ("runtime", "build", "calibration", "runs", "off its calibration")
-        print_table(heads, [_drift_row(each) for each in found["drift"]])
-    if found["history"]:
+        print_table(heads, [_drift_row(drift) for drift in entry["drift"]])
+    if entry["history"]:
         typer.echo()
-        rows = [[when(each["at"]), each["kind"], each["what"], each["reason"]] for each in found["history"]]
+        rows = [[when(event["at"]), event["kind"], event["what"], event["reason"]] for event in entry["history"]]
         print_table(("at", "what", "", "reason"), rows)
-    if found["jobs"]:
+    if entry["jobs"]:
         typer.echo()
         columns = ("job", "kind", "study", "trial", "state", "updated", "message")
-        print_table(columns, [_job_row(job) for job in found["jobs"]])
+        print_table(columns, [_job_row(job) for job in entry["jobs"]])
 
 
 @app.command()
@@ -127,9 +129,9 @@ def add(
     if scheme_of(address) == "ssh":
         address = str(SshAddress.parse(address))
         _trust(SshAddress.parse(address), trusted, yes)
-    wanted = Attachment(address=address, tags=_tags(tag or []), cores=parse_cores(cores) if cores else ())
-    device = _probe(wanted)
-    own_attachments().add(wanted.model_copy(update={"id": device.id}))
+    attachment = Attachment(address=address, tags=_tags(tag or []), cores=parse_cores(cores) if cores else ())
+    device = _probe(attachment)
+    own_attachments().add(attachment.model_copy(update={"id": device.id}))
     if json:
         print_json({"address": address, "device": device.model_dump(mode="json")})
     else:
@@ -156,8 +158,10 @@ def remove(
 def set_name(
     device: DeviceArgument,
     name: Annotated[str, typer.Argument(help="Name to show beside the id; none removes it.", show_default=False)] = "",
-    server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False,
-) -> None:  # fmt: skip
+    server: ServerOption = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
     """Give a device a name that is shown beside its id."""
     _label(device, {"name": name}, server, db, json)
 
@@ -166,8 +170,10 @@ def set_name(
 def set_note(
     device: DeviceArgument,
     text: Annotated[str, typer.Argument(help="Note; none removes it.", show_default=False)] = "",
-    server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False,
-) -> None:  # fmt: skip
+    server: ServerOption = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
     """Write a note on a device, such as where it stands. Earlier notes stay in its history."""
     _label(device, {"note": text}, server, db, json)
 
@@ -178,8 +184,10 @@ def set_tags(
     tags: Annotated[
         list[str] | None, typer.Argument(metavar="[TAG]...", help="All tags; none removes them.", show_default=False)
     ] = None,
-    server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False,
-) -> None:  # fmt: skip
+    server: ServerOption = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
     """Set the tags of a device in the database, used in spaces as tag:NAME; those of 'nas device add' stay."""
     _label(device, {"tags": [*_tags(tags or [], "TAG")]}, server, db, json)
 
@@ -194,20 +202,20 @@ def retire(device: DeviceArgument, server: ServerOption = None, db: DatabaseOpti
 
 def _label(device: str, labels: dict[str, Any], server: str | None, db: str | None, json: bool) -> None:
     with open_fleet(server, db) as fleet:
-        found = fleet.label(_id(fleet, device), labels)
+        entry = fleet.label(_id(fleet, device), labels)
     if json:
-        print_json(found)
+        print_json(entry)
     else:
-        print_fields(_label_fields(found))
+        print_fields(_label_fields(entry))
 
 
-def _label_fields(found: dict[str, Any]) -> list[tuple[str, object]]:
-    """Returns what people wrote about a device; older coordinators do not have it."""
+def _label_fields(entry: dict[str, Any]) -> list[tuple[str, object]]:
+    """Returns what people wrote about a device."""
     return [
-        ("device", found["id"]),
-        ("name", found.get("name")),
-        ("note", found.get("note")),
-        ("tags", " ".join(found.get("tags") or found["device"].get("tags", ())) or None),
+        ("device", entry["id"]),
+        ("name", entry["name"]),
+        ("note", entry["note"]),
+        ("tags", " ".join(entry["tags"]) or None),
     ]
 
 
@@ -221,12 +229,12 @@ def _register(name: DeviceOrder, summary: str) -> None:
         json: JsonFlag = False,
     ) -> None:
         with open_fleet(server, db) as fleet:
-            found = fleet.order(_id(fleet, device), name, reason)
+            entry = fleet.order(_id(fleet, device), name, reason)
         if json:
-            print_json(found)
+            print_json(entry)
         else:
-            why = f" ({found['health_reason']})" if found["health_reason"] else ""
-            say(f"{device}: {found['state']}, health {found['health']}{why}")
+            why = f" ({entry['health_reason']})" if entry["health_reason"] else ""
+            say(f"{device}: {entry['state']}, health {entry['health']}{why}")
 
 
 for _name, _summary in _ORDERS.items():
@@ -246,31 +254,41 @@ def _registered(server: str | None, db: str | None, *, any_attached: bool) -> di
 
 def _list_row(device: dict[str, Any]) -> list[object]:
     _, name, note, tags = (value for _, value in _label_fields(device))
-    return [device["id"], name, device["state"], device["health"], _waiting(device), device["device"]["model"],
-            device["agent"], tags, note, when(device["last_seen"])]  # fmt: skip
-
-
-def _device_fields(found: dict[str, Any]) -> list[tuple[str, object]]:
-    device, lease = found["device"], found["lease"]
-    health = f"{found['health']}: {found['health_reason']}" if found["health_reason"] else found["health"]
     return [
-        *_label_fields(found),
-        ("model", device["model"]),
-        ("cpu", f"{device['cpu']}, {device['cores']} cores, {device['memory_mb']} MB"),
-        ("system", f"{device['os']}, {device['target']}"),
-        ("agent", found["agent"]),
-        ("state", found["state"]),
-        ("health", health),
-        ("checked", when(found["checked_at"])),
-        ("last seen", when(found["last_seen"])),
-        ("lease", f"epoch {found['epoch']}, until {when(lease['until'])}" if lease else None),
-        ("waiting", _waiting(found)),
+        device["id"],
+        name,
+        device["state"],
+        device["health"],
+        _waiting(device),
+        device["device"]["model"],
+        device["agent"],
+        tags,
+        note,
+        when(device["last_seen"]),
     ]
 
 
-def _waiting(found: dict[str, Any]) -> str | None:
+def _device_fields(entry: dict[str, Any]) -> list[tuple[str, object]]:
+    device, lease = entry["device"], entry["lease"]
+    health = f"{entry['health']}: {entry['health_reason']}" if entry["health_reason"] else entry["health"]
+    return [
+        *_label_fields(entry),
+        ("model", device["model"]),
+        ("cpu", f"{device['cpu']}, {device['cores']} cores, {device['memory_mb']} MB"),
+        ("system", f"{device['os']}, {device['target']}"),
+        ("agent", entry["agent"]),
+        ("state", entry["state"]),
+        ("health", health),
+        ("checked", when(entry["checked_at"])),
+        ("last seen", when(entry["last_seen"])),
+        ("lease", f"epoch {entry['epoch']}, until {when(lease['until'])}" if lease else None),
+        ("waiting", _waiting(entry)),
+    ]
+
+
+def _waiting(entry: dict[str, Any]) -> str | None:
     """Returns who waits for a device, first come first; None if nobody does."""
-    waiting = [f"{each['study'] or 'health checks'} ({_jobs(each['jobs'])})" for each in found.get("queue", ())]
+    waiting = [f"{line['study'] or 'health checks'} ({_jobs(line['jobs'])})" for line in entry["queue"]]
     return ", then ".join(waiting) or None
 
 
@@ -290,14 +308,12 @@ def _id(fleet: Fleet, name: str) -> str:
         return name
     from nas.measure.farm.farm import find_name
 
-    return find_name(name, {each["id"]: each["tags"] for each in fleet.devices()["devices"]})
+    return find_name(name, {entry["id"]: entry["tags"] for entry in fleet.devices()["devices"]})
 
 
-def _calibrated(found: dict[str, Any]) -> list[str]:
-    """Returns runtime, build and calibration; older coordinators call the calibration a build."""
-    if "calibration" not in found:
-        return [found["runtime"], "", found["build"][:12]]
-    return [found["runtime"], (found["build"] or "not known")[:12], found["calibration"][:12]]
+def _calibrated(calibration: dict[str, Any]) -> list[str]:
+    """Returns runtime, build and calibration."""
+    return [calibration["runtime"], (calibration["build"] or "not known")[:12], calibration["calibration"][:12]]
 
 
 def _job_row(job: dict[str, Any]) -> list[object]:
@@ -305,30 +321,30 @@ def _job_row(job: dict[str, Any]) -> list[object]:
     return [name, job["kind"], job["study"], job["trial"], job["state"], when(job["updated"]), job["message"]]
 
 
-def _probe(wanted: Attachment) -> Device:
-    transport = open_transport(wanted.address, agent_cache())
+def _probe(attachment: Attachment) -> Device:
+    transport = open_transport(attachment.address, agent_cache())
     try:
-        return find(wanted, transport).device
+        return find(attachment, transport).device
     finally:
         transport.close()
 
 
-def _trust(address: SshAddress, wanted: str | None, yes: bool) -> None:
+def _trust(address: SshAddress, fingerprint: str | None, yes: bool) -> None:
     """Pins the host key of the machine once `wanted`, `yes` or the user confirms it."""
     keys = paths.home() / "keys"
     shown, pinned = host_key(address), pinned_fingerprints(address, keys)
     key = f"{address} has host key {shown.fingerprint} ({shown.get_name()})"
-    if wanted is not None and wanted != shown.fingerprint:
-        raise NotTrusted(f"{key}, not {wanted}: this may be another machine or a man-in-the-middle")
+    if fingerprint is not None and fingerprint != shown.fingerprint:
+        raise NotTrusted(f"{key}, not {fingerprint}: this may be another machine or a man-in-the-middle")
     if shown.fingerprint in pinned:
         return
-    if wanted is None and pinned:
+    if fingerprint is None and pinned:
         raise NotTrusted(
             f"{key}, but {' and '.join(pinned)} is pinned: another machine, or its key has changed. To accept the "
             f"new key, give --host-key {shown.fingerprint}"
         )
     say(key)
-    if wanted is None and not yes:
+    if fingerprint is None and not yes:
         _ask(address, shown.fingerprint)
     pin(address, shown, keys)
 
@@ -343,11 +359,11 @@ def _ask(address: SshAddress, fingerprint: str) -> None:
         raise NotTrusted(f"{address} was not added")
 
 
-def _tags(given: list[str], where: str = "--tag") -> tuple[str, ...]:
-    for tag in given:
+def _tags(words: list[str], where: str = "--tag") -> tuple[str, ...]:
+    for tag in words:
         if not re.fullmatch(TAG, tag):
             raise InvalidInput(f"{tag!r}: a tag has up to 32 letters, digits and ._-", where=where)
-    return tuple(dict.fromkeys(given))
+    return tuple(dict.fromkeys(words))
 
 
 def _attached_fields(address: str, device: Device) -> list[tuple[str, object]]:

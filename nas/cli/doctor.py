@@ -29,7 +29,8 @@ from nas.measure.devices.transports.local import LocalTransport
 from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from nas.measure.runtimes.base import Finding, Status, finding_of
 
-FREE_DISK_GB, FREE_MEMORY_MB = 5.0, 2000.0
+FREE_DISK_GB = 5.0
+FREE_MEMORY_MB = 2000.0
 
 SEARCH_PACKAGES = ("torch", "ray", "sqlalchemy", "moocore", "scipy", "gguf", "llama_cpp")
 GOOD_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
@@ -183,10 +184,10 @@ def _reading(name: str, read: Callable[[], Finding]) -> Finding:
 
 
 def _busy() -> Finding:
-    found = preflight.load()
-    if found.busy:
-        return Finding("load", "warning", found.text, "stop them for narrower intervals")
-    return Finding("load", "ok", found.text)
+    load = preflight.load()
+    if load.busy:
+        return Finding("load", "warning", load.text, "stop them for narrower intervals")
+    return Finding("load", "ok", load.text)
 
 
 def _enough_memory(free: float) -> Finding:

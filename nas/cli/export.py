@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import LayoutArgument, QuantisationOption, RuntimeOption, read_layout
+from nas.cli.options import LayoutArgument, OutputOption, QuantisationOption, RuntimeOption, SeedOption, read_layout
 from nas.cli.output import JsonFlag, print_fields, print_json
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.units import show_count
@@ -23,10 +23,10 @@ app = command_app()
 @app.command()
 def export(
     layout: LayoutArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Output file.")],
+    output: OutputOption,
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     quantisation: QuantisationOption = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random weights.")] = 0,
+    seed: SeedOption = 0,
     recipe: Annotated[
         bool, typer.Option("--recipe", help="Write only the recipe from which a runner builds the file.")
     ] = False,

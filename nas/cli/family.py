@@ -13,31 +13,43 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, read_layout
+from nas.cli.options import (
+    INTERRUPTED,
+    ContextOption,
+    DatabaseOption,
+    DeviceOption,
+    FamilyArgument,
+    OutputOption,
+    ProcessesOption,
+    RewritePteOption,
+    SeedOption,
+    SizeOption,
+    ThreadsOption,
+    YesOption,
+    read_layout,
+)
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import (
     PRETRAININGS,
+    BuildDecision,
     Comparison,
-    Decision,
-    Figure,
-    Measured,
+    MeasuredModel,
     MemberFiles,
     MemberTraining,
+    RecordedFigure,
     member_folder,
 )
 from nas.core.layout import Layout
 from nas.core.logs import visible
+from nas.core.metrics import METRICS
 from nas.core.units import show_count, show_duration, show_figure
 from nas.serve.views.family import FamilyView, family_view, list_families
 
 if TYPE_CHECKING:
     from nas.train.scaling.build import BuildOptions, FilesWriter
 
-
-_UNITS = {"prefill_tps": "tokens/s", "decode_tps": "tokens/s", "ttft_ms": "ms", "peak_rss_mb": "MB"}
-_NAMES = {"prefill_tps": "prefill", "decode_tps": "decode", "ttft_ms": "TTFT", "peak_rss_mb": "peak memory"}
 
 app = command_app(help="Build, train, compare and show model families.")
 
@@ -52,8 +64,7 @@ def build(
         typer.Option("--study", "-s", help="Study whose Pareto front and objectives are used.", show_default=False),
     ] = None,
     layout: Annotated[
-        list[str] | None,
-        typer.Option("--layout", "-l", help="Layout or published name to scale instead. Repeatable."),
+        list[str] | None, typer.Option("--layout", "-l", help="Layout or published name to scale instead. Repeatable.")
     ] = None,
     space: Annotated[
         str, typer.Option("--space", help="Search space whose objectives are used when --study is not given.")
@@ -86,7 +97,7 @@ def build(
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="tokenizer.json for the model files.", show_default="bytes")
     ] = None,
-    context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 32768,
+    context: ContextOption = 32768,
     pte: Annotated[bool, typer.Option("--pte", help="Also write a standard ExecuTorch program.")] = False,
     pte_context: Annotated[
         int, typer.Option("--pte-context", min=16, help="Context length of the ExecuTorch program.")
@@ -94,7 +105,7 @@ def build(
     license: Annotated[
         str | None, typer.Option("--license", help="License of the model files, such as apache-2.0.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random weights.")] = 0,
+    seed: SeedOption = 0,
     db: DatabaseOption = None,
     json: JsonFlag = False,
     yes: YesOption = False,
@@ -124,7 +135,7 @@ def build(
         files=_writer(tokenizer, context, pte_context if pte else None, license) if files else None,
     )
     if sys.stdin.isatty() and not (yes or json):
-        _show_plan(options)
+        _show_candidates(options)
         typer.confirm("Start?", default=True, abort=True, err=True)
     try:
         family = build_family(options, say)
@@ -134,18 +145,23 @@ def build(
     if json:
         print_json(family.model_dump(mode="json"))
         return
-    rows = [(each.size, show_count(each.parameters), show_count(each.active), each.layout) for each in family.members]
-    print_table(("size", "weights", "active", "layout"), rows)
+    print_table(
+        ("size", "weights", "active", "layout"),
+        [
+            (member.size, show_count(member.parameters), show_count(member.active), member.layout)
+            for member in family.members
+        ],
+    )
     say(f"next: nas family show {family.name}        decisions and measurements")
 
 
 @app.command()
 def train(
-    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
-    size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
+    name: FamilyArgument,
+    size: SizeOption,
     corpus: Annotated[
         list[Path],
-        typer.Option("--corpus", help="UTF-8 text file or folder. Repeatable.", show_default=False),
+        typer.Option("--corpus", help="File, folder or glob of text or records. Repeatable.", show_default=False),
     ],
     tokens: Annotated[
         int | None,
@@ -161,12 +177,10 @@ def train(
         typer.Option("--tokenizer", help="tokenizer.json. Default: that of the member.", show_default=False),
     ] = None,
     teacher: Annotated[
-        Path | None,
-        typer.Option("--teacher", help="Checkpoint of a teacher model to distil from; same vocabulary."),
+        Path | None, typer.Option("--teacher", help="Checkpoint of a teacher model to distil from; same vocabulary.")
     ] = None,
     start: Annotated[
-        Path | None,
-        typer.Option("--from", help="Checkpoint of a smaller model to grow from, such as a trained proxy."),
+        Path | None, typer.Option("--from", help="Checkpoint of a smaller model to grow from, such as a trained proxy.")
     ] = None,
     start_layout: Annotated[
         str | None,
@@ -174,20 +188,12 @@ def train(
             "--from-layout", help="Layout of the --from checkpoint, if not in its header.", show_default=False
         ),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", min=1, help="Number of processes. Default: one per GPU, at least one.", show_default=False
-        ),
-    ] = None,
+    workers: ProcessesOption = None,
     context: Annotated[
         int | None,
         typer.Option("--context", min=16, help="Context length in tokens.", show_default="as before, or 32768"),
     ] = None,
-    pte: Annotated[
-        bool | None,
-        typer.Option("--pte/--no-pte", help="Also write a standard ExecuTorch program.", show_default="as before"),
-    ] = None,
+    pte: RewritePteOption = None,
     pte_context: Annotated[
         int | None,
         typer.Option(
@@ -246,22 +252,14 @@ def train(
 
 @app.command()
 def post(
-    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
-    size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
+    name: FamilyArgument,
+    size: SizeOption,
     recipe: Annotated[Path, typer.Option("--recipe", help="YAML file with the stages.", show_default=False)],
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", min=1, help="Number of processes. Default: one per GPU, at least one.", show_default=False
-        ),
-    ] = None,
+    workers: ProcessesOption = None,
     checkpoint: Annotated[
         float, typer.Option("--checkpoint", min=0, help="Least seconds between checkpoints; 0: one after every step.")
     ] = 60.0,
-    pte: Annotated[
-        bool | None,
-        typer.Option("--pte/--no-pte", help="Also write a standard ExecuTorch program.", show_default="as before"),
-    ] = None,
+    pte: RewritePteOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Run the stages of a recipe on a family member, such as pre-training and fine-tuning on conversations.
@@ -290,7 +288,7 @@ def tasks(
     test: Annotated[int, typer.Option("--test", min=1, help="Number of test conversations.")] = 300,
     pairs: Annotated[int, typer.Option("--pairs", min=1, help="Number of preferences.")] = 1000,
     lines: Annotated[int, typer.Option("--lines", min=1, help="Lines of text for pre-training.")] = 4000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
+    seed: SeedOption = 0,
 ) -> None:
     """Generate small conversations with checkable answers, for trying out post-training."""
     from nas.train.posttrain.toy_data import write_tasks
@@ -301,14 +299,13 @@ def tasks(
 
 @app.command()
 def evaluate(
-    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
-    size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
+    name: FamilyArgument,
+    size: SizeOption,
     conversations: Annotated[
         Path | None, typer.Option("--tasks", help="File of conversations with expected answers.", show_default=False)
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option("--benchmarks", help="Folder of data sets of public benchmarks, instead of --tasks."),
+        Path | None, typer.Option("--benchmarks", help="Folder of data sets of public benchmarks, instead of --tasks.")
     ] = None,
     benchmark: Annotated[
         list[str] | None,
@@ -323,7 +320,7 @@ def evaluate(
             "--quantisation", "-q", help="File to evaluate, too; 8da4w: .pte. Repeatable.", show_default="q4_0, 8da4w"
         ),
     ] = None,
-    context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 4096,
+    context: ContextOption = 4096,
     json: JsonFlag = False,
 ) -> None:
     """Compare a member's answers with expected ones, with PyTorch and with its GGUF and .pte files.
@@ -343,26 +340,26 @@ def evaluate(
 
         assert data is not None
         questions = Benchmarks(data, benchmark or (), context, limit, say)
-    found = evaluate_member(name, size, questions, quantisation or ["q4_0", "8da4w"], context, say)
+    scores = evaluate_member(name, size, questions, quantisation or ["q4_0", "8da4w"], context, say)
     if json:
-        print_json(found.model_dump(mode="json"))
+        print_json(scores.model_dump(mode="json"))
         return
-    print_table(found.head, found.rows, title="right answers" if data else "exact answers")
-    for note in found.notes:
+    print_table(scores.head, scores.rows, title="right answers" if data else "exact answers")
+    for note in scores.notes:
         say(note)
 
 
 @app.command()
 def chat(
-    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
-    size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
+    name: FamilyArgument,
+    size: SizeOption,
     quantisation: Annotated[str, typer.Option("--quantisation", "-q", help="File to use; 8da4w: .pte.")] = "q4_0",
     system: Annotated[str, typer.Option("--system", help="System message.", show_default="none")] = "",
     tools: Annotated[Path | None, typer.Option("--tools", help="JSON list of tools that it may call.")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.3,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum tokens of an answer.")] = 512,
-    context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 4096,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Sampling seed.")] = 0,
+    context: ContextOption = 4096,
+    seed: SeedOption = 0,
 ) -> None:
     """Chat with a member: each line of stdin is a message; answers are streamed to stdout.
 
@@ -373,9 +370,9 @@ def chat(
 
     folder, _, _ = find_member(name, size)
     tokenizer = chat_tokenizer(folder)
-    known = read_tools(tools, tokenizer.special) if tools else ()
+    functions = read_tools(tools, tokenizer.special) if tools else ()
     with open_dialogue(folder, quantisation, context) as dialogue:
-        talk = Chat(dialogue, tokenizer, system, known, say)
+        talk = Chat(dialogue, tokenizer, system, functions, say)
         while True:
             if sys.stdin.isatty():
                 typer.echo("> ", nl=False, err=True)
@@ -393,10 +390,10 @@ def chat(
 
 @app.command()
 def serve(
-    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
-    size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
+    name: FamilyArgument,
+    size: SizeOption,
     quantisation: Annotated[str, typer.Option("--quantisation", "-q", help="GGUF file to use.")] = "q4_0",
-    context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 4096,
+    context: ContextOption = 4096,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8080,
     server: Annotated[str, typer.Option("--server", help="Name or path of llama.cpp's server.")] = "llama-server",
@@ -424,7 +421,9 @@ def tokenizer(
     vocab: Annotated[int, typer.Option("--vocab", help="Vocabulary size, including special tokens.")] = 65536,
     corpus: Annotated[
         list[Path] | None,
-        typer.Option("--corpus", help="UTF-8 text file or folder. Repeatable. Default: the default corpus."),
+        typer.Option(
+            "--corpus", help="File, folder or glob of text or records. Repeatable. Default: the default corpus."
+        ),
     ] = None,
 ) -> None:
     """Train a byte-level BPE tokenizer with special tokens for chat, tools and fill-in-the-middle.
@@ -433,8 +432,8 @@ def tokenizer(
     """
     from nas.train.pretrain.tokenizer_training import train_tokenizer
 
-    made = train_tokenizer(corpus or [], vocab, output, say)
-    say(f"wrote {output}: {len(made.tokens):,} tokens, including {len(made.special)} special tokens")
+    vocabulary = train_tokenizer(corpus or [], vocab, output, say)
+    say(f"wrote {output}: {len(vocabulary.tokens):,} tokens, including {len(vocabulary.special)} special tokens")
 
 
 @app.command()
@@ -448,12 +447,11 @@ def compare(
         list[str] | None, typer.Option("--layout", help="Layout string or published name. Repeatable.")
     ] = None,
     size_class: Annotated[
-        list[str] | None,
-        typer.Option("--class", help="Restrict to a size class: 350M, 700M, 1B or 3B. Repeatable."),
+        list[str] | None, typer.Option("--class", help="Restrict to a size class: 350M, 700M, 1B or 3B. Repeatable.")
     ] = None,
     alone: Annotated[bool, typer.Option("--no-references", help="Compare members and layouts only.")] = False,
-    device: Annotated[str, typer.Option("--device", "-d", help="Device id or tag; local: this machine.")] = "local",
-    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Number of compute threads.")] = 1,
+    device: DeviceOption = "local",
+    threads: ThreadsOption = 1,
     reps: Annotated[int, typer.Option("--reps", min=1, max=100, help="Repetitions per model and prompt length.")] = 3,
     flash_attn: Annotated[bool, typer.Option("--flash-attn/--no-flash-attn", help="Use fused attention.")] = True,
     replicate: Annotated[
@@ -478,9 +476,8 @@ def compare(
         check_suffix(plot)
     models = ModelSelection(family, tuple(reference or ()), tuple(layout or ()), tuple(size_class or ()), alone)
     options = CompareOptions(
-        models, device=device, threads=threads, repetitions=reps, flash_attn=flash_attn,
-        replicate=replicate, db=db,
-    )  # fmt: skip
+        models, device=device, threads=threads, repetitions=reps, flash_attn=flash_attn, replicate=replicate, db=db
+    )
     record, path = measure(options, say, say)
     say(f"wrote {path}")
     if plot is not None:
@@ -515,10 +512,7 @@ def show(
 
 
 @app.command()
-def report(
-    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")],
-) -> None:
+def report(name: FamilyArgument, output: OutputOption) -> None:
     """Write a report of a family to send: one HTML file with its members, comparisons, scores and decisions."""
     from nas.serve.dashboard.study_report import family_report_html  # matplotlib takes a second to load
 
@@ -536,16 +530,16 @@ def _writer(tokenizer: Path | None, context: int, pte_context: int | None, licen
     )
 
 
-def _show_plan(options: BuildOptions) -> None:
+def _show_candidates(options: BuildOptions) -> None:
     """Prints the candidates of each size."""
-    from nas.train.scaling.build import plan
+    from nas.train.scaling.build import candidates_of
 
     print_table(
         ("size", "weights", "active", "candidate"),
         [
-            (size.name, show_count(each.layout.params.total), show_count(each.layout.params.active), each.layout)
-            for size, shapes in plan(options)
-            for each in shapes
+            (size.name, show_count(scaled.layout.params.total), show_count(scaled.layout.params.active), scaled.layout)
+            for size, candidates in candidates_of(options)
+            for scaled in candidates
         ],
     )
 
@@ -570,8 +564,8 @@ def _print_families(json: bool) -> None:
     print_table(
         ("family", "study", "sizes", "made", "pattern"),
         [
-            (each.name, each.study, " ".join(member.size for member in each.members), each.made, each.pattern)
-            for each in families
+            (family.name, family.study, " ".join(member.size for member in family.members), family.made, family.pattern)
+            for family in families
         ],
     )
 
@@ -580,14 +574,15 @@ def _family_fields(view: FamilyView) -> list[tuple[str, object]]:
     """Returns (name, value) for the properties of a family."""
     family = view.family
     sources = [
-        ("given" if each.trial is None else f"trial {each.trial}") + f": {each.layout}" for each in family.sources
+        ("given" if source.trial is None else f"trial {source.trial}") + f": {source.layout}"
+        for source in family.sources
     ]
     return [
         ("family", family.name),
         ("study", family.study or "none: from given layouts"),
         ("made", family.made),
         ("pattern", family.pattern),
-        *(("winner", each) for each in sources),
+        *(("winner", source) for source in sources),
         *((f"  {name}", value) for name, value in family.provenance.items()),
         ("folder", view.folder),
     ]
@@ -598,17 +593,24 @@ def _print_members(view: FamilyView) -> None:
     print_table(
         ("size", "weights", "active", "files", "layout"),
         [
-            (each.member.size, show_count(each.member.parameters), show_count(each.member.active), _files(each.files),
-             each.member.layout)
-            for each in view.members
+            (member.size, show_count(member.parameters), show_count(member.active), _files(row.files), member.layout)
+            for row in view.members
+            for member in (row.member,)
         ],
         title="members",
-    )  # fmt: skip
+    )
     rows = [
-        (each.member.size, _device(taken), _runtime(taken), _NAMES[figure.metric], figure.prompt, _noted(figure, taken))
-        for each in view.members
-        for taken in each.member.measured
-        for figure in taken.figures
+        (
+            row.member.size,
+            measured.device + ("" if measured.searched else " (not searched)"),
+            _runtime(measured),
+            METRICS[figure.metric].label,
+            figure.prompt,
+            _figure_text(figure) + (" (noisy)" if measured.noisy else ""),
+        )
+        for row in view.members
+        for measured in row.member.measured
+        for figure in measured.figures
     ]
     if rows:
         print_table(("size", "device", "runtime", "figure", "tokens", "value"), rows, title="measured")
@@ -617,26 +619,26 @@ def _print_members(view: FamilyView) -> None:
 def _print_decisions(view: FamilyView) -> None:
     """Prints the recorded decisions and the candidates of each size."""
     rows = [*_decisions("family", view.family.decisions)]
-    for each in view.members:
-        rows += _decisions(each.member.size, each.member.decisions)
+    for row in view.members:
+        rows += _decisions(row.member.size, row.member.decisions)
     print_table(("of", "what", "decided", "because"), rows, title="decisions")
     tried = [
-        (each.member.size, "*" if one.chosen else "", show_count(one.parameters), one.verdict, one.layout)
-        for each in view.members
-        for one in each.member.tried
+        (row.member.size, "*" * candidate.chosen, show_count(candidate.parameters), candidate.verdict, candidate.layout)
+        for row in view.members
+        for candidate in row.member.tried
     ]
     print_table(("size", "", "weights", "verdict", "layout"), tried, title="candidates")
 
 
 def _print_training(view: FamilyView) -> None:
     """Prints the training results of the members."""
-    for each in view.members:
-        if (training := each.training) is not None:
+    for row in view.members:
+        if (training := row.training) is not None:
             last = f", last loss {training.curve[-1][1]:.3f} nats" if training.curve else ""
             print_fields(
                 [
                     (
-                        f"{each.member.size} trained",
+                        f"{row.member.size} trained",
                         f"{show_count(training.tokens)} tokens, {training.steps} steps{last}",
                     ),
                     ("  from", training.start),
@@ -644,17 +646,23 @@ def _print_training(view: FamilyView) -> None:
                 ]
             )
             if training.before:
-                _print_stages(training, f"stages of {each.member.size}")
+                _print_stages(training, f"stages of {row.member.size}")
 
 
 def _print_stages(training: MemberTraining, title: str) -> None:
     """Prints all trainings up to one."""
     rows = [
         (
-            each.label, f"{each.steps:,}", f"{each.tokens:,}", _losses(each), _scores(each), _times(each), _memory(each)
+            stage.label,
+            f"{stage.steps:,}",
+            f"{stage.tokens:,}",
+            _losses(stage),
+            _scores(stage),
+            _times(stage),
+            _memory(stage),
         )
-        for each in training.history
-    ]  # fmt: skip
+        for stage in training.history
+    ]
     print_table(("stage", "steps", "tokens", "loss", "scores", "time", "peak memory"), rows, title=title)
 
 
@@ -690,41 +698,41 @@ def _print_comparisons(view: FamilyView) -> None:
     """Prints the comparisons with reference models."""
     for comparison in view.comparisons:
         rows = [
-            (model.name, "member" if model.member else "reference", show_count(model.parameters), model.architecture,
-             _NAMES[figure.metric], figure.prompt, _figure_text(figure))
-            for model in comparison.models for figure in model.measured.figures
-        ]  # fmt: skip
+            (
+                model.name,
+                "member" if model.member else "reference",
+                show_count(model.parameters),
+                model.architecture,
+                METRICS[figure.metric].label,
+                figure.prompt,
+                _figure_text(figure),
+            )
+            for model in comparison.models
+            for figure in model.measured.figures
+        ]
         columns = ("model", "", "weights", "architecture", "figure", "tokens", "value")
         print_table(columns, rows, title=f"on {comparison.device}")
 
 
-def _figure_text(figure: Figure) -> str:
+def _figure_text(figure: RecordedFigure) -> str:
     """Formats a figure with its unit and confidence interval, or the reason it is unknown."""
     if figure.value is None:
         return f"unknown: {figure.reason or 'not read'}"
     low, high = figure.ci95 or (None, None)
-    return show_figure(figure.value, low, high, _UNITS[figure.metric])
+    return show_figure(figure.value, low, high, METRICS[figure.metric].unit)
 
 
-def _device(taken: Measured) -> str:
-    return taken.device + ("" if taken.searched else " (not searched)")
-
-
-def _noted(figure: Figure, taken: Measured) -> str:
-    return _figure_text(figure) + (" (noisy)" if taken.noisy else "")
-
-
-def _runtime(taken: Measured) -> str:
-    return f"{taken.runtime} {taken.quantisation}, {taken.threads} thread{'s' * (taken.threads != 1)}"
+def _runtime(measured: MeasuredModel) -> str:
+    return f"{measured.runtime} {measured.quantisation}, {measured.threads} thread{'s' * (measured.threads != 1)}"
 
 
 def _files(files: MemberFiles | None) -> str:
     if files is None:
         return "none"
-    kinds = dict.fromkeys(f"{each.kind} {each.quantisation}".strip() for each in files.files)
+    kinds = dict.fromkeys(f"{file.kind} {file.quantisation}".strip() for file in files.files)
     return ", ".join(kinds)
 
 
-def _decisions(of: str, decisions: Iterable[Decision]) -> Iterator[tuple[str, str, str, str]]:
-    for each in decisions:
-        yield of, each.what, each.value, each.reason
+def _decisions(of: str, decisions: Iterable[BuildDecision]) -> Iterator[tuple[str, str, str, str]]:
+    for decision in decisions:
+        yield of, decision.what, decision.value, decision.reason

@@ -94,7 +94,7 @@ def _checkpoints(store: Store, limit_bytes: int) -> int:
     sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in folders}
     excess = sum(sizes.values()) - limit_bytes
     removed = 0
-    for folder in sorted(folders, key=lambda each: each.stat().st_mtime):
+    for folder in sorted(folders, key=lambda item: item.stat().st_mtime):
         if removed >= excess:
             break
         shutil.rmtree(folder)

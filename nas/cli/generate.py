@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from nas.cli.lazy import command_app
+from nas.cli.options import SeedOption
 from nas.cli.output import JsonFlag, print_json
 from nas.core.errors import InvalidInput
 from nas.measure.runtimes.llama_cpp.binding import generate
@@ -21,7 +22,7 @@ def command(
     prompt: Annotated[str, typer.Option("--prompt", help="Start of the text.")] = "The ",
     tokens: Annotated[int, typer.Option("--tokens", min=1, max=4096, help="Number of bytes to generate.")] = 200,
     temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.8,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Sampling seed.")] = 0,
+    seed: SeedOption = 0,
     json: JsonFlag = False,
 ) -> None:
     """Generate text with a trained proxy model, for a quick look at its quality."""

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,6 +36,33 @@ RuntimeOption = Annotated[str, typer.Option("--runtime", "-r", help="Runtime nam
 QuantisationOption = Annotated[
     str | None,
     typer.Option("--quantisation", "-q", help="Quantisation. Default: the runtime's first.", show_default=False),
+]
+DeviceOption = Annotated[str, typer.Option("--device", "-d", help="Device id or tag; local: this machine.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", "-t", min=1, help="Number of compute threads.")]
+ThreadCountsOption = Annotated[
+    str, typer.Option("--threads", "-t", metavar="N,...", help="Numbers of compute threads.")
+]
+RepsOption = Annotated[int, typer.Option("--reps", min=2, help="Number of valid repetitions.")]
+BudgetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budget", "-b", metavar="METRIC<=LIMIT", help="Limit to keep, such as decode_p50<=20ms.", show_default=False
+    ),
+]
+ContextOption = Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
+OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Output file.")]
+FamilyArgument = Annotated[str, typer.Argument(help="Family name.", show_default=False)]
+SizeOption = Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, help="Number of processes. Default: one per GPU, at least one.", show_default=False
+    ),
+]
+RewritePteOption = Annotated[
+    bool | None,
+    typer.Option("--pte/--no-pte", help="Also write a standard ExecuTorch program.", show_default="as before"),
 ]
 StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Study name.")]
 SpaceArgument = Annotated[str, typer.Argument(metavar="SPACE", help="Packaged space name or YAML file.")]

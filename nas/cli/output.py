@@ -42,7 +42,10 @@ def print_json(value: Any) -> None:
     """Prints `value` as indented JSON on stdout."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     if not text.replace("\n", "").isprintable():
-        text = "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+        text = "".join(
+            character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+            for character in text
+        )
     typer.echo(text)
 
 

@@ -22,10 +22,13 @@ _ALL = 1 << 20
 ServerOption = Annotated[
     str | None,
     typer.Option(
-        "--server", envvar="NAS_SERVER", metavar="URL", show_default=False,
+        "--server",
+        envvar="NAS_SERVER",
+        metavar="URL",
+        show_default=False,
         help="Use this coordinator instead of a database; add it with 'nas server add'.",
     ),
-]  # fmt: skip
+]
 
 
 class Fleet(Protocol):
@@ -118,10 +121,10 @@ class _Local:
 
     def label(self, id: str, labels: Json) -> Json:
         try:
-            wanted = self._fleet.LabelRequest.model_validate(labels)
+            request = self._fleet.LabelRequest.model_validate(labels)
         except ValidationError as error:
             raise InvalidInput(f"{id}: {error.errors()[0]['msg']}") from None
-        return self._fleet.label_device(self._store, id, wanted).model_dump(mode="json")
+        return self._fleet.label_device(self._store, id, request).model_dump(mode="json")
 
     def retire(self, id: str) -> Json:
         return self._fleet.retire_device(self._store, id).model_dump(mode="json")

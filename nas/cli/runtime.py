@@ -20,11 +20,11 @@ def list_runtimes(json: JsonFlag = False) -> None:
     """List runtimes with their quantisations and cached builds."""
     builds = {name: RUNTIMES[name].builds() for name in RUNTIMES}
     if json:
-        print_json({"runtimes": [_as_json(RUNTIMES[name], found) for name, found in builds.items()]})
+        print_json({"runtimes": [_as_json(RUNTIMES[name], cached) for name, cached in builds.items()]})
         return
     print_table(
         ("runtime", "quantisations", "builds"),
-        [(name, ", ".join(RUNTIMES[name].quantisations), _as_text(name, found)) for name, found in builds.items()],
+        [(name, ", ".join(RUNTIMES[name].quantisations), _as_text(name, cached)) for name, cached in builds.items()],
     )
 
 

@@ -91,8 +91,10 @@ def serve(
     stop = _stop_on_signals()
     if (cert is None) != (key is None):
         raise InvalidInput("give both the certificate and its key", where="--cert, --key")
-    own = OwnCertificate(cert, key) if cert and key else None
-    options = ServeOptions(host, port, tuple(name or ()), studies, webhook and checked_url(webhook), own, web_port)
+    certificate = OwnCertificate(cert, key) if cert and key else None
+    options = ServeOptions(
+        host, port, tuple(name or ()), studies, webhook and checked_url(webhook), certificate, web_port
+    )
     rules = AccessRules(secure=True, proxies=frozenset(proxy or ()), proxy_roles=proxy_roles(proxy_role or ()))
     if proxy_role and not proxy:
         raise InvalidInput("requires --proxy, the address of the proxy", where="--proxy-role")
@@ -102,9 +104,9 @@ def serve(
             store, options, lambda service: dashboard_router(store, rules, service.studies, service.snapshots)
         ) as service,
     ):
-        pages = [("web", service.web_url)] if own else []
+        pages = [("web", service.web_url)] if certificate else []
         print_fields([("url", service.url), *pages, ("ca", service.certificates.ca_sha256)])
-        if not any(RUNTIMES[each].builds() for each in RUNTIMES):
+        if not any(RUNTIMES[runtime].builds() for runtime in RUNTIMES):
             say("no runtime is built here, so nothing can be measured: run 'nas runtime build llama.cpp'")
         say(f"the dashboard is at {service.web_url}; log in with an API token")
         say("to add a device host: run 'nas agent token' here, then 'nas agent enrol LINE' there")
@@ -116,19 +118,19 @@ def serve(
         say("stopping")
 
 
-def proxy_roles(given: Sequence[str]) -> dict[str, Role]:
+def proxy_roles(settings: Sequence[str]) -> dict[str, Role]:
     """Parses roles such as 'ann=admin'; returns user -> role. User names may contain '='.
 
     Raises:
         InvalidInput: a text is malformed, or a user has two roles.
     """
     roles: dict[str, Role] = {}
-    for text in given:
+    for text in settings:
         user, equals, role = text.rpartition("=")
         if not equals or not user:
             raise InvalidInput(f"{text!r} is not USER=ROLE, such as ann=operate", where="--proxy-role")
         if role not in {*Role}:
-            raise UnknownName("role", role, [each.value for each in Role], where="--proxy-role")
+            raise UnknownName("role", role, [role.value for role in Role], where="--proxy-role")
         if user in roles:
             raise InvalidInput(f"{user!r} already has role {roles[user]}", where="--proxy-role")
         roles[user] = Role(role)

@@ -94,11 +94,11 @@ def _trusted(url: str) -> bool:
 def _pinned_ca(url: str, fingerprint: str | None) -> str:
     """Returns the server's CA, after its fingerprint was compared by this function or a person."""
     pem = _fetch_ca(url)
-    found = _fingerprint(pem)
+    actual = _fingerprint(pem)
     if fingerprint is None:
-        _ask_for_trust(url, found)
-    elif _plain(fingerprint) != found:
-        raise InvalidInput(f"{url} has a different certificate authority: {found}", where="--fingerprint")
+        _ask_for_trust(url, actual)
+    elif _plain(fingerprint) != actual:
+        raise InvalidInput(f"{url} has a different certificate authority: {actual}", where="--fingerprint")
     return pem
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, SpaceArgument, open_store
+from nas.cli.options import DatabaseOption, SeedOption, SpaceArgument, open_store
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.core.block import Scalar
 from nas.core.block_space import ArgKnob, BlockSpace, Choice, Knob
@@ -115,7 +115,7 @@ def validate(space: SpaceArgument, db: DatabaseOption = None, json: JsonFlag = F
 def sample(
     space: SpaceArgument,
     number: Annotated[int, typer.Option("--number", "-n", min=1, max=10_000, help="Number of layouts.")] = 5,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
+    seed: SeedOption = 0,
     json: JsonFlag = False,
 ) -> None:
     """Sample random layouts that all runtimes of a space support."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, StudyArgument, YesOption, open_store, same_database
+from nas.cli.options import DatabaseOption, OutputOption, StudyArgument, YesOption, open_store, same_database
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.remote import ServerOption, open_server
 from nas.cli.study_view import print_agreement, print_effects, print_front, report_fields
@@ -25,11 +25,9 @@ from nas.core.trial import TrialState
 from nas.core.units import show_share
 from nas.infra.store import listings as pages
 from nas.infra.store import studies, trials
-from nas.infra.store.archive import export_study
 from nas.infra.store.rows import DesiredState, Trial
-from nas.infra.store.store import Store
 from nas.infra.store.studies import INTERRUPTED
-from nas.search.analysis.archive import import_archive
+from nas.search.analysis.archive import export_study, import_study
 from nas.search.analysis.hardware import ModelError, hardware_report
 from nas.search.analysis.record import read_study
 from nas.search.analysis.report import csv_parts, finite, parquet_bytes, study_report, study_table
@@ -38,7 +36,7 @@ from nas.search.study.check import support_filter
 from nas.search.study.events import all_events, stored_space
 from nas.search.study.proposals import replay as replay_log
 from nas.serve.client import Json, part
-from nas.serve.views.study import EffectsView, effects_view
+from nas.serve.views.effects import EffectsView, effects_view
 
 _ALL_STUDIES = 1 << 20
 
@@ -117,7 +115,7 @@ def front(
 @app.command()
 def report(
     study: StudyArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")],
+    output: OutputOption,
     server: ServerOption = None,
     db: DatabaseOption = None,
 ) -> None:
@@ -130,7 +128,7 @@ def report(
 
     with open_store(db) as store:
         text = study_report_html(store, study)
-    _write_whole(output, lambda file: file.write(text))
+    _write_whole(output, lambda file: file.write(text.encode()))
 
 
 @app.command("follow", no_args_is_help=True)
@@ -166,18 +164,18 @@ def list_trials(
     if server is not None:
         with open_server(server, db) as client:
             rows = client.get(f"/v1/studies/{part(study)}/trials")["rows"]
-        found = [row for row in rows if not state or row["state"] in state]
+        listed = [row for row in rows if not state or row["state"] in state]
     else:
         with open_store(db) as store:
-            found = [_trial_json(trial) for trial in trials.all(store, studies.get(store, study).id, states=state)]
+            listed = [_trial_json(trial) for trial in trials.all(store, studies.get(store, study).id, states=state)]
             if json:
                 figures = {row["trial"]: row for row in finite(study_table(StudySnapshot(read_study(store, study)))[1])}
-                found = [figures[row["trial"]] | row for row in found]
+                listed = [figures[row["trial"]] | row for row in listed]
     if json:
-        print_json({"study": study, "trials": found})
+        print_json({"study": study, "trials": listed})
         return
     columns = ("trial", "state", "rung", "origin", "layout", "reason")
-    print_table(columns, [[row[column] for column in columns] for row in found])
+    print_table(columns, [[row[column] for column in columns] for row in listed])
 
 
 @app.command()
@@ -227,17 +225,17 @@ def show_effects(
 def replay(study: StudyArgument, db: DatabaseOption = None, json: JsonFlag = False) -> None:
     """Repeat the proposals of a study from its event log; exit code 1 if any differs."""
     with open_store(db) as store:
-        found = studies.get(store, study)
-        space = stored_space(found)
-        recorded = trials.all(store, found.id)
-        differences = replay_log(space, support_filter(space), recorded, all_events(store, found.id))
-    own = sum(trial.origin != "reference" for trial in recorded)
+        row = studies.get(store, study)
+        space = stored_space(row)
+        recorded = trials.all(store, row.id)
+        differences = replay_log(space, support_filter(space), recorded, all_events(store, row.id))
+    proposed = sum(trial.origin != "reference" for trial in recorded)
     if json:
-        print_json({"study": study, "proposals": own, "differences": differences})
+        print_json({"study": study, "proposals": proposed, "differences": differences})
     else:
         for line in differences:
             typer.echo(line)
-        say(f"{own - len(differences)} of {own} proposals are equal")
+        say(f"{proposed - len(differences)} of {proposed} proposals are equal")
     if differences:
         raise typer.Exit(1)
 
@@ -261,17 +259,17 @@ def stop(study: StudyArgument, server: ServerOption = None, db: DatabaseOption =
 def delete(study: StudyArgument, yes: YesOption = False, db: DatabaseOption = None) -> None:
     """Delete a study and its trials. Results that other studies may reuse are kept until `nas gc`."""
     with open_store(db) as store:
-        found = studies.get(store, study)
+        row = studies.get(store, study)
         if not yes:
             typer.confirm(f"Delete study {study!r}?", abort=True, err=True)
-        studies.delete(store, found.id)
+        studies.delete(store, row.id)
     say(f"{study}: deleted")
 
 
 @app.command("export")
 def export(
     study: StudyArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Output file.")],
+    output: OutputOption,
     format: Annotated[
         Format,
         typer.Option(
@@ -285,21 +283,28 @@ def export(
     db: DatabaseOption = None,
 ) -> None:
     """Export a study to a file, as an archive, a report or a table of trials."""
+    if format is Format.JSON:
+        report = _read_report(study, server, db)
+        _write_whole(output, lambda file: file.write(json.dumps(report, indent=1, allow_nan=False).encode() + b"\n"))
+        return
     if server is not None:
-        _export_remote(study, output, format, server, db)
+        with open_server(server, db) as client:
+            if format is Format.ARCHIVE:
+                content = client.get_bytes(f"/v1/studies/{part(study)}/archive")
+            else:
+                content = client.get_bytes(f"/v1/studies/{part(study)}/trials", format=format.value)
+        _write_bytes(output, content)
         return
-    if format is Format.PARQUET:
-        with open_store(db) as store:
-            table = study_table(StudySnapshot(read_study(store, study)))
-        _write_bytes(output, parquet_bytes(*table))
-        return
-    write: dict[Format, Callable[[Store, str, TextIO], None]] = {
-        Format.ARCHIVE: _write_archive,
-        Format.JSON: _write_json,
-        Format.CSV: _write_csv,
-    }
     with open_store(db) as store:
-        _write_whole(output, lambda file: write[format](store, study, file))
+        if format is Format.ARCHIVE:
+            id = studies.get(store, study).id
+            _write_whole(output, lambda file: export_study(store, id, file))
+            return
+        table = study_table(StudySnapshot(read_study(store, study)))
+    if format is Format.PARQUET:
+        _write_bytes(output, parquet_bytes(*table))
+    else:
+        _write_whole(output, lambda file: file.writelines(part.encode() for part in csv_parts(*table)))
 
 
 @app.command("import")
@@ -316,11 +321,11 @@ def import_(
 ) -> None:
     """Import a study from an archive, in state paused; --trust lets it be resumed."""
     try:
-        source = file.open(encoding="utf-8")
+        source = file.open("rb")
     except OSError as error:
         raise InvalidInput(f"cannot read {file}: {error.strerror}") from error
     with source, open_store(db, create=True) as store:
-        study = import_archive(store, source, name=name, trust_results=trust)
+        study = import_study(store, source, name=name, trust_results=trust)
     say(f"{study.name}: imported")
 
 
@@ -344,11 +349,11 @@ def mirror(
     say(f"{done.name}: {copied} copied to {done.url}, which has {done.trials}")
 
 
-def _read_studies(server: str | None, db: str | None, wanted: pages.StudyFilter) -> list[Json]:
+def _read_studies(server: str | None, db: str | None, filter: pages.StudyFilter) -> list[Json]:
     """Lists the studies that match: study, space, state, reason, resume, desired_state, trials, created."""
     if server is not None:
         with open_server(server, db) as client:
-            return list(client.get_all("/v1/studies", "studies", **asdict(wanted))["studies"])
+            return list(client.get_all("/v1/studies", "studies", **asdict(filter))["studies"])
     with open_store(db) as store:
         return [
             {
@@ -362,7 +367,7 @@ def _read_studies(server: str | None, db: str | None, wanted: pages.StudyFilter)
                 "created": study.created,
                 **({"problem": study.problem} if study.problem else {}),
             }
-            for study in pages.studies(store, limit=_ALL_STUDIES, wanted=wanted)
+            for study in pages.studies(store, limit=_ALL_STUDIES, matching=filter)
         ]
 
 
@@ -377,11 +382,11 @@ def _read_report(study: str, server: str | None, db: str | None) -> Json:
         with open_store(db) as store:
             return study_report(store, study)
     with open_server(server, db) as client:
-        found = client.get(f"/v1/studies/{part(study)}")
-    report: Json | None = found["report"]
+        answer = client.get(f"/v1/studies/{part(study)}")
+    report: Json | None = answer["report"]
     if report is None:
-        reason = (found["submission"] or {}).get("message") or "not started yet"
-        raise InfrastructureFailed(f"study {study!r} is {found['state']}: {reason}")
+        reason = (answer["submission"] or {}).get("message") or "not started yet"
+        raise InfrastructureFailed(f"study {study!r} is {answer['state']}: {reason}")
     return report
 
 
@@ -395,11 +400,11 @@ def _request(study: str, desired: DesiredState, server: str | None, db: str | No
     say(f"{study}: {desired} requested")
 
 
-def _write_whole(output: Path, write: Callable[[TextIO], object]) -> None:
+def _write_whole(output: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file, whole or not at all."""
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
+        with partial.open("wb") as file:
             write(file)
         partial.replace(output)
     finally:
@@ -407,35 +412,9 @@ def _write_whole(output: Path, write: Callable[[TextIO], object]) -> None:
     say(f"wrote {output}")
 
 
-def _export_remote(study: str, output: Path, format: Format, server: str, db: str | None) -> None:
-    if format is Format.JSON:
-        report = _read_report(study, server, db)
-        _write_whole(output, lambda file: file.write(json.dumps(report, indent=1, allow_nan=False) + "\n"))
-        return
-    with open_server(server, db) as client:
-        if format is Format.ARCHIVE:
-            content = client.get_bytes(f"/v1/studies/{part(study)}/archive")
-        else:
-            content = client.get_bytes(f"/v1/studies/{part(study)}/trials", format=format.value)
-    _write_bytes(output, content)
-
-
 def _write_bytes(output: Path, content: bytes) -> None:
     write_durably(output, content)
     say(f"wrote {output}")
-
-
-def _write_archive(store: Store, study: str, file: TextIO) -> None:
-    export_study(store, studies.get(store, study).id, file)
-
-
-def _write_json(store: Store, study: str, file: TextIO) -> None:
-    json.dump(study_report(store, study), file, indent=1, allow_nan=False)
-    file.write("\n")
-
-
-def _write_csv(store: Store, study: str, file: TextIO) -> None:
-    file.writelines(csv_parts(*study_table(StudySnapshot(read_study(store, study)))))
 
 
 def _model_row(model: ModelError) -> Iterator[str]:
@@ -444,8 +423,12 @@ def _model_row(model: ModelError) -> Iterator[str]:
         yield from (model.reason or "", "", "", "", "")
         return
     yield from (f"{show_share(model.mape)}", f"{show_share(model.worst)}", f"{show_share(model.inside)}")
-    found = model.correlation.spearman
-    yield f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]" if found else model.correlation.reason or ""
+    spearman = model.correlation.spearman
+    yield (
+        f"{spearman.value:.2f} [{spearman.low:.2f}, {spearman.high:.2f}]"
+        if spearman
+        else model.correlation.reason or ""
+    )
     yield model.start or ""
 
 

@@ -11,7 +11,8 @@ from nas.cli.output import print_table, say
 from nas.core.stats import Z95
 from nas.core.units import show_count, show_duration, show_figure, show_number, show_share
 from nas.search.analysis.history import VolumeView
-from nas.serve.views.study import EffectsView, EffectView, Prediction
+from nas.serve.views.base import Interval
+from nas.serve.views.effects import EffectsView
 
 Report = Mapping[str, Any]
 
@@ -25,7 +26,7 @@ def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str
         yield "reason", reason
     if resume := report.get("resume"):
         yield "to continue", f"{resume}{database}"
-    if (headline := report.get("headline")) is not None:  # older coordinators do not have it
+    if (headline := report["headline"]) is not None:
         yield "result", headline["text"]
     yield "trials", ", ".join(f"{count} {name}" for name, count in report["trials"].items() if count) or "none yet"
     yield "hypervolume", _volume(report)
@@ -37,11 +38,11 @@ def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str
         yield "search ended", report["ended"]["message"]
     for row in report["warm_start"]:
         yield "warm start", f"{row['layouts']} layouts of {row['study']}"
-    if (noise := report.get("noise")) is not None:  # older coordinators do not have it
+    if (noise := report["noise"]) is not None:
         yield "noise", noise["text"]
     yield "elapsed", show_duration(report["elapsed_s"])
-    if (left := report.get("left")) is not None:  # older coordinators do not have it
-        yield "time left", f"{left['text']}; from {'; '.join(left['based_on'])}"
+    if (remaining := report["left"]) is not None:
+        yield "time left", f"{remaining['text']}; from {'; '.join(remaining['based_on'])}"
     spent = {stage: seconds for stage, seconds in report["stage_seconds"].items() if seconds}
     yield "work", ", ".join(f"{stage} {show_duration(seconds)}" for stage, seconds in spent.items()) or "none yet"
 
@@ -52,9 +53,8 @@ def _volume(report: Report) -> str:
         return "not known until the references are measured"
     if not report["front"]:
         return "none: no trial is on the front"
-    interval = report["hypervolume_ci95"] or {}
-    found = {name: interval.get(name) for name in ("estimate", "low", "high")}  # older coordinators have no estimate
-    return VolumeView(value=volume, **found).text
+    interval = report["hypervolume_ci95"]
+    return VolumeView(value=volume, estimate=interval["estimate"], low=interval["low"], high=interval["high"]).text
 
 
 def print_effects(view: EffectsView) -> None:
@@ -70,16 +70,16 @@ def print_effects(view: EffectsView) -> None:
         return
     heads = [f"{name} [{unit}]" if unit else name for name, unit in zip(view.objectives, view.slice_units, strict=True)]
     slices = [
-        (each.knob, show_number(value), len(each.layouts), *(_shown(row[place]) for row in each.predicted))
-        for each in view.slices
-        for place, value in enumerate(each.values)
+        (along.knob, show_number(value), len(along.layouts), *(_shown(row[place]) for row in along.predicted))
+        for along in view.slices
+        for place, value in enumerate(along.values)
     ]
     typer.echo()
     print_table(("knob", "value", "layouts", *heads), slices, "Forecast for layouts of the front, nothing else changed")
 
 
-def _shown(each: EffectView | Prediction | None) -> str:
-    return show_figure(each.value, each.low, each.high) if each else "not known"
+def _shown(interval: Interval | None) -> str:
+    return show_figure(interval.value, interval.low, interval.high) if interval else "not known"
 
 
 def say_noise(report: Report) -> None:
@@ -91,13 +91,16 @@ def say_noise(report: Report) -> None:
 def print_front(report: Report) -> None:
     """Prints the references and the Pareto front, best first, as one table."""
     objectives = report["objectives"]
-    heads = [f"{each['name']} [{each['unit']}]" if each["unit"] else each["name"] for each in objectives]
+    heads = [
+        f"{objective['name']} [{objective['unit']}]" if objective["unit"] else objective["name"]
+        for objective in objectives
+    ]
     rows = [
         *(_row(row["name"], row, objectives) for row in report["references"]),
         *(_row(str(row["trial"]), row, objectives) for row in report["front"]),
     ]
     print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights", "layout"), rows)
-    if (sure := report.get("reliability")) is not None:  # older coordinators do not have it
+    if (sure := report["reliability"]) is not None:
         say(sure["text"])
     if report["noisy_references"]:
         say(f"noisy reference measurements, all ratios are unreliable: {', '.join(report['noisy_references'])}")
@@ -107,23 +110,23 @@ def print_front(report: Report) -> None:
 
 def print_agreement(report: Report) -> None:
     """Prints the rank correlations between the runtimes of a study, if it has several."""
-    rows = [_agreement(each) for each in report["agreement"]]
+    rows = [_agreement(agreement) for agreement in report["agreement"]]
     if rows:
         typer.echo()
         print_table(("rank agreement", "between", "layouts", "Spearman", "Kendall", "told apart by both"), rows)
 
 
-def _agreement(each: Mapping[str, Any]) -> list[str]:
-    found = each["correlation"]
-    coefficients = [_coefficient(found[name]) for name in ("spearman", "kendall")]
-    left_out = f" ({each['noisy']} noisy left out)" if each["noisy"] else ""
-    alike = found["reason"] or f"{each['alike']} of {each['apart']} pairs alike"
-    where = f"{each['metric']}@{each['workload']} on {each['device']}"
-    return [where, ", ".join(each["runtimes"]), f"{found['layouts']}{left_out}", *coefficients, alike]
+def _agreement(agreement: Mapping[str, Any]) -> list[str]:
+    correlation = agreement["correlation"]
+    coefficients = [_coefficient(correlation[name]) for name in ("spearman", "kendall")]
+    left_out = f" ({agreement['noisy']} noisy left out)" if agreement["noisy"] else ""
+    alike = correlation["reason"] or f"{agreement['alike']} of {agreement['apart']} pairs alike"
+    where = f"{agreement['metric']}@{agreement['workload']} on {agreement['device']}"
+    return [where, ", ".join(agreement["runtimes"]), f"{correlation['layouts']}{left_out}", *coefficients, alike]
 
 
-def _coefficient(found: Mapping[str, float] | None) -> str:
-    return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]" if found else ""
+def _coefficient(coefficient: Mapping[str, float] | None) -> str:
+    return f"{coefficient['value']:.2f} [{coefficient['low']:.2f}, {coefficient['high']:.2f}]" if coefficient else ""
 
 
 def _row(label: str, row: Mapping[str, Any], objectives: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -30,9 +30,9 @@ def create(
     from nas.serve.api.serve import last_address
 
     with open_store(db, create=True) as store:
-        token, known = agents.create_api_token(store, name, role), last_address(store.artifacts.parent)
+        token, address = agents.create_api_token(store, name, role), last_address(store.artifacts.parent)
     typer.echo(token)
-    url = (known.web_url or known.url) if known else "https://HOST:7711"
+    url = (address.web_url or address.url) if address else "https://HOST:7711"
     say(f"role {role.value}; on the user's machine: nas server add {url} --token -")
 
 

@@ -85,7 +85,32 @@ class Count:
 
 
 class BlockKind(ABC):
-    """Definition of a block kind, without torch. Subclass once per kind and register the instance."""
+    """Definition of a block kind, without torch. Subclass once per kind and register the instance.
+
+    Example:
+        A mixer that scales each channel by a weight, `Z` in the one-line string of a layout:
+
+        >>> class Scale(BlockKind):
+        ...     name = "scale"
+        ...     letter = "Z"
+        ...     role = "mixer"
+        ...     syntax = ""
+        ...     args = ()
+        ...     doc = "a weight for each channel"
+        ...
+        ...     def count(self, block: Block, d_model: int) -> Count:
+        ...         return Count(d_model, d_model)
+        ...
+        ...     def flops(self, block: Block, d_model: int, context: int) -> float:
+        ...         return float(d_model)
+        ...
+        ...     def narrow(self, block: Block, d_model: int, to: int) -> Block:
+        ...         return block
+        >>> BLOCKS.add("scale", Scale())
+
+        A distribution names the instance as an entry point of the group `nas.blocks`, and its torch module as one of
+        `nas.modules` (docs/how-to/adding-a-block.md).
+    """
 
     name: ClassVar[str]
     letter: ClassVar[str]
@@ -205,8 +230,8 @@ class Block:
         missing = [arg.name for arg in spec.args if arg.required and arg.name not in values]
         if missing:
             raise InvalidInput(f"{kind}: {', '.join(missing)} must be given")
-        kept = {name: value for name, value in values.items() if value != spec.arg(name).default}
-        return Block(kind, tuple(sorted(kept.items())))
+        changed = {name: value for name, value in values.items() if value != spec.arg(name).default}
+        return Block(kind, tuple(sorted(changed.items())))
 
     @property
     def spec(self) -> BlockKind:
@@ -282,12 +307,12 @@ def _formatted(block: Block) -> str:
     return block.spec.letter + _format_args(block.spec.syntax, values, dict(block.given))
 
 
-def _format_args(syntax: str, values: Mapping[str, float | None], given: Mapping[str, float]) -> str:
+def _format_args(syntax: str, values: Mapping[str, float | None], arguments: Mapping[str, float]) -> str:
     """Formats a block's arguments: `values` fill the syntax, the other `given` ones follow by name."""
-    text = _OPTIONAL.sub(lambda m: m[1] if any(f in given for f in _FIELD.findall(m[1])) else "", syntax)
+    text = _OPTIONAL.sub(lambda m: m[1] if any(f in arguments for f in _FIELD.findall(m[1])) else "", syntax)
     text = _FIELD.sub(lambda m: _number(values[m[1]]), text)
     placed = set(_FIELD.findall(syntax))
-    named = ",".join(f"{key}={_number(given[key])}" for key in sorted(given) if key not in placed)
+    named = ",".join(f"{key}={_number(arguments[key])}" for key in sorted(arguments) if key not in placed)
     return f"{text}({named})" if named else text
 
 
@@ -299,7 +324,8 @@ def _parse_args(syntax: str, text: str, whole: str) -> dict[str, float]:
     """
     match = _pattern(syntax).fullmatch(text)
     if match is None:
-        raise InvalidInput(f"cannot read block {whole!r}: expected the form {_shown(syntax)}")
+        form = _FIELD.sub(lambda m: m[1].upper(), syntax) or "without arguments"
+        raise InvalidInput(f"cannot read block {whole!r}: expected the form {form}")
     groups = match.groupdict()
     named = groups.pop("named_", None)
     values = {key: _read(value) for key, value in groups.items() if value is not None}
@@ -322,10 +348,6 @@ def _pattern(syntax: str) -> re.Pattern[str]:
         else:
             pattern += {"[": "(?:", "]": ")?"}.get(part, re.escape(part))
     return re.compile(pattern + r"(?:\((?P<named_>[^()]*)\))?")
-
-
-def _shown(syntax: str) -> str:
-    return _FIELD.sub(lambda m: m[1].upper(), syntax) or "without arguments"
 
 
 def _number(value: float | None) -> str:

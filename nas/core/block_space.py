@@ -118,12 +118,12 @@ def block_spaces(data: Any, role: Role) -> Any:
     """
     if not isinstance(data, Mapping):
         return data  # already built, or pydantic says what it is
-    known = [name for name in BLOCKS if BLOCKS[name].role == role]
+    kinds = [name for name in BLOCKS if BLOCKS[name].role == role]
     problems: list[InitErrorDetails] = []
     spaces = []
     for kind, knobs in data.items():
-        if kind not in known:
-            problems.append(problem((str(kind),), UnknownName(f"{role} block", str(kind), known)))
+        if kind not in kinds:
+            problems.append(problem((str(kind),), UnknownName(f"{role} block", str(kind), kinds)))
             continue
         try:
             spaces.append(_block_space(kind, role, {} if knobs is None else knobs))
@@ -162,11 +162,11 @@ def details(error: ValidationError) -> list[InitErrorDetails]:
     """Returns the problems of a validation, to be raised again by `refuse` together with others."""
     return [
         InitErrorDetails(
-            type=PydanticCustomError(each["type"], "{message}", {"message": each["msg"], **each.get("ctx", {})}),
-            loc=each["loc"],
+            type=PydanticCustomError(item["type"], "{message}", {"message": item["msg"], **item.get("ctx", {})}),
+            loc=item["loc"],
             input=None,
         )
-        for each in error.errors()
+        for item in error.errors()
     ]
 
 
@@ -193,9 +193,9 @@ def _knob_problems(kind: str, role: Role, knobs: Mapping[str, ArgKnob], names: s
             yield problem((kind, name), InvalidInput(f"{kind}: expansion must be a number above 0"))
     # A mistyped name is reported once: the name that was meant is not reported as missing, too.
     meant = {close for name in names - set(valid) for close in get_close_matches(name, valid, n=1)}
-    given = names | meant | ({"width"} if EXPANSION in names else set())
+    supplied = names | meant | ({"width"} if EXPANSION in names else set())
     for arg in spec.args:
-        if arg.required and arg.name not in given:
+        if arg.required and arg.name not in supplied:
             yield problem((kind,), InvalidInput(f"{kind} needs {arg.name!r}: {arg.doc}"))
     if BlockSpace(kind=kind, knobs=dict(knobs)).layer_choices > MAX_CHOICES:
         yield problem((kind,), InvalidInput(f"{kind}: a layer would have more than {MAX_CHOICES} different blocks"))

@@ -110,11 +110,11 @@ class Device(BaseModel):
             return self.pinned_to
         if len(self.clusters) < 2:
             return ()
-        taken: list[int] = []
+        cores: list[int] = []
         for cluster in self.clusters:
-            if len(taken) < threads:
-                taken += cluster.cores
-        return tuple(sorted(taken))
+            if len(cores) < threads:
+                cores += cluster.cores
+        return tuple(sorted(cores))
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -123,15 +123,15 @@ def parse_cores(text: str) -> tuple[int, ...]:
     Raises:
         InvalidInput: another form, or no core at all.
     """
-    found: set[int] = set()
+    cores: set[int] = set()
     for part in text.replace(",", " ").split():
         match = _PART.fullmatch(part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise InvalidInput(f"cores {text!r}: a list such as '4-7' or '0,2-3' is wanted")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    if not found:
+        cores.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    if not cores:
         raise InvalidInput("cores: the list is empty; write it such as '4-7' or '0,2-3'")
-    return tuple(sorted(found))
+    return tuple(sorted(cores))
 
 
 def show_cores(cores: Iterable[int]) -> str:

@@ -94,8 +94,8 @@ class PluginConflict(NasError):
 
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Returns `"; did you mean 'x'?"` where one choice is close, else the list of valid names, else nothing."""
-    known = list(choices)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    names = list(choices)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; valid: {', '.join(known)}" if known else ""
+    return f"; valid: {', '.join(names)}" if names else ""

@@ -14,38 +14,50 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nas.core import paths
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, UnknownName
+from nas.core.metrics import recorded
 from nas.core.stats import Z95
 
-FAMILY, FILES, TRAINING = "family.json", "files.json", "training.json"
-EVALUATION, BENCHMARKS = "evaluation.json", "benchmarks.json"
+FAMILY = "family.json"
+FILES = "files.json"
+TRAINING = "training.json"
+EVALUATION = "evaluation.json"
+BENCHMARKS = "benchmarks.json"
 AVERAGE = "all benchmarks"
 PRETRAININGS = ("pretrain", "long")
 """Kinds of trainings on text, which are scored in bits per byte."""
-Metric = Literal["prefill_tps", "decode_tps", "ttft_ms", "peak_rss_mb"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class Record(BaseModel):
+def _recorded_metric(name: str) -> str:
+    names = [metric.name for metric in recorded()]
+    if name not in names:
+        raise UnknownName("metric of a family", name, names)
+    return name
+
+
+RecordedMetric = Annotated[str, AfterValidator(_recorded_metric)]
+
+
+class FamilyRecord(BaseModel):
     """A frozen record; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Kind = TypeVar("Kind", bound=Record)
+Kind = TypeVar("Kind", bound=FamilyRecord)
 
 
-class Decision(Record):
+class BuildDecision(FamilyRecord):
     """One decision of the build, and its reason."""
 
     what: str = Field(description="such as 'depth' or 'layout'")
@@ -53,7 +65,7 @@ class Decision(Record):
     reason: str
 
 
-class Source(Record):
+class Source(FamilyRecord):
     """A layout that the family's pattern was taken from."""
 
     layout: str = Field(description="one-line string")
@@ -61,29 +73,29 @@ class Source(Record):
     objectives: dict[str, float] = Field(default_factory=dict)
 
 
-class Figure(Record):
+class RecordedFigure(FamilyRecord):
     """One measured number of a model on a device."""
 
-    metric: Metric
+    metric: RecordedMetric
     prompt: int = Field(description="tokens in the context before the timed part, or the context of a peak")
     value: float | None = None
     ci95: tuple[float, float] | None = None
     reason: str = Field("", description="why there is no value")
 
 
-class Measured(Record):
+class MeasuredModel(FamilyRecord):
     """The figures of a layout on one device and runtime."""
 
     device: str
     runtime: str
     quantisation: str
     threads: int
-    figures: tuple[Figure, ...]
+    figures: tuple[RecordedFigure, ...]
     searched: bool = Field(True, description="whether the search used this device")
     noisy: bool = False
 
 
-class Tried(Record):
+class Tried(FamilyRecord):
     """A layout that a size's small search considered."""
 
     layout: str
@@ -92,10 +104,10 @@ class Tried(Record):
     chosen: bool
     verdict: str = Field(description="why it was chosen or not")
     objectives: dict[str, float] = Field(default_factory=dict)
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[MeasuredModel, ...] = ()
 
 
-class Member(Record):
+class Member(FamilyRecord):
     """One size of a family."""
 
     size: str = Field(
@@ -106,12 +118,12 @@ class Member(Record):
     parameters: int
     active: int
     non_embedding: int
-    decisions: tuple[Decision, ...]
+    decisions: tuple[BuildDecision, ...]
     tried: tuple[Tried, ...]
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[MeasuredModel, ...] = ()
 
 
-class Family(Record):
+class Family(FamilyRecord):
     """Decisions of `nas family build`."""
 
     v: Literal[1] = 1
@@ -121,12 +133,12 @@ class Family(Record):
     seed: int
     pattern: str = Field(description="the shared order of blocks, in words or letters")
     sources: tuple[Source, ...]
-    decisions: tuple[Decision, ...]
+    decisions: tuple[BuildDecision, ...]
     members: tuple[Member, ...]
     provenance: dict[str, str] = Field(default_factory=dict, description="versions: hilnas, runtimes' builds, space")
 
 
-class MemberFile(Record):
+class MemberFile(FamilyRecord):
     """One file of a member."""
 
     path: str = Field(description="below the member's folder, with '/'")
@@ -146,7 +158,7 @@ class MemberFile(Record):
         return path
 
 
-class MemberFiles(Record):
+class MemberFiles(FamilyRecord):
     """Files of a member."""
 
     layout: str
@@ -157,12 +169,10 @@ class MemberFiles(Record):
     files: tuple[MemberFile, ...]
     context: int | None = Field(None, description="tokens that the model is meant for; None: not on record")
     pte_context: int | None = Field(None, description="tokens of a text in the .pte that was asked for; None: none was")
-    license: str | None = Field(
-        None, exclude_if=lambda license: license is None, description="identifier of the licence; None: left open"
-    )
+    license: str | None = Field(None, description="identifier of the licence; None: left open")
 
 
-class TaskScore(Record):
+class TaskScore(FamilyRecord):
     """Exact answers to the questions of a task."""
 
     exact: int
@@ -181,6 +191,11 @@ class TaskScore(Record):
         return TaskScore(exact=exact, questions=questions, ci95=ci95, lost=lost, gained=gained)
 
     @property
+    def share(self) -> float:
+        """Share of exact answers."""
+        return self.exact / self.questions
+
+    @property
     def change(self) -> tuple[float, float, float] | None:
         """Share of exact answers less PyTorch's, and the ends of its 95 % interval; None: this is PyTorch's.
 
@@ -197,10 +212,10 @@ class TaskScore(Record):
     def __str__(self) -> str:
         """Returns share and interval, such as '27.5% (20.3 to 36.1)'."""
         low, high = self.ci95
-        return f"{self.exact / self.questions:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+        return f"{self.share:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
-class MemberEvaluation(Record):
+class MemberEvaluation(FamilyRecord):
     """Exact or right answers of a member's weights in PyTorch, and of its files."""
 
     weights: str = Field(description="checkpoint:SHA256")
@@ -209,28 +224,28 @@ class MemberEvaluation(Record):
     missing: dict[str, str] = Field(default_factory=dict, description="quantisation -> why it has no scores")
     groups: dict[str, dict[str, tuple[str, ...]]] = Field(
         default_factory=dict,
-        exclude_if=lambda groups: not groups,
         description="group -> benchmark -> the tasks whose mean is its score",
     )
-    versions: dict[str, int] = Field(
-        default_factory=dict, exclude_if=lambda versions: not versions, description="benchmark -> its configuration's"
-    )
+    versions: dict[str, int] = Field(default_factory=dict, description="benchmark -> its configuration's")
 
     @property
     def means(self) -> dict[str, dict[str, float]]:
         """Mean scores of the benchmarks of each group, and `AVERAGE` of all, unweighted: group -> file -> share."""
         if not self.groups:
             return {}
-        every = {name: tasks for own in self.groups.values() for name, tasks in own.items()}
+        every = {name: tasks for benchmarks in self.groups.values() for name, tasks in benchmarks.items()}
         return {
-            group: {file: fmean(_mean(scores, tasks) for tasks in own.values()) for file, scores in self.scores.items()}
-            for group, own in {**self.groups, AVERAGE: every}.items()
+            group: {
+                file: fmean(fmean(scores[task].share for task in tasks) for tasks in benchmarks.values())
+                for file, scores in self.scores.items()
+            }
+            for group, benchmarks in {**self.groups, AVERAGE: every}.items()
         }
 
     @property
     def head(self) -> list[str]:
         """Heads of the columns of `rows`."""
-        files = [each for name in list(self.scores)[1:] for each in (name, f"{name} less PyTorch, points")]
+        files = [heading for name in list(self.scores)[1:] for heading in (name, f"{name} less PyTorch, points")]
         return ["task", "questions", next(iter(self.scores)), *files]
 
     @property
@@ -241,13 +256,17 @@ class MemberEvaluation(Record):
         """
         first = next(iter(self.scores.values()))
         rows = [
-            [task, f"{one.questions}", *(cell for each in self.scores.values() for cell in _cells(each[task]))]
+            [
+                task,
+                f"{one.questions}",
+                *(cell for file_scores in self.scores.values() for cell in _cells(file_scores[task])),
+            ]
             for task, one in first.items()
         ]
         for group, shares in self.means.items():
-            own, *files = shares.values()
-            changes = [cell for share in files for cell in (f"{share:.1%}", f"{100 * (share - own):+.1f}")]
-            rows.append([f"mean: {group}", "", f"{own:.1%}", *changes])
+            pytorch, *files = shares.values()
+            changes = [cell for share in files for cell in (f"{share:.1%}", f"{100 * (share - pytorch):+.1f}")]
+            rows.append([f"mean: {group}", "", f"{pytorch:.1%}", *changes])
         return rows
 
     @property
@@ -263,18 +282,14 @@ class MemberEvaluation(Record):
         return [about, *(f"{name}: none: {reason}" for name, reason in self.missing.items())]
 
 
-def _mean(scores: Mapping[str, TaskScore], tasks: Iterable[str]) -> float:
-    return fmean(scores[task].exact / scores[task].questions for task in tasks)
-
-
 def _cells(score: TaskScore) -> list[str]:
     if score.change is None:
         return [str(score)]
-    value, low, high = (100 * each for each in score.change)
+    value, low, high = (100 * share for share in score.change)
     return [str(score), f"{value:+.1f} ({low:+.1f} to {high:+.1f})"]
 
 
-class MemberTraining(Record):
+class MemberTraining(FamilyRecord):
     """A training of a member's weights."""
 
     checkpoint: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -287,25 +302,20 @@ class MemberTraining(Record):
     seconds: float
     peak_memory_mb: float | None = Field(
         None,
-        exclude_if=lambda value: value is None,
         description="of worker 0 in its last run: resident memory, on a GPU what torch allocated; null: unknown",
     )
     spent: dict[str, float] = Field(
         default_factory=dict,
-        exclude_if=lambda spent: not spent,
         description="seconds of the last run by what they were spent on: prepare, sample, judge, train, score",
     )
     prepare_memory_mb: float | None = Field(
         None,
-        exclude_if=lambda value: value is None,
         description="peak resident memory of the process that prepared the data and merged; null: unknown",
     )
     device: str
-    kind: str = Field("pretrain", exclude_if=lambda kind: kind == "pretrain", description="such as 'pretrain'")
-    name: str = Field("", exclude_if=lambda name: not name, description="by which later stages of a recipe name it")
-    before: tuple[MemberTraining, ...] = Field(
-        (), exclude_if=lambda before: not before, description="the trainings before it, in order; see `start`"
-    )
+    kind: str = Field("pretrain", description="such as 'pretrain'")
+    name: str = Field("", description="by which later stages of a recipe name it")
+    before: tuple[MemberTraining, ...] = Field((), description="the trainings before it, in order; see `start`")
 
     @property
     def label(self) -> str:
@@ -323,7 +333,7 @@ class MemberTraining(Record):
         return *self.before, self.model_copy(update={"before": ()})
 
 
-class ComparedModel(Record):
+class ComparedModel(FamilyRecord):
     """A model in a comparison."""
 
     name: str
@@ -331,21 +341,21 @@ class ComparedModel(Record):
     parameters: int
     architecture: str = Field(description="the runtime's own name")
     source: str = Field("", description="where a reference model's configuration is published")
-    measured: Measured
+    measured: MeasuredModel
 
 
-class Ratio(Record):
+class Ratio(FamilyRecord):
     """Speed ratio of two models, measured here and in the report."""
 
     model: str
     other: str
-    metric: Metric
+    metric: RecordedMetric
     prompt: int
     here: float | None
     report: dict[str, float] = Field(default_factory=dict, description="the report's device -> its ratio")
 
 
-class Comparison(Record):
+class Comparison(FamilyRecord):
     """Members and reference models under the same conditions on one device."""
 
     family: str | None
@@ -357,7 +367,7 @@ class Comparison(Record):
     notes: tuple[str, ...] = Field((), description="what explains differences")
 
 
-def write_record(path: Path, record: Record) -> None:
+def write_record(path: Path, record: FamilyRecord) -> None:
     """Replaces the file at `path` atomically; creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, record.model_dump_json(indent=1).encode())
@@ -421,5 +431,5 @@ def read_family(name: str) -> Family:
     """
     family = read_record(family_folder(name) / FAMILY, Family)
     if family is None:
-        raise UnknownName("family", name, [each.parent.name for each in families_folder().glob(f"*/{FAMILY}")])
+        raise UnknownName("family", name, [file.parent.name for file in families_folder().glob(f"*/{FAMILY}")])
     return family

@@ -93,6 +93,13 @@ class Layout:
         vocab: rows of the embedding table.
         layers: first to last.
         tied: whether the output head is the embedding table.
+
+    Example:
+        >>> layout = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
+        >>> layout.depth, layout.layers[1].mixers[0].kind, layout.params.total
+        (3, 'gqa', 583424)
+        >>> Layout.from_json(layout.to_json()) == layout
+        True
     """
 
     d_model: int
@@ -137,8 +144,8 @@ class Layout:
     def plugin_versions(self) -> dict[str, str]:
         """Block kind -> version, of the kinds that other distributions add: part of the layout's result keys."""
         kinds = {block.kind for layer in self.layers for block in layer.blocks}
-        found = {kind: BLOCKS.version(kind) for kind in sorted(kinds)}
-        return {kind: version for kind, version in found.items() if version is not None}
+        versions = {kind: BLOCKS.version(kind) for kind in sorted(kinds)}
+        return {kind: version for kind, version in versions.items() if version is not None}
 
     def format(self) -> str:
         """Returns the canonical one-line string; `Layout.parse(layout.format()) == layout`."""
@@ -418,11 +425,11 @@ def _known_block(kind: str, **args: Scalar) -> Block:
     return Block.of(kind, **args)
 
 
-def _object(data: Any, known: set[str], what: str) -> Mapping[str, Any]:
+def _object(data: Any, keys: set[str], what: str) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise InvalidInput(f"{what} must be an object, not {data!r}")
-    if unknown := set(data) - known:
-        raise InvalidInput(f"unknown key in {what}: {', '.join(sorted(unknown))}; valid: {', '.join(sorted(known))}")
+    if unknown := set(data) - keys:
+        raise InvalidInput(f"unknown key in {what}: {', '.join(sorted(unknown))}; valid: {', '.join(sorted(keys))}")
     return data
 
 

@@ -30,16 +30,16 @@ class Limit:
         match = _BUDGET.fullmatch(text)
         if match is None:
             raise InvalidInput(f"cannot read {text!r}: write METRIC<=LIMIT, such as decode_p50<=20ms", where="--budget")
-        known = metric(match[1])
-        if known.direction != "min":
-            raise InvalidInput(f"{known.name} is no cost: limit one that is better when smaller", where="--budget")
+        cost = metric(match[1])
+        if cost.direction != "min":
+            raise InvalidInput(f"{cost.name} is no cost: limit one that is better when smaller", where="--budget")
         try:
-            value, relative = parse_limit(match[2], known.unit)
+            value, relative = parse_limit(match[2], cost.unit)
         except ValueError as error:
             raise InvalidInput(str(error), where="--budget") from error
         if relative:
             raise InvalidInput("a budget is a number with its unit, not a multiple", where="--budget")
-        return Limit(known.name, value)
+        return Limit(cost.name, value)
 
     def __str__(self) -> str:
         return f"{self.metric} <= {self.value:g} {metric(self.metric).unit}"

@@ -64,7 +64,8 @@ def visible(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode() for each in text
+        character if character.isprintable() or character in keep else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 

@@ -78,8 +78,7 @@ class Measurement(BaseModel):
 
     `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
     decode_rss, load, energy_mj_per_token, file_size. TTFT, decode p50 and mean, and what is computed from them, are
-    floors on `clock`, corrected for the speed of the machine (`nas.measure.protocol.estimator`). Measurements of
-    protocol version 1 hold medians, each divided by its reference run.
+    floors on `clock`, corrected for the speed of the machine (`nas.measure.protocol.estimator`).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -92,10 +91,10 @@ class Measurement(BaseModel):
     workload: Workload
     figures: dict[str, Figure]
     repetitions: list[Repetition]
-    protocol: int = Field(1, description="version of the measurement protocol")
+    protocol: int = Field(description="version of the measurement protocol")
     refused_share: float = Field(description="share of repetitions that do not count")
     wall_s: float = Field(0.0, description="seconds of device time, refused repetitions and references included")
-    noisy: bool = Field(False, description="version 1: refused repetitions were kept; stays off the reported front")
+    noisy: bool = Field(False, description="a figure rests on refused repetitions; stays off the reported front")
     clock: ClockName = "wall"
     foreign_cpu: float | None = Field(None, description="median CPU share of other processes, in cores")
     calibration: ReferenceTimes | None = None

@@ -1,11 +1,13 @@
-"""Metrics of candidates, for budgets and objectives."""
+"""Metrics of candidates and members, one row each: budgets, objectives and tables take label and unit from here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from nas.core.errors import UnknownName
+from nas.core.measurement import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,21 +16,53 @@ class Metric:
 
     Args:
         name: as in YAML and JSON.
+        label: as in tables for people, without the unit.
         unit: of its value.
         direction: which way is better.
         transform: its coordinate in the hypervolume: log of the ratio to the published reference, or the value itself.
         source: a device measurement, the artifact, or the proxy.
         doc: one line.
         needs: a field of `Device` without which a device cannot measure it.
+        inverse_of: figure of a measurement in milliseconds that it is the inverse of, per second. Budgets and
+            objectives name that figure's metrics instead.
+        recorded: whether it is in the records of families and in comparisons with published models.
+        compared: whether pages that compare trials show it.
+
+    Example:
+        A new metric of devices is one row of `METRICS`, beside the figure of that name in measurements:
+
+        >>> Metric("load", "loading", "ms", "min", "log", "device", "time until the model is loaded").title
+        'loading, ms'
     """
 
     name: str
+    label: str
     unit: str
     direction: Literal["min", "max"]
     transform: Literal["log", "linear"]
     source: Literal["device", "artifact", "proxy"]
     doc: str
     needs: Literal["energy_counter"] | None = None
+    inverse_of: str | None = None
+    recorded: bool = False
+    compared: bool = False
+
+    @property
+    def title(self) -> str:
+        """Label and unit, such as 'peak memory, MB'."""
+        return f"{self.label}, {self.unit}" if self.unit else self.label
+
+    def figure(self, figures: dict[str, Figure]) -> Figure:
+        """Returns the figure of a measurement, converted where the metric is another figure's inverse.
+
+        Raises:
+            KeyError: the measurement has none.
+        """
+        if self.inverse_of is None:
+            return figures[self.name]
+        figure = figures[self.inverse_of]
+        value, low, high = (1e3 / number if number else None for number in (figure.value, figure.high, figure.low))
+        return figure.model_copy(update={"value": value, "low": low, "high": high, "unit": self.unit})
 
 
 RECALL_METRIC = "quality.recall"
@@ -38,36 +72,96 @@ RECALL = ("task/automata", "task/selcopy", "task/induction", "task/mqar", "task/
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("quality", "", "max", "linear", "proxy", "mean over evaluation groups of score / published reference's"),
-        Metric(RECALL_METRIC, "", "max", "linear", "proxy", "the same mean, over the groups of recall alone"),
-        Metric("latency", "ms", "min", "log", "device", "TTFT + gen x decode p50"),
-        Metric("ttft", "ms", "min", "log", "device", "time to first token"),
-        Metric("prefill_tps", "tok/s", "max", "log", "device", "prompt tokens per second"),
-        Metric("decode_p50", "ms", "min", "log", "device", "median time per decoded token"),
-        Metric("decode_p95", "ms", "min", "log", "device", "95th percentile of the time per decoded token"),
-        Metric("peak_rss", "MB", "min", "log", "device", "peak resident memory of the runner, load included"),
-        Metric("prefill_rss", "MB", "min", "log", "device", "peak resident memory during the prompt"),
-        Metric("decode_rss", "MB", "min", "log", "device", "peak resident memory while decoding"),
+        Metric(
+            "quality",
+            "quality",
+            "",
+            "max",
+            "linear",
+            "proxy",
+            "mean over evaluation groups of score / published reference's",
+        ),
+        Metric(RECALL_METRIC, "recall", "", "max", "linear", "proxy", "the same mean, over the groups of recall alone"),
+        Metric("latency", "latency", "ms", "min", "log", "device", "TTFT + gen x `decode_p50`", compared=True),
+        Metric("prefill_tps", "prefill", "tok/s", "max", "log", "device", "prompt tokens per second", recorded=True),
+        Metric(
+            "decode_tps",
+            "decode",
+            "tok/s",
+            "max",
+            "log",
+            "device",
+            "decoded tokens per second, over all tokens",
+            inverse_of="decode_mean",
+            recorded=True,
+        ),
+        Metric("ttft", "TTFT", "ms", "min", "log", "device", "time to first token", recorded=True, compared=True),
+        Metric(
+            "decode_p50",
+            "time per token",
+            "ms",
+            "min",
+            "log",
+            "device",
+            "floor of the time per decoded token: of the fastest fifth of repetitions, each by its fastest tokens; the "
+            "median as experienced is its `typical`",
+            compared=True,
+        ),
+        Metric(
+            "decode_p95",
+            "95th percentile",
+            "ms",
+            "min",
+            "log",
+            "device",
+            "95th percentile of the time per decoded token",
+            compared=True,
+        ),
+        Metric(
+            "peak_rss",
+            "peak memory",
+            "MB",
+            "min",
+            "log",
+            "device",
+            "peak resident memory of the runner, load included",
+            recorded=True,
+            compared=True,
+        ),
+        Metric("prefill_rss", "memory, prompt", "MB", "min", "log", "device", "peak resident memory during the prompt"),
+        Metric("decode_rss", "memory, decoding", "MB", "min", "log", "device", "peak resident memory while decoding"),
         Metric(
             "energy_mj_per_token",
+            "energy per token",
             "mJ",
             "min",
             "log",
             "device",
             "energy of a whole run, loading and prompt included, per decoded token; needs an energy counter",
             needs="energy_counter",
+            compared=True,
         ),
-        Metric("file_size", "MB", "min", "log", "artifact", "bytes of the exported file"),
+        Metric("file_size", "file", "MB", "min", "log", "artifact", "bytes of the exported file", compared=True),
     )
 }
 
 
 def metric(name: str) -> Metric:
-    """Returns the metric called `name`.
+    """Returns the metric called `name`, which budgets and objectives can name.
 
     Raises:
         UnknownName: there is none; the message suggests the nearest.
     """
-    if name not in METRICS:
-        raise UnknownName("metric", name, METRICS)
+    if name not in searchable():
+        raise UnknownName("metric", name, searchable())
     return METRICS[name]
+
+
+def searchable() -> list[str]:
+    """Returns the names that budgets and objectives can use."""
+    return [metric.name for metric in METRICS.values() if metric.inverse_of is None]
+
+
+def recorded() -> Iterator[Metric]:
+    """Yields the metrics that are in the records of families."""
+    return (metric for metric in METRICS.values() if metric.recorded)

@@ -1,8 +1,8 @@
-"""The choices of a search space in two steps: a frame for the whole model, then blocks for each layer.
+"""Choices for the whole model of a search space, then for the blocks of each layer; and the weights they can reach.
 
-Also the weight counts that a space can reach, so that an impossible parameter budget is an error. The layers of a frame
-cost what their blocks cost, so the least and greatest count at a depth follow from the cheapest and dearest blocks, as
-many of each kind as the limits allow.
+A `Frame` holds what is chosen once for a model: width, vocabulary, feed-forward, pattern. A parameter budget that no
+frame can keep is an error. The layers of a frame cost what their blocks cost, so the least and greatest weight count at
+a depth follow from the cheapest and dearest blocks, as many of each kind as the limits allow.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ MEASURES = ("total", "active", "non_embedding")
 _SCAN = 60_000
 """Work that `check_reachable` does, as `Frames.work` counts it: up to a second. In a larger space only sampling finds a
 budget impossible."""
-_BLOCK_WORK, _ROLE_WORK = 3, 4
-"""Work of making a block, and of computing the weights of all mixers or feed-forwards at a depth. That of finding them
-computed already is 1; it takes about 10 microseconds."""
+_BLOCK_WORK = 3
+"""Work of making a block. That of finding weights computed already is 1, about 10 microseconds."""
+_ROLE_WORK = 4
+"""Work of computing the weights of all mixers or feed-forwards at a depth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,8 @@ class Frames:
     def picks(self, frame: Frame) -> list[int]:
         """Returns the choice numbers of `frame`: the inverse of `at`."""
         shared = [dict(frame.values(kind))[name] for kind, name in self._shared]
-        own = (frame.d_model, frame.vocab, frame.ffn, frame.leading_dense, frame.period)
-        return [axis.index(value) for axis, value in zip(self.axes, (*own, *shared), strict=True)]
+        values = (frame.d_model, frame.vocab, frame.ffn, frame.leading_dense, frame.period)
+        return [axis.index(value) for axis, value in zip(self.axes, (*values, *shared), strict=True)]
 
     def all(self) -> Iterator[Frame]:
         """Yields every frame, first axis slowest."""
@@ -157,9 +158,9 @@ class Frames:
     def _kind_costs(self, frame: Frame, kind: str) -> CostSpan | None:
         key = (kind, frame.d_model, frame.values(kind))
         if key not in self._costs:
-            found = [block_cost(block, frame.d_model) for block in self.blocks(frame, kind)]
-            low, high = tuple(map(min, zip(*found, strict=True))), tuple(map(max, zip(*found, strict=True)))
-            self._costs[key] = (low, high) if found else None
+            costs = [block_cost(block, frame.d_model) for block in self.blocks(frame, kind)]
+            low, high = tuple(map(min, zip(*costs, strict=True))), tuple(map(max, zip(*costs, strict=True)))
+            self._costs[key] = (low, high) if costs else None
         return self._costs[key]
 
     def role_span(self, frame: Frame, kinds: Iterable[str], limits: Mapping[str, Range], depth: int) -> Span | None:
@@ -236,8 +237,8 @@ def span(frames: Frames, frame: Frame, depth: int) -> Span | None:
 
 def depths(frames: Frames, frame: Frame) -> tuple[int, ...]:
     """Returns the depths at which `frame` can meet the parameter budget."""
-    found = ((int(depth), span(frames, frame, int(depth))) for depth in frames.space.model.depth.choices)
-    return tuple(depth for depth, reach in found if reach is not None and _overlaps(frames.space, reach))
+    spans = ((int(depth), span(frames, frame, int(depth))) for depth in frames.space.model.depth.choices)
+    return tuple(depth for depth, reach in spans if reach is not None and _overlaps(frames.space, reach))
 
 
 def check_reachable(space: SearchSpace) -> None:
@@ -248,7 +249,7 @@ def check_reachable(space: SearchSpace) -> None:
     """
     frames = Frames(space)
     reached: Span | None = None
-    for frame, depth in ((each, depth) for each in frames.all() for depth in space.model.depth.choices):
+    for frame, depth in ((choices, depth) for choices in frames.all() for depth in space.model.depth.choices):
         if frames.work > _SCAN:
             return
         reach = span(frames, frame, int(depth))
@@ -275,8 +276,8 @@ def impossible_choices(space: BlockSpace, widths: Sequence[int]) -> dict[str, st
         try:
             _block(space.kind, dict(picked), int(d_model))
         except InvalidInput as error:
-            for each in picked:
-                reasons.setdefault(each, error.message)
+            for pick in picked:
+                reasons.setdefault(pick, error.message)
             continue
         possible = True
         unseen.difference_update(picked)
@@ -286,10 +287,10 @@ def impossible_choices(space: BlockSpace, widths: Sequence[int]) -> dict[str, st
         return {}  # too many to try them all
     if not possible:
         return {"": f"no block of these choices is valid: {next(iter(reasons.values()), 'there is none')}"}
-    found: dict[str, str] = {}
+    impossible: dict[str, str] = {}
     for name, value in sorted(unseen, key=str):
-        found.setdefault(name, f"no layer can use {value}: {reasons[name, value]}")
-    return found
+        impossible.setdefault(name, f"no layer can use {value}: {reasons[name, value]}")
+    return impossible
 
 
 def _block(kind: str, values: Mapping[str, Choice], d_model: int) -> Block:
@@ -319,8 +320,8 @@ def _unreachable(space: SearchSpace, reached: Span | None) -> InvalidInput:
         return InvalidInput("no layout meets the limits at any depth", where=where)
     spans = {name: (reached.low[i], reached.high[i]) for i, name in enumerate(MEASURES)}
     for name, (low, high) in spans.items():
-        wanted = getattr(space.model.params, name)
-        if low > (high if wanted.max is None else wanted.max) or high < wanted.min:
+        limits = getattr(space.model.params, name)
+        if low > (high if limits.max is None else limits.max) or high < limits.min:
             text = f"impossible parameter budget: the choices reach {low:,} to {high:,} weights ({name})"
             return InvalidInput(text, where=f"model.params.{name}")
     text = "; ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in spans.items())
@@ -330,10 +331,10 @@ def _unreachable(space: SearchSpace, reached: Span | None) -> InvalidInput:
 
 def _overlaps(space: SearchSpace, reach: Span) -> bool:
     budget = space.model.params
-    wanted = (budget.total, budget.active, budget.non_embedding)
+    limits = (budget.total, budget.active, budget.non_embedding)
     return all(
         high >= want.min and (want.max is None or low <= want.max)
-        for want, low, high in zip(wanted, reach.low, reach.high, strict=True)
+        for want, low, high in zip(limits, reach.low, reach.high, strict=True)
     )
 
 
@@ -348,11 +349,11 @@ def _counts(space: SearchSpace, frame: Frame, ffn: str, depth: int) -> dict[str,
 
 
 def _role_span(costs: Mapping[str, CostSpan | None], limits: Mapping[str, Range], depth: int) -> Span | None:
-    if any(limits[kind].min for kind, found in costs.items() if found is None and kind in limits):
+    if any(limits[kind].min for kind, cost in costs.items() if cost is None and kind in limits):
         return None
     low, high = [], []
     for measure in range(len(MEASURES)):
-        ranges = [(*found, limits.get(kind, Range())) for kind, found in costs.items() if found is not None]
+        ranges = [(*cost, limits.get(kind, Range())) for kind, cost in costs.items() if cost is not None]
         least = _fill(((lowest[measure], limit) for lowest, _, limit in ranges), depth)
         most = _fill(((-highest[measure], limit) for _, highest, limit in ranges), depth)
         if least is None or most is None:
@@ -365,11 +366,11 @@ def _role_span(costs: Mapping[str, CostSpan | None], limits: Mapping[str, Range]
 def _fill(kinds: Iterable[tuple[int, Range]], depth: int) -> int | None:
     """Returns the least sum of `depth` costs with each kind's count in its range; None where there is none."""
     ordered = sorted(kinds, key=lambda kind: kind[0])
-    left = depth - sum(limit.min for _, limit in ordered)
+    remaining = depth - sum(limit.min for _, limit in ordered)
     total = sum(cost * limit.min for cost, limit in ordered)
     for cost, limit in ordered:
-        if left <= 0:
+        if remaining <= 0:
             break
-        take = left if limit.max is None else min(left, limit.max - limit.min)
-        total, left = total + cost * take, left - take
-    return total if left == 0 else None
+        take = remaining if limit.max is None else min(remaining, limit.max - limit.min)
+        total, remaining = total + cost * take, remaining - take
+    return total if remaining == 0 else None

@@ -70,10 +70,10 @@ def contributions(points: ArrayLike, reference: ArrayLike) -> NDArray[np.float64
     corner = np.asarray(reference, dtype=float)
     values = np.asarray(points, dtype=np.float64).reshape(-1, len(corner))
     inside = (values < corner).all(axis=1)
-    found = np.zeros(len(values))
+    volumes = np.zeros(len(values))
     if inside.any():
-        found[inside] = moocore.hv_contributions(values[inside], ref=corner, ignore_dominated=False)
-    return found
+        volumes[inside] = moocore.hv_contributions(values[inside], ref=corner, ignore_dominated=False)
+    return volumes
 
 
 DRAWS = 1000
@@ -91,21 +91,26 @@ TrialAxes = Mapping[int, Sequence[Axis]]
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One complete trial's place.
+    """A complete trial in the order of a study's trials.
 
     Args:
         trial: number.
-        rank: 0 for the front, 1 for the front without that, ...
+        rank: 0 for the front, 1 for the front without that, ...; None for one behind it that was not ranked.
         hv_contribution: hypervolume that only this trial adds within its rank.
         p_front: share of draws from the trials' noise in which it is on the front; None if too many are on it to draw.
         ties: trials that no axis separates from it.
     """
 
     trial: int
-    rank: int
+    rank: int | None
     hv_contribution: float
     p_front: float | None
     ties: tuple[int, ...]
+
+    @property
+    def on(self) -> bool:
+        """Whether it is on the front."""
+        return self.rank == 0
 
 
 def rank_trials(
@@ -135,17 +140,17 @@ def rank_trials(
         chances = {trial: float(level == 0) for trial, level in zip(trials, rank, strict=True)}
     elif chances is None:
         chances = front_chances({trial: axes[trial] for trial in near_front(axes)}, draws)
-    placed = [
+    order = sorted(range(len(trials)), key=lambda i: (rank[i], -parts[i], trials[i]))
+    return [
         Ranked(
-            trial=trial,
+            trial=trials[i],
             rank=int(rank[i]),
             hv_contribution=float(parts[i]),
-            p_front=chances.get(trial, 0.0),
+            p_front=chances.get(trials[i], 0.0),
             ties=tuple(trials[j] for j in tied(points, sd, i)),
         )
-        for i, trial in enumerate(trials)
+        for i in order
     ]
-    return sorted(placed, key=lambda place: (place.rank, -place.hv_contribution, place.trial))
 
 
 def front_hypervolume(axes: TrialAxes, reference_point: Sequence[float]) -> float:
@@ -155,9 +160,9 @@ def front_hypervolume(axes: TrialAxes, reference_point: Sequence[float]) -> floa
 
 def arrays(axes: TrialAxes, trials: Sequence[int]) -> tuple[Floats, Floats]:
     """Returns the coordinates [P, M] and standard deviations [P, M] of some trials."""
-    found = np.array([[(each.coordinate, each.sd) for each in axes[trial]] for trial in trials], dtype=np.float64)
-    found = found.reshape(len(trials), -1, 2)
-    return found[:, :, 0], found[:, :, 1]
+    values = np.array([[(axis.coordinate, axis.sd) for axis in axes[trial]] for trial in trials], dtype=np.float64)
+    values = values.reshape(len(trials), -1, 2)
+    return values[:, :, 0], values[:, :, 1]
 
 
 def tied(points: Floats, sd: Floats, i: int) -> list[int]:
@@ -196,11 +201,11 @@ def near_front(axes: TrialAxes, most: int = MOST_NEAR, front: Collection[int] | 
             apart = (points[near] - points[i]) / np.hypot(sd[near], sd[i])
         # Without noise equal values are 0 apart, all others infinitely far.
         margins = np.maximum(margins, np.nan_to_num(apart, nan=0.0).min(axis=1))
-        left = margins < _SURELY
-        near, margins = near[left], margins[left]
+        possible = margins < _SURELY
+        near, margins = near[possible], margins[possible]
     room = max(0, most - int(on.sum()))
-    found = np.concatenate([np.flatnonzero(on), near[np.argsort(margins, kind="stable")[:room]]])
-    return [trials[i] for i in np.sort(found)]
+    rows = np.concatenate([np.flatnonzero(on), near[np.argsort(margins, kind="stable")[:room]]])
+    return [trials[i] for i in np.sort(rows)]
 
 
 def affordable_draws(most: int, trials: int) -> int:
@@ -228,8 +233,8 @@ def front_chances(axes: TrialAxes, draws: int = DRAWS) -> dict[int, float | None
             if (source := row[column].source) is not None:
                 noise[:, i, column] = noise[:, first.setdefault(source, i), column]
     hits = np.zeros(len(points))
-    for each in noise:
-        hits += front_mask(points + sd * each)
+    for draw in noise:
+        hits += front_mask(points + sd * draw)
     return {trial: float(share) for trial, share in zip(axes, hits / draws, strict=True)}
 
 
@@ -285,9 +290,9 @@ class FrontArchive:
         if dominates(self._points, point[None]).any():
             return 0.0
         gain = self._gain(point)
-        kept = ~dominates(point[None], self._points)[0]
-        self._points = np.concatenate([self._points[kept], point[None]])
-        self._keys = np.append(self._keys[kept], key)
+        staying = ~dominates(point[None], self._points)[0]
+        self._points = np.concatenate([self._points[staying], point[None]])
+        self._keys = np.append(self._keys[staying], key)
         self.hypervolume += gain
         return gain
 

@@ -6,8 +6,6 @@ side. So an agent can run nothing but known runners, identified by hash.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_OUTPUT = 1 << 20
@@ -76,7 +74,7 @@ class Plan(BaseModel):
     @property
     def files(self) -> tuple[PlanFile, ...]:
         """Every file that is sent to the device: inputs, then the runner's."""
-        return (*(given.travels for given in self.inputs.values()), *self.runner.files.values())
+        return (*(file.travels for file in self.inputs.values()), *self.runner.files.values())
 
 
 class EnergyUsed(BaseModel):
@@ -129,7 +127,6 @@ class RawRun(BaseModel):
     wall_s: float
     cpu_s: float | None = None
     overhead_cpu_s: float = Field(0.0, description="CPU seconds of what started and watched the process")
-    max_rss_mb: float | None = Field(None, description="VmHWM as the device saw it; the runner reports its own too")
     timed_out: bool = False
     truncated: bool = False
     started_at: float
@@ -179,6 +176,4 @@ class RoundResult(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     pairs: list[Pair] = Field(max_length=MAX_REPETITIONS)
-    push_s: float = Field(0.0, ge=0, description="seconds until all files were on the device")
     wall_s: float = Field(0.0, ge=0, description="seconds of the whole round on the device, pushing included")
-    extra: dict[str, Any] = Field(default_factory=dict)

@@ -230,7 +230,7 @@ def _times(profile: Profile, key: Callable[[NodeTime], Hashable]) -> dict[Hashab
         sums: Counter[Hashable] = Counter()
         for node in phase.nodes:
             sums[key(node)] += node.ns
-        for each, ns in sums.items():
+        for place, ns in sums.items():
             figures = {f"{name}_ms": ns / passes / 1e6, f"{name}_share": ns / (phase.sum_ns or 1)}
-            times.setdefault(each, {}).update(figures)
+            times.setdefault(place, {}).update(figures)
     return times

@@ -28,28 +28,10 @@ def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
     return seeds
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
-def without_removed(data: Any, name: str) -> Any:
-    """Returns a mapping without a setting of earlier versions, which stored spaces hold at its default, 0.
-
-    Raises:
-        ValueError: the setting asks for something that this version cannot do.
-    """
-    if isinstance(data, dict) and name in data:
-        if data[name] != 0:
-            raise ValueError(f"{name} was removed, candidates are confirmed once: leave it out")
-        return {key: value for key, value in data.items() if key != name}
-    return data
-
-
 class CorpusFiles(BaseModel):
-    """A corpus of one's own: text files, JSON lines, Parquet, Arrow, and folders of them. Relative to the space's file.
+    """Files of text, JSON lines, JSON, Parquet or Arrow, and folders of them; relative to the file of the space.
 
-    `.jsonl` may be compressed, `.gz` or `.zst`. Folders are read with all below them; so are those that
-    `datasets.save_to_disk` wrote. A list in place of the keys is `files`.
+    A list in place of the keys is `files`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -178,7 +160,7 @@ class Rung(BaseModel):
     tasks: dict[str, TaskStage] = Field(default_factory=dict, description="quality task -> its training")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one training each; scores are their mean")
     library: Literal["sum", "assembled"] | None = Field(
-        None, description="what is evaluated in place of trainings, under `from: library`", exclude_if=_is_none
+        None, description="what is evaluated in place of trainings, under `from: library`"
     )
     keep: int | float | None = Field(
         None,
@@ -215,8 +197,8 @@ class Rung(BaseModel):
     @property
     def all_seeds(self) -> set[int]:
         """Every seed that something is trained with in this rung."""
-        own = {seed for name in self.tasks for seed in self.task_seeds(name)}
-        return own | set(self.seeds) if self.lm_steps else own
+        task_seeds = {seed for name in self.tasks for seed in self.task_seeds(name)}
+        return task_seeds | set(self.seeds) if self.lm_steps else task_seeds
 
     def with_seeds(self, seeds: tuple[int, ...]) -> Rung:
         """Returns the rung with other seeds."""
@@ -286,10 +268,12 @@ class QualityConfig(BaseModel):
     task_lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate for tasks")
     warmup: int = Field(20, ge=0, description="steps of linear learning-rate warm-up")
     decay: float = Field(
-        0.0, ge=0, le=1,
+        0.0,
+        ge=0,
+        le=1,
         description="share of a training's steps, the last ones, in which the learning rate falls to 0; a longer rung"
         " resumes from before",
-    )  # fmt: skip
+    )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of matrix products in training")
     weight_decay: float = Field(0.05, ge=0, allow_inf_nan=False, description="of the optimiser")
     clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest gradient norm")
@@ -311,13 +295,8 @@ class QualityConfig(BaseModel):
     )
     rescore: Rescore | None = Field(None, description="of the front, on fresh seeds; left out: it is not re-scored")
     library: LibrarySource | None = Field(
-        None, description="instead of all but `promote`, written as `from: library`, see below", exclude_if=_is_none
+        None, description="instead of all but `promote`, written as `from: library`, see below"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_further_seeds(cls, data: Any) -> Any:
-        return without_removed(data, "further_seeds")
 
     @model_validator(mode="before")
     @classmethod
@@ -326,13 +305,21 @@ class QualityConfig(BaseModel):
             return data
         if data["from"] != _LIBRARY:
             refuse([problem(("from",), InvalidInput(f"must be {_LIBRARY!r}; leave it out to train proxies"))])
-        known = {*cls.model_fields} - {*_BESIDE_LIBRARY, _LIBRARY}
-        of_trainings = [key for key in data if key in known]
-        refuse([problem((key,), InvalidInput("is of trainings: leave it out beside `from: library`"))
-                for key in of_trainings])  # fmt: skip
-        own = {key: value for key, value in data.items() if key not in ("from", *_BESIDE_LIBRARY)}
+        training_keys = {*cls.model_fields} - {*_BESIDE_LIBRARY, _LIBRARY}
+        of_trainings = [key for key in data if key in training_keys]
+        refuse(
+            [
+                problem((key,), InvalidInput("is of trainings: leave it out beside `from: library`"))
+                for key in of_trainings
+            ]
+        )
+        settings = {key: value for key, value in data.items() if key not in ("from", *_BESIDE_LIBRARY)}
         promote = {"promote": data["promote"]} if "promote" in data else {}
-        return {"library": LibrarySource.model_validate(own), "rungs": _library_rungs(data.get("keep", 0.5)), **promote}
+        return {
+            "library": LibrarySource.model_validate(settings),
+            "rungs": _library_rungs(data.get("keep", 0.5)),
+            **promote,
+        }
 
     @field_validator("corpus")
     @classmethod

@@ -25,6 +25,14 @@ class Registry(Generic[T]):
         builtin: name -> object or "module:attribute".
         mark: what must differ between extensions besides their names, in words for error messages.
         of: class whose instances they are, where others are refused.
+
+    Example:
+        >>> SHAPES: Registry[type] = Registry("shape", "my.shapes", {"path": "pathlib:PurePath"})
+        >>> SHAPES["path"].__name__  # imports pathlib
+        'PurePath'
+        >>> SHAPES.add("text", str)
+        >>> list(SHAPES)  # built in, added, and entry points of the group "my.shapes"
+        ['path', 'text']
     """
 
     def __init__(
@@ -91,19 +99,19 @@ class Registry(Generic[T]):
         Its attribute `version`, or else the version of the distribution whose entry point added it. None for what
         hilnas has itself: constants such as `TRAINER_VERSION` stand for its code.
         """
-        own = getattr(self[name], "version", None)
-        return self._distributions.get(name) if own is None else str(own)
+        version = getattr(self[name], "version", None)
+        return self._distributions.get(name) if version is None else str(version)
 
     def _resolve(self, name: str, target: str) -> T:
         module, _, attribute = target.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        if self._of is not None and not isinstance(found, self._of):
-            what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        extension = getattr(importlib.import_module(module), attribute)
+        if self._of is not None and not isinstance(extension, self._of):
+            what = f"the class {extension.__name__}" if isinstance(extension, type) else f"a {type(extension).__name__}"
             raise InvalidInput(
                 f'{name} = "{target}" is {what}; name an instance of {self._of.__name__}',
                 where=f"entry point {self.group}",
             )
-        return cast(T, found)
+        return cast(T, extension)
 
     def _read_plugins(self) -> None:
         if self._plugins_read:

@@ -20,9 +20,12 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layer, Layout
 
 T = TypeVar("T")
-TEXT_GROUP, RECALLABLE_GROUP, RECALL_GROUP = "lm/library", "lm/library.recall", "lm/recall"
-"""Groups of positions that divergences are means over: all of held-out text, those of it that complete a pair of tokens
-which occurred before, and answers in generated text. The second is a part of the first, and counts in no quality."""
+TEXT_GROUP = "lm/library"
+"""Group of positions that a divergence is the mean over: all of held-out text."""
+RECALLABLE_GROUP = "lm/library.recall"
+"""Those of `TEXT_GROUP` that complete a pair of tokens which occurred before. It counts in no quality."""
+RECALL_GROUP = "lm/recall"
+"""Answers in generated text."""
 Part = Literal["mixer", "ffn", "layer"]
 _PLACES: tuple[tuple[Part, str, str], ...] = (("mixer", "mixers.0", "mixer_norm"), ("ffn", "ffn", "ffn_norm"))
 """Part of a layer, and the names of its block and norm in state dicts."""
@@ -48,7 +51,7 @@ def slots_of(layout: Layout) -> tuple[Slot, ...]:
         Unsupported: layers share weights or caches, or have several mixers.
     """
     for i, layer in enumerate(layout.layers):
-        if layer.share is not None or len(layer.mixers) > 1 or any("kv" in dict(each.given) for each in layer.mixers):
+        if layer.share is not None or len(layer.mixers) > 1 or any("kv" in dict(block.given) for block in layer.mixers):
             raise Unsupported(
                 f"layer {i}: models whose layers share weights or caches, or have parallel mixers, cannot be adapted"
             )
@@ -115,8 +118,8 @@ def assembled(
             slot, old, to = Slot(depth, part), f"layers.{depth}.", f"layers.{new}."
             if choice.get(slot, slot.block(layout)) is None:
                 continue
-            own = blocks.get(slot) or _under(weights, f"{old}{place}.")
-            state |= {f"{to}{place}.{name}": tensor for name, tensor in own.items()}
+            tensors = blocks.get(slot) or _under(weights, f"{old}{place}.")
+            state |= {f"{to}{place}.{name}": tensor for name, tensor in tensors.items()}
             state |= {f"{to}{norm}.{name}": tensor for name, tensor in _under(weights, f"{old}{norm}.").items()}
     return child, state
 
@@ -189,9 +192,9 @@ class LibraryScores(BaseModel):
             InvalidInput: there is no such file, or it is another one.
         """
         try:
-            found = LibraryScores.model_validate_json(path.read_bytes())
-            Layout.parse(found.layout)
-            return found
+            scores = LibraryScores.model_validate_json(path.read_bytes())
+            Layout.parse(scores.layout)
+            return scores
         except OSError as error:
             raise InvalidInput(f"{path}: {error.strerror}; `nas adapt --write-space` writes it") from error
         except (ValidationError, InvalidInput) as error:
@@ -205,29 +208,31 @@ class LibraryScores(BaseModel):
             InvalidInput: it is no mix of the library's blocks, or one of them reads keys and values of a block that is
             replaced; the message names the first place.
         """
-        own = Layout.parse(self.layout)
+        teacher = Layout.parse(self.layout)
         for name in ("d_model", "vocab", "tied", "depth"):
-            if (value := getattr(layout, name)) != (wanted := getattr(own, name)):
-                raise InvalidInput(f"{name} is {value}, of the library's model {wanted}: {layout.format()}")
-        found: dict[Slot, ScoredBlock] = {}
+            if (value := getattr(layout, name)) != (expected := getattr(teacher, name)):
+                raise InvalidInput(f"{name} is {value}, of the library's model {expected}: {layout.format()}")
+        chosen: dict[Slot, ScoredBlock] = {}
         for depth, layer in enumerate(layout.layers):
             if len(layer.mixers) > 1 or layer.share is not None:
                 raise InvalidInput(f"layer {depth} shares weights or has parallel mixers, no library holds such layers")
             parts: tuple[tuple[Part, Block | None], ...] = (("mixer", layer.mixer), ("ffn", layer.ffn))
             for part, block in parts:
                 slot, name = Slot(depth, part), block_name(block)
-                if name == block_name(slot.block(own)):
+                if name == block_name(slot.block(teacher)):
                     continue
                 if (slot, name) not in self._known:
-                    known = ", ".join(each for place, each in self._known if place == slot) or "none"
-                    raise InvalidInput(
-                        f"layer {depth}: the library has no {name} as {part}; alternatives there: {known}"
+                    alternatives = (
+                        ", ".join(alternative for place, alternative in self._known if place == slot) or "none"
                     )
-                found[slot] = self._known[slot, name]
-        for slot in found:
+                    raise InvalidInput(
+                        f"layer {depth}: the library has no {name} as {part}; alternatives there: {alternatives}"
+                    )
+                chosen[slot] = self._known[slot, name]
+        for slot in chosen:
             if (lender := lender_of(slot.block(layout))) is not None:
-                _check_lender(slot.depth, lender, found)
-        return found
+                _check_lender(slot.depth, lender, chosen)
+        return chosen
 
     def scores(self, layout: Layout) -> dict[str, float]:
         """Returns group -> amount above a model that knows nothing, nats a token, by the sum of scores.
@@ -237,9 +242,9 @@ class LibraryScores(BaseModel):
         Raises:
             InvalidInput: see `choice`.
         """
-        chosen = [((slot.depth, slot.part, each.block), each.kl) for slot, each in self.choice(layout).items()]
+        chosen = [((slot.depth, slot.part, scored.block), scored.kl) for slot, scored in self.choice(layout).items()]
         names = {name for name, _ in chosen}
-        terms = [each.kl for each in self.pairs if names.issuperset(each.blocks)]
+        terms = [scored.kl for scored in self.pairs if names.issuperset(scored.blocks)]
         added = [kl for _, kl in chosen] + terms
         return {group: most - math.fsum(kl[group] for kl in added) for group, most in self.uniform.items()}
 
@@ -253,4 +258,4 @@ class LibraryScores(BaseModel):
 
     @cached_property
     def _known(self) -> Mapping[tuple[Slot, str], ScoredBlock]:
-        return {(Slot(each.depth, each.part), each.block): each for each in self.blocks}
+        return {(Slot(scored.depth, scored.part), scored.block): scored for scored in self.blocks}

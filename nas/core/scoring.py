@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput
 from nas.core.measurement import Figure
 from nas.core.metrics import METRICS, RECALL_METRIC
 from nas.core.space import Budget, Objective, SearchSpace
-from nas.core.stats import Z95, t_critical
+from nas.core.stats import Z95
 
 Verdict = Literal["feasible", "infeasible", "borderline", "unknown"]
 
@@ -39,8 +39,10 @@ Figures = Mapping[MeasurementKey, Mapping[str, Figure]]
 SURE = 0.95
 """Chance to keep a budget from which few repetitions are enough; at 1 - SURE they are enough to give a layout up."""
 
-PUBLISHED, ATTENTION = "published", "attention"
-"""Names of the reference layouts, as in `References`."""
+PUBLISHED = "published"
+"""Name of the reference that ratios refer to, as in `References`."""
+ATTENTION = "attention"
+"""Name of the attention-only reference."""
 
 
 class SeededQuality(Protocol):
@@ -74,10 +76,10 @@ class QualityValue(NamedTuple):
 class BudgetCheck(BaseModel):
     """The verdict on one budget on one device and runtime."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, serialize_by_alias=True)
 
     budget: str
-    place: MeasurementKey
+    key: MeasurementKey = Field(serialization_alias="place")
     value: float | None
     low: float | None
     high: float | None
@@ -94,7 +96,7 @@ class BudgetCheck(BaseModel):
     @property
     def name(self) -> str:
         """Such as 'ttft@chat on laptop/llama.cpp': one figure, one name."""
-        return check_name(self.budget, self.place)
+        return check_name(self.budget, self.key)
 
     def __str__(self) -> str:
         shown = "unknown" if self.value is None else f"{self.value:.4g} {self.unit}".rstrip()
@@ -125,9 +127,9 @@ def measurement_keys(space: SearchSpace, item: Budget | Objective) -> list[Measu
     return [MeasurementKey(device, runtime, item.workload or "") for device in devices for runtime in runtimes]
 
 
-def check_name(budget: str, place: MeasurementKey) -> str:
-    """Returns the name of a budget's check at a place, which is that of the constraint in observations."""
-    return f"{budget} on {f'{place.device}/{place.runtime}' if place != PROXY else 'the proxy'}"
+def check_name(budget: str, key: MeasurementKey) -> str:
+    """Returns the name of a budget's check at a key, which is that of the constraint in observations."""
+    return f"{budget} on {f'{key.device}/{key.runtime}' if key != PROXY else 'the proxy'}"
 
 
 def check_budgets(
@@ -168,11 +170,19 @@ def check_quality(space: SearchSpace, quality: SeededQuality, *, final: bool) ->
         chance = chance_to_keep(limit - value, sd)
         checks.append(
             BudgetCheck(
-                budget=budget.name, place=PROXY, value=value, low=value - Z95 * sd, high=value + Z95 * sd, limit=limit,
-                unit=METRICS[budget.metric].unit, log_excess=limit - value, log_sd=sd, chance=chance,
+                budget=budget.name,
+                key=PROXY,
+                value=value,
+                low=value - Z95 * sd,
+                high=value + Z95 * sd,
+                limit=limit,
+                unit=METRICS[budget.metric].unit,
+                log_excess=limit - value,
+                log_sd=sd,
+                chance=chance,
                 verdict=_verdict(chance, final),
             )
-        )  # fmt: skip
+        )
     return checks
 
 
@@ -270,21 +280,21 @@ def require_sensors(space: SearchSpace, devices: Mapping[str, Device]) -> None:
                 raise InvalidInput(f"{item.metric} on {name}: {device.id} has no {needs.replace('_', ' ')}: {reason}")
 
 
-def with_file_size(taken: Figures) -> dict[MeasurementKey, Mapping[str, Figure]]:
+def with_file_size(figures: Figures) -> dict[MeasurementKey, Mapping[str, Figure]]:
     """Returns the figures of measurements, with the file size under no workload as well: it does not depend on one."""
     sizes = {
-        key._replace(workload=""): {"file_size": each["file_size"]}
-        for key, each in taken.items()
-        if "file_size" in each
+        key._replace(workload=""): {"file_size": by_name["file_size"]}
+        for key, by_name in figures.items()
+        if "file_size" in by_name
     }
-    return {**taken, **sizes}
+    return {**figures, **sizes}
 
 
-def figures_json(taken: Figures) -> list[dict[str, Any]]:
+def figures_json(by_key: Figures) -> list[dict[str, Any]]:
     """Returns figures by key as JSON, in an order that does not depend on when they were taken."""
     return [
         {**key._asdict(), "figures": {name: figure.model_dump(mode="json") for name, figure in figures.items()}}
-        for key, figures in sorted(taken.items())
+        for key, figures in sorted(by_key.items())
     ]
 
 
@@ -328,15 +338,8 @@ def limit_at(space: SearchSpace, name: str, key: MeasurementKey, published: Figu
 
 
 def log_sd(figure: Figure) -> float:
-    """Returns the standard deviation of the logarithm of a figure; 0 if it has none.
-
-    Figures of measurement protocol 1 hold an interval only.
-    """
-    if figure.log_sd is not None:
-        return figure.log_sd
-    if figure.low is None or figure.high is None or figure.low <= 0:
-        return 0.0
-    return math.log(figure.high / figure.low) / (2 * t_critical(0.95, max(1, figure.n - 1)))
+    """Returns the standard deviation of the logarithm of a figure; 0 if it has none."""
+    return figure.log_sd or 0.0
 
 
 def _published_value(budget: Budget, published: Figures, key: MeasurementKey) -> float | None:
@@ -360,9 +363,18 @@ def _check(budget: Budget, key: MeasurementKey, figure: Figure, limit: float, fi
     sd = log_sd(figure)
     chance = None if excess is None else chance_to_keep(excess, sd)
     return BudgetCheck(
-        budget=budget.name, place=key, value=figure.value, low=low, high=high, limit=limit, unit=metric.unit,
-        log_excess=excess, log_sd=sd, chance=chance, verdict=_verdict(chance, final),
-    )  # fmt: skip
+        budget=budget.name,
+        key=key,
+        value=figure.value,
+        low=low,
+        high=high,
+        limit=limit,
+        unit=metric.unit,
+        log_excess=excess,
+        log_sd=sd,
+        chance=chance,
+        verdict=_verdict(chance, final),
+    )
 
 
 def chance_to_keep(log_excess: float, sd: float) -> float:

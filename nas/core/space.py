@@ -27,7 +27,7 @@ from nas.core.block_space import MAX_CHOICES, ArgKnob, BlockSpace, Knob, Scope, 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, metric
-from nas.core.quality_config import QualityConfig, without_removed
+from nas.core.quality_config import QualityConfig
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.units import parse_count, parse_limit
 from nas.core.workload import Workload
@@ -128,25 +128,25 @@ class Budget(_Strict):
 
     @model_validator(mode="after")
     def _readable(self) -> Budget:
-        known = metric(self.metric)
+        row = metric(self.metric)
         selectors = {"workload": self.workload, "device": self.device, "runtime": self.runtime}
-        if known.source == "proxy" and (given := [key for key, value in selectors.items() if value is not None]):
-            raise ValueError(f"{self.metric} is of the proxy, not of a device: leave {', '.join(given)} out")
-        limit = self.max if known.direction == "min" else self.min
-        other = self.min if known.direction == "min" else self.max
-        word = "max" if known.direction == "min" else "min"
+        if row.source == "proxy" and (selected := [key for key, value in selectors.items() if value is not None]):
+            raise ValueError(f"{self.metric} is of the proxy, not of a device: leave {', '.join(selected)} out")
+        limit = self.max if row.direction == "min" else self.min
+        other = self.min if row.direction == "min" else self.max
+        word = "max" if row.direction == "min" else "min"
         if limit is None or other is not None:
             raise ValueError(f"a budget on {self.metric} needs '{word}' and nothing else")
-        parse_limit(limit, known.unit)
+        parse_limit(limit, row.unit)
         return self
 
     @property
     def limit(self) -> tuple[float, bool]:
         """(value, whether it is a multiple of the published reference's figure on the same device)."""
-        known = metric(self.metric)
-        limit = self.max if known.direction == "min" else self.min
+        row = metric(self.metric)
+        limit = self.max if row.direction == "min" else self.min
         assert limit is not None
-        return parse_limit(limit, known.unit)
+        return parse_limit(limit, row.unit)
 
     @property
     def name(self) -> str:
@@ -190,24 +190,20 @@ class References(_Strict):
     @field_validator("further")
     @classmethod
     def _parse(cls, texts: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        found = {name: Layout.parse(text).format() for name, text in texts.items()}
-        known = dict(info.data)
-        for name, text in found.items():
-            if name in known:
+        layouts = {name: Layout.parse(text).format() for name, text in texts.items()}
+        references = dict(info.data)
+        for name, text in layouts.items():
+            if name in references:
                 raise ValueError(f"{name} is one of the two that every space has")
-            if text in known.values():
+            if text in references.values():
                 raise ValueError(f"{name} is the layout of another reference")
-            known[name] = text
-        return found
+            references[name] = text
+        return layouts
 
     def layouts(self) -> dict[str, Layout]:
         """Layouts by name."""
         texts = {"published": self.published, "attention": self.attention, **self.further}
         return {name: Layout.parse(text) for name, text in texts.items()}
-
-
-REMOVED_LIMITS = ("cool_down_s", "drift_limit", "foreign_cpu_limit")
-"""Settings of measurement protocol 1 that spaces may still hold; they are ignored."""
 
 
 class MeasurementSettings(_Strict):
@@ -219,15 +215,6 @@ class MeasurementSettings(_Strict):
         3, ge=1, description="further rounds per measurement, after failed runs, before it fails as retryable"
     )
     deadline_s: Finite = Field(600.0, gt=0, description="per process")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed(cls, data: Any) -> Any:
-        data = without_removed(data, "further_measurements")
-        if isinstance(data, dict):
-            # Limits of measurement protocol 1, in spaces that were written or stored for it; noise is not refused.
-            data = {key: value for key, value in data.items() if key not in REMOVED_LIMITS}
-        return data
 
 
 class StopRules(_Strict):
@@ -316,8 +303,8 @@ class SearchSpace(_Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> SearchSpace:
-        found = [*self._listing_problems(), *self._library_problems(), *self._parallel_problems()]
-        refuse([*found, *cross_problems(self.model_dump(mode="json"))])
+        problems = [*self._listing_problems(), *self._library_problems(), *self._parallel_problems()]
+        refuse([*problems, *cross_problems(self.model_dump(mode="json"))])
         return self
 
     def _library_problems(self) -> Iterator[InitErrorDetails]:
@@ -354,8 +341,8 @@ class SearchSpace(_Strict):
         Raises:
             ValidationError: a layout occurs twice, or none has a mixer or a feed-forward.
         """
-        kept = self.model_dump(mode="json", exclude={"model", "mixers", "parallel", "ffn", "pattern", "limits"})
-        return SearchSpace.model_validate(kept | {"layouts": [layout.format() for layout in layouts]})
+        settings = self.model_dump(mode="json", exclude={"model", "mixers", "parallel", "ffn", "pattern", "limits"})
+        return SearchSpace.model_validate(settings | {"layouts": [layout.format() for layout in layouts]})
 
     def block_space(self, kind: str) -> BlockSpace:
         """Returns the knobs of a block kind that the space uses.
@@ -389,11 +376,11 @@ def cross_problems(data: Any) -> list[InitErrorDetails]:
         data: a space as JSON, or a document in which other parts may be wrong: those are not looked at.
     """
     data = _mapping(data)
-    found = [*_limit_problems(data), *_repeated_objectives(data)]
+    problems = [*_limit_problems(data), *_repeated_objectives(data)]
     for part in ("budgets", "objectives"):
         for index, item in enumerate(_items(data.get(part))):
-            found += [problem((part, index, *key), error) for key, error in _selector_problems(data, _mapping(item))]
-    return found
+            problems += [problem((part, index, *key), error) for key, error in _selector_problems(data, _mapping(item))]
+    return problems
 
 
 def _limit_problems(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
@@ -406,7 +393,7 @@ def _limit_problems(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
             yield problem(("limits", kind), UnknownName("block kind in limits", kind, kinds))
     leading = _mapping(data.get("model")).get("leading_dense", 0)
     choices = _items(leading["choices"]) if isinstance(leading, Mapping) and "choices" in leading else _items(leading)
-    if leading not in (0, None) and [each for each in choices or [1] if each != 0] and DENSE not in kinds:
+    if leading not in (0, None) and [count for count in choices or [1] if count != 0] and DENSE not in kinds:
         yield problem(
             ("model", "leading_dense"), InvalidInput(f"leading_dense needs {DENSE!r} among the feed-forwards")
         )
@@ -417,16 +404,16 @@ def _selector_problems(
 ) -> Iterator[tuple[tuple[str, ...], InvalidInput]]:
     workloads = _mapping(data.get("workloads"))
     name = item.get("metric")
-    known = METRICS.get(name) if isinstance(name, str) else None
-    if known is not None and known.source == "device" and item.get("workload") is None:
+    row = METRICS.get(name) if isinstance(name, str) else None
+    if row is not None and row.source == "device" and item.get("workload") is None:
         yield (), InvalidInput(f"{name} needs a workload; valid: {', '.join(map(str, workloads))}")
     for key, valid in (
         ("workload", list(workloads)),
         ("device", _names(data.get("devices", ("local",)))),
         ("runtime", _names(data.get("runtimes"), "name")),
     ):
-        if isinstance(asked := item.get(key), str) and asked not in valid and valid:
-            yield (key,), UnknownName(key, asked, valid)
+        if isinstance(value := item.get(key), str) and value not in valid and valid:
+            yield (key,), UnknownName(key, value, valid)
     if name == "decode_p95" and item.get("workload") in workloads:
         yield from _too_few_tokens(data, str(item["workload"]))
 
@@ -444,7 +431,7 @@ def _too_few_tokens(data: Mapping[str, Any], workload: str) -> Iterator[tuple[tu
 
 
 def _repeated_objectives(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
-    names = [_mapping(each).get("name") for each in _items(data.get("objectives"))]
+    names = [_mapping(item).get("name") for item in _items(data.get("objectives"))]
     for index, name in enumerate(names):
         if name is not None and name in names[:index]:
             yield problem(("objectives", index, "name"), InvalidInput(f"objective {name!r} occurs twice"))
@@ -460,8 +447,8 @@ def _items(data: Any) -> Sequence[Any]:
 
 def _names(data: Any, key: str = "") -> list[str]:
     """Returns the keys of a mapping, or the texts of a list, or those at `key` of its items."""
-    found = list(data) if isinstance(data, Mapping) else _items(data)
-    return [str(each[key] if isinstance(each, Mapping) and key in each else each) for each in found]
+    items = list(data) if isinstance(data, Mapping) else _items(data)
+    return [str(item[key] if isinstance(item, Mapping) and key in item else item) for item in items]
 
 
 def _parsed(texts: Any) -> list[Layout]:
@@ -473,13 +460,13 @@ def _parsed(texts: Any) -> list[Layout]:
     place = "layouts"
     if not isinstance(texts, (list, tuple)):
         refuse([problem((place,), InvalidInput("must be a list of layouts, one string each"))])
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     layouts, problems = [], []
     for index, text in enumerate(texts):
         try:
             layout = Layout.parse(text if isinstance(text, str) else str(text))
-            if found.setdefault(layout.id, index) != index:
-                raise InvalidInput(f"is the layout of item {found[layout.id]} (items count from 0)")
+            if numbers.setdefault(layout.id, index) != index:
+                raise InvalidInput(f"is the layout of item {numbers[layout.id]} (items count from 0)")
             layouts.append(layout)
         except InvalidInput as error:
             problems.append(problem((place, index), error))
@@ -516,8 +503,10 @@ def _derived_blocks(role: Role, layouts: Sequence[Layout]) -> Iterator[BlockSpac
                 for layout, blocks in zip(layouts, used, strict=True)
             ]
             if arg.name in named:
-                scope: Scope = "layer" if any(len(own) > 1 for own in values) else "model"
-                knobs[arg.name] = ArgKnob(choices=_values(value for own in values for value in own), scope=scope)
+                scope: Scope = "layer" if any(len(choices) > 1 for choices in values) else "model"
+                knobs[arg.name] = ArgKnob(
+                    choices=_values(value for choices in values for value in choices), scope=scope
+                )
         yield BlockSpace(kind=kind, knobs=knobs)
 
 

@@ -29,6 +29,29 @@ class Task(Protocol):
 
     Two tasks with equal settings must give equal batches from equal generators. A class attribute `version` is part of
     result keys: change it when batches change. Without one, the version of the distribution that adds the task is.
+
+    Example:
+        A task that repeats each symbol once; a label stands where the repetition comes next:
+
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Repeat:
+        ...     vocab: int = 8
+        ...     length: int = 32
+        ...
+        ...     @property
+        ...     def chance_nats(self) -> float:
+        ...         return float(np.log(self.vocab))
+        ...
+        ...     def batch(self, generator: np.random.Generator, size: int) -> Batch:
+        ...         x = np.repeat(generator.integers(0, self.vocab, (size, self.length // 2)), 2, axis=1)
+        ...         labels = np.full_like(x, IGNORE)
+        ...         labels[:, ::2] = x[:, ::2]
+        ...         return x, labels
+        >>> TASKS.add("repeat", Repeat)
+        >>> make_task("repeat", {"vocab": 4}).vocab
+        4
+
+        A distribution names the class as an entry point of the group `nas.tasks`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]

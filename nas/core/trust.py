@@ -68,9 +68,9 @@ class Invitation:
         """
         packed = text.strip().removeprefix(_PREFIX)
         try:
-            url, ca_sha256, token = base64.b64decode(
-                packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True
-            ).decode().split("\n")  # fmt: skip
+            url, ca_sha256, token = (
+                base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True).decode().split("\n")
+            )
         except (binascii.Error, ValueError):
             raise InvalidInput(f"incomplete enrolment line: it begins with {_PREFIX} and has no spaces") from None
         if urlsplit(url).scheme != "https" or not _SHA256.fullmatch(ca_sha256) or not token:
@@ -145,16 +145,16 @@ def certificate_fault(error: BaseException, url: str, context: ssl.SSLContext | 
         url: of the request.
         context: with the authorities that the client trusts; None: no certificate was verified.
     """
-    found = _certificate_error(error)
-    if found is None or context is None:
+    fault = _certificate_error(error)
+    if fault is None or context is None:
         return None
-    if found.verify_code in _OTHER_NAME:
+    if fault.verify_code in _OTHER_NAME:
         return CertificateFault(_other_name(url, context), lasting=True)
-    if found.verify_code in _OTHER_TIME:
-        why = f"{url}: {found.verify_message}: compare the clocks of both machines; 'nas serve' renews its certificate"
+    if fault.verify_code in _OTHER_TIME:
+        why = f"{url}: {fault.verify_message}: compare the clocks of both machines; 'nas serve' renews its certificate"
         return CertificateFault(why, lasting=False)
     why = (
-        f"{url}: {found.verify_message}: whoever answers there has no certificate of the authority that was pinned. "
+        f"{url}: {fault.verify_message}: whoever answers there has no certificate of the authority that was pinned. "
         "Somebody intercepts the connection, or the coordinator was set up again: then enrol again with 'nas agent "
         "token' ('nas server add' for people)"
     )

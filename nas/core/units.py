@@ -56,9 +56,9 @@ def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
         return value, False
     if suffix is None:
         raise InvalidInput(f"{text!r} has no unit; write '{text}{unit}', or '{text}x' for a multiple of the reference")
-    found, scale = _UNITS[suffix]
-    if found != unit:
-        raise InvalidInput(f"{text!r} is in {found}, but this metric {f'is in {unit}' if unit else 'has no unit'}")
+    base, scale = _UNITS[suffix]
+    if base != unit:
+        raise InvalidInput(f"{text!r} is in {base}, but this metric {f'is in {unit}' if unit else 'has no unit'}")
     return value * scale, False
 
 

@@ -1,4 +1,4 @@
-"""Messages between agents and the coordinator: JSON over HTTP, on a Unix socket or TLS.
+"""The wire format of agents and the coordinator: messages as JSON over HTTP, on a Unix socket or TLS.
 
     GET  /v1/ca                 the coordinator's CA certificate, PEM; trusted by its fingerprint only
     POST /v1/agents/enrol       EnrolRequest     -> EnrolReply        once a token; everything below needs the secret

@@ -158,8 +158,8 @@ class UsersClient:
             after = {"after": page["next"]}
 
     def _request(self, method: str, path: str, **request: Any) -> Json:
-        found: Json = self._answer(method, path, **request).json()
-        return found
+        answer: Json = self._answer(method, path, **request).json()
+        return answer
 
     def _answer(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:
@@ -224,7 +224,7 @@ def forget_server(url: str) -> None:
     def without(servers: dict[str, KnownServer]) -> dict[str, KnownServer]:
         if url not in servers:
             raise UnknownName("server", url, servers)
-        return {known: server for known, server in servers.items() if known != url}
+        return {address: server for address, server in servers.items() if address != url}
 
     _change(without)
 
@@ -266,10 +266,10 @@ def known_client(server: str) -> UsersClient:
     """
     url, servers = server_url(server), known_servers()
     if url not in servers:
-        known = f"; known: {', '.join(servers)}" if servers else ""
-        raise InvalidInput(f"{url} is not known here; run 'nas server add {url} --token -' first{known}")
-    kept = servers[url]
-    return UsersClient(url, os.environ.get("NAS_TOKEN") or kept.token, kept.ca_pem)
+        others = f"; known: {', '.join(servers)}" if servers else ""
+        raise InvalidInput(f"{url} is not known here; run 'nas server add {url} --token -' first{others}")
+    stored = servers[url]
+    return UsersClient(url, os.environ.get("NAS_TOKEN") or stored.token, stored.ca_pem)
 
 
 def _change(change: Callable[[dict[str, KnownServer]], dict[str, KnownServer]]) -> None:

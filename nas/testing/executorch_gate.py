@@ -9,7 +9,7 @@ from nas.measure.runtimes.base import GateReport
 from nas.measure.runtimes.executorch.gate import Oracle, run_gate
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
-from nas.measure.runtimes.runner import here
+from nas.measure.runtimes.runner import local_machine
 from nas.testing.planted_faults import RIGHT, Fault, checkpoint
 
 QUANTISATION = "8da4w"
@@ -32,5 +32,5 @@ def gate(folder: Path, right: Layout, build: Build, fault: Fault = RIGHT) -> Gat
     trained = checkpoint(right, folder / "right")
     if not fault.earlier:
         return EXECUTORCH.gate(right, QUANTISATION, trained, model, build.runner)
-    machine = here(build.executable, build.runner.target)
+    machine = local_machine(build.executable, build.runner.target)
     return run_gate(right, model, machine, Oracle(right, trained), earlier=fault.earlier)

@@ -12,7 +12,7 @@ from nas.measure.runtimes.llama_cpp.oracle import Oracle
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import Quantisation
 from nas.measure.runtimes.llama_cpp.variants import Build
-from nas.measure.runtimes.runner import here
+from nas.measure.runtimes.runner import local_machine
 from nas.testing.planted_faults import RIGHT, Fault, checkpoint
 
 
@@ -35,10 +35,10 @@ def gate(folder: Path, quantisation: str, right: Layout, build: Build, fault: Fa
     if not fault.earlier:
         return LLAMA_CPP.gate(right, quantisation, trained, model, build.runner)
     stored_as = cast(Quantisation, quantisation)
-    oracle = Oracle(right, stored_as, trained, half_sums=build.details.half_sums)
-    if build.details.static:
+    oracle = Oracle(right, stored_as, trained, half_sums=build.spec.half_sums)
+    if build.spec.static:
         return run_runner_gate(
-            right, model, here(build.executable, build.runner.target), oracle.exact, oracle.rounded,
+            right, model, local_machine(build.executable, build.runner.target), oracle.exact, oracle.rounded,
             settled=rounds_choices(right, stored_as), earlier=fault.earlier,
         )  # fmt: skip
     return run_gate(right, model, build, oracle.exact, oracle.rounded, earlier=fault.earlier)

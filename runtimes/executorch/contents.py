@@ -53,7 +53,7 @@ class CheckpointContents(CheckpointFile):
     """Contents from a checkpoint."""
 
     def constant(self, method: Method, constant: Constant) -> tuple[bytes, ...]:
-        """See `Contents.constant`.
+        """Returns a constant's stored bytes.
 
         Raises:
             InvalidInput: the tensor is missing, of another shape, or not finite.
@@ -67,11 +67,9 @@ class CheckpointContents(CheckpointFile):
         return (np.ascontiguousarray(-np.exp(values) if constant.role == "decay" else values, "<f4").tobytes(),)
 
     def vector(self, tensor: str, length: int) -> bytes:
-        """See `Contents.vector`."""
         return self._read(tensor, (), (length,)).astype("<f4").tobytes()
 
     def embedding(self, vocab: int, d_model: int) -> tuple[bytes, bytes]:
-        """See `Contents.embedding`."""
         rows, scales = quantise_rows(self.table(vocab, d_model))
         return rows.tobytes(), scales.astype("<f4").tobytes()
 
@@ -99,7 +97,7 @@ class CheckpointContents(CheckpointFile):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ValuePool:
     """Random numbers that parts are cut from.
 
     Args:
@@ -118,23 +116,23 @@ class Pool:
         return self.count * (1 if self.kind == "bytes" else 4)
 
     def describe(self) -> str:
-        """See the module."""
         return f"{self.kind} {self.shift} {self.count}"
 
     def shape(self, raw: Bytes) -> Bytes:
-        """See `nas.measure.runtimes.recipe.Pool`."""
         return raw if self.kind == "bytes" else uniform_floats(raw, self.shift)
 
 
 _STD = 0.02
 """Standard deviation of matrix entries: the usual initialisation, so activations stay as in a fresh model."""
-_INT4_SCALE, _INT8_SCALE = _STD / 4.61, _STD / 73.9
-"""Divided by the deviations of uniform 4-bit and 8-bit values."""
+_INT4_SCALE = _STD / 4.61
+"""Divided by the standard deviation of uniform 4-bit values."""
+_INT8_SCALE = _STD / 73.9
+"""Divided by the standard deviation of uniform 8-bit values."""
 _POOL_BYTES = 16 << 20
-_QUANTA = Pool("bytes", 0, _POOL_BYTES)
-_MATRIX = Pool("f32", 28, _POOL_BYTES // 4)
+_QUANTA = ValuePool("bytes", 0, _POOL_BYTES)
+_MATRIX = ValuePool("f32", 28, _POOL_BYTES // 4)
 """A standard deviation of 0.018."""
-_TAPS = Pool("f32", 24, _POOL_BYTES // 4)
+_TAPS = ValuePool("f32", 24, _POOL_BYTES // 4)
 """Short filters: 0.29."""
 _UNIT = 64
 
@@ -143,15 +141,14 @@ class RandomContents:
     """Random contents, as fills of a recipe; `pools` are those that were asked for."""
 
     def __init__(self) -> None:
-        self._pools: dict[Pool, int] = {}
+        self._pools: dict[ValuePool, int] = {}
 
     @property
-    def pools(self) -> tuple[Pool, ...]:
+    def pools(self) -> tuple[ValuePool, ...]:
         """The pools by number."""
         return tuple(self._pools)
 
     def constant(self, method: Method, constant: Constant) -> tuple[Fill, ...]:
-        """See `Contents.constant`."""
         sizes, name = constant_sizes(constant), f"{method.tensor(constant)}:{method.expert}:{constant.name}"
         if constant.role == "int4":
             scale = bfloat16_bytes(np.full(2, _INT4_SCALE, np.float32))
@@ -163,7 +160,6 @@ class RandomContents:
         return _same(4 * length, 0.0)
 
     def embedding(self, vocab: int, d_model: int) -> tuple[Fill, Fill]:
-        """See `Contents.embedding`."""
         return self._tile("embedding", _QUANTA, vocab * d_model), _same(4 * vocab, _INT8_SCALE)
 
     def _floats(self, constant: Constant, name: str, size: int) -> Fill:
@@ -177,27 +173,24 @@ class RandomContents:
             return Fill(size, "decay")
         return self._tile(name, _TAPS if constant.role == "taps" else _MATRIX, size)
 
-    def _tile(self, name: str, pool: Pool, size: int) -> Fill:
+    def _tile(self, name: str, pool: ValuePool, size: int) -> Fill:
         start = zlib.crc32(name.encode()) % (_POOL_BYTES // _UNIT) * _UNIT
         return Fill(size, "tile", self._pools.setdefault(pool, len(self._pools)), start)
 
 
 class DrawnContents:
-    """Random contents themselves. Asked for what an artifact holds, in its order, they are the same bytes."""
+    """Random contents as bytes: those of an artifact if they are read in its order."""
 
     def __init__(self, seed: int) -> None:
         self._seed, self._random = seed, RandomContents()
 
     def constant(self, method: Method, constant: Constant) -> tuple[bytes, ...]:
-        """See `Contents.constant`."""
         return tuple(map(self._draw, self._random.constant(method, constant)))
 
     def vector(self, tensor: str, length: int) -> bytes:
-        """See `Contents.vector`."""
         return self._draw(self._random.vector(tensor, length))
 
     def embedding(self, vocab: int, d_model: int) -> tuple[bytes, bytes]:
-        """See `Contents.embedding`."""
         rows, scales = self._random.embedding(vocab, d_model)
         return self._draw(rows), self._draw(scales)
 

@@ -36,8 +36,12 @@ from nas.measure.runtimes.runner import Feed, Machine, relative_l2, runner_logit
 from nas.model.nn.layer import ResidualLayer
 from nas.model.nn.model import Model
 
-PROMPT, BATCH, STEPS = 95, 71, 32
-"""A prompt in two uneven chunks, then steps: state crosses chunk borders and then advances token by token."""
+PROMPT = 95
+"""Tokens of the prompt."""
+BATCH = 71
+"""Tokens of a call: the prompt takes two uneven ones, so state crosses their border."""
+STEPS = 32
+"""Tokens that are decoded one by one after it."""
 FACTOR = 2.0
 """Greatest error of a graph, in errors of the disturbed oracle."""
 DISTURBANCES = 3
@@ -146,7 +150,7 @@ class Oracle:
         return self._logits(ids, round_per_token)
 
     def with_ties_turned(self, ids: NDArray[np.int64]) -> Logits:
-        """Logits [T, V] where of each product's activations the one nearest to a tie is rounded the other way."""
+        """Logits [T, V] with, in each product, the activation nearest to a rounding tie rounded the other way."""
         return self._logits(ids, partial(round_per_token, turn_tie=True))
 
     def _logits(self, ids: NDArray[np.int64], rounding: Rounding) -> Logits:

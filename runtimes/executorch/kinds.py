@@ -87,9 +87,9 @@ def _attention(block: Block, d_model: int) -> Program:
     """Returns one program for all attention: RoPE, windows and sinks are arguments of the attention kernel."""
     names = ("heads", "kv_heads", "head_dim")
     heads, kv_heads, head_dim = (block.int(name) for name in names)
-    own = block.get("kv") is None if block.kind == "gqa" else True
+    projects_kv = block.get("kv") is None if block.kind == "gqa" else True
     normed = bool(block.get("qk_norm"))
-    rows = {"q": heads, "k": kv_heads, "v": kv_heads} if own else {"q": heads}
+    rows = {"q": heads, "k": kv_heads, "v": kv_heads} if projects_kv else {"q": heads}
     norms = [name for name in ("q", "k") if normed and name in rows]
     canon = block.int("canon")
     constants = (
@@ -106,7 +106,7 @@ def _attention(block: Block, d_model: int) -> Program:
         ),
         Constant("o", (d_model, heads * head_dim), "int4", "mixers.{j}.o.weight"),
     )
-    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names), ("norm", normed), ("own", own))
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names), ("norm", normed), ("own", projects_kv))
     sizes = (*sizes, ("canon", canon)) if canon else sizes
     states = ((canon - 1, d_model),) if canon else ()
     about = tuple((name, int(value)) for name, value in sizes)
@@ -126,11 +126,11 @@ def _mla(block: Block, d_model: int) -> Program:
             cut = (head * rows, (head + 1) * rows)
             yield Constant(f"{name}{head}", (rows, columns), "int4", f"mixers.{{j}}.{name}.weight", rows=cut)
 
-    asked = heads * (nope + rope)
-    queries: tuple[Constant, ...] = (matrix("q", asked, d_model),)
+    query_width = heads * (nope + rope)
+    queries: tuple[Constant, ...] = (matrix("q", query_width, d_model),)
     if rank:
         norm = norm_constants("q_norm", rank, "mixers.{j}.q_norm.weight")
-        queries = (matrix("q_down", rank, d_model), *norm, matrix("q_up", asked, rank))
+        queries = (matrix("q_down", rank, d_model), *norm, matrix("q_up", query_width, rank))
     constants = (
         *norm_constants("norm", d_model, "mixer_norm.weight"),
         *queries,

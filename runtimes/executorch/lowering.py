@@ -64,8 +64,8 @@ def state_shape(program: Program, index: int) -> tuple[int, ...]:
 def module_of(program: Program) -> ProgramModule:
     """Returns the module, its constants yet to be filled."""
     module, _, name = program.module.partition(":")
-    made: ProgramModule = getattr(importlib.import_module(module), name)(program)
-    return made
+    instance: ProgramModule = getattr(importlib.import_module(module), name)(program)
+    return instance
 
 
 def quantised(module: ProgramModule) -> ProgramModule:

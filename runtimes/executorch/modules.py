@@ -118,7 +118,7 @@ def joined(parts: list[Tensor]) -> Tensor:
     """Concatenates [1, S, N] along N, in as many rounds as it takes: XNNPACK joins at most five tensors at once."""
     while len(parts) > 1:
         rounds = [parts[at : at + 5] for at in range(0, len(parts), 5)]
-        parts = [torch.cat(some, 2) if len(some) > 1 else some[0] for some in rounds]
+        parts = [torch.cat(pieces, 2) if len(pieces) > 1 else pieces[0] for pieces in rounds]
     return parts[0]
 
 
@@ -137,8 +137,8 @@ class ProgramModule(nn.Module):
 
     def number(self, name: str) -> Tensor:
         """Returns a float32 constant."""
-        found: Tensor = getattr(self, name)
-        return found
+        constant: Tensor = getattr(self, name)
+        return constant
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Returns the product of `x` with a 4-bit constant."""
@@ -220,15 +220,15 @@ class LatentAttention(ProgramModule):
         """Maps [1, S, D] -> [1, S, heads, R + P], in the space of latents, for scores over sqrt(R + P)."""
         size = self.program.size
         if size("query"):
-            asked = self.linear("q_up", self.norm(self.linear("q_down", h), "q_norm"))
+            queries = self.linear("q_up", self.norm(self.linear("q_down", h), "q_norm"))
         else:
-            asked = self.linear("q", h)
+            queries = self.linear("q", h)
         nope, rope, heads = size("nope_dim"), size("rope_dim"), size("heads")
-        asked = asked.view(1, h.shape[1], heads, nope + rope)
-        mapped = [self.linear(f"k_up{head}", asked.select(2, head).narrow(2, 0, nope)) for head in range(heads)]
+        queries = queries.view(1, h.shape[1], heads, nope + rope)
+        mapped = [self.linear(f"k_up{head}", queries.select(2, head).narrow(2, 0, nope)) for head in range(heads)]
         latent = joined(mapped).view(1, h.shape[1], heads, size("latent"))
         scale = math.sqrt((size("latent") + rope) / (nope + rope))
-        return torch.cat([latent, asked.narrow(3, nope, rope)], 3) * scale
+        return torch.cat([latent, queries.narrow(3, nope, rope)], 3) * scale
 
 
 class Mamba2(ProgramModule):
@@ -278,9 +278,9 @@ class Mamba2(ProgramModule):
         across = torch.bmm(c, memory).view(groups, length, heads // groups, size).transpose(0, 1)
         across = across.reshape(length, heads, size) * total.exp().unsqueeze(2)
         last = total.narrow(0, length - 1, 1)
-        left = (u * (last - total).exp().unsqueeze(2)).view(length, groups, -1).transpose(0, 1)  # [G, S, H P / G]
-        kept = last.exp().view(groups, 1, -1, 1).expand(groups, 1, heads // groups, size).reshape(groups, 1, -1)
-        return within.transpose(0, 1) + across, memory * kept + torch.bmm(b.transpose(1, 2), left)
+        weighted = (u * (last - total).exp().unsqueeze(2)).view(length, groups, -1).transpose(0, 1)  # [G, S, H P / G]
+        decay = last.exp().view(groups, 1, -1, 1).expand(groups, 1, heads // groups, size).reshape(groups, 1, -1)
+        return within.transpose(0, 1) + across, memory * decay + torch.bmm(b.transpose(1, 2), weighted)
 
     def _grouped_norm(self, y: Tensor, length: int) -> Tensor:
         parts = y.view(1, length, self.program.size("groups"), -1)
@@ -334,13 +334,14 @@ class MatrixLSTM(ProgramModule):
         h, length = self.norm(x), x.shape[1]
         heads, size = self.program.size("heads"), self.program.size("head_dim")
         q, k, v = (self.linear(name, h).view(length, heads, -1) for name in ("q", "k", "v"))
-        incoming, kept = (
+        incoming, forget = (
             torch.tanh((F.linear(h, self.number(name)) + self.number(f"{name}_bias")) * self.number("per_cap"))
             * self.number("cap")
             for name in ("incoming", "kept")
         )
         i = incoming.exp().view(length, heads, 1)
-        y, after = linear_attention(q, k, torch.cat([v * i, i], 2), torch.sigmoid(kept).view(length, heads, 1), memory)
+        values = torch.cat([v * i, i], 2)
+        y, after = linear_attention(q, k, values, torch.sigmoid(forget).view(length, heads, 1), memory)
         y = y.narrow(2, 0, size) / torch.clamp(torch.abs(y.narrow(2, size, 1)), min=1.0)
         y = y - F.linear(y, self.number("out_norm_mean"))
         y = (y * self.inverse_rms(y, "out_norm")).view(1, length, heads * size) * self.number("out_norm_weight")

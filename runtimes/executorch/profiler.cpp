@@ -1,51 +1,20 @@
 /* Times every instruction of a model's chain in one request, summed by step and operator: `nas bench --profile`.
  *
- * A program of its own, so that what measures (runner.cpp) stays as it is. It is compiled from the same source: arguments, artifact,
- * kernels and token ids are the runner's. ExecuTorch's libraries report each instruction to the event tracer of a method, if it has
- * one. The runner gives its methods none and hides its steps, hence `private`. Other processes only add to times, so the request runs
- * several times with and without tracer, and the least of each time is reported: one JSON object on stdout (nas/core/profile.py),
- * whose layers are numbers of steps; runtimes/executorch/runtime.py makes layers of them.
+ * A program beside the one that measures (runner.cpp), compiled from the same source: arguments, artifact, kernels and token ids are
+ * the runner's. ExecuTorch's libraries report each instruction to the event tracer of a method. Other processes only add to times, so
+ * the request runs several times with the tracer on and off, and the least of each time is reported: one JSON object on stdout
+ * (nas/core/profile.py), whose layers are numbers of steps; runtimes/executorch/runtime.py makes layers of them.
  */
 #define ET_EVENT_TRACER_ENABLED /* as the libraries were compiled */
-
-/* Whatever is included before `private` is redefined stays as it is. */
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <cerrno>
-#include <cinttypes>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <fcntl.h>
-#include <functional>
-#include <malloc.h>
+#define HILNAS_PROFILER
 #include <map>
-#include <memory>
-#include <new>
-#include <optional>
-#include <sstream>
-#include <string>
-#include <string_view>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
 #include <tuple>
-#include <unistd.h>
-#include <unordered_map>
-#include <variant>
-#include <vector>
 
-#define private public
-#define main measure_main
 #include "runner.cpp"
-#undef main
-#undef private
 
 namespace {
 
-constexpr int PASSES = 3, EMBEDDING = -2, HEAD = -1;
+constexpr int PASSES = 3;
 enum Phase { PREFILL, DECODE };
 
 struct Time {
@@ -55,7 +24,7 @@ struct Time {
 
 std::map<std::pair<int, std::string>, Time> table[2]; /* of a phase: step and operator */
 Phase phase = PREFILL;
-int place = EMBEDDING;
+int place = ChainModel::EMBEDDING;
 int64_t traced_ns = 0; /* of the instructions of the current step */
 const char *kernel = ""; /* of the current instruction */
 
@@ -68,8 +37,11 @@ void add(const std::string &name, int64_t ns) {
 /* Events nest: a method, its instructions, and in an instruction that calls a kernel of the libraries, the kernel. */
 class Tracer final : public EventTracer {
   public:
+    bool on = false;
+
     EventTracerEntry start_profiling(const char *name, ChainID, DebugHandle) override {
         EventTracerEntry entry{};
+        if (!on) return entry;
         if (!strcmp(name, "DELEGATE_CALL")) kernel = "XNNPACK";
         else if (!strcmp(name, "OPERATOR_CALL")) kernel = "other"; /* reshaping has no kernel that reports */
         else if (!strncmp(name, "native_call_", 12)) kernel = name + 12; /* a literal of the library */
@@ -117,37 +89,22 @@ void trace_own_kernels() {
     }
 }
 
-/* Times a part of the model, whose instructions the tracer times; what is left is handing over tensors, and choosing experts. */
-template <class Work> void timed(int where, const char *rest, Work work) {
-    place = where;
-    traced_ns = 0;
-    const int64_t begun = wall();
-    work();
-    add(rest, wall() - begun - traced_ns);
-}
-
-/* ChainModel::feed with each part timed. */
+/* The model's feed with each part timed, whose instructions the tracer times; the rest is handing over tensors, and choosing experts. */
 const float *timed_feed(ChainModel &model, const int64_t *ids, int count) {
-    timed(EMBEDDING, "embed", [&] {
-        for (int t = 0; t < count; t++) model.embed(ids[t], &model.x_[(size_t)t * model.width_]);
+    return model.feed(ids, count, [](int part, auto work) {
+        place = part;
+        traced_ns = 0;
+        const int64_t begun = wall();
+        work();
+        add(part == ChainModel::EMBEDDING ? "embed" : "other", wall() - begun - traced_ns);
     });
-    for (size_t i = 0; i < model.steps_.size(); i++) timed((int)i, "other", [&] { model.run(model.steps_[i], count); });
-    model.side_ ^= 1;
-    timed(HEAD, "other", [&] {
-        float *last = &model.x_[(size_t)(count - 1) * model.width_];
-        model.head_->call({model.tensor(last, 1)}, {{model.logits_.data(), model.logits_.size()}});
-        model.held_.clear();
-    });
-    return model.logits_.data();
 }
-
-int64_t least(int64_t before, int64_t now, int pass) { return pass ? std::min(before, now) : now; }
 
 /* Runs the request as runner.cpp does. `least_ns` are the least times of prompt and decoded tokens in all passes until now. */
 bool run_request(ChainModel &model, const std::vector<int64_t> &ids, bool with_tracer, int pass, int64_t least_ns[2]) {
     bool finite = true;
     int64_t ns[2] = {0, 0};
-    for (auto &method : model.methods_) method->method_->event_tracer_ = with_tracer ? &tracer : nullptr;
+    tracer.on = with_tracer;
     for (auto &one : table)
         for (auto &entry : one)
             if (with_tracer) entry.second.nodes = entry.second.ns = 0;
@@ -174,50 +131,37 @@ bool run_request(ChainModel &model, const std::vector<int64_t> &ids, bool with_t
 }
 
 void print_phase(const char *name, Phase which, const int64_t whole[2], const int64_t profiled[2]) {
-    printf("\"%s\":{\"whole_ns\":%" PRId64 ",\"profiled_ns\":%" PRId64 ",\"nodes\":[", name, whole[which], profiled[which]);
-    const char *comma = "";
+    begin_phase(name, whole[which], profiled[which]);
+    bool first = true;
     for (auto &[key, time] : table[which]) {
-        if (key.first < 0) printf("%s[null,\"%s\"", comma, key.first == HEAD ? "head" : "embedding");
-        else printf("%s[%d,\"mixer\"", comma, key.first);
-        printf(",\"%s\",%ld,%" PRId64 "]", key.second.c_str(), time.nodes, time.least_ns);
-        comma = ",";
+        const char *part = key.first == ChainModel::HEAD ? "head" : key.first < 0 ? "embedding" : "mixer";
+        print_node(first, std::max(key.first, -1), part, key.second.c_str(), time.nodes, time.least_ns);
+        first = false;
     }
     printf("]}");
 }
 
 int profile() {
-    executorch::extension::threadpool::get_threadpool()->_unsafe_reset_threadpool((uint32_t)opt.threads);
-    share_workspace();
+    start_threads();
     trace_own_kernels();
     File file(opt.model);
     if (memcmp(file.at(0, 8), "HILNASET", 8)) refuse("a whole graph has no steps to time");
-    ChainModel model(file);
-    std::vector<int64_t> ids(std::max(opt.prompt + opt.gen, opt.warmup));
-    uint64_t state = (uint64_t)opt.seed;
-    for (auto &id : ids) id = (int64_t)(hilnas::splitmix64(&state) % (uint64_t)model.vocab);
-    if (opt.warmup) {
-        feed(model, ids.data(), std::min(opt.warmup, opt.context));
-        model.reset();
-    }
+    ChainModel model(file, &tracer);
+    const std::vector<int64_t> ids = draw_ids(model.vocab);
+    warm_up(model, ids);
     int64_t whole[2], profiled[2];
     bool finite = true;
     for (int pass = 0; pass < PASSES; pass++) {
         finite = run_request(model, ids, false, pass, whole) && finite;
         finite = run_request(model, ids, true, pass, profiled) && finite;
     }
-    printf("{\"v\":1,\"prompt\":%ld,\"gen\":%ld,", opt.prompt, opt.gen);
+    printf("{\"v\":1,\"prompt\":%ld,\"gen\":%ld,\"finite\":%s", opt.prompt, opt.gen, finite ? "true" : "false");
     print_phase("prefill", PREFILL, whole, profiled);
-    printf(",");
     print_phase("decode", DECODE, whole, profiled);
-    printf(",\"finite\":%s}\n", finite ? "true" : "false");
+    printf("}\n");
     return fflush(stdout) ? NO_MEMORY : 0;
 }
 
 } // namespace
 
-int main(int argc, char **argv) {
-    parse_arguments(argc, argv);
-    runtime_init();
-    std::set_new_handler([] { fail(NO_MEMORY, "out_of_memory", "the runner's own buffers"); });
-    return opt.recipe ? make_model() : profile();
-}
+int main(int argc, char **argv) { return run(argc, argv, profile); }

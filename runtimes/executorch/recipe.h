@@ -1,29 +1,15 @@
 /* Makes the model file that a recipe describes: some KB travel instead of the model. recipe.py describes the format. */
 #pragma once
+#include "../report.h"
+
 #include <algorithm>
-#include <cerrno>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <fcntl.h>
 #include <fstream>
 #include <functional>
 #include <iomanip>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 namespace hilnas {
-
-/* splitmix64 (Steele, Lea, Flood 2014): the same numbers on every machine. */
-inline uint64_t splitmix64(uint64_t *state) {
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 
 class Recipe {
   public:

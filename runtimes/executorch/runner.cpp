@@ -4,20 +4,15 @@
  *
  * A model is an artifact (the format stands in __init__.py) whose blocks are ExecuTorch programs, or one whole-graph
  * .pte. Links ExecuTorch's own libraries and no torch. A run is one fresh process: nothing is left over from another
- * repetition. The log goes to stderr. Exit codes follow sysexits.h and stand in runtimes/runner.py.
+ * repetition. The log goes to stderr. Exit codes are in report.h.
  *
- * The libraries may have been compiled with libstdc++ and this file with libc++ (build.py: _ACROSS). Of the standard
+ * The libraries may have been compiled with libstdc++ and this file with libc++ (compile.py: _CROSS_FLAGS). Of the standard
  * library only this crosses the border between them: std::optional and std::array, which are the same in both,
- * std::variant, which build.py makes the same, and std::string_view, which `text` turns round. No exception crosses it.
+ * std::variant, which compile.py makes the same, and std::string_view, which `text` turns round. No exception crosses it.
  */
 #include <algorithm>
-#include <cerrno>
 #include <cinttypes>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <fcntl.h>
 #include <functional>
 #include <malloc.h>
 #include <memory>
@@ -28,8 +23,6 @@
 #include <string_view>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 #include <unordered_map>
 #include <variant>
 #include <vector>
@@ -44,6 +37,7 @@
 #include <executorch/runtime/executor/program.h>
 #include <executorch/runtime/platform/runtime.h>
 
+#include "../report.h"
 #include "attention.h"
 #include "recipe.h"
 #include "recurrence.h"
@@ -66,8 +60,6 @@ using executorch::aten::TensorImpl;
 using executorch::extension::MallocMemoryAllocator;
 using namespace executorch::runtime;
 
-enum { USAGE = 64, LOAD_FAILED = 65, DECODE_FAILED = 70, NO_MEMORY = 71, NOT_WRITTEN = 74 };
-
 struct Options {
     const char *model = nullptr, *kv = "f16", *logits = nullptr, *recipe = nullptr, *output = nullptr;
     long prompt = 512, gen = 64, context = 0, batch = 512, threads = 1, mmap = 0, seed = 0, warmup = 16;
@@ -75,22 +67,9 @@ struct Options {
 
 /* ---- failing ------------------------------------------------------------------------------------------------- */
 
-void print_string(const std::string &text) {
-    putchar('"');
-    for (unsigned char c : text) {
-        if (c == '"' || c == '\\') printf("\\%c", c);
-        else if (c < 0x20 || c > 0x7e) printf("\\u%04x", c);
-        else putchar(c);
-    }
-    putchar('"');
-}
-
 [[noreturn]] void fail(int code, const char *kind, const std::string &message) {
-    printf("{\"v\":1,\"error\":{\"kind\":\"%s\",\"message\":", kind);
-    print_string(message);
-    printf("}}\n");
-    fflush(stdout);
-    _Exit(code);
+    report_failure(code, kind, message.c_str());
+    abort(); /* not reached */
 }
 
 [[noreturn]] void refuse(const std::string &why) { fail(LOAD_FAILED, "load", "the model file was refused: " + why); }
@@ -111,14 +90,6 @@ void check(Error error, int code, const char *what) {
                          "runner --recipe FILE --output FILE: " + what);
 }
 
-long number(const char *name, const char *text, long low, long high) {
-    char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (errno || *end || end == text || value < low || value > high) usage(name);
-    return value;
-}
-
 void parse_arguments(int argc, char **argv) {
     const struct { const char *name; long *value, low, high; } numbers[] = {
         {"--prompt", &opt.prompt, 1, 1 << 22}, {"--gen", &opt.gen, 0, 1 << 22}, {"--context", &opt.context, 0, 1 << 22},
@@ -135,7 +106,10 @@ void parse_arguments(int argc, char **argv) {
         for (auto &one : texts)
             if (!strcmp(argv[i], one.name)) *one.value = argv[i + 1], known = true;
         for (auto &one : numbers)
-            if (!strcmp(argv[i], one.name)) *one.value = number(argv[i], argv[i + 1], one.low, one.high), known = true;
+            if (!strcmp(argv[i], one.name)) {
+                if (!read_integer(argv[i + 1], one.low, one.high, one.value)) usage(argv[i]);
+                known = true;
+            }
         if (!known) usage(argv[i]);
     }
     if (opt.recipe || opt.output) {
@@ -148,37 +122,6 @@ void parse_arguments(int argc, char **argv) {
     if (strcmp(opt.kv, "f16") && strcmp(opt.kv, "f32")) usage("--kv");
     if (!opt.context) opt.context = opt.prompt + opt.gen;
     if (opt.context < opt.prompt + opt.gen) usage("--context is shorter than prompt + gen");
-}
-
-/* ---- clocks and memory --------------------------------------------------------------------------------------- */
-
-int64_t nanoseconds(clockid_t clock) {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-int64_t wall() { return nanoseconds(CLOCK_MONOTONIC); }
-int64_t cpu() { return nanoseconds(CLOCK_PROCESS_CPUTIME_ID); }
-
-double peak_mb() {
-    char line[256];
-    double kilobytes = NAN;
-    FILE *status = fopen("/proc/self/status", "r");
-    if (!status) return NAN;
-    while (fgets(line, sizeof line, status))
-        if (sscanf(line, "VmHWM: %lf kB", &kilobytes) == 1) break;
-    fclose(status);
-    return kilobytes * 1024 / 1e6;
-}
-
-/* Sets VmHWM back to what is resident now (proc(5), clear_refs); containers and some phones forbid it. */
-bool reset_peak() {
-    int file = open("/proc/self/clear_refs", O_WRONLY);
-    if (file < 0) return false;
-    bool written = write(file, "5", 1) == 1;
-    close(file);
-    return written;
 }
 
 /* ---- the file ------------------------------------------------------------------------------------------------ */
@@ -554,10 +497,10 @@ struct LoadedProgram {
 
 class LoadedMethod {
   public:
-    LoadedMethod(const LoadedProgram &from, const Constants &constants, Arena &arena)
+    LoadedMethod(const LoadedProgram &from, const Constants &constants, Arena &arena, EventTracer *tracer)
         : spans_(arena.spans()), planned_({spans_.data(), spans_.size()}),
           memory_(&allocator_, &planned_, &temporary_),
-          method_(from.program->load_method("forward", &memory_, nullptr, &constants)), states(from.states) {
+          method_(from.program->load_method("forward", &memory_, tracer, &constants)), states(from.states) {
         check(method_.error(), LOAD_FAILED, "loading a method");
     }
 
@@ -608,7 +551,10 @@ class Model {
 
 class ChainModel final : public Model {
   public:
-    explicit ChainModel(const File &file) : file_(file) {
+    static constexpr int EMBEDDING = -2, HEAD = -1; /* parts besides the steps, which count from 0 */
+
+    /* `tracer` gets the events of all methods. */
+    explicit ChainModel(const File &file, EventTracer *tracer = nullptr) : file_(file), tracer_(tracer) {
         const uint8_t *head = file.at(0, 24);
         uint32_t version;
         uint64_t length;
@@ -641,12 +587,21 @@ class ChainModel final : public Model {
     }
 
     const float *feed(const int64_t *ids, int count) override {
-        for (int t = 0; t < count; t++) embed(ids[t], &x_[(size_t)t * width_]);
-        for (auto &step : steps_) run(step, count);
+        return feed(ids, count, [](int, auto work) { work(); });
+    }
+
+    /* `around(part, work)` calls `work` for each part of the model. */
+    template <class Around> const float *feed(const int64_t *ids, int count, Around around) {
+        around(EMBEDDING, [&] {
+            for (int t = 0; t < count; t++) embed(ids[t], &x_[(size_t)t * width_]);
+        });
+        for (size_t i = 0; i < steps_.size(); i++) around((int)i, [&] { run(steps_[i], count); });
         side_ ^= 1;
-        float *last = &x_[(size_t)(count - 1) * width_];
-        head_->call({tensor(last, 1)}, {{logits_.data(), logits_.size()}});
-        held_.clear();
+        around(HEAD, [&] {
+            float *last = &x_[(size_t)(count - 1) * width_];
+            head_->call({tensor(last, 1)}, {{logits_.data(), logits_.size()}});
+            held_.clear();
+        });
         return logits_.data();
     }
 
@@ -727,7 +682,7 @@ class ChainModel final : public Model {
             for (int32_t dimension; record >> dimension;) shape.push_back(dimension);
             constants.add(key, body_ + at, bytes, std::move(shape));
         }
-        methods_.push_back(std::make_unique<LoadedMethod>(program, constants, arena_));
+        methods_.push_back(std::make_unique<LoadedMethod>(program, constants, arena_, tracer_));
     }
 
     void read_step(const std::string &what, std::istringstream &words) {
@@ -794,6 +749,7 @@ class ChainModel final : public Model {
     void run_experts(Step &step, int count);
 
     const File &file_;
+    EventTracer *tracer_;
     uint64_t body_ = 0;
     int64_t width_ = 0, longest_ = 0;
     const int8_t *rows_ = nullptr;
@@ -1025,33 +981,9 @@ const float *feed(Model &model, const int64_t *ids, long count) {
     return logits;
 }
 
-/* A broken model may show as logits that are all equal: rounding to 8 bits turns what is not finite into zeros. */
-bool all_finite(const float *logits, int64_t vocab) {
-    bool differ = vocab == 1;
-    for (int64_t i = 0; i < vocab; i++) {
-        if (!std::isfinite(logits[i])) return false;
-        differ = differ || logits[i] != logits[0];
-    }
-    return differ;
-}
-
-/* One row of float32 per call that gives logits; outside what is timed. */
+/* Outside what is timed. */
 void keep_logits(const float *logits, int64_t vocab) {
-    static FILE *file;
-    if (!opt.logits) return;
-    if (!file && !(file = fopen(opt.logits, "wb"))) usage("--logits cannot be written");
-    if (fwrite(logits, sizeof *logits, (size_t)vocab, file) != (size_t)vocab || fflush(file)) usage("--logits is full");
-}
-
-void print_array(const char *name, const std::vector<int64_t> &values) {
-    printf(",\"%s\":[", name);
-    for (size_t i = 0; i < values.size(); i++) printf("%s%" PRId64, i ? "," : "", values[i]);
-    printf("]");
-}
-
-void print_size(const char *name, double megabytes) {
-    if (!std::isnan(megabytes)) printf(",\"%s\":%.3f", name, megabytes);
-    else printf(",\"%s\":null", name);
+    if (const char *error = write_logits(opt.logits, logits, vocab)) usage(error);
 }
 
 /* One scratch memory for all of XNNPACK's subgraphs, which run one at a time; by default each has its own. */
@@ -1069,42 +1001,51 @@ int make_model() {
     return fflush(stdout) ? NO_MEMORY : 0;
 }
 
-int measure() {
-    /* Constants are read, packed and freed one by one: what is freed goes back, and is not counted twice. */
-#ifdef M_MMAP_THRESHOLD /* Android's C library has none */
-    mallopt(M_MMAP_THRESHOLD, 1 << 16);
-#endif
-    int64_t begun = wall();
+void start_threads() {
     executorch::extension::threadpool::get_threadpool()->_unsafe_reset_threadpool((uint32_t)opt.threads);
     share_workspace();
+}
+
+/* Random token ids for prompt, decoding and warm-up. */
+std::vector<int64_t> draw_ids(int64_t vocab) {
+    std::vector<int64_t> ids(std::max(opt.prompt + opt.gen, opt.warmup));
+    uint64_t state = (uint64_t)opt.seed;
+    for (auto &id : ids) id = (int64_t)(splitmix64(&state) % (uint64_t)vocab);
+    return ids;
+}
+
+void warm_up(Model &model, const std::vector<int64_t> &ids) {
+    if (!opt.warmup) return;
+    feed(model, ids.data(), std::min(opt.warmup, opt.context));
+    model.reset();
+}
+
+int measure() {
+    measurement m{};
+    int64_t begun = wall();
+    start_threads();
     File file(opt.model);
     std::unique_ptr<Model> model = load_model(file);
-    double load_ms = (double)(wall() - begun) / 1e6;
+    m.load_ms = (double)(wall() - begun) / 1e6;
 
-    const long total = opt.prompt + opt.gen;
-    std::vector<int64_t> ids(std::max(total, opt.warmup)), decode_ns, decode_cpu_ns;
-    uint64_t state = (uint64_t)opt.seed;
-    for (auto &id : ids) id = (int64_t)(hilnas::splitmix64(&state) % (uint64_t)model->vocab);
+    const std::vector<int64_t> ids = draw_ids(model->vocab);
+    std::vector<int64_t> decode_ns, decode_cpu_ns;
     decode_ns.reserve(opt.gen), decode_cpu_ns.reserve(opt.gen);
+    begun = wall();
+    warm_up(*model, ids);
+    m.warmup_ms = (double)(wall() - begun) / 1e6;
 
-    int64_t warming = wall();
-    if (opt.warmup) {
-        feed(*model, ids.data(), std::min(opt.warmup, opt.context));
-        model->reset();
-    }
-    double warmup_ms = (double)(wall() - warming) / 1e6;
-
-    double peak_at_load = peak_mb();
-    bool phases = reset_peak();
+    m.load_mb = peak_mb();
+    m.phases = reset_peak();
     int64_t t = wall(), c = cpu();
     const float *logits = feed(*model, ids.data(), opt.prompt);
     volatile int64_t chosen = std::max_element(logits, logits + model->vocab) - logits;
-    double ttft_ms = (double)(wall() - t) / 1e6, prefill_cpu_ms = (double)(cpu() - c) / 1e6;
-    bool finite = all_finite(logits, model->vocab);
+    m.ttft_ms = (double)(wall() - t) / 1e6, m.prefill_cpu_ms = (double)(cpu() - c) / 1e6;
+    m.finite = all_finite(logits, model->vocab);
     keep_logits(logits, model->vocab);
-    double prefill_mb = peak_mb();
+    m.prefill_mb = peak_mb();
 
-    phases = reset_peak() && phases;
+    m.phases = reset_peak() && m.phases;
     /* The ids that are fed do not depend on the argmax, so every run and every model walks the same sequence. */
     for (long i = 0; i < opt.gen; i++) {
         t = wall(), c = cpu();
@@ -1112,31 +1053,33 @@ int measure() {
         chosen = std::max_element(logits, logits + model->vocab) - logits;
         decode_ns.push_back(wall() - t);
         decode_cpu_ns.push_back(cpu() - c);
-        finite = finite && all_finite(logits, model->vocab);
+        m.finite = m.finite && all_finite(logits, model->vocab);
         keep_logits(logits, model->vocab);
     }
     (void)chosen;
-    double decode_mb = peak_mb();
+    m.decode_mb = peak_mb();
+    m.gen = opt.gen, m.decode_ns = decode_ns.data(), m.decode_cpu_ns = decode_cpu_ns.data();
 
-    printf("{\"v\":1,\"load_ms\":%.3f,\"ttft_ms\":%.6f,\"prefill_cpu_ms\":%.6f", load_ms, ttft_ms, prefill_cpu_ms);
-    print_array("decode_ns", decode_ns);
-    print_array("decode_cpu_ns", decode_cpu_ns);
-    print_size("peak_rss_mb", std::max({peak_at_load, prefill_mb, decode_mb}));
-    print_size("prefill_rss_mb", phases ? prefill_mb : NAN);
-    print_size("decode_rss_mb", phases ? decode_mb : NAN);
-    printf(",\"finite\":%s,\"info\":{\"warmup_ms\":%.3f,\"model_bytes\":%zu,\"programs\":%zu,\"vocab\":%" PRId64,
-           finite ? "true" : "false", warmup_ms, file.size(), model->programs, model->vocab);
-    printf(",\"chunk\":%" PRId64 ",\"kv\":\"%s\"", model->chunk, model->kv);
-    if (!phases) printf(",\"phase_rss_reason\":\"/proc/self/clear_refs cannot be written here\"");
-    printf("}}\n");
-    return fflush(stdout) ? NO_MEMORY : 0;
+    begin_report(&m);
+    printf(",\"model_bytes\":%zu,\"programs\":%zu,\"vocab\":%" PRId64 ",\"chunk\":%" PRId64 ",\"kv\":\"%s\"", file.size(),
+           model->programs, model->vocab, model->chunk, model->kv);
+    return end_report();
+}
+
+/* Runs `request`, or makes a model file. */
+int run(int argc, char **argv, int (*request)()) {
+    parse_arguments(argc, argv);
+    runtime_init();
+    std::set_new_handler([] { fail(NO_MEMORY, "out_of_memory", "the runner's own buffers"); });
+    /* Constants are read, packed and freed one by one: what is freed goes back, and is not counted twice. */
+#ifdef M_MMAP_THRESHOLD /* Android's C library has none */
+    mallopt(M_MMAP_THRESHOLD, 1 << 16);
+#endif
+    return opt.recipe ? make_model() : request();
 }
 
 } // namespace
 
-int main(int argc, char **argv) {
-    parse_arguments(argc, argv);
-    runtime_init();
-    std::set_new_handler([] { fail(NO_MEMORY, "out_of_memory", "the runner's own buffers"); });
-    return opt.recipe ? make_model() : measure();
-}
+#ifndef HILNAS_PROFILER
+int main(int argc, char **argv) { return run(argc, argv, measure); }
+#endif

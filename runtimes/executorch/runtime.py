@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from nas.core.errors import UnknownName, Unsupported
+from nas.core.errors import InvalidInput, Unsupported
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
-from nas.core.measurement import Sample
 from nas.core.plan import Plan, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import (
-    REFERENCE_LAYOUT,
     Artifact,
     Checkpoint,
     Finding,
@@ -28,25 +25,39 @@ from nas.measure.runtimes.base import (
     Weights,
     finding_of,
 )
+from nas.measure.runtimes.build_cache import BuildRequest, CachedBuild, Log
+from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.checkpoint_file import StateDict
 from nas.measure.runtimes.executorch.chain import ARCH, Quantisation, build_chain, require, supports
 from nas.measure.runtimes.executorch.kinds import KINDS
 from nas.measure.runtimes.executorch.templates import PACKAGES, templates_folder, trim_templates
-from nas.measure.runtimes.executorch.variants import BUILDS, NAME, Build, find_build
-from nas.measure.runtimes.runner import plan_run, read_profile, read_timed_sample
+from nas.measure.runtimes.executorch.variants import NAME, VARIANTS, ExecuTorchSpec
+from nas.measure.runtimes.runner import plan_run, read_profile
+from nas.measure.runtimes.toolchain import host_features, host_target
 from nas.measure.runtimes.writing import Written
 
+_FOLDER = Path(__file__).parent
 
-@dataclass(frozen=True)
-class ExecuTorch:
+
+class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
     """The runtime `executorch`; implements `nas.measure.runtimes.base.Runtime`."""
 
-    name: str = NAME
-    quantisations: tuple[str, ...] = get_args(Quantisation)
+    name = NAME
+    quantisations = get_args(Quantisation)
+    spec_type = ExecuTorchSpec
+    variants = VARIANTS
+    targets = ("aarch64-linux",)
+    runner_sources = (
+        *(_FOLDER / name for name in ("runner.cpp", "attention.h", "recipe.h", "recurrence.h")),
+        _FOLDER.parent / "report.h",
+    )
+    profiler_sources = (_FOLDER / "profiler.cpp", *runner_sources)
+    options = ("--model", "--prompt", "--gen", "--context", "--batch", "--threads", "--kv", "--mmap", "--seed")
+    disk_bytes = 100 << 20
 
     @property
     def writer_version(self) -> str:
-        """See `Runtime.writer_version`; other tools may lower the same program to other bytes."""
+        """Versions of the writer, of each block kind, and of the tools: others may lower a program to other bytes."""
         from nas.measure.runtimes.executorch.templates import tool_versions
         from nas.measure.runtimes.executorch.writer import WRITER_VERSION
 
@@ -54,7 +65,7 @@ class ExecuTorch:
         return ":".join((WRITER_VERSION, *tool_versions().values(), *versions))
 
     def supports(self, layout: Layout) -> Support:
-        """See `nas.measure.runtimes.executorch.chain`."""
+        """Returns "stock" where every block can be lowered."""
         return supports(layout)
 
     def export(
@@ -63,35 +74,23 @@ class ExecuTorch:
         """Writes an artifact; loads torch only where a block's shape is new."""
         from nas.measure.runtimes.executorch.writer import write_artifact
 
-        _check(quantisation)
+        self.require_quantisation(quantisation)
         require(layout)
         written = write_artifact(layout, weights, destination, recipe=recipe)
-        return self._artifact(written, layout, quantisation, weights, ARCH)
+        return self.artifact(written, layout, quantisation, weights, ARCH)
 
     def export_whole(
         self, layout: Layout, quantisation: str, weights: Weights, context: int, destination: Path
     ) -> Artifact:
-        """See `WholeExporter.export_whole`; our runner takes the file too."""
+        """Writes one .pte of the whole model; our runner takes the file too."""
         from nas.measure.runtimes.executorch.templates import tool_versions
 
-        _check(quantisation)
-        tool_versions()  # says what is not installed
+        self.require_quantisation(quantisation)
+        tool_versions()  # raises where one is not installed
         from nas.measure.runtimes.executorch.whole import write_whole_graph
 
         written = Written(write_whole_graph(layout, weights, context, destination))
-        return self._artifact(written, layout, quantisation, weights, "whole graph")
-
-    def _artifact(self, written: Written, layout: Layout, quantisation: str, weights: Weights, arch: str) -> Artifact:
-        return Artifact(
-            sha256=written.file.sha256,
-            size=written.file.size,
-            runtime=self.name,
-            quantisation=quantisation,
-            layout_id=layout.id,
-            arch=arch,
-            weights=weights.describe(),
-            recipe=written.recipe,
-        )
+        return self.artifact(written, layout, quantisation, weights, "whole graph")
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
         """Returns a run as one fresh process of the runner."""
@@ -107,18 +106,8 @@ class ExecuTorch:
         }
         return plan_run(artifact, runner, workload, deadline_s, options)
 
-    def parse(self, raw: RawRun) -> Sample:
-        """See `nas.measure.runtimes.runner`."""
-        return read_timed_sample(raw)
-
-    def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
-        """See `Profiler`; runs `profiler.cpp`."""
-        from nas.measure.runtimes.executorch.compile import build_profiler
-
-        return build_profiler(runner, log).runner
-
     def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:
-        """See `Profiler`; the profiler reports steps of a chain, whose layers follow from the layout."""
+        """Returns the profile that `profiler.cpp` printed: its steps of a chain become layers of the layout."""
         if layout is None:
             raise Unsupported(
                 "ExecuTorch profiles layouts, not files: a file does not say which layer a step belongs to"
@@ -129,69 +118,77 @@ class ExecuTorch:
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
     ) -> GateReport:
-        """See `nas.measure.runtimes.executorch.gate`; loads torch."""
+        """Compares the logits of the runner with PyTorch's; loads torch."""
         from nas.measure.runtimes.executorch.gate import Oracle, run_gate
-        from nas.measure.runtimes.runner import here
+        from nas.measure.runtimes.runner import local_machine
 
-        _check(quantisation)
-        build = BUILDS.load(BUILDS.folder / runner.build)
-        return run_gate(layout, model, here(build.executable, build.runner.target), Oracle(layout, checkpoint))
+        self.require_quantisation(quantisation)
+        build = self.load(runner.build)
+        machine = local_machine(build.executable, build.runner.target)
+        return run_gate(layout, model, machine, Oracle(layout, checkpoint))
 
-    def runner(
-        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
-    ) -> Runner:
-        """Returns the runner of the best available build that such a processor can run; no artifact needs a patch."""
-        return find_build(target, features, libc=libc).runner
+    def spec(self, request: BuildRequest) -> ExecuTorchSpec:
+        """Returns the inputs of a build: there is one for each instruction set."""
+        from nas.measure.runtimes.executorch.compile import build_spec
 
-    def runner_folder(self, runner: Runner) -> Path:
-        """See `Runtime.runner_folder`."""
-        return BUILDS.load(BUILDS.folder / runner.build).folder
+        if request.patched or request.tools or request.static:
+            raise InvalidInput("ExecuTorch has one build: its own shared libraries and our runner")
+        features = host_features() if request.target == host_target() else None
+        variant = self.variant_for(request.target, features, request.variant)
+        return build_spec(variant, self.source_hash(self.runner_sources))
 
-    def reference_model(self) -> Layout:
-        """Returns a small lfm2 of 30M weights, the same as llama.cpp's."""
-        return Layout.parse(REFERENCE_LAYOUT)
+    def compile(self, spec: ExecuTorchSpec, work: Path, product: Path, log: Log) -> None:
+        """Compiles the runner beside ExecuTorch's libraries."""
+        from nas.measure.runtimes.executorch.compile import compile_runner
 
-    def reference_workload(self) -> Workload:
-        """Returns a workload of about a second on a server core."""
-        return Workload(prompt=512, gen=256)
+        mcpu = self.variant_for(spec.target, None, spec.variant).mcpu
+        compile_runner(spec, mcpu, self.program(spec), work, product, log)
 
-    def builds(self) -> Sequence[Build]:
-        """Returns the runners, all with ExecuTorch's own libraries."""
-        return BUILDS.all()
+    def smoke_models(self, spec: ExecuTorchSpec, folder: Path, log: Log) -> Iterator[tuple[Path, Sequence[str]]]:
+        """Yields a model of a convolution and an attention block."""
+        from nas.measure.runtimes.executorch.compile import tiny_models
 
-    def build(
-        self,
-        target: str = "host",
-        *,
-        log: Callable[[str], None],
-        patched: bool = False,
-        variant: str | None = None,
-        tools: bool = False,
-        static: bool = False,
-    ) -> Build:
-        """See `nas.measure.runtimes.executorch.compile`."""
-        from nas.measure.runtimes.executorch.compile import build
-
-        return build(target, log=log, patched=patched, variant=variant, tools=tools, static=static)
+        return tiny_models(folder, log)
 
     def doctor(self) -> Iterator[Finding]:
         """Checks packages, runner and lowered programs; none is a failure, because a search can do without them."""
-        wanted, found = _pinned_versions(), _installed_versions()
-        if missing := [name for name in PACKAGES if name not in found]:
+        pinned, installed = _pinned_versions(), _installed_versions()
+        if missing := [name for name in PACKAGES if name not in installed]:
             fix = "pip install '.[executorch]' in the checkout; spaces that measure with llama.cpp alone do without"
             yield Finding(NAME, "warning", f"not installed: {', '.join(missing)}", fix)
             return
-        other = [f"{name} {found[name]} instead of {wish}" for name, wish in wanted.items() if found[name] != wish]
+        other = [
+            f"{name} {installed[name]} instead of {version}"
+            for name, version in pinned.items()
+            if installed[name] != version
+        ]
         if other:
             # Lowering leans on private parts of just these versions.
             yield Finding(
                 NAME, "warning", ", ".join(other), "pip install '.[executorch]' in the checkout, which pins them"
             )
         else:
-            yield Finding(NAME, "ok", ", ".join(f"{name} {found[name]}" for name in PACKAGES))
-        yield _runner_finding(found[NAME])
-        kept = [path.stat().st_size for path in templates_folder().glob("[0-9a-f]*")]
-        yield Finding("et-programs", "ok", f"{len(kept)} lowered for ExecuTorch, {sum(kept) / 1e6:.1f} MB")
+            yield Finding(NAME, "ok", ", ".join(f"{name} {installed[name]}" for name in PACKAGES))
+        yield self._runner_finding(installed[NAME])
+        sizes = [path.stat().st_size for path in templates_folder().glob("[0-9a-f]*")]
+        yield Finding("et-programs", "ok", f"{len(sizes)} lowered for ExecuTorch, {sum(sizes) / 1e6:.1f} MB")
+
+    def _runner_finding(self, version: str) -> Finding:
+        fix = f"run `nas runtime build {NAME}`"
+        builds: list[CachedBuild[ExecuTorchSpec]] = []
+
+        def look() -> str:
+            builds.append(build := self.find_build())
+            return f"build {build.runner.build[:12]} ({build.variant})"
+
+        finding = finding_of("et-runner", look, status="warning", fix=fix)
+        for build in builds:
+            if build.spec.version != version:
+                problem = (
+                    f"build {build.runner.build[:12]} is of ExecuTorch {build.spec.version}, {version} is installed"
+                )
+                return Finding("et-runner", "warning", problem, fix)
+        return finding
 
     def trim(self, limit_bytes: int) -> int:
         """Removes lowered programs; a removed one is lowered again when it is needed."""
@@ -211,8 +208,10 @@ class ExecuTorch:
             path = request.folder / name
             path.parent.mkdir(exist_ok=True)
             with request.checkpoint() as checkpoint:
-                made = self.export_whole(request.layout, quantisation, checkpoint, request.context, path)
-            yield MemberFile(path=name, kind="pte", quantisation=quantisation, sha256=made.sha256, size=made.size)
+                artifact = self.export_whole(request.layout, quantisation, checkpoint, request.context, path)
+            yield MemberFile(
+                path=name, kind="pte", quantisation=quantisation, sha256=artifact.sha256, size=artifact.size
+            )
 
         return ReleasePart(".pte", [self.writer_version, request.context, name], write, optional=True)
 
@@ -225,33 +224,13 @@ def _pinned_versions() -> dict[str, str]:
 
 def _installed_versions() -> dict[str, str]:
     """Returns, by package, the installed version without what marks a build of it such as "+cpu"."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name).partition("+")[0]
+            versions[name] = importlib.metadata.version(name).partition("+")[0]
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
-
-
-def _runner_finding(version: str) -> Finding:
-    make = f"run `nas runtime build {NAME}`"
-    found: list[Build] = []
-
-    def look() -> str:
-        found.append(build := find_build())
-        return f"build {build.runner.build[:12]} ({build.variant})"
-
-    finding = finding_of("et-runner", look, status="warning", fix=make)
-    if found and (built := found[0].details.executorch) != version:
-        problem = f"build {found[0].runner.build[:12]} is of ExecuTorch {built}, {version} is installed"
-        return Finding("et-runner", "warning", problem, make)
-    return finding
-
-
-def _check(quantisation: str) -> None:
-    if quantisation not in get_args(Quantisation):
-        raise UnknownName("quantisation of ExecuTorch", quantisation, get_args(Quantisation))
+    return versions
 
 
 EXECUTORCH = ExecuTorch()

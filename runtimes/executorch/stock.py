@@ -35,8 +35,8 @@ class _Session:
     def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
         (logits,) = self._forward.execute((self._tensor([list(ids)]), self._tensor([self._position])))
         self._position += len(ids)
-        found: NDArray[np.float32] = logits.numpy().copy()
-        return found
+        last: NDArray[np.float32] = logits.numpy().copy()
+        return last
 
     def reset(self) -> None:
         self._position = 0

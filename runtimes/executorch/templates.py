@@ -59,15 +59,15 @@ def template(program: Program) -> Template:
         InfrastructureFailed: ExecuTorch is not installed here, or the cache cannot be written.
     """
     path = templates_folder() / template_key(program)
-    if (found := _read(path)) is not None:
-        return found
+    if (template := _read(path)) is not None:
+        return template
     with _one_maker(path):
         # Candidates that are exported side by side often need the same new program: one lowers it, the others wait.
-        if (found := _read(path)) is not None:
-            return found
-        made = _make(program)
-        _write(path, made)
-    return made
+        if (template := _read(path)) is not None:
+            return template
+        template = _make(program)
+        _write(path, template)
+    return template
 
 
 def templates_folder() -> Path:
@@ -88,7 +88,7 @@ def trim_templates(limit_bytes: int) -> int:
     excess = sum(status.st_size for status, _ in used) - limit_bytes
     removed = 0
     try:
-        for status, path in sorted(used, key=lambda each: each[0].st_mtime):
+        for status, path in sorted(used, key=lambda entry: entry[0].st_mtime):
             if removed >= excess:
                 break
             path.unlink(missing_ok=True)
@@ -157,12 +157,12 @@ def _make(program: Program) -> Template:
                 getattr(module, constant.name).copy_(torch.from_numpy(filled))
                 keys[constant.name] = (_digest(filled.tobytes()),)
     pte = lower(program, module)
-    return Template(pte, {name: _asked_for(pte, name, wanted) for name, wanted in keys.items()})
+    return Template(pte, {name: _asked_for(pte, name, tensors) for name, tensors in keys.items()})
 
 
-def _asked_for(pte: bytes, name: str, wanted: tuple[str, ...]) -> tuple[str, ...]:
+def _asked_for(pte: bytes, name: str, required: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the lowered program's names of a constant: XNNPACK by its bytes, ExecuTorch itself by its name."""
-    for keys in (wanted, (name,)):
+    for keys in (required, (name,)):
         if all(key.encode() in pte for key in keys):
             return keys
     raise CandidateFailed("export", f"the lowered program does not ask for {name}")
@@ -198,7 +198,7 @@ def _read(path: Path) -> Template | None:
 
 @contextlib.contextmanager
 def _one_maker(path: Path) -> Iterator[None]:
-    """Keeps others from making the same template meanwhile; there are sixteen locks for all."""
+    """Locks the making of a template across processes; all templates share sixteen locks."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.parent / f".lock-{path.name[0]}", _MAKING_S):
@@ -207,11 +207,11 @@ def _one_maker(path: Path) -> Iterator[None]:
         raise InfrastructureFailed(f"cannot keep programs in {path.parent}: {error}") from error
 
 
-def _write(path: Path, made: Template) -> None:
+def _write(path: Path, template: Template) -> None:
     try:
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL)
         with os.fdopen(handle, "wb") as file:
-            file.write(json.dumps(made.keys, sort_keys=True).encode() + b"\n" + made.pte)
+            file.write(json.dumps(template.keys, sort_keys=True).encode() + b"\n" + template.pte)
         Path(partial).replace(path)
     except OSError as error:
         raise InfrastructureFailed(f"cannot keep a program in {path.parent}: {error}") from error

@@ -119,7 +119,6 @@ class Rope(nn.Module):
         self.register_buffer("sines", torch.from_numpy(np.sin(angles).astype(np.float32)))
 
     def forward(self, at: int, length: int) -> tuple[Tensor, Tensor]:
-        """See `Moment.turns`."""
         return self.cosines.narrow(0, at, length)[None, :, None], self.sines.narrow(0, at, length)[None, :, None]
 
 
@@ -140,7 +139,6 @@ class Window(nn.Module):
         self.register_buffer("steps", torch.arange(CHUNK))
 
     def forward(self, position: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """See `Moment.seen`."""
         positions = self.steps.narrow(0, 0, length) + position
         last = position + (length - 1)
         held = last - torch.remainder(last - self.rows, self.count)  # positions by row; negative: none yet
@@ -258,8 +256,8 @@ class MixtureStep(nn.Module):
         h, logits = router(x)
         scores = torch.sigmoid(logits)
         chosen = torch.topk(scores + self.bias, self.top_k, -1).indices
-        kept = torch.zeros_like(scores).scatter(-1, chosen, 1.0) * scores
-        weights = kept / (kept.sum(-1, keepdim=True) + 1e-6)
+        chosen_scores = torch.zeros_like(scores).scatter(-1, chosen, 1.0) * scores
+        weights = chosen_scores / (chosen_scores.sum(-1, keepdim=True) + 1e-6)
         y = residual
         for e, expert in enumerate(experts):
             y = y + expert(h)[0] * weights.narrow(-1, e, 1)
@@ -290,7 +288,6 @@ class WholeGraph(nn.Module):
         self.steps = nn.ModuleList(_step(step, chain, methods, caches, contents) for step in chain.steps)
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """See the class."""
         moment = self._moment(tokens.shape[1], position)
         x = before = self.embed(tokens)
         for step, parallel in zip(self.steps, self.parallel, strict=True):

@@ -20,7 +20,9 @@ WRITER_VERSION = "2"
 """Raise it with every change of this package that changes the bytes of a file."""
 
 Part = TypeVar("Part")
-MAGIC, VERSION, ALIGN = b"HILNASET", 1, 64
+MAGIC = b"HILNASET"
+VERSION = 1
+ALIGN = 64
 
 
 def write_artifact(layout: Layout, weights: Weights, destination: Path, *, recipe: bool = False) -> Written:
@@ -76,21 +78,21 @@ class _Plan(Generic[Part]):
         """All that no weights are in: the records, and the programs."""
         text = ("\n".join(self.lines) + "\n").encode()
         prefix = MAGIC + VERSION.to_bytes(4, "little") + bytes(4) + len(text).to_bytes(8, "little") + text
-        return b"".join(_aligned([prefix, *(made.pte for made in self.templates)]))
+        return b"".join(_aligned([prefix, *(template.pte for template in self.templates)]))
 
     def parts(self) -> Iterator[Part]:
         """Yields the parts after the header, in file order."""
         for sizes, make in self.makers:
-            made = make()
-            assert tuple(map(_size, made)) == sizes
-            yield from made
+            content = make()
+            assert tuple(map(_size, content)) == sizes
+            yield from content
 
     def _describe(self) -> None:
         layout, chain = self.layout, self.chain
         vocab, d_model = layout.vocab, layout.d_model
         self._line("model", d_model, vocab, CHUNK)
-        for made in self.templates:  # first of all sections: `header` ends with them
-            self._line("program", self._advance(len(made.pte)), len(made.pte))
+        for program in self.templates:  # first of all sections: `header` ends with them
+            self._line("program", self._advance(len(program.pte)), len(program.pte))
         rows, scales = self._place((vocab * d_model, 4 * vocab), lambda: self.contents.embedding(vocab, d_model))
         self._line("embedding", rows, vocab * d_model, scales, 4 * vocab)
         for method in chain.methods:

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.build_cache import plan_file
 from nas.measure.runtimes.dialogue import Dialogue, draw, serve
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED
-from nas.measure.runtimes.llama_cpp.variants import Build, find_build
+from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.toolchain import stream
 from nas.measure.runtimes.writing import replacing
 
@@ -172,13 +173,13 @@ class ExpertWatch:
     def __call__(self, tensor: int, ask: bool, data: int | None) -> bool:
         """Returns whether a node is wanted (`ask`), or reads a computed one and lets the graph continue."""
         name: bytes = self._name(tensor)
-        wanted = name.startswith(_PREFIX)
-        if wanted and not ask:
+        is_choice = name.startswith(_PREFIX)
+        if is_choice and not ask:
             rows: int = self._rows(tensor)
             top_k: int = self._count(tensor) // rows
             chosen = [[self._element(tensor, k, row, 0, 0) for k in range(top_k)] for row in range(rows)]
             self._chunks.setdefault(int(name.removeprefix(_PREFIX)), []).append(chosen)
-        return wanted if ask else True
+        return is_choice if ask else True
 
     def choices(self) -> Choices:
         """Returns all choices so far."""
@@ -219,8 +220,8 @@ def evaluate(
     np.save(ids, np.asarray(tokens, np.int32))
     run_command(build, "logits", model, [str(ids), ",".join(map(str, chunks)), str(int(watch)), str(out)])
     with np.load(out, allow_pickle=False) as arrays:
-        found = {name: arrays[name] for name in arrays.files}
-    return Evaluation(found.pop("logits"), {int(depth): chosen for depth, chosen in found.items()})
+        choices = {name: arrays[name] for name in arrays.files}
+    return Evaluation(choices.pop("logits"), {int(depth): chosen for depth, chosen in choices.items()})
 
 
 def _logits(model: str, tokens: str, chunks: str, watch: str, out: str) -> None:
@@ -244,25 +245,25 @@ def greedy_tokens(build: Build, model: Path, prompt: Sequence[int], tokens: int)
     Raises:
         CandidateFailed: the process died or hung on this model (crash).
     """
+    return _decoded(build, model, prompt, tokens, 0.0, 0)
+
+
+def _decoded(build: Build, model: Path, prompt: Sequence[int], tokens: int, temperature: float, seed: int) -> list[int]:
     with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder) / "prompt.npy", Path(folder) / "tokens.npy"
-        np.save(given, np.asarray(prompt, np.int32))
-        run_command(build, "greedy", model, [str(given), str(tokens), str(out)])
-        chosen: list[int] = np.load(out, allow_pickle=False).tolist()
-    return chosen
+        prompt_path, out = Path(folder) / "prompt.npy", Path(folder) / "tokens.npy"
+        np.save(prompt_path, np.asarray(prompt, np.int32))
+        run_command(build, "decode", model, [str(prompt_path), str(tokens), str(temperature), str(seed), str(out)])
+        ids: list[int] = np.load(out, allow_pickle=False).tolist()
+    return ids
 
 
-def _greedy(model: str, prompt: str, tokens: str, out: str) -> None:
-    given: list[int] = np.load(prompt, allow_pickle=False).tolist()
-    session = Session(model, len(given) + int(tokens), len(given))
-    np.save(out, np.fromiter(_likeliest(session, given, int(tokens)), np.int32))
-
-
-def _likeliest(session: Session, prompt: list[int], tokens: int) -> Iterator[int]:
-    fed = prompt
-    for _ in range(tokens):
-        fed = [int(session.feed(fed)[-1].argmax())]
-        yield fed[0]
+def _decode(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
+    fed: list[int] = np.load(prompt, allow_pickle=False).tolist()
+    session, rng, ids = Session(model, len(fed) + int(tokens), len(fed)), np.random.default_rng(int(seed)), list[int]()
+    for _ in range(int(tokens)):
+        fed = [draw(session.feed(fed)[-1].astype(np.float64), float(temperature), rng)]
+        ids += fed
+    np.save(out, np.asarray(ids, np.int32))
 
 
 _BYTES = 256
@@ -283,12 +284,8 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
         InfrastructureFailed: no available build runs it.
         CandidateFailed: llama.cpp died on the file (crash).
     """
-    build = find_build(patched=_byte_level_architecture(model) == PATCHED)
-    with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder) / "prompt", Path(folder) / "text"
-        given.write_bytes(prompt)
-        run_command(build, "generate", model, [str(given), str(tokens), str(temperature), str(seed), str(out)])
-        return out.read_bytes()
+    build = LLAMA_CPP.find_build(patched=_byte_level_architecture(model) == PATCHED)
+    return bytes(_decoded(build, model, list(prompt), tokens, temperature, seed))
 
 
 def _byte_level_architecture(model: Path) -> str:
@@ -311,22 +308,6 @@ def _architecture(model: Path) -> tuple[str, int]:
     return arch, vocab
 
 
-def _generate(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
-    given = Path(prompt).read_bytes()
-    session = Session(model, len(given) + int(tokens), len(given))
-    rng = np.random.default_rng(int(seed))
-    Path(out).write_bytes(bytes(_sample(session, given, int(tokens), float(temperature), rng)))
-
-
-def _sample(
-    session: Session, prompt: bytes, tokens: int, temperature: float, rng: np.random.Generator
-) -> Iterator[int]:
-    fed = list(prompt)
-    for _ in range(tokens):
-        fed = [draw(session.feed(fed)[-1].astype(np.float64), temperature, rng)]
-        yield fed[0]
-
-
 _CHUNK = 512
 
 
@@ -337,7 +318,7 @@ def dialogue(model: Path, context: int) -> Dialogue:
         InvalidInput: no GGUF file.
         InfrastructureFailed: no available build runs it.
     """
-    build = find_build(patched=_architecture(model)[0] == PATCHED)
+    build = LLAMA_CPP.find_build(patched=_architecture(model)[0] == PATCHED)
     argv = [sys.executable, "-m", __name__, "dialogue", str(model), str(context)]
     return Dialogue("llama.cpp", model, argv, context, _environment(build))
 
@@ -373,16 +354,16 @@ def bits_per_byte(build: Build, model: Path, texts: Sequence[str], threads: int)
     if held == "none":
         raise Unsupported("the file holds no tokenizer", where=str(model))
     with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder) / "texts.json", Path(folder) / "bits.json"
-        given.write_text(json.dumps(list(texts)))
-        run_command(build, "bits", model, [str(given), str(threads), str(out)], deadline_s=_BITS_S)
+        path, out = Path(folder) / "texts.json", Path(folder) / "bits.json"
+        path.write_text(json.dumps(list(texts)))
+        run_command(build, "bits", model, [str(path), str(threads), str(out)], deadline_s=_BITS_S)
         return float(json.loads(out.read_text()))
 
 
-def _bits(model: str, given: str, threads: str, out: str) -> None:
+def _bits(model: str, texts_path: str, threads: str, out: str) -> None:
     session = Session(model, _CHUNK, _CHUNK, threads=int(threads))
     nats = size = 0.0
-    for text in json.loads(Path(given).read_text()):
+    for text in json.loads(Path(texts_path).read_text()):
         ids = session.tokens(text.encode())
         size += len(text.encode()) - session.length_of(ids[0])
         for start in range(0, len(ids) - 1, _CHUNK):
@@ -398,7 +379,9 @@ def _bits(model: str, given: str, threads: str, out: str) -> None:
 FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}
 """`llama_ftype` of include/llama.h, without an importance matrix."""
 
-_LEAST_S, _BYTES_A_SECOND = 60.0, 4e6  # a tenth of what one slow core does
+_LEAST_S = 60.0
+_BYTES_A_SECOND = 4e6
+"""A tenth of what one slow core does."""
 
 
 def quantise_file(build: Build, source: Path, quantisation: str, destination: Path, threads: int) -> PlanFile:
@@ -437,8 +420,7 @@ def _quantise(source: str, destination: str, file_type: str, threads: str) -> No
 _COMMANDS: dict[str, Callable[..., None]] = {
     "logits": _logits,
     "bits": _bits,
-    "greedy": _greedy,
-    "generate": _generate,
+    "decode": _decode,
     "dialogue": _dialogue,
     "quantise": _quantise,
 }

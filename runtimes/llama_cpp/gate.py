@@ -150,15 +150,15 @@ def run_gate(
     ids = np.random.default_rng(seed).integers(0, layout.vocab, earlier + sum(CHUNKS))
     chunks = ((earlier,) if earlier else ()) + CHUNKS
     with tempfile.TemporaryDirectory() as scratch:
-        found = evaluate(build, model, ids.tolist(), chunks, Path(scratch), watch=True)
-    experts = {depth: chosen[earlier:] for depth, chosen in found.experts.items()}
+        computed = evaluate(build, model, ids.tolist(), chunks, Path(scratch), watch=True)
+    experts = {depth: chosen[earlier:] for depth, chosen in computed.experts.items()}
     routed = {depth: block.int("top_k") for depth, block in _mixtures(layout)}
     top_k = {depth: chosen.shape[-1] for depth, chosen in experts.items()}
     if top_k != routed:
         return GateReport((), np.inf, 0.0, f"experts per token by layer are {top_k}, the layout says {routed}")
     text = ids[earlier:]
     exact, rounded = oracle(text, experts), simulated(text, experts)
-    report = compare(found.logits[earlier:], exact.logits, rounded.logits)
+    report = compare(computed.logits[earlier:], exact.logits, rounded.logits)
     return replace(report, note=judge_choices(experts, exact.scores, rounded.scores))
 
 
@@ -218,7 +218,8 @@ def settled_experts(layout: Layout, length: int) -> Choices:
 
 
 def _mixtures(layout: Layout) -> list[tuple[int, Block]]:
-    return [(depth, block) for depth, own in enumerate(feed_forwards_by_layer(layout)) for block in of_kind(own, "moe")]
+    layers = enumerate(feed_forwards_by_layer(layout))
+    return [(depth, block) for depth, blocks in layers for block in of_kind(blocks, "moe")]
 
 
 def settle(model: Path, experts: Choices, destination: Path) -> Path:

@@ -86,8 +86,8 @@ def mixers_by_layer(layout: Layout) -> list[list[Block]]:
 
 def feed_forwards_by_layer(layout: Layout) -> list[list[Block]]:
     """Returns the feed-forward that runs at each depth, resolved; none or one."""
-    found = [layout.own(depth).ffn for depth in range(layout.depth)]
-    return [[block.resolve(layout.d_model)] if block else [] for block in found]
+    ffns = [layout.own(depth).ffn for depth in range(layout.depth)]
+    return [[block.resolve(layout.d_model)] if block else [] for block in ffns]
 
 
 def mixers(layout: Layout) -> list[Block]:
@@ -162,11 +162,11 @@ def _attention_parts(block: Block, width: int) -> Iterator[Part]:
 
 def _attention_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
     # The key-value cache takes its head size from layer 0, whichever kind that layer is.
-    cached = [sum(map(_cached_size, own)) for own in layers]
+    cached = [sum(map(_cached_size, blocks)) for blocks in layers]
     first = next(filter(None, cached))
     sizes = [size or first for size in cached]
     writer.add_array(f"{writer.arch}.attention.head_sizes", sizes)
-    writer.add_array(f"{writer.arch}.attention.rope_pattern", [int(any(map(_rope_theta, own))) for own in layers])
+    writer.add_array(f"{writer.arch}.attention.rope_pattern", [int(any(map(_rope_theta, blocks))) for blocks in layers])
     writer.add_rope_freq_base(_rope_base(of_kind(itertools.chain.from_iterable(layers), "gqa", "mla")))
 
 
@@ -183,7 +183,7 @@ GQA = GgufKind(_attention_parts, _ATTENTION_SIZES, (_attention_header,))
 def _window_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
     windowed = of_kind(itertools.chain.from_iterable(layers), "swa")
     writer.add_sliding_window(windowed[0].int("window"))
-    pattern = [int(bool(of_kind(own, "swa"))) for own in layers]
+    pattern = [int(bool(of_kind(blocks, "swa"))) for blocks in layers]
     writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", pattern)
     writer.add_rope_freq_base_swa(_rope_base(windowed))
 
@@ -372,12 +372,12 @@ def _moe_parts(block: Block, width: int) -> Iterator[Part]:
 def _moe_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
     from gguf import ExpertGatingFuncType
 
-    mixtures = [of_kind(own, "moe") for own in layers]
+    mixtures = [of_kind(blocks, "moe") for blocks in layers]
     writer.add_expert_count(next(filter(None, mixtures))[0].int("experts"))
     for key, name in (("expert_used_count", "top_k"), ("expert_feed_forward_length", "width")):
-        writer.add_array(f"{writer.arch}.{key}", [sum(block.int(name) for block in own) for own in mixtures])
+        writer.add_array(f"{writer.arch}.{key}", [sum(block.int(name) for block in blocks) for blocks in mixtures])
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-    shared = [sum(block.int("shared") * block.int("width") for block in own) for own in mixtures]
+    shared = [sum(block.int("shared") * block.int("width") for block in blocks) for blocks in mixtures]
     if any(shared):
         writer.add_array(f"{writer.arch}.expert_shared_feed_forward_length", shared)
 
@@ -391,9 +391,18 @@ def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
 MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules)
 
 BUILTIN = {
-    "gqa": GQA, "swa": SWA, "conv": CONV, "mamba2": MAMBA2, "swiglu": SWIGLU, "moe": MOE, "gdn": GDN, "gla": GLA,
-    "mlstm": MLSTM, "relu2": RELU2, "mla": MLA,
-}  # fmt: skip
+    "gqa": GQA,
+    "swa": SWA,
+    "conv": CONV,
+    "mamba2": MAMBA2,
+    "swiglu": SWIGLU,
+    "moe": MOE,
+    "gdn": GDN,
+    "gla": GLA,
+    "mlstm": MLSTM,
+    "relu2": RELU2,
+    "mla": MLA,
+}
 IN_EVERY_FILE = ("gqa", "swa", "conv", "mamba2", "swiglu")
 """Kinds whose keys are in every file of our architecture, in this order; those of the others where they are used."""
 

@@ -90,7 +90,7 @@ class Oracle:
 
 
 class FollowedExperts(TorchFunctionMode):
-    """Inside it, `nas.model.nn.moe` sends tokens to the experts given, whatever their scores.
+    """A context in which `nas.model.nn.moe` sends tokens to the experts of `choices`, whatever their scores.
 
     Args:
         choices: expert numbers [T, top_k] of each mixture, in the order of depth.

@@ -1,25 +1,12 @@
 /* Times every node of the graph in one request, summed by layer and operator: `nas bench --profile`.
  *
- * A program of its own, so that what measures (runner.c) stays as it is. It is compiled from the same source: arguments, model file,
- * context, warm-up and token ids are the runner's. The context gets an eval callback besides, with which ggml's scheduler computes
- * one node after another. The request runs several times with nodes computed together, as in a measurement, and as often one by one;
- * of each time the least is reported, because other processes only add to it. One JSON object on stdout: nas/core/profile.py.
+ * A program beside the one that measures (runner.c), compiled from the same source: arguments, model file, context, warm-up and
+ * token ids are the runner's. Its context has an eval callback, with which ggml's scheduler computes one node after another. The
+ * request runs several times with nodes computed together, as in a measurement, and as often one by one; of each time the least is
+ * reported, because other processes only add to it. One JSON object on stdout: nas/core/profile.py.
  */
-#define _GNU_SOURCE
-#include "ggml.h"
-#include "llama.h"
-
-static bool on_node(struct ggml_tensor *node, bool before, void *unused);
-
-static struct llama_context *observed_context(struct llama_model *model, struct llama_context_params params) {
-    params.cb_eval = on_node;
-    return llama_init_from_model(model, params);
-}
-
-#define llama_init_from_model observed_context
-#define main measure
+#define HILNAS_PROFILER
 #include "runner.c"
-#undef main
 
 enum { MAX_LAYERS = 512, EMBEDDING = 2 * MAX_LAYERS, HEAD, PLACES, MAX_OPERATORS = 48, PASSES = 3 };
 enum phase { PREFILL, DECODE, UNTIMED };
@@ -78,8 +65,6 @@ static bool on_node(struct ggml_tensor *node, bool before, void *unused) {
     return true;
 }
 
-static int64_t least(int64_t before, int64_t now, int pass) { return pass && before < now ? before : now; }
-
 /* Runs the request as runner.c does. `least_ns` are the least times of prompt and decoded tokens in all passes until now. */
 static bool run_request(struct llama_context *context, llama_token *ids, int vocab, bool timed, int pass, int64_t least_ns[2]) {
     bool finite = true;
@@ -110,35 +95,24 @@ static bool run_request(struct llama_context *context, llama_token *ids, int voc
 }
 
 static void print_phase(const char *name, enum phase which, const int64_t whole[2], const int64_t profiled[2]) {
-    printf("\"%s\":{\"whole_ns\":%lld,\"profiled_ns\":%lld,\"nodes\":[", name, (long long)whole[which], (long long)profiled[which]);
-    const char *comma = "";
+    begin_phase(name, whole[which], profiled[which]);
+    bool first = true;
     for (int at = 0; at < PLACES; at++)
-        for (int i = 0; i < MAX_OPERATORS && table[which][at][i].operator_name; i++, comma = ",") {
+        for (int i = 0; i < MAX_OPERATORS && table[which][at][i].operator_name; i++, first = false) {
             const struct entry *entry = &table[which][at][i];
-            if (at < EMBEDDING) printf("%s[%d,\"%s\"", comma, at / 2, at % 2 ? "ffn" : "mixer");
-            else printf("%s[null,\"%s\"", comma, at == HEAD ? "head" : "embedding");
-            printf(",\"%s\",%ld,%lld]", entry->operator_name, entry->nodes, (long long)entry->least_ns);
+            const char *part = at == HEAD ? "head" : at == EMBEDDING ? "embedding" : at % 2 ? "ffn" : "mixer";
+            print_node(first, at < EMBEDDING ? at / 2 : -1, part, entry->operator_name, entry->nodes, entry->least_ns);
         }
     printf("]}");
 }
 
-int main(int argc, char **argv) {
-    parse_arguments(argc, argv);
-    if (opt.recipe) return make_model();
-    llama_log_set(on_log, NULL);
-    llama_backend_init();
+static int profile(void) {
+    node_callback = on_node;
     struct llama_model *model = load_model();
     struct llama_context *context = new_context(model);
-    int vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
-    if (vocab < 1) fail(LOAD_FAILED, "load", "the model file has no vocabulary size");
-    long total = opt.prompt + opt.gen;
-    llama_token *ids = allocate((size_t)(total > opt.warmup ? total : opt.warmup) + 1, sizeof *ids);
-    uint64_t state = (uint64_t)opt.seed;
-    for (long i = 0; i < total || i < opt.warmup; i++) ids[i] = (llama_token)(splitmix64(&state) % (uint64_t)vocab);
-    if (opt.warmup) {
-        decode(context, ids, opt.warmup < opt.context ? opt.warmup : opt.context - 1);
-        llama_memory_clear(llama_get_memory(context), true);
-    }
+    int vocab = vocab_of(model);
+    llama_token *ids = draw_ids(vocab);
+    warm_up(context, ids);
 
     int64_t whole[2], profiled[2];
     bool finite = true;
@@ -146,10 +120,11 @@ int main(int argc, char **argv) {
         finite = run_request(context, ids, vocab, false, pass, whole) && finite;
         finite = run_request(context, ids, vocab, true, pass, profiled) && finite;
     }
-    printf("{\"v\":1,\"prompt\":%ld,\"gen\":%ld,", opt.prompt, opt.gen);
+    printf("{\"v\":1,\"prompt\":%ld,\"gen\":%ld,\"finite\":%s", opt.prompt, opt.gen, finite ? "true" : "false");
     print_phase("prefill", PREFILL, whole, profiled);
-    printf(",");
     print_phase("decode", DECODE, whole, profiled);
-    printf(",\"finite\":%s}\n", finite ? "true" : "false");
+    printf("}\n");
     return fflush(stdout) ? NO_MEMORY : 0;
 }
+
+int main(int argc, char **argv) { return run(argc, argv, profile); }

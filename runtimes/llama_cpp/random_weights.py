@@ -26,7 +26,7 @@ _NAMES = {Type.Q4_0: "q4_0", Type.Q8_0: "q8_0", Type.Q6_K: "q6_k", Type.F16: "f1
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class BlockPool:
     """Random blocks that tensors are cut from.
 
     Args:
@@ -45,11 +45,9 @@ class Pool:
         return self.count * GGML_QUANT_SIZES[self.storage][1]
 
     def describe(self) -> str:
-        """See the module."""
         return f"{_NAMES[self.storage]} {self.scale} {self.count}"
 
     def shape(self, raw: Bytes) -> Bytes:
-        """See `nas.measure.runtimes.recipe.Pool`."""
         if self.storage == Type.F16:
             halves: Bytes = np.ldexp((raw.view("<i2") >> 5).astype("<f4"), -self.scale).astype("<f2").view(np.uint8)
             return halves
@@ -88,7 +86,7 @@ def random_recipe(header: bytes, stored: Sequence[tuple[Tensor, Type]], seed: in
         stored: its tensors, in file order, with their types.
         seed: of the weights.
     """
-    pools: dict[Pool, int] = {}
+    pools: dict[BlockPool, int] = {}
     fills = []
     for place, (tensor, storage) in enumerate(stored):
         size = stored_bytes(tensor.shape, storage)
@@ -106,8 +104,8 @@ def random_recipe(header: bytes, stored: Sequence[tuple[Tensor, Type]], seed: in
     return Recipe(seed, header, tuple(pools), tuple(fills), ALIGNMENT)
 
 
-def _pool(storage: Type, conv: bool) -> Pool:
+def _pool(storage: Type, conv: bool) -> BlockPool:
     count = _POOL_BYTES // GGML_QUANT_SIZES[storage][1]
     if storage in _SCALE_OF:
-        return Pool(storage, int(np.array(_SCALE_OF[storage], "<f2").view("<u2")), count)
-    return Pool(storage, _CONV_SHIFT if conv else _SHIFT_OF[storage], count)
+        return BlockPool(storage, int(np.array(_SCALE_OF[storage], "<f2").view("<u2")), count)
+    return BlockPool(storage, _CONV_SHIFT if conv else _SHIFT_OF[storage], count)

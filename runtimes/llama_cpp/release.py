@@ -16,8 +16,8 @@ from nas.measure.runtimes.checkpoint_file import StateDict
 from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.binding import FILE_TYPES, quantise_file
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation, supports
-from nas.measure.runtimes.llama_cpp.variants import find_build
 from nas.measure.runtimes.llama_cpp.writer import Released, write_gguf
 
 FOLDER = "gguf"
@@ -31,12 +31,12 @@ def release(writer_version: str, request: ReleaseRequest) -> Release:
     patched = support.verdict == "patched"
     inputs = [[writer_version, source.SHA256, patch_hashes() if patched else None], request.license]
     # The float16 file comes first: llama.cpp's quantiser reads it.
-    wanted = sorted(request.quantisations, key=lambda name: name != "f16")
+    quantisations = sorted(request.quantisations, key=lambda name: name != "f16")
     parts = tuple(
         ReleasePart(
             name.upper(), [*inputs, name, _file_name(request.name, name)], partial(_write, request, name), optional=True
         )
-        for name in wanted
+        for name in quantisations
     )
     loads = f"{support.arch} (patched build): {'; '.join(support.reasons)}" if patched else support.arch
     return Release(loads, parts)
@@ -67,7 +67,7 @@ def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iter
     if quantisation not in FILE_TYPES:
         written = write(quantisation, path)
     else:
-        build = find_build(patched=supports(request.layout).arch == PATCHED)
+        build = LLAMA_CPP.find_build(patched=supports(request.layout).arch == PATCHED)
         with _half(request.folder / _file_name(request.name, "f16"), "f16" in request.quantisations) as (half, exists):
             if not exists:
                 write("f16", half)
@@ -76,15 +76,15 @@ def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iter
 
 
 @contextmanager
-def _half(wanted: Path, is_there: bool) -> Iterator[tuple[Path, bool]]:
+def _half(path: Path, is_there: bool) -> Iterator[tuple[Path, bool]]:
     """Yields the path of the float16 file and whether it is written: a temporary path unless it was requested.
 
     A file of that name that was not asked for may be of other weights.
     """
     if is_there:
-        yield wanted, True
+        yield path, True
         return
-    scratch = wanted.with_name(f"{wanted.name}.partial")
+    scratch = path.with_name(f"{path.name}.partial")
     try:
         yield scratch, False
     finally:

@@ -2,24 +2,12 @@
  * Or, with --recipe, makes the model file that a recipe describes: a few KB travel instead of the model.
  *
  * Needs only llama.h and ggml-cpu.h, so the same file serves hosts and phones. A run is one fresh process: nothing is left over from
- * another repetition. The log goes to stderr. Exit codes follow sysexits.h and stand in runtimes/output.py.
+ * another repetition. The log goes to stderr. Exit codes follow sysexits.h and are in report.h.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-
 #include "ggml-cpu.h"
 #include "llama.h"
-
-enum { USAGE = 64, LOAD_FAILED = 65, DECODE_FAILED = 70, NO_MEMORY = 71, NOT_WRITTEN = 74 };
+#include "../report.h"
 
 struct options {
     const char *model;
@@ -40,25 +28,11 @@ static bool memory_ran_out;
 
 /* ---- failing ------------------------------------------------------------------------------------------------- */
 
-static void print_string(const char *text) {
-    putchar('"');
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (*c == '"' || *c == '\\') printf("\\%c", *c);
-        else if (*c < 0x20 || *c > 0x7e) printf("\\u%04x", *c);
-        else putchar(*c);
-    }
-    putchar('"');
-}
-
 static void fail(int code, const char *kind, const char *what) {
     if (memory_ran_out) { code = NO_MEMORY; kind = "out_of_memory"; }
     char message[1024];
     snprintf(message, sizeof message, "%s%s%s", what, last_error[0] ? ": " : "", last_error);
-    printf("{\"v\":1,\"error\":{\"kind\":\"%s\",\"message\":", kind);
-    print_string(message);
-    printf("}}\n");
-    fflush(stdout);
-    _Exit(code);
+    report_failure(code, kind, message);
 }
 
 static void *allocate(size_t count, size_t size) {
@@ -88,14 +62,6 @@ static void usage(const char *what) {
                          "[--logits FILE] | runner --recipe FILE --output FILE");
 }
 
-static long number(const char *name, const char *text, long low, long high) {
-    char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (errno || *end || end == text || value < low || value > high) usage(name);
-    return value;
-}
-
 static void parse_arguments(int argc, char **argv) {
     const struct { const char *name; long *value, low, high; } numbers[] = {
         {"--prompt", &opt.prompt, 1, 1 << 22}, {"--gen", &opt.gen, 0, 1 << 22}, {"--context", &opt.context, 0, 1 << 22},
@@ -114,7 +80,7 @@ static void parse_arguments(int argc, char **argv) {
         else known = false;
         for (size_t n = 0; !known && n < sizeof numbers / sizeof *numbers; n++) {
             if (strcmp(argv[i], numbers[n].name)) continue;
-            *numbers[n].value = number(argv[i], argv[i + 1], numbers[n].low, numbers[n].high);
+            if (!read_integer(argv[i + 1], numbers[n].low, numbers[n].high, numbers[n].value)) usage(argv[i]);
             known = true;
         }
         if (!known) usage(argv[i]);
@@ -128,46 +94,6 @@ static void parse_arguments(int argc, char **argv) {
     if (strcmp(opt.kv, "f16") && strcmp(opt.kv, "q8_0")) usage("--kv");
     if (!opt.context) opt.context = opt.prompt + opt.gen;
     if (opt.context < opt.prompt + opt.gen) usage("--context is shorter than prompt + gen");
-}
-
-/* ---- clocks and memory --------------------------------------------------------------------------------------- */
-
-static int64_t nanoseconds(clockid_t clock) {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static int64_t wall(void) { return nanoseconds(CLOCK_MONOTONIC); }
-/* Of all threads: with one thread it is that thread's, with more it shows what spinning at barriers costs. */
-static int64_t cpu(void) { return nanoseconds(CLOCK_PROCESS_CPUTIME_ID); }
-
-static double peak_mb(void) {
-    char line[256];
-    double kilobytes = NAN;
-    FILE *status = fopen("/proc/self/status", "r");
-    if (!status) return NAN;
-    while (fgets(line, sizeof line, status))
-        if (sscanf(line, "VmHWM: %lf kB", &kilobytes) == 1) break;
-    fclose(status);
-    return kilobytes * 1024 / 1e6;
-}
-
-/* Sets VmHWM back to what is resident now (proc(5), clear_refs); containers and some phones forbid it. */
-static bool reset_peak(void) {
-    int file = open("/proc/self/clear_refs", O_WRONLY);
-    if (file < 0) return false;
-    bool written = write(file, "5", 1) == 1;
-    close(file);
-    return written;
-}
-
-/* splitmix64 (Steele, Lea, Flood 2014): the same numbers on every machine. */
-static uint64_t splitmix64(uint64_t *state) {
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
 }
 
 /* ---- a model file from its recipe: runtimes/llama_cpp/recipe.py describes the format ------------------------- */
@@ -337,22 +263,10 @@ static int argmax(const float *logits, int vocab) {
     return best;
 }
 
-/* Rounding to 8 bits turns activations that are NaN into zeros, so a broken model shows as logits that are all equal. */
-static bool all_finite(const float *logits, int vocab) {
-    bool differ = vocab == 1;
-    for (int i = 0; i < vocab; i++) {
-        if (!isfinite(logits[i])) return false;
-        differ = differ || logits[i] != logits[0];
-    }
-    return differ;
-}
-
-/* One row of float32 per decode call, so that kernels of other machines can be compared; outside what is timed. */
+/* Outside what is timed, so that kernels of other machines can be compared. */
 static void keep_logits(const float *logits, int vocab) {
-    static FILE *file;
-    if (!opt.logits) return;
-    if (!file && !(file = fopen(opt.logits, "wb"))) usage("--logits cannot be written");
-    if (fwrite(logits, sizeof *logits, (size_t)vocab, file) != (size_t)vocab || fflush(file)) usage("--logits is full");
+    const char *error = write_logits(opt.logits, logits, vocab);
+    if (error) usage(error);
 }
 
 static struct llama_model *load_model(void) {
@@ -363,6 +277,8 @@ static struct llama_model *load_model(void) {
     if (!model) fail(LOAD_FAILED, "load", "the model file was refused");
     return model;
 }
+
+static ggml_backend_sched_eval_callback node_callback; /* NULL where nothing is profiled */
 
 static struct llama_context *new_context(struct llama_model *model) {
     struct llama_context_params params = llama_context_default_params();
@@ -375,6 +291,7 @@ static struct llama_context *new_context(struct llama_model *model) {
     params.type_k = params.type_v = strcmp(opt.kv, "q8_0") ? GGML_TYPE_F16 : GGML_TYPE_Q8_0;
     params.swa_full = false; /* a sliding window keeps its window only */
     params.no_perf = true;
+    params.cb_eval = node_callback;
     struct llama_context *context = llama_init_from_model(model, params);
     if (!context) fail(DECODE_FAILED, "context", "no context for this model and workload");
     /* Without a pool of its own a context starts and ends its threads with every token. */
@@ -385,58 +302,54 @@ static struct llama_context *new_context(struct llama_model *model) {
     return context;
 }
 
-static void print_array(const char *name, const int64_t *values, long count) {
-    printf(",\"%s\":[", name);
-    for (long i = 0; i < count; i++) printf("%s%lld", i ? "," : "", (long long)values[i]);
-    printf("]");
+/* Random token ids for prompt, decoding and warm-up. */
+static llama_token *draw_ids(int vocab) {
+    long total = opt.prompt + opt.gen, count = total > opt.warmup ? total : opt.warmup;
+    llama_token *ids = allocate((size_t)count + 1, sizeof *ids);
+    uint64_t state = (uint64_t)opt.seed;
+    for (long i = 0; i < count; i++) ids[i] = (llama_token)(splitmix64(&state) % (uint64_t)vocab);
+    return ids;
 }
 
-static void print_size(const char *name, double megabytes) {
-    if (!isnan(megabytes)) printf(",\"%s\":%.3f", name, megabytes);
-    else printf(",\"%s\":null", name);
+static void warm_up(struct llama_context *context, llama_token *ids) {
+    if (!opt.warmup) return;
+    decode(context, ids, opt.warmup < opt.context ? opt.warmup : opt.context - 1);
+    llama_memory_clear(llama_get_memory(context), true);
 }
 
-int main(int argc, char **argv) {
-    parse_arguments(argc, argv);
-    if (opt.recipe) return make_model();
-    llama_log_set(on_log, NULL);
-    llama_backend_init();
+static int vocab_of(const struct llama_model *model) {
+    int vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    if (vocab < 1) fail(LOAD_FAILED, "load", "the model file has no vocabulary size");
+    return vocab;
+}
 
+static int measure(void) {
+    struct measurement m = {.gen = opt.gen};
     int64_t begun = wall();
     struct llama_model *model = load_model();
     struct llama_context *context = new_context(model);
-    double load_ms = (double)(wall() - begun) / 1e6;
+    m.load_ms = (double)(wall() - begun) / 1e6;
 
-    int vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
-    if (vocab < 1) fail(LOAD_FAILED, "load", "the model file has no vocabulary size");
-    long total = opt.prompt + opt.gen;
-    llama_token *ids = allocate((size_t)(total > opt.warmup ? total : opt.warmup) + 1, sizeof *ids);
+    int vocab = vocab_of(model);
+    llama_token *ids = draw_ids(vocab);
     int64_t *decode_ns = allocate((size_t)opt.gen + 1, sizeof *decode_ns);
     int64_t *decode_cpu_ns = allocate((size_t)opt.gen + 1, sizeof *decode_cpu_ns);
-    uint64_t state = (uint64_t)opt.seed;
-    for (long i = 0; i < total || i < opt.warmup; i++) ids[i] = (llama_token)(splitmix64(&state) % (uint64_t)vocab);
+    begun = wall();
+    warm_up(context, ids);
+    m.warmup_ms = (double)(wall() - begun) / 1e6;
 
-    int64_t warming = wall();
-    if (opt.warmup) {
-        long longest = opt.warmup < opt.context ? opt.warmup : opt.context - 1;
-        decode(context, ids, longest);
-        llama_memory_clear(llama_get_memory(context), true);
-    }
-
-    double warmup_ms = (double)(wall() - warming) / 1e6;
-
-    double peak_at_load = peak_mb();
-    bool phases = reset_peak();
+    m.load_mb = peak_mb();
+    m.phases = reset_peak();
     int64_t t = wall(), c = cpu();
     decode(context, ids, opt.prompt);
     const float *logits = llama_get_logits_ith(context, -1);
     volatile int chosen = argmax(logits, vocab);
-    double ttft_ms = (double)(wall() - t) / 1e6, prefill_cpu_ms = (double)(cpu() - c) / 1e6;
-    bool finite = all_finite(logits, vocab);
+    m.ttft_ms = (double)(wall() - t) / 1e6, m.prefill_cpu_ms = (double)(cpu() - c) / 1e6;
+    m.finite = all_finite(logits, vocab);
     keep_logits(logits, vocab);
-    double prefill_mb = peak_mb();
+    m.prefill_mb = peak_mb();
 
-    phases = reset_peak() && phases;
+    m.phases = reset_peak() && m.phases;
     /* The ids that are fed do not depend on the argmax, so every run and every model walks the same sequence. */
     for (long i = 0; i < opt.gen; i++) {
         t = wall(), c = cpu();
@@ -445,27 +358,31 @@ int main(int argc, char **argv) {
         chosen = argmax(logits, vocab);
         decode_ns[i] = wall() - t;
         decode_cpu_ns[i] = cpu() - c;
-        finite = finite && all_finite(logits, vocab);
+        m.finite = m.finite && all_finite(logits, vocab);
         keep_logits(logits, vocab);
     }
     (void)chosen;
-    double decode_mb = peak_mb();
-    double peak = fmax(peak_at_load, fmax(prefill_mb, decode_mb));
+    m.decode_mb = peak_mb();
+    m.decode_ns = decode_ns, m.decode_cpu_ns = decode_cpu_ns;
 
-    printf("{\"v\":1,\"load_ms\":%.3f,\"ttft_ms\":%.6f,\"prefill_cpu_ms\":%.6f", load_ms, ttft_ms, prefill_cpu_ms);
-    print_array("decode_ns", decode_ns, opt.gen);
-    print_array("decode_cpu_ns", decode_cpu_ns, opt.gen);
-    print_size("peak_rss_mb", peak);
-    print_size("prefill_rss_mb", phases ? prefill_mb : NAN);
-    print_size("decode_rss_mb", phases ? decode_mb : NAN);
-    printf(",\"finite\":%s,\"info\":{\"warmup_ms\":%.3f,\"model_bytes\":%llu,\"model_params\":%llu,\"vocab\":%d",
-           finite ? "true" : "false", warmup_ms, (unsigned long long)llama_model_size(model),
-           (unsigned long long)llama_model_n_params(model), vocab);
-    if (!phases) printf(",\"phase_rss_reason\":\"/proc/self/clear_refs cannot be written here\"");
-    printf(",\"llama_version\":");
+    begin_report(&m);
+    printf(",\"model_bytes\":%llu,\"model_params\":%llu,\"vocab\":%d,\"llama_version\":",
+           (unsigned long long)llama_model_size(model), (unsigned long long)llama_model_n_params(model), vocab);
     print_string(llama_version());
     printf(",\"system_info\":");
     print_string(llama_print_system_info());
-    printf("}}\n");
-    return fflush(stdout) ? NO_MEMORY : 0;
+    return end_report();
 }
+
+/* Runs `request`, or makes a model file. */
+static int run(int argc, char **argv, int (*request)(void)) {
+    parse_arguments(argc, argv);
+    if (opt.recipe) return make_model();
+    llama_log_set(on_log, NULL);
+    llama_backend_init();
+    return request();
+}
+
+#ifndef HILNAS_PROFILER
+int main(int argc, char **argv) { return run(argc, argv, measure); }
+#endif

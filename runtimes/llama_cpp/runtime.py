@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
-from nas.core.errors import InvalidInput, UnknownName, Unsupported
+from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
-from nas.core.measurement import Sample
 from nas.core.plan import Plan, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
+from nas.measure.runtimes import zig
 from nas.measure.runtimes.base import (
-    REFERENCE_LAYOUT,
     Artifact,
     Checkpoint,
     Finding,
@@ -25,31 +25,47 @@ from nas.measure.runtimes.base import (
     Weights,
     finding_of,
 )
-from nas.measure.runtimes.llama_cpp import support
+from nas.measure.runtimes.build_cache import BuildRequest, Log, without_tools
+from nas.measure.runtimes.built_runtime import BuiltRuntime
+from nas.measure.runtimes.llama_cpp import source, support
 from nas.measure.runtimes.llama_cpp.kinds import KINDS
+from nas.measure.runtimes.llama_cpp.patches import patch_hashes
 from nas.measure.runtimes.llama_cpp.support import Quantisation
-from nas.measure.runtimes.llama_cpp.variants import BUILDS, NAME, Build, find_build
-from nas.measure.runtimes.runner import plan_run, read_profile, read_timed_sample
-from nas.measure.runtimes.toolchain import find_toolchain
+from nas.measure.runtimes.llama_cpp.variants import NAME, TOOLS, TOOLS_SOURCE, VARIANTS, LlamaCppSpec
+from nas.measure.runtimes.runner import plan_run, read_profile
+from nas.measure.runtimes.toolchain import find_build_tools, find_compiler, host_features, host_target
+
+_FOLDER = Path(__file__).parent
+_REPORT = _FOLDER.parent / "report.h"
 
 
-@dataclass(frozen=True)
-class LlamaCpp:
+class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
     """The runtime `llama.cpp`; implements `nas.measure.runtimes.base.Runtime`."""
 
-    name: str = NAME
-    quantisations: tuple[str, ...] = get_args(Quantisation)
+    name = NAME
+    quantisations = get_args(Quantisation)
+    spec_type = LlamaCppSpec
+    variants = VARIANTS
+    targets = ("aarch64-linux", "x86_64-linux")
+    static_targets = targets
+    runner_sources = (_FOLDER / "runner.c", _REPORT)
+    profiler_sources = (_FOLDER / "profiler.c", *runner_sources)
+    options = (
+        *("--model", "--prompt", "--gen", "--context", "--batch", "--ubatch", "--threads"),
+        *("--kv", "--flash", "--mmap", "--repack", "--seed"),
+    )
+    disk_bytes = 600 << 20
 
     @property
     def writer_version(self) -> str:
-        """See `Runtime.writer_version`."""
+        """Version of the GGUF writer, and of each block kind's tensors."""
         from nas.measure.runtimes.llama_cpp.writer import WRITER_VERSION
 
         versions = [f":{name}={KINDS[name].version}" for name in KINDS if KINDS[name].version]
         return WRITER_VERSION + "".join(sorted(versions))
 
     def supports(self, layout: Layout) -> Support:
-        """See `nas.measure.runtimes.llama_cpp.support`."""
+        """Returns "patched" for layouts that no stock architecture holds."""
         return support.supports(layout)
 
     def export(
@@ -59,21 +75,15 @@ class LlamaCpp:
         from nas.measure.runtimes.llama_cpp.writer import write_gguf
 
         arch = support.architecture(layout)
-        written = write_gguf(layout, _known(quantisation), weights, destination, recipe=recipe)
-        return Artifact(
-            sha256=written.file.sha256,
-            size=written.file.size,
-            runtime=self.name,
-            quantisation=quantisation,
-            layout_id=layout.id,
-            arch=arch,
-            patched=arch == support.PATCHED,
-            weights=weights.describe(),
-            recipe=written.recipe,
-        )
+        written = write_gguf(layout, self._quantisation(quantisation), weights, destination, recipe=recipe)
+        return self.artifact(written, layout, quantisation, weights, arch, patched=arch == support.PATCHED)
+
+    def _quantisation(self, name: str) -> Quantisation:
+        self.require_quantisation(name)
+        return cast(Quantisation, name)
 
     def needs_patched(self, model: Path) -> bool:
-        """See `FileInspector`: whether the file's architecture is ours."""
+        """Returns whether the architecture of a GGUF file is ours."""
         from gguf import GGUFReader
 
         try:
@@ -83,10 +93,10 @@ class LlamaCpp:
         return bool(arch == support.PATCHED)
 
     def bits_per_byte(self, model: Path, texts: Sequence[str], threads: int) -> float:
-        """See `TextScorer`."""
+        """Returns bits per byte of `texts`, by llama.cpp on this machine."""
         from nas.measure.runtimes.llama_cpp.binding import bits_per_byte
 
-        return bits_per_byte(find_build(patched=self.needs_patched(model)), model, texts, threads)
+        return bits_per_byte(self.find_build(patched=self.needs_patched(model)), model, texts, threads)
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
         """Returns a run as one fresh process of the runner."""
@@ -105,33 +115,23 @@ class LlamaCpp:
         }
         return plan_run(artifact, runner, workload, deadline_s, options)
 
-    def parse(self, raw: RawRun) -> Sample:
-        """See `nas.measure.runtimes.runner`."""
-        return read_timed_sample(raw)
-
-    def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
-        """See `Profiler`; runs `profiler.c`."""
-        from nas.measure.runtimes.llama_cpp.compile import build_profiler
-
-        return build_profiler(runner, log).runner
-
     def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:
-        """See `Profiler`; GGUF names the layers."""
+        """Returns the profile that `profiler.c` printed; GGUF names the layers."""
         return read_profile(raw)
 
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
     ) -> GateReport:
-        """See `nas.measure.runtimes.llama_cpp.gate`; loads torch."""
+        """Compares logits: in this process, or of a static build by its runner; loads torch."""
         from nas.measure.runtimes.llama_cpp.gate import first_passed, rounds_choices, run_gate, run_runner_gate
         from nas.measure.runtimes.llama_cpp.oracle import Oracle
-        from nas.measure.runtimes.runner import here
+        from nas.measure.runtimes.runner import local_machine
 
-        build = BUILDS.load(BUILDS.folder / runner.build)
-        oracle = Oracle(layout, _known(quantisation), checkpoint, half_sums=build.details.half_sums)
-        if build.details.static:
-            settled = rounds_choices(layout, _known(quantisation))
-            machine = here(build.executable, build.runner.target)
+        build, stored_as = self.load(runner.build), self._quantisation(quantisation)
+        oracle = Oracle(layout, stored_as, checkpoint, half_sums=build.spec.half_sums)
+        if build.spec.static:
+            settled = rounds_choices(layout, stored_as)
+            machine = local_machine(build.executable, build.runner.target)
             return first_passed(
                 lambda seed: run_runner_gate(
                     layout, model, machine, oracle.exact, oracle.rounded, settled=settled, seed=seed
@@ -139,51 +139,65 @@ class LlamaCpp:
             )
         return first_passed(lambda seed: run_gate(layout, model, build, oracle.exact, oracle.rounded, seed=seed))
 
-    def runner(
-        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
-    ) -> Runner:
-        """Returns the runner of the best available build that such a processor can run."""
-        return find_build(target, features, patched=patched, libc=libc).runner
+    def spec(self, request: BuildRequest) -> LlamaCppSpec:
+        """Returns the inputs of a build; those for another machine are always static."""
+        from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS, library_flags
 
-    def runner_folder(self, runner: Runner) -> Path:
-        """See `Runtime.runner_folder`."""
-        return BUILDS.load(BUILDS.folder / runner.build).folder
+        is_host = request.target == host_target()
+        static = request.static or not is_host
+        if static and request.tools:
+            raise InvalidInput(f"{', '.join(TOOLS)} are built for {host_target()} only, with shared libraries")
+        variant = self.variant_for(request.target, host_features() if is_host else None, request.variant)
+        return LlamaCppSpec(
+            version=source.COMMIT,
+            variant=variant.name,
+            target=variant.target,
+            flags=library_flags(variant, static=static),
+            compiler=zig.COMPILER if static else find_compiler().version,
+            runner=self.source_hash(self.runner_sources),
+            sdist=source.SHA256,
+            patches=patch_hashes() if request.patched else (),
+            runner_flags=RUNNER_FLAGS[static],
+            tools=_tools_hash() if request.tools else "",
+            static=static,
+        )
 
-    def reference_model(self) -> Layout:
-        """Returns a small lfm2 of 30M weights."""
-        return Layout.parse(REFERENCE_LAYOUT)
+    def is_current(self, spec: LlamaCppSpec) -> bool:
+        """Returns whether source, patches, flags of the runner and tools are today's."""
+        from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS
 
-    def reference_workload(self) -> Workload:
-        """Returns a workload of half a second on a server core, two on a slow one."""
-        return Workload(prompt=512, gen=256)
+        inputs = (spec.sdist, spec.runner_flags) == (source.SHA256, RUNNER_FLAGS[spec.static])
+        return inputs and spec.patches in ((), patch_hashes()) and spec.tools in ("", _tools_hash())
 
-    def builds(self) -> Sequence[Build]:
-        """Returns stock and patched builds."""
-        return BUILDS.all()
+    def compile(self, spec: LlamaCppSpec, work: Path, product: Path, log: Log) -> None:
+        """Compiles llama.cpp; libraries of a build that differs only in our programs are copied."""
+        from nas.measure.runtimes.llama_cpp.compile import compile_shared, compile_static, unpacked_source
 
-    def build(
-        self,
-        target: str = "host",
-        *,
-        log: Callable[[str], None],
-        patched: bool = False,
-        variant: str | None = None,
-        tools: bool = False,
-        static: bool = False,
-    ) -> Build:
-        """See `nas.measure.runtimes.llama_cpp.compile`."""
-        from nas.measure.runtimes.llama_cpp.compile import build
+        tree = unpacked_source(spec, work, log)
+        if spec.static:
+            compile_static(spec, tree, self.program(spec), work, product, log)
+        else:
+            programs = {"runner": spec.runner, "runner_flags": spec.runner_flags}
+            copies = (build.folder for build in self.cached_builds() if build.spec.model_copy(update=programs) == spec)
+            plain = self.folder / without_tools(spec).build_id if spec.tools else None
+            compile_shared(spec, tree, self.program(spec), work, product, next(copies, plain), log)
+        shutil.copy2(tree / "LICENSE", product / "LICENSE.llama.cpp")
 
-        return build(target, log=log, patched=patched, variant=variant, tools=tools, static=static)
+    def smoke_models(self, spec: LlamaCppSpec, folder: Path, log: Log) -> Iterator[tuple[Path, Sequence[str]]]:
+        """Yields a model of stock blocks and, for a patched build, one of ours."""
+        from nas.measure.runtimes.llama_cpp.compile import tiny_models
+
+        return tiny_models(spec, folder)
 
     def doctor(self) -> Iterator[Finding]:
         """Checks for a compiler and a build for this machine, which a search needs."""
-        yield finding_of("compiler", lambda: find_toolchain().version)
-        yield finding_of(NAME, lambda: f"build {find_build().runner.build[:12]}")
 
-    def trim(self, limit_bytes: int) -> int:
-        """Removes nothing: exports cache nothing."""
-        return 0
+        def tools() -> str:
+            find_build_tools()
+            return find_compiler().version
+
+        yield finding_of("compiler", tools)
+        yield finding_of(NAME, lambda: f"build {self.find_build().runner.build[:12]}")
 
     def release(self, request: ReleaseRequest) -> Release:
         """Returns GGUF files with the tokenizer in each."""
@@ -192,10 +206,8 @@ class LlamaCpp:
         return release(self.writer_version, request)
 
 
-def _known(quantisation: str) -> Quantisation:
-    if quantisation not in get_args(Quantisation):
-        raise UnknownName("quantisation of llama.cpp", quantisation, get_args(Quantisation))
-    return cast(Quantisation, quantisation)
+def _tools_hash() -> str:
+    return hashlib.sha256(TOOLS_SOURCE.read_bytes()).hexdigest()
 
 
 LLAMA_CPP = LlamaCpp()

@@ -51,14 +51,14 @@ def unpack(sdist: Path, folder: Path) -> Path:
         InfrastructureFailed: the archive names a file outside of `folder`.
     """
     with tarfile.open(sdist) as archive:
-        wanted = [
+        members = [
             member
             for member in archive
             if member.name.startswith(_ROOT) and not member.name.removeprefix(_ROOT).startswith(_UNUSED)
         ]
-        if outside := [member.name for member in wanted if ".." in PurePosixPath(member.name).parts]:
+        if outside := [member.name for member in members if ".." in PurePosixPath(member.name).parts]:
             raise InfrastructureFailed(f"{sdist.name} names a file outside of its folder: {outside[0]}")
         # Python 3.11.2, which Debian 12 has, knows no filters.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(folder, members=wanted)
+        archive.extractall(folder, members=members)
     return folder / _ROOT

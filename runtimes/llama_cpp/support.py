@@ -83,8 +83,8 @@ def _block_rules(layout: Layout) -> Iterable[str]:
     blocks = [*mixers(layout), *feed_forwards(layout)]
     yield from one_rope_base("attention", of_kind(blocks, "gqa", "mla"))
     for name in KINDS:
-        if own := of_kind(blocks, name):
-            yield from KINDS[name].rules(own)
+        if of_name := of_kind(blocks, name):
+            yield from KINDS[name].rules(of_name)
 
 
 def _stock_architecture(layout: Layout) -> str:

@@ -28,8 +28,8 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     mixers_by_layer,
     of_kind,
 )
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation
-from nas.measure.runtimes.llama_cpp.variants import find_build
 
 Type = GGMLQuantizationType
 _PLAIN = {Type.F32: "<f4", Type.F16: "<f2"}
@@ -79,8 +79,9 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
             continue
         places = [f"mixers.{j}." for j in range(len(mixers))]
         for norm, source, blocks, prefixes in (
-            ("attn_norm", "mixer_norm", mixers, places), ("ffn_norm", "ffn_norm", ffns, ["ffn."]),
-        ):  # fmt: skip
+            ("attn_norm", "mixer_norm", mixers, places),
+            ("ffn_norm", "ffn_norm", ffns, ["ffn."]),
+        ):
             if blocks:
                 yield _tensor(index, Part(f"{norm}.weight", (width,), f"{source}.weight", "norm"))
             for block, prefix in zip(blocks, prefixes, strict=False):
@@ -112,9 +113,9 @@ def _wanted(tensor: Tensor, layout: Layout) -> Type:
     return Type.Q4_0
 
 
-def type_that_fits(wanted: Type, columns: int) -> Type:
-    """Returns `wanted` if rows are multiples of its blocks; else Q8_0 for Q6_K if that fits, else F16."""
-    for candidate in (wanted, Type.Q8_0) if wanted == Type.Q6_K else (wanted,):
+def type_that_fits(preferred: Type, columns: int) -> Type:
+    """Returns `preferred` if rows are multiples of its blocks; else Q8_0 for Q6_K if that fits, else F16."""
+    for candidate in (preferred, Type.Q8_0) if preferred == Type.Q6_K else (preferred,):
         if columns % GGML_QUANT_SIZES[candidate][0] == 0:
             return candidate
     return Type.F16
@@ -179,13 +180,13 @@ class CheckpointTensors:
         Raises:
             InvalidInput: a tensor is missing, left over, or of another shape.
         """
-        wanted = {tensor.source: tensor.source_shape for tensor in tensors}
-        if difference := sorted(self._state.names ^ wanted.keys()):
-            state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
+        shapes = {tensor.source: tensor.source_shape for tensor in tensors}
+        if difference := sorted(self._state.names ^ shapes.keys()):
+            state = "lacks" if difference[0] in shapes else "has, but the layout has not,"
             raise InvalidInput(f"checkpoint {state} {difference[0]}", where=self._state.place)
-        for name, shape in wanted.items():
-            if (found := self._state.shape(name)) != shape:
-                raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=self._state.place)
+        for name, shape in shapes.items():
+            if (stored := self._state.shape(name)) != shape:
+                raise InvalidInput(f"{name} has shape {stored}, the layout needs {shape}", where=self._state.place)
 
     def data(self, tensor: Tensor, storage: Type) -> NDArray[np.uint8]:
         """Returns the bytes of `tensor`, shape [stored bytes].
@@ -198,5 +199,5 @@ class CheckpointTensors:
             values = -np.exp(values)  # GGUF stores A, the state dict its logarithm
         if storage in _PLAIN:
             return np.ascontiguousarray(values, _PLAIN[storage]).reshape(-1).view(np.uint8)
-        self._quantiser = self._quantiser or Quantiser(find_build(patched=None).folder)
+        self._quantiser = self._quantiser or Quantiser(LLAMA_CPP.find_build(patched=None).folder)
         return self._quantiser.quantise(values, storage, stored_bytes(tensor.shape, storage))

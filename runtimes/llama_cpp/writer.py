@@ -125,7 +125,7 @@ def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout) -> NDArray[
 
 
 class _Writer(GGUFWriter):
-    """Also packs lists of no strings, which the base class refuses: BPE without merges has one."""
+    """A GGUF writer that accepts empty lists of strings, such as the merges of BPE without merges."""
 
     def _pack_val(
         self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
@@ -167,14 +167,14 @@ def _size_label(layout: Layout) -> str:
 
 
 def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
-    own, ffns = mixers(layout), feed_forwards(layout)
-    convs, attention = of_kind(own, "conv"), of_kind(own, *ATTENTION)[0]
+    mixing, ffns = mixers(layout), feed_forwards(layout)
+    convs, attention = of_kind(mixing, "conv"), of_kind(mixing, *ATTENTION)[0]
     dense, sparse = of_kind(ffns, "swiglu"), of_kind(ffns, "moe")
     writer.add_rope_freq_base(float(attention.get("rope_theta") or 0))
     writer.add_head_count(attention.int("heads"))
     if convs:
         writer.add_shortconv_l_cache(convs[0].int("kernel"))
-        writer.add_head_count_kv([block.int("kv_heads") if block.kind in ATTENTION else 0 for block in own])
+        writer.add_head_count_kv([block.int("kv_heads") if block.kind in ATTENTION else 0 for block in mixing])
     else:
         writer.add_head_count_kv(attention.int("kv_heads"))
         writer.add_key_length(attention.int("head_dim"))
@@ -194,13 +194,15 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
 def _add_patched(writer: GGUFWriter, layout: Layout) -> None:
     """Adds a number per layer, 0 where the layer has no such block: patches/0001-hilnas.patch, `load_arch_hparams`."""
     mixing, feeding = mixers_by_layer(layout), feed_forwards_by_layer(layout)
-    layers = [[*own, *ffn] for own, ffn in zip(mixing, feeding, strict=True)]
+    layers = [[*mixer, *ffn] for mixer, ffn in zip(mixing, feeding, strict=True)]
     used = dict.fromkeys(block.kind for block in (*mixers(layout), *feed_forwards(layout)))
     records = {name: KINDS[name] for name in (*IN_EVERY_FILE, *used)}
     for key in dict.fromkeys(key for record in records.values() for key, _ in record.sizes):
         sizes = [sum(_size(block, key, layout.d_model) for block in blocks) for blocks in layers]
         writer.add_array(f"{writer.arch}.{key}", sizes)
-    for key, sources in (("attention.cache_layers", _cache_layers(layout)), ("weight_layers", _weight_layers(layout))):
+    # For each depth 1 + the depth whose weights run there again, 0 where they are its own.
+    weight_layers = [0 if layer.share is None else 1 + layer.share for layer in layout.layers]
+    for key, sources in (("attention.cache_layers", _cache_layers(layout)), ("weight_layers", weight_layers)):
         if any(sources):
             writer.add_array(f"{writer.arch}.{key}", sources)
     headers = [
@@ -216,12 +218,7 @@ def _cache_layers(layout: Layout) -> list[int]:
         [layout.cache_source(depth, mixer) for mixer in range(len(layout.own(depth).mixers))]
         for depth in range(layout.depth)
     ]
-    return [sum(1 + source[0] for source in own if source) for own in sources]
-
-
-def _weight_layers(layout: Layout) -> list[int]:
-    """Returns for each depth 1 + the depth whose weights run there again, 0 where they are its own."""
-    return [0 if layer.share is None else 1 + layer.share for layer in layout.layers]
+    return [sum(1 + source[0] for source in layer if source) for layer in sources]
 
 
 def _size(block: Block, key: str, d_model: int) -> int:

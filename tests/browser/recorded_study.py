@@ -20,8 +20,9 @@ from nas.core.scoring import ATTENTION, PUBLISHED, MeasurementKey, figures_json
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
 from nas.infra.store import events, results, studies, trials
-from nas.infra.store.rows import Proposal, StudyState
+from nas.infra.store.rows import NewTrial, StudyState
 from nas.infra.store.store import Store
+from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.search.proposers import Observation
 from nas.search.spaces import load_space
 from nas.search.study.events import CALIBRATED, LAUNCHED, PointTold, Profiled, Told
@@ -51,7 +52,7 @@ def add_recorded_study(store: Store, clock: StillClock, device: str, name: str =
     space, began = load_space(record["space"]), clock.time
     study = studies.create(store, name, space.model_dump(mode="json"), seed=record["seed"], version="0").id
     events.append(store, study, {"what": CALIBRATED, "id": device, "device": "local"})
-    events.append(store, study, {"what": LAUNCHED, "trials": len(record["told"]) - 2, "accept_noise": False})
+    events.append(store, study, {"what": LAUNCHED, "trials": len(record["told"]) - 2, "warm_start": []})
     events.append(store, study, PointTold(record["reference_point"]).to_json())
     taken = figures_json({MeasurementKey("local", "llama.cpp", "chat"): _figures({"objectives": {}, "noise": {}})})
     studies.set_scales(store, study, {"figures": {PUBLISHED: taken, ATTENTION: taken}})
@@ -90,15 +91,16 @@ def _times(place: int, count: int) -> dict[str, float]:
     return {"prefill_ms": 172.9 * share, "prefill_share": share, "decode_ms": 1.8 / count, "decode_share": 1 / count}
 
 
-def _proposal(told: dict[str, Any]) -> Proposal:
+def _proposal(told: dict[str, Any]) -> NewTrial:
     layout = Layout.parse(told["layout"])
-    return Proposal(layout.to_json(), layout.id, origin=told["origin"], operator=told.get("operator"))
+    return NewTrial(layout.to_json(), layout.id, origin=told["origin"], operator=told.get("operator"))
 
 
 def _tell(store: Store, study: int, trial: int, told: dict[str, Any], space: SearchSpace, device: str) -> None:
     made = Measurement(
         artifact=told["layout"], runtime="llama.cpp", build="0" * 64, patched=False, device=device, repetitions=[],
         workload=space.workloads["chat"], figures=_figures(told), refused_share=0.0, noisy=told["noisy"],
+        protocol=PROTOCOL_VERSION,
     )  # fmt: skip
     seconds = told["stage_seconds"]["measure"]
     payload = {"value": made.model_dump(mode="json"), "seconds": seconds}
@@ -131,4 +133,4 @@ def _figure(name: str, log: float, sd: float) -> Figure:
     base, unit = BASE[name]
     value, half = base * math.exp(log), 2 * sd
     low, high = value * math.exp(-half), value * math.exp(half)
-    return Figure(value=value, low=low, high=high, minimum=low, maximum=high, n=5, unit=unit)
+    return Figure(value=value, low=low, high=high, log_sd=sd, minimum=low, maximum=high, n=5, unit=unit)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from nas.core.layout import Layout
 from nas.core.plan import RoundResult
 from nas.core.trial import EventKind
 from nas.infra.store import artifacts, jobs, outcomes, results, trials
-from nas.infra.store.rows import Proposal
+from nas.infra.store.rows import NewTrial
 from nas.infra.store.store import Store
 
 
@@ -20,10 +21,12 @@ def propose(store: Store, worker: int, number: int) -> None:
         vocab = 256 + n + (0 if n % 5 == 0 else 1000 * worker)
         layout = Layout.parse(f"d64 v{vocab} ffn=swiglu:64 [C3]")
         with store.write():
-            [trial] = trials.propose(store, 1, [Proposal(layout.to_json(), layout.id)])
+            [trial] = trials.propose(store, 1, [NewTrial(layout.to_json(), layout.id)])
             trials.add_event(store, 1, trial.number, EventKind.EXPORTED)
             results.put(store, layout.id, "export", {"worker": worker}, trial=(1, trial.number))
-            artifacts.put_bytes(store, layout.format().encode())
+            with TemporaryDirectory() as folder:
+                Path(folder, "layout").write_text(layout.format())
+                artifacts.put_file(store, Path(folder, "layout"))
 
 
 def forever(store: Store, worker: int, number: int) -> None:

@@ -20,7 +20,7 @@ from nas.measure.protocol.bench import BenchOptions
 from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.executorch.variants import Build as ExecuTorchBuild
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.train.pretrain.data import read_sources
+from nas.model.text.documents import read_sources
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 
@@ -99,11 +99,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 def arithmetic_bench(options: BenchOptions, log: Any) -> dict[str, Any]:
     assert isinstance(options.subject, Layout)
-    figures = work_of(options.subject)
-    return {
-        "decode_ms": {"p50": figures["decode_p50"], "p95": None}, "ttft_ms": {"value": None},
-        "peak_rss_mb": {"total": None, "prefill": None, "decode": None}, "file_mb": figures["file_size"],
-    }  # fmt: skip
+    return {"figures": {name: {"value": value} for name, value in work_of(options.subject).items()}}
 
 
 @pytest.mark.needs("devices")

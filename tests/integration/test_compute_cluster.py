@@ -17,8 +17,8 @@ from nas.infra.store import outcomes, results, studies, trials
 from nas.infra.store.rows import StudyState
 from nas.infra.store.store import Store
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
+from nas.model.text.corpus import refer
 from nas.search.compute import worker
-from nas.search.proxy.corpus import refer
 from nas.search.proxy.job import WEIGHTS, TrainJob, weights_file
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.spaces import load_space

@@ -128,13 +128,6 @@ def test_nobody_answers(device: Machine, keys: Path) -> None:
         SshWire(SshAddress("root", device.address, 2), keys).connect()
 
 
-def test_memory_is_reported_if_the_machine_has_gnu_time(connected: ShellTransport) -> None:
-    small = run(connected, "exit 0").max_rss_mb
-    large = run(connected, "head -c 30000000 /dev/zero | tail -c 30000000 | wc -c").max_rss_mb
-    assert small is not None and large is not None
-    assert small < 10 < 30 < large < 60
-
-
 def test_a_machine_that_lives_in_another_time(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing on the device depends on its date: not deadlines, not times, not what the cache throws out."""
     wrong = f"SetEnv LD_PRELOAD={FAKETIME} FAKETIME=-30y"

@@ -17,7 +17,6 @@ from nas.core.layout import Layout
 from nas.core.plan import RawRun
 from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.build_cache import needed_glibc
-from nas.measure.runtimes.executorch.compile import build
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import LIBRARIES, Build
 from nas.measure.runtimes.toolchain import emulator_of
@@ -41,7 +40,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def arm_build() -> Build:
-    return build(TARGET, log=print)
+    return EXECUTORCH.build(TARGET, log=print)
 
 
 def test_runner_needs_gnus_libraries_only_and_none_newer_than_its_own_libraries_do(arm_build: Build) -> None:

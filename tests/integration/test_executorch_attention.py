@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.measure.runtimes.executorch.variants import SOURCES, VARIANTS
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.executorch.variants import VARIANTS
 from nas.measure.runtimes.toolchain import find_compiler, host_features, host_target
 
 CASES = 3 * 3 * 2 * 3 * 3
@@ -18,7 +19,7 @@ RUNNABLE = [one for one in VARIANTS if one.target == host_target() and one.needs
 def test_kernel_is_right(tmp_path: Path, march: str) -> None:
     program = tmp_path / "check"
     source = Path(__file__).with_name("attention_check.cpp")
-    flags = ["-std=c++20", "-O3", "-ffp-contract=fast", f"-march={march}", f"-I{SOURCES[0].parent}"]
+    flags = ["-std=c++20", "-O3", "-ffp-contract=fast", f"-march={march}", f"-I{EXECUTORCH.runner_sources[0].parent}"]
     subprocess.run([find_compiler().cxx, *flags, str(source), "-o", str(program)], check=True)
     lines = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.splitlines()
     assert len(lines) == CASES

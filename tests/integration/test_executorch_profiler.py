@@ -10,7 +10,7 @@ from nas.core.profile import Profile, summary
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
-from nas.measure.runtimes.executorch.variants import BUILDS, Build
+from nas.measure.runtimes.executorch.variants import Build
 from nas.testing.run_plan import run_plan
 
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time
@@ -23,7 +23,7 @@ def found(executorch_build: Build, tmp_path_factory: pytest.TempPathFactory) -> 
     model = tmp_path_factory.mktemp("profile") / "model"
     artifact = EXECUTORCH.export(LAYOUT, "8da4w", RandomWeights(), model)
     runner = EXECUTORCH.profiler(executorch_build.runner, print)
-    assert runner.build not in {each.runner.build for each in BUILDS.all()}, "no build that measures"
+    assert runner.build not in {build.runner.build for build in EXECUTORCH.builds()}, "no build that measures"
     plan = EXECUTORCH.plan(artifact, runner, Workload(prompt=160, gen=8), deadline_s=60)
     raw = run_plan(plan, EXECUTORCH.runner_folder(runner), {"model": model})
     with pytest.raises(Unsupported, match="layouts, not files"):

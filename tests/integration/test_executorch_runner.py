@@ -15,7 +15,7 @@ from nas.measure.runtimes.base import RandomWeights, Runtime
 from nas.measure.runtimes.executorch.gate import BATCH, PROMPT, STEPS
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
-from nas.measure.runtimes.runner import Feed, here, relative_l2, runner_logits
+from nas.measure.runtimes.runner import Feed, local_machine, relative_l2, runner_logits
 from nas.measure.runtimes.toolchain import host_target
 from nas.testing.planted_faults import checkpoint
 from nas.testing.runtime_contract import RuntimeContract
@@ -142,11 +142,11 @@ def test_recipe_overwrites_nothing(executorch_build: Build, tmp_path: Path) -> N
 
 
 def gate_logits(build: Build, folder: Path, model: str, vocab: int, *options: str) -> np.ndarray:
-    machine = here(build.executable, build.runner.target)
+    machine = local_machine(build.executable, build.runner.target)
     return runner_logits(machine, folder / model, vocab, Feed(PROMPT, STEPS, BATCH), folder, options)
 
 
 def test_dead_runner_is_the_candidates_failure(tmp_path: Path) -> None:
     with pytest.raises(CandidateFailed) as failure:
-        runner_logits(here(Path("/bin/false"), host_target()), tmp_path / "model", 8, Feed(8, 1, 8), tmp_path)
+        runner_logits(local_machine(Path("/bin/false"), host_target()), tmp_path / "model", 8, Feed(8, 1, 8), tmp_path)
     assert failure.value.reason == "crash"

@@ -23,7 +23,7 @@ from nas.measure.runtimes.executorch.gate import EXACT_CACHE, STEPS, Logits, Ora
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.runner import Feed, here, runner_logits
+from nas.measure.runtimes.runner import Feed, local_machine, runner_logits
 from nas.testing.planted_faults import checkpoint
 
 pytestmark = pytest.mark.timeout(900)  # lowering the blocks, and all of them again as one graph
@@ -88,7 +88,7 @@ def test_our_runner_gives_the_logits_of_the_blocks(executorch_build: Build, expo
 
 
 def by_our_runner(build: Build, model: Path, vocab: int, scratch: Path) -> Logits:
-    return runner_logits(here(build.executable, build.runner.target), model, vocab, FEED, scratch, EXACT_CACHE)
+    return runner_logits(local_machine(build.executable, build.runner.target), model, vocab, FEED, scratch, EXACT_CACHE)
 
 
 def held_against_pytorch(exported: Exported, logits: Logits) -> GateReport:

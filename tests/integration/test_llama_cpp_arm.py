@@ -14,10 +14,9 @@ from exhaustive import mostly_exhaustive
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
-from nas.measure.runtimes.llama_cpp.compile import build
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
-from nas.measure.runtimes.runner import Feed, here, runner_logits
+from nas.measure.runtimes.runner import Feed, local_machine, runner_logits
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import EVERY_KIND, PLANTED, PLANTED_CHOICE, PLANTS, Fault, checkpoint
 
@@ -40,7 +39,7 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def arm_build() -> Build:
     """One build for all layouts: the patched one carries stock files too."""
-    return build(TARGET, log=print, patched=True)
+    return LLAMA_CPP.build(TARGET, log=print, patched=True)
 
 
 def test_runner_is_one_static_file(arm_build: Build) -> None:
@@ -110,7 +109,7 @@ def test_file_that_the_runner_refuses_is_the_candidates_failure(arm_build: Build
 def test_without_an_emulator_the_machine_is_to_blame(arm_build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(InfrastructureFailed, match="qemu-user-static"):
-        here(arm_build.executable, TARGET)
+        local_machine(arm_build.executable, TARGET)
 
 
 def test_logits_of_another_vocabulary_are_refused(arm_build: Build, patched_build: Build, tmp_path: Path) -> None:
@@ -118,5 +117,9 @@ def test_logits_of_another_vocabulary_are_refused(arm_build: Build, patched_buil
     LLAMA_CPP.export(layout, "f32", checkpoint(layout, tmp_path / "weights"), tmp_path / "m.gguf")
     with pytest.raises(CandidateFailed, match="logits"):
         runner_logits(
-            here(arm_build.executable, TARGET), tmp_path / "m.gguf", 600, Feed(prompt=8, gen=1, batch=8), tmp_path
+            local_machine(arm_build.executable, TARGET),
+            tmp_path / "m.gguf",
+            600,
+            Feed(prompt=8, gen=1, batch=8),
+            tmp_path,
         )

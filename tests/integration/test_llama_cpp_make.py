@@ -10,7 +10,6 @@ import pytest
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import RandomWeights
-from nas.measure.runtimes.llama_cpp.compile import build
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.toolchain import EMULATION, emulator_of
@@ -48,7 +47,7 @@ def test_the_same_bytes(llama_build: Build, tmp_path: Path, text: str, quantisat
 @pytest.mark.timeout(1800)  # compiles, where no cache has the build
 def test_the_same_bytes_on_arm64(tmp_path: Path) -> None:
     target, layout = "aarch64-linux", Layout.parse(LAYOUTS[2])
-    arm = build(target, log=print, patched=True)
+    arm = LLAMA_CPP.build(target, log=print, patched=True)
     emulator = emulator_of(target, arm.executable)
     assert emulator is not None, f"no emulator here: apt-get install {EMULATION}"
     for quantisation in LLAMA_CPP.quantisations:

@@ -10,9 +10,8 @@ from nas.core.layout import Layout
 from nas.core.profile import Profile, summary
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import RandomWeights
-from nas.measure.runtimes.llama_cpp.compile import build_profiler
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.variants import BUILDS, Build
+from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.testing.run_plan import run_plan
 
 # The patched build runs all of them, so that one profiler is compiled.
@@ -79,8 +78,8 @@ def test_the_number_of_weight_products_is_that_of_the_blocks(patched_build: Buil
 
 
 def test_the_profiler_is_no_build_that_measures(patched_build: Build) -> None:
-    profiler = build_profiler(patched_build.runner, print)
-    assert profiler.details.variant == patched_build.details.variant
-    assert profiler.runner.build not in {each.runner.build for each in BUILDS.all()}
+    profiler = LLAMA_CPP.profiler(patched_build.runner, print)
+    assert LLAMA_CPP.load(profiler.build).variant == patched_build.variant
+    assert profiler.build not in {build.runner.build for build in LLAMA_CPP.builds()}
     lines: list[str] = []
-    assert build_profiler(patched_build.runner, lines.append) == profiler and not lines, "it was in the cache"
+    assert LLAMA_CPP.profiler(patched_build.runner, lines.append) == profiler and not lines, "it was in the cache"

@@ -14,7 +14,6 @@ from nas.core.measurement import Sample
 from nas.core.plan import RawRun
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import RandomWeights, Runtime
-from nas.measure.runtimes.llama_cpp.compile import build
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.toolchain import host_target
@@ -172,7 +171,7 @@ def test_plan_refuses_what_llama_cpp_cannot(llama_build: Build, model: Path, tmp
 
 def test_second_build_is_found(llama_build: Build) -> None:
     lines: list[str] = []
-    assert build(log=lines.append).runner == llama_build.runner
+    assert LLAMA_CPP.build(log=lines.append).runner == llama_build.runner
     assert len(lines) == 1, "nothing was unpacked or compiled"
 
 

@@ -81,6 +81,6 @@ def test_llama_bench_opens_exports_for_measuring(
 
 
 def test_the_tools_use_the_libraries_that_are_measured(tools_build: Build, llama_build: Build) -> None:
-    for name in llama_build.details.files:
+    for name in llama_build.spec.files:
         assert (tools_build.folder / name).read_bytes() == (llama_build.folder / name).read_bytes(), name
     assert {path.name for path in tools_build.folder.iterdir()} >= {*TOOLS}

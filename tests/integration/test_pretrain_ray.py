@@ -14,9 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from pretrain_lab import SETTINGS, KilledError, killed_after, pretraining, write
 from safetensors.torch import load_file
 
 from nas.train.pretrain import member_training
-from nas.train.pretrain.member_training import CHECKPOINT, run_plan, train_member
+from nas.train.pretrain.member_training import CHECKPOINT, Work, run_plan, train_member
 from nas.train.pretrain.next_token import PretrainingRequest
 
 PROGRAM = """
@@ -69,9 +68,9 @@ def start(tmp_path: Path) -> Callable[[int], subprocess.Popen[str]]:
     return run
 
 
-def killed(spec: Mapping[str, Any], *_: object) -> None:
+def killed(work: Work, *_: object) -> None:
     """Stands for `run_workers`: one worker in this process, killed after 20 passes."""
-    run_plan(spec, killed_after(20))
+    run_plan(work, killed_after(20))
 
 
 def undisturbed(folder: Path, threads: int) -> dict[str, torch.Tensor]:

@@ -47,7 +47,7 @@ def test_a_file_that_is_no_database_is_left_alone(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content", "told"),
-    [("missing.txt", None, "matches no file"), ("binary.txt", b"\xff" * 99_999, "is not UTF-8 text")],
+    [("missing.txt", None, "no such file or folder"), ("binary.txt", b"\xff" * 99_999, "is not UTF-8 text")],
 )
 def test_a_corpus_that_cannot_be_read_is_named(lab: Lab, name: str, content: bytes | None, told: str) -> None:
     if content is not None:

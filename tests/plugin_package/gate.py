@@ -11,7 +11,7 @@ import torch
 from hilnas_plugin.faults import S4D_FAULTS, altered
 
 from nas.core.layout import Layout
-from nas.measure.runtimes.executorch.compile import build
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights
 from nas.testing.executorch_gate import gate
@@ -23,7 +23,7 @@ LAYOUT = Layout.parse("d64 v300 ffn=geglu:96 [S4 A2/1 S4+swiglu:64]")
 
 
 def test_executorch_computes_what_pytorch_does(tmp_path: Path) -> None:
-    report = gate(tmp_path, LAYOUT, build(log=print))
+    report = gate(tmp_path, LAYOUT, EXECUTORCH.build(log=print))
     assert report.passed, (report.error, report.limit)
 
 
@@ -32,7 +32,7 @@ FAULTS = (*S4D_FAULTS, Fault("hidden units in another order", altered("ffn.up.we
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
-    assert not gate(tmp_path, LAYOUT, build(log=print), fault).passed
+    assert not gate(tmp_path, LAYOUT, EXECUTORCH.build(log=print), fault).passed
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import pytest
 from hilnas_plugin.faults import S4D_FAULTS
 
 from nas.core.layout import Layout
-from nas.measure.runtimes.llama_cpp.compile import build
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import Fault
 
@@ -18,10 +18,10 @@ LAYOUT = Layout.parse("d256 v512 ffn=swiglu:512 [S16 S16]")
 @pytest.mark.parametrize("quantisation", ["f32", "q4_0"])
 @pytest.mark.parametrize("text", [LAYOUT.format(), "d256 v512 ffn=swiglu:512 [S4 A8/4 S7 S1&W4/2@32]"])
 def test_llama_cpp_computes_what_pytorch_does(text: str, quantisation: str, tmp_path: Path) -> None:
-    report = gate(tmp_path, quantisation, Layout.parse(text), build(patched=True, log=print))
+    report = gate(tmp_path, quantisation, Layout.parse(text), LLAMA_CPP.build(patched=True, log=print))
     assert report.passed, (report.error, report.limit)
 
 
 @pytest.mark.parametrize("fault", S4D_FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
-    assert not gate(tmp_path, "q4_0", LAYOUT, build(patched=True, log=print), fault).passed
+    assert not gate(tmp_path, "q4_0", LAYOUT, LLAMA_CPP.build(patched=True, log=print), fault).passed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,15 +13,16 @@ from pretrain_lab import write_corpus, write_tokenizer
 from benchmarks.adapt import TINY, TINY_SETTINGS
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
-from nas.core.limit import Limit
 from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
+from nas.model.text.documents import read_sources
 from nas.train.adapt.adapt import Adaptation
 from nas.train.adapt.costs import Measure
 from nas.train.adapt.parallel import Workers
-from nas.train.adapt.settings import AdaptSettings
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.adapt.prepare import prepare
+from nas.train.adapt.request import AdaptRequest, AdaptSettings
+from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.next_token import Packed
 
 LAYOUT, SETTINGS = TINY, TINY_SETTINGS
@@ -80,16 +80,21 @@ def adaptation(
     budget: str = "",
     measure: Measure = work_of,
     *,
-    device: Mapping[str, Any] = MappingProxyType({"device": "arithmetic"}),
     settings: AdaptSettings = SETTINGS,
     teacher: Path | None = None,
     tokenizer: Path | None = None,
-    hours: float | None = None,
     workers: Workers | None = None,
+    **keys: Any,
 ) -> Adaptation:
     limit = work_of(LAYOUT)["decode_p50"] * 0.8
-    return Adaptation(
-        out, library, teacher or lab / "teacher.safetensors", tokenizer or lab / "tokenizer.json", [lab / "text"],
-        [Limit.parse(budget or f"decode_p50<={limit:.6f}ms")], measure, device, settings,
-        worker or alone(), hours, workers,
-    )  # fmt: skip
+    request = AdaptRequest(
+        **dict(settings),
+        **{"device": "arithmetic", "gguf": ("f16",)} | keys,
+        model=teacher or lab / "teacher.safetensors",
+        tokenizer=tokenizer or lab / "tokenizer.json",
+        corpus=(lab / "text",),
+        budget=(budget or f"decode_p50<={limit:.6f}ms",),
+        output=out,
+        library_folder=library,
+    )
+    return prepare(request, measure, worker or alone(), workers)

@@ -17,6 +17,7 @@ from nas.core.trial import EventKind
 from nas.infra.store import events, results, studies, trials
 from nas.infra.store.rows import Origin, StudyState
 from nas.infra.store.store import Store
+from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.search.study.events import CALIBRATED, LAUNCHED
 
 CORNER = {"quality": 0.0, "latency": 1.0, "memory": 1.0}
@@ -92,7 +93,7 @@ class LiveLab:
         made = Measurement(
             artifact="a", runtime=runtime, build="b", patched=False, device="box",
             workload=tiny_space().workloads["chat"], figures=figures(latency, memory, n), repetitions=[],
-            refused_share=0.0, noisy=noisy,
+            refused_share=0.0, noisy=noisy, protocol=PROTOCOL_VERSION,
         )  # fmt: skip
         outcome = {"value": made.model_dump(mode="json"), "seconds": 2.0}
         results.put(self.store, key(self._made), "measure", outcome, seconds=2.0, trial=(study, trial))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,7 +16,7 @@ from nas.core.layout import Layout
 from nas.model.nn.fit import Log, TrainingState, Worker
 from nas.model.nn.model import Model
 from nas.train.pretrain import member_training
-from nas.train.pretrain.member_training import MemberToTrain, run_plan, train_plan
+from nas.train.pretrain.member_training import MemberToTrain, Work, run_plan, train_plan
 from nas.train.pretrain.next_token import Pretraining, PretrainingRequest
 from nas.train.pretrain.recipe import Schedule, Settings, StageConfig
 from nas.train.pretrain.tokenizer_training import train_tokenizer
@@ -94,7 +93,7 @@ class Pretrained:
 
     def run(self, worker: Worker | None = None, checkpoint_s: float = 60.0) -> TrainingState:
         """Trains to the end; returns the state."""
-        return train_plan(self.plan, self.model, self.folder, "k" * 64, worker or alone(), checkpoint_s)[0]
+        return train_plan(self.plan, self.model, self.folder, worker or alone(), checkpoint_s)[0]
 
     def score(self) -> float:
         """Returns the bits per byte of all held-out text."""
@@ -112,11 +111,9 @@ def pretraining(
     return Pretrained(plan, folder, Model(LAYOUT, plan.seed))
 
 
-def run_here(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, Any]:
+def run_here(work: Work, workers: int, log: Log) -> dict[str, Any]:
     """`nas.train.pretrain.member_training.run_workers` without Ray: one worker, in this process."""
-    run_plan(spec, alone(log=log))
-    outcome: dict[str, Any] = json.loads((Path(spec["folder"]) / "outcome.json").read_text())
-    return outcome
+    return run_plan(work, alone(log=log))
 
 
 def tiny_family(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

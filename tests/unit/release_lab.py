@@ -9,18 +9,17 @@ from nas.core.family import (
     FAMILY,
     FILES,
     TRAINING,
+    BuildDecision,
     ComparedModel,
     Comparison,
-    Decision,
     Family,
-    Figure,
-    Measured,
+    MeasuredModel,
     Member,
     MemberFile,
     MemberFiles,
     MemberTraining,
-    Metric,
     Ratio,
+    RecordedFigure,
     Source,
     Tried,
     write_record,
@@ -40,7 +39,7 @@ def write_family(home: Path, name: str = "demo", text: str = "because it is fast
         text: stands wherever a record has words.
     """
     folder = home / "families" / name
-    choice = Decision(what=text, value=text, reason=text)
+    choice = BuildDecision(what=text, value=text, reason=text)
     tried = Tried(layout=SMALL, parameters=4_000_000, active=4_000_000, chosen=True, verdict=text)
     members = (
         Member(size="12M", layout=LARGE, parameters=12_000_000, active=12_000_000, non_embedding=11_000_000,
@@ -77,12 +76,12 @@ def files(folder: Path, text: str = "") -> MemberFiles:
     return MemberFiles(layout=SMALL, weights="random:0", loads={"llama.cpp": text or "lfm2"}, files=(listed,))
 
 
-def measured(device: str, decode: float, text: str) -> Measured:
+def measured(device: str, decode: float, text: str) -> MeasuredModel:
     """Figures of one model; the last one could not be read."""
-    speeds: list[tuple[Metric, int, float]] = [("decode_tps", 0, decode), ("prefill_tps", 1024, 12 * decode)]
-    figures = [Figure(metric=m, prompt=p, value=v, ci95=(0.9 * v, 1.1 * v)) for m, p, v in speeds]
-    figures.append(Figure(metric="peak_rss_mb", prompt=4096, reason=text))
-    return Measured(
+    speeds = [("decode_tps", 0, decode), ("prefill_tps", 1024, 12 * decode)]
+    figures = [RecordedFigure(metric=m, prompt=p, value=v, ci95=(0.9 * v, 1.1 * v)) for m, p, v in speeds]
+    figures.append(RecordedFigure(metric="peak_rss", prompt=4096, reason=text))
+    return MeasuredModel(
         device=device, runtime="llama.cpp", quantisation="q4_0", threads=2, figures=tuple(figures), noisy=decode < 50
     )
 

@@ -15,8 +15,8 @@ from nas.core.device import Device
 from nas.core.layout import Layout
 from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
 from nas.core.wire import Failure
-from nas.infra.store import agents, devices, jobs, outcomes, studies
-from nas.infra.store.rows import JobRow, JobState, Proposal, Study
+from nas.infra.store import agents, artifacts, devices, jobs, outcomes, studies
+from nas.infra.store.rows import JobRow, JobState, NewTrial, StoredFile, Study
 from nas.infra.store.store import Store
 
 SPACE = {"name": "tiny", "depth": [2, 4]}
@@ -63,13 +63,20 @@ def open_store(folder: Path, clock: Clock | None = None) -> Store:
 
 def new_study(store: Store, name: str = "first") -> Study:
     """A study without trials."""
-    return studies.create(store, name, SPACE, seed=7, version="0.1.0")
+    return studies.create(store, name, SPACE, seed=7, version="0.2.0")
 
 
-def proposal(width: int, **more: Any) -> Proposal:
+def proposal(width: int, **more: Any) -> NewTrial:
     """A proposal; each `width` gives another layout."""
     layout = Layout.parse(f"d64 v256 ffn=swiglu:{width} [C3 A2/1]")
-    return Proposal(layout.to_json(), layout.id, **more)
+    return NewTrial(layout.to_json(), layout.id, **more)
+
+
+def put_bytes(store: Store, content: bytes) -> StoredFile:
+    """Stores `content` as a file."""
+    with TemporaryDirectory() as folder:
+        Path(folder, "content").write_bytes(content)
+        return artifacts.put_file(store, Path(folder, "content"))
 
 
 def key(*inputs: object) -> str:
@@ -103,7 +110,7 @@ def round_of(model: str = "model") -> Round:
     return Round(candidate=Plan(runner=runner, inputs=inputs, args=(), deadline_s=1), repetitions=1)
 
 
-RESULT = RoundResult(pairs=[], push_s=0.5)
+RESULT = RoundResult(pairs=[], wall_s=0.5)
 
 
 BROKEN = Failure(kind="infrastructure", message="cable fell out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import math
 import time
@@ -25,16 +26,18 @@ from nas.infra.store.rows import StudyState
 from nas.infra.store.store import Store
 from nas.measure.protocol.calibration import MeasurementTarget
 from nas.measure.protocol.estimator import read_times
+from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.measure.protocol.rounds import Reference
 from nas.measure.runtimes import RUNTIMES
+from nas.model.text.corpus import CorpusRef
+from nas.search.analysis.archive import export_study
 from nas.search.analysis.record import MeasurementSummary, read_study
 from nas.search.analysis.snapshot import StudySnapshot
 from nas.search.compute import worker
 from nas.search.compute.ray import Work
-from nas.search.proxy.corpus import CorpusRef
 from nas.search.proxy.job import LmRun, TrainJob, TrainResult, weights_file
 from nas.search.study.check import support_filter
-from nas.search.study.events import CALIBRATED
+from nas.search.study.events import Calibrated
 from nas.search.study.ledger import Ledger
 from nas.search.study.orchestrator import Orchestrator
 from nas.search.study.proposals import ProposalDriver
@@ -247,7 +250,9 @@ class Bed:
         space = self.space.model_dump(mode="json")
         if name not in [study.name for study in studies.all(self.store)]:
             made = studies.create(self.store, name, space, seed=self.space.search.seed, version="0")
-            events.append(self.store, made.id, {"what": CALIBRATED, "id": DEVICE.id, "device": "local"})
+            build = self.runtime.runner(DEVICE.target).build
+            note = Calibrated("local", "fake", DEVICE.id, build, 1.0, PROTOCOL_VERSION, {}, {})
+            events.append(self.store, made.id, note.to_json())
         study = studies.get(self.store, name)
         if (old := leases.current(self.store, study.id)) is not None:
             leases.release(self.store, old)
@@ -293,6 +298,17 @@ class Bed:
             return await asyncio.wait_for(self.orchestrator(self.ledger(kind), trials).run(), seconds)
 
         return asyncio.run(go())
+
+
+def archived_lines(folder: Path) -> list[dict[str, Any]]:
+    """Runs a study of eight trials in `folder`, and returns the lines of its archive."""
+    store = Store.open(f"sqlite:///{folder / 'nas.db'}", artifacts=folder / "artifacts")
+    bed = Bed(store, folder, tiny_space(), FakeRuntime(folder / "fake"))
+    assert bed.run(trials=8) is StudyState.COMPLETE
+    with (folder / "study.jsonl.gz").open("wb") as file:
+        export_study(store, studies.get(store, "study").id, file)
+    store.close()
+    return [json.loads(line) for line in gzip.decompress((folder / "study.jsonl.gz").read_bytes()).splitlines()]
 
 
 def lm_job(steps: int = 3) -> TrainJob:

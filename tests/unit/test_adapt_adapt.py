@@ -29,16 +29,17 @@ from nas.measure.protocol.bench import BenchOptions
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
+from nas.model.text.documents import read_sources
 from nas.train.adapt import adapt
 from nas.train.adapt import library as library_module
 from nas.train.adapt.adapt import CHILD, REPORT, Adaptation, write_child
 from nas.train.adapt.alternatives import default_alternatives, started
-from nas.train.adapt.healing import Healing, heal
-from nas.train.adapt.hours import RESERVE, LibraryTimes, Parts, time_library
+from nas.train.adapt.healing import batches_of, heal
+from nas.train.adapt.hours import RESERVE, LibraryTimes, PartTimes, time_library
 from nas.train.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, trim
+from nas.train.adapt.request import AdaptSettings
 from nas.train.adapt.selection import select
-from nas.train.adapt.settings import AdaptSettings
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 
@@ -115,13 +116,13 @@ def test_readers_are_selected_with_the_block_that_they_read(
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=QUICK)
     problem = one.choices.problem()
-    (reader,) = (option for option in problem.places[Slot(1, "mixer")] if "kv=" in option.name)
+    (reader,) = (option for option in problem.options[Slot(1, "mixer")] if "kv=" in option.name)
     own = block_name(Slot(0, "mixer").block(LAYOUT))
     assert reader.needs == (Slot(0, "mixer"), own)
     kept = {Slot(1, "mixer"): Block.parse(reader.name, "mixer")}
     less = work_of(LAYOUT)["decode_p50"] - work_of(with_blocks(LAYOUT, kept)[0])["decode_p50"]
     assert reader.costs["decode_p50"] == pytest.approx(-less)
-    places = dict(problem.places) | {Slot(1, "mixer"): [reader]}
+    places = dict(problem.options) | {Slot(1, "mixer"): [reader]}
     chosen = select(places, problem.base, {})
     assert chosen is not None and chosen[Slot(0, "mixer")].name == own
     assert one._child(problem, chosen) is not None
@@ -264,7 +265,6 @@ def test_settings_name_further_mixers(lab: Path, tmp_path: Path, monkeypatch: py
     def given(*mixers: str) -> AdaptSettings:
         return QUICK.model_copy(update={"mixers": mixers})
 
-    assert "mixers" not in given().model_dump(), "folders of earlier adaptations stay valid"
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=given("L4/48(nope_dim=8,rope_dim=8)", "X4"))
     names = [block.format() for block in one.alternatives[Slot(0, "mixer")] if block]
     assert names[-2:] == ["L4/48(nope_dim=8)", "X4"]
@@ -350,16 +350,11 @@ def test_healing_in_bfloat16_lowers_the_divergence(lab: Path, tmp_path: Path, te
     found = []
     for precision in ("float32", "bfloat16"):
         healing = SETTINGS.healing.model_copy(update={"precision": precision})
-        model = heal(lambda: library.mix(choice), library, text, healing, tmp_path / "training")
+        model = heal(lambda: library.mix(choice), library, batches_of(text, healing), healing, tmp_path / "training")
         assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
         found.append(library.divergence(model))
     assert found[1] != found[0]
     assert before - found[1] == pytest.approx(before - found[0], rel=0.05)
-
-
-def test_the_default_precision_is_no_part_of_keys() -> None:
-    assert "precision" not in AdaptSettings().model_dump_json()
-    assert Healing(precision="bfloat16").model_dump() != Healing().model_dump()
 
 
 def test_streams_that_are_kept_save_passes_and_change_nothing(
@@ -461,7 +456,7 @@ def test_healing_that_harms_is_undone(lab: Path, tmp_path: Path, text: list[Toke
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
     healing = SETTINGS.healing.model_copy(update={"lr": 0.1})
-    model = heal(lambda: library.mix({}), library, text, healing, tmp_path / "training")
+    model = heal(lambda: library.mix({}), library, batches_of(text, healing), healing, tmp_path / "training")
     assert library.divergence(model) == 0
     for name, tensor in teacher.model.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
@@ -512,11 +507,11 @@ def test_a_child_keeps_the_budget_and_kills_do_not_change_it(
 
     blocks = tmp_path / "library" / "blocks"
     for repeated, trained in ((False, 0), (True, sum(name != "-" for _, _, name in child["choice"]))):
-        shutil.rmtree(blocks)
+        shutil.rmtree(blocks, ignore_errors=True)
         if repeated:
             (tmp_path / "whole" / REPORT).unlink()
         assert adaptation(lab, tmp_path / "whole", tmp_path / "library").run() == report
-        assert len(list(blocks.iterdir())) == trained, "only blocks of the chosen child are trained again"
+        assert len(list(blocks.glob("*"))) == trained, "only blocks of the chosen child are trained again"
 
 
 def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_feed_forward(
@@ -592,13 +587,7 @@ def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypa
 
 def arithmetic_bench(options: BenchOptions, log: Any) -> dict[str, Any]:
     assert isinstance(options.subject, Layout)
-    figures = work_of(options.subject)
-    return {
-        "decode_ms": {"p50": figures["decode_p50"], "p95": None},
-        "ttft_ms": {"value": None},
-        "peak_rss_mb": {"total": None, "prefill": None, "decode": None},
-        "file_mb": figures["file_size"],
-    }
+    return {"figures": {name: {"value": value} for name, value in work_of(options.subject).items()}}
 
 
 def test_a_model_without_a_tokenizer_is_refused(lab: Path, tmp_path: Path) -> None:
@@ -631,7 +620,7 @@ def refused(lab: Path, tmp_path: Path, **other: Path) -> str:
     )  # fmt: skip
     assert done.code in (3, 4)
     assert len(done.err.strip().splitlines()) == 1
-    assert not (given["output"] / "plan.json").exists()
+    assert not (given["output"] / "request.json").exists()
     assert not list((tmp_path / "library").glob("blocks/*"))
     return done.err
 
@@ -674,7 +663,7 @@ def test_a_child_keeps_the_tokenizer_of_its_model(lab: Path, tmp_path: Path, mon
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", tokenizer=path, settings=QUICK)
     report = one.run()
     assert 0 < report["teacher"]["bits_per_byte"] < 20
-    files = write_child(one, report, ["f16"], None)
+    files = write_child(one, report)
     assert any(name.endswith("gguf/child-F16.gguf") for name in files)
     carried = tmp_path / "out/files/transformers"
     assert (carried / "tokenizer.json").read_bytes() == path.read_bytes()
@@ -699,14 +688,14 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
 
     with pytest.raises(InvalidInput, match="1e-09 hours are too few: scores and measurements take"):
         start(1e-9).claim()
-    assert not (tmp_path / "out/plan.json").exists()
+    assert not (tmp_path / "out/request.json").exists()
     parts = LibraryTimes(0.01, 0.02, 10.0)
     monkeypatch.setattr(adapt, "time_library", lambda *_: parts)
     monkeypatch.setattr(Adaptation, "_healing_seconds", lambda self, quiet: 0.1)
     one = start(1.0)
     one.claim()
-    tokens = json.loads((tmp_path / "out/plan.json").read_bytes())["tokens"]
-    assert tokens == {"library": one.library.settings.tokens, "healing": one.settings.healing.tokens}
+    tokens = json.loads((tmp_path / "out/request.json").read_bytes())["tokens"]
+    assert tokens == {"library": one.library.settings.tokens, "healing": one.request.healing.tokens}
     taken = 10 + 0.01 * tokens["library"] + 0.1 * tokens["healing"]
     assert 0.98 * 3600 * (1 - RESERVE) < taken <= 3600 * (1 - RESERVE)
     assert tokens["healing"] == pytest.approx(8 * tokens["library"], rel=0.1), "in the proportion of the settings"
@@ -715,7 +704,7 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(adapt, "time_library", None)  # not timed again
     again = start(1.0)
     again.claim()
-    assert again.library.settings == one.library.settings and again.settings == one.settings
+    assert again.library.settings == one.library.settings and again.request == one.request
     for other in (2.0, None):
         with pytest.raises(InvalidInput, match="another hours"):
             start(other)
@@ -727,14 +716,14 @@ def test_parts_are_timed_on_the_model(lab: Path, tmp_path: Path, text: list[Toke
     timed = time_library(
         lambda folder, settings: Library(folder, teacher, text, settings, alone()), SETTINGS.library, alternatives
     )
-    assert 0 < timed.token < 10 and 0 < timed.again_token < 1 and 0 < timed.scores < 600
+    assert 0 < timed.token < 10 and 0 < timed.recomputed_token < 1 and 0 < timed.scores < 600
     with pytest.raises(InvalidInput, match="too few"):
-        Parts(1.0, 0.0, 0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
+        PartTimes(1.0, 0.0, 0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
 
 
 @pytest.mark.parametrize("kept", [0, 10_000, 1 << 30])
 def test_tokens_whose_streams_are_not_kept_take_longer(kept: int) -> None:
-    parts = Parts(0.01, 0.02, kept, 0.1, scores=10.0, measurements=50.0)
+    parts = PartTimes(0.01, 0.02, kept, 0.1, scores=10.0, measurements=50.0)
     library, healing = parts.tokens(1.0, 1 << 16, 1 << 14)
     taken = 60 + 0.01 * library + 0.02 * max(0, library - kept) + 0.1 * healing
     assert 0.96 * 3600 * (1 - RESERVE) < taken <= 3600 * (1 - RESERVE)

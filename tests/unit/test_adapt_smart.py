@@ -11,10 +11,10 @@ import pytest
 import torch
 from adapt_lab import LAYOUT, SETTINGS, alone, sources, write_lab
 
+from benchmarks.adapt_smart import sensitivities, smart_layers
 from nas.core.block import Block
 from nas.core.replacement import Slot
 from nas.train.adapt.library import Library, TrainedTeacher
-from nas.train.adapt.smart import sensitivities, smart_layers
 
 
 def by_enumeration(sensitivity: list[float], count: int) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from nas.measure.runtimes import RUNTIMES
 from nas.model.nn.mixes import compared
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights
-from nas.search.proxy.corpus import refer_scores
+from nas.model.text.corpus import refer_scores
 from nas.search.proxy.job import TrainResult, weights_file
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.mixes import assembled_mix, evaluate_mix, trained_model
@@ -55,11 +55,19 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("space")
     RUNTIMES.add("fake", FakeRuntime(folder / "runners"))
     lab = write_lab(folder / "lab")
-    workload = {"prompt": 64, "gen": 16}
-    place = {"device": "local", "runtime": "fake", "quantisation": "", "workload": workload}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NAS_CACHE", str(folder / "cache"))
-        one = adaptation(lab, folder / "out", folder / "library", alone(), device=place, settings=RECALLING)
+        one = adaptation(
+            lab,
+            folder / "out",
+            folder / "library",
+            alone(),
+            device="local",
+            runtime="fake",
+            prompt=64,
+            gen=16,
+            settings=RECALLING,
+        )
         write_space(one, folder / "mixes.yaml", 8)
     path = folder / "mixes.yaml"
     return Written(one, path, load_space(path), LibraryScores.read(folder / "mixes-scores.json"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import gzip
 import io
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -18,21 +19,20 @@ from exhaustive import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_support import open_store
+from study_support import archived_lines
 
 from nas.core.canonical import canonical_json
 from nas.core.errors import InvalidInput
 from nas.infra.store import events, studies, trials
-from nas.infra.store.archive import export_study
-from nas.infra.store.rows import Role
+from nas.infra.store.rows import Role, Study
 from nas.infra.store.store import Store
-from nas.search.analysis.archive import import_archive
+from nas.search.analysis.archive import export_study, import_study
 from nas.search.analysis.hardware import hardware_report
 from nas.search.analysis.report import csv_parts, study_report, study_table
 from nas.search.analysis.snapshot import Snapshots
 from nas.serve.api.serve import users_router
 
 EXAMPLES = int(os.environ.get("HILNAS_FUZZ", examples(40)))
-ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "0.1.0" / "study-archive.jsonl.gz"
 Line = dict[str, Any]
 
 
@@ -41,15 +41,16 @@ def note(trial: int | None, **payload: Any) -> Line:
     return {"event": {"trial": trial, "kind": kind, "payload": payload, "at": 1.8e9}}
 
 
-def genuine() -> list[Line]:
-    """An exported study, with notes of every kind."""
-    found = [json.loads(line) for line in gzip.decompress(ARCHIVE.read_bytes()).decode().splitlines()]
+@cache
+def recorded() -> list[Line]:
+    """An exported study, with notes of every kind. It is not to be changed: see `genuine`."""
+    with TemporaryDirectory() as folder:
+        found = archived_lines(Path(folder))
     told = next(line for line in found if is_note(line, "told"))["event"]["payload"]["observation"]
     more = [
         note(None, what="launched", trials=8, warm_start=["first"]),
-        note(None, what="corpus", hash="c" * 64),
+        note(None, what="corpus", hash="c" * 64, versions={"trainer": 5}, made_of={}),
         note(None, what="warm start", studies=[{"study": "first", "layouts": 1}], observations=[told]),
-        note(None, what="calibrated", device="local", id="box", runtime="fake", build="b", ms=2.5),
         {"event": {"trial": None, "kind": "study", "at": 1.8e9,
                    "payload": {"what": "marked", "trial": 1, "star": True, "tags": ["small"], "text": "try it"}}},
         {"event": {"trial": None, "kind": "study", "at": 1.8e9, "payload": profiled(found, 1)}},
@@ -88,6 +89,11 @@ def to_text(lines: list[Line]) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
+def read_in(store: Store, text: str | list[Line], **options: Any) -> Study:
+    """Imports an uncompressed archive."""
+    return import_study(store, io.BytesIO((text if isinstance(text, str) else to_text(text)).encode()), **options)
+
+
 def is_note(line: Line, what: str) -> bool:
     return "event" in line and line["event"]["payload"].get("what") == what
 
@@ -96,7 +102,8 @@ def line_of(lines: list[Line], wanted: Callable[[Line], bool]) -> Line:
     return next(line for line in lines if wanted(line))
 
 
-GENUINE = genuine()
+def genuine() -> list[Line]:
+    return copy.deepcopy(recorded())
 
 
 class Lab:
@@ -143,7 +150,7 @@ def show_everything(lab: Lab, name: str) -> None:
     statuses = {path: lab.ask(path) for path in lab.paths(name)}
     assert set(statuses.values()) == {200}, {path: status for path, status in statuses.items() if status != 200}
     study = studies.get(lab.store, name)
-    export_study(lab.store, study.id, io.StringIO())
+    export_study(lab.store, study.id, io.BytesIO())
     snapshot = Snapshots(lab.store).get(name)
     canonical_json(study_report(lab.store, snapshot))
     assert "".join(csv_parts(*study_table(snapshot)))
@@ -151,7 +158,7 @@ def show_everything(lab: Lab, name: str) -> None:
 
 
 def test_a_genuine_archive_is_imported_and_shown(lab: Lab) -> None:
-    study = import_archive(lab.store, io.StringIO(to_text(GENUINE)), name="genuine")
+    study = read_in(lab.store, recorded(), name="genuine")
     try:
         show_everything(lab, "genuine")
     finally:
@@ -240,23 +247,23 @@ MALFORMED = {
 
 @pytest.mark.parametrize("tamper", MALFORMED.values(), ids=MALFORMED)
 def test_what_no_reader_can_read_is_refused_with_its_line(tmp_path: Path, tamper: Callable[[list[Line]], None]) -> None:
-    store, lines = open_store(tmp_path), copy.deepcopy(GENUINE)
+    store, lines = open_store(tmp_path), genuine()
     tamper(lines)
-    (changed,) = [n for n, (old, new) in enumerate(zip([*GENUINE, None], lines, strict=False), 1) if old != new][:1]
+    (changed,) = [n for n, (old, new) in enumerate(zip([*recorded(), None], lines, strict=False), 1) if old != new][:1]
     with pytest.raises(InvalidInput) as caught:
-        import_archive(store, io.StringIO(to_text(lines)))
+        read_in(store, lines)
     assert caught.value.where == f"line {changed}"
     assert studies.all(store) == []
 
 
 @pytest.mark.parametrize("trial", [0, 1 << 20])
 def test_a_profile_of_another_layout_is_refused(tmp_path: Path, trial: int) -> None:
-    store, lines = open_store(tmp_path), copy.deepcopy(GENUINE)
+    store, lines = open_store(tmp_path), genuine()
     note = line_of(lines, of_note("profiled"))["event"]["payload"]
     note["trial"] = trial
     note["profile"]["parts"] = note["profile"]["parts"][1:]
     with pytest.raises(InvalidInput, match=f"a profile of trial {trial}, which has another layout"):
-        import_archive(store, io.StringIO(to_text(lines)))
+        read_in(store, lines)
     assert studies.all(store) == []
 
 
@@ -265,7 +272,7 @@ def test_numbers_that_cannot_be_stored_are_refused_with_file_and_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
 ) -> None:
     monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
-    lines = copy.deepcopy(GENUINE)
+    lines = genuine()
     at = lines.index(line_of(lines, lambda line: "attempt" in line))
     lines[at]["attempt"]["payload"] = {"t": "HERE"}
     file = tmp_path / "archive"
@@ -277,15 +284,15 @@ def test_numbers_that_cannot_be_stored_are_refused_with_file_and_line(
 
 
 def malformed_study(store: Store, name: str, space: Any) -> int:
-    """A study as version 0.1.0 imported it."""
-    return studies.create(store, name, space, seed=0, version="0.1.0").id
+    """A study that no import would let in, as a damaged database may hold one."""
+    return studies.create(store, name, space, seed=0, version="0.2.0").id
 
 
 def test_lists_survive_studies_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
     lab = Lab(tmp_path)
     lab.dashboard.study("good")
-    space = GENUINE[0]["space"]
+    space = recorded()[0]["space"]
     malformed_study(lab.store, "spaceless", {})
     malformed_study(lab.store, "numbered", {"name": 5})
     for name, payload in {"calibrated": {"what": "calibrated"}, "launched": {"what": "launched"}}.items():
@@ -330,13 +337,10 @@ def sort_of(line: Line) -> str:
     return str(line["result"]["stage"]) if "result" in line else next(iter(line))
 
 
-SORTS = sorted({sort_of(line) for line in GENUINE[:-1]})
-
-
 def mutate(lines: list[Line], draw: Callable[..., Any]) -> None:
     """Drops, repeats, swaps or changes one line."""
-    sort = draw(st.sampled_from(SORTS))
-    alike = [number for number, line in enumerate(lines[:-1]) if line in GENUINE and sort_of(line) == sort]
+    sort = draw(st.sampled_from(sorted({sort_of(line) for line in recorded()[:-1]})))
+    alike = [number for number, line in enumerate(lines[:-1]) if line in recorded() and sort_of(line) == sort]
     number = draw(st.sampled_from(alike)) if alike else 0
     match draw(st.sampled_from(["drop", "repeat", "swap", *["change"] * 12])):
         case "drop":
@@ -386,7 +390,7 @@ def change(lines: list[Line], line: Line, draw: Callable[..., Any]) -> None:
 @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_file_is_refused_or_shown_on_every_page(lab: Lab, data: st.DataObject) -> None:
-    lines = copy.deepcopy(GENUINE)
+    lines = genuine()
     for _ in range(data.draw(st.integers(1, 3))):
         mutate(lines, data.draw)
     text = to_text(lines)
@@ -395,7 +399,7 @@ def test_any_file_is_refused_or_shown_on_every_page(lab: Lab, data: st.DataObjec
         text = text[:at] + data.draw(st.sampled_from(["", "1e999", "\n", '"', "{", "]", "\x00", "9" * 400])) + text[at:]
     before = [study.name for study in studies.all(lab.store)]
     try:
-        study = import_archive(lab.store, io.StringIO(text), name="copy")
+        study = read_in(lab.store, text, name="copy")
     except InvalidInput as error:
         assert error.exit_code == 3
         assert [study.name for study in studies.all(lab.store)] == before

@@ -15,7 +15,7 @@ from nas.core.layout import Layout
 from nas.core.scoring import MeasurementKey
 from nas.core.space import SearchSpace
 from nas.infra.store import trials
-from nas.infra.store.rows import Proposal
+from nas.infra.store.rows import NewTrial
 from nas.search.analysis.axes import AxisView, axis_views, measured_figures
 from nas.search.analysis.snapshot import TENTHS
 from nas.serve.views.study import kind_views, page_state, share_views
@@ -36,17 +36,17 @@ def test_a_figure_that_is_an_objective_is_told_once() -> None:
     assert list(found) == [
         "quality", "latency", "memory", "decode_p50.chat@local.fake", "params_total", "params_active", "kv_bytes"
     ]  # fmt: skip
-    assert (found["quality"].place, found["memory"].place) == (None, "local/fake")
+    assert (found["quality"].target, found["memory"].target) == (None, "local/fake")
     assert [axis.objective for axis in found.values()] == [True] * 3 + [False] * 4
 
 
 def test_over_several_places_an_objective_is_a_ratio_and_every_place_has_its_own_axis() -> None:
     found = axes(tiny_space(**TWO), memory=3.0)
     memory = found["memory"]
-    assert (memory.unit, memory.place, memory.direction) == ("x", None, "min")
+    assert (memory.unit, memory.target, memory.direction) == ("x", None, "min")
     assert memory.budget == pytest.approx(2.0), "twice the published reference's figure, wherever"
     own = found["peak_rss.chat@local.other"]
-    assert (own.unit, own.place, own.workload, own.budget) == ("MB", "local/other", "chat", 6.0)
+    assert (own.unit, own.target, own.workload, own.budget) == ("MB", "local/other", "chat", 6.0)
 
 
 def test_no_line_tells_budgets_that_differ_from_place_to_place() -> None:
@@ -71,7 +71,7 @@ def test_keys_are_safe_in_addresses_and_differ() -> None:
 
 def test_what_needs_no_workload_has_none() -> None:
     found = axes(tiny_space(budgets=[{"metric": "file_size", "max": "3MB"}]))["file_size@local.fake"]
-    assert (found.workload, found.place, found.budget) == (None, "local/fake", 3.0)
+    assert (found.workload, found.target, found.budget) == (None, "local/fake", 3.0)
 
 
 def test_a_budget_on_quality_is_a_line_on_its_axis() -> None:
@@ -109,8 +109,8 @@ def test_an_address_says_what_the_page_shows() -> None:
 
 def test_the_address_chooses_device_and_runtime() -> None:
     found = [*axes(tiny_space(**TWO)).values()]
-    assert page_state(found, {"place": "local/other"}).place == "local/other"
-    assert page_state(found, {}).place is None
+    assert page_state(found, {"place": "local/other"}).target == "local/other"
+    assert page_state(found, {}).target is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_shares_of_the_depth_are_exact_and_whole(tmp_path: Path) -> None:
     texts = ("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]", "d128 v256 ffn=swiglu:320 [A2/1*2]")
     for text, origin in zip(texts, ("proposal", "seed"), strict=True):
         layout = Layout.parse(text)
-        trials.propose(lab.store, study, [Proposal(layout.to_json(), layout.id, origin=origin)])
+        trials.propose(lab.store, study, [NewTrial(layout.to_json(), layout.id, origin=origin)])
     views = {(each.role, each.kind): each for each in share_views(snapshot(lab.store))}
     for role in ("mixer", "ffn"):
         assert [sum(each.all[tenth] for (its, _), each in views.items() if its == role) for tenth in range(TENTHS)] == (

@@ -20,7 +20,7 @@ from nas.search.proposers import Sampler
 from nas.search.proposers.ehvi import EhviSearch
 from nas.search.proposers.surrogate import Forecast, Surrogate
 from nas.serve.dashboard.pages import render
-from nas.serve.views.study import effects_view
+from nas.serve.views.effects import effects_view
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem
 

@@ -112,12 +112,12 @@ def check_against_report(told: Points, report: dict[str, Any]) -> None:
     assert {entry.name for entry in told.references} == {row["name"] for row in report["references"]}
     assert told.hypervolume == (None if (volume := report["hypervolume"]) is None else pytest.approx(volume, abs=1e-9))
     assert told.device_seconds == pytest.approx(report["stage_seconds"]["measure"])
-    assert told.course is not None
-    if told.course.hypervolume:
-        assert told.course.hypervolume[-1] == told.hypervolume
+    assert told.curve is not None
+    if told.curve.hypervolume:
+        assert told.curve.hypervolume[-1] == told.hypervolume
     for trial, row in ranking.items():
         for name, value in row["objectives"].items():
-            assert told.told.values[name][trial] == pytest.approx(value, rel=1e-5)
+            assert told.columns.values[name][trial] == pytest.approx(value, rel=1e-5)
 
 
 @settings(max_examples=examples(25))
@@ -149,20 +149,22 @@ def viewed(before: Points | None, delta: Points) -> Points:
     """What a viewer has after a delta."""
     if before is None:
         return delta
-    kept = {"course": delta.course or before.course, "front": before.front if delta.front is None else delta.front}
-    merged = delta.model_copy(deep=True, update=kept)
-    for name in ("trial", *_PLAIN):
-        setattr(merged.told, name, _merged(getattr(before.told, name), getattr(delta.told, name), before, delta))
-    for key, column in delta.told.values.items():
-        merged.told.values[key] = _merged(before.told.values[key], column, before, delta)
-    return merged
+    old, new = before.columns, delta.columns
+    plain = {name: _merged(getattr(old, name), getattr(new, name), before, delta) for name in ("trial", *_PLAIN)}
+    values = {key: _merged(old.values[key], column, before, delta) for key, column in new.values.items()}
+    update = {
+        "curve": delta.curve or before.curve,
+        "front": before.front if delta.front is None else delta.front,
+        "columns": new.model_copy(update=plain | {"values": values}),
+    }
+    return delta.model_copy(update=update)
 
 
 _PLAIN = ("status", "origin", "rung", "feasible", "noisy")
 
 
 def _merged(old: list[Any], new: list[Any], before: Points, delta: Points) -> list[Any]:
-    rows = dict(zip(before.told.trial, old, strict=True)) | dict(zip(delta.told.trial, new, strict=True))
+    rows = dict(zip(before.columns.trial, old, strict=True)) | dict(zip(delta.columns.trial, new, strict=True))
     return [rows[trial] for trial in sorted(rows)]
 
 
@@ -173,10 +175,10 @@ def test_what_did_not_change_is_not_told_again(lab: LiveLab) -> None:
     lab.complete(study, 1.0, 1.2, 1.2)
     seen = points(live.get("study")).revision
     nothing = points(live.get("study"), seen)
-    assert (nothing.told.trial, nothing.course, nothing.revision) == ([], None, seen)
+    assert (nothing.columns.trial, nothing.curve, nothing.revision) == ([], None, seen)
     lab.note_quality(study, first, 1.1)
     delta = points(live.get("study"), seen)
-    assert delta.told.trial == [first]
+    assert delta.columns.trial == [first]
     assert delta.trials == 2
 
 
@@ -206,10 +208,10 @@ def test_many_trials_are_read_with_few_statements(lab: LiveLab) -> None:
         found = Snapshots(lab.store).get("study")
     assert len(statements) < 40
     assert found.states() == {"complete": 2001}
-    axes = {i: found.counted[i] for i in found.course.front}
-    assert front_hypervolume(axes, found.corner or []) == pytest.approx(found.course.hypervolume)
+    axes = {i: found.counted[i] for i in found.curve.front}
+    assert front_hypervolume(axes, found.reference_point or []) == pytest.approx(found.curve.hypervolume)
     assert found.device_seconds == pytest.approx(2.0 * 2001)
-    moments = [-1.0, *(step.at for step in found.course.steps), 1e12]
+    moments = [-1.0, *(step.at for step in found.curve.steps), 1e12]
     assert found.device_seconds_until(moments).tolist()[-1] == found.device_seconds
 
 
@@ -217,7 +219,7 @@ def test_a_study_that_is_launched_again_is_not_read_whole_again(lab: LiveLab) ->
     study, snapshots = lab.study(), Snapshots(lab.store)
     lab.complete(study, 1.0, 1.5, 1.5)
     before = snapshots.get("study")
-    events.append(lab.store, study, {"what": LAUNCHED, "trials": 9, "accept_noise": False})
+    events.append(lab.store, study, {"what": LAUNCHED, "trials": 9, "warm_start": []})
     after = snapshots.get("study")
     assert after.records[0] is before.records[0] and after.record.wanted == 9
     events.append(lab.store, study, {"what": CALIBRATED, "id": "box-2", "device": "local"})
@@ -231,7 +233,7 @@ def test_running_time_does_not_count_nights(lab: LiveLab) -> None:
     ran = snapshots.get("study").record.log.elapsed_s
     assert ran == lab.clock.time - begun - 1  # the clock went on after the last event
     lab.clock.time += 1e5
-    events.append(lab.store, study, {"what": LAUNCHED, "trials": 9, "accept_noise": False})
+    events.append(lab.store, study, {"what": LAUNCHED, "trials": 9, "warm_start": []})
     lab.clock.time += 3
     lab.propose(study)
     log = snapshots.get("study").record.log

@@ -28,10 +28,10 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup, ServerError
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi import checks
-from store_support import BROKEN, key, proposal, round_of
+from store_support import BROKEN, key, proposal, put_bytes, round_of
 
 from nas.core.plan import InputFile, PlanFile
-from nas.infra.store import agents, artifacts, jobs, outcomes, studies, trials
+from nas.infra.store import agents, jobs, outcomes, studies, trials
 from nas.infra.store.rows import JobRow, Role
 from nas.infra.web.errors import ErrorBody
 from nas.search.spaces import parse_space
@@ -65,7 +65,7 @@ def make_farm(folder: Path) -> Farm:
     agent, _ = lab.enrol("host"), lab.enrol("spare")
     said = registration("host", "box", "idle")
     assert client.post("/v1/agents/register", json=said, auth=agent).status_code == 200
-    stored = artifacts.put_bytes(lab.store, b"model")
+    stored = put_bytes(lab.store, b"model")
     job = queue(lab, InputFile(sha256=stored.sha256, size=5))
     (folder / "run").write_bytes(b"model")
     runner = round_of().candidate.runner

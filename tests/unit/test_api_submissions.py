@@ -15,7 +15,6 @@ from nas.infra.store.rows import StudyState
 from nas.infra.web.errors import Conflict
 from nas.search.spaces import parse_space
 from nas.serve.api import submissions as records
-from nas.serve.api.studies import SubmitRequest
 from nas.serve.api.submissions import LaunchProcess, Submission, SubmissionFolder, SubmissionState, SubmittedStudies
 
 
@@ -216,12 +215,3 @@ def test_the_process_is_a_plain_launch_over_the_same_database(lab: Lab, monkeypa
     assert environment["NAS_DB"] == str(lab.store.engine.url)
     assert environment["NAS_HOME"] == str(lab.home)
     assert not {"NAS_SERVER", "NAS_TOKEN"} & set(environment)
-
-
-def test_an_option_of_the_first_version_is_ignored(lab: Lab) -> None:
-    """Its clients and files have `accept_noise`."""
-    submit(lab)
-    stored = found(lab).model_dump(mode="json")
-    assert Submission.model_validate(stored | {"accept_noise": True}) == found(lab)
-    asked = {"study": "mine", "space": "name: x", "trials": 3}
-    assert SubmitRequest.model_validate(asked | {"accept_noise": False}) == SubmitRequest.model_validate(asked)

@@ -12,9 +12,9 @@ from api_lab import Lab, refusal
 from fastapi import APIRouter
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
-from store_support import new_study, put, take
+from store_support import new_study, put, put_bytes, take
 
-from nas.infra.store import agents, artifacts, calibrations
+from nas.infra.store import agents, calibrations
 from nas.infra.store import studies as studies_table
 from nas.infra.store.rows import Role, StudyState
 from nas.infra.web.errors import ErrorBody
@@ -214,7 +214,7 @@ def test_metrics_tell_of_studies_disk_drift_and_noise(lab: Lab) -> None:
     study = new_study(lab.store)
     studies_table.set_state(lab.store, study.id, StudyState.FAILED)
     new_study(lab.store, "second")
-    stored = artifacts.put_bytes(lab.store, b"12345")
+    stored = put_bytes(lab.store, b"12345")
     calibrations.put(lab.store, "box", "fake", "b1", 12.5, {})
     for job, calm, later in (("before", True, 1), ("now", True, 4000), ("disturbed", False, 1)):
         lab.clock.time += later

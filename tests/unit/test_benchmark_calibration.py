@@ -27,7 +27,7 @@ from benchmarks.quality.calibration import (
     scales,
 )
 from nas.core.quality_config import QualityConfig
-from nas.search.proxy.corpus import CorpusRef
+from nas.model.text.corpus import CorpusRef
 from nas.search.spaces import load_space
 
 CORPUS = CorpusRef(source="default", hash="0" * 64)

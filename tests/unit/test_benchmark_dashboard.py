@@ -46,4 +46,4 @@ def test_one_more_trial_is_news_to_a_viewer(made: tuple[Store, int]) -> None:
     before = points(snapshots.get("many"))
     assert before.hypervolume and before.front
     number = Orchestrator(store, study, Judge()).add()
-    assert points(snapshots.get("many"), before.revision).told.trial == [number]
+    assert points(snapshots.get("many"), before.revision).columns.trial == [number]

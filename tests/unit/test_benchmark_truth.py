@@ -18,7 +18,7 @@ from benchmarks.quality.truth import (
     variant,
 )
 from nas.core.layout import Layout
-from nas.search.proxy.corpus import CorpusRef
+from nas.model.text.corpus import CorpusRef
 
 CORPUS = CorpusRef(source="default", hash="0" * 64)
 

@@ -42,7 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BenchOptions]
 
     monkeypatch.setattr("nas.cli.compare.bench_each", measure)
     monkeypatch.setattr("nas.measure.runtimes.llama_cpp.binding.bits_per_byte", lambda build, file, *_: BITS[file.name])
-    monkeypatch.setattr("nas.measure.runtimes.llama_cpp.runtime.find_build", lambda **_: None)
+    monkeypatch.setattr("nas.measure.runtimes.built_runtime.BuiltRuntime.find_build", lambda *_, **__: None)
     monkeypatch.setattr("nas.measure.runtimes.llama_cpp.runtime.LlamaCpp.needs_patched", lambda self, model: False)
     for name, _ in FIGURES:
         (tmp_path / name).write_bytes(b"model")

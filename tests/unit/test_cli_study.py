@@ -15,7 +15,7 @@ from nas.cli.study_view import report_fields
 from nas.core.layout import Layout
 from nas.core.trial import EventKind
 from nas.infra.store import studies, trials
-from nas.infra.store.rows import Proposal
+from nas.infra.store.rows import NewTrial
 from nas.infra.store.store import Store
 from nas.search.proposers.ehvi import EhviSearch
 from nas.search.spaces import load_space
@@ -34,7 +34,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     study = studies.create(store, "first", space, seed=0, version="0")
     layouts = [Layout.parse(text) for text in LAYOUTS]
     record = {"engine": EhviSearch.engine}
-    trials.propose(store, study.id, [Proposal(layout.to_json(), layout.id, record=record) for layout in layouts])
+    trials.propose(store, study.id, [NewTrial(layout.to_json(), layout.id, record=record) for layout in layouts])
     trials.add_event(store, study.id, 1, EventKind.FAILED, {"reason": "crash"})
     yield store
     store.close()

@@ -12,7 +12,17 @@ from store_support import open_store
 from study_support import DEVICE, InlineJobs, reference_times
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
-from nas.core.family import FAMILY, FILES, Comparison, Family, Measured, Member, MemberFile, MemberFiles, write_record
+from nas.core.family import (
+    FAMILY,
+    FILES,
+    Comparison,
+    Family,
+    MeasuredModel,
+    Member,
+    MemberFile,
+    MemberFiles,
+    write_record,
+)
 from nas.core.layout import Layout
 from nas.core.plan import Round, RoundResult
 from nas.core.space import MeasurementSettings
@@ -43,8 +53,8 @@ from nas.train.compare.compare import (
 SMALL = "d128 v256 ffn=swiglu:320 [C3 A2/1 C3]"
 LARGE = "d128 v256 ffn=swiglu:512 [A2/1*6]"
 TASKS = (
-    BenchTask(32768, Workload(prompt=64, gen=4, context=32768), ("peak_rss_mb",), 1),
-    BenchTask(64, Workload(prompt=64, gen=16), ("prefill_tps", "decode_tps", "ttft_ms"), 3),
+    BenchTask(32768, Workload(prompt=64, gen=4, context=32768), ("peak_rss",), 1),
+    BenchTask(64, Workload(prompt=64, gen=16), ("prefill_tps", "decode_tps", "ttft"), 3),
 )
 
 
@@ -97,7 +107,7 @@ class Lab:
         )
 
     def record(self, partial: PartialResults, *texts: str) -> Comparison:
-        conditions = Conditions(None, self.bench, 1, True, TASKS, "2026-01-01T00:00:00+00:00")
+        conditions = Conditions(CompareOptions(ModelSelection()), self.bench, TASKS, "2026-01-01T00:00:00+00:00")
         return comparison(conditions, [each for each, _ in self.contenders(*texts)], partial)
 
 
@@ -121,14 +131,14 @@ def test_figures_are_those_of_the_measurements(lab: Lab) -> None:
     partial = lab.run(SMALL, LARGE)
     record = lab.record(partial, SMALL, LARGE)
     small, large = figures(record, 0), figures(record, 1)
-    assert set(small) == {("peak_rss_mb", 32768), ("prefill_tps", 64), ("decode_tps", 64), ("ttft_ms", 64)}
-    assert small["prefill_tps", 64] == pytest.approx(64e3 / small["ttft_ms", 64])  # type: ignore[operator]
+    assert set(small) == {("peak_rss", 32768), ("prefill_tps", 64), ("decode_tps", 64), ("ttft", 64)}
+    assert small["prefill_tps", 64] == pytest.approx(64e3 / small["ttft", 64])  # type: ignore[operator]
     summary = partial[SMALL, 64].summary()
     assert summary is not None
     assert small["decode_tps", 64] == pytest.approx(1e3 / summary.figures["decode_mean"].value)  # type: ignore[operator]
     assert summary.figures["ttft"].n == 3
     assert small["decode_tps", 64] > large["decode_tps", 64]  # type: ignore[operator]
-    assert small["peak_rss_mb", 32768] < large["peak_rss_mb", 32768]  # type: ignore[operator]
+    assert small["peak_rss", 32768] < large["peak_rss", 32768]  # type: ignore[operator]
     ((low, high),) = {each.ci95 for each in record.models[0].measured.figures if each.metric == "decode_tps"}  # type: ignore[misc]
     assert low <= small["decode_tps", 64] <= high  # type: ignore[operator]
     assert {each.measured.noisy for each in record.models} == {False}
@@ -155,7 +165,7 @@ def test_a_comparison_resumes_after_the_device_went_offline(lab: Lab) -> None:
     lab.jobs.candidates.clear()
     partial = lab.run(SMALL, LARGE)
     assert len(lab.jobs.candidates) == 3
-    assert all(len(partial[text, 64].taken) == 3 for text in (SMALL, LARGE))
+    assert all(len(partial[text, 64].runs) == 3 for text in (SMALL, LARGE))
 
 
 def test_a_model_that_crashes_has_reasons_and_the_others_have_figures(tmp_path: Path) -> None:
@@ -190,7 +200,7 @@ def test_pending_figures_are_marked(lab: Lab) -> None:
             interleaved.run(lab.contenders(SMALL), TASKS, lambda partial, what: kept.append(lab.record(partial, SMALL)))
         )
     values = figures(kept[-1], 0)
-    assert values.pop(("peak_rss_mb", 32768)) is not None
+    assert values.pop(("peak_rss", 32768)) is not None
     assert set(values.values()) == {None}
     assert {each.reason for each in kept[-1].models[0].measured.figures} == {"", "not measured yet"}
 
@@ -199,7 +209,7 @@ def test_the_workloads_are_the_reports() -> None:
     allocated, short, long = report_tasks(2, 5, flash_attn=False)
     assert (short.workload.prompt, long.workload.prompt) == (1024, 4096)
     assert (short.workload.gen, long.workload.gen) == (100, 100)
-    assert (allocated.workload.context, allocated.repetitions, allocated.metrics) == (32768, 1, ("peak_rss_mb",))
+    assert (allocated.workload.context, allocated.repetitions, allocated.metrics) == (32768, 1, ("peak_rss",))
     assert {task.workload.threads for task in (allocated, short, long)} == {2}
     assert not any(task.workload.flash_attn for task in (allocated, short, long))
 
@@ -214,7 +224,7 @@ def family(folder: Path, *layouts: str, files: bool = False) -> None:
     members = []
     for number, text in enumerate(layouts):
         layout = Layout.parse(text)
-        found = Measured(
+        found = MeasuredModel(
             device="box", runtime="llama.cpp", quantisation="q4_0", threads=1, figures=(), searched=number == 0
         )
         members.append(

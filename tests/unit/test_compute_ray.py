@@ -12,6 +12,7 @@ import pytest
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
+from nas.model.text.corpus import MIN_BYTES, packed, refer
 from nas.search.compute import ray, worker
 from nas.search.compute.ray import (
     ClusterCompute,
@@ -25,7 +26,6 @@ from nas.search.compute.ray import (
     jobs_of,
     run_remote_training,
 )
-from nas.search.proxy.corpus import MIN_BYTES, packed, refer
 from nas.search.proxy.job import CHECKPOINT, STABLE, WEIGHTS, LmRun, TrainJob, weights_file
 
 SMALL, BIG = Node(cpus=4, gpus=0), Node(cpus=8, gpus=2)

@@ -14,7 +14,7 @@ from nas.core.layout import Layout
 from nas.core.replacement import LibraryScores, Slot
 from nas.core.space import SearchSpace
 from nas.infra.store.store import Store
-from nas.search.proxy.corpus import refer_scores
+from nas.model.text.corpus import refer_scores
 from nas.search.proxy.ladder import proxy_of, rung_jobs
 from nas.search.spaces import load_space
 from nas.serve.api.submissions import check_space

@@ -170,9 +170,9 @@ def test_strangers_see_nothing(bed: Bed) -> None:
 def test_stored_text_is_never_markup(bed: Bed, template: str) -> None:
     comparison = comparison_view(bed.store, snapshot(bed.store), [0, 1])
     first = comparison.candidates[0]
-    place = first.places[0].model_copy(update={"device_id": HOSTILE, "build": HOSTILE})
+    place = first.measurements[0].model_copy(update={"device_id": HOSTILE, "build": HOSTILE})
     hostile = first.model_copy(
-        update={"name": HOSTILE, "reason": HOSTILE, "operator": HOSTILE, "note": HOSTILE, "places": (place,)}
+        update={"name": HOSTILE, "reason": HOSTILE, "operator": HOSTILE, "note": HOSTILE, "measurements": (place,)}
     )
     view = hostile if template == "candidate.html" else comparison.model_copy(update={"candidates": (hostile, hostile)})
     found = Page(_templates.get_template(template).render(view=view, visitor=None, path="/", most=6))

@@ -116,8 +116,11 @@ def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Pa
     (compared,) = view["comparisons"]
     names = ["demo 4M", "other 5M", "other 10M", "demo 12M"]
     assert [each["model"]["name"] for each in compared["models"]] == names
-    assert [kind["label"] for kind in compared["kinds"]] == ["decode at 0 tokens", "prefill at 1,024 tokens",
-                                                             "memory at 4,096 tokens"]  # fmt: skip
+    assert [kind["label"] for kind in compared["kinds"]] == [
+        "prefill at 1,024 tokens",
+        "decode at 0 tokens",
+        "peak memory at 4,096 tokens",
+    ]
     assert str(home) not in json.dumps(view)
     page = shown(visitor, "/families/demo")
     for text in ("because it is faster", "81 to 99", "\N{EN DASH} because it is faster", "2.25", "1.50", "noisy",

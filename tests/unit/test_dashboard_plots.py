@@ -64,7 +64,7 @@ def run(token_ms: list[float], temperature_c: float | None = None, reason: str |
 
 def trace(*repetitions: RepetitionView) -> Plot:
     place = MeasurementView.model_construct(
-        place=MeasurementKey("box", "fake", "chat"), noisy=False, repetitions=repetitions
+        key=MeasurementKey("box", "fake", "chat"), noisy=False, repetitions=repetitions
     )
     return token_trace(VIEW, place)
 

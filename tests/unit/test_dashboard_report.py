@@ -12,7 +12,7 @@ from live_lab import LiveLab
 
 from nas.infra.store.rows import Role
 from nas.serve.dashboard.study_report import study_report_html
-from nas.serve.views.study import EffectsView
+from nas.serve.views.effects import EffectsView
 
 
 @pytest.fixture

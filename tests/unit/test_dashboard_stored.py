@@ -22,6 +22,7 @@ from nas.core.wire import Failure
 from nas.infra.store import calibrations, devices, events, models, outcomes, results, studies, trials
 from nas.infra.store.calibrations import ReferenceRun
 from nas.infra.store.rows import Health, Role, StudyState
+from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.serve.api.submissions import SubmissionFolder, SubmissionState
 from nas.serve.dashboard.access import AccessRules
 
@@ -76,7 +77,7 @@ def measured() -> dict[str, Any]:
     repetition = Repetition(valid=False, reason=HOSTILE, sample=sample())
     made = Measurement(
         artifact=HOSTILE, runtime="fake", build=HOSTILE, patched=False, device="box", repetitions=[repetition],
-        workload=tiny_space().workloads["chat"], refused_share=1.0, noisy=True,
+        workload=tiny_space().workloads["chat"], refused_share=1.0, noisy=True, protocol=PROTOCOL_VERSION,
         figures=figures(1.0, 1.0) | {"latency": nothing, "peak_rss": nothing, HOSTILE: nothing},
     )  # fmt: skip
     return {"value": made.model_dump(mode="json"), "seconds": 2.0}

@@ -40,21 +40,9 @@ def test_a_processor_that_is_not_there(local: LocalTransport) -> None:
         run(local, "exit 0", cpu_affinity=[4000])
 
 
-def test_memory_is_the_runners_and_not_the_agents(local: LocalTransport) -> None:
-    """`ru_maxrss` is carried through fork and exec; a large agent must not show in a small runner."""
-    ballast = bytearray(200 << 20)
-    ballast[::4096] = b"x" * len(ballast[::4096])
-    result = run(local, "exit 0")
-    assert result.max_rss_mb is not None
-    assert result.max_rss_mb < 50
-    assert len(ballast) == 200 << 20
-
-
-def test_memory_and_cpu_are_counted(local: LocalTransport) -> None:
-    script = "x = b'x' * (100 << 20); sum(range(3_000_000))"
+def test_processor_time_is_counted(local: LocalTransport) -> None:
+    script = "sum(range(3_000_000))"
     result = local.run(["python3", "-S", "-c", script], env={}, deadline_s=60, output_limit=10)
-    assert result.max_rss_mb is not None
-    assert result.max_rss_mb > 100
     assert result.cpu_s is not None
     assert 0 < result.cpu_s <= result.wall_s * (os.cpu_count() or 1)
 

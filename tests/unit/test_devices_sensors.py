@@ -1,4 +1,4 @@
-"""Sensors of devices that are not here: complete snapshots, as a measurement takes them."""
+"""Sensors of devices that are not here: complete readings, as a measurement takes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nas.measure.devices.agent.run_plan import Observer, foreign_cpu
 from nas.measure.devices.describe import describe
 from nas.measure.devices.probes import android
 from nas.measure.devices.probes.power import energy_counter
-from nas.measure.devices.probes.readings import Snapshot, Unread
+from nas.measure.devices.probes.readings import Readings, Unread
 from nas.measure.devices.transports.base import CommandResult
 from nas.testing.fake_reader import FakeReader
 
@@ -174,7 +174,7 @@ def test_no_counter() -> None:
 
 def test_a_snapshot_is_the_tree_it_was_taken_of() -> None:
     device = FakeReader(LAPTOP_FILES)
-    taken = Snapshot.take(device, [f"{RAPL}/*/*", f"{SUPPLY}/*/*", "/proc/none"])
+    taken = Readings.take(device, [f"{RAPL}/*/*", f"{SUPPLY}/*/*", "/proc/none"])
     device.files.clear()
     assert taken.names(RAPL) == ["intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1"]
     assert energy_counter(FakeReader(LAPTOP_FILES)).parts[0].value == 262143000000

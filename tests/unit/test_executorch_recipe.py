@@ -7,7 +7,7 @@ import pytest
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.executorch.chain import build_chain
-from nas.measure.runtimes.executorch.contents import Pool, RandomContents, constant_sizes
+from nas.measure.runtimes.executorch.contents import RandomContents, ValuePool, constant_sizes
 from nas.measure.runtimes.executorch.writer import ALIGN
 from nas.measure.runtimes.recipe import Fill, Recipe
 
@@ -49,5 +49,5 @@ def test_words_are_repeated_and_parts_are_padded() -> None:
 
 
 def test_a_recipe_is_text_behind_its_header() -> None:
-    recipe = Recipe(5, b"h\n", (Pool("f32", 24, 9),), (Fill(8, "tile", 0, 4), Fill(4, "word", word=7)), ALIGN)
+    recipe = Recipe(5, b"h\n", (ValuePool("f32", 24, 9),), (Fill(8, "tile", 0, 4), Fill(4, "word", word=7)), ALIGN)
     assert recipe.to_bytes() == b"hilnas-recipe 1 5 2 1 2\nh\n\nf32 24 9\n8 tile 0 4\n4 word 7\n"

@@ -15,10 +15,11 @@ from nas.core.layout import Layout
 from nas.core.plan import PlanFile, Runner
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import Artifact
+from nas.measure.runtimes.build_cache import write_manifest
 from nas.measure.runtimes.executorch.chain import build_chain
-from nas.measure.runtimes.executorch.compile import VERSION, build
+from nas.measure.runtimes.executorch.compile import VERSION
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
-from nas.measure.runtimes.executorch.variants import BUILDS, LIBRARIES, BuildDetails, find_build, variant_for
+from nas.measure.runtimes.executorch.variants import LIBRARIES, ExecuTorchSpec
 
 LFM2 = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
 
@@ -101,15 +102,15 @@ def test_what_it_lacks_is_refused(change: dict[str, object]) -> None:
 
 
 def test_variants() -> None:
-    assert variant_for("x86_64-linux", {"avx2", "fma", "f16c", "bmi2", "sse4_2"}).name == "avx2"
-    assert variant_for("x86_64-linux", {"sse4_2"}).name == "sse42"
+    assert EXECUTORCH.variant_for("x86_64-linux", {"avx2", "fma", "f16c", "bmi2", "sse4_2"}).name == "avx2"
+    assert EXECUTORCH.variant_for("x86_64-linux", {"sse4_2"}).name == "sse42"
     with pytest.raises(Unsupported):
-        variant_for("x86_64-linux", set())
+        EXECUTORCH.variant_for("x86_64-linux", set())
 
 
 def test_missing_build_names_its_command() -> None:
     with pytest.raises(InfrastructureFailed, match=r"nas runtime build executorch --target pdp11-unix"):
-        find_build("pdp11-unix", ())
+        EXECUTORCH.find_build("pdp11-unix", ())
 
 
 def test_another_machines_runner_needs_no_compiler_of_this_system(
@@ -120,12 +121,12 @@ def test_another_machines_runner_needs_no_compiler_of_this_system(
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     monkeypatch.setattr(sys.modules["importlib.util"], "find_spec", lambda name: None)
     with pytest.raises(InfrastructureFailed, match=f"no pip to fetch executorch {VERSION} with"):
-        build("aarch64-linux", log=print)
+        EXECUTORCH.build("aarch64-linux", log=print)
 
 
 def test_target_without_a_wheel_is_refused() -> None:
     with pytest.raises(UnknownName, match="aarch64-linux"):
-        build("riscv64-linux", log=print)
+        EXECUTORCH.build("riscv64-linux", log=print)
 
 
 def test_wheels_are_of_the_pinned_version() -> None:
@@ -139,25 +140,30 @@ def test_a_device_with_an_older_c_library_is_told_before_anything_is_pushed(
     monkeypatch.setenv("NAS_CACHE", str(tmp_path))
     folder = tmp_path / "runtimes" / "executorch" / "builds" / "b"
     folder.mkdir(parents=True)
-    details = BuildDetails(
-        executorch=VERSION, libraries=(), runner=BUILDS.runner_hash(), variant="sse42", target="x86_64-linux",
-        flags=(), compiler="c++",
-    )  # fmt: skip
-    for name in details.files:
+    spec = ExecuTorchSpec(
+        version=VERSION,
+        library_hashes=(),
+        runner=EXECUTORCH.source_hash(EXECUTORCH.runner_sources),
+        variant="sse42",
+        target="x86_64-linux",
+        flags=(),
+        compiler="c++",
+    )
+    for name in spec.files:
         (folder / name).write_bytes(b"\0GLIBC_2.17\0GLIBC_2.34\0")
-    BUILDS.describe(folder, details, "b")
-    assert find_build("x86_64-linux", ["sse4_2"], libc="glibc 2.34").runner.build == "b"
-    assert EXECUTORCH.runner("x86_64-linux", ["sse4_2"]).build == "b"
+    write_manifest(folder, "executorch", spec)
+    assert EXECUTORCH.find_build("x86_64-linux", ["sse4_2"], libc="glibc 2.34").runner.build == spec.build_id
+    assert EXECUTORCH.runner("x86_64-linux", ["sse4_2"]).build == spec.build_id
     for libc in ("glibc 2.31", "bionic"):
-        with pytest.raises(InfrastructureFailed, match=rf"needs glibc 2\.34 or newer, and the device has {libc}"):
+        with pytest.raises(InfrastructureFailed, match=rf"need glibc 2\.34 or newer, and the device has {libc}"):
             EXECUTORCH.runner("x86_64-linux", ["sse4_2"], libc=libc)
 
 
 def test_there_is_one_build() -> None:
     with pytest.raises(InvalidInput, match="one build"):
-        build(log=print, patched=True)
+        EXECUTORCH.build(log=print, patched=True)
     with pytest.raises(InvalidInput, match="one build"):
-        build(log=print, static=True)
+        EXECUTORCH.build(log=print, static=True)
 
 
 def test_support_and_plans_load_no_torch() -> None:

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from farm_support import Coordinator, registration
 from fastapi.testclient import TestClient
-from store_support import RESULT, StillClock, key, round_of
+from store_support import RESULT, StillClock, key, put_bytes, round_of
 
 from nas.core.plan import InputFile, Plan, Round
-from nas.infra.store import agents, artifacts, devices, jobs, outcomes
+from nas.infra.store import agents, devices, jobs, outcomes
 from nas.infra.store.rows import JobState
 from nas.measure.farm import agent_api
 
@@ -72,7 +72,7 @@ def lease(client: TestClient, auth: Auth, device: str) -> dict[str, Any]:
 
 def queue_file(lab: Coordinator, device: str, content: bytes = CONTENT) -> str:
     """A job for `device` that needs the content; gives its hash."""
-    stored = artifacts.put_bytes(lab.store, content)
+    stored = put_bytes(lab.store, content)
     given = {"model": InputFile(sha256=stored.sha256, size=stored.size)}
     runner = round_of().candidate.runner
     plan = Plan(runner=runner, inputs=given, args=(), deadline_s=1)

@@ -15,8 +15,8 @@ import pytest
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.measure.runtimes.llama_cpp import compile as building
 from nas.measure.runtimes.llama_cpp import source
-from nas.measure.runtimes.llama_cpp.variants import BUILDS
-from nas.measure.runtimes.toolchain import build_environment, find_toolchain, sha256_of, stream
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.toolchain import build_environment, find_build_tools, sha256_of, stream
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +36,13 @@ def script(folder: Path, name: str, body: str) -> Path:
 def test_missing_compiler_is_told_with_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(InfrastructureFailed, match=r"no-such-compiler on this machine: install a C\+\+17 compiler"):
-        building.build(log=print)
+        LLAMA_CPP.build(log=print)
 
 
 def test_broken_compiler_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", str(script(tmp_path / "bin", "cc", "exit 3")))
     with pytest.raises(InfrastructureFailed, match="does not work"):
-        building.build(log=print)
+        LLAMA_CPP.build(log=print)
 
 
 def test_stray_compiler_flags_do_not_reach_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,24 +52,24 @@ def test_stray_compiler_flags_do_not_reach_a_build(monkeypatch: pytest.MonkeyPat
 
 def test_unknown_target_is_told_the_known_ones() -> None:
     with pytest.raises(UnknownName, match="riscv64-linux"):
-        building.build("riscv64-linux", log=print)
+        LLAMA_CPP.build("riscv64-linux", log=print)
 
 
 def test_unknown_variant_is_told_the_known_ones() -> None:
     with pytest.raises(UnknownName, match="armv8"):
-        building.build("aarch64-linux", variant="armv7", log=print)
+        LLAMA_CPP.build("aarch64-linux", variant="armv7", log=print)
 
 
 def test_tools_are_for_this_machine_only() -> None:
     with pytest.raises(InvalidInput, match="llama-quantize"):
-        building.build("aarch64-linux", tools=True, log=print)
+        LLAMA_CPP.build("aarch64-linux", tools=True, log=print)
 
 
 def test_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
     with pytest.raises(InfrastructureFailed, match=r"full.*NAS_CACHE"):
-        building.build(log=print)
+        LLAMA_CPP.build(log=print)
 
 
 def test_failed_step_shows_the_compilers_words(
@@ -78,42 +78,42 @@ def test_failed_step_shows_the_compilers_words(
     """A stand-in for cmake fails as the real one would; nothing of the attempt stays."""
     _put_sdist(empty_cache, monkeypatch)
     failing = script(tmp_path / "bin", "cmake", "echo 'CMake Error: no good'; exit 1")
-    toolchain = find_toolchain()
-    monkeypatch.setattr(building, "find_toolchain", lambda: _with_cmake(toolchain, failing))
+    _, ninja = find_build_tools()
+    monkeypatch.setattr(building, "find_build_tools", lambda: (str(failing), ninja))
     with pytest.raises(InfrastructureFailed, match=r"(?s)cmake failed.*no good"):
-        building.build(log=print)
-    assert [path.name for path in BUILDS.folder.iterdir()] == [".lock"]
+        LLAMA_CPP.build(log=print)
+    assert [path.name for path in LLAMA_CPP.folder.iterdir()] == [".lock"]
 
 
 def test_compiler_that_fills_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path) -> None:
     _put_sdist(empty_cache, monkeypatch)
     failing = script(tmp_path / "bin", "cmake", "echo 'as: No space left on device'; exit 1")
-    toolchain = find_toolchain()
-    monkeypatch.setattr(building, "find_toolchain", lambda: _with_cmake(toolchain, failing))
+    _, ninja = find_build_tools()
+    monkeypatch.setattr(building, "find_build_tools", lambda: (str(failing), ninja))
     with pytest.raises(InfrastructureFailed, match="is full"):
-        building.build(log=print)
+        LLAMA_CPP.build(log=print)
 
 
 def test_leftovers_of_a_killed_build_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path) -> None:
     _put_sdist(empty_cache, monkeypatch)
-    dead = BUILDS.folder / ".building-dead" / "source"
+    dead = LLAMA_CPP.folder / ".building-dead" / "source"
     dead.mkdir(parents=True)
     failing = script(tmp_path / "bin", "cmake", "exit 1")
-    toolchain = find_toolchain()
-    monkeypatch.setattr(building, "find_toolchain", lambda: _with_cmake(toolchain, failing))
+    _, ninja = find_build_tools()
+    monkeypatch.setattr(building, "find_build_tools", lambda: (str(failing), ninja))
     with pytest.raises(InfrastructureFailed):
-        building.build(log=print)
+        LLAMA_CPP.build(log=print)
     assert not dead.exists()
 
 
 def test_second_builder_waits_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nas.measure.runtimes.build_cache.LOCK_S", 0.1)
-    BUILDS.folder.mkdir(parents=True)
+    LLAMA_CPP.folder.mkdir(parents=True)
     lines: list[str] = []
-    with (BUILDS.folder / ".lock").open("w") as held:
+    with (LLAMA_CPP.folder / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(InfrastructureFailed, match="another process kept it locked"):
-            building.build(log=lines.append)
+            LLAMA_CPP.build(log=lines.append)
     assert lines == ["another process is building llama.cpp: waiting for it"]
 
 
@@ -181,10 +181,6 @@ def test_deadline_kills_the_whole_group() -> None:
         if tail:
             break
     assert tail == "hi"
-
-
-def _with_cmake(toolchain: building.Toolchain, cmake: Path) -> building.Toolchain:
-    return building.Toolchain(toolchain.cc, toolchain.cxx, str(cmake), toolchain.ninja, toolchain.version)
 
 
 def _put_sdist(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,21 +7,13 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed
+from nas.measure.runtimes.build_cache import BuildRequest, write_manifest
 from nas.measure.runtimes.llama_cpp import source
-from nas.measure.runtimes.llama_cpp.compile import _details
+from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.variants import (
-    BUILDS,
-    LIBRARIES,
-    RUNNER_FLAGS,
-    VARIANTS,
-    BuildDetails,
-    build_command,
-    find_build,
-    tools_hash,
-)
-from nas.measure.runtimes.toolchain import host_target
+from nas.measure.runtimes.llama_cpp.variants import LIBRARIES, TOOLS_SOURCE, VARIANTS, LlamaCppSpec
+from nas.measure.runtimes.toolchain import host_target, sha256_of
 
 AVX2 = ("sse4_2", "avx", "avx2", "fma", "f16c", "bmi2")
 
@@ -32,21 +24,23 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put_build(name: str, variant: str, **changes: object) -> Path:
-    folder = BUILDS.folder / name
+    folder = LLAMA_CPP.folder / name
     folder.mkdir(parents=True)
     for file in ("runner", *LIBRARIES):
         (folder / file).write_text(f"{name} {file}")
     fields = {
+        "version": source.COMMIT,
         "sdist": source.SHA256,
-        "runner_c": BUILDS.runner_hash(),
+        "runner": LLAMA_CPP.source_hash(LLAMA_CPP.runner_sources),
+        "runner_flags": RUNNER_FLAGS[bool(changes.get("static"))],
         "variant": variant,
         "target": "x86_64-linux",
         "flags": (),
         "compiler": "cc",
-        "tools": False,
     }
-    BUILDS.describe(folder, BuildDetails.model_validate(fields | changes), name)
-    return folder
+    spec = LlamaCppSpec.model_validate(fields | changes)
+    write_manifest(folder, "llama.cpp", spec)
+    return folder.rename(folder.with_name(spec.build_id))
 
 
 def test_no_build_names_the_command() -> None:
@@ -57,69 +51,66 @@ def test_no_build_names_the_command() -> None:
 def test_best_build_that_the_device_can_run() -> None:
     for name, variant in (("a", "sse42"), ("b", "avx2"), ("c", "avx512")):
         put_build(name, variant)
-    assert find_build("x86_64-linux", AVX2).details.variant == "avx2"
-    assert find_build("x86_64-linux", ["sse4_2"]).details.variant == "sse42"
+    assert LLAMA_CPP.find_build("x86_64-linux", AVX2).spec.variant == "avx2"
+    assert LLAMA_CPP.find_build("x86_64-linux", ["sse4_2"]).spec.variant == "sse42"
     with pytest.raises(InfrastructureFailed, match="aarch64-linux"):
-        find_build("aarch64-linux", ["asimd"])
+        LLAMA_CPP.find_build("aarch64-linux", ["asimd"])
 
 
 def test_tools_and_patches_are_asked_for() -> None:
     put_build("plain", "avx2")
     with pytest.raises(InfrastructureFailed):
-        find_build("x86_64-linux", AVX2, tools=True)
+        LLAMA_CPP.find_build("x86_64-linux", AVX2, tools=True)
     with pytest.raises(InfrastructureFailed, match="patched"):
-        find_build("x86_64-linux", AVX2, patched=True)
-    put_build("other tools", "avx2", tools=True)
+        LLAMA_CPP.find_build("x86_64-linux", AVX2, patched=True)
+    put_build("other tools", "avx2", tools="0" * 64)
     with pytest.raises(InfrastructureFailed):
-        find_build("x86_64-linux", AVX2, tools=True)
-    put_build("tools", "avx2", tools=True, tools_cmake=tools_hash())
-    assert find_build("x86_64-linux", AVX2, tools=True).runner.build == "tools"
+        LLAMA_CPP.find_build("x86_64-linux", AVX2, tools=True)
+    folder = put_build("tools", "avx2", tools=sha256_of(TOOLS_SOURCE))
+    assert LLAMA_CPP.find_build("x86_64-linux", AVX2, tools=True).folder == folder
 
 
 def test_patched_build_is_one_with_todays_patches() -> None:
     put_build("old", "avx2", patches=("0" * 64,))
     with pytest.raises(InfrastructureFailed, match="--patched"):
-        find_build("x86_64-linux", AVX2, patched=True)
+        LLAMA_CPP.find_build("x86_64-linux", AVX2, patched=True)
     put_build("patched", "avx2", patches=patch_hashes())
-    assert find_build("x86_64-linux", AVX2, patched=True).runner.patched
+    assert LLAMA_CPP.find_build("x86_64-linux", AVX2, patched=True).runner.patched
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_flags_of_the_runner_are_in_the_build_id_unless_they_are_the_first_ones(
-    static: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_of_the_runner_are_in_the_build_id(static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     target = "aarch64-linux" if static else host_target()
-    old = _details(target, False, None, False, static)
-    assert "runner_flags" not in old.model_dump(mode="json")
-    put_build("old", "avx2")
+    before = LLAMA_CPP.spec(BuildRequest(target, static=static))
+    put_build("before", "avx2")
     compiling, linking = RUNNER_FLAGS[static]
     monkeypatch.setitem(RUNNER_FLAGS, static, ((*compiling, "-O3"), linking))
-    new = _details(target, False, None, False, static)
-    assert "-O3" in new.model_dump(mode="json")["runner_flags"][0]
-    assert BuildDetails.model_validate_json(new.model_dump_json()) == new
+    after = LLAMA_CPP.spec(BuildRequest(target, static=static))
+    assert after.build_id != before.build_id
+    assert LlamaCppSpec.model_validate_json(after.model_dump_json()) == after
     if not static:
         with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama\.cpp"):
-            find_build("x86_64-linux", AVX2)
+            LLAMA_CPP.find_build("x86_64-linux", AVX2)
 
 
 def test_static_build_is_the_runner_alone() -> None:
     folder = put_build("phone", "armv8.2", target="aarch64-linux", static=True)
     for file in LIBRARIES:
         (folder / file).unlink()
-    found = find_build("aarch64-linux", ["asimd", "asimddp", "fphp", "asimdhp"])
-    assert list(found.runner.files) == ["runner"]
+    build = LLAMA_CPP.find_build("aarch64-linux", ["asimd", "asimddp", "fphp", "asimdhp"])
+    assert list(build.runner.files) == ["runner"]
 
 
 def test_missing_build_for_phones_names_the_command() -> None:
     with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama\.cpp --patched --target aarch64-linux"):
-        find_build("aarch64-linux", ["asimd"], patched=True)
+        LLAMA_CPP.find_build("aarch64-linux", ["asimd"], patched=True)
 
 
-@pytest.mark.parametrize("changes", [{"sdist": "0" * 64}, {"runner_c": "0" * 64}, {"variant": "quantum"}])
+@pytest.mark.parametrize("changes", [{"sdist": "0" * 64}, {"runner": "0" * 64}, {"variant": "quantum"}])
 def test_build_of_another_version_is_passed_over(changes: dict[str, object]) -> None:
     put_build("old", **({"variant": "avx2"} | changes))  # type: ignore[arg-type]
     with pytest.raises(InfrastructureFailed):
-        find_build("x86_64-linux", AVX2)
+        LLAMA_CPP.find_build("x86_64-linux", AVX2)
 
 
 @pytest.mark.parametrize("victim", ["libllama.so", "manifest.json", "build.json"])
@@ -127,7 +118,7 @@ def test_damaged_build_is_passed_over(victim: str) -> None:
     folder = put_build("bad", "avx2")
     (folder / victim).write_text("{")
     with pytest.raises(InfrastructureFailed):
-        find_build("x86_64-linux", AVX2)
+        LLAMA_CPP.find_build("x86_64-linux", AVX2)
 
 
 def test_folder_of_a_build_that_is_gone() -> None:
@@ -144,43 +135,44 @@ def asks_for_glibc(folder: Path, *minors: int) -> None:
     path = folder / "runner"
     names = b"".join(b"\0GLIBC_2.%d\0" % minor for minor in minors)
     path.write_bytes(b"\x7fELF" + names + b" " * (path.stat().st_size))
-    details = BuildDetails.model_validate_json((folder / "build.json").read_bytes())
-    BUILDS.describe(folder, details, folder.name)
+    write_manifest(folder, "llama.cpp", LlamaCppSpec.model_validate_json((folder / "build.json").read_bytes()))
 
 
 def test_a_device_with_an_older_c_library_gets_a_static_build() -> None:
-    asks_for_glibc(put_build("shared", "avx2"), 17, 34, 2)
-    with pytest.raises(InfrastructureFailed) as told:
-        find_build("x86_64-linux", AVX2, libc="glibc 2.31")
-    assert "need glibc 2.34 or newer, and the device has glibc 2.31" in str(told.value)
-    assert f"`{build_command('x86_64-linux', False, 'avx2', static=True)}`" in str(told.value)
-    put_build("static", "avx2", static=True)
+    shared = put_build("shared", "avx2")
+    asks_for_glibc(shared, 17, 34, 2)
+    with pytest.raises(InfrastructureFailed) as failure:
+        LLAMA_CPP.find_build("x86_64-linux", AVX2, libc="glibc 2.31")
+    assert "need glibc 2.34 or newer, and the device has glibc 2.31" in str(failure.value)
+    assert f"`{LLAMA_CPP.build_command('x86_64-linux', False, 'avx2', static=True)}`" in str(failure.value)
+    static = put_build("static", "avx2", static=True)
     for libc in ("glibc 2.31", "bionic"):
-        assert find_build("x86_64-linux", AVX2, libc=libc).runner.build == "static"
+        assert LLAMA_CPP.find_build("x86_64-linux", AVX2, libc=libc).folder == static
     for libc in ("glibc 2.34", "glibc 2.41"):
-        assert find_build("x86_64-linux", AVX2, libc=libc).runner.build == "shared"
+        assert LLAMA_CPP.find_build("x86_64-linux", AVX2, libc=libc).folder == shared
 
 
 def test_a_device_that_does_not_tell_its_c_library_gets_what_needs_none_if_there_is_one() -> None:
-    asks_for_glibc(put_build("shared", "avx2"), 34)
-    assert find_build("x86_64-linux", AVX2).runner.build == "shared"
-    put_build("static", "sse42", static=True)
-    assert find_build("x86_64-linux", AVX2).runner.build == "static"
+    shared = put_build("shared", "avx2")
+    asks_for_glibc(shared, 34)
+    assert LLAMA_CPP.find_build("x86_64-linux", AVX2).folder == shared
+    static = put_build("static", "sse42", static=True)
+    assert LLAMA_CPP.find_build("x86_64-linux", AVX2).folder == static
 
 
 def test_nothing_here_uses_a_static_build() -> None:
     """Its libraries cannot be loaded, and this machine has what it was built with."""
-    variant = next(each for each in VARIANTS if each.target == host_target())
+    variant = next(variant for variant in VARIANTS if variant.target == host_target())
     put_build("static", variant.name, target=host_target(), static=True)
     with pytest.raises(InfrastructureFailed, match=r"no llama.cpp build for"):
-        find_build()
+        LLAMA_CPP.find_build()
 
 
 def test_another_kind_of_machine_without_features_is_a_plain_one() -> None:
     target = "aarch64-linux" if host_target() == "x86_64-linux" else "x86_64-linux"
-    newest, *_, oldest = (each.name for each in VARIANTS if each.target == target)
+    newest, *_, oldest = (variant.name for variant in VARIANTS if variant.target == target)
     put_build("new", newest, target=target, static=True)
     with pytest.raises(InfrastructureFailed, match=rf"\(any, with .*--target {target} --variant {oldest}"):
-        find_build(target)
-    put_build("old", oldest, target=target, static=True)
-    assert find_build(target).runner.build == "old"
+        LLAMA_CPP.find_build(target)
+    plain = put_build("old", oldest, target=target, static=True)
+    assert LLAMA_CPP.find_build(target).folder == plain

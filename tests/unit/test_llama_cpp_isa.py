@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import Unsupported
-from nas.measure.runtimes.llama_cpp.variants import VARIANTS, best_variant
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import VARIANTS, instruction_flags
 from nas.measure.runtimes.toolchain import host_features
 
 HASWELL = "sse4_2 avx avx2 fma f16c bmi2"
@@ -28,22 +29,22 @@ SAPPHIRE_RAPIDS = f"{SKYLAKE_X} avx512vbmi avx512_vnni avx512_bf16 amx_tile amx_
     ],
 )
 def test_best_variant(target: str, features: str, variant: str) -> None:
-    assert best_variant(target, features.split()).name == variant
+    assert LLAMA_CPP.variant_for(target, features.split()).name == variant
 
 
 def test_too_old_processor_is_told_what_it_lacks() -> None:
     with pytest.raises(Unsupported, match="lacks sse4_2"):
-        best_variant("x86_64-linux", ["sse2"])
+        LLAMA_CPP.variant_for("x86_64-linux", ["sse2"])
 
 
 def test_unknown_target_is_told_the_known_ones() -> None:
     with pytest.raises(Unsupported, match="aarch64-linux, x86_64-linux"):
-        best_variant("riscv64-linux", [])
+        LLAMA_CPP.variant_for("riscv64-linux", [])
 
 
 def test_amx_is_never_on() -> None:
     for variant in VARIANTS:
-        assert not any("AMX" in flag and flag.endswith("=ON") for flag in variant.cmake_flags())
+        assert not any("AMX" in flag and flag.endswith("=ON") for flag in instruction_flags(variant))
 
 
 def test_features_are_those_of_every_core(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gguf import GGUFReader
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.measure.runtimes.base import Artifact, Checkpoint, RandomWeights
-from nas.measure.runtimes.llama_cpp.random_weights import Pool, Type
+from nas.measure.runtimes.llama_cpp.random_weights import BlockPool, Type
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.recipe import Fill, Recipe, splitmix64
 
@@ -53,7 +53,7 @@ def test_splitmix64_is_the_published_one() -> None:
 @pytest.mark.parametrize(("storage", "dtype", "shift"), [(Type.F16, "<f2", 15), (Type.F32, "<f4", 28)])
 def test_floats_are_exact_and_uniform(storage: Type, dtype: str, shift: int) -> None:
     size = 1000 * np.dtype(dtype).itemsize
-    recipe = Recipe(5, b"", (Pool(storage, shift, 1000),), (Fill(size, "tile"),))
+    recipe = Recipe(5, b"", (BlockPool(storage, shift, 1000),), (Fill(size, "tile"),))
     values = np.frombuffer(b"".join(recipe.content())[:size], dtype).astype(np.float64)
     steps = values * 2**shift
     assert (steps == np.rint(steps)).all() and len(set(steps)) > 500
@@ -61,7 +61,7 @@ def test_floats_are_exact_and_uniform(storage: Type, dtype: str, shift: int) -> 
 
 
 def test_a_tensor_goes_round_its_pool() -> None:
-    pool = Pool(Type.F32, 28, 500)
+    pool = BlockPool(Type.F32, 28, 500)
     whole, turned = (
         b"".join(Recipe(5, b"", (pool,), (Fill(size, "tile", 0, start),)).content())
         for start, size in ((0, 2000), (400, 4000))

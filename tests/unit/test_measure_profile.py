@@ -19,7 +19,7 @@ from nas.core.layout import Layout
 from nas.core.plan import Pair, Plan, RawRun, Round, RoundResult
 from nas.core.profile import Profile, ProfileSummary, summary
 from nas.infra.store import agents, artifacts, devices, events, studies, trials
-from nas.infra.store.rows import Proposal
+from nas.infra.store.rows import NewTrial
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, LocalAgent
 from nas.measure.farm.queue import JobNotifier, LeaseMonitor
@@ -247,7 +247,7 @@ def study(bench: Callable[..., tuple[Outcome, list[Plan]]]) -> Iterator[Store]:
     store = Store.open()
     made = studies.create(store, "first", tiny_space().model_dump(mode="json"), seed=0, version="0")
     layouts = [LAYOUT, Layout.parse("d128 v256 ffn=swiglu:256 [C3 A2/1]")]
-    trials.propose(store, made.id, [Proposal(layout.to_json(), layout.id) for layout in layouts])
+    trials.propose(store, made.id, [NewTrial(layout.to_json(), layout.id) for layout in layouts])
     yield store
     store.close()
 

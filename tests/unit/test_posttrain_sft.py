@@ -44,7 +44,7 @@ from nas.train.posttrain.objective import answer_nats, dropped_embeddings
 from nas.train.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
 from nas.train.posttrain.sft import HELD_OUT, Mixture, TokenisedConversations, padded, passes_of
 from nas.train.pretrain import member_training
-from nas.train.pretrain.member_training import MemberToTrain
+from nas.train.pretrain.member_training import MemberToTrain, Work
 from nas.train.release.options import FileOptions
 from nas.train.release.tokenizer import byte_tokenizer, chat_template
 
@@ -409,17 +409,16 @@ def test_a_recipe_that_is_killed_ends_with_the_same_weights(member: Path, monkey
     for at in (2, 5, 9):  # of 4 steps of pre-training and 11 of fine-tuning
         done = 0
 
-        def work(spec: Any, workers: int, log: Any, at: int = at) -> dict[str, Any]:
+        def killed(work: Work, workers: int, log: Any, at: int = at) -> dict[str, Any]:
             def hook() -> None:
                 nonlocal done
                 done += 1
                 if done > at:
                     raise Killed
 
-            member_training.run_plan(spec, alone(hook))
-            return dict(json.loads((Path(spec["folder"]) / "outcome.json").read_text()))
+            return member_training.run_plan(work, alone(hook))
 
-        monkeypatch.setattr(member_training, "run_workers", work)
+        monkeypatch.setattr(member_training, "run_workers", killed)
         with pytest.raises(Killed):
             run(member, recipe())
     monkeypatch.setattr(member_training, "run_workers", run_here)
@@ -452,11 +451,10 @@ def test_a_curriculum_resumes_and_orders_the_training(member: Path, monkeypatch:
         if done > 8:
             raise Killed
 
-    def work(spec: Any, workers: int, log: Any) -> dict[str, Any]:
-        member_training.run_plan(spec, alone(hook))
-        return dict(json.loads((Path(spec["folder"]) / "outcome.json").read_text()))
+    def killed(work: Work, workers: int, log: Any) -> dict[str, Any]:
+        return member_training.run_plan(work, alone(hook))
 
-    monkeypatch.setattr(member_training, "run_workers", work)
+    monkeypatch.setattr(member_training, "run_workers", killed)
     with pytest.raises(Killed):
         run(member, recipe(curriculum={}))
     monkeypatch.setattr(member_training, "run_workers", run_here)

@@ -105,7 +105,7 @@ def test_a_recipe_starts_from_an_adapted_child(here: Path) -> None:
     write_tokenizer(here / "tokenizer.json", write_corpus(here / "corpus"), 400)
     adapted = here / "adapted"
     adapted.mkdir()
-    (adapted / "plan.json").write_text("{}")
+    (adapted / "request.json").write_text("{}")
     with pytest.raises(InvalidInput, match="adapted: its adaptation has not ended"):
         run(here, SFT, start="adapted")
     child = Model(LAYOUT, seed=7)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from pretrain_lab import LAYOUT, SETTINGS, write_corpus, write_tokenizer
+from ray import cloudpickle
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from nas.core.layout import Layout
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
 from nas.train.pretrain.grow import Growth, grow, grow_checkpoint
-from nas.train.pretrain.member_training import MemberToTrain
+from nas.train.pretrain.member_training import MemberToTrain, Work
 from nas.train.pretrain.next_token import PretrainingRequest, _unnamed_layout
 
 SMALL = "d64 v96 ffn=swiglu:96 [C3*2 A4/2:16 C3]"
@@ -142,6 +143,18 @@ def test_the_layout_of_start_weights_is_in_the_key_if_their_file_names_none(
 
     assert key(plain, SMALL) != key(plain, MIXED)
     assert key(named, SMALL) == key(named, None)
+
+
+def test_worker_processes_get_the_same_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    save_weights(trained(SMALL), tmp_path / "small.safetensors")
+    corpus = write_corpus(tmp_path / "corpus")
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", corpus)
+    request = PretrainingRequest((corpus,), SETTINGS, start=tmp_path / "small.safetensors")
+    plan = request.plan(MemberToTrain(tmp_path, LAYOUT, tokenizer, ()), lambda line: None)
+    work = Work(plan, tmp_path / "start.safetensors", tmp_path, 1, tmp_path, 60.0)
+    received = cloudpickle.loads(cloudpickle.dumps(work))
+    assert received == work and received.plan.key == plan.key
 
 
 def test_a_checkpoint_is_grown_from_its_header_or_from_a_given_layout(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from pretrain_lab import write_corpus, write_tokenizer
 from tokenizers import Tokenizer, normalizers
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.train.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, cut_for_fim, read_sources, tokenise
+from nas.model.text.documents import read_sources
+from nas.train.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, cut_for_fim, tokenise
 from nas.train.pretrain.next_token import Packed, bits_per_byte, held_out_windows
 from nas.train.pretrain.recipe import Fim
 
@@ -68,44 +69,6 @@ def test_held_out_windows_label_every_token_once() -> None:
     assert labels == list(range(1, 25))
 
 
-def test_the_end_of_a_source_is_held_out_whatever_its_files_are_called(corpus: Path, tmp_path: Path) -> None:
-    (source,) = read_sources([corpus], 0.1)
-    size = sum(file.stat().st_size for file in corpus.iterdir())
-    held_out = sum(len(document.held_out.encode()) for document in source.documents)
-    assert abs(held_out - 0.1 * size) <= 1
-    for document in source.documents:
-        assert document.train + document.held_out == document.path.read_text()
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in corpus.iterdir():
-        (other / f"z{file.name}").write_bytes(file.read_bytes())
-    (other / "copy").write_bytes((corpus / "1.txt").read_bytes())
-    assert read_sources([other], 0.1)[0].hash == source.hash
-
-
-def test_what_one_source_holds_out_no_other_trains_on(corpus: Path) -> None:
-    whole, part = read_sources([corpus, corpus / "1.txt"], 0.3)
-    cuts = {document.sha256: document.kept for document in whole.documents}
-    assert all(document.kept == cuts[document.sha256] for document in part.documents)
-
-
-def test_characters_are_not_cut(tmp_path: Path) -> None:
-    (tmp_path / "t").write_text("ü€" * 1000)
-    (source,) = read_sources([tmp_path / "t"], 0.0777)
-    assert source.documents[0].train + source.documents[0].held_out == "ü€" * 1000
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"\xff\xfe\x00", "not UTF-8 text"), (b" \n", "is empty"), (None, "no such file or folder")],
-)
-def test_text_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "t").write_bytes(content)
-    with pytest.raises(InvalidInput, match=message):
-        read_sources([tmp_path / "t"], 0.1)
-
-
 def test_tokens_are_the_documents_with_marks_and_are_kept(corpus: Path, tokenizer: Path) -> None:
     (source,) = read_sources([corpus], 0.1)
     vocabulary = Vocabulary(tokenizer, 320)
@@ -113,7 +76,7 @@ def test_tokens_are_the_documents_with_marks_and_are_kept(corpus: Path, tokenize
     assert tokens.train.dtype == np.uint16
     assert tokens.held_out_bytes == sum(len(document.held_out.encode()) for document in source.documents)
     back = Tokenizer.from_file(str(tokenizer)).decode(tokens.train.tolist(), skip_special_tokens=False)
-    trained = [f"<|startoftext|>{document.train}<|endoftext|>" for document in source.documents if document.kept]
+    trained = [f"<|startoftext|>{document.train}<|endoftext|>" for document in source.documents if document.train_size]
     assert back == "".join(trained)
     again = tokenise(source, vocabulary, None, 0, 1 << 20)
     assert np.array_equal(again.train, tokens.train)
@@ -176,20 +139,30 @@ def test_a_path_within_another_has_its_share_held_out_there(tmp_path: Path, toke
     assert [each.held_out_bytes >= MIN_HELD_OUT for each in made] == [True, False, True]
 
 
-def test_a_long_text_is_encoded_some_pieces_at_a_time(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.train.pretrain.data._PIECE", 8)
+def test_long_and_many_texts_are_encoded_a_limited_amount_at_a_time(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nas.model.text.documents._PIECE", 8)
+    monkeypatch.setattr("nas.train.pretrain.data._AT_ONCE", 100)
     vocabulary, text = Vocabulary(tokenizer, 320), "some words\n" * 100
-    seen: list[int] = []
+    batches: list[int] = []
 
     class Counted:
         def encode_batch_fast(self, pieces: list[str], add_special_tokens: bool) -> list[SimpleNamespace]:
-            seen.append(len(pieces))
+            batches.append(sum(map(len, pieces)))
             return [SimpleNamespace(ids=list(piece.encode())) for piece in pieces]
 
     monkeypatch.setattr(vocabulary, "_tokenizer", Counted())
     assert bytes(vocabulary.encode(text).tolist()).decode() == text
-    assert max(seen) == 16 and sum(seen) > 100
+    assert max(batches) < 108 and sum(batches) == len(text)
     assert vocabulary.encode("").shape == (0,)
+    batches.clear()
+    documents = [(1, "abc" * 20, 2), (1, "", 2), (3, "some", 4, " words", 5)] * 9
+    for document, ids in zip(documents, vocabulary.encode_documents(documents), strict=True):
+        assert ids.tolist() == [
+            number for part in document for number in ([part] if isinstance(part, int) else part.encode())
+        ]
+    assert max(batches) < 108
 
 
 def test_bits_per_byte_of_a_guess(corpus: Path, tokenizer: Path) -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung
-from nas.search.proxy.corpus import CorpusRef
+from nas.model.text.corpus import CorpusRef
 from nas.search.proxy.job import LmRun, TaskRun, TrainJob, TrainResult
 from nas.search.proxy.ladder import rung_jobs, seed_counts, seed_scores
 
@@ -166,6 +166,6 @@ def test_the_default_configuration_survives_json() -> None:
 
 
 def test_what_the_orchestrator_needs_loads_no_torch() -> None:
-    modules = "nas.search.proxy.ladder, nas.search.proxy.quality, nas.search.proxy.corpus"
+    modules = "nas.search.proxy.ladder, nas.search.proxy.quality, nas.model.text.corpus"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nas.search.proxy.corpus import Domain
-from nas.search.proxy.data import BYTE_GRAM, IGNORE, Group, LmData, Part, evaluate, recallable, score
-from nas.search.proxy.generators import joined, recall_text
+from nas.model.text.corpus import Domain
+from nas.model.text.generators import joined, recall_text
+from nas.search.proxy.data import BYTE_GRAM, IGNORE, Group, LmData, Part, evaluate, recallable, score_groups
 from nas.search.proxy.job import is_part
 
 Ids = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -112,7 +112,7 @@ def test_the_unigram_model_scores_chance_in_every_part() -> None:
     here = domain(text)
     data = LmData({"a": here}, batch=1, length=100, eval_bytes=4000, seed=0)
     logits = torch.from_numpy(-here.surprise * math.log(2)).float().nan_to_num(neginf=-100.0)
-    for name, (got, chance) in score(Fixed(logits), data.groups(), torch.device("cpu")).items():
+    for name, (got, chance) in score_groups(Fixed(logits), data.groups(), torch.device("cpu")).items():
         assert got.loss == pytest.approx(chance, rel=1e-2 if name == "lm/a" else 1e-5), name
 
 

@@ -17,8 +17,8 @@ from nas.model.nn.conv import GatedShortConv
 from nas.model.nn.fit import TrainingState, Worker, move_average, thinned
 from nas.model.nn.model import Model
 from nas.model.nn.weights import padded_weights
+from nas.model.text.corpus import MIN_BYTES, CorpusRef, build_corpus, refer
 from nas.search.proxy import train as train_module
-from nas.search.proxy.corpus import MIN_BYTES, CorpusRef, build_corpus, refer
 from nas.search.proxy.data import LmData, open_data
 from nas.search.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, exported_layout, train_key_inputs, weights_file
 from nas.search.proxy.train import train, train_seeds

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.family import Figure, Measured, MemberFiles, read_record
+from nas.core.family import MeasuredModel, MemberFiles, RecordedFigure, read_record
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.llama_cpp.source import COMMIT
@@ -258,8 +258,8 @@ def test_other_options_change_what_depends_on_them(tmp_path: Path) -> None:
     record, said = write(tmp_path / "m")
     assert said == ["m: writing transformers"]
     assert not any(path.exists() for path in shards_before), "what is no longer listed is gone"
-    figure = Figure(metric="decode_tps", prompt=1024, value=70.0, ci95=(69.0, 71.0))
-    measured = Measured(device="here", runtime="llama.cpp", quantisation="q4_0", threads=2, figures=(figure,))
+    figure = RecordedFigure(metric="decode_tps", prompt=1024, value=70.0, ci95=(69.0, 71.0))
+    measured = MeasuredModel(device="here", runtime="llama.cpp", quantisation="q4_0", threads=2, figures=(figure,))
     again, said = write(tmp_path / "m", options=FileOptions(gguf=("f16",), measured=(measured,)))
     assert said == []
     assert [a.path for a, b in zip(record.files, again.files, strict=True) if a != b] == ["README.md"]
@@ -291,20 +291,20 @@ def test_shards_hold_everything_in_order(sizes: list[int], limit: int) -> None:
 def test_the_card_states_measured_figures_only(tmp_path: Path) -> None:
     record, _ = write(tmp_path / "m")
     text = (tmp_path / "m" / "README.md").read_text()
-    assert "Nothing was measured yet." in text and "tokens/s" not in text
+    assert "Nothing was measured yet." in text and "tok/s" not in text
     assert "license: # yours to choose" in text
     assert "license: apache-2.0" in card("m", STOCK, record, FileOptions(license="apache-2.0"))
     assert all(file.sha256 in text for file in record.files if file.kind != "card")
     figures = (
-        Figure(metric="prefill_tps", prompt=4096, value=412.34, ci95=(400.0, 425.0)),
-        Figure(metric="peak_rss_mb", prompt=32768, reason="out of memory"),
+        RecordedFigure(metric="prefill_tps", prompt=4096, value=412.34, ci95=(400.0, 425.0)),
+        RecordedFigure(metric="peak_rss", prompt=32768, reason="out of memory"),
     )
-    measured = Measured(
+    measured = MeasuredModel(
         device="phone", runtime="llama.cpp", quantisation="q4_0", threads=4, figures=figures, searched=False
     )
     options = FileOptions(measured=(measured,), budgets={"peak RSS at 4K": "700 MB"}, provenance={"study": "demo | 1"})
     text = card("m", STOCK, record, options)
-    assert "| phone, llama.cpp q4_0, 4 threads | prefill, tokens/s | 4,096 | 412.3 [400, 425] |" in text
+    assert "| phone, llama.cpp q4_0, 4 threads | prefill, tok/s | 4,096 | 412.3 [400, 425] |" in text
     assert "| 32,768 | none: out of memory |" in text
     assert "phone: not used by the search." in text
     assert "| peak RSS at 4K | 700 MB |" in text and "demo &#124; 1" in text

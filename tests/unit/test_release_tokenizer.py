@@ -73,7 +73,7 @@ def test_hidden_files_of_a_repository_are_no_text(corpus: Path, tmp_path: Path) 
     folder = tmp_path / "repository"
     (folder / ".git").mkdir(parents=True)
     (folder / ".git" / "index").write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidInput, match="repository: a folder without files"):
+    with pytest.raises(InvalidInput, match="repository holds no file of text"):
         train_tokenizer([folder], 300, tmp_path / "none.json", quiet)
     (corpus / "a.txt").rename(folder / "a.txt")
     assert len(train_tokenizer([folder], 300, tmp_path / "some.json", quiet).tokens) == 300
@@ -155,7 +155,7 @@ def test_corpora_that_cannot_be_used_are_refused(corpus: Path, tmp_path: Path) -
     with pytest.raises(InvalidInput, match=r"gone: no such file or folder"):
         train_tokenizer([tmp_path / "gone"], 300, out, quiet)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidInput, match="a folder without files"):
+    with pytest.raises(InvalidInput, match="holds no file of text"):
         train_tokenizer([tmp_path / "empty"], 300, out, quiet)
     (tmp_path / "short.txt").write_text("abc")
     with pytest.raises(InvalidInput, match="needs more text"):

@@ -38,7 +38,7 @@ from nas.measure.protocol.rounds import Jobs
 from nas.testing.fake_runtime import FakeRuntime
 from nas.train.release.files import MemberFilesWriter
 from nas.train.release.options import FileOptions
-from nas.train.scaling.build import BuildOptions, SizeSearch, build, plan
+from nas.train.scaling.build import BuildOptions, SizeSearch, build, candidates_of
 from nas.train.scaling.candidates import candidates, parse_size, parse_sizes
 from nas.train.scaling.explain import quality_decision
 from nas.train.scaling.measure import Measurer, measured_of
@@ -163,16 +163,16 @@ def test_a_size_that_no_scaling_reaches_stops_the_build_before_the_others(bed: B
 def test_a_study_without_a_front_is_refused_with_its_trial_counts(bed: Bed) -> None:
     studies.create(bed.store, "begun", bed.space.model_dump(mode="json"), seed=0, version="0")
     with pytest.raises(InvalidInput, match=r"study begun has no front .*0 complete, .* --layout"):
-        plan(options(bed, study="begun"))
+        candidates_of(options(bed, study="begun"))
 
 
 def test_a_build_needs_a_study_or_layouts(bed: Bed) -> None:
     with pytest.raises(InvalidInput, match=r"--study.*--layout"):
-        plan(options(bed, study=None))
+        candidates_of(options(bed, study=None))
     with pytest.raises(UnknownName, match="unknown study"):
-        plan(options(bed, study="stud"))
+        candidates_of(options(bed, study="stud"))
     with pytest.raises(UnknownName, match="runtime"):
-        plan(options(bed, runtime="llama"))
+        candidates_of(options(bed, runtime="llama"))
 
 
 def test_given_layouts_are_scaled_under_the_criteria_of_a_space(bed: Bed) -> None:
@@ -185,7 +185,7 @@ def test_given_layouts_are_scaled_under_the_criteria_of_a_space(bed: Bed) -> Non
 def test_a_pattern_that_the_runtime_does_not_carry_is_refused(bed: Bed) -> None:
     parallel = Layout.parse("d128 v256 ffn=swiglu:256 [C3&M16 C3]")
     with pytest.raises(Unsupported, match=r"llama\.cpp does not carry the pattern: layer 0 has two recurrent mixers"):
-        plan(options(bed, study=None, layouts=(parallel,)))
+        candidates_of(options(bed, study=None, layouts=(parallel,)))
 
 
 # The measured search, with the fake runtime's runs in this process.
@@ -223,7 +223,7 @@ def test_candidates_are_measured_and_the_winners_figures_kept(bed: Bed) -> None:
     (measured,) = member.measured
     assert (measured.runtime, measured.quantisation, measured.searched) == ("fake", "q4_0", True)
     figures = {(figure.metric, figure.prompt): figure.value for figure in measured.figures}
-    assert {("prefill_tps", 64), ("ttft_ms", 64), ("decode_tps", 64), ("peak_rss_mb", 256)} <= figures.keys()
+    assert {("prefill_tps", 64), ("ttft", 64), ("decode_tps", 64), ("peak_rss", 256)} <= figures.keys()
     assert all(value and value > 0 for value in figures.values())
     assert [each.value for each in member.decisions if each.what == "another device"] == ["none"]
 

@@ -17,9 +17,9 @@ from nas.core.quality_config import Rung, TaskStage
 from nas.core.space import SearchSpace
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.llama_cpp.support import supports
+from nas.model.text.corpus import CorpusRef
 from nas.search.proposers import Sampler, make_proposer
 from nas.search.proposers.membership import values
-from nas.search.proxy.corpus import CorpusRef
 from nas.search.proxy.job import exported_layout
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.train import train

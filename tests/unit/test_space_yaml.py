@@ -322,16 +322,6 @@ def test_file_is_read_and_named_in_errors(tmp_path: Path) -> None:
         load_space(path)
 
 
-def test_limits_of_the_first_measurement_protocol_are_ignored_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    limits = "protocol:\n  screen_repetitions: 4\n  cool_down_s: 2\n  drift_limit: 0.12\n  foreign_cpu_limit: 0.2\n"
-    found = parse_space(f"{GOOD}{limits}", "mine.yaml")
-    assert found.protocol.screen_repetitions == 4
-    assert found == parse_space(f"{GOOD}protocol:\n  screen_repetitions: 4\n", "mine.yaml")
-    assert caplog.messages == [
-        "mine.yaml: protocol: cool_down_s, drift_limit, foreign_cpu_limit: ignored, noise is not refused any more"
-    ]
-
-
 LISTED = (
     GOOD[: GOOD.index("model:")]
     + """\

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from store_support import StillClock, add_device, key, new_study, round_of
+from store_support import StillClock, add_device, key, new_study, put_bytes, round_of
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.infra.store import artifacts, jobs, studies
@@ -43,7 +43,7 @@ def test_a_name_that_is_no_hash_leads_nowhere(store: Store, name: str) -> None:
 def test_a_link_in_place_of_a_file_is_not_followed(store: Store, tmp_path: Path) -> None:
     outside = tmp_path / "secret"
     outside.write_text("secret")
-    stored = artifacts.put_bytes(store, b"x")
+    stored = put_bytes(store, b"x")
     path = artifacts.path(store, stored.sha256)
     path.unlink()
     path.symlink_to(outside)
@@ -61,14 +61,14 @@ def test_what_is_not_there_is_said(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_found_and_healed_by_putting_it_again(store: Store) -> None:
-    stored = artifacts.put_bytes(store, b"good")
+    stored = put_bytes(store, b"good")
     path = artifacts.verify(store, stored.sha256)
     path.write_bytes(b"baad")
     with pytest.raises(InfrastructureFailed, match="damaged"):
         artifacts.verify(store, stored.sha256)
     with pytest.raises(InfrastructureFailed, match="not in the store"):
         artifacts.path(store, stored.sha256)
-    artifacts.put_bytes(store, b"good")
+    put_bytes(store, b"good")
     assert artifacts.verify(store, stored.sha256).read_bytes() == b"good"
 
 
@@ -83,10 +83,10 @@ def test_trouble_with_the_disk_is_the_infrastructures_and_leaves_nothing(
 
     with monkeypatch.context() as broken, pytest.raises(InfrastructureFailed, match=message):
         broken.setattr(os, "fsync", fail)
-        artifacts.put_bytes(store, b"content")
+        put_bytes(store, b"content")
     assert left_behind(store) == []
     assert artifacts.all(store) == []
-    artifacts.put_bytes(store, b"content")
+    put_bytes(store, b"content")
 
 
 def put_three(store: Store, clock: StillClock) -> list[str]:
@@ -94,7 +94,7 @@ def put_three(store: Store, clock: StillClock) -> list[str]:
     names = []
     for n in range(3):
         clock.time += 1000
-        names.append(artifacts.put_bytes(store, bytes([n]) * 10).sha256)
+        names.append(put_bytes(store, bytes([n]) * 10).sha256)
     return names
 
 
@@ -134,7 +134,7 @@ def test_a_studys_pins_go_with_it(store: Store, clock: StillClock) -> None:
 
 def test_the_files_of_unfinished_jobs_stay(store: Store) -> None:
     add_device(store)
-    needed = artifacts.put_bytes(store, b"model").sha256
+    needed = put_bytes(store, b"model").sha256
     plan = round_of().candidate
     model = plan.inputs["model"].model_copy(update={"sha256": needed})
     round = round_of().model_copy(update={"candidate": plan.model_copy(update={"inputs": {"model": model}})})
@@ -149,7 +149,7 @@ def test_what_a_killed_process_left_behind_is_swept_up_once_it_is_old(
     store: Store, clock: StillClock, age: float
 ) -> None:
     clock.time = 1e9
-    kept = artifacts.put_bytes(store, b"kept").sha256
+    kept = put_bytes(store, b"kept").sha256
     orphan = store.artifacts / "ab" / ("c" * 62)
     orphan.parent.mkdir()
     partial = store.artifacts / artifacts.INCOMING / "tmp123"

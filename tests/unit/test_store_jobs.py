@@ -90,7 +90,7 @@ def test_a_result_that_comes_twice_is_accepted_twice_and_kept_once(store: Store)
     job = take(store)
     assert outcomes.submit(store, job.id, "box", "local", 1, RESULT).accepted
     take(store)
-    assert outcomes.submit(store, job.id, "box", "local", 1, RoundResult(pairs=[], push_s=9)).accepted
+    assert outcomes.submit(store, job.id, "box", "local", 1, RoundResult(pairs=[], wall_s=9)).accepted
     done = jobs.get(store, job.id)
     assert done is not None and done.result == RESULT
 

@@ -72,7 +72,7 @@ class Farm(RuleBasedStateMachine):
             claim.device,
             f"agent-{claim.device}",
             claim.epoch,
-            RoundResult(pairs=[], push_s=seconds),
+            RoundResult(pairs=[], wall_s=seconds),
         )
         current = claim.epoch == self.epochs[claim.device] and before.epoch == claim.epoch
         repeated = before.state is JobState.DONE and before.epoch == claim.epoch
@@ -136,7 +136,7 @@ class Farm(RuleBasedStateMachine):
         for id, seconds in self.kept.items():
             job = jobs.get(self.store, id)
             assert job is not None and job.state is JobState.DONE
-            assert job.result is not None and job.result.push_s == seconds, "an accepted result was lost or replaced"
+            assert job.result is not None and job.result.wall_s == seconds, "an accepted result was lost or replaced"
 
 
 TestFarm = Farm.TestCase

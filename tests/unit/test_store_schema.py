@@ -12,14 +12,11 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import select
 from store_support import new_study, open_store, proposal
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.core.trial import TrialState
-from nas.infra.store import agents, devices, events, jobs, migrate, results, studies, trials
-from nas.infra.store.models import attempt, metadata
-from nas.infra.store.rows import Health
+from nas.infra.store import migrate, studies, trials
+from nas.infra.store.models import metadata
 from nas.infra.store.store import Store
 
 NEXT = """
@@ -33,43 +30,6 @@ def upgrade():
     with op.batch_alter_table("study", recreate="always") as study:
         study.add_column(sa.Column("colour", sa.String(8)))
 """
-
-
-OLD_DATABASES = Path(__file__).parents[1] / "data" / "databases"
-"""SQL dumps of databases that the migrations of development versions made, one for each revision."""
-
-OLD_REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
-
-
-def check_old_contents(store: Store, revision: str) -> None:
-    """Checks that the contents of a dump are in the present tables and can be used."""
-    with store.read() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
-        assert compare_metadata(context, metadata) == []
-        assert context.get_current_revision() == migrate.REVISION
-    study = studies.get(store, "old")
-    (trial,) = trials.all(store, study.id)
-    assert (study.scales, trial.status.state) == ({"latency": 1.0}, TrialState.EXPORTED)
-    assert [event.id for event in events.since(store, study.id)] == [1, 2, 3]
-    assert len(results.of_trial(store, study.id, trial.number)) == 1
-    with store.read() as connection:
-        assert list(connection.scalars(select(attempt.c.study))) == [study.id]
-    assert [agent.name for agent in agents.all(store)] == ["elsewhere", "local"]
-    with_tokens = revision >= "0004"
-    assert [token.name for token in agents.api_tokens(store)] == (["anna"] if with_tokens else [])
-    assert (agents.authority(store) == "0" * 32) == (revision >= "0002")
-    (job,) = jobs.live(store)
-    with_health = revision >= "0005"
-    assert (job.message, job.phase) == ("cable fell out", "running" if with_health else None)
-    boxes = {device.id: device for device in devices.all(store)}
-    assert [boxes[name].check_due for name in ("box", "old")] == [None, 23.0 if with_health else 22.0]
-    assert boxes["box"].health_since == (19.5 if with_health else 20.0)
-    assert boxes["box"].check_number == (2 if with_health else 0)
-    devices.set_health(store, "old", Health.MAINTENANCE)
-    assert devices.history(store, "old")[0].what == "maintenance"
-    trials.propose(store, study.id, [proposal(96)])
-    studies.delete(store, study.id)
-    assert jobs.live(store) == []
 
 
 @pytest.fixture
@@ -95,39 +55,13 @@ def columns(path: Path) -> set[str]:
         return {row[1] for row in connection.execute("PRAGMA table_info(study)")}
 
 
-def shape(path: Path) -> dict[str, tuple[object, object]]:
-    """Table -> its columns and the names of its indices, in any order."""
-    with closing(sqlite3.connect(path)) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {
-            table: (
-                {row[1:] for row in connection.execute(f"PRAGMA table_info({table})")},
-                {row[1] for row in connection.execute(f"PRAGMA index_list({table})")},
-            )
-            for table in tables
-        }
-
-
 def test_a_new_database_is_of_the_newest_revision(url: str) -> None:
     store = Store.open(url)
     with store.read() as connection:
-        assert MigrationContext.configure(connection).get_current_revision() == migrate.REVISION
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+        assert context.get_current_revision() == migrate.REVISION
     assert ScriptDirectory(str(migrate.MIGRATIONS)).get_heads() == [migrate.REVISION]
-
-
-@pytest.mark.parametrize("revision", OLD_REVISIONS)
-def test_databases_of_development_versions_are_upgraded(tmp_path: Path, url: str, revision: str) -> None:
-    path = tmp_path / "nas.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript((OLD_DATABASES / f"sqlite-{revision}.sql").read_text())
-    if revision != migrate.REVISION:
-        with pytest.raises(InvalidInput, match=f"revision {revision}, now {migrate.REVISION}"):
-            Store.open(url)
-    assert migrate.upgrade(url).before == revision
-    store = Store.open(url)
-    check_old_contents(store, revision)
-    Store.open(f"sqlite:///{tmp_path / 'new.db'}").close()
-    assert shape(path) == shape(tmp_path / "new.db")
 
 
 def test_a_database_opens_again_with_what_was_stored(tmp_path: Path) -> None:
@@ -140,7 +74,7 @@ def test_a_newer_database_is_refused(tmp_path: Path, url: str) -> None:
     with closing(sqlite3.connect(tmp_path / "nas.db")) as future, future:
         future.execute("UPDATE alembic_version SET version_num = 'next'")
     for use in (Store.open, migrate.upgrade):
-        with pytest.raises(InvalidInput, match=r"newer hilnas \(revision next") as refused:
+        with pytest.raises(InvalidInput, match=r"newer hilnas.*\(revision next") as refused:
             use(url)
         assert refused.value.exit_code == 3
 

@@ -15,7 +15,7 @@ from nas.infra.store.store import Store
 
 @pytest.mark.sql
 def test_a_study_comes_back_as_it_was_made(store: Store) -> None:
-    made = studies.create(store, "lfm2.a-b_c", SPACE, seed=3, version="0.1.0")
+    made = studies.create(store, "lfm2.a-b_c", SPACE, seed=3, version="0.2.0")
     assert made == studies.get(store, "lfm2.a-b_c") == studies.get(store, made.id)
     assert (made.space, made.state, made.desired_state) == (SPACE, "new", "run")
     assert made.scales is None and made.reference_point is None

@@ -13,10 +13,10 @@ from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
 from nas.infra.store import events, results, studies, trials
-from nas.infra.store.rows import Origin, Proposal
+from nas.infra.store.rows import NewTrial, Origin
 from nas.infra.store.store import Store
 from nas.measure.runtimes import RUNTIMES
-from nas.search.proxy.corpus import CorpusRef
+from nas.model.text.corpus import CorpusRef
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.quality import Quality
 from nas.search.study.estimate import Estimate, Span, _ladder, about, estimate, estimate_left, in_words
@@ -46,7 +46,7 @@ def complete(
     store: Store, study: int, space: SearchSpace, layout: Layout, origin: Origin, *, run_s: float, train_s: float
 ) -> int:
     """Adds a trial whose repetitions took `run_s`, its trainings `train_s` in all, its export 1 s, its check 2 s."""
-    number = trials.propose(store, study, [Proposal(layout.to_json(), layout.id, origin)])[0].number
+    number = trials.propose(store, study, [NewTrial(layout.to_json(), layout.id, origin)])[0].number
     use = (study, number)
     for kind in PATH:
         trials.add_event(store, study, number, kind, {"rung": 2} if kind is EventKind.TRAINING else {})
@@ -215,7 +215,7 @@ def test_a_finished_rung_of_a_waiting_trial_is_not_counted_again(store: Store) -
     study = known(store, space, "now")
     log(store, study, Closed("trials", "1 layout was proposed"))
     (layout,) = variants(1)
-    trial = trials.propose(store, study, [Proposal(layout.to_json(), layout.id, "proposal")])[0].number
+    trial = trials.propose(store, study, [NewTrial(layout.to_json(), layout.id, "proposal")])[0].number
     for kind in (*PATH[:3], EventKind.TRAINING):
         trials.add_event(store, study, trial, kind, {"rung": 0} if kind is EventKind.TRAINING else {})
     left = estimate_left(store, studies.get(store, "now"), workers=1)

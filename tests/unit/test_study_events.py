@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
-from store_support import open_store
-from study_support import TINY, tiny_space
 
 from nas.core.layout import Layout
-from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
-from nas.infra.store import studies
 from nas.search.proposers import Observation
 from nas.search.study.events import (
     AnchorsChosen,
@@ -37,7 +31,6 @@ from nas.search.study.events import (
     ending,
     marks,
     notes,
-    stored_space,
 )
 
 LAYOUT = Layout.parse("d64 v256 ffn=swiglu:96 [C3 A2/1]")
@@ -140,20 +133,3 @@ def test_the_last_rule_that_closed_a_study_counts() -> None:
 
 def test_a_device_is_known_by_its_calibration() -> None:
     assert calibrated_devices(log(LAUNCH, {"what": "calibrated", "device": "local", "id": "box"})) == [("local", "box")]
-
-
-def test_a_space_of_earlier_versions_is_read(tmp_path: Path) -> None:
-    """They could ask for further seeds and measurements of what is on the front."""
-    space = tiny_space().model_dump(mode="json")
-    for asked in (0, 2):
-        space["quality"]["further_seeds"] = space["protocol"]["further_measurements"] = asked
-        made = studies.create(open_store(tmp_path), f"study-{asked}", space, seed=0, version="0")
-        assert stored_space(made) == tiny_space()
-    SearchSpace.model_validate(TINY | {"quality": TINY["quality"] | {"further_seeds": 0}})
-    limits = {"cool_down_s": 2, "drift_limit": 0.12, "foreign_cpu_limit": 0.2}
-    space["protocol"] |= limits
-    space["quality"]["further_seeds"] = space["protocol"]["further_measurements"] = 0
-    assert stored_space(studies.create(open_store(tmp_path), "limits", space, seed=0, version="0")) == tiny_space()
-    for part, name in (("quality", "further_seeds"), ("protocol", "further_measurements")):
-        with pytest.raises(ValidationError, match=f"{name} was removed"):
-            SearchSpace.model_validate(TINY | {part: TINY[part] | {name: 1}})

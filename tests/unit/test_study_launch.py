@@ -29,7 +29,6 @@ from nas.core.errors import (
 from nas.core.plan import Pair, RoundResult
 from nas.core.trial import Event, EventKind
 from nas.infra.store import agents, devices, jobs, leases, studies, trials
-from nas.infra.store.archive import export_study
 from nas.infra.store.rows import JobState, Study, StudyLease, StudyState
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, LocalAgent
@@ -37,7 +36,7 @@ from nas.measure.farm.queue import JobNotifier, LeaseMonitor
 from nas.measure.farm.trust import Admissions, SigningKey
 from nas.measure.protocol.reference import CALIBRATION_RUNS
 from nas.measure.runtimes import RUNTIMES
-from nas.search.analysis.archive import import_archive
+from nas.search.analysis.archive import export_study, import_study
 from nas.search.proxy.job import TRAINER_VERSION
 from nas.search.study import launch as launch_module
 from nas.search.study import ledger as ledger_module
@@ -165,12 +164,12 @@ def test_an_imported_study_builds_on_its_results_if_they_are_trusted(
     trials.propose(store, study.id, [proposal(64)])
     outcome = {"failed": {"reason": "crash", "message": "signal 11"}}
     ledger(store, study).put(key("measured"), "measure", outcome, 0)
-    with (tmp_path / "study.jsonl").open("w+", encoding="utf-8") as file:
+    with (tmp_path / "study.jsonl.gz").open("w+b") as file:
         export_study(store, study.id, file)
         file.seek(0)
         (tmp_path / "elsewhere").mkdir()
         other = open_store(tmp_path / "elsewhere")
-        there = ledger(other, import_archive(other, file, trust_results=trust))
+        there = ledger(other, import_study(other, file, trust_results=trust))
     assert there.result(key("unknown"), 0) is None
     if trust:
         assert there.result(key("measured"), 0) == outcome

@@ -26,10 +26,10 @@ from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.infra.store import artifacts, results, studies, trials
 from nas.infra.store.rows import StudyState
+from nas.model.text.corpus import CorpusRef
 from nas.search.analysis.record import read_study
 from nas.search.analysis.report import study_report
 from nas.search.analysis.snapshot import Snapshots, StudySnapshot
-from nas.search.proxy.corpus import CorpusRef
 from nas.search.proxy.job import TrainJob
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.quality import LM_PRIOR
@@ -535,7 +535,7 @@ def test_fresh_seeds_decide_about_recall(tmp_path: Path) -> None:
     assert report["front"] and all(row["rescored"] for row in report["front"])
     assert all(row["quality"]["recall"] >= 0.97 for row in report["front"])
     assert report["hypervolume"] == pytest.approx(
-        front_hypervolume({trial: study.counted[trial] for trial in study.counted}, study.corner or [])
+        front_hypervolume({trial: study.counted[trial] for trial in study.counted}, study.reference_point or [])
     )
 
 

@@ -40,8 +40,8 @@ from nas.measure.runtimes.llama_cpp import gate as llama_cpp_gate
 from nas.measure.runtimes.llama_cpp import writer as llama_cpp_writer
 from nas.measure.runtimes.llama_cpp.oracle import Oracle
 from nas.model.nn.model import Model
-from nas.search.proxy import corpus_default, generators
-from nas.search.proxy.corpus import refer
+from nas.model.text import default, generators
+from nas.model.text.corpus import refer
 from nas.search.proxy.job import TRAINER_VERSION, LmRun, TaskRun, TrainJob
 from nas.search.proxy.tasks import SUITE_VERSION
 from nas.search.proxy.train import train
@@ -277,7 +277,7 @@ def test_measurements_of_recorded_runs(tmp_path: Path) -> None:
     subject = Subject(artifact, runtime, runtime.runner(DEVICE.target), DEVICE, Workload(prompt=64, gen=16))
     plan = runtime.plan(artifact, subject.runner, Workload(prompt=16, gen=16), 60.0)
     rounds = [RoundResult(pairs=pairs[:4], wall_s=4.0), RoundResult(pairs=pairs[4:], wall_s=2.0)]
-    limits = MeasurementSettings(max_attempts=1, cool_down_s=0.0)
+    limits = MeasurementSettings(max_attempts=1)
     reference = Reference(plan, reference_times(sample(10.0, 1.0, 16)))
     taken = asyncio.run(measure(subject, reference, ScriptedJobs([*rounds]), "key", 0, 4, limits))
     found = taken.model_dump(mode="json")
@@ -290,8 +290,8 @@ def test_the_default_corpus() -> None:
     """A fixed source stands for the standard library, which differs between versions of Python."""
     source = '"""Module."""\n\n\ndef f(x):  # doubles\n    """Returns 2 x.\n\n    Always.\n    """\n    return 2 * x\n'
     found = [
-        *corpus_default.split_source(source),
+        *default.split_source(source),
         digest(generators.joined(generators.recall_text(1, 20_000)).text),
         digest(generators.languages_text(1, 20_000).encode()),
     ]
-    check("nas.search.proxy.corpus_default.RECIPE", corpus_default.RECIPE, found)
+    check("nas.model.text.default.RECIPE", default.RECIPE, found)

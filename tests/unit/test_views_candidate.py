@@ -51,7 +51,7 @@ def test_every_trial_has_a_view_in_plain_json(bed: Bed) -> None:
     views = candidate_views(bed.store, snapshot(bed.store), numbers)
     assert [each.trial for each in views] == numbers
     for each in views:
-        assert CandidateView.model_validate(json.loads(each.model_dump_json())) == each
+        assert CandidateView.model_validate(json.loads(each.model_dump_json(by_alias=False))) == each
         row = trials.get(bed.store, 1, each.trial)
         assert (each.state, each.layout.id, each.reason) == (row.status.state, row.layout_id, row.status.reason)
     assert [each.name for each in views[:2]] == ["published", "attention"]
@@ -79,7 +79,7 @@ def test_qualities_are_compared_at_the_rung_that_was_reached(bed: Bed) -> None:
 
 
 def test_places_carry_every_token_s_time(view: CandidateView) -> None:
-    (place,) = view.places
+    (place,) = view.measurements
     assert place.name == "chat on local/fake"
     assert len(place.repetitions) == TINY["protocol"]["confirm_repetitions"]
     assert all(len(each.token_ms) == TINY["workloads"]["chat"]["gen"] for each in place.repetitions)
@@ -90,7 +90,7 @@ def test_places_carry_every_token_s_time(view: CandidateView) -> None:
 
 def test_artifacts_are_told_with_their_hashes(view: CandidateView) -> None:
     assert {each.scale for each in view.artifacts} == {"deploy", "proxy"}
-    assert all(each.kept and len(each.sha256) == 64 for each in view.artifacts)
+    assert all(each.present and len(each.sha256) == 64 for each in view.artifacts)
 
 
 def test_trainings_are_told_by_rung_and_seed(view: CandidateView) -> None:
@@ -120,7 +120,7 @@ def test_ancestors_are_told_nearest_first(bed: Bed) -> None:
 
 def test_commands_name_the_layout_and_the_workload(view: CandidateView) -> None:
     bench, profile, export = (shlex.split(each.command) for each in view.commands)
-    assert profile == [*bench[: bench.index("--reps")], "--reps", "2", "--profile", "--trial", "study/3"]
+    assert profile == [*bench[: bench.index("--reps")], "--reps", "2", "--profile", "--trial", f"study/{view.trial}"]
     assert bench[:2] == ["nas", "bench"] and Layout.parse(bench[2]).id == view.layout.id
     assert bench[bench.index("--prompt") + 1] == "64" and bench[bench.index("--gen") + 1] == "16"
     assert export[:2] == ["nas", "export"] and export[export.index("--seed") + 1] == "0"
@@ -151,7 +151,7 @@ def test_several_candidates_stand_side_by_side(bed: Bed, complete: list[int]) ->
     assert any(row.differs for row in found.rows)
     latency = next(row for row in found.figures if row.metric == "latency")
     assert [figure.value if figure else None for figure in latency.figures] == [
-        each.places[0].figures["latency"].value for each in found.candidates
+        each.measurements[0].figures["latency"].value for each in found.candidates
     ]
     quality = next(row for row in found.evaluations if (row.rung, row.group) == ("third", ""))
     assert quality.values[0] == pytest.approx(1.0) and quality.differences[0] == 0

@@ -12,12 +12,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nas.measure.runtimes.build_cache import variant_named
 from nas.measure.runtimes.llama_cpp import source
-from nas.measure.runtimes.llama_cpp.compile import compile_library, compile_static_runner, library_flags
-from nas.measure.runtimes.llama_cpp.variants import BUILDS, VARIANTS, BuildDetails
-from nas.measure.runtimes.llama_cpp.patches import apply_patches, patch_hashes
-from nas.measure.runtimes.toolchain import Toolchain, find_build_tools
+from nas.measure.runtimes.llama_cpp.compile import (
+    RUNNER_FLAGS,
+    compile_library,
+    compile_static_runner,
+    library_flags,
+    unpacked_source,
+)
+from nas.measure.runtimes.llama_cpp.patches import patch_hashes
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import LlamaCppSpec
+from nas.measure.runtimes.toolchain import Compiler
 
 API = 28
 """Android 9."""
@@ -28,20 +34,20 @@ def main(out: Path) -> None:
     ndk = Path(os.environ["ANDROID_NDK"])
     compilers = ndk / "toolchains" / "llvm" / "prebuilt" / "linux-x86_64" / "bin"
     cc = str(compilers / f"aarch64-linux-android{API}-clang")
-    variant = variant_named("armv8.2", "aarch64-linux", VARIANTS)
-    details = BuildDetails(
+    variant = LLAMA_CPP.variant_for("aarch64-linux", None, "armv8.2")
+    spec = LlamaCppSpec(
+        version=source.COMMIT,
         sdist=source.SHA256,
         patches=patch_hashes(),
-        runner_c=BUILDS.runner_hash(),
+        runner=LLAMA_CPP.source_hash(LLAMA_CPP.runner_sources),
+        runner_flags=RUNNER_FLAGS[True],
         variant=variant.name,
         target="aarch64-android",
         flags=(*library_flags(variant, static=True), f"-DGGML_CPU_ARM_ARCH={variant.march}"),
         compiler=ndk.name,
-        tools=False,
         static=True,
     )
-    cmake, ninja = find_build_tools()
-    toolchain = Toolchain(cc, f"{cc}++", cmake, ninja, details.compiler)
+    compiler = Compiler(cc, f"{cc}++", spec.compiler)
     android = [
         f"-DCMAKE_TOOLCHAIN_FILE={ndk / 'build' / 'cmake' / 'android.toolchain.cmake'}",
         "-DANDROID_ABI=arm64-v8a",
@@ -49,10 +55,9 @@ def main(out: Path) -> None:
     ]
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as work:
-        tree = source.unpack(source.fetch(print), Path(work) / "source")
-        apply_patches(tree)
-        library = compile_library(tree, Path(work) / "cmake", details, toolchain, android, print)
-        compile_static_runner(tree, library, out, toolchain)
+        tree = unpacked_source(spec, Path(work), print)
+        library = compile_library(tree, Path(work) / "cmake", spec, compiler, android, print)
+        compile_static_runner(tree, library, out, compiler, LLAMA_CPP.runner_sources[0])
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ def enrol(store: Store, token: str, name: str) -> str:
     _check_name(name)
     secret = secrets.token_urlsafe(32)
     with store.write() as connection:
-        known = (enrol_token.c.token_hash == _hash(token)) & (enrol_token.c.expires > store.now())
-        spent = connection.execute(delete(enrol_token).where(known).returning(enrol_token.c.agent)).first()
+        valid = (enrol_token.c.token_hash == _hash(token)) & (enrol_token.c.expires > store.now())
+        spent = connection.execute(delete(enrol_token).where(valid).returning(enrol_token.c.agent)).first()
         if spent is None:
             raise InvalidInput(
                 "the enrolment token is unknown, used or too old; get one with 'nas agent token'. If an earlier try on "
@@ -126,8 +126,8 @@ def register_local(store: Store, name: str) -> None:
 def authenticate(store: Store, name: str, secret: str) -> bool:
     """Returns whether `secret` is that of the agent `name`; False for a local or a revoked agent."""
     with store.read() as connection:
-        known = connection.scalar(select(agent.c.secret_hash).where(agent.c.name == name))
-    return matches(known, secret)
+        secret_hash = connection.scalar(select(agent.c.secret_hash).where(agent.c.name == name))
+    return matches(secret_hash, secret)
 
 
 def secret_hashes(store: Store) -> dict[str, str]:
@@ -137,9 +137,9 @@ def secret_hashes(store: Store) -> dict[str, str]:
         return {row.name: row.secret_hash for row in connection.execute(query)}
 
 
-def matches(known: str | None, secret: str) -> bool:
+def matches(secret_hash: str | None, secret: str) -> bool:
     """Compares a secret with a stored hash in constant time."""
-    return secrets.compare_digest(known or _REVOKED, _hash(secret))
+    return secrets.compare_digest(secret_hash or _REVOKED, _hash(secret))
 
 
 def all(store: Store) -> list[Agent]:

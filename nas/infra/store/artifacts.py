@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +24,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.infra.store import jobs
 from nas.infra.store.engine import insert_if_absent, lock_tables
 from nas.infra.store.models import artifact, artifact_pin
-from nas.infra.store.rows import Artifact
+from nas.infra.store.rows import StoredFile
 from nas.infra.store.store import Store, retried
 
 INCOMING = "incoming"
@@ -39,7 +38,7 @@ _TOUCH_S = 60.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def put_file(store: Store, source: Path) -> Artifact:
+def put_file(store: Store, source: Path) -> StoredFile:
     """Copies a file into the store; content that is stored already is only read.
 
     Raises:
@@ -54,16 +53,7 @@ def put_file(store: Store, source: Path) -> Artifact:
         return _put(store, stream)
 
 
-def put_bytes(store: Store, content: bytes) -> Artifact:
-    """Stores `content` as a file.
-
-    Raises:
-        InfrastructureFailed: the disk is full, or the store's folder cannot be written.
-    """
-    return _put(store, BytesIO(content))
-
-
-def get(store: Store, sha256: str) -> Artifact | None:
+def get(store: Store, sha256: str) -> StoredFile | None:
     """Returns an artifact's row; None where there is none."""
     with store.read() as connection:
         row = connection.execute(_select().where(artifact.c.sha256 == sha256)).first()
@@ -77,9 +67,9 @@ def path(store: Store, sha256: str) -> Path:
         InvalidInput: not a SHA-256.
         InfrastructureFailed: the store does not have the file.
     """
-    found = _place(store, sha256)
+    file = _place(store, sha256)
     try:
-        regular = stat.S_ISREG(found.lstat().st_mode)
+        regular = stat.S_ISREG(file.lstat().st_mode)
     except FileNotFoundError:
         regular = False
     if not regular:
@@ -90,7 +80,7 @@ def path(store: Store, sha256: str) -> Path:
     if not fresh:
         with store.write() as connection:
             connection.execute(update(artifact).where(artifact.c.sha256 == sha256).values(last_used=now))
-    return found
+    return file
 
 
 def verify(store: Store, sha256: str) -> Path:
@@ -99,13 +89,13 @@ def verify(store: Store, sha256: str) -> Path:
     Raises:
         InfrastructureFailed: the file is missing or damaged.
     """
-    found = path(store, sha256)
-    with found.open("rb") as stream:
+    file = path(store, sha256)
+    with file.open("rb") as stream:
         content = hashlib.file_digest(stream, "sha256").hexdigest()
     if content != sha256:
-        found.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
         raise InfrastructureFailed(f"artifact {sha256[:12]} was damaged on disk and has been removed")
-    return found
+    return file
 
 
 def intact(store: Store, sha256: str) -> bool:
@@ -148,7 +138,7 @@ def pin_only(store: Store, owner: str, sha256s: Iterable[str]) -> None:
             pin(store, sha256, owner)
 
 
-def all(store: Store) -> list[Artifact]:
+def all(store: Store) -> list[StoredFile]:
     """Returns every artifact, least recently used first."""
     with store.read() as connection:
         rows = connection.execute(_select().order_by(artifact.c.last_used, artifact.c.sha256))
@@ -183,18 +173,18 @@ def collect(store: Store, limit_bytes: int) -> Collected:
     assert limit_bytes >= 0, limit_bytes
     with store.write() as connection:
         lock_tables(connection, artifact, artifact_pin)
-        known = all(store)
-        victims = _victims(known, limit_bytes, {sha256 for job in jobs.live(store) for sha256 in job.payload.files})
+        stored = all(store)
+        victims = _victims(stored, limit_bytes, {sha256 for job in jobs.live(store) for sha256 in job.payload.files})
         for victim in victims:
             connection.execute(delete(artifact).where(artifact.c.sha256 == victim.sha256))
             _remove(store.artifacts / victim.sha256[:2] / victim.sha256[2:])
         swept = _sweep(store, set(connection.scalars(select(artifact.c.sha256))))
     freed = sum(victim.size for victim in victims)
-    total = sum(one.size for one in known)
+    total = sum(one.size for one in stored)
     return Collected(len(victims) + len(swept), freed + sum(swept), total - freed)
 
 
-def _put(store: Store, stream: BinaryIO) -> Artifact:
+def _put(store: Store, stream: BinaryIO) -> StoredFile:
     with _written(store, stream) as (partial, sha256, size):
         target = _place(store, sha256)
         with store.write() as connection:
@@ -258,11 +248,11 @@ def _place(store: Store, sha256: str) -> Path:
     return store.artifacts / sha256[:2] / sha256[2:]
 
 
-def _victims(known: list[Artifact], limit_bytes: int, needed: set[str]) -> list[Artifact]:
+def _victims(stored: list[StoredFile], limit_bytes: int, needed: set[str]) -> list[StoredFile]:
     """Returns the artifacts of `known` to delete; `known` is sorted by last use."""
-    excess = sum(one.size for one in known) - limit_bytes
+    excess = sum(one.size for one in stored) - limit_bytes
     victims = []
-    for one in known:
+    for one in stored:
         if excess <= 0:
             break
         if not one.pinned and one.sha256 not in needed:
@@ -271,11 +261,11 @@ def _victims(known: list[Artifact], limit_bytes: int, needed: set[str]) -> list[
     return victims
 
 
-def _sweep(store: Store, known: set[str]) -> list[int]:
+def _sweep(store: Store, hashes: set[str]) -> list[int]:
     """Deletes leftover files and returns their sizes."""
     sizes = []
     for file in store.artifacts.glob("*/*"):
-        if file.parent.name + file.name in known:
+        if file.parent.name + file.name in hashes:
             continue
         try:
             status = file.lstat()
@@ -299,5 +289,5 @@ def _select() -> Any:
     return select(artifact, pinned.label("pinned"))
 
 
-def _artifact(row: Row[Any]) -> Artifact:
-    return Artifact(row.sha256, row.size, row.created, row.last_used, bool(row.pinned))
+def _artifact(row: Row[Any]) -> StoredFile:
+    return StoredFile(row.sha256, row.size, row.created, row.last_used, bool(row.pinned))

@@ -23,14 +23,12 @@ KEPT_ROUNDS = 2000
 LATEST_RUNS = 9
 """Latest runs from which the present drift is computed: those of three screening measurements."""
 
-FASTER_LIMIT, SLOWER_LIMIT = 0.05, 0.2
-"""Shares by which the reference model may run faster or slower than when it was calibrated.
+FASTER_LIMIT = 0.05
+"""Share by which the reference model may run faster than at its calibration; beyond, that was taken while busy."""
+SLOWER_LIMIT = 0.2
+"""Share by which it may run slower. Figures are corrected for a busy device; beyond, something has changed."""
 
-A device that is faster was calibrated in a bad minute. One that is slower is mostly busy, which figures are corrected
-for, until it is so slow that something changed.
-"""
-
-Place = tuple[str, str, str]
+CalibrationKey = tuple[str, str, str]
 """Device, runtime and build."""
 
 
@@ -117,28 +115,28 @@ def off_by(ratios: Sequence[float]) -> tuple[float, bool]:
 
 
 @retried
-def note_runs(store: Store, place: Place, job: str, runs: Sequence[ReferenceRun], calibration_ms: float) -> None:
+def note_runs(store: Store, key: CalibrationKey, job: str, runs: Sequence[ReferenceRun], calibration_ms: float) -> None:
     """Stores the reference runs of one job, and deletes old ones; idempotent.
 
     Args:
         store: the database.
-        place: device, runtime and build.
+        key: device, runtime and build.
         job: id of the round.
         runs: in order.
         calibration_ms: to which the ratios refer.
     """
     if not runs:
         return
-    now, (device, runtime, build) = store.now(), place
+    now, (device, runtime, build) = store.now(), key
     values = {"device": device, "runtime": runtime, "build": build, "at": now, "calibration_ms": calibration_ms}
     packed = [[round(run.ratio, 5), run.temperature_c, run.calm] for run in runs]
-    columns, here = reference_run.c, _runs_of(*place)
-    newest = select(columns.at).where(here).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
+    columns, of_key = reference_run.c, _runs_of(*key)
+    newest = select(columns.at).where(of_key).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
     with store.write() as connection:
         devices.read(connection, device)
         if insert_if_absent(connection, reference_run, job=job, runs=packed, **values):
-            connection.execute(delete(reference_run).where(here, columns.at < now - KEPT_S))
-            connection.execute(delete(reference_run).where(here, columns.at < newest.scalar_subquery()))
+            connection.execute(delete(reference_run).where(of_key, columns.at < now - KEPT_S))
+            connection.execute(delete(reference_run).where(of_key, columns.at < newest.scalar_subquery()))
 
 
 def drift(store: Store, device: str, *, since: float = 0.0) -> list[Drift]:
@@ -153,10 +151,11 @@ def drift(store: Store, device: str, *, since: float = 0.0) -> list[Drift]:
     query = select(reference_run).where(columns.device == device, columns.at >= since).order_by(columns.at, columns.job)
     with store.read() as connection:
         rows = connection.execute(query).all()
-    known = {(each.runtime, each.build): each for each in of_device(store, device)}
-    keys = dict.fromkeys([*reversed(known), *((row.runtime, row.build) for row in reversed(rows))])
+    calibrations = {(stored.runtime, stored.build): stored for stored in of_device(store, device)}
+    keys = dict.fromkeys([*reversed(calibrations), *((row.runtime, row.build) for row in reversed(rows))])
     return [
-        _drift((device, *key), known.get(key), [row for row in rows if (row.runtime, row.build) == key]) for key in keys
+        _drift((device, *key), calibrations.get(key), [row for row in rows if (row.runtime, row.build) == key])
+        for key in keys
     ]
 
 
@@ -170,13 +169,13 @@ def disturbed(store: Store, *, since: float) -> dict[str, float]:
     return {device: 1 - sum(runs) / len(runs) for device, runs in calm.items() if runs}
 
 
-def _drift(place: Place, known: Calibration | None, rows: Iterable[Row[tuple[object, ...]]]) -> Drift:
+def _drift(key: CalibrationKey, stored: Calibration | None, rows: Iterable[Row[tuple[object, ...]]]) -> Drift:
     points = tuple(
         DriftPoint(row.at, row.job, row.calibration_ms, ReferenceRun(*run)) for row in rows for run in row.runs
     )
-    ratios = [point.run.ratio for point in points if known and point.at >= known.created]
+    ratios = [point.run.ratio for point in points if stored and point.at >= stored.created]
     off, recalibrate = off_by(ratios[-LATEST_RUNS:]) if len(ratios) >= LATEST_RUNS else (None, False)
-    return Drift(*place, known, points, off, recalibrate)
+    return Drift(*key, stored, points, off, recalibrate)
 
 
 def _key(device: str, runtime: str, build: str) -> ColumnElement[bool]:

@@ -77,8 +77,14 @@ _STATES: Mapping[Phase, DeviceState] = {
     "running": DeviceState.LEASED,
 }
 _LONGEST_REASON = 1000
+"""Characters."""
 
-_FIRST_CHECK_S, _CHECK_FACTOR, _RAREST_CHECK_S = 15.0, 4.0, 3600.0
+_FIRST_CHECK_S = 15.0
+"""Seconds from a failed health check to the next."""
+_CHECK_FACTOR = 4.0
+"""Factor by which that time grows with each further failed check."""
+_RAREST_CHECK_S = 3600.0
+"""Greatest time between two checks, in seconds."""
 _LASTING = frozenset({DeviceState.OFFLINE, DeviceState.DRAINING})
 """States that do not change when the agent falls silent."""
 _BY_PERSON = frozenset({Health.MAINTENANCE, Health.RETIRED})
@@ -96,7 +102,7 @@ def state_of(phase: Phase) -> DeviceState:
 def phase_limit_s(phase: Phase | None, round: Round) -> float:
     """Returns how long a job may stay in `phase`, in seconds; None: its agent has not sent a heartbeat yet."""
     if phase is None:
-        return sum(phase_limit_s(each, round) for each in _STATES)
+        return sum(phase_limit_s(part, round) for part in _STATES)
     planned = {"preparing": 0.0, "cooling": round.cool_down_s, "running": round.deadline_s}
     return LIMITS[state_of(phase)].seconds + planned[phase]
 
@@ -115,22 +121,24 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
     ids = [device.id for device in devices]
     with store.write() as connection:
         now = store.now()
-        known = select(agent_table).where(agent_table.c.name == agent)
-        row = connection.execute(known.with_for_update(key_share=True)).first()
+        of_agent = select(agent_table).where(agent_table.c.name == agent)
+        row = connection.execute(of_agent.with_for_update(key_share=True)).first()
         if row is None:
             raise InvalidInput(f"agent {agent!r} has not enrolled; run 'nas agent enrol' there")
         if row.boot_id not in (None, boot_id):
             _end_leases(connection, agent, now)
-            for each in connection.scalars(select(device_table.c.id).where(device_table.c.agent == agent)).all():
-                log_event(connection, each, now, DeviceEventKind.REGISTERED, agent, "the agent's host has restarted")
+            for device_id in connection.scalars(select(device_table.c.id).where(device_table.c.agent == agent)).all():
+                log_event(
+                    connection, device_id, now, DeviceEventKind.REGISTERED, agent, "the agent's host has restarted"
+                )
         connection.execute(
             update(agent_table).where(agent_table.c.name == agent).values(boot_id=boot_id, last_seen=now)
         )
         for device in sorted(devices, key=lambda device: device.id):
             _register(connection, agent, device, now)
         gone = (device_table.c.agent == agent) & device_table.c.id.not_in(ids)
-        for each in hold_all(connection, gone):
-            go_offline(connection, read(connection, each), now, f"agent {agent!r} does not serve it any more")
+        for device_id in hold_all(connection, gone):
+            go_offline(connection, read(connection, device_id), now, f"agent {agent!r} does not serve it any more")
         return [read(connection, id) for id in ids]
 
 
@@ -219,13 +227,13 @@ def label(store: Store, id: str, kind: DeviceEventKind, text: str | None) -> Non
 
 def labels(store: Store, id: str | None = None) -> dict[str, DeviceLabels]:
     """Returns device -> its labels, of those that have any; of one device only where `id` is given."""
-    found: dict[str, dict[str, Any]] = {}
+    by_device: dict[str, dict[str, Any]] = {}
     with store.read() as connection:
         for event in connection.execute(_newest_labels(id)):
             if event.reason:
                 value = tuple(event.reason.split()) if event.kind == DeviceEventKind.TAGS else event.reason
-                found.setdefault(event.device, {})[event.kind] = value
-    return {device: DeviceLabels(**each) for device, each in found.items()}
+                by_device.setdefault(event.device, {})[event.kind] = value
+    return {device: DeviceLabels(**values) for device, values in by_device.items()}
 
 
 def _newest_labels(id: str | None) -> Select[Any]:
@@ -250,8 +258,8 @@ def events_since(store: Store, after: int, *, limit: int, device: str | None) ->
         if device is not None:
             read(connection, device, held=False)
             query = query.where(device_event.c.device == device)
-        found = [_event(row) for row in connection.execute(query)]
-    return list(takewhile(lambda event: event.at <= settled, found))
+        events = [_event(row) for row in connection.execute(query)]
+    return list(takewhile(lambda event: event.at <= settled, events))
 
 
 @retried
@@ -400,19 +408,19 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
     if insert_if_absent(connection, device_table, id=device.id, agent=agent, device=described, **new):
         log_event(connection, device.id, now, DeviceEventKind.REGISTERED, agent)
         return
-    known = read(connection, device.id)
-    if known.agent != agent and known.health is not Health.RETIRED:
-        raise NotServed(f"device {device.id!r} is served by agent {known.agent!r}; remove it there first")
-    heard_from(connection, known, now)
-    if known.agent != agent:
-        reason = f"moved here from agent {known.agent!r}"
-    elif known.device != device:
-        reason = _change(known.device, device)
+    registered = read(connection, device.id)
+    if registered.agent != agent and registered.health is not Health.RETIRED:
+        raise NotServed(f"device {device.id!r} is served by agent {registered.agent!r}; remove it there first")
+    heard_from(connection, registered, now)
+    if registered.agent != agent:
+        reason = f"moved here from agent {registered.agent!r}"
+    elif registered.device != device:
+        reason = _change(registered.device, device)
     else:
         return
     log_event(connection, device.id, now, DeviceEventKind.REGISTERED, agent, reason)
-    if known.health not in _BY_PERSON or known.agent != agent:
-        rate(connection, known, Health.UNKNOWN, reason, now, checked_at=0.0, checks_failed=0)
+    if registered.health not in _BY_PERSON or registered.agent != agent:
+        rate(connection, registered, Health.UNKNOWN, reason, now, checked_at=0.0, checks_failed=0)
     change(connection, device.id, agent=agent, device=described)
 
 

@@ -56,8 +56,10 @@ _CONFLICTS = ("40001", "40P01")
 
 _POOL_WAIT_S = 30.0
 _SERVER_TIME = text("SELECT extract(epoch FROM clock_timestamp())")
-_FOLLOW_S, _CLOCK_SET_S = 30.0, 0.5
-"""The server's time is asked for this often, and when this machine's clock jumped by more."""
+_FOLLOW_S = 30.0
+"""Seconds between two requests for the server's time."""
+_CLOCK_SET_S = 0.5
+"""Jump of this machine's clock, in seconds, after which the server's time is requested at once."""
 _LIBPQ = {
     "connect_timeout": "10",
     "application_name": "hilnas",
@@ -187,14 +189,14 @@ class ServerClock:
 
     def follow(self, connection: Connection) -> None:
         """Measures the difference, if the last measurement is old or this machine's clock was set since."""
-        here, monotonic = self._local.now(), self._local.monotonic()
+        local, monotonic = self._local.now(), self._local.monotonic()
         if self._measured is not None:
-            since, since_monotonic = here - self._measured[0], monotonic - self._measured[1]
+            since, since_monotonic = local - self._measured[0], monotonic - self._measured[1]
             if since_monotonic < _FOLLOW_S and abs(since - since_monotonic) < _CLOCK_SET_S:
                 return
         server = float(connection.execute(_SERVER_TIME).scalar_one())
-        self._ahead_s = server - (here + self._local.now()) / 2
-        self._measured = here, monotonic
+        self._ahead_s = server - (local + self._local.now()) / 2
+        self._measured = local, monotonic
 
 
 def lock_tables(connection: Connection, *tables: Table) -> None:

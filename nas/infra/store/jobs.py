@@ -32,8 +32,10 @@ LEASE_S = 30.0
 MAX_FAILURES = 5
 """Failures after which a job fails for good, by the infrastructure unless the candidate was found at fault."""
 
-BLAMABLE, HARMLESS = "infrastructure", "interrupted"
-"""Kinds of attempts: failures that may be the candidate's, and those that cannot."""
+BLAMABLE = "infrastructure"
+"""Kind of an attempt: a failure that may be the candidate's."""
+HARMLESS = "interrupted"
+"""Kind of an attempt: a failure that cannot be the candidate's."""
 
 RETRIED = "retried"
 """Kind of an attempt that marks where a job was queued again: earlier failures do not count."""
@@ -96,11 +98,11 @@ def enqueue(
         now = store.now()
         study, trial_number = trial or (None, None)
         of: dict[str, Any] = {"kind": kind, "device": device, "study": study, "trial": trial_number}
-        wanted = of | {"priority": priority, "payload": round.model_dump(mode="json"), "not_before": not_before}
-        wanted |= _clean(now)
+        fresh = of | {"priority": priority, "payload": round.model_dump(mode="json"), "not_before": not_before}
+        fresh |= _clean(now)
         new: dict[str, Any] = {"id": id, "result_key": result_key, "round": number, "created": now}
-        if not insert_if_absent(connection, job_table, **new, **wanted) and change(
-            connection, id, JobState.CANCELLED, **wanted
+        if not insert_if_absent(connection, job_table, **new, **fresh) and change(
+            connection, id, JobState.CANCELLED, **fresh
         ):
             _forget_failures(connection, id, now)
         stored = find(connection, id)
@@ -127,17 +129,17 @@ def claim(store: Store, device: str, agent: str) -> JobRow | None:
             return None
         if row.lease_until is not None:
             _take_back(connection, row, now)
-        found = next_job(connection, row, now)
-        if found is None:
+        next_row = next_job(connection, row, now)
+        if next_row is None:
             devices.move(connection, row, DeviceState.IDLE, now, lease_holder=None, lease_until=None)
             return None
-        job = _job(found)
+        job = _job(next_row)
         lease: dict[str, Any] = {"epoch": row.epoch + 1, "lease_until": now + LEASE_S}
         devices.move(connection, row, DeviceState.LEASED, now, lease_holder=agent, **lease)
-        taken: dict[str, Any] = {"state": JobState.LEASED, "attempts": job.attempts + 1, "phase": None, "updated": now}
-        taken |= {"phase_until": now + devices.phase_limit_s(None, job.payload), **lease}
-        change(connection, job.id, **taken)
-        return replace(job, **taken)
+        leased: dict[str, Any] = {"state": JobState.LEASED, "attempts": job.attempts + 1, "phase": None, "updated": now}
+        leased |= {"phase_until": now + devices.phase_limit_s(None, job.payload), **lease}
+        change(connection, job.id, **leased)
+        return replace(job, **leased)
 
 
 @retried
@@ -291,9 +293,9 @@ def next_job(connection: Connection, device: DeviceRow, now: float) -> Row[Any] 
     highest = select(other.c.priority).where(ready(other)).order_by(other.c.priority.desc()).limit(1).scalar_subquery()
     of_highest = select(job_table).where(ready(job_table), job_table.c.priority == highest)
     first = of_highest.order_by(job_table.c.created, job_table.c.id).limit(1)
-    found = connection.execute(first.with_for_update(key_share=True, skip_locked=True)).first()
-    if found is not None or connection.dialect.name == "sqlite":
-        return found
+    row = connection.execute(first.with_for_update(key_share=True, skip_locked=True)).first()
+    if row is not None or connection.dialect.name == "sqlite":
+        return row
     # Others may hold every job of that priority, because they cancel them.
     order = (job_table.c.priority.desc(), job_table.c.created, job_table.c.id)
     any_other = select(job_table).where(ready(job_table)).order_by(*order).limit(1)

@@ -132,8 +132,8 @@ def current(store: Store, study: int) -> StudyLease | None:
 
 def expired(connection: Connection, studies: Sequence[int], now: float) -> dict[int, float]:
     """Returns study -> when its lease ended, of those among `studies` that were run and nobody holds."""
-    found = study_lease.c.study, study_lease.c.expires
-    query = select(*found).where(study_lease.c.study.in_(studies), study_lease.c.expires <= now)
+    columns = study_lease.c.study, study_lease.c.expires
+    query = select(*columns).where(study_lease.c.study.in_(studies), study_lease.c.expires <= now)
     return {study: expires for study, expires in connection.execute(query)}
 
 
@@ -145,9 +145,9 @@ def lock_study(connection: Connection, study: int, lease: StudyLease | None = No
         UnknownName: no such study, and no lease.
     """
     held = select(study_table.c.id).where(study_table.c.id == study).with_for_update(key_share=True)
-    found = connection.scalar(held) is not None
+    locked = connection.scalar(held) is not None
     fence(connection, study, lease)
-    if not found:
+    if not locked:
         raise UnknownName("study", str(study), map(str, connection.scalars(select(study_table.c.id))))
 
 

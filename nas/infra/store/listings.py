@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select
+from sqlalchemy import Connection, Row, Select, and_, case, func, or_, select
 
 from nas.core.errors import UnknownName
 from nas.infra.store import devices
@@ -72,23 +72,23 @@ class StudyFilter:
     space: str = ""
     state: str = ""
 
-    def matches(self, found: StudySummary) -> bool:
+    def matches(self, summary: StudySummary) -> bool:
         """Returns whether a study matches all of it."""
         return (
-            self.text.lower() in found.name.lower()
-            and self.space in ("", found.space)
-            and self.state in ("", found.condition.state)
+            self.text.lower() in summary.name.lower()
+            and self.space in ("", summary.space)
+            and self.state in ("", summary.condition.state)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job that waits for its device: its place, from 1, and the name of the study that wants it, None for checks."""
+    """A job that waits for its device: position in the queue, from 1, and name of its study; None for checks."""
 
     id: str
     kind: JobKind
     study: str | None
-    place: int
+    position: int
     since: float
 
 
@@ -112,13 +112,14 @@ def jobs(
     """Returns at most `limit` jobs, newest first, that come after `after` and match what is given."""
     columns = [column for column in job.c if column.name in JobSummary.__slots__ and column.name != "study"]
     query: Select[Any] = select(*columns, study.c.name.label("study")).outerjoin(study, study.c.id == job.c.study)
-    wanted = {job.c.state: state, job.c.device: device, study.c.name: study_name}
-    query = query.where(*(column == value for column, value in wanted.items() if value is not None))
+    filters = {job.c.state: state, job.c.device: device, study.c.name: study_name}
+    query = query.where(*(column == value for column, value in filters.items() if value is not None))
     if after is not None:
-        query = query.where(_behind(*after))
+        created, id = after
+        query = query.where(or_(job.c.created < created, and_(job.c.created == created, job.c.id < id)))
     with store.read() as connection:
-        found = connection.execute(query.order_by(job.c.created.desc(), job.c.id.desc()).limit(limit))
-        return [_summary(row) for row in found]
+        rows = connection.execute(query.order_by(job.c.created.desc(), job.c.id.desc()).limit(limit))
+        return [_summary(row) for row in rows]
 
 
 def queues(store: Store) -> dict[str, list[QueuedJob]]:
@@ -126,23 +127,23 @@ def queues(store: Store) -> dict[str, list[QueuedJob]]:
     order = (job.c.device, job.c.priority.desc(), job.c.created, job.c.id)
     columns = (job.c.id, job.c.kind, job.c.device, job.c.created, study.c.name)
     query = select(*columns).outerjoin(study, study.c.id == job.c.study).where(job.c.state == JobState.QUEUED)
-    found: dict[str, list[QueuedJob]] = {}
+    by_device: dict[str, list[QueuedJob]] = {}
     with store.read() as connection:
         for row in connection.execute(query.order_by(*order)):
-            waiting = found.setdefault(row.device, [])
+            waiting = by_device.setdefault(row.device, [])
             waiting.append(QueuedJob(row.id, JobKind(row.kind), row.name, len(waiting) + 1, row.created))
-    return found
+    return by_device
 
 
-def studies(store: Store, *, limit: int, after: int = 0, wanted: StudyFilter = _ALL) -> list[StudySummary]:
+def studies(store: Store, *, limit: int, after: int = 0, matching: StudyFilter = _ALL) -> list[StudySummary]:
     """Returns at most `limit` studies that match, with an id above `after`, oldest first."""
     query = select(study).order_by(study.c.id)
-    return _matching(store, limit, wanted, lambda last: query.where(study.c.id > (after if last is None else last)))
+    return _matching(store, limit, matching, lambda last: query.where(study.c.id > (after if last is None else last)))
 
 
 def latest_studies(
-    store: Store, *, limit: int, before: int | None = None, wanted: StudyFilter = _ALL
-) -> list[StudySummary]:  # fmt: skip
+    store: Store, *, limit: int, before: int | None = None, matching: StudyFilter = _ALL
+) -> list[StudySummary]:
     """Returns at most `limit` studies that match and are older than the id `before`, newest first."""
     query = select(study).order_by(study.c.id.desc())
 
@@ -150,23 +151,23 @@ def latest_studies(
         oldest = before if last is None else last
         return query if oldest is None else query.where(study.c.id < oldest)
 
-    return _matching(store, limit, wanted, older)
+    return _matching(store, limit, matching, older)
 
 
 def _matching(
-    store: Store, limit: int, wanted: StudyFilter, beyond: Callable[[int | None], Select[Any]]
-) -> list[StudySummary]:  # fmt: skip
+    store: Store, limit: int, matching: StudyFilter, beyond: Callable[[int | None], Select[Any]]
+) -> list[StudySummary]:
     """Returns at most `limit` studies that match; `beyond`: the query for those after a study, None: for the first."""
-    found: list[StudySummary] = []
+    matches: list[StudySummary] = []
     last = None
-    while len(found) < limit:
-        size = limit if wanted == _ALL else max(limit, _BATCH)
+    while len(matches) < limit:
+        size = limit if matching == _ALL else max(limit, _BATCH)
         rows = _summaries(store, beyond(last).limit(size))
-        found += filter(wanted.matches, rows)
+        matches += filter(matching.matches, rows)
         if len(rows) < size:
             break
         last = rows[-1].id
-    return found[:limit]
+    return matches[:limit]
 
 
 def _summaries(store: Store, query: Select[Any]) -> list[StudySummary]:
@@ -185,15 +186,15 @@ def _study_summary(row: Row[Any], trials: int, condition: Condition) -> StudySum
     return StudySummary(row.id, row.name, space, state, row.desired_state, row.created, trials, condition, problem)
 
 
-def summary(store: Store, found: Study) -> StudySummary:
+def summary(store: Store, row: Study) -> StudySummary:
     """Returns one study, as `studies` lists it.
 
     Raises:
         UnknownName: it was deleted meanwhile.
     """
-    listed = studies(store, limit=1, after=found.id - 1)
-    if not listed or listed[0].id != found.id:
-        raise UnknownName("study", found.name, [])
+    listed = studies(store, limit=1, after=row.id - 1)
+    if not listed or listed[0].id != row.id:
+        raise UnknownName("study", row.name, [])
     return listed[0]
 
 
@@ -209,9 +210,9 @@ def devices_by_condition(store: Store) -> dict[tuple[str, str], int]:
 def studies_by_condition(store: Store) -> dict[str, int]:
     """Returns state as users see it -> how many studies; states without studies are left out."""
     with store.read() as connection:
-        found = connection.execute(select(study.c.id, study.c.name, study.c.state))
-        rows = [(row.id, row.name, StudyState(row.state)) for row in found]
-    return dict(Counter(each.state for each in conditions(store, rows).values()))
+        states = connection.execute(select(study.c.id, study.c.name, study.c.state))
+        rows = [(row.id, row.name, StudyState(row.state)) for row in states]
+    return dict(Counter(condition.state for condition in conditions(store, rows).values()))
 
 
 def calibrated_devices(store: Store) -> list[str]:
@@ -223,13 +224,13 @@ def calibrated_devices(store: Store) -> list[str]:
 def jobs_by_state(store: Store) -> dict[str, int]:
     """Returns state -> how many jobs; states without jobs are left out."""
     with store.read() as connection:
-        found = connection.execute(select(job.c.state, func.count()).group_by(job.c.state))
-        return {state: count for state, count in found}
+        rows = connection.execute(select(job.c.state, func.count()).group_by(job.c.state))
+        return {state: count for state, count in rows}
 
 
 def longest_wait_s(store: Store) -> float:
     """Returns how long the job that has been due longest has waited for its device, in seconds; 0 if none waits."""
-    due = func.min(_later(job.c.created, job.c.not_before))
+    due = func.min(case((job.c.created > job.c.not_before, job.c.created), else_=job.c.not_before))
     with store.read() as connection:
         since = connection.scalar(select(due).where(job.c.state == JobState.QUEUED))
     return 0.0 if since is None else max(0.0, store.now() - since)
@@ -239,14 +240,6 @@ def leases_granted(store: Store) -> dict[str, int]:
     """Returns device -> leases granted for it in all: its epoch."""
     with store.read() as connection:
         return {id: epoch for id, epoch in connection.execute(select(device_table.c.id, device_table.c.epoch))}
-
-
-def _behind(created: float, id: str) -> ColumnElement[bool]:
-    return or_(job.c.created < created, and_(job.c.created == created, job.c.id < id))
-
-
-def _later(first: ColumnElement[float], second: ColumnElement[float]) -> ColumnElement[float]:
-    return case((first > second, first), else_=second)
 
 
 def _trials_of(connection: Connection, ids: list[int]) -> dict[int, int]:

@@ -18,14 +18,11 @@ from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.infra.store.engine import database_url, make_engine, sqlite_file, translated, writing
 from nas.infra.store.models import metadata
 
-REVISION = "0006"
+REVISION = "0.2.0"
 """The newest of `migrations/versions`. Kept here so that opening a current database does not load Alembic."""
 
 _UPGRADE_LOCK = 0x68696C6E6173
 """An arbitrary number that no other user of the database takes for an advisory lock."""
-
-_EARLY = ("0001", "0002", "0003", "0004", "0005")
-"""Revisions of development versions, whose migrations are squashed into the first of `migrations/versions`."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -52,7 +49,7 @@ def ensure_current(engine: Engine, clock: Clock, *, create: bool) -> None:
             return
         if revision is None and not create:
             raise InvalidInput(f"no hilnas tables in {_shown(connection)}")
-        if revision is not None and _has_studies(connection):
+        if revision is not None and connection.execute(text("SELECT 1 FROM study LIMIT 1")).first():
             copy = "which keeps a copy first" if sqlite_file(engine.url) else "after a copy by pg_dump"
             raise InvalidInput(
                 f"{_shown(connection)} is of an older hilnas (revision {revision}, now {REVISION}); "
@@ -103,20 +100,16 @@ def _revision(connection: Connection) -> str | None:
         raise InvalidInput(f"{_shown(connection)} holds tables of something else than hilnas")
     if revision != REVISION and revision not in _known_revisions():
         raise InvalidInput(
-            f"{_shown(connection)} is of a newer hilnas (revision {revision}; this one reads up to {REVISION}); "
-            "install that hilnas, or name another database with --db"
+            f"{_shown(connection)} is of a newer hilnas, or of one before 0.2.0 (revision {revision}; this one reads "
+            f"up to {REVISION}); install that hilnas, or name another database with --db"
         )
     return str(revision)
-
-
-def _has_studies(connection: Connection) -> bool:
-    return connection.execute(text("SELECT 1 FROM study LIMIT 1")).first() is not None
 
 
 def _known_revisions() -> set[str]:
     from alembic.script import ScriptDirectory
 
-    return {*_EARLY, *(script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions())}
+    return {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
 
 
 def _run(connection: Connection, before: str | None) -> None:
@@ -126,13 +119,11 @@ def _run(connection: Connection, before: str | None) -> None:
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes.update(connection=connection, before=before)
+    config.attributes["connection"] = connection
     if before is None:
         metadata.create_all(connection)
         command.stamp(config, "head")
         return
-    if before in _EARLY:
-        connection.execute(text("DELETE FROM alembic_version"))
     command.upgrade(config, "head")
     if connection.dialect.name == "sqlite":
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()

@@ -139,10 +139,10 @@ def expire(store: Store, *, agent: str | None = None) -> list[str]:
         gone = list(connection.execute(select(job_table.c.id, job_table.c.device).where(lost).order_by(job_table.c.id)))
         quiet = connection.scalar(select(exists().where(silent)))
     # In this order: a device whose lease ends becomes idle, if it is not silent.
-    taken = [id for id, device in gone if _take_back(store, id, device)]
+    expired = [id for id, device in gone if _take_back(store, id, device)]
     if quiet:
         _put_offline(store, silent)
-    return taken
+    return expired
 
 
 def due_checks(store: Store, *, among: Collection[str] | None = None, most: int = 1000) -> list[DeviceRow]:
@@ -157,11 +157,11 @@ def due_checks(store: Store, *, among: Collection[str] | None = None, most: int 
         most: how many to return.
     """
     columns = device_table.c
-    wanted = [columns.check_due <= store.now(), columns.health.in_(_CHECKED), columns.state.not_in(_LASTING)]
+    conditions = [columns.check_due <= store.now(), columns.health.in_(_CHECKED), columns.state.not_in(_LASTING)]
     if among is not None:
-        wanted.append(columns.id.in_(among))
+        conditions.append(columns.id.in_(among))
     of_device = (job_table.c.device == columns.id) & job_table.c.state.in_(jobs.LIVE)
-    query = select(device_table).where(*wanted, ~exists().where(of_device, job_table.c.kind == JobKind.CHECK))
+    query = select(device_table).where(*conditions, ~exists().where(of_device, job_table.c.kind == JobKind.CHECK))
     return devices.select_rows(store, query.order_by(columns.check_due, columns.id).limit(most))
 
 

@@ -61,13 +61,13 @@ def get(store: Store, key: str) -> Result | None:
 
 def get_many(store: Store, keys: Sequence[str]) -> dict[str, Result]:
     """Returns the stored results by key, without the keys that have none."""
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     with store.read() as connection:
         for start in range(0, len(keys), _KEYS_PER_QUERY):
-            wanted = keys[start : start + _KEYS_PER_QUERY]
-            rows = connection.execute(select(result).where(result.c.result_key.in_(wanted)))
-            found |= {row.result_key: from_row(Result, row) for row in rows}
-    return found
+            page = keys[start : start + _KEYS_PER_QUERY]
+            rows = connection.execute(select(result).where(result.c.result_key.in_(page)))
+            results |= {row.result_key: from_row(Result, row) for row in rows}
+    return results
 
 
 def imported_key(study: int, key: str) -> str:
@@ -146,12 +146,12 @@ def summaries(store: Store, study: int, trials: Sequence[int] | None = None) -> 
     if trials is not None:
         starts = range(0, len(trials), _KEYS_PER_QUERY)
         queries = [query.where(result_use.c.trial.in_(trials[start : start + _KEYS_PER_QUERY])) for start in starts]
-    found: dict[int, list[ResultSummary]] = {}
+    by_trial: dict[int, list[ResultSummary]] = {}
     with store.read() as connection:
-        for each in queries:
-            for row in connection.execute(each):
-                found.setdefault(row[0], []).append(ResultSummary._make(row[1:]))
-    return found
+        for page in queries:
+            for row in connection.execute(page):
+                by_trial.setdefault(row[0], []).append(ResultSummary._make(row[1:]))
+    return by_trial
 
 
 def stage_seconds(store: Store, study: int) -> dict[str, float]:

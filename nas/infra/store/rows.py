@@ -151,7 +151,7 @@ class StudyLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class NewTrial:
     """A candidate about to become a trial.
 
     Args:
@@ -217,7 +217,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
+class StoredFile:
     """A file in the store, named by its content."""
 
     sha256: str

@@ -60,7 +60,7 @@ def create(store: Store, name: str, space: Json, *, seed: int, version: str) -> 
     """
     check_name(name)
     with store.write() as connection:
-        made = insert_if_absent(
+        created = insert_if_absent(
             connection,
             study,
             name=name,
@@ -72,7 +72,7 @@ def create(store: Store, name: str, space: Json, *, seed: int, version: str) -> 
             version=version,
             created=store.now(),
         )
-        if not made:
+        if not created:
             raise InvalidInput(f"a study named {name!r} exists; choose another name, or continue it with --resume")
         return get(store, name)
 
@@ -114,22 +114,22 @@ def all(store: Store) -> list[Study]:
         return [_study(row) for row in connection.execute(select(study).order_by(study.c.id))]
 
 
-def condition(store: Store, found: Study) -> Condition:
+def condition(store: Store, row: Study) -> Condition:
     """Returns the present condition of a study."""
-    return conditions(store, [(found.id, found.name, found.state)])[found.id]
+    return conditions(store, [(row.id, row.name, row.state)])[row.id]
 
 
-def conditions(store: Store, found: Sequence[tuple[int, str, StudyState]]) -> dict[int, Condition]:
+def conditions(store: Store, rows: Sequence[tuple[int, str, StudyState]]) -> dict[int, Condition]:
     """Returns the present condition of each study, given as (id, name, state)."""
     now = store.now()
     with store.read() as connection:
         # A process renews its lease three times before it expires, and lets it expire only when it ends.
-        gone = leases.expired(connection, [id for id, _, state in found if state in _AT_WORK], now)
+        gone = leases.expired(connection, [id for id, _, state in rows if state in _AT_WORK], now)
         # One that ended after `found` was read gave its lease back, too.
         still = select(study.c.id).where(study.c.id.in_(gone), study.c.state.in_(_AT_WORK))
         gone = {id: gone[id] for id in connection.scalars(still)}
-        reasons = _reasons(connection, [id for id, _, state in found if state is StudyState.FAILED])
-    return {id: _condition(name, state, gone.get(id), reasons.get(id)) for id, name, state in found}
+        reasons = _reasons(connection, [id for id, _, state in rows if state is StudyState.FAILED])
+    return {id: _condition(name, state, gone.get(id), reasons.get(id)) for id, name, state in rows}
 
 
 def _condition(name: str, state: StudyState, gone: float | None, reason: str | None) -> Condition:

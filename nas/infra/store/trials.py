@@ -13,14 +13,14 @@ from nas.core.trial import Event, EventKind, TrialState, TrialStatus, advance
 from nas.infra.store.events import insert_event
 from nas.infra.store.leases import lock_study
 from nas.infra.store.models import trial
-from nas.infra.store.rows import Proposal, StudyLease, Trial
+from nas.infra.store.rows import NewTrial, StudyLease, Trial
 from nas.infra.store.store import Store, retried
 
 _NUMBERS_PER_QUERY = 500
 
 
 @retried
-def propose(store: Store, study: int, proposals: Sequence[Proposal], *, lease: StudyLease | None = None) -> list[Trial]:
+def propose(store: Store, study: int, proposals: Sequence[NewTrial], *, lease: StudyLease | None = None) -> list[Trial]:
     """Creates trials for proposals, all or none.
 
     For a layout that the study has already its existing trial is returned, so the call is idempotent.
@@ -55,13 +55,13 @@ def all(store: Store, study: int, *, states: Iterable[TrialState] | None = None)
 
 def some(store: Store, study: int, numbers: Sequence[int]) -> list[Trial]:
     """Returns the trials with these numbers, each once; numbers without a trial are left out."""
-    found: list[Trial] = []
+    trials: list[Trial] = []
     query = select(trial).where(trial.c.study == study).order_by(trial.c.number)
     with store.read() as connection:
         for start in range(0, len(numbers), _NUMBERS_PER_QUERY):
-            wanted = numbers[start : start + _NUMBERS_PER_QUERY]
-            found += [_trial(row) for row in connection.execute(query.where(trial.c.number.in_(wanted)))]
-    return found
+            page = numbers[start : start + _NUMBERS_PER_QUERY]
+            trials += [_trial(row) for row in connection.execute(query.where(trial.c.number.in_(page)))]
+    return trials
 
 
 @retried
@@ -108,15 +108,15 @@ def status_columns(status: TrialStatus) -> dict[str, Any]:
     return {name: getattr(status, name) for name in TrialStatus.__slots__}
 
 
-def _propose(connection: Connection, study: int, proposal: Proposal, now: float) -> Trial:
+def _propose(connection: Connection, study: int, proposal: NewTrial, now: float) -> Trial:
     same_layout = select(trial).where(trial.c.study == study, trial.c.layout_id == proposal.layout_id)
     if (row := connection.execute(same_layout).first()) is not None:
         return _trial(row)
     highest = connection.scalar(select(func.max(trial.c.number)).where(trial.c.study == study))
     number = 0 if highest is None else highest + 1
     event = Event(EventKind.PROPOSED, {}, number, study, at=now)
-    given = {name: getattr(proposal, name) for name in Proposal.__slots__}
-    new = Trial(study=study, number=number, created=now, updated=now, status=advance(None, event), **given)
+    values = {name: getattr(proposal, name) for name in NewTrial.__slots__}
+    new = Trial(study=study, number=number, created=now, updated=now, status=advance(None, event), **values)
     insert_trial(connection, new)
     insert_event(connection, event)
     return new

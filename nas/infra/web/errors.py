@@ -15,15 +15,31 @@ from nas.core.errors import InfrastructureFailed, NasError, UnknownName
 from nas.infra.store.devices import NotServed
 
 ErrorKind = Literal[
-    "invalid_input", "unknown_name", "conflict", "infrastructure", "unauthenticated", "forbidden", "not_found",
-    "method_not_allowed", "too_large", "too_many", "internal",
-]  # fmt: skip
+    "invalid_input",
+    "unknown_name",
+    "conflict",
+    "infrastructure",
+    "unauthenticated",
+    "forbidden",
+    "not_found",
+    "method_not_allowed",
+    "too_large",
+    "too_many",
+    "internal",
+]
 """infrastructure: the same request may succeed later. internal: a fault of the coordinator, which has logged it."""
 
 _KIND_OF: dict[int, ErrorKind] = {
-    401: "unauthenticated", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 409: "conflict",
-    413: "too_large", 429: "too_many", 500: "internal", 503: "infrastructure",
-}  # fmt: skip
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    409: "conflict",
+    413: "too_large",
+    429: "too_many",
+    500: "internal",
+    503: "infrastructure",
+}
 
 
 class ErrorBody(BaseModel):

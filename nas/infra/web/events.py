@@ -27,8 +27,10 @@ STREAM = "text/event-stream"
 LONGEST_STREAM_S = 300.0
 """A stream ends after that and its client reconnects, so that a revoked token ends it, too."""
 
-STREAMS_OF_ONE, STREAMS_OF_ALL = 8, 64
-"""Most open streams of one client, and of all."""
+STREAMS_OF_ONE = 8
+"""Most open streams of one client."""
+STREAMS_OF_ALL = 64
+"""Most open streams of all clients."""
 LAST_ID = (1 << 53) - 1
 _POLL_S = 0.5
 _COMMENT_S = 15.0
@@ -110,9 +112,7 @@ class Streams:
         if not self._open[client]:
             del self._open[client]
 
-    async def _text(
-        self, request: Request, fetch: Callable[[int], Awaitable[Page]], after: int
-    ) -> AsyncIterator[str]:  # fmt: skip
+    async def _text(self, request: Request, fetch: Callable[[int], Awaitable[Page]], after: int) -> AsyncIterator[str]:
         started = sent = time.monotonic()
         yield "retry: 2000\n\n"
         while not self._closing() and time.monotonic() < started + LONGEST_STREAM_S:
@@ -162,9 +162,9 @@ def wants_stream(request: Request) -> bool:
 
 
 def _last_seen(request: Request, after: int) -> int:
-    given = request.headers.get("Last-Event-ID")
-    if given is None:
+    header = request.headers.get("Last-Event-ID")
+    if header is None:
         return after
-    if not (given.isascii() and given.isdecimal() and len(given) <= len(str(LAST_ID))):
+    if not (header.isascii() and header.isdecimal() and len(header) <= len(str(LAST_ID))):
         raise InvalidInput("Last-Event-ID must be the id of the last received event", where="Last-Event-ID")
-    return min(int(given), LAST_ID)
+    return min(int(header), LAST_ID)

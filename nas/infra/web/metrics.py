@@ -19,8 +19,10 @@ from nas.infra.store.store import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_DRIFT_S, _NOISE_S = 7 * 86_400.0, 3600.0
-"""Reference runs that are read: of the last week, and of the last hour."""
+_DRIFT_S = 7 * 86_400.0
+"""Age of the reference runs that drift is computed from, in seconds."""
+_NOISE_S = 3600.0
+"""Age of the reference runs that noise is computed from, in seconds."""
 
 _PROCESS = CollectorRegistry()
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -55,9 +57,10 @@ class _Farm(Collector):
         """Yields one family for each metric."""
         store = self._store
         devices = GaugeMetricFamily(
-            "hilnas_devices", "Registered devices by state and health.",
+            "hilnas_devices",
+            "Registered devices by state and health.",
             labels=("state", "health"),
-        )  # fmt: skip
+        )
         for condition, count in pages.devices_by_condition(store).items():
             devices.add_metric(condition, count)
         jobs = GaugeMetricFamily("hilnas_jobs", "Measurement jobs by state.", labels=("state",))
@@ -78,9 +81,10 @@ class _Farm(Collector):
         yield from _disk(store)
         yield from _trust(store)
         yield GaugeMetricFamily(
-            "hilnas_queue_age_seconds", "Waiting time of the job that has been due longest.",
+            "hilnas_queue_age_seconds",
+            "Waiting time of the job that has been due longest.",
             value=pages.longest_wait_s(store),
-        )  # fmt: skip
+        )
         yield leases
         yield seen
         build = GaugeMetricFamily("hilnas_build_info", "Version of hilnas, always 1.", labels=("version",))
@@ -94,11 +98,11 @@ class _Farm(Collector):
 
 def _studies(store: Store) -> GaugeMetricFamily:
     """Returns how many studies are in each state, 0 for states without any, so that the first of one is a change."""
-    found = GaugeMetricFamily("hilnas_studies", "Studies by state, as `nas study list` shows it.", labels=("state",))
+    metric = GaugeMetricFamily("hilnas_studies", "Studies by state, as `nas study list` shows it.", labels=("state",))
     counts = dict.fromkeys((*StudyState, studies.INTERRUPTED), 0) | pages.studies_by_condition(store)
     for state, count in counts.items():
-        found.add_metric((state,), count)
-    return found
+        metric.add_metric((state,), count)
+    return metric
 
 
 def _disk(store: Store) -> Iterator[GaugeMetricFamily]:
@@ -106,7 +110,7 @@ def _disk(store: Store) -> Iterator[GaugeMetricFamily]:
     size = GaugeMetricFamily("hilnas_disk_size_bytes", "Size of the disk of a folder.", labels=("folder",))
     for name, folder in (("home", paths.home()), ("artifacts", store.artifacts)):
         # A folder that is not made yet will be on the disk of the one above it.
-        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
         usage = shutil.disk_usage(existing)
         free.add_metric((name,), usage.free)
         size.add_metric((name,), usage.total)
@@ -129,9 +133,9 @@ def _trust(store: Store) -> Iterator[GaugeMetricFamily]:
     )
     for device in pages.calibrated_devices(store):
         latest: dict[str, float] = {}
-        for each in calibrations.drift(store, device, since=store.now() - _DRIFT_S):  # the latest build comes first
-            if each.off is not None:
-                latest.setdefault(each.runtime, each.off)
+        for trend in calibrations.drift(store, device, since=store.now() - _DRIFT_S):  # the latest build comes first
+            if trend.off is not None:
+                latest.setdefault(trend.runtime, trend.off)
         for runtime, off in latest.items():
             drift.add_metric((device, runtime), off)
     for device, share in calibrations.disturbed(store, since=store.now() - _NOISE_S).items():

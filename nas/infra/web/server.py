@@ -245,8 +245,8 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         started, status, answered = time.monotonic(), 500, False
-        given = Headers(scope=scope).get(REQUEST_ID, "")
-        scope["request_id"] = request_id = given if _GIVEN_ID.fullmatch(given) else secrets.token_hex(8)
+        header = Headers(scope=scope).get(REQUEST_ID, "")
+        scope["request_id"] = request_id = header if _GIVEN_ID.fullmatch(header) else secrets.token_hex(8)
 
         async def noted(message: Message) -> None:
             nonlocal status, answered

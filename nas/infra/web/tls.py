@@ -38,7 +38,8 @@ from nas.core.durable import locked, read_private, write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 
 log = logging.getLogger(__name__)
-CA_FILE, SERVER_FILE = "ca.pem", "server.pem"
+CA_FILE = "ca.pem"
+SERVER_FILE = "server.pem"
 _LABEL = r"\w([\w-]{0,61}\w)?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -102,12 +103,12 @@ class Certificates:
         Raises:
             InvalidInput: a name is neither.
         """
-        wanted = {_general_name(name) for name in names}
+        required = {_general_name(name) for name in names}
         path = self._folder / SERVER_FILE
         with self._locked():
             issued = _read(path)
-            if issued is None or not self._serves(issued.certificate, wanted):
-                write_durably(path, self._issue(wanted).to_pem())
+            if issued is None or not self._serves(issued.certificate, required):
+                write_durably(path, self._issue(required).to_pem())
         return path
 
     def context(self, names: Sequence[str]) -> ssl.SSLContext:
@@ -169,13 +170,13 @@ class Certificates:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         )
 
-    def _serves(self, certificate: x509.Certificate, wanted: set[x509.GeneralName]) -> bool:
+    def _serves(self, certificate: x509.Certificate, required: set[x509.GeneralName]) -> bool:
         try:
             certificate.verify_directly_issued_by(self._ca.certificate)
         except (ValueError, InvalidSignature):
             return False
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        return wanted <= set(names) and certificate.not_valid_after_utc - self._now() > _RENEW
+        return required <= set(names) and certificate.not_valid_after_utc - self._now() > _RENEW
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._clock.now(), datetime.UTC)
@@ -270,7 +271,7 @@ def url_of(host: str, port: int, more: Sequence[str] = ()) -> str:
     if more:
         shown = more[0]
     elif host in _WILDCARDS:
-        shown = next((each for each in own_addresses() if each not in _LOOPBACK), "localhost")
+        shown = next((address for address in own_addresses() if address not in _LOOPBACK), "localhost")
     else:
         shown = host
     return f"https://[{shown}]:{port}" if ":" in shown else f"https://{shown}:{port}"
@@ -278,9 +279,9 @@ def url_of(host: str, port: int, more: Sequence[str] = ()) -> str:
 
 def own_addresses() -> list[str]:
     """Returns the addresses of this machine's interfaces, IPv4 first, without link-local ones."""
-    every = {each.address for cards in psutil.net_if_addrs().values() for each in cards if each.family in _FAMILIES}
+    every = {card.address for cards in psutil.net_if_addrs().values() for card in cards if card.family in _FAMILIES}
     parsed = [ipaddress.ip_address(address) for address in every if "%" not in address]
-    return [str(each) for each in sorted(parsed, key=lambda each: (each.version, int(each))) if not each.is_link_local]
+    return [str(ip) for ip in sorted(parsed, key=lambda ip: (ip.version, int(ip))) if not ip.is_link_local]
 
 
 def _server_context() -> ssl.SSLContext:
@@ -324,9 +325,16 @@ def _named(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _usage(**wanted: bool) -> x509.KeyUsage:
+def _usage(**uses: bool) -> x509.KeyUsage:
     every = (
-        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-        "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
-    )  # fmt: skip
-    return x509.KeyUsage(**{use: wanted.get(use, False) for use in every})
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    )
+    return x509.KeyUsage(**{use: uses.get(use, False) for use in every})

@@ -80,7 +80,7 @@ class SocketAccess:
     """A Unix socket: every process that may open it may act as any agent."""
 
     async def caller(self, request: Request) -> None:
-        """See `Access.caller`."""
+        """Returns None: any agent."""
 
 
 class SecretAccess:
@@ -107,7 +107,6 @@ class SecretAccess:
         self._until = 0.0
 
     async def caller(self, request: Request) -> str:
-        """See `Access.caller`."""
         name, secret = _basic(request.headers.get("Authorization", ""))
         if not agents.matches((await self._known()).get(name), secret) and not await off_loop(
             agents.authenticate, self._store, name, secret
@@ -333,11 +332,11 @@ async def _claim(store: Store, notifier: JobNotifier, request: p.LeaseRequest, h
     while True:
         with notifier.waiting(request.device, request.agent) as waiter:
             row = await off_loop(jobs.claim, store, request.device, request.agent)
-            left = deadline - time.monotonic()
-            if row is not None or left <= 0 or notifier.closed or waiter.cancelled():
+            remaining = deadline - time.monotonic()
+            if row is not None or remaining <= 0 or notifier.closed or waiter.cancelled():
                 return row
             try:
-                await asyncio.wait_for(waiter.woken.wait(), left)
+                await asyncio.wait_for(waiter.woken.wait(), remaining)
             except TimeoutError:
                 return None
             if waiter.cancelled():
@@ -375,7 +374,7 @@ def _send_file(store: Store, find_file: FindFile, sha256: str, caller: str | Non
         HTTPException: 403, no job that the agent holds needs it; 404, there is no such file.
         InfrastructureFailed: a job needs it, and it is gone.
     """
-    if caller is not None and not _may_have(store, caller, sha256):
+    if caller is not None and not any(sha256 in job.payload.files for job in jobs.held(store, caller)):
         raise HTTPException(403, f"no job that agent {caller!r} holds needs {sha256[:12]!r}")
     path = find_file(sha256) if _SHA256.fullmatch(sha256) else None
     if path is None or not path.exists():
@@ -386,7 +385,3 @@ def _send_file(store: Store, find_file: FindFile, sha256: str, caller: str | Non
         # The agent runs on this machine: it reads the file by path and verifies its hash.
         return Response(headers={p.LOCAL_PATH_HEADER: quote(str(path))})
     return _File(path, headers={"ETag": f'"{sha256}"'}, stat_result=path.stat())
-
-
-def _may_have(store: Store, agent: str, sha256: str) -> bool:
-    return any(sha256 in job.payload.files for job in jobs.held(store, agent))

@@ -47,8 +47,10 @@ _SILENT_S = 1.5 * POLL_S
 """An agent that is alive asks for work more often."""
 _STOP_S = 10.0
 
-_QUICK_S, _QUICK_DEATHS = 10.0, 5
-"""Gives up after so many consecutive deaths, each within so many seconds of the start."""
+_QUICK_S = 10.0
+"""A death within this time after the start is a quick one."""
+_QUICK_DEATHS = 5
+"""Consecutive quick deaths after which the agent is not started again."""
 
 
 @dataclass
@@ -144,13 +146,22 @@ class LocalAgent:
     """
 
     def __init__(
-        self, socket: Path, *, cache: Path, lock: Path, state: Path, key: str, lock_file: Path, log: Path,
+        self,
+        socket: Path,
+        *,
+        cache: Path,
+        lock: Path,
+        state: Path,
+        key: str,
+        lock_file: Path,
+        log: Path,
         attachments: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         url = f"http+unix://{socket}"
         self._argv = [
-            sys.executable, *child_arguments(url, cache=cache, lock=lock, state=state, key=key, devices=attachments)
-        ]  # fmt: skip
+            sys.executable,
+            *child_arguments(url, cache=cache, lock=lock, state=state, key=key, devices=attachments),
+        ]
         self._lock_file = lock_file
         self.log = log
         self._stopping = threading.Event()
@@ -208,9 +219,10 @@ class LocalAgent:
         """Runs the agent until it ends or this process stops it; returns the seconds it lived."""
         begun = time.monotonic()
         # Its stdin is never written to: it closes when this process ends, in whatever way.
-        with self.log.open("ab") as log, subprocess.Popen(
-            self._argv, stdin=subprocess.PIPE, stdout=log, stderr=log
-        ) as process:  # fmt: skip
+        with (
+            self.log.open("ab") as log,
+            subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=log, stderr=log) as process,
+        ):
             self._process = process
             while process.poll() is None:
                 if self._stopping.wait(_POLL_CHILD_S):
@@ -231,8 +243,8 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
     home.mkdir(parents=True, exist_ok=True)
     socket, key = run / "jobs.sock", open_key(home)
     attached = own_attachments()
-    own = local_agent_name(agent_cache())
-    require_own_name(store, own, boot_id(LocalTransport(agent_cache())))
+    local = local_agent_name(agent_cache())
+    require_own_name(store, local, boot_id(LocalTransport(agent_cache())))
     # While no coordinator was running, agents could not renew their leases.
     jobs.extend_leases(store)
     agent = LocalAgent(
@@ -245,7 +257,7 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
         log=home / "agent.log",
         attachments=attached.path,
     )
-    monitor = LeaseMonitor(store, JobNotifier(), agent=None if serves_others else own)
+    monitor = LeaseMonitor(store, JobNotifier(), agent=None if serves_others else local)
     farm = Farm(store, agent, monitor, Admissions(home, key, store.clock), attached, store.now())
     try:
         app = make_app(store, farm.find_file, farm.monitor.notifier, farm.runners.signed)
@@ -274,7 +286,7 @@ def require_own_name(store: Store, agent: str, boot: str) -> None:
     """
     heard: float | None = None
     while True:
-        row = next((each for each in agents.all(store) if each.name == agent), None)
+        row = next((agent_row for agent_row in agents.all(store) if agent_row.name == agent), None)
         if row is None or row.boot_id in (None, boot) or row.last_seen is None:
             return
         heard = row.last_seen if heard is None else heard
@@ -307,33 +319,36 @@ def known_devices(store: Store | None, attached: Iterable[Attachment]) -> dict[s
         for row in devices.all(store):
             if row.health is not Health.RETIRED:
                 registered[row.id] = (*row.device.tags, *(labels[row.id].tags if row.id in labels else ()))
-    here = {each.id: (*each.tags, *registered.get(each.id, ())) for each in attached if each.id is not None}
-    return registered | here
+    return registered | {
+        attachment.id: (*attachment.tags, *registered.get(attachment.id, ()))
+        for attachment in attached
+        if attachment.id is not None
+    }
 
 
-def find_name(name: str, known: Mapping[str, Collection[str]], *, where: str | None = None) -> str:
+def find_name(name: str, devices: Mapping[str, Collection[str]], *, where: str | None = None) -> str:
     """Returns the id of the device that a name means.
 
     Args:
         name: an id, a prefix of only one id, or `tag:NAME` if only one device has the tag.
-        known: id -> tags.
+        devices: id -> tags.
         where: source of the name, for messages.
 
     Raises:
         UnknownName: it matches no device.
         InvalidInput: it matches several.
     """
-    if name in known:
+    if name in devices:
         return name
     if name.startswith(TAG):
         tag = name.removeprefix(TAG)
-        meant = [id for id, tags in known.items() if tag in tags]
+        meant = [id for id, tags in devices.items() if tag in tags]
         if not meant:
-            raise UnknownName("tag of a device", tag, {each for tags in known.values() for each in tags}, where=where)
+            raise UnknownName("tag of a device", tag, set().union(*devices.values()), where=where)
     else:
-        meant = [id for id in known if name and id.startswith(name)]
+        meant = [id for id in devices if name and id.startswith(name)]
         if not meant:
-            raise UnknownName("device", name, [LOCAL, *known], where=where)
+            raise UnknownName("device", name, [LOCAL, *devices], where=where)
     if len(meant) > 1:
         raise InvalidInput(f"device {name!r} may be any of {', '.join(sorted(meant))}: name one of them", where=where)
     return meant[0]

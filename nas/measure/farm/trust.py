@@ -5,7 +5,6 @@ The key is created on first use, stored in the coordinator's home and pinned by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -101,14 +100,14 @@ class Admissions:
             InfrastructureFailed: a file in `folder` is not what the record says, so it is not signed; or the manifest
                 cannot be read.
         """
-        wanted = Admitted(runner=runner, folder=folder)
-        if fault := wanted.fault():
+        entry = Admitted(runner=runner, folder=folder)
+        if fault := entry.fault():
             raise InfrastructureFailed(f"{runner.runtime} build {runner.build[:12]}: {fault}; build it again")
         with locked(self._path.with_suffix(".lock")):
             last = self._read()
             before = last.admitted if last else ()
-            others = [each for each in before if _name(each.runner) != _name(runner) and not each.fault()]
-            admitted = _in_order([wanted, *others])
+            others = [entry for entry in before if _name(entry.runner) != _name(runner) and not entry.fault()]
+            admitted = tuple(sorted([entry, *others], key=_record))
             if last is None or last.admitted != admitted or last.signed.key != self._key.public:
                 issue = self._issue(admitted, last.serial if last else 0)
                 write_durably(self._path, issue.model_dump_json().encode())
@@ -121,17 +120,17 @@ class Admissions:
     def find_file(self, sha256: str) -> Path | None:
         """Returns the path of a file of an admitted runner; None if there is none of that hash."""
         last = self._read()
-        for each in last.admitted if last else ():
-            for name, file in each.runner.files.items():
+        for entry in last.admitted if last else ():
+            for name, file in entry.runner.files.items():
                 if file.sha256 == sha256:
-                    return each.folder / name
+                    return entry.folder / name
         return None
 
     def _issue(self, admitted: tuple[Admitted, ...], last_serial: int) -> _Issue:
         now = self._clock.now()
         # At least the time: a home that lost its manifest, or restored an old one, stays above what agents saw.
         serial = max(int(now), last_serial + 1)
-        runners = tuple(each.runner for each in admitted)
+        runners = tuple(entry.runner for entry in admitted)
         manifest = RunnerManifest(serial=serial, issued_at=now, runners=runners)
         return _Issue(serial=serial, admitted=admitted, signed=self._key.sign(manifest))
 
@@ -189,5 +188,5 @@ def _name(runner: Runner) -> tuple[str, str, str]:
     return runner.runtime, runner.build, runner.target
 
 
-def _in_order(admitted: Iterable[Admitted]) -> tuple[Admitted, ...]:
-    return tuple(sorted(admitted, key=lambda each: canonical_json(each.runner.model_dump(mode="json"))))
+def _record(entry: Admitted) -> str:
+    return canonical_json(entry.runner.model_dump(mode="json"))

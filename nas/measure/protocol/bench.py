@@ -80,10 +80,10 @@ def bench_all(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
     Raises:
         NasError: a runtime does not carry its layout, before anything is measured; or the runner failed on it.
     """
-    for found in bench_each(benches, log):
-        if isinstance(found, NasError):
-            raise found
-        yield found
+    for report in bench_each(benches, log):
+        if isinstance(report, NasError):
+            raise report
+        yield report
 
 
 def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | NasError]:
@@ -103,10 +103,10 @@ def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | Nas
         with open_farm(store) as farm:
             for options, spec in zip(benches, specs, strict=True):
                 try:
-                    found: Json | NasError = asyncio.run(_bench(options, spec, farm, log))
+                    result: Json | NasError = asyncio.run(_bench(options, spec, farm, log))
                 except (CandidateFailed, Unsupported) as error:
-                    found = error
-                yield found
+                    result = error
+                yield result
     finally:
         store.close()
 
@@ -120,8 +120,8 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     begun = time.monotonic()
     artifact = _artifact(options, spec, target.runtime, farm.store, scratch)
     exported = time.monotonic() - begun
-    asked = options.workload
-    what = f"{asked.prompt} tokens in, {asked.gen} out, {asked.threads} thread(s)"
+    requested = options.workload
+    what = f"{requested.prompt} tokens in, {requested.gen} out, {requested.threads} thread(s)"
     workload = target.device.pinned(options.workload)
     subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
     # First, so that a profiler that cannot be made or run costs no measurement.
@@ -130,9 +130,9 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     # A key of its own: earlier results are never reused.
     key = content_hash({"bench": artifact.sha256, "at": time.time()})
     reference = target.reference_beside(workload)
-    taken = await measure(subject, reference, jobs, key, None, options.repetitions, options.protocol)
+    measurement = await measure(subject, reference, jobs, key, None, options.repetitions, options.protocol)
     seconds = {"export": exported, "measure": time.monotonic() - begun - exported}
-    return {**_report(options, target, artifact, taken, seconds), **profile}
+    return {**_report(options, target, artifact, measurement, seconds), **profile}
 
 
 async def _profile(options: BenchOptions, subject: Subject, farm: Farm, jobs: Jobs, log: Log) -> Json:
@@ -189,26 +189,32 @@ def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store
 def _from_file(path: Path, spec: RuntimeSpace, store: Store) -> Artifact:
     stored = artifacts.put_file(store, path)
     return Artifact(
-        sha256=stored.sha256, size=stored.size, runtime=spec.name, quantisation=spec.quantisation, layout_id="",
-        arch="", patched=spec.build == "any", weights=f"file:{path.name}",
-    )  # fmt: skip
+        sha256=stored.sha256,
+        size=stored.size,
+        runtime=spec.name,
+        quantisation=spec.quantisation,
+        layout_id="",
+        arch="",
+        patched=spec.build == "any",
+        weights=f"file:{path.name}",
+    )
 
 
 def _report(
-    options: BenchOptions, target: MeasurementTarget, artifact: Artifact, taken: Measurement, seconds: Json
+    options: BenchOptions, target: MeasurementTarget, artifact: Artifact, measurement: Measurement, seconds: Json
 ) -> Json:
-    figures = taken.figures
+    figures = measurement.figures
     layout = options.subject if isinstance(options.subject, Layout) else None
     named = {"layout_id": layout.id, "layout": layout.format()} if layout else {"file": str(options.subject)}
-    runs = [rep.sample for rep in taken.repetitions if rep.valid and rep.sample]
-    prompt = taken.workload.prompt
-    tokens = sum(len(rep.sample.decode_ns) for rep in taken.repetitions if rep.valid and rep.sample)
+    runs = [rep.sample for rep in measurement.repetitions if rep.valid and rep.sample]
+    prompt = measurement.workload.prompt
+    tokens = sum(len(rep.sample.decode_ns) for rep in measurement.repetitions if rep.valid and rep.sample)
     return {
         **named,
         "artifact": artifact.sha256,
-        "runtime": {"name": taken.runtime, "build": taken.build, "patched": taken.patched},
+        "runtime": {"name": measurement.runtime, "build": measurement.build, "patched": measurement.patched},
         "device": {"id": target.device.id, "model": target.device.model, "cpu": target.device.cpu},
-        "workload": taken.workload.key(),
+        "workload": measurement.workload.key(),
         "ttft_ms": _time(figures["ttft"]),
         "prefill_tps": figures["prefill_tps"].value,
         "tokens_per_s": {
@@ -236,11 +242,11 @@ def _report(
         "file_mb": figures["file_size"].value,
         "figures": {name: _figure(figure) for name, figure in figures.items() if name in METRICS},
         "load_ms": figures["load"].value,
-        "reps": [_repetition(rep) for rep in taken.repetitions],
-        "refused_share": taken.refused_share,
-        "clock": taken.clock,
-        "foreign_cpu": taken.foreign_cpu,
-        "reference": {"calibrated": taken.calibration_ms, "drift": taken.drift},
+        "reps": [_repetition(rep) for rep in measurement.repetitions],
+        "refused_share": measurement.refused_share,
+        "clock": measurement.clock,
+        "foreign_cpu": measurement.foreign_cpu,
+        "reference": {"calibrated": measurement.calibration_ms, "drift": measurement.drift},
         "seconds": seconds,
     }
 

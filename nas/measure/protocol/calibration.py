@@ -27,7 +27,6 @@ from nas.measure.protocol.reference import (
     CALIBRATION_RUNS,
     CHECK_RUNS,
     DEADLINE_S,
-    USUAL_PAGE_SIZE,
     calibration_name,
     keep_calibration,
     known_calibration,
@@ -69,12 +68,12 @@ class SavedCalibration:
     Args:
         build: of the runner.
         times: number of threads -> of the reference model.
-        conditions: `PreparedDevice.conditions` at that time; earlier versions stored only some of them.
+        conditions: `PreparedDevice.conditions` at that time.
     """
 
     build: str
     times: Mapping[int, ReferenceTimes]
-    conditions: Mapping[str, Any] = field(default_factory=dict)
+    conditions: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class PreparedDevice:
             "device": self.device.id,
             "build": self.runner.build,
             "energy_counter": self.device.energy_counter,
-            "page_size": self.device.page_size or USUAL_PAGE_SIZE,
+            "page_size": self.device.page_size,
             "cores": {name: list(cores) for name, cores in self.cores.items()},
             "calibration": references[0] if len(references) == 1 else content_hash(references),
             "protocol": PROTOCOL_VERSION,
@@ -115,7 +114,7 @@ class PreparedDevice:
         }
 
     def require_unchanged(self, began: Mapping[str, Any]) -> None:
-        """Compares the conditions with those that a study began with; conditions that were not stored may be any.
+        """Compares the conditions with those that a study began with.
 
         Raises:
             StudyChanged: one differs; the message names each.
@@ -124,7 +123,7 @@ class PreparedDevice:
         changes = [
             f"{_CONDITIONS[name]} {_shown(began[name])}, which is {_shown(now[name])} now"
             for name in _CONDITIONS
-            if name in began and began[name] != now[name]
+            if began[name] != now[name]
         ]
         if changes:
             raise StudyChanged(
@@ -238,8 +237,8 @@ class Calibrator:
         return MeasurementTarget(device, runtime, prepared.runner, prepared.quantisation, references)
 
     def _reference(self, prepared: PreparedDevice, plan: Plan, times: ReferenceTimes) -> Reference:
-        place = (prepared.device.id, prepared.runtime.name, calibration_name(plan))
-        note = partial(calibrations.note_runs, self.farm.store, place, calibration_ms=times.run_ms)
+        key = (prepared.device.id, prepared.runtime.name, calibration_name(plan))
+        note = partial(calibrations.note_runs, self.farm.store, key, calibration_ms=times.run_ms)
         return Reference(plan, times, note)
 
     def _require_workloads(
@@ -271,28 +270,28 @@ class Calibrator:
         they are off it, many more have a second look. A device that is slower beside other processes is busy and keeps
         its calibration.
         """
-        place = (device.id, runtime.name, calibration_name(plan))
-        known = known_calibration(self.farm.store, place)
+        key = (device.id, runtime.name, calibration_name(plan))
+        times = known_calibration(self.farm.store, key)
         runs: list[tuple[Sample, bool]] = []
-        if known is not None:
+        if times is not None:
             runs = await self._run_reference(device, runtime, plan, CHECK_RUNS)
-            if not _off([sample for sample, _ in runs], plan, known)[1]:
-                return known
+            if not _off([sample for sample, _ in runs], plan, times)[1]:
+                return times
         threads = f", {plan.threads} threads" if plan.threads > 1 else ""
         self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model{threads})")
         runs += await self._run_reference(device, runtime, plan, CALIBRATION_RUNS)
         samples = [sample for sample, _ in runs]
-        if known is not None:
-            off, replace = _off(samples, plan, known)
+        if times is not None:
+            off, replace = _off(samples, plan, times)
             if not replace:
-                return known
+                return times
             moved = f"the reference model runs {show_share(off, signed=True)}"
             if off > 0 and all(busy for _, busy in runs):
                 self.log(f"{device.id}: {moved} off its calibration beside other processes")
-                return known
+                return times
             why = "it was calibrated in a bad minute" if off < 0 else "the device changed"
             self.log(f"{device.id}: {moved} off its calibration: {why}; calibrated again")
-        return keep_calibration(self.farm.store, place, samples, plan)
+        return keep_calibration(self.farm.store, key, samples, plan)
 
     async def _run_reference(
         self, device: Device, runtime: Runtime, plan: Plan, runs: int
@@ -328,9 +327,9 @@ class Calibrator:
         raise InfrastructureFailed(f"{device.id}: the reference model of {runtime.name} failed: {failures[-1]}")
 
 
-def _off(samples: Sequence[Sample], plan: Plan, known: ReferenceTimes) -> tuple[float, bool]:
+def _off(samples: Sequence[Sample], plan: Plan, reference: ReferenceTimes) -> tuple[float, bool]:
     """Returns the drift from a calibration, as a share, and whether to calibrate again."""
-    return off_by([ms / known.run_ms for ms in read_times(samples, plan.threads).run])
+    return off_by([ms / reference.run_ms for ms in read_times(samples, plan.threads).run])
 
 
 def known_runtime(spec: RuntimeSpace) -> Runtime:

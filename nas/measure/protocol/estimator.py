@@ -98,9 +98,9 @@ def read_times(samples: Sequence[Sample], threads: int) -> Times:
     return Times(
         clock,
         ttft=ttft,
-        p50=[token_time(each) for each in tokens],
-        mean=[statistics.fmean(each) for each in tokens],
-        run=[first + sum(each) for first, each in zip(ttft, tokens, strict=True)],
+        p50=[token_time(run) for run in tokens],
+        mean=[statistics.fmean(run) for run in tokens],
+        run=[first + sum(run) for first, run in zip(ttft, tokens, strict=True)],
     )
 
 
@@ -128,11 +128,11 @@ def time_figures(samples: Sequence[Sample], times: Times, slow: Mapping[Phase, f
         return dict.fromkeys(("ttft", "decode_p50", "decode_mean", "latency"), none)
     tokens = [[ns / 1e6 for ns in sample.decode_ns] for sample in samples]
     wall_ttft = [sample.ttft_ms for sample in samples]
-    wall_p50 = [statistics.median(each) for each in tokens]
+    wall_p50 = [statistics.median(run) for run in tokens]
     noise = NOISE[times.clock]
     ttft = _estimate(times.ttft, wall_ttft, slow["ttft"], noise["ttft"])
     p50 = _estimate(times.p50, wall_p50, slow["decode"], noise["decode"])
-    mean = _estimate(times.mean, [statistics.fmean(each) for each in tokens], slow["decode"], noise["decode"])
+    mean = _estimate(times.mean, [statistics.fmean(run) for run in tokens], slow["decode"], noise["decode"])
     return {"ttft": ttft, "decode_p50": p50, "decode_mean": mean, "latency": _latency(ttft, p50, gen)}
 
 
@@ -145,10 +145,16 @@ def rate(time: Figure, amount: float, unit: str) -> Figure:
         return None if ms is None else amount * 1e3 / ms
 
     return Figure(
-        value=inverse(time.value), low=inverse(time.high), high=inverse(time.low), log_sd=time.log_sd,
-        typical=inverse(time.typical), minimum=inverse(time.maximum), maximum=inverse(time.minimum), n=time.n,
+        value=inverse(time.value),
+        low=inverse(time.high),
+        high=inverse(time.low),
+        log_sd=time.log_sd,
+        typical=inverse(time.typical),
+        minimum=inverse(time.maximum),
+        maximum=inverse(time.minimum),
+        n=time.n,
         unit=unit,
-    )  # fmt: skip
+    )
 
 
 def spread(values: Sequence[float]) -> float:
@@ -168,9 +174,14 @@ def _estimate(values: Sequence[float], experienced: Sequence[float], slow: float
             + (noise.correction_weight * math.log(correction)) ** 2
         )
     return Figure(
-        value=value, **_interval(value, sd), typical=statistics.median(experienced),
-        minimum=min(values) * correction, maximum=max(values) * correction, n=len(values), unit="ms",
-    )  # fmt: skip
+        value=value,
+        **_interval(value, sd),
+        typical=statistics.median(experienced),
+        minimum=min(values) * correction,
+        maximum=max(values) * correction,
+        n=len(values),
+        unit="ms",
+    )
 
 
 def _latency(ttft: Figure, p50: Figure, gen: int) -> Figure:
@@ -182,9 +193,14 @@ def _latency(ttft: Figure, p50: Figure, gen: int) -> Figure:
     if ttft.log_sd is not None and p50.log_sd is not None and ttft.value is not None and p50.value is not None:
         sd = math.hypot(ttft.value * ttft.log_sd, gen * p50.value * p50.log_sd) / value
     return Figure(
-        value=value, **_interval(value, sd), typical=total("typical"), minimum=total("minimum"),
-        maximum=total("maximum"), n=ttft.n, unit="ms",
-    )  # fmt: skip
+        value=value,
+        **_interval(value, sd),
+        typical=total("typical"),
+        minimum=total("minimum"),
+        maximum=total("maximum"),
+        n=ttft.n,
+        unit="ms",
+    )
 
 
 def _interval(value: float, sd: float | None) -> dict[str, float | None]:

@@ -104,7 +104,7 @@ class Candidate:
     @property
     def verdict(self) -> Verdict:
         """The worst of its budgets' verdicts; kept where there are none."""
-        return max((each.verdict for each in self.checks), key=_ORDER.__getitem__, default="kept")
+        return max((check.verdict for check in self.checks), key=_ORDER.__getitem__, default="kept")
 
     @property
     def settings(self) -> str:
@@ -113,8 +113,8 @@ class Candidate:
 
     def value(self, name: str) -> float:
         """Returns a figure, infinite where there is none."""
-        found = self.figures.get(name)
-        return math.inf if found is None or found.value is None else found.value
+        figure = self.figures.get(name)
+        return math.inf if figure is None or figure.value is None else figure.value
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -126,7 +126,7 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
 
     def place(one: Candidate) -> tuple[object, ...]:
         bits = math.inf if one.bits_per_byte is None else one.bits_per_byte
-        excess = max((-1.0 if each.chance is None else 1 - each.chance for each in one.checks), default=0.0)
+        excess = max((-1.0 if check.chance is None else 1 - check.chance for check in one.checks), default=0.0)
         broken = excess if one.verdict == "broken" else 0.0
         return bool(one.failure), _ORDER[one.verdict], broken, bits, one.value("decode_p50"), one.value("file_size")
 
@@ -141,8 +141,8 @@ def sentence(candidates: Sequence[Candidate], limits: Sequence[Limit], device: s
         return f"No file ran on {device}."
     if limits and best.verdict == "broken":
         return f"No file keeps {budgets} on {device}; nearest is {name}."
-    kept = f"keeps {budgets}" if best.verdict == "kept" else f"may keep {budgets}: more --reps decide"
-    first = f"Best on {device}: {name}{f', which {kept}' if limits else ''}"
+    verdict = f"keeps {budgets}" if best.verdict == "kept" else f"may keep {budgets}: more --reps decide"
+    first = f"Best on {device}: {name}{f', which {verdict}' if limits else ''}"
     alike = [one for one in candidates[1:] if one.verdict == best.verdict and not one.failure]
     if best.bits_per_byte is not None:
         reason = f"it has the fewest bits per byte ({best.bits_per_byte:.4f})" if alike else "no other file does"
@@ -177,10 +177,14 @@ def bits_of(file: Path, texts: Sequence[str], threads: int, log: Log) -> tuple[f
 def figures_of(report: Mapping[str, Any]) -> dict[str, Figure]:
     """Returns the figures of a report of `nas bench`."""
     return {
-        name: Figure(value=each["value"], low=each["ci95"][0], high=each["ci95"][1],
-                     **{key: each[key] for key in ("log_sd", "n", "unit", "reason")})
-        for name, each in report["figures"].items()
-    }  # fmt: skip
+        name: Figure(
+            value=figure["value"],
+            low=figure["ci95"][0],
+            high=figure["ci95"][1],
+            **{key: figure[key] for key in ("log_sd", "n", "unit", "reason")},
+        )
+        for name, figure in report["figures"].items()
+    }
 
 
 def check_limits(limits: Sequence[Limit]) -> None:

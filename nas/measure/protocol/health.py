@@ -21,7 +21,7 @@ from nas.core.space import MeasurementSettings
 from nas.core.units import show_share
 from nas.core.wire import on_the_way
 from nas.infra.store import calibrations, jobs, outcomes
-from nas.infra.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT, Place, ReferenceRun, off_by
+from nas.infra.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT, CalibrationKey, ReferenceRun, off_by
 from nas.infra.store.jobs import CHECK_PRIORITY
 from nas.infra.store.rows import Blame, CheckOutcome, DeviceRow, JobKind, JobRow, JobState
 from nas.infra.store.store import Store
@@ -162,17 +162,22 @@ class HealthKeeper:
 
     def _judge(self, device: DeviceRow, rounds: list[JobRow]) -> CheckResult | None:
         plan = rounds[-1].payload.candidate
-        known = self._known(device, plan)
+        calibration = self._known(device, plan)
         results = [row.result for row in rounds if row.result is not None]
         final = len(rounds) > _PROTOCOL.max_attempts
-        return judge_check(results, RUNTIMES[plan.runner.runtime], known, plan.threads, final=final)
+        return judge_check(results, RUNTIMES[plan.runner.runtime], calibration, plan.threads, final=final)
 
     def _queue(self, device: DeviceRow, plan: Plan, number: int, runs: int, cool_down_s: float = 0.0) -> None:
         round_ = Round(candidate=plan, repetitions=runs, cool_down_s=cool_down_s)
         jobs.enqueue(
-            self._store, check_key(device), round_, device=device.id, number=number, kind=JobKind.CHECK,
+            self._store,
+            check_key(device),
+            round_,
+            device=device.id,
+            number=number,
+            kind=JobKind.CHECK,
             priority=CHECK_PRIORITY,
-        )  # fmt: skip
+        )
         self._notify()
 
     def _end(self, device: DeviceRow, verdict: CheckResult, last: JobRow | None) -> None:
@@ -188,13 +193,15 @@ class HealthKeeper:
     def _keep(self, device: DeviceRow, verdict: CheckResult, last: JobRow) -> None:
         plan = last.payload.candidate
         if verdict.calibration:
-            keep_calibration(self._store, _place(device, plan), verdict.calibration, plan)
-        known = self._known(device, plan)
-        if known is not None and verdict.runs:
-            calibrations.note_runs(self._store, _place(device, plan), last.id, verdict.runs, known.run_ms)
+            keep_calibration(self._store, _calibration_key(device, plan), verdict.calibration, plan)
+        calibration = self._known(device, plan)
+        if calibration is not None and verdict.runs:
+            calibrations.note_runs(
+                self._store, _calibration_key(device, plan), last.id, verdict.runs, calibration.run_ms
+            )
 
     def _known(self, device: DeviceRow, plan: Plan) -> ReferenceTimes | None:
-        return known_calibration(self._store, _place(device, plan))
+        return known_calibration(self._store, _calibration_key(device, plan))
 
 
 class AnyDevice:
@@ -220,14 +227,14 @@ class AnyDevice:
             InfrastructureFailed: no runtime has a build for it.
         """
         about = device.device
-        found = self._cached(_Kind(about.target, frozenset(about.cpu_features), about.libc))
-        if isinstance(found, str):
-            raise InfrastructureFailed(found)
-        return reference_plan(found.runtime, found.runner, found.model, about)
+        reference = self._cached(_Kind(about.target, frozenset(about.cpu_features), about.libc))
+        if isinstance(reference, str):
+            raise InfrastructureFailed(reference)
+        return reference_plan(reference.runtime, reference.runner, reference.model, about)
 
     def _cached(self, kind: _Kind) -> _Reference | str:
         now = self._store.clock.monotonic()
-        self._found = {each: known for each, known in self._found.items() if now < known[0] + _CACHED_S}
+        self._found = {cached_kind: entry for cached_kind, entry in self._found.items() if now < entry[0] + _CACHED_S}
         if kind not in self._found:
             self._found[kind] = now, self._find(kind)
         return self._found[kind][1]
@@ -250,7 +257,7 @@ class AnyDevice:
 def judge_check(
     results: Sequence[RoundResult],
     runtime: Runtime,
-    known: ReferenceTimes | None,
+    calibration: ReferenceTimes | None,
     threads: int,
     *,
     final: bool,
@@ -264,7 +271,7 @@ def judge_check(
     Args:
         results: of the rounds so far.
         runtime: reads the runs.
-        known: the device's calibration; None: the check calibrates it.
+        calibration: the device's; None: the check calibrates it.
         threads: of a run.
         final: whether no other round follows.
     """
@@ -277,7 +284,7 @@ def judge_check(
             worked.append(_run(sample, pair))
     good = [run for run in worked if not run.throttled]
     if len(good) >= CHECK_RUNS:
-        return _passed_or_drifted(good, known, threads)
+        return _passed_or_drifted(good, calibration, threads)
     if not final:
         return None
     if failure is not None:
@@ -301,7 +308,7 @@ def _not_run(last: JobRow) -> CheckResult | None:
     return CheckResult(CheckOutcome.UNSURE, f"the health check was {last.blame or last.state}: {last.message}")
 
 
-def _place(device: DeviceRow, plan: Plan) -> Place:
+def _calibration_key(device: DeviceRow, plan: Plan) -> CalibrationKey:
     return device.id, plan.runner.runtime, calibration_name(plan)
 
 
@@ -311,11 +318,11 @@ def _run(sample: Sample, pair: Pair) -> _Run:
     return _Run(sample, bool(conditions.throttled), calm, conditions.temperature_c)
 
 
-def _passed_or_drifted(good: Sequence[_Run], known: ReferenceTimes | None, threads: int) -> CheckResult:
+def _passed_or_drifted(good: Sequence[_Run], calibration: ReferenceTimes | None, threads: int) -> CheckResult:
     samples = tuple(run.sample for run in good)
-    if known is None:
+    if calibration is None:
         return CheckResult(CheckOutcome.PASSED, calibration=samples if len(samples) >= CALIBRATION_RUNS else ())
-    ratios = [ms / known.run_ms for ms in read_times(samples, threads).run]
+    ratios = [ms / calibration.run_ms for ms in read_times(samples, threads).run]
     runs = tuple(ReferenceRun(ratio, run.temperature_c, run.calm) for ratio, run in zip(ratios, good, strict=True))
     off, too_far = off_by(ratios)
     if not too_far:

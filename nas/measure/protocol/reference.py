@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from nas.core.canonical import content_hash, result_key
 from nas.core.device import Device
@@ -18,7 +17,7 @@ from nas.core.plan import Plan, Runner
 from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
 from nas.infra.store import artifacts, calibrations, results
-from nas.infra.store.calibrations import Place
+from nas.infra.store.calibrations import CalibrationKey
 from nas.infra.store.store import Store
 from nas.measure.protocol.estimator import read_times
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
@@ -26,9 +25,6 @@ from nas.measure.runtimes.base import Artifact, RandomWeights, Runtime
 
 GATE_VERSION = 4
 """Version of the equivalence check. Raise it when the same logits may get another verdict."""
-
-USUAL_PAGE_SIZE = 4096
-"""Bytes of a page of memory on most devices, which adds nothing to result keys."""
 
 DEADLINE_S = 120.0
 """Of one run of the reference model."""
@@ -42,32 +38,50 @@ CALIBRATION_RUNS = 10
 
 def export_key(layout: Layout, runtime: Runtime, quantisation: str, weights: str) -> str:
     """Returns the key of an artifact, whose bytes depend on nothing else."""
-    plugins = layout.plugin_versions
-    extra = {"plugins": plugins} if plugins else {}
     return result_key(
-        "export", layout=layout.to_json(), runtime=runtime.name, quantisation=quantisation, weights=weights,
-        writer=runtime.writer_version, **extra,
-    )  # fmt: skip
+        "export",
+        layout=layout.to_json(),
+        runtime=runtime.name,
+        quantisation=quantisation,
+        weights=weights,
+        writer=runtime.writer_version,
+        plugins=layout.plugin_versions,
+    )
 
 
 def measure_key(
-    artifact: str, runner: Runner, device: str, workload: Workload, repetitions: int, protocol: MeasurementSettings,
-    calibration: ReferenceTimes, replicate: int = 0, energy_counter: str | None = None, page_size: int | None = None,
-) -> str:  # fmt: skip
+    artifact: str,
+    runner: Runner,
+    device: str,
+    workload: Workload,
+    repetitions: int,
+    protocol: MeasurementSettings,
+    calibration: ReferenceTimes,
+    replicate: int = 0,
+    energy_counter: str | None = None,
+    page_size: int | None = None,
+) -> str:
     """Returns the key of a measurement.
 
     It depends on the deadline, which decides about a failure, not on the number of attempts. A higher `replicate`
     measures the same thing once more; `energy_counter` and `page_size` are the device's at that time. Times are checked
     against the reference model whatever kernel runs; peak memory is not, and it depends on the page size.
     """
-    extra: dict[str, Any] = {} if energy_counter is None else {"energy_counter": energy_counter}
-    if page_size not in (None, USUAL_PAGE_SIZE):
-        extra["page_size"] = page_size
     return result_key(
-        "measure", artifact=artifact, runtime=runner.runtime, build=runner.build, device=device,
-        workload=workload.key(), repetitions=repetitions, protocol=PROTOCOL_VERSION, deadline_s=protocol.deadline_s,
-        calibration=[calibration.ttft_ms, calibration.decode_ms], replicate=replicate, **extra,
-    )  # fmt: skip
+        "measure",
+        artifact=artifact,
+        runtime=runner.runtime,
+        build=runner.build,
+        device=device,
+        workload=workload.key(),
+        repetitions=repetitions,
+        protocol=PROTOCOL_VERSION,
+        deadline_s=protocol.deadline_s,
+        calibration=[calibration.ttft_ms, calibration.decode_ms],
+        replicate=replicate,
+        energy_counter=energy_counter,
+        page_size=page_size,
+    )
 
 
 def gate_key(artifact: str, build: str) -> str:
@@ -119,23 +133,25 @@ def reference_plan(runtime: Runtime, runner: Runner, model: Artifact, device: De
 def calibration_name(plan: Plan) -> str:
     """Returns the name of a calibration, which depends on runner, model, workload, threads, cores and protocol."""
     inputs = plan.model_dump(mode="json")["inputs"]
-    named = {"protocol": PROTOCOL_VERSION, "build": plan.runner.build, "inputs": inputs, "args": plan.args}
-    named |= {"threads": plan.threads}
-    return content_hash(named | ({"affinity": plan.affinity} if plan.affinity else {}))
+    conditions = {"build": plan.runner.build, "inputs": inputs, "args": plan.args, "threads": plan.threads}
+    return content_hash(conditions | {"protocol": PROTOCOL_VERSION, "affinity": plan.affinity})
 
 
-def known_calibration(store: Store, place: Place) -> ReferenceTimes | None:
+def known_calibration(store: Store, key: CalibrationKey) -> ReferenceTimes | None:
     """Returns the calibration of a device for one runtime and `calibration_name`; None where there is none."""
-    row = calibrations.get(store, *place)
+    row = calibrations.get(store, *key)
     return None if row is None else ReferenceTimes.model_validate(row.samples["times"])
 
 
-def keep_calibration(store: Store, place: Place, samples: Sequence[Sample], plan: Plan) -> ReferenceTimes:
+def keep_calibration(store: Store, key: CalibrationKey, samples: Sequence[Sample], plan: Plan) -> ReferenceTimes:
     """Stores the floors of reference runs of a plan as the device's calibration, and returns them."""
     read = read_times(samples, plan.threads)
     times = read.floors()
     stored = {
-        "times": times.model_dump(), "clock": read.clock, "runs_ms": list(read.run), "build": plan.runner.build
-    }  # fmt: skip
-    calibrations.put(store, *place, times.run_ms, stored)
+        "times": times.model_dump(),
+        "clock": read.clock,
+        "runs_ms": list(read.run),
+        "build": plan.runner.build,
+    }
+    calibrations.put(store, *key, times.run_ms, stored)
     return times

@@ -63,9 +63,15 @@ def judge(
     runs = [run.conditions for run in (pair.reference, pair.candidate) if run is not None]
     throttled = any(run.throttled for run in runs)
     return Repetition(
-        valid=not throttled, reason=THROTTLED if throttled else None, attempt=attempt, sample=sample,
-        reference=reference, drift=drift, foreign_cpu=foreign_cpu(runs, pair.foreign_cpu), conditions=conditions,
-    ), None  # fmt: skip
+        valid=not throttled,
+        reason=THROTTLED if throttled else None,
+        attempt=attempt,
+        sample=sample,
+        reference=reference,
+        drift=drift,
+        foreign_cpu=foreign_cpu(runs, pair.foreign_cpu),
+        conditions=conditions,
+    ), None
 
 
 def reference_runs(pairs: Sequence[Pair], repetitions: Sequence[Repetition]) -> list[ReferenceRun]:
@@ -82,28 +88,46 @@ def reference_runs(pairs: Sequence[Pair], repetitions: Sequence[Repetition]) -> 
 
 
 def measurement(
-    repetitions: Sequence[Repetition], *, artifact: str, runtime: str, build: str, patched: bool, device: str,
-    workload: Workload, file_bytes: int, calibration: ReferenceTimes | None, wall_s: float,
-) -> Measurement:  # fmt: skip
+    repetitions: Sequence[Repetition],
+    *,
+    artifact: str,
+    runtime: str,
+    build: str,
+    patched: bool,
+    device: str,
+    workload: Workload,
+    file_bytes: int,
+    calibration: ReferenceTimes | None,
+    wall_s: float,
+) -> Measurement:
     """Builds the result of a measure stage."""
     counted = [rep for rep in repetitions if rep.valid and rep.sample is not None]
     drifts = [rep.drift for rep in counted if rep.drift is not None]
     shares = [rep.foreign_cpu for rep in counted if rep.foreign_cpu is not None]
     samples = [rep.sample for rep in counted if rep.sample is not None]
     return Measurement(
-        artifact=artifact, runtime=runtime, build=build, patched=patched, device=device, workload=workload,
+        artifact=artifact,
+        runtime=runtime,
+        build=build,
+        patched=patched,
+        device=device,
+        workload=workload,
         figures=summarise(counted, workload, file_bytes, calibration),
-        repetitions=list(repetitions), protocol=PROTOCOL_VERSION, clock=read_times(samples, workload.threads).clock,
+        repetitions=list(repetitions),
+        protocol=PROTOCOL_VERSION,
+        clock=read_times(samples, workload.threads).clock,
         refused_share=sum(not rep.valid for rep in repetitions) / max(1, len(repetitions)),
-        foreign_cpu=statistics.median(shares) if shares else None, calibration=calibration,
+        foreign_cpu=statistics.median(shares) if shares else None,
+        calibration=calibration,
         calibration_ms=calibration.run_ms if calibration else None,
-        drift=statistics.median(drifts) if drifts else None, wall_s=wall_s,
-    )  # fmt: skip
+        drift=statistics.median(drifts) if drifts else None,
+        wall_s=wall_s,
+    )
 
 
 def summarise(
     repetitions: Sequence[Repetition], workload: Workload, file_bytes: int, calibration: ReferenceTimes | None = None
-) -> dict[str, Figure]:  # fmt: skip
+) -> dict[str, Figure]:
     """Computes the figures of the repetitions that count.
 
     TTFT and decode times are floors, corrected by the reference runs (`nas.measure.protocol.estimator`); p95, load,
@@ -139,18 +163,21 @@ def energy_figure(repetitions: Sequence[Repetition], gen: int) -> Figure:
     reason = next(missing, "no valid repetition")
     if not used or len(used) < len(repetitions):
         return Figure(value=None, unit="mJ", reason=reason)
-    mj = [each.joules * 1e3 / gen for each in used]
-    steps = math.gcd(*(each.steps for each in used))
+    mj = [energy.joules * 1e3 / gen for energy in used]
+    steps = math.gcd(*(energy.steps for energy in used))
     if steps == 0:
         return Figure(value=None, unit="mJ", reason=f"{used[0].counter} did not move during the runs")
-    resolution = max(mj) * steps / max(each.steps for each in used)
+    resolution = max(mj) * steps / max(energy.steps for energy in used)
     if resolution > _ENERGY_STEP_SHARE * min(mj):
         return Figure(
-            value=None, unit="mJ", n=len(used), resolution=resolution,
+            value=None,
+            unit="mJ",
+            n=len(used),
+            resolution=resolution,
             reason=f"{used[0].counter} moves in steps of {resolution * gen / 1e3:.2g} J, and a run took "
             f"{min(mj) * gen / 1e3:.2g} J: a longer workload is needed to measure it within "
             f"{show_share(_ENERGY_STEP_SHARE)}",
-        )  # fmt: skip
+        )
     return repetition_figure(mj, "mJ").model_copy(update={"resolution": resolution})
 
 
@@ -162,11 +189,6 @@ def read_run(run: RawRun, parse: Parse) -> tuple[Sample | None, NasError | None]
     except NasError as error:
         return None, error
     return sample, None
-
-
-def total_ms(sample: Sample) -> float:
-    """Returns the timed work of one run, the prompt and all decoded tokens, in ms."""
-    return sample.ttft_ms + sum(sample.decode_ns) / 1e6
 
 
 def foreign_cpu(runs: Sequence[Conditions], over_all: float | None) -> float | None:

@@ -71,9 +71,16 @@ class Subject:
 
 
 async def measure(
-    subject: Subject, reference: Reference, jobs: Jobs, key: str, trial: int | None, repetitions: int,
-    protocol: MeasurementSettings, *, past_tries: int = 0,
-) -> Measurement:  # fmt: skip
+    subject: Subject,
+    reference: Reference,
+    jobs: Jobs,
+    key: str,
+    trial: int | None,
+    repetitions: int,
+    protocol: MeasurementSettings,
+    *,
+    past_tries: int = 0,
+) -> Measurement:
     """Measures `subject` until `repetitions` count.
 
     Args:
@@ -120,9 +127,15 @@ async def measure(
 
 
 async def calibrate(
-    plan: Plan, runtime: Runtime, device: Device, jobs: Jobs, key: str, number: int, runs: int,
+    plan: Plan,
+    runtime: Runtime,
+    device: Device,
+    jobs: Jobs,
+    key: str,
+    number: int,
+    runs: int,
     cool_down_s: float = 0.0,
-) -> tuple[list[tuple[Sample, Pair]], list[str]]:  # fmt: skip
+) -> tuple[list[tuple[Sample, Pair]], list[str]]:
     """Runs the reference model alone, until the first run that fails.
 
     Returns:
@@ -146,10 +159,17 @@ async def calibrate(
 
 def _result(subject: Subject, reference: Reference, done: list[Repetition], wall_s: float) -> Measurement:
     return measurement(
-        done, artifact=subject.artifact.sha256, runtime=subject.runtime.name, build=subject.runner.build,
-        patched=subject.runner.patched, device=subject.device.id, workload=subject.workload,
-        file_bytes=subject.artifact.size, calibration=reference.calibration, wall_s=wall_s,
-    )  # fmt: skip
+        done,
+        artifact=subject.artifact.sha256,
+        runtime=subject.runtime.name,
+        build=subject.runner.build,
+        patched=subject.runner.patched,
+        device=subject.device.id,
+        workload=subject.workload,
+        file_bytes=subject.artifact.size,
+        calibration=reference.calibration,
+        wall_s=wall_s,
+    )
 
 
 def _commonest(faults: list[CandidateFailed]) -> CandidateFailed:

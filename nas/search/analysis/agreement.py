@@ -68,18 +68,20 @@ def agreements(record: StudyRecord) -> list[Agreement]:
     """Compares every two of the space's runtimes, for each device, measured workload and metric of `COMPARED`."""
     space = record.space
     pairs = [*itertools.combinations([runtime.name for runtime in space.runtimes], 2)]
-    found = []
+    rows = []
     for (first, second), device, workload in itertools.product(pairs, space.devices, space.measured):
         keys = MeasurementKey(device, first, workload), MeasurementKey(device, second, workload)
-        taken = [each.measurements for each in record.records.values()]
-        both = [tuple(each[key] for key in keys) for each in taken if all(key in each for key in keys)]
-        calm = [tuple(each.figures for each in pair) for pair in both if not any(each.noisy for each in pair)]
+        measurements = [trial.measurements for trial in record.records.values()]
+        both = [tuple(by_key[key] for key in keys) for by_key in measurements if all(key in by_key for key in keys)]
+        calm = [
+            tuple(summary.figures for summary in pair) for pair in both if not any(summary.noisy for summary in pair)
+        ]
         for metric in COMPARED:
             figures = [(one[metric], other[metric]) for one, other in calm]
             values = [(a.value, b.value) for a, b in figures if a.value is not None and b.value is not None]
-            here, there = (_orders([pair[side] for pair in figures]) for side in (0, 1))
-            apart = (here != 0) & (there != 0)
-            found.append(
+            orders, others = (_orders([pair[side] for pair in figures]) for side in (0, 1))
+            apart = (orders != 0) & (others != 0)
+            rows.append(
                 Agreement(
                     runtimes=(first, second),
                     device=device,
@@ -88,18 +90,19 @@ def agreements(record: StudyRecord) -> list[Agreement]:
                     correlation=rank_correlation([a for a, _ in values], [b for _, b in values]),
                     noisy=len(both) - len(calm),
                     apart=int(apart.sum()),
-                    alike=int((here == there)[apart].sum()),
+                    alike=int((orders == others)[apart].sum()),
                 )
             )
-    return found
+    return rows
 
 
 def _orders(figures: Sequence[Figure]) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
     """Returns for each pair of figures 1 if the first is above, -1 if it is below, 0 if their intervals overlap."""
-    known = [
-        (math.nan, math.nan) if each.low is None or each.high is None else (each.low, each.high) for each in figures
+    measured = [
+        (math.nan, math.nan) if figure.low is None or figure.high is None else (figure.low, figure.high)
+        for figure in figures
     ]
-    low, high = np.reshape(known, (-1, 2)).T
+    low, high = np.reshape(measured, (-1, 2)).T
     above, below = low[:, None] > high, high[:, None] < low
     return (above.astype(np.int8) - below)[np.triu_indices(len(low), 1)]
 
@@ -128,12 +131,12 @@ def rank_correlation(first: ArrayLike, second: ArrayLike, *, kendall: bool = Tru
     rho, swapped = round(float(spearmanr(a, b).statistic), _DIGITS), 1 - 12 / (n * (n * n - 1))
     near = min(abs(rho), swapped)
     error = math.sqrt((1 + near * near / 2) / (n - 3))
-    found = RankCorrelation(layouts=n, spearman=_coefficient(rho, swapped, error))
+    correlation = RankCorrelation(layouts=n, spearman=_coefficient(rho, swapped, error))
     if not kendall:
-        return found
+        return correlation
     tau = round(float(kendalltau(a, b).statistic), _DIGITS)
     coefficient = _coefficient(tau, 1 - 4 / (n * (n - 1)), math.sqrt(0.437 / (n - 4)))
-    return found.model_copy(update={"kendall": coefficient})
+    return correlation.model_copy(update={"kendall": coefficient})
 
 
 def _coefficient(value: float, swapped: float, error: float) -> Coefficient:

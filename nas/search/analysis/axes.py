@@ -7,13 +7,16 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.metrics import METRICS
 from nas.core.scoring import PROXY, Figures, MeasurementKey, limit_at, measurement_keys, ratio_of_limit
 from nas.core.space import Budget, Objective, SearchSpace
 
-PARAMS_TOTAL, PARAMS_ACTIVE, KV_BYTES = STRUCTURE = ("params_total", "params_active", "kv_bytes")
+PARAMS_TOTAL = "params_total"
+PARAMS_ACTIVE = "params_active"
+KV_BYTES = "kv_bytes"
+STRUCTURE = (PARAMS_TOTAL, PARAMS_ACTIVE, KV_BYTES)
 """Keys of the axes that depend on the layout alone."""
 
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9._@-]")
@@ -21,6 +24,8 @@ _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9._@-]")
 
 class AxisView(BaseModel):
     """An axis."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     name: str
     key: str = Field(description="stable, and safe in a URL: letters, digits, '.', '_', '@' and '-'")
@@ -31,7 +36,9 @@ class AxisView(BaseModel):
     transform: str
     reference: float | None = Field(None, description="the reference point's coordinate; null until it is fixed")
     objective: bool
-    place: str | None = Field(None, description="'device/runtime' of a figure that was measured on one")
+    target: str | None = Field(
+        None, serialization_alias="place", description="'device/runtime' of a figure that was measured on one"
+    )
     workload: str | None = None
     budget: float | None = Field(None, description="the limit, in the axis' unit; null where there is none")
 
@@ -53,34 +60,39 @@ def measured_figures(space: SearchSpace) -> list[MeasuredFigure]:
     items: tuple[Budget | Objective, ...] = (*space.objectives, *space.budgets)
     measured = [item for item in items if METRICS[item.metric].source != "proxy"]
     named = dict.fromkeys((item.metric, item.workload or "") for item in measured)
-    own = {MeasuredFigure(each.metric, key) for each in space.objectives if (key := only_key(space, each))}
+    of_objectives = {
+        MeasuredFigure(objective.metric, key) for objective in space.objectives if (key := only_key(space, objective))
+    }
     everywhere = [(device, runtime.name) for device in space.devices for runtime in space.runtimes]
-    found = [
+    figures = [
         MeasuredFigure(metric, MeasurementKey(*where, workload)) for where in everywhere for metric, workload in named
     ]
-    return [each for each in dict.fromkeys(found) if each not in own]
+    return [figure for figure in dict.fromkeys(figures) if figure not in of_objectives]
 
 
 def only_key(space: SearchSpace, objective: Objective) -> MeasurementKey | None:
     """Returns the key at which an objective is measured; None for quality and for ratios over several keys."""
-    found = [] if METRICS[objective.metric].source == "proxy" else measurement_keys(space, objective)
-    return found[0] if len(found) == 1 else None
+    keys = [] if METRICS[objective.metric].source == "proxy" else measurement_keys(space, objective)
+    return keys[0] if len(keys) == 1 else None
 
 
-def axis_views(space: SearchSpace, published: Figures | None, corner: Sequence[float] | None) -> list[AxisView]:
+def axis_views(
+    space: SearchSpace, published: Figures | None, reference_point: Sequence[float] | None
+) -> list[AxisView]:
     """Returns all axes: the objectives in the space's order, then `measured_figures`, then `STRUCTURE`.
 
     Args:
         space: the study's.
         published: the published reference's figures; None until they are known, and budgets relative to them with them.
-        corner: the reference point; None until it is fixed.
+        reference_point: the reference point; None until it is fixed.
     """
-    known = published or {}
-    found = [
-        _objective(space, each, known, corner[i] if corner else None) for i, each in enumerate(space.objectives)
-    ]  # fmt: skip
-    found += [_figure(space, each, known) for each in measured_figures(space)]
-    return [*_with_own_keys(found), *_structure(space)]
+    figures = published or {}
+    views = [
+        _objective(space, objective, figures, reference_point[i] if reference_point else None)
+        for i, objective in enumerate(space.objectives)
+    ]
+    views += [_figure(space, figure, figures) for figure in measured_figures(space)]
+    return [*_with_own_keys(views), *_structure(space)]
 
 
 def cache_context(space: SearchSpace) -> int:
@@ -103,7 +115,7 @@ def _objective(space: SearchSpace, objective: Objective, published: Figures, ref
         transform=metric.transform,
         reference=reference,
         objective=True,
-        place=target_name(key) if key else None,
+        target=target_name(key) if key else None,
         workload=objective.workload,
         budget=limit_at(space, objective.metric, held_at, published)
         if held_at
@@ -123,27 +135,30 @@ def _ratio(space: SearchSpace, objective: Objective, published: Figures) -> floa
             if budget.metric == objective.metric and key in measurement_keys(space, budget)
             if (ratio := ratio_of_limit(budget, published, key)) is not None
         ]
-        at_key = min((1 / each if METRICS[objective.metric].direction == "max" else each for each in held), default=0)
+        at_key = min(
+            (1 / ratio_limit if METRICS[objective.metric].direction == "max" else ratio_limit for ratio_limit in held),
+            default=0,
+        )
         limits.add(round(at_key, 9))
     return limits.pop() or None if len(limits) == 1 else None
 
 
-def _figure(space: SearchSpace, each: MeasuredFigure, published: Figures) -> AxisView:
-    metric, key = METRICS[each.metric], each.key
-    what = f"{each.metric} {key.workload}".rstrip()
-    at = f"{each.metric}.{key.workload}".rstrip(".")
+def _figure(space: SearchSpace, figure: MeasuredFigure, published: Figures) -> AxisView:
+    metric, key = METRICS[figure.metric], figure.key
+    what = f"{figure.metric} {key.workload}".rstrip()
+    at = f"{figure.metric}.{key.workload}".rstrip(".")
     return AxisView(
         name=f"{what} on {target_name(key)}",
         key=_NOT_IN_KEYS.sub("-", f"{at}@{key.device}.{key.runtime}"),
         label=f"{what}, {target_name(key)}",
-        metric=each.metric,
+        metric=figure.metric,
         unit=metric.unit,
         direction=metric.direction,
         transform=metric.transform,
         objective=False,
-        place=target_name(key),
+        target=target_name(key),
         workload=key.workload or None,
-        budget=limit_at(space, each.metric, key, published),
+        budget=limit_at(space, figure.metric, key, published),
     )
 
 

@@ -46,7 +46,7 @@ def features(space: SearchSpace, layouts: Sequence[Layout]) -> dict[str, Floats]
     They are the layers of each kind of mixer, the share of layers with each kind of feed-forward but the first, and the
     mean of each knob over the layers that have it; a layout without any has the mean of the others.
     """
-    found: dict[str, Floats] = {}
+    columns: dict[str, Floats] = {}
     for role, kinds in (("mixer", space.mixers), ("ffn", space.ffn)):
         for place, kind in enumerate(kinds):
             blocks = [
@@ -58,16 +58,16 @@ def features(space: SearchSpace, layouts: Sequence[Layout]) -> dict[str, Floats]
                 ]
                 for layout in layouts
             ]
-            counts = np.array([len(each) for each in blocks], float)
+            counts = np.array([len(of_layout) for of_layout in blocks], float)
             if role == "mixer":
-                found[f"{kind.kind} layers"] = counts
+                columns[f"{kind.kind} layers"] = counts
             elif place:
-                found[f"share of {kind.kind}"] = counts / np.array([layout.depth for layout in layouts])
+                columns[f"share of {kind.kind}"] = counts / np.array([layout.depth for layout in layouts])
             for name in kind.knobs:
-                means = np.array([_mean([block.get(name) for block in each]) for each in blocks])
+                means = np.array([_mean([block.get(name) for block in of_layout]) for of_layout in blocks])
                 if np.isfinite(means).any():
-                    found[f"{kind.kind} {name}"] = np.where(np.isfinite(means), means, np.nanmean(means))
-    return {name: each for name, each in found.items() if len(set(each.tolist())) > 1}
+                    columns[f"{kind.kind} {name}"] = np.where(np.isfinite(means), means, np.nanmean(means))
+    return {name: column for name, column in columns.items() if len(set(column.tolist())) > 1}
 
 
 def effects(table: Floats, target: Floats) -> Effects | None:
@@ -77,8 +77,8 @@ def effects(table: Floats, target: Floats) -> Effects | None:
         table: [N, F] features.
         target: [N] coordinates of an objective; NaN: not known.
     """
-    known = np.isfinite(target)
-    table, target = table[known], target[known]
+    finite = np.isfinite(target)
+    table, target = table[finite], target[finite]
     if len(target) < FEWEST or np.ptp(target) == 0:
         return None
     scale = table.std(axis=0)
@@ -87,15 +87,15 @@ def effects(table: Floats, target: Floats) -> Effects | None:
     penalty = float(_PENALTIES[int(np.argmin(errors))])
     spread = np.ptp(table, axis=0) / np.where(scale > 0, scale, 1.0)
     rng, drawn = np.random.default_rng(0), np.empty((_RESAMPLES, table.shape[1]))
-    for each in drawn:
+    for row in drawn:
         rows = rng.integers(len(y), size=len(y))
-        each[:] = _ridge(x[rows], y[rows], penalty)
+        row[:] = _ridge(x[rows], y[rows], penalty)
     low, high = np.quantile(drawn, (0.025, 0.975), axis=0) * spread
     return Effects(_ridge(x, y, penalty) * spread, low, high, 1 - min(errors) / float(np.var(target)))
 
 
 def _mean(values: Sequence[object]) -> float:
-    numbers = [float(each) for each in values if isinstance(each, (int, float))]
+    numbers = [float(value) for value in values if isinstance(value, (int, float))]
     return float(np.mean(numbers)) if numbers else np.nan
 
 
@@ -106,5 +106,5 @@ def _ridge(x: Floats, y: Floats, penalty: float) -> Floats:
 def _left_out_error(x: Floats, y: Floats, penalty: float) -> float:
     """Returns the mean square error of leaving one out, in closed form; the intercept is left out with it."""
     solved = np.linalg.solve(x.T @ x + penalty * np.eye(x.shape[1]), x.T)
-    own = np.einsum("nf,fn->n", x, solved) + 1 / len(y)  # the diagonal of the hat matrix
-    return float(np.mean(((y - y.mean() - x @ (solved @ y)) / (1 - own)) ** 2))
+    leverage = np.einsum("nf,fn->n", x, solved) + 1 / len(y)  # the diagonal of the hat matrix
+    return float(np.mean(((y - y.mean() - x @ (solved @ y)) / (1 - leverage)) ** 2))

@@ -99,32 +99,32 @@ def hardware_report(store: Store, name: str, start: str | None = None) -> Hardwa
 def study_models(record: StudyRecord, start: StudyRecord | None = None) -> list[ModelError]:
     """Evaluates the models of a study; `start`: of an earlier one, whose models they start from."""
     earlier = _models(start, f" of study {start.study.name}") if start else {}
-    own = _models(record, "")
-    found = []
+    models = _models(record, "")
+    errors = []
     for key in _keys(record):
         for metric in FIGURES:
             measured = _measured(record, key, metric)
-            base = _start(earlier, key, metric) or _start(own, key, metric, other=True)
-            alone = own[key, metric].model if (key, metric) in own else None
-            found.append(_error(record, key, metric, measured, alone, base))
-    return found
+            base = _start(earlier, key, metric) or _start(models, key, metric, other=True)
+            alone = models[key, metric].model if (key, metric) in models else None
+            errors.append(_error(record, key, metric, measured, alone, base))
+    return errors
 
 
 def _models(record: StudyRecord, suffix: str) -> dict[Key, _Base]:
     """Returns models without a start, where enough layouts were measured."""
-    found = {}
+    models = {}
     for key in _keys(record):
         for metric in FIGURES:
             measured = _measured(record, key, metric)
             if len(measured.layouts) >= TRUSTED:
                 model = HardwareModel(_costs(record, key, metric), measured)
-                found[key, metric] = _Base(f"{key.device}/{key.runtime}{suffix}", model)
-    return found
+                models[key, metric] = _Base(f"{key.device}/{key.runtime}{suffix}", model)
+    return models
 
 
-def _start(known: Mapping[Key, _Base], key: MeasurementKey, metric: str, *, other: bool = False) -> _Base | None:
+def _start(models: Mapping[Key, _Base], key: MeasurementKey, metric: str, *, other: bool = False) -> _Base | None:
     """Returns the model of the same figure on the same runtime, under the same workload name; `other`: not at `key`."""
-    for (where, figure), base in known.items():
+    for (where, figure), base in models.items():
         if figure == metric and where[1:] == key[1:] and not (other and where == key):
             return base
     return None
@@ -161,14 +161,14 @@ def _error(
 def _candidates(record: StudyRecord, model: HardwareModel, unseen: Estimate) -> tuple[Forecast, ...]:
     rows = {layout.id: row for row, layout in enumerate(model.measured.layouts)}
     forecasts = []
-    for number, each in sorted(record.records.items()):
-        row = rows.get(each.layout.id)
-        estimate = model.predict([each.layout]) if row is None else unseen
+    for number, trial in sorted(record.records.items()):
+        row = rows.get(trial.layout.id)
+        estimate = model.predict([trial.layout]) if row is None else unseen
         mean, sd = float(estimate.mean[row or 0]), float(estimate.sd[row or 0])
         forecasts.append(
             Forecast(
                 trial=number,
-                layout_id=each.layout.id,
+                layout_id=trial.layout.id,
                 measured=None if row is None else math.exp(model.measured.logs[row]),
                 predicted=math.exp(mean),
                 low=math.exp(mean - Z95 * sd),
@@ -179,27 +179,27 @@ def _candidates(record: StudyRecord, model: HardwareModel, unseen: Estimate) -> 
 
 
 def _keys(record: StudyRecord) -> list[MeasurementKey]:
-    return sorted({key for each in record.records.values() for key in each.measurements})
+    return sorted({key for trial in record.records.values() for key in trial.measurements})
 
 
 def _measured(record: StudyRecord, key: MeasurementKey, metric: str) -> Measured:
-    taken = [(each, _figure(each, key, metric)) for _, each in sorted(record.records.items())]
-    known = [(each.layout, value, sd) for each, (value, sd) in taken if value]
+    figures = [(trial, _figure(trial, key, metric)) for _, trial in sorted(record.records.items())]
+    values = [(trial.layout, value, sd) for trial, (value, sd) in figures if value]
     return Measured(
-        [layout for layout, _, _ in known],
-        np.log([value for _, value, _ in known]),
-        np.array([sd for _, _, sd in known], dtype=np.float64),
+        [layout for layout, _, _ in values],
+        np.log([value for _, value, _ in values]),
+        np.array([sd for _, _, sd in values], dtype=np.float64),
     )
 
 
-def _figure(each: Record, key: MeasurementKey, metric: str) -> tuple[float | None, float]:
+def _figure(trial: Record, key: MeasurementKey, metric: str) -> tuple[float | None, float]:
     """Returns the value, None where it is not known or noisy, and the standard deviation of its logarithm."""
-    measurement = each.measurements.get(key)
+    measurement = trial.measurements.get(key)
     if measurement is None or measurement.noisy or metric not in measurement.figures:
         return None, 0.0
     return measurement.figures[metric].value, log_sd(measurement.figures[metric])
 
 
 def _costs(record: StudyRecord, key: MeasurementKey, metric: str) -> Costs:
-    kinds = {block.kind for each in record.records.values() for layer in each.layout.layers for block in layer.blocks}
+    kinds = {block.kind for trial in record.records.values() for layer in trial.layout.layers for block in layer.blocks}
     return Costs(record.space.workloads[key.workload], sorted(kinds), METRICS[metric].unit)

@@ -70,7 +70,7 @@ class _Difference:
 
 def headline(study: StudySnapshot) -> Headline | None:
     """Returns the result of a study so far; None before the references are measured."""
-    if study.corner is None:
+    if study.reference_point is None:
         return None
     front = [row for row in study.front if row.on]
     record = study.record.references.get(PUBLISHED)
@@ -82,22 +82,21 @@ def headline(study: StudySnapshot) -> Headline | None:
     if reference is None or len(theirs) < len(study.space.objectives):
         return Headline(text=f"{layouts}.", front=len(front), better=0, best=None, reference=None, chance=None)
     # The front is sorted by contribution.
-    found = {row.trial: _differences(study, study.counted[row.trial], theirs) for row in front}
+    differences = {row.trial: _differences(study, study.counted[row.trial], theirs) for row in front}
     better = [
-        trial for trial, own in found.items()
-        if any(each.better for each in own) and not any(each.worse for each in own)
-    ]  # fmt: skip
+        trial
+        for trial, of_trial in differences.items()
+        if any(difference.better for difference in of_trial) and not any(difference.worse for difference in of_trial)
+    ]
     if not better:
-        first = next(iter(found))
-        said, _ = _compared(found[first])
+        first = next(iter(differences))
+        said, _ = _compared(differences[first])
         text = (
             f"{layouts}; none is better than {reference} without being worse somewhere, as far as the noise tells."
             f" The one that adds most hypervolume: trial {first}, {said}.{_reliability(study)}"
         )
-        return Headline(
-            text=text, front=len(front), better=0, best=None, named=first, reference=reference, chance=None
-        )  # fmt: skip
-    said, chance = _compared(found[better[0]])
+        return Headline(text=text, front=len(front), better=0, best=None, named=first, reference=reference, chance=None)
+    said, chance = _compared(differences[better[0]])
     layouts = f"{len(better)} of {len(front)} layout{'s' if len(front) > 1 else ''} on the front"
     text = (
         f"{layouts} {'are' if len(better) > 1 else 'is'} better than {reference} in something and, within the noise,"
@@ -105,8 +104,13 @@ def headline(study: StudySnapshot) -> Headline | None:
     )
     return Headline(
         text=text,
-        front=len(front), better=len(better), best=better[0], named=better[0], reference=reference, chance=chance,
-    )  # fmt: skip
+        front=len(front),
+        better=len(better),
+        best=better[0],
+        named=better[0],
+        reference=reference,
+        chance=chance,
+    )
 
 
 def _without_front(study: StudySnapshot) -> str:
@@ -127,36 +131,39 @@ def _without_front(study: StudySnapshot) -> str:
 
 def _compared(differences: Sequence[_Difference]) -> tuple[str, float]:
     """Returns a trial's differences to the reference in words, and the chance that all that are stated are real."""
-    real = sorted((each for each in differences if each.better or each.worse), key=lambda each: each.worse)
-    equal = [each.name for each in differences if not (each.better or each.worse)]
+    real = sorted(
+        (difference for difference in differences if difference.better or difference.worse),
+        key=lambda difference: difference.worse,
+    )
+    equal = [difference.name for difference in differences if not (difference.better or difference.worse)]
     alike = (
         [" and ".join(filter(None, [", ".join(equal[:-1]), *equal[-1:]])) + " equal within the noise"] if equal else []
     )
-    said = ", ".join([*(each.text for each in real), *alike])
+    said = ", ".join([*(difference.text for difference in real), *alike])
     if not real:
         return said, 1.0
-    chance = math.prod(max(each.chance, 1 - each.chance) for each in real)
+    chance = math.prod(max(difference.chance, 1 - difference.chance) for difference in real)
     sure = f"more than {show_share(_MOST_SURE)}" if chance > _MOST_SURE else show_share(chance)
     return f"{said} (sure to {sure})", chance
 
 
 def _reliability(study: StudySnapshot) -> str:
     """Returns a sentence on how far the qualities of the candidates differ by more than noise; '' if not known."""
-    found = quality_reliability(study)
-    if found is None or found.overall is None:
+    reliability = quality_reliability(study)
+    if reliability is None or reliability.overall is None:
         return ""
-    if found.overall >= _RELIABLE:
-        return f" Reliability of quality: {found.overall:.2f}."
-    return f" Differences in quality between the layouts are mostly noise (reliability {found.overall:.2f})."
+    if reliability.overall >= _RELIABLE:
+        return f" Reliability of quality: {reliability.overall:.2f}."
+    return f" Differences in quality between the layouts are mostly noise (reliability {reliability.overall:.2f})."
 
 
 def _name(layout: Layout) -> str:
     """Returns the name under which a reference layout was published, else what spaces call it."""
-    known = {Layout.parse(text).id: name for name, text in MODELS.items()}
-    return known.get(layout.id, f"the {PUBLISHED} reference")
+    names = {Layout.parse(text).id: name for name, text in MODELS.items()}
+    return names.get(layout.id, f"the {PUBLISHED} reference")
 
 
-def _differences(study: StudySnapshot, own: Sequence[Axis], theirs: Sequence[Axis]) -> list[_Difference]:
+def _differences(study: StudySnapshot, axes: Sequence[Axis], theirs: Sequence[Axis]) -> list[_Difference]:
     return [
         _Difference(
             name=objective.name,
@@ -164,15 +171,15 @@ def _differences(study: StudySnapshot, own: Sequence[Axis], theirs: Sequence[Axi
             sd=math.hypot(axis.sd, other.sd),
             text=_in_words(objective.name, objective.metric, axis, other),
         )
-        for objective, axis, other in zip(study.space.objectives, own, theirs, strict=True)
+        for objective, axis, other in zip(study.space.objectives, axes, theirs, strict=True)
     ]
 
 
-def _in_words(name: str, metric: str, own: Axis, other: Axis) -> str:
+def _in_words(name: str, metric: str, axis: Axis, other: Axis) -> str:
     """Returns the change relative to the reference; of quality, whose reference is 1, in its own unit."""
     if METRICS[metric].transform != "log":
-        half = Z95 * math.hypot(own.sd, other.sd)
-        mine, theirs = (show_number(each, each - half, each + half) for each in (own.value, other.value))
+        half = Z95 * math.hypot(axis.sd, other.sd)
+        mine, theirs = (show_number(value, value - half, value + half) for value in (axis.value, other.value))
         return f"{name} {mine} instead of {theirs}"
-    change = own.value / other.value - 1
+    change = axis.value / other.value - 1
     return f"{name} {show_share(abs(change))} {'lower' if change < 0 else 'higher'}"

@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Course:
+class HypervolumeCurve:
     """The growth of the front.
 
     Args:
@@ -54,60 +54,65 @@ class Course:
     hypervolume: float | None = None
 
 
-def hypervolume_course(completions: Sequence[Completion], axes: TrialAxes, corner: Sequence[float] | None) -> Course:
+def hypervolume_curve(
+    completions: Sequence[Completion], axes: TrialAxes, reference_point: Sequence[float] | None
+) -> HypervolumeCurve:
     """Adds trials to the front in the order in which they became complete, with their present objectives.
 
     Args:
         completions: of the study; those without axes do not count.
         axes: of the complete trials that count.
-        corner: the reference point; None until it is fixed.
+        reference_point: the reference point; None until it is fixed.
     """
-    if corner is None:
-        return Course()
-    archive = FrontArchive(corner)
-    counted = [each for each in completions if each.trial in axes]
-    trials = [each.trial for each in counted]
+    if reference_point is None:
+        return HypervolumeCurve()
+    archive = FrontArchive(reference_point)
+    counted = [completion for completion in completions if completion.trial in axes]
+    trials = [completion.trial for completion in counted]
     gains = archive.take(trials, arrays(axes, trials)[0]) if trials else np.zeros(0)
     steps = [
-        Step(each.trial, count, each.at, float(total))
-        for count, (each, gain, total) in enumerate(zip(counted, gains, np.cumsum(gains), strict=True), 1)
+        Step(completion.trial, count, completion.at, float(total))
+        for count, (completion, gain, total) in enumerate(zip(counted, gains, np.cumsum(gains), strict=True), 1)
         if gain > 0
     ]
-    return Course(steps, sorted(archive.keys.tolist()), archive.hypervolume)
+    return HypervolumeCurve(steps, sorted(archive.keys.tolist()), archive.hypervolume)
 
 
-def interval(axes: TrialAxes, corner: Sequence[float], draws: int = VOLUME_DRAWS) -> Volume | None:
+def interval(axes: TrialAxes, reference_point: Sequence[float], draws: int = VOLUME_DRAWS) -> Volume | None:
     """Returns the hypervolume with its 95 % interval; None if too many trials are near the front to draw noise.
 
     Args:
         axes: of the trials.
-        corner: the reference point.
+        reference_point: the reference point.
         draws: from the noise of the trials near the front.
     """
     near = near_front(axes)
     draws = affordable_draws(draws, len(near))
-    return volume(*arrays(axes, near), corner, draws) if near and draws else None
+    return volume(*arrays(axes, near), reference_point, draws) if near and draws else None
 
 
-def history(completions: Sequence[Completion], axes: TrialAxes, corner: Sequence[float] | None) -> list[Json]:
+def history(completions: Sequence[Completion], axes: TrialAxes, reference_point: Sequence[float] | None) -> list[Json]:
     """Returns the hypervolume with its interval after each complete trial, or evenly spaced ones."""
-    if corner is None:
+    if reference_point is None:
         return []
-    counted = [each for each in completions if each.trial in axes]
+    counted = [completion for completion in completions if completion.trial in axes]
     every = -(-len(counted) // _MOMENTS) or 1
-    found = []
+    moments = []
     for count in range(len(counted), 0, -every):
-        last, some = counted[count - 1], {each.trial: axes[each.trial] for each in counted[:count]}
-        values = interval_json(interval(some, corner, _DRAWS_OVER_TIME), some, corner)
-        found.append({"elapsed_s": last.elapsed_s, "trial": last.trial, "complete": count, **values})
-    return found[::-1]
+        last, until_then = (
+            counted[count - 1],
+            {completion.trial: axes[completion.trial] for completion in counted[:count]},
+        )
+        values = interval_json(interval(until_then, reference_point, _DRAWS_OVER_TIME), until_then, reference_point)
+        moments.append({"elapsed_s": last.elapsed_s, "trial": last.trial, "complete": count, **values})
+    return moments[::-1]
 
 
-def interval_json(found: Volume | None, axes: TrialAxes, corner: Sequence[float]) -> Json:
+def interval_json(volume: Volume | None, axes: TrialAxes, reference_point: Sequence[float]) -> Json:
     """Returns the report's form of `interval`."""
-    if found is None:
-        return {"hypervolume": front_hypervolume(axes, corner), "estimate": None, "low": None, "high": None}
-    return {"hypervolume": found.value, "estimate": found.estimate, "low": found.low, "high": found.high}
+    if volume is None:
+        return {"hypervolume": front_hypervolume(axes, reference_point), "estimate": None, "low": None, "high": None}
+    return {"hypervolume": volume.value, "estimate": volume.estimate, "low": volume.low, "high": volume.high}
 
 
 class VolumeView(BaseModel):
@@ -127,14 +132,21 @@ class VolumeView(BaseModel):
         return f"{show_figure(self.estimate, self.low, self.high)}, {measured} as measured"
 
 
-def expected_gain(log: StudyLog) -> Json | None:
+class ExpectedGain(BaseModel):
+    """The expected gain of the last proposal."""
+
+    hypervolume: float = Field(description="upper bound, for the whole batch of the proposal")
+    batch: int
+    share: float | None = Field(description="of the hypervolume at that time")
+
+
+def expected_gain(log: StudyLog) -> ExpectedGain | None:
     """Returns the expected gain of the batch that the last proposal was part of."""
-    found = [each for each in expectations(log.notes).values() if each.of_batch is not None]
-    if not found:
+    expected = [batch for batch in expectations(log.notes).values() if batch.of_batch is not None]
+    if not expected or (gain := expected[-1].of_batch) is None:
         return None
-    last = found[-1]
-    share = last.of_batch / last.hypervolume if last.hypervolume and last.of_batch is not None else None
-    return {"hypervolume": last.of_batch, "batch": last.batch, "share": share}
+    last = expected[-1]
+    return ExpectedGain(hypervolume=gain, batch=last.batch, share=gain / last.hypervolume if last.hypervolume else None)
 
 
 def ended(log: StudyLog) -> Json | None:

@@ -6,15 +6,12 @@ that have ended since.
 
 from __future__ import annotations
 
-import fcntl
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.engine import URL
@@ -23,22 +20,21 @@ from sqlalchemy.exc import SQLAlchemyError
 from nas.core import paths
 from nas.core.block import Block, Scalar
 from nas.core.block_space import EXPANSION, BlockSpace
+from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
-from nas.core.metrics import METRICS
 from nas.core.model_choices import choice_of, ffn_width
-from nas.core.scoring import measurement_keys
-from nas.core.space import Objective, SearchSpace
+from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.infra.store.engine import database_url
 from nas.infra.store.store import Store
+from nas.search.analysis.axes import axis_views
 from nas.search.analysis.record import Record, StudyRecord, read_study
-from nas.search.analysis.report import measured
+from nas.search.analysis.report import measured, trial_row
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
-    from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
 NOISE = "measured under noise"
@@ -48,16 +44,8 @@ _OURS = {"study", "study_lease", "result_use"}
 _MARK = "hilnas"
 
 
-@dataclass(frozen=True)
-class MirrorResult:
-    """The outcome of `mirror`.
-
-    Args:
-        name: of the Optuna study.
-        url: of its database, without a password.
-        added: trials copied now.
-        trials: in the Optuna study altogether.
-    """
+class MirrorResult(NamedTuple):
+    """The outcome of `mirror`: name of the Optuna study, its database without a password, trials added and in all."""
 
     name: str
     url: str
@@ -94,16 +82,16 @@ class Parameters:
         yield "vocab", (layout.vocab, CategoricalDistribution(model.vocab.choices))
         used = Counter(block.kind for layer in layout.layers for block in layer.blocks)
         for role, kinds in (("mixer", self._space.mixers), ("ffn", self._space.ffn)):
-            known = {kind.kind: kind for kind in kinds}
-            choices = self._space.mixer_choices if role == "mixer" else tuple(known)
-            for name in known:
+            spaces = {kind.kind: kind for kind in kinds}
+            choices = self._space.mixer_choices if role == "mixer" else tuple(spaces)
+            for name in spaces:
                 yield f"{name}.layers", (used[name], IntDistribution(0, self._slots))
             for number, layer in enumerate(layout.layers):
                 half = layer.mixers if role == "mixer" else (layer.ffn,) if layer.ffn else ()
                 if (choice := choice_of(half)) in choices:
                     yield f"layer{number:02}.{role}", (choice, CategoricalDistribution(choices))
                     for block in half:
-                        yield from self._knobs(known[block.kind], block, number, layout.d_model)
+                        yield from self._knobs(spaces[block.kind], block, number, layout.d_model)
 
     def _knobs(
         self, kind: BlockSpace, block: Block, number: int, d_model: int
@@ -113,9 +101,8 @@ class Parameters:
         for name, knob in kind.knobs.items():
             choices, argument = _numbers(kind, name), name
             if name == EXPANSION:
-                widths = {
-                    ffn_width(float(each), int(to)) for each in choices for to in self._space.model.d_model.choices
-                }
+                d_models = [int(width) for width in self._space.model.d_model.choices]
+                widths = {ffn_width(float(choice), width) for choice in choices for width in d_models}
                 choices, argument = tuple(sorted(widths)), "width"
             value = block.resolve(d_model).get(argument)
             if len(choices) > 1 and value is not None:
@@ -125,157 +112,114 @@ class Parameters:
 
 def _numbers(kind: BlockSpace, name: str) -> tuple[Scalar, ...]:
     """Returns the values of a knob; a choice that names another argument has the values of that argument's knob."""
-    found: list[Scalar] = []
+    values: list[Scalar] = []
     for choice in kind.knobs[name].choices:
-        found += _numbers(kind, choice) if isinstance(choice, str) else [choice]
-    return tuple(dict.fromkeys(found))
+        values += _numbers(kind, choice) if isinstance(choice, str) else [choice]
+    return tuple(dict.fromkeys(values))
 
 
 def mirror(store: Store, study: str, url: str, name: str | None = None) -> MirrorResult:
     """Copies the ended trials of a study into the Optuna study `name`, by default its own name.
 
     References are in the study's user attributes, not among its trials: they are exempt from budgets, and no
-    proposal. So Optuna's `best_trials` are our front.
+    proposal. So Optuna's `best_trials` are our front. A second process waits until the first has ended.
 
     Raises:
         UnknownName: no such study.
         InvalidInput: the URL cannot be used, is a database of hilnas, or the Optuna study is not a copy of this one.
-        InfrastructureFailed: the database cannot be reached, or another process mirrors the study.
+        InfrastructureFailed: the database cannot be reached.
     """
-    record = read_study(store, study)
-    target = database_url(url)
-    with _exclusive(record.study.name), _database_errors(target):
+    record, target = read_study(store, study), database_url(url)
+    lock = paths.home() / "studies" / record.study.name / "mirror.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock), _database_errors(target):
         _refuse_ours(target)
-        copy = _open(_storage(target), record, name or record.study.name)
-        known = {trial.user_attrs.get("trial") for trial in copy.get_trials(deepcopy=False)}
+        copy = _open(target, record, name or record.study.name)
+        copied = {trial.user_attrs.get("trial") for trial in copy.get_trials(deepcopy=False)}
         parameters = Parameters(record.space)
-        new = [each for each in record.records.values() if _is_final(each) and each.trial.number not in known]
-        for each in new:
-            copy.add_trial(_frozen_trial(record, each, parameters))
+        new = [
+            _frozen_trial(record, trial, parameters)
+            for number, trial in record.records.items()
+            if _is_final(trial) and number not in copied
+        ]
+        copy.add_trials(new)
         _describe(copy, record)
-    return MirrorResult(copy.study_name, target.render_as_string(), len(new), len(known) + len(new))
+    return MirrorResult(copy.study_name, target.render_as_string(), len(new), len(copied) + len(new))
 
 
-def _frozen_trial(record: StudyRecord, each: Record, parameters: Parameters) -> FrozenTrial:
+def _is_final(record: Record) -> bool:
+    status = record.trial.status
+    return status.terminal and not status.retryable and record.trial.origin != "reference"
+
+
+def _frozen_trial(study: StudyRecord, record: Record, parameters: Parameters) -> FrozenTrial:
     """Returns an ended trial as Optuna stores it.
 
     A complete trial has values. One that broke a budget or was stopped at a rung is pruned, since it has no final
     quality; one that failed or was cancelled is failed.
     """
+    from optuna.trial import TrialState as OptunaState
     from optuna.trial import create_trial
 
-    found = parameters.of(each.layout)
+    row, state = record.trial, record.trial.status.state
+    pruned = state in (TrialState.INFEASIBLE, TrialState.STOPPED)
+    complete = state is TrialState.COMPLETE
+    assert not complete or None not in record.axes, f"trial {row.number} is complete but lacks an objective"
+    values = parameters.of(record.layout)
+    excess = {check.name: check.log_excess for check in study.checks(record) if check.log_excess is not None}
     trial = create_trial(
-        state=_state(each),
-        values=_values(each) if each.trial.status.state is TrialState.COMPLETE else None,
-        params={name: value for name, (value, _) in found.items()},
-        distributions={name: distribution for name, (_, distribution) in found.items()},
-        user_attrs=_attributes(each),
-        constraints=_constraints(record, each),
+        state=OptunaState.COMPLETE if complete else OptunaState.PRUNED if pruned else OptunaState.FAIL,
+        values=[axis.value for axis in record.axes if axis is not None] if complete else None,
+        params={name: value for name, (value, _) in values.items()},
+        distributions={name: distribution for name, (_, distribution) in values.items()},
+        user_attrs={
+            **trial_row(record),
+            "operator": row.operator,
+            "parents": list(row.parents),
+            **measured(record),
+        },
+        constraints=excess | {NOISE: float(record.noisy)},
     )
-    trial.datetime_start = datetime.fromtimestamp(each.trial.created)
-    trial.datetime_complete = datetime.fromtimestamp(each.trial.updated)
+    trial.datetime_start = datetime.fromtimestamp(row.created)
+    trial.datetime_complete = datetime.fromtimestamp(row.updated)
     return trial
 
 
-def _state(each: Record) -> Any:
-    from optuna.trial import TrialState as OptunaState
-
-    state = each.trial.status.state
-    if state is TrialState.COMPLETE:
-        return OptunaState.COMPLETE
-    return OptunaState.PRUNED if state in (TrialState.INFEASIBLE, TrialState.STOPPED) else OptunaState.FAIL
-
-
-def _values(each: Record) -> list[float]:
-    assert None not in each.axes, f"trial {each.trial.number} is complete but lacks an objective"
-    return [axis.value for axis in each.axes if axis is not None]
-
-
-def _constraints(record: StudyRecord, each: Record) -> dict[str, float]:
-    checks = record.checks(each)
-    return {check.name: check.log_excess for check in checks if check.log_excess is not None} | {
-        NOISE: float(each.noisy)
-    }
-
-
-def _attributes(each: Record) -> dict[str, Any]:
-    status, params = each.trial.status, each.layout.params
-    return {
-        "trial": each.trial.number,
-        "layout": each.layout.format(),
-        "layout_id": each.layout.id,
-        "state": status.state.value,
-        "rung": status.rung,
-        "reason": status.reason,
-        "origin": each.trial.origin,
-        "operator": each.trial.operator,
-        "parents": list(each.trial.parents),
-        "params_total": params.total,
-        "params_active": params.active,
-        "params_non_embedding": params.non_embedding,
-        "quality": each.quality.value if each.quality else None,
-        "quality_sd": each.quality.sd if each.quality else None,
-        **measured(each),
-    }
-
-
-def _is_final(each: Record) -> bool:
-    status = each.trial.status
-    return status.terminal and not status.retryable and each.trial.origin != "reference"
-
-
-def _storage(url: URL) -> RDBStorage:
+def _open(url: URL, record: StudyRecord, name: str) -> Study:
+    """Opens the copy; creates it if there is none."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        return optuna.storages.RDBStorage(url.render_as_string(hide_password=False))
+        storage = optuna.storages.RDBStorage(url.render_as_string(hide_password=False))
     except (RuntimeError, ImportError) as error:  # tables of another Optuna; a driver that is not installed
         raise InvalidInput(str(error).splitlines()[0], where="--optuna") from error
-
-
-def _open(storage: RDBStorage, record: StudyRecord, name: str) -> Study:
-    """Opens the copy; creates it if there is none."""
-    import optuna
-
+    objectives = [axis for axis in axis_views(record.space, record.published, None) if axis.objective]
+    directions: list[Literal["maximize", "minimize"]] = [
+        "maximize" if axis.direction == "max" else "minimize" for axis in objectives
+    ]
+    study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
     mark = {"study": record.study.name, "created": record.study.created, "space": record.study.space_hash}
-    names = [known.study_name for known in optuna.get_all_study_summaries(storage, include_best_trial=False)]
-    if name in names:
-        study = optuna.load_study(study_name=name, storage=storage)
-        # Without a mark and without trials: a run was killed between its first two steps.
-        if study.user_attrs.get(_MARK, mark if not study.get_trials(deepcopy=False) else None) != mark:
-            raise InvalidInput(
-                f"the Optuna study {name!r} is no copy of this study; choose another name", where="--name"
-            )
-    else:
-        directions = [_direction(record.space, objective) for objective in record.space.objectives]
-        study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+    # Without a mark and without trials: a run was killed between its first two steps.
+    if study.user_attrs.get(_MARK, mark if not study.get_trials(deepcopy=False) else None) != mark:
+        raise InvalidInput(f"the Optuna study {name!r} is no copy of this study; choose another name", where="--name")
     _set(study, _MARK, mark)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study.set_metric_names([objective.name for objective in record.space.objectives])
+        study.set_metric_names([axis.name for axis in objectives])
     return study
-
-
-def _direction(space: SearchSpace, objective: Objective) -> Literal["maximize", "minimize"]:
-    metric = METRICS[objective.metric]
-    several = len(measurement_keys(space, objective)) > 1
-    return "maximize" if metric.direction == "max" and not several else "minimize"
 
 
 def _describe(copy: Study, record: StudyRecord) -> None:
     """Stores the space, reference point and reference layouts in the study's user attributes."""
     names = [objective.name for objective in record.space.objectives]
+    point = dict(zip(names, record.reference_point, strict=True)) if record.reference_point else None
     _set(copy, "space", record.space.name)
-    _set(
-        copy,
-        "reference_point",
-        dict(zip(names, record.reference_point, strict=True)) if record.reference_point else None,
-    )
-    for name, each in record.references.items():
-        values = {objective: axis.value if axis else None for objective, axis in zip(names, each.axes, strict=True)}
-        _set(copy, f"reference {name}", {"layout": each.layout.format(), **values})
+    _set(copy, "reference_point", point)
+    for name, reference in record.references.items():
+        values = [axis.value if axis else None for axis in reference.axes]
+        layout = {"layout": reference.layout.format()}
+        _set(copy, f"reference {name}", layout | dict(zip(names, values, strict=True)))
 
 
 def _set(copy: Study, key: str, value: Any) -> None:
@@ -290,19 +234,6 @@ def _refuse_ours(url: URL) -> None:
             raise InvalidInput("this is a database of hilnas; give Optuna one of its own", where="--optuna")
     finally:
         engine.dispose()
-
-
-@contextmanager
-def _exclusive(study: str) -> Iterator[None]:
-    """Allows one process at a time: two would copy a trial twice."""
-    folder = paths.home() / "studies" / study
-    folder.mkdir(parents=True, exist_ok=True)
-    with (Path(folder) / "mirror.lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InfrastructureFailed(f"another process mirrors study {study!r}") from None
-        yield
 
 
 @contextmanager

@@ -23,41 +23,39 @@ Objective = Mapping[str, Any]
 
 # The dashboard's colours on light ground (dashboard/assets/plots.css), of Okabe and Ito's palette, which people with
 # colour-vision deficiencies can tell apart.
-_FRONT, _BOUND, _OTHER, _BUDGET = "#d55e00", "#0072b2", "#7f8c9b", "#b42318"
-_INK, _SOFT, _LINE = "#1b1f24", "#59636e", "#d1d9e0"
+_FRONT = "#d55e00"
+_BOUND = "#0072b2"
+_OTHER = "#7f8c9b"
+_BUDGET = "#b42318"
+_INK = "#1b1f24"
+_SOFT = "#59636e"
+_LINE = "#d1d9e0"
 _ARROWS = {(0, 1): "\u2191", (0, -1): "\u2193", (1, 0): "\u2192", (-1, 0): "\u2190"}
 _CORNERS = {
-    (True, True): "better \u2197", (True, False): "better \u2198",
-    (False, True): "\u2196 better", (False, False): "\u2199 better",
-}  # fmt: skip
-_LARGE_IN, _SMALL_IN = (6.4, 5.2), 3.6
-_MARGIN, _BETTER = 0.1, 1.8
-"""Room at the ends of axes as a share of their length, and how much more of it the better end has."""
+    (True, True): "better \u2197",
+    (True, False): "better \u2198",
+    (False, True): "\u2196 better",
+    (False, False): "\u2199 better",
+}
+_LARGE_IN = (6.4, 5.2)
+"""Width and height of the large panel, in inches."""
+_SMALL_IN = 3.6
+"""Width of a small panel, in inches."""
+_MARGIN = 0.1
+"""Room at the ends of axes, as a share of their length."""
+_BETTER = 1.8
+"""How much more of it the better end has."""
 _LEGEND = 5
 """Columns of the legend."""
 _DPI = 160
-_AROUND = [
-    (-6, 6),
-    (6, 6),
-    (6, -6),
-    (-6, -6),
-    (0, 9),
-    (0, -9),
-    (9, 0),
-    (-9, 0),
-    (-14, 14),
-    (14, 14),
-    (14, -14),
-    (-14, -14),
-    (0, 22),
-    (0, -22),
-]
-"""Places of a label around its point, in points, best first."""
+_NEAR = [(-6, 6), (6, 6), (6, -6), (-6, -6), (0, 9), (0, -9), (9, 0), (-9, 0)]
+_AROUND = [*_NEAR, (-14, 14), (14, 14), (14, -14), (-14, -14), (0, 22), (0, -22)]
+"""Offsets of a label from its point, in points, best first."""
 
 _GROUND = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.5}
 """Of texts, which keeps lines below them apart."""
 
-Place = tuple[float, float]
+Point = tuple[float, float]
 
 
 def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
@@ -99,9 +97,9 @@ def _figure(count: int) -> tuple[Figure, list[Axes]]:
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 1 + columns, width_ratios=[_LARGE_IN[0] / _SMALL_IN, *[1] * columns])
     panels = [figure.add_subplot(grid[:, 0])]
-    for place in range(count - 1):
-        alone = place == count - 2 and place % 2 == 0
-        panels.append(figure.add_subplot(grid[:, 1 + place // 2] if alone else grid[place % 2, 1 + place // 2]))
+    for index in range(count - 1):
+        rows = slice(None) if index == count - 2 and index % 2 == 0 else index % 2
+        panels.append(figure.add_subplot(grid[rows, 1 + index // 2]))
     return figure, panels
 
 
@@ -149,20 +147,29 @@ def _draw_panel(panel: Axes, report: Report, x: Objective, y: Objective) -> None
 def _write_in_corner(panel: Axes, text: str, right: bool, up: bool, weight: str = "normal") -> None:
     across, level = ("right" if right else "left"), ("top" if up else "bottom")
     panel.text(
-        0.98 if right else 0.02, 0.98 if up else 0.02, text, transform=panel.transAxes, ha=across, va=level, fontsize=9,
-        color=_SOFT, weight=weight, zorder=5, bbox=_GROUND,
-    )  # fmt: skip
+        0.98 if right else 0.02,
+        0.98 if up else 0.02,
+        text,
+        transform=panel.transAxes,
+        ha=across,
+        va=level,
+        fontsize=9,
+        color=_SOFT,
+        weight=weight,
+        zorder=5,
+        bbox=_GROUND,
+    )
 
 
 def _draw_intervals(panel: Axes, rows: Iterable[Any], x: Objective, y: Objective, colour: str) -> None:
     for row in rows:
         for at in _points([row], x, y):
-            (left, right), (low, high) = (_interval(row, axis) for axis in (x, y))
-            panel.plot((left, right), (at[1], at[1]), color=colour, alpha=0.35, linewidth=1)
+            (start, end), (low, high) = (_interval(row, axis) for axis in (x, y))
+            panel.plot((start, end), (at[1], at[1]), color=colour, alpha=0.35, linewidth=1)
             panel.plot((at[0], at[0]), (low, high), color=colour, alpha=0.35, linewidth=1)
 
 
-def _interval(row: Mapping[str, Any], objective: Objective) -> Place:
+def _interval(row: Mapping[str, Any], objective: Objective) -> Point:
     """Returns the 95 % interval of a row's objective, in its unit."""
     value, half = row["objectives"][objective["name"]], Z95 * row["sd"][objective["name"]]
     if METRICS[objective["metric"]].transform == "log":
@@ -170,14 +177,14 @@ def _interval(row: Mapping[str, Any], objective: Objective) -> Place:
     return value - half, value + half
 
 
-def _draw_bound(panel: Axes, front: Sequence[Place], x: Objective, y: Objective) -> None:
+def _draw_bound(panel: Axes, front: Sequence[Point], x: Objective, y: Objective) -> None:
     """Draws steps through the trials that no other one beats on both axes, to the edges, and shades what they beat."""
     if not front:
         return
     right, up = (axis["direction"] == "max" for axis in (x, y))
     (left_end, right_end), (bottom, top) = panel.get_xlim(), panel.get_ylim()
     worst, lowest = (left_end if right else right_end), (bottom if up else top)
-    steps: list[Place] = []
+    steps: list[Point] = []
     for at in sorted(front, key=lambda at: -at[0] if right else at[0]):
         level = steps[-1][1] if steps else lowest
         if not steps or (at[1] > level if up else at[1] < level):
@@ -194,21 +201,21 @@ def _label_points(panel: Axes, report: Report, x: Objective, y: Objective, every
     marked = _points([*report["ranking"], *report["noisy"]], x, y)
     marked += [_at_edge(panel, at)[0] for at in _points(report["references"], x, y)]
     room = panel.figure.dpi / 72 * 4
-    taken = [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, marked)]
-    taken += [text.get_window_extent() for text in panel.texts]
+    boxes = [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, marked)]
+    boxes += [text.get_window_extent() for text in panel.texts]
     best = _best(report)
     front = sorted(report["front"], key=lambda row: row["trial"] != best)
     for row in report["references"]:
         for at in _points([row], x, y):
-            place, figures = _at_edge(panel, at)
-            _write_near(panel, " ".join([row["name"], *figures]), place, taken, _INK)
+            edge, figures = _at_edge(panel, at)
+            _write_near(panel, " ".join([row["name"], *figures]), edge, boxes, _INK)
     for row in front:
         for at in _points([row], x, y):
             if row["trial"] == best:
                 panel.scatter(*at, s=150, facecolors="none", edgecolors=_INK, linewidths=1.6, zorder=4)
-                _write_near(panel, f"trial {best}", at, taken, _INK, weight="bold")
+                _write_near(panel, f"trial {best}", at, boxes, _INK, weight="bold")
             elif every:
-                _write_near(panel, str(row["trial"]), at, taken, _FRONT, needed=False)
+                _write_near(panel, str(row["trial"]), at, boxes, _FRONT, needed=False)
 
 
 def _best(report: Report) -> int | None:
@@ -220,52 +227,60 @@ def _best(report: Report) -> int | None:
 
 
 def _write_near(
-    panel: Axes, text: str, at: Place, taken: list[Bbox], colour: str, weight: str = "normal", needed: bool = True
-) -> None:  # fmt: skip
+    panel: Axes, text: str, at: Point, boxes: list[Bbox], colour: str, weight: str = "normal", needed: bool = True
+) -> None:
     """Writes a text next to a point where it overlaps nothing; elsewhere only if `needed`."""
     inside = panel.get_window_extent()
     label = panel.annotate(
-        text, at, xytext=(0, 0), textcoords="offset points", fontsize=8.5, color=colour, weight=weight, zorder=5,
+        text,
+        at,
+        xytext=(0, 0),
+        textcoords="offset points",
+        fontsize=8.5,
+        color=colour,
+        weight=weight,
+        zorder=5,
         bbox=_GROUND,
-    )  # fmt: skip
+    )
 
-    def crowded(place: tuple[int, int]) -> int:
-        across, up = place
+    def crowded(offset: tuple[int, int]) -> int:
+        across, up = offset
         label.set(
-            position=place, ha="center" if not across else "left" if across > 0 else "right",
+            position=offset,
+            ha="center" if not across else "left" if across > 0 else "right",
             va="center" if not up else "bottom" if up > 0 else "top",
-        )  # fmt: skip
+        )
         box = label.get_window_extent()
         outside = bool(box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1)
-        return int(box.count_overlaps(taken)) + outside * (1 + len(taken))
+        return int(box.count_overlaps(boxes)) + outside * (1 + len(boxes))
 
-    place = min(_AROUND, key=crowded)
-    if crowded(place) and not needed:
+    best = min(_AROUND, key=crowded)
+    if crowded(best) and not needed:
         label.remove()
     else:
-        taken.append(label.get_window_extent())
+        boxes.append(label.get_window_extent())
 
 
-def _ends(near: Sequence[float], others: Sequence[float], axis: Objective) -> Place | None:
+def _ends(near: Sequence[float], others: Sequence[float], axis: Objective) -> Point | None:
     """Returns the ends of an axis over `near`, and over those of `others` that are no further away than its width.
 
     Over all if `near` has no width; None: there are no values, or they are all equal. The better end has more room, for
     the name of that corner.
     """
     width = max(near, default=0.0) - min(near, default=0.0)
-    shown = [*near, *(each for each in others if not width or min(near) - width <= each <= max(near) + width)]
+    shown = [*near, *(value for value in others if not width or min(near) - width <= value <= max(near) + width)]
     room = _MARGIN * (max(shown, default=0.0) - min(shown, default=0.0))
     low, high = (1.0, _BETTER) if axis["direction"] == "max" else (_BETTER, 1.0)
     return (min(shown) - low * room, max(shown) + high * room) if room else None
 
 
-def _directions(panel: Axes, at: tuple[float, float]) -> tuple[int, int]:
+def _directions(panel: Axes, at: Point) -> tuple[int, int]:
     """Returns on which sides of a panel a point is: 0, or -1 and 1 below and beyond the ends of x and of y."""
-    (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
-    return int(at[0] > right) - int(at[0] < left), int(at[1] > top) - int(at[1] < bottom)
+    (start, end), (bottom, top) = panel.get_xlim(), panel.get_ylim()
+    return int(at[0] > end) - int(at[0] < start), int(at[1] > top) - int(at[1] < bottom)
 
 
-def _draw_reference(panel: Axes, at: Place) -> None:
+def _draw_reference(panel: Axes, at: Point) -> None:
     """Draws a star, or an arrow head at the edge of the panel."""
     across, up = _directions(panel, at)
     if not (across or up):
@@ -275,7 +290,7 @@ def _draw_reference(panel: Axes, at: Place) -> None:
     panel.scatter(*_at_edge(panel, at)[0], s=80, marker=(3, 0, angle), color=_INK, zorder=4, linewidths=0)
 
 
-def _at_edge(panel: Axes, at: Place) -> tuple[Place, list[str]]:
+def _at_edge(panel: Axes, at: Point) -> tuple[Point, list[str]]:
     """Returns where a point is drawn: itself, or at the edge of the panel; and its figures that are outside of it."""
     across, up = _directions(panel, at)
     ends = (panel.get_xlim(), panel.get_ylim())
@@ -287,23 +302,21 @@ def _at_edge(panel: Axes, at: Place) -> tuple[Place, list[str]]:
     return (x, y), [f"{_ARROWS[side]} {value:.4g}" for side, value in sides if side in _ARROWS]
 
 
-def _points(rows: Any, x: Objective, y: Objective) -> list[tuple[float, float]]:
+def _points(rows: Any, x: Objective, y: Objective) -> list[Point]:
     """Returns the coordinates of the rows that have both."""
     values = [(row["objectives"].get(x["name"]), row["objectives"].get(y["name"])) for row in rows]
     return [(a, b) for a, b in values if a is not None and b is not None]
 
 
-def _unzipped(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+def _unzipped(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
 
 
 def _draw_legend(figure: Figure, panels: Iterable[Axes]) -> None:
     """Draws one legend for all panels, each kind of mark once."""
     marks = {
-        label: handle
-        for panel in panels
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }  # fmt: skip
+        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
     if marks:
         figure.legend(
             marks.values(),
@@ -320,9 +333,9 @@ def _draw_budgets(panel: Axes, budgets: Sequence[Mapping[str, Any]], x: Objectiv
     for budget in budgets:
         for axis, line in ((x, panel.axvline), (y, panel.axhline)):
             # An axis over several devices or runtimes is a ratio; limits are figures of one of them.
-            one_place = axis["aggregate"] is None
+            one_target = axis["aggregate"] is None
             same = budget["metric"] == axis["metric"] and budget["workload"] == (axis["workload"] or "")
-            if one_place and same and budget["limit"] is not None:
+            if one_target and same and budget["limit"] is not None:
                 line(budget["limit"], color=_BUDGET, linestyle="--", linewidth=1, label="budget")
 
 

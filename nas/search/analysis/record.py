@@ -73,8 +73,6 @@ _FIGURES: TypeAdapter[dict[str, Figure]] = TypeAdapter(dict[str, Figure])
 def readable(study: str) -> Iterator[None]:
     """Raises `InvalidInput` where the records of a study are malformed, so that it is one study that cannot be shown.
 
-    Version 0.1.0 imported files without checking all of them.
-
     Args:
         study: its name or id, for the message.
     """
@@ -147,7 +145,7 @@ class Record:
     @property
     def figures(self) -> Figures:
         """The figures by measurement key."""
-        return with_file_size({key: each.figures for key, each in self.measurements.items()})
+        return with_file_size({key: measurement.figures for key, measurement in self.measurements.items()})
 
     @property
     def observation(self) -> Observation | None:
@@ -160,10 +158,10 @@ class Record:
         """Updates the record by one of the trial's events, `after_s` seconds of running time after the first launch."""
         self.changed = event.id
         what = event.payload.get("what")
-        if known := QualityKnown.read(event.payload):
-            self.rungs[known.quality.rung] = known.quality
+        if reached := QualityKnown.read(event.payload):
+            self.rungs[reached.quality.rung] = reached.quality
             if self.rescored is None:
-                self.quality = known.quality
+                self.quality = reached.quality
         elif fresh := Rescored.read(event.payload):
             self.quality, self.rescored = fresh.quality, fresh
         elif what == TOLD:
@@ -278,11 +276,11 @@ class StudyRecord:
 
     def checks(self, record: Record) -> list[BudgetCheck]:
         """Returns the verdicts on a trial's budgets as far as they are known: on quality, at the top rung alone."""
-        found = check_budgets(self.space, record.figures, self.published or {}, final=True)
+        checks = check_budgets(self.space, record.figures, self.published or {}, final=True)
         config, quality = self.space.quality, record.quality
         if quality is None or quality.rung != config.rungs[-1].name:
-            return found
-        return found + check_quality(self.space, quality, final=record.rescored is not None or config.rescore is None)
+            return checks
+        return checks + check_quality(self.space, quality, final=record.rescored is not None or config.rescore is None)
 
     def proxy_id(self, record: Record) -> str:
         """Returns the id of the layout's proxy; layouts with the same proxy share the error of its quality."""
@@ -359,10 +357,10 @@ def _read(
         log=log,
     )
     lookup = key_lookup(space, log.devices)
-    for number, found in results.summaries(store, study.id, [*read] if before else None).items():
+    for number, summaries in results.summaries(store, study.id, [*read] if before else None).items():
         if number in read:
-            read[number].results = found
-            read[number].measurements = best_measurements(found, lookup)
+            read[number].results = summaries
+            read[number].measurements = best_measurements(summaries, lookup)
     for record in read.values():
         record.axes = _axes(record, after)
     return after
@@ -386,32 +384,34 @@ def key_lookup(space: SearchSpace, devices: Sequence[tuple[str, str]]) -> KeyLoo
 
     @cache
     def lookup(device: str, runtime: str, workload: str) -> Sequence[MeasurementKey]:
-        wanted = Workload.model_validate_json(workload).key()
-        names = [name for name, known in space.workloads.items() if known.key() == wanted]
-        return [MeasurementKey(known, runtime, name) for id, known in devices if id == device for name in names]
+        settings = Workload.model_validate_json(workload).key()
+        names = [name for name, named in space.workloads.items() if named.key() == settings]
+        return [
+            MeasurementKey(device_name, runtime, name) for id, device_name in devices if id == device for name in names
+        ]
 
     return lookup
 
 
-def best_measurements(found: Iterable[ResultSummary], lookup: KeyLookup) -> dict[MeasurementKey, MeasurementSummary]:
+def best_measurements(stored: Iterable[ResultSummary], lookup: KeyLookup) -> dict[MeasurementKey, MeasurementSummary]:
     """Returns a trial's measurements by key: the one with the most repetitions that count, of equal ones the newest.
 
     Args:
-        found: its results, oldest first.
+        stored: its results, oldest first.
         lookup: of the study.
     """
-    kept: dict[MeasurementKey, MeasurementSummary] = {}
+    best: dict[MeasurementKey, MeasurementSummary] = {}
     repetitions: dict[MeasurementKey, int] = {}
-    for each in found:
-        if each.stage != "measure" or each.device is None:
+    for result in stored:
+        if result.stage != "measure" or result.device is None:
             continue  # not a measurement, or a failure that is kept as the result
-        assert each.runtime and each.workload and each.figures, "a measurement has all of these"
-        summary = MeasurementSummary(each.key, bool(each.noisy), each.figures, each.foreign_cpu)
+        assert result.runtime and result.workload and result.figures, "a measurement has all of these"
+        summary = MeasurementSummary(result.key, bool(result.noisy), result.figures, result.foreign_cpu)
         count = summary.figures["ttft"].n
-        for key in lookup(each.device, each.runtime, each.workload):
+        for key in lookup(result.device, result.runtime, result.workload):
             if count >= repetitions.get(key, 0):
-                kept[key], repetitions[key] = summary, count
-    return kept
+                best[key], repetitions[key] = summary, count
+    return best
 
 
 def _axes(record: Record, study: StudyRecord) -> list[Axis | None]:

@@ -54,18 +54,18 @@ def _reliability(study: StudySnapshot) -> QualityReliability | None:
     members = [row.p_front for row in study.front if row.on]
     if not members:
         return None
-    found = [study.records[trial] for trial in study.counted]
-    qualities = sorted((each.quality.value, each.quality.sd) for each in found if each.quality is not None)
+    records = [study.records[trial] for trial in study.counted]
+    qualities = sorted((record.quality.value, record.quality.sd) for record in records if record.quality is not None)
     top = qualities[-math.ceil(len(qualities) / 3) :]
-    fresh = [each.rescored for each in found if each.rescored is not None]
-    spread = paired_spread([each.per_seed for each in fresh]) if len(fresh) > 1 else None
+    fresh = [record.rescored for record in records if record.rescored is not None]
+    spread = paired_spread([rescored.per_seed for rescored in fresh]) if len(fresh) > 1 else None
     seeds, scale = len(fresh[0].per_seed) if fresh else 0, _top_scale(study)
-    known = [chance for chance in members if chance is not None]
+    chances = [chance for chance in members if chance is not None]
     result = QualityReliability(
         candidates=len(qualities),
         overall=reliability(*zip(*qualities, strict=True)) if qualities else None,
         top_third=reliability(*zip(*top, strict=True)) if top else None,
-        front_noise=1 - fmean(known) if known else None,
+        front_noise=1 - fmean(chances) if chances else None,
         rescored=len(fresh),
         seeds=seeds,
         stated_sd=scale.sd_of(seeds) if scale is not None and seeds else None,
@@ -82,25 +82,24 @@ def _top_scale(study: StudySnapshot) -> QualityScale | None:
 
 
 def _left_out(scale: QualityScale | None) -> dict[str, str]:
-    """Returns the groups that do not count; version 0.1.0 stored no reasons."""
-    if scale is None:
-        return {}
-    below = f"the published reference scores less than {scale.minimum:g} above chance"
-    return {group: scale.reasons.get(group, below) for group in sorted(scale.left_out)}
+    """Returns the groups that do not count, and why."""
+    return {group: scale.reasons[group] for group in sorted(scale.left_out)} if scale else {}
 
 
-def _text(found: QualityReliability) -> str:
+def _text(summary: QualityReliability) -> str:
     parts = []
-    if found.overall is not None:
-        top = "" if found.top_third is None else f", {found.top_third:.2f} in the top third"
-        parts.append(f"reliability of quality {found.overall:.2f} over {found.candidates} candidates{top}")
-    if found.front_noise is not None:
-        parts.append(f"{show_share(found.front_noise)} of front membership is noise")
-    if found.rescored:
-        told = ((found.stated_sd, "as stated before"), (found.seen_sd, "by these seeds"))
-        sds = ", ".join(f"{sd:.3f} {how}" for sd, how in told if sd is not None)
-        parts.append(f"{found.rescored} candidates re-scored on {found.seeds} fresh seeds, standard deviation {sds}")
+    if summary.overall is not None:
+        top = "" if summary.top_third is None else f", {summary.top_third:.2f} in the top third"
+        parts.append(f"reliability of quality {summary.overall:.2f} over {summary.candidates} candidates{top}")
+    if summary.front_noise is not None:
+        parts.append(f"{show_share(summary.front_noise)} of front membership is noise")
+    if summary.rescored:
+        deviations = ((summary.stated_sd, "as stated before"), (summary.seen_sd, "by these seeds"))
+        sds = ", ".join(f"{sd:.3f} {how}" for sd, how in deviations if sd is not None)
+        parts.append(
+            f"{summary.rescored} candidates re-scored on {summary.seeds} fresh seeds, standard deviation {sds}"
+        )
     else:
         parts.append("not re-scored on fresh seeds")
-    parts += [f"{group} does not count: {why}" for group, why in found.left_out.items()]
+    parts += [f"{group} does not count: {why}" for group, why in summary.left_out.items()]
     return "; ".join(parts)

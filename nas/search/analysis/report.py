@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from nas.core.errors import InvalidInput
-from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
 from nas.core.pareto import Ranked, TrialAxes, dominates, front_hypervolume, rank_trials
@@ -71,22 +70,22 @@ def study_report(store: Store, study: str | StudySnapshot) -> Json:
     """
     snapshot = StudySnapshot(read_study(store, study)) if isinstance(study, str) else study
     report = snapshot.cached("report", lambda: _report(store, snapshot))
-    found = {row["trial"]: row for name in _WITH_MEASUREMENTS for row in report[name]}
-    taken = _measurements(store, [snapshot.records[trial] for trial in found])
-    whole = {trial: row | {"measurements": taken[trial]} for trial, row in found.items()}
+    rows = {row["trial"]: row for name in _WITH_MEASUREMENTS for row in report[name]}
+    measurements = _measurements(store, [snapshot.records[trial] for trial in rows])
+    whole = {trial: row | {"measurements": measurements[trial]} for trial, row in rows.items()}
     # Without an event, the process of a study may be gone since.
     condition = studies.condition(store, snapshot.record.study)
-    left = time_left(store, snapshot, condition.state)
-    report |= asdict(condition) | {"left": left and left.model_dump(mode="json")}
+    remaining = time_left(store, snapshot, condition.state)
+    report |= asdict(condition) | {"left": remaining and remaining.model_dump(mode="json")}
     return report | {name: [row | whole[row["trial"]] for row in report[name]] for name in _WITH_MEASUREMENTS}
 
 
 def ranking(study: StudySnapshot) -> list[Ranked]:
     """Returns the complete trials that count, best first; none without a reference point."""
-    corner = study.corner
-    if corner is None:
+    reference_point = study.reference_point
+    if reference_point is None:
         return []
-    return study.cached("ranking", lambda: rank_trials(study.counted, corner, chances=study.chances))
+    return study.cached("ranking", lambda: rank_trials(study.counted, reference_point, chances=study.chances))
 
 
 def time_left(store: Store, study: StudySnapshot, state: str) -> Estimate | None:
@@ -97,7 +96,7 @@ def time_left(store: Store, study: StudySnapshot, state: str) -> Estimate | None
 
 
 class NoiseSummary(BaseModel):
-    """What a study was measured beside, and how sure its times are: medians over measurements."""
+    """Background load during measurement and width of confidence intervals: medians over measurements."""
 
     foreign_cpu: float | None = Field(description="CPU share of other processes, in cores")
     most_foreign_cpu: float | None = Field(None, description="the same of the measurement with the most")
@@ -107,11 +106,13 @@ class NoiseSummary(BaseModel):
 
 def noise_summary(study: StudySnapshot) -> NoiseSummary | None:
     """Returns the noise of the latest measured trials; None before anything was measured."""
-    taken = [each for number in sorted(study.records) for each in study.records[number].measurements.values()]
-    taken = taken[-_NOISE_OF_LATEST:]
-    figures = [each.figures[name] for each in taken for name in ("ttft", "decode_p50")]
+    measurements = [
+        measurement for number in sorted(study.records) for measurement in study.records[number].measurements.values()
+    ]
+    measurements = measurements[-_NOISE_OF_LATEST:]
+    figures = [measurement.figures[name] for measurement in measurements for name in ("ttft", "decode_p50")]
     widths = [math.expm1(Z95 * sd) for figure in figures if (sd := log_sd(figure))]
-    shares = [each.foreign_cpu for each in taken if each.foreign_cpu is not None]
+    shares = [measurement.foreign_cpu for measurement in measurements if measurement.foreign_cpu is not None]
     if not widths and not shares:
         return None
     share, width = median(shares) if shares else None, median(widths) if widths else None
@@ -131,22 +132,22 @@ def study_table(study: StudySnapshot) -> tuple[list[str], list[Row]]:
 
     A figure's columns are called `METRIC@WORKLOAD DEVICE/RUNTIME` with its unit.
     """
-    ranked = {each.trial: each for each in ranking(study)}
-    references = {each.trial.number: reference for reference, each in study.record.references.items()}
+    ranked = {row.trial: row for row in ranking(study)}
+    references = {record.trial.number: reference for reference, record in study.record.references.items()}
     written = marks(study.record.log.notes)
     rows: list[Row] = []
-    for number, each in study.records.items():
+    for number, record in study.records.items():
         place: Row = {name: getattr(ranked.get(number), name, None) for name in ("rank", "hv_contribution", "p_front")}
-        rows.append(_trial(each, references.get(number)) | place | _marked(written.get(number)) | measured(each))
+        rows.append(trial_row(record, references.get(number)) | place | _marked(written.get(number)) | measured(record))
     return [*dict.fromkeys(column for row in rows for column in row)], rows
 
 
 def measurements_table(study: StudySnapshot) -> tuple[list[str], list[Row]]:
     """Returns the columns and rows of all measured figures, one row each."""
     rows: list[Row] = []
-    for number, each in study.records.items():
-        for key, taken in each.measurements.items():
-            for name, figure in taken.figures.items():
+    for number, record in study.records.items():
+        for key, measurement in record.measurements.items():
+            for name, figure in measurement.figures.items():
                 rows.append(
                     {
                         "trial": number,
@@ -202,20 +203,20 @@ def axes_table(study: StudySnapshot) -> tuple[list[str], Iterator[Row]]:
     written = marks(study.record.log.notes)
 
     def rows() -> Iterator[Row]:
-        for i, each in study.records.items():
-            status, placed = each.trial.status, front.get(i)
+        for i, record in study.records.items():
+            status, placed = record.trial.status, front.get(i)
             yield {
                 "trial": i,
                 "state": status.state.value,
-                "origin": each.trial.origin,
+                "origin": record.trial.origin,
                 "rung": status.rung,
                 "feasible": None if feasible[i] == UNKNOWN else feasible[i],
-                "noisy": int(each.noisy),
+                "noisy": int(record.noisy),
                 "on_front": int(placed is not None and placed.on),
                 "p_front": None if placed is None else placed.p_front,
-                "operator": each.trial.operator,
+                "operator": record.trial.operator,
                 "reason": status.reason,
-                "layout": each.layout.format(),
+                "layout": record.layout.format(),
                 **_marked(written.get(i)),
             } | {name: column[i] for name, column in zip(names, values, strict=True)}
 
@@ -229,10 +230,10 @@ def _marked(mark: Marked | None) -> Row:
     return {"star": int(mark.star), "tags": " ".join(mark.tags) or None, "note": mark.text or None}
 
 
-def measured(each: Record) -> Row:
+def measured(record: Record) -> Row:
     """Returns the columns of a trial's figures."""
     row: Row = {}
-    for key, measurement in each.measurements.items():
+    for key, measurement in record.measurements.items():
         for name, figure in measurement.figures.items():
             column = f"{name}@{key.workload} {key.device}/{key.runtime} [{figure.unit}]"
             row |= {column: figure.value, f"{column} low": figure.low, f"{column} high": figure.high}
@@ -263,36 +264,41 @@ def harmless(text: str) -> str:
 
 def _report(store: Store, study: StudySnapshot) -> Json:
     """Returns the report without repetitions."""
-    record, point, log = study.record, study.corner, study.record.log
+    record, point, log = study.record, study.reference_point, study.record.log
     axes: TrialAxes = {trial: study.counted[trial] for trial in sorted(study.counted)}
-    rows = [_row(record, study.records[each.trial], each) for each in ranking(study)]
+    rows = [_row(record, study.records[row.trial], row) for row in ranking(study)]
     moments = history(log.completions, axes, point)
+    names = [objective.name for objective in record.space.objectives]
     return {
         "study": study.name,
         "space": {"name": record.space.name, "hash": record.study.space_hash},
         "state": study.state.value,
-        "headline": None if (found := headline(study)) is None else found.model_dump(),
+        "headline": None if (result := headline(study)) is None else result.model_dump(),
         "trials": _counts(study),
         "hypervolume": front_hypervolume(axes, point) if point is not None else None,
         "hypervolume_ci95": interval_json(interval(axes, point), axes, point) if moments and point else None,
         "history": moments,
-        "expected_gain": expected_gain(log),
+        "expected_gain": None if (gain := expected_gain(log)) is None else gain.model_dump(),
         "ended": ended(log),
-        "reference_point": _named(record, point),
-        "objectives": [_objective(record, index) for index in range(len(record.space.objectives))],
+        "reference_point": None if point is None else dict(zip(names, point, strict=True)),
+        "objectives": [_objective(study, index) for index in range(len(names))],
         "budgets": _budgets(record),
         "front": [row for row in rows if row["rank"] == 0],
         "ranking": rows,
         "references": [
-            {"name": reference, **_row(record, each, None)} for reference, each in record.references.items()
+            {"name": reference, **_row(record, trial, None)} for reference, trial in record.references.items()
         ],
         "reliability": None if (sure := quality_reliability(study)) is None else sure.model_dump(),
         "noise": None if (noise := noise_summary(study)) is None else noise.model_dump(),
-        "noisy_references": [name for name, each in record.references.items() if each.noisy],
-        "noisy": [_row(record, each, None) for each in record.records.values() if _left_out(each)],
+        "noisy_references": [name for name, trial in record.references.items() if trial.noisy],
+        "noisy": [
+            _row(record, trial, None)
+            for trial in record.records.values()
+            if trial.noisy and trial.trial.status.state is TrialState.COMPLETE and trial.trial.origin != "reference"
+        ],
         "told": _observations(record),
         "warm_start": record.warm_start,
-        "agreement": [each.model_dump(mode="json") for each in agreements(record)],
+        "agreement": [agreement.model_dump(mode="json") for agreement in agreements(record)],
         "elapsed_s": log.elapsed_s,
         "stage_seconds": _stage_seconds(store, record),
         "seed": record.study.seed,
@@ -300,17 +306,13 @@ def _report(store: Store, study: StudySnapshot) -> Json:
     }
 
 
-def _left_out(each: Record) -> bool:
-    return each.noisy and each.trial.status.state is TrialState.COMPLETE and each.trial.origin != "reference"
-
-
-def _row(record: StudyRecord, each: Record, ranked: Ranked | None) -> Json:
+def _row(record: StudyRecord, trial: Record, ranked: Ranked | None) -> Json:
     names = [objective.name for objective in record.space.objectives]
-    axes = each.axes
+    axes, params = trial.axes, trial.layout.params
     return {
-        "trial": each.trial.number,
-        "layout_id": each.layout.id,
-        "layout": each.layout.format(),
+        "trial": trial.trial.number,
+        "layout_id": trial.layout.id,
+        "layout": trial.layout.format(),
         "objectives": {name: axis.value if axis else None for name, axis in zip(names, axes, strict=True)},
         "coordinates": {name: axis.coordinate if axis else None for name, axis in zip(names, axes, strict=True)},
         "sd": {name: axis.sd if axis else None for name, axis in zip(names, axes, strict=True)},
@@ -318,40 +320,40 @@ def _row(record: StudyRecord, each: Record, ranked: Ranked | None) -> Json:
         "hv_contribution": ranked.hv_contribution if ranked else None,
         "p_front": ranked.p_front if ranked else None,
         "ties": list(ranked.ties) if ranked else [],
-        "proxy_id": record.proxy_id(each),
+        "proxy_id": record.proxy_id(trial),
         "dominated_by": _dominated_by(record, axes),
-        "noisy": each.noisy,
-        "params": _params(each.layout),
+        "noisy": trial.noisy,
+        "params": {"total": params.total, "active": params.active, "non_embedding": params.non_embedding},
         "measurements": [],
-        "quality": each.quality.model_dump(mode="json") if each.quality else None,
-        "rescored": each.rescored is not None,
-        "budgets": [check.model_dump(mode="json") for check in record.checks(each)],
-        "origin": each.trial.origin,
-        "operator": each.trial.operator,
-        "parents": list(each.trial.parents),
+        "quality": trial.quality.model_dump(mode="json") if trial.quality else None,
+        "rescored": trial.rescored is not None,
+        "budgets": [check.model_dump(mode="json") for check in record.checks(trial)],
+        "origin": trial.trial.origin,
+        "operator": trial.trial.operator,
+        "parents": list(trial.trial.parents),
     }
 
 
 def _observations(record: StudyRecord) -> list[Json]:
     """Returns the observation that was reported to the proposer of each trial, and the seconds it took."""
     rows, counted = [], set[str]()
-    for each in record.records.values():
+    for trial in record.records.values():
         seconds: dict[str, float] = {}
-        for result in each.results:
+        for result in trial.results:
             if result.key not in counted:  # a shared result counts for its first trial
                 counted.add(result.key)
                 seconds[result.stage] = seconds.get(result.stage, 0.0) + result.seconds
-        if (observation := each.observation) is not None:
+        if (observation := trial.observation) is not None:
             rows.append(
                 {
                     **observation.to_json(),
-                    "trial": each.trial.number,
-                    "layout": each.layout.format(),
-                    "origin": each.trial.origin,
-                    "operator": each.trial.operator,
-                    "proxy_id": record.proxy_id(each),
-                    "noisy": each.noisy,
-                    "after_s": each.observed_after_s,
+                    "trial": trial.trial.number,
+                    "layout": trial.layout.format(),
+                    "origin": trial.trial.origin,
+                    "operator": trial.trial.operator,
+                    "proxy_id": record.proxy_id(trial),
+                    "noisy": trial.noisy,
+                    "after_s": trial.observed_after_s,
                     "stage_seconds": seconds,
                 }
             )
@@ -360,34 +362,29 @@ def _observations(record: StudyRecord) -> list[Json]:
 
 def _measurements(store: Store, records: Sequence[Record]) -> dict[int, list[Json]]:
     """Returns trial -> its measurements with all repetitions."""
-    keys = {summary.key for each in records for summary in each.measurements.values()}
+    keys = {summary.key for record in records for summary in record.measurements.values()}
     stored = results.get_many(store, sorted(keys))
     dumped = {
         key: Measurement.model_validate(result.payload["value"]).model_dump(mode="json")
         for key, result in stored.items()
     }
     return {
-        each.trial.number: [
-            {"place": key._asdict(), **dumped[summary.key]} for key, summary in each.measurements.items()
+        record.trial.number: [
+            {"place": key._asdict(), **dumped[summary.key]} for key, summary in record.measurements.items()
         ]
-        for each in records
+        for record in records
     }
 
 
 def _dominated_by(record: StudyRecord, axes: Sequence[Axis | None]) -> list[str]:
     """Returns the references that are nowhere worse and somewhere better."""
-    own = [axis.coordinate for axis in axes if axis is not None]
+    coordinates = [axis.coordinate for axis in axes if axis is not None]
     beaten = []
     for name, reference in record.references.items():
         theirs = [axis.coordinate for axis in reference.axes if axis is not None]
-        if len(own) == len(theirs) == len(axes) and dominates([theirs], [own])[0, 0]:
+        if len(coordinates) == len(theirs) == len(axes) and dominates([theirs], [coordinates])[0, 0]:
             beaten.append(name)
     return beaten
-
-
-def _params(layout: Layout) -> Json:
-    params = layout.params
-    return {"total": params.total, "active": params.active, "non_embedding": params.non_embedding}
 
 
 def _counts(study: StudySnapshot) -> Json:
@@ -397,20 +394,18 @@ def _counts(study: StudySnapshot) -> Json:
     return {"proposed": proposed, **counts, "running": proposed - sum(counts.values())}
 
 
-def _objective(record: StudyRecord, index: int) -> Json:
-    objective = record.space.objectives[index]
-    metric = METRICS[objective.metric]
-    several = len(measurement_keys(record.space, objective)) > 1
+def _objective(study: StudySnapshot, index: int) -> Json:
+    objective, axis = study.space.objectives[index], study.axes[index]
     return {
         "name": objective.name,
         "metric": objective.metric,
-        "aggregate": objective.aggregate if several else None,
+        "aggregate": objective.aggregate if len(measurement_keys(study.space, objective)) > 1 else None,
         "device": objective.device,
         "runtime": objective.runtime,
         "workload": objective.workload,
-        "direction": "min" if several else metric.direction,
-        "unit": "x" if several else metric.unit,
-        "transform": metric.transform,
+        "direction": axis.direction,
+        "unit": axis.unit,
+        "transform": axis.transform,
     }
 
 
@@ -432,34 +427,29 @@ def _budgets(record: StudyRecord) -> list[Json]:
     return rows
 
 
-def _named(record: StudyRecord, point: list[float] | None) -> Mapping[str, float] | None:
-    if point is None:
-        return None
-    return dict(zip([objective.name for objective in record.space.objectives], point, strict=True))
-
-
 def _stage_seconds(store: Store, record: StudyRecord) -> Json:
     spent = results.stage_seconds(store, record.study.id)
     stages = {stage: spent.get(stage, 0.0) for stage in ("export", "measure", "train", "gate")}
     return {**stages, "propose": record.propose_seconds}
 
 
-def _trial(each: Record, reference: str | None) -> Row:
-    status, params = each.trial.status, each.layout.params
+def trial_row(record: Record, reference: str | None = None) -> Row:
+    """Returns the columns of a trial without its figures; `reference`: name of the reference layout that it is."""
+    status, params = record.trial.status, record.layout.params
     return {
-        "trial": each.trial.number,
+        "trial": record.trial.number,
         "state": status.state.value,
         "rung": status.rung,
         "reason": status.reason,
-        "origin": reference or each.trial.origin,
-        "layout_id": each.layout.id,
-        "layout": each.layout.format(),
+        "origin": reference or record.trial.origin,
+        "layout_id": record.layout.id,
+        "layout": record.layout.format(),
         "params_total": params.total,
         "params_active": params.active,
         "params_non_embedding": params.non_embedding,
-        "quality": each.quality.value if each.quality else None,
-        "quality_sd": each.quality.sd if each.quality else None,
-        "noisy": each.noisy,
+        "quality": record.quality.value if record.quality else None,
+        "quality_sd": record.quality.sd if record.quality else None,
+        "noisy": record.noisy,
     }
 
 

@@ -77,8 +77,8 @@ def study_slices(store: Store, study: StudySnapshot) -> tuple[list[Slice], str |
     layouts = {trial: study.records[trial].layout for trial in front}
     with readable(study.name):
         state = search_state(space, (), all_events(store, study.id))
-        known = min(sum(name in seen.objectives for seen in state.told()) for name in state.objectives)
-        if state.reference_point is None or known < MIN_POINTS:
+        results = min(sum(name in seen.objectives for seen in state.told()) for name in state.objectives)
+        if state.reference_point is None or results < MIN_POINTS:
             return [], reason
         search = EhviSearch(Sampler(space), space.search.seed)
         search.restore(state.to_json())
@@ -97,17 +97,21 @@ def slices(
         layouts: to change, by number.
         tried: all layouts of the study.
     """
-    found = []
+    by_knob = []
     for knob, changes in _knobs(space, tried, list(layouts.values())):
         changed = {number: [change(layout) for change in changes.values()] for number, layout in layouts.items()}
-        kept = {number: whole for number, some in changed.items() if len(whole := [x for x in some if x]) == len(some)}
-        if not kept or len(changes) < 2:
+        whole_layouts = {
+            number: whole
+            for number, layouts_or_none in changed.items()
+            if len(whole := [x for x in layouts_or_none if x]) == len(layouts_or_none)
+        }
+        if not whole_layouts or len(changes) < 2:
             continue
-        forecast = surrogate.predict([layout for whole in kept.values() for layout in whole])[0]
-        shape = len(kept), len(changes), -1
-        mean, sd = (each.reshape(shape).mean(axis=0) for each in (forecast.mean, forecast.sd))
-        found.append(Slice(knob, tuple(changes), kept, mean, sd))
-    return found
+        forecast = surrogate.predict([layout for whole in whole_layouts.values() for layout in whole])[0]
+        shape = len(whole_layouts), len(changes), -1
+        mean, sd = (moments.reshape(shape).mean(axis=0) for moments in (forecast.mean, forecast.sd))
+        by_knob.append(Slice(knob, tuple(changes), whole_layouts, mean, sd))
+    return by_knob
 
 
 def _knobs(
@@ -119,11 +123,11 @@ def _knobs(
     for mixer in space.mixers:
         counts = [min(room, sum(_is(layer, mixer.kind) for layer in layout.layers)) for layout in tried]
         values = np.unique(np.linspace(min(counts, default=0), max(counts, default=0), _MOST_VALUES).round())
-        yield f"{mixer.kind} layers", {float(each): _to_count(mixer.kind, int(each), common) for each in values}
+        yield f"{mixer.kind} layers", {float(value): _to_count(mixer.kind, int(value), common) for value in values}
     for block in space.mixers + space.ffn:
         for name, knob in block.knobs.items():
             numbers = sorted(choice for choice in knob.choices if not isinstance(choice, str))
-            yield f"{block.kind} {name}", {float(each): _to_value(block.kind, name, each) for each in numbers}
+            yield f"{block.kind} {name}", {float(number): _to_value(block.kind, name, number) for number in numbers}
 
 
 def _to_value(kind: str, name: str, value: Scalar) -> Change:
@@ -132,20 +136,24 @@ def _to_value(kind: str, name: str, value: Scalar) -> Change:
     def changed(block: Block, d_model: int) -> Block:
         if block.kind != kind:
             return block
-        given = {"width": ffn_width(value, d_model)} if name == EXPANSION else {name: value}
-        return Block.of(kind, **{**dict(block.given), **given})
+        arguments = {"width": ffn_width(value, d_model)} if name == EXPANSION else {name: value}
+        return Block.of(kind, **{**dict(block.given), **arguments})
 
     def change(layout: Layout) -> Layout | None:
         if not any(block.kind == kind for layer in layout.layers for block in layer.blocks):
             return None
         width = layout.d_model
-        return _checked(layout, [
-            replace(
-                layer, mixers=tuple(changed(block, width) for block in layer.mixers),
-                ffn=layer.ffn and changed(layer.ffn, width),
-            )
-            for layer in layout.layers
-        ])  # fmt: skip
+        return _checked(
+            layout,
+            [
+                replace(
+                    layer,
+                    mixers=tuple(changed(block, width) for block in layer.mixers),
+                    ffn=layer.ffn and changed(layer.ffn, width),
+                )
+                for layer in layout.layers
+            ],
+        )
 
     return change
 
@@ -158,13 +166,13 @@ def _to_count(kind: str, count: int, common: Sequence[Block]) -> Change:
     """
 
     def change(layout: Layout) -> Layout | None:
-        own = sum(_is(layer, kind) for layer in layout.layers)
-        more, wanted, layers = count > own, abs(count - own), list(layout.layers)
-        usual = [each for each in (*_mixers(layout), *common) if (each.kind == kind) == more]
+        present = sum(_is(layer, kind) for layer in layout.layers)
+        more, missing, layers = count > present, abs(count - present), list(layout.layers)
+        usual = [mixer for mixer in (*_mixers(layout), *common) if (mixer.kind == kind) == more]
         free = [index for index, layer in enumerate(layers) if _only(layer) and _is(layer, kind) != more]
-        if wanted > len(free) or not usual:
+        if missing > len(free) or not usual:
             return None
-        for index in (free[(2 * step + 1) * len(free) // (2 * wanted)] for step in range(wanted)):
+        for index in (free[(2 * step + 1) * len(free) // (2 * missing)] for step in range(missing)):
             layers[index] = replace(layers[index], mixers=(usual[0],))
         return _checked(layout, layers)
 
@@ -180,7 +188,7 @@ def _checked(layout: Layout, layers: Sequence[Layer]) -> Layout | None:
 
 def _mixers(*layouts: Layout) -> list[Block]:
     """Returns the mixers that layers have alone, the commonest first."""
-    counts = Counter(each for layout in layouts for layer in layout.layers if (each := _only(layer)))
+    counts = Counter(mixer for layout in layouts for layer in layout.layers if (mixer := _only(layer)))
     return [mixer for mixer, _ in counts.most_common()]
 
 
@@ -190,5 +198,5 @@ def _only(layer: Layer) -> Block | None:
 
 
 def _is(layer: Layer, kind: str) -> bool:
-    found = _only(layer)
-    return found is not None and found.kind == kind
+    mixer = _only(layer)
+    return mixer is not None and mixer.kind == kind

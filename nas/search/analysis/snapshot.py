@@ -7,7 +7,6 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Self, TypeVar
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from nas.core.block import BLOCKS
 from nas.core.errors import NasError
 from nas.core.layout import Layout
-from nas.core.pareto import arrays, contributions, front_chances, near_front, tied
+from nas.core.pareto import Ranked, arrays, contributions, front_chances, near_front, tied
 from nas.core.scoring import Axis
 from nas.core.trial import TERMINAL, TrialState
 from nas.infra.store import listings as pages
@@ -25,10 +24,11 @@ from nas.infra.store import studies
 from nas.infra.store.rows import StudyState
 from nas.infra.store.store import Store
 from nas.search.analysis.axes import axis_views, cache_context, measured_figures
-from nas.search.analysis.history import Course, hypervolume_course, interval
+from nas.search.analysis.history import HypervolumeCurve, hypervolume_curve, interval
 from nas.search.analysis.record import Record, StudyRecord, read_news, read_study, readable
 from nas.search.proposers import Volume
 from nas.search.proxy.ladder import proxy_of
+from nas.search.study.events import Marked, marks
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,12 @@ STATES = tuple(state.value for state in TrialState)
 """Names of the codes in the column `state`."""
 ORIGINS = ("reference", "seed", "proposal")
 """Names of the codes in the column `origin`."""
-UNKNOWN, BROKEN, KEPT = -1, 0, 1
-"""Codes of `StudySnapshot.feasible`: whether a trial keeps its budgets."""
+UNKNOWN = -1
+"""Code of `StudySnapshot.feasible` for a trial whose budgets are not decided."""
+BROKEN = 0
+"""Code for one that breaks a budget."""
+KEPT = 1
+"""Code for one that keeps all."""
 NO_RUNG = -1
 TENTHS = 10
 """Parts of the depth that blocks are counted for."""
@@ -56,25 +60,6 @@ Floats = NDArray[np.float64]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class FrontRow:
-    """A trial on the front, or tied with one that is.
-
-    Args:
-        trial: number.
-        on: whether it is on the front.
-        hv_contribution: hypervolume that only this trial adds; 0 for what is tied only.
-        p_front: share of draws from the noise in which it is on the front; None if too many are on it to draw.
-        ties: trials that differ from it significantly on no axis.
-    """
-
-    trial: int
-    on: bool
-    hv_contribution: float
-    p_front: float | None
-    ties: tuple[int, ...]
-
-
 class StudySnapshot:
     """A study at its newest event. Immutable, shared by threads; derived data are cached in it.
 
@@ -89,29 +74,31 @@ class StudySnapshot:
     """
 
     def __init__(self, record: StudyRecord, before: StudySnapshot | None = None) -> None:
-        self.record, self.space, self.corner = record, record.space, record.reference_point
+        self.record, self.space, self.reference_point = record, record.space, record.reference_point
         self.id, self.name, self.state = record.study.id, record.study.name, record.study.state
         self.revision = record.log.last
         self.further, self.context = measured_figures(self.space), cache_context(self.space)
         self.block_roles = block_roles()
-        self.axes = axis_views(self.space, record.published, self.corner)
+        self.axes = axis_views(self.space, record.published, self.reference_point)
         self.table = _table(self, before)
         self.counted = _counted(record)
         """Trial -> objectives, of the complete trials that count for the front, in the order of completion."""
         self._lock = threading.Lock()
         self._cached: dict[object, _Lazy] = {}
-        self.course: Course
+        self.curve: HypervolumeCurve
         self._noise: _Noise
         self.counted_changed = self.revision
         """Id of the event that last changed the trials that count."""
-        if before is not None and (before.counted, before.corner) == (self.counted, self.corner):
+        if before is not None and (before.counted, before.reference_point) == (self.counted, self.reference_point):
             if all(before.records[trial] is self.records[trial] for trial in self.counted):
                 self.counted_changed = before.counted_changed
-            self.course, self._noise = before.course, before._noise
+            self.curve, self._noise = before.curve, before._noise
             return
-        self.course = hypervolume_course(record.log.completions, self.counted, self.corner)
-        axes = {trial: self.counted[trial] for trial in sorted(self.counted)} if self.corner is not None else {}
-        self._noise = _Noise(record, {trial: axes[trial] for trial in near_front(axes, front=self.course.front)})
+        self.curve = hypervolume_curve(record.log.completions, self.counted, self.reference_point)
+        axes = (
+            {trial: self.counted[trial] for trial in sorted(self.counted)} if self.reference_point is not None else {}
+        )
+        self._noise = _Noise(record, {trial: axes[trial] for trial in near_front(axes, front=self.curve.front)})
         if before is not None and before._noise.same(self._noise):
             self._noise = before._noise
 
@@ -122,8 +109,8 @@ class StudySnapshot:
         with entry.lock:  # one lock for each key: a page does not wait for a slow report
             if not entry.found:
                 entry.found.append(compute())
-            found: T = entry.found[0]
-            return found
+            value: T = entry.found[0]
+            return value
 
     @property
     def records(self) -> Mapping[int, Record]:
@@ -139,13 +126,13 @@ class StudySnapshot:
         """Returns [N] whether a trial keeps its budgets, as far as they are decided."""
         return np.asarray(_FEASIBLE[self.table["state"]])
 
-    def own(self) -> NDArray[np.bool_]:
+    def proposed(self) -> NDArray[np.bool_]:
         """Returns [N] whether a trial is no reference."""
         return np.asarray(self.table["origin"] != ORIGINS.index("reference"))
 
     def states(self) -> dict[str, int]:
         """Returns state -> trials in it, references not counted; states without trials are left out."""
-        counts = np.bincount(self.table["state"][self.own()], minlength=len(STATES)).tolist()
+        counts = np.bincount(self.table["state"][self.proposed()], minlength=len(STATES)).tolist()
         return {state: count for state, count in zip(STATES, counts, strict=True) if count}
 
     def active(self, most: int) -> list[Record]:
@@ -173,31 +160,44 @@ class StudySnapshot:
         """The hypervolume with its 95 % interval; None without a front, or if too many are on it to draw noise."""
         return self._noise.volume
 
+    @cached_property
+    def marks(self) -> Mapping[int, Marked]:
+        """Trial -> what people wrote about it."""
+        return marks(self.record.log.notes)
+
+    @cached_property
+    def reference_names(self) -> Mapping[int, str]:
+        """Trial -> name of the reference layout that it is."""
+        return {record.trial.number: name for name, record in self.record.references.items()}
+
     @property
-    def front(self) -> Sequence[FrontRow]:
-        """The front by contribution, best first, then the trials tied with it."""
+    def front(self) -> Sequence[Ranked]:
+        """The front by contribution, best first, then the trials tied with it, which have no rank and add nothing."""
         return self.cached("front", self._front)
 
-    def _front(self) -> list[FrontRow]:
-        on = set(self.course.front)
-        if not on:
+    @cached_property
+    def front_positions(self) -> Mapping[int, tuple[int, Ranked]]:
+        """Trial -> its position in `front`, from 1, and its row."""
+        return {row.trial: (position, row) for position, row in enumerate(self.front, 1)}
+
+    def _front(self) -> list[Ranked]:
+        front = [*self.curve.front]
+        if not front:
             return []
+        assert self.reference_point is not None, "without a reference point there is no front"
         trials = sorted(self.counted)
         points, sd = arrays(self.counted, trials)
         index = {trial: i for i, trial in enumerate(trials)}
-        ties = {trial: [trials[j] for j in tied(points, sd, index[trial])] for trial in on}
-        ties |= {
-            trial: [trials[j] for j in tied(points, sd, index[trial])]
-            for trial in {other for found in ties.values() for other in found} - on
-        }
-        assert self.corner is not None, "without a reference point there is no front"
-        front = [*self.course.front]
-        added = dict(zip(front, contributions(arrays(self.counted, front)[0], self.corner).tolist(), strict=True))
+        ties = {trial: [trials[j] for j in tied(points, sd, index[trial])] for trial in front}
+        behind = sorted({other for others in ties.values() for other in others} - set(front))
+        ties |= {trial: [trials[j] for j in tied(points, sd, index[trial])] for trial in behind}
+        added = contributions(points[[index[trial] for trial in front]], self.reference_point).tolist()
         rows = [
-            FrontRow(trial, trial in on, added.get(trial, 0.0), self.chances.get(trial, 0.0), tuple(found))
-            for trial, found in ties.items()
+            Ranked(trial, 0, contribution, self.chances.get(trial, 0.0), tuple(ties[trial]))
+            for trial, contribution in zip(front, added, strict=True)
         ]
-        return sorted(rows, key=lambda row: (not row.on, -row.hv_contribution, row.trial))
+        rows.sort(key=lambda row: (-row.hv_contribution, row.trial))
+        return rows + [Ranked(trial, None, 0.0, self.chances.get(trial, 0.0), tuple(ties[trial])) for trial in behind]
 
     @property
     def device_seconds(self) -> float:
@@ -213,13 +213,13 @@ class StudySnapshot:
         """Returns the time of each measurement [M], ascending, and the cumulated device seconds [M + 1]."""
 
         def compute() -> tuple[Floats, Floats]:
-            own = {
+            measured = {
                 result.key: (result.created, result.seconds)
                 for record in self.records.values()
                 for result in record.results
                 if result.first and result.device is not None and result.stage == "measure"
             }
-            rows = np.array(sorted(own.values()), dtype=np.float64).reshape(-1, 2)
+            rows = np.array(sorted(measured.values()), dtype=np.float64).reshape(-1, 2)
             return rows[:, 0], np.concatenate([[0.0], np.cumsum(rows[:, 1])])
 
         return self.cached("spent", compute)
@@ -242,28 +242,26 @@ class _Noise:
     """
 
     def __init__(self, record: StudyRecord, near: Mapping[int, Sequence[Axis]]) -> None:
-        self._corner, self._near = record.reference_point, near
+        self._reference_point, self._near = record.reference_point, near
         self._quality = record.space.quality
         self._layouts = {trial: record.records[trial].layout for trial in near}
 
     def same(self, other: _Noise) -> bool:
         """Returns whether both have equal inputs."""
-        return (self._corner, self._near) == (other._corner, other._near)
+        return (self._reference_point, self._near) == (other._reference_point, other._near)
 
     @cached_property
     def chances(self) -> Mapping[int, float | None]:
-        """See `StudySnapshot.chances`."""
         return front_chances({trial: self._sourced(trial) for trial in self._near})
 
     @cached_property
     def volume(self) -> Volume | None:
-        """See `StudySnapshot.volume`."""
-        return interval(self._near, self._corner) if self._corner is not None else None
+        return interval(self._near, self._reference_point) if self._reference_point is not None else None
 
     def _sourced(self, trial: int) -> list[Axis]:
         """Returns the objectives with the proxy as the source of the quality instead of the layout."""
         proxy = proxy_of(self._layouts[trial], self._quality).id
-        return [each.model_copy(update={"source": proxy}) if each.source else each for each in self._near[trial]]
+        return [axis.model_copy(update={"source": proxy}) if axis.source else axis for axis in self._near[trial]]
 
 
 def block_roles() -> list[tuple[str, str]]:
@@ -277,32 +275,38 @@ def block_roles() -> list[tuple[str, str]]:
 
 
 def _counted(record: StudyRecord) -> dict[int, Sequence[Axis]]:
-    found: dict[int, Sequence[Axis]] = {}
-    for each in record.log.completions:
-        trial = record.records[each.trial]
+    counted: dict[int, Sequence[Axis]] = {}
+    for completion in record.log.completions:
+        trial = record.records[completion.trial]
         axes = [axis for axis in trial.axes if axis is not None]
         complete = trial.trial.status.state is TrialState.COMPLETE
         if complete and trial.trial.origin != "reference" and not trial.noisy and len(axes) == len(trial.axes) > 0:
-            found[each.trial] = axes
-    return found
+            counted[completion.trial] = axes
+    return counted
 
 
 def _table(snapshot: StudySnapshot, before: StudySnapshot | None) -> NDArray[np.void]:
     """Returns `StudySnapshot.table`; rows of unchanged records are copied from `before`."""
     objectives, further = len(snapshot.space.objectives), len(snapshot.further)
     kinds = [
-        ("state", "u1"), ("origin", "u1"), ("rung", "i2"), ("noisy", "?"), ("changed", "i8"),
-        ("axes", "f8", (objectives, 3)), ("further", "f8", (further,)), ("sizes", "f8", (3,)),
+        ("state", "u1"),
+        ("origin", "u1"),
+        ("rung", "i2"),
+        ("noisy", "?"),
+        ("changed", "i8"),
+        ("axes", "f8", (objectives, 3)),
+        ("further", "f8", (further,)),
+        ("sizes", "f8", (3,)),
         ("blocks", "f8", (len(snapshot.block_roles), TENTHS)),
-    ]  # fmt: skip
+    ]
     records = snapshot.records
     table = np.zeros(len(records), dtype=kinds)
-    known: Mapping[int, Record] = {}
+    earlier: Mapping[int, Record] = {}
     if before is not None and before.table.dtype == table.dtype and before.further == snapshot.further:
         table[: len(before.table)] = before.table
-        known = before.records
+        earlier = before.records
     for number, record in records.items():
-        old = known.get(number)
+        old = earlier.get(number)
         if old is record:
             continue
         status = record.trial.status
@@ -312,8 +316,8 @@ def _table(snapshot: StudySnapshot, before: StudySnapshot | None) -> NDArray[np.
         row["changed"] = record.changed
         row["axes"] = [_NOT_KNOWN if axis is None else (axis.value, axis.coordinate, axis.sd) for axis in record.axes]
         figures = record.figures if snapshot.further else {}
-        values = [figures.get(each.key, {}).get(each.metric) for each in snapshot.further]
-        row["further"] = [math.nan if each is None or each.value is None else each.value for each in values]
+        values = [figures.get(figure.key, {}).get(figure.metric) for figure in snapshot.further]
+        row["further"] = [math.nan if figure is None or figure.value is None else figure.value for figure in values]
         if old is None:
             layout = record.layout
             row["sizes"] = layout.params.total, layout.params.active, layout.kv_bytes(snapshot.context)
@@ -326,14 +330,14 @@ def _blocks(layout: Layout, roles: Sequence[tuple[str, str]]) -> Floats:
 
     Mixers side by side share their layer's part.
     """
-    found, parts = np.zeros((len(roles), TENTHS)), _tenths(layout.depth)
+    shares, parts = np.zeros((len(roles), TENTHS)), _tenths(layout.depth)
     for index in range(layout.depth):
         layer = layout.own(index)
         mixers = [block.kind for block in layer.mixers] or [NONE]
         for kind in mixers:
-            found[roles.index(("mixer", kind))] += parts[index] / len(mixers)
-        found[roles.index(("ffn", layer.ffn.kind if layer.ffn else NONE))] += parts[index]
-    return found
+            shares[roles.index(("mixer", kind))] += parts[index] / len(mixers)
+        shares[roles.index(("ffn", layer.ffn.kind if layer.ffn else NONE))] += parts[index]
+    return shares
 
 
 @lru_cache(maxsize=1024)
@@ -397,10 +401,10 @@ class Snapshots:
 
     def _warm(self) -> None:
         rows = pages.latest_studies(self._store, limit=20)
-        left = self._most_trials
+        room = self._most_trials
         for row in sorted(rows, key=lambda row: (row.state is not StudyState.RUNNING, -row.id)):
-            left -= row.trials
-            if self._ended.is_set() or left < 0:
+            room -= row.trials
+            if self._ended.is_set() or room < 0:
                 return
             try:
                 self._get(row.id)
@@ -417,17 +421,17 @@ class Snapshots:
             if before is None or record is not before.record:
                 with readable(record.study.name):
                     entry.snapshot = StudySnapshot(record, before)
-            found = entry.snapshot
-        assert found is not None
+            snapshot = entry.snapshot
+        assert snapshot is not None
         self._forget(id)
-        return found
+        return snapshot
 
     def _forget(self, id: int) -> None:
         """Drops studies above the limits, but never the study `id`."""
         with self._lock:
-            trials = {each: entry.trials for each, entry in self._entries.items()}
+            trials = {study: entry.trials for study, entry in self._entries.items()}
             while len(trials) > 1 and (len(trials) > self._most or sum(trials.values()) > self._most_trials):
-                oldest = next(each for each in trials if each != id)
+                oldest = next(study for study in trials if study != id)
                 del trials[oldest], self._entries[oldest]
 
 

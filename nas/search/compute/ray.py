@@ -24,9 +24,9 @@ from nas.core import paths
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.measure.devices.host_lock import host_lock_folder
+from nas.model.text.corpus import CorpusRef, packed, unpack
 from nas.search.compute import ray_reaper
 from nas.search.compute.worker import Spec, train
-from nas.search.proxy.corpus import CorpusRef, packed, unpack
 from nas.search.proxy.job import CHECKPOINT, STABLE, WEIGHTS, TrainJob
 
 _MARK = "HILNAS_RAY"

@@ -17,23 +17,30 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nas.core.task import IGNORE, Task, make_task
-from nas.search.proxy.bpe import encoded
-from nas.search.proxy.corpus import Domain, open_corpus
+from nas.model.text.bpe import encoded
+from nas.model.text.corpus import Domain, open_corpus
 from nas.search.proxy.job import PARTS, LibraryRun, LmRun, TaskRun, TrainJob
 
 _EVAL_SEED = 2**32 - 1
 _EVAL_EXAMPLES = 256
 _EVAL_BATCH = 32
 
-BYTE_GRAM, TOKEN_GRAM = 6, 2
-"""Length of the n-grams that make a label recallable: Zoology's bigrams of tokens, and about as much text in bytes."""
+BYTE_GRAM = 6
+"""Bytes of the n-grams that make a label recallable: about as much text as `TOKEN_GRAM`."""
+TOKEN_GRAM = 2
+"""Tokens of the n-grams that make a label recallable: Zoology's bigrams."""
 LATE_FROM = 512
 """Shortest sequence whose last quarter is a part of its own."""
 _LEAST_LABELS = 64
 """Fewest labels of recall and of the rest: with fewer the group is not divided."""
-_KNOWN_SHARE = 2.0**-14
-_SAMPLE_PIECES, _SAMPLE_LENGTH = 16, 1 << 16
-_FACTOR, _ROW = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+_COMMON_SHARE = 2.0**-14
+"""Share of all n-grams of the training text from which on one is known without the window."""
+_SAMPLE_PIECES = 16
+_SAMPLE_LENGTH = 1 << 16
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Of the polynomial hash of an n-gram."""
+_ROW = np.uint64(0xD1B54A32D192ED03)
+"""Times the row's number, it makes equal n-grams of two rows differ."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -92,9 +99,9 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
     for inputs, labels in zip(
         torch.split(group.inputs, _EVAL_BATCH), torch.split(group.labels, _EVAL_BATCH), strict=True
     ):
-        logits, wanted = model(inputs.to(device)).float(), labels.to(device)
-        nats.append(F.cross_entropy(logits.mT, wanted, ignore_index=IGNORE, reduction="none").double().cpu())
-        right.append((logits.argmax(-1) == wanted).cpu())
+        logits, targets = model(inputs.to(device)).float(), labels.to(device)
+        nats.append(F.cross_entropy(logits.mT, targets, ignore_index=IGNORE, reduction="none").double().cpu())
+        right.append((logits.argmax(-1) == targets).cpu())
     loss, correct, labelled = torch.cat(nats), torch.cat(right), group.labels != IGNORE
     amount = torch.ones_like(loss) if group.sizes is None else group.sizes[group.labels].double()
     where = {"": labelled, **{name: part.where for name, part in group.parts.items()}}
@@ -104,14 +111,14 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
     }
 
 
-def score(model: nn.Module, groups: Mapping[str, Group], device: torch.device) -> dict[str, tuple[Score, float]]:
+def score_groups(model: nn.Module, groups: Mapping[str, Group], device: torch.device) -> dict[str, tuple[Score, float]]:
     """Returns score and chance of every group, and of every part as GROUP.PART."""
-    found = {}
-    for name, group in groups.items():
-        chances = {"": group.chance, **{part: each.chance for part, each in group.parts.items()}}
-        for part, scored in evaluate(model, group, device).items():
-            found[f"{name}.{part}" if part else name] = scored, chances[part]
-    return found
+    scores = {}
+    for group_name, group in groups.items():
+        chances = {"": group.chance, **{name: part.chance for name, part in group.parts.items()}}
+        for name, score in evaluate(model, group, device).items():
+            scores[f"{group_name}.{name}" if name else group_name] = score, chances[name]
+    return scores
 
 
 def open_data(job: TrainJob) -> Data:
@@ -142,12 +149,11 @@ class LmData:
     """
 
     def __init__(self, domains: Mapping[str, Domain], batch: int, length: int, eval_bytes: int, seed: int) -> None:
-        self._domains, self._batch, self._length, self._eval_bytes, self._seed = (
-            domains, batch, length, eval_bytes, seed,
-        )  # fmt: skip
+        self._domains = domains
+        self._batch, self._length = batch, length
+        self._eval_bytes, self._seed = eval_bytes, seed
 
     def batch(self, step: int) -> Pair:
-        """See `Data`."""
         generator = np.random.default_rng([self._seed, step])
         domains = list(self._domains.values())
         chosen = generator.integers(len(domains), size=self._batch)
@@ -160,7 +166,6 @@ class LmData:
         return _next_id(np.stack(windows))
 
     def groups(self) -> dict[str, Group]:
-        """See `Data`."""
         return {f"lm/{name}": self._group(domain) for name, domain in self._domains.items()}
 
     def _group(self, domain: Domain) -> Group:
@@ -178,14 +183,14 @@ class LmData:
         late = np.zeros_like(recalled)
         if self._length >= LATE_FROM:
             late[:, -(self._length // 4) :] = True
-        found = dict(zip(PARTS, (recalled, ~recalled, late), strict=True))
+        parts = dict(zip(PARTS, (recalled, ~recalled, late), strict=True))
         if min(recalled.sum(), (~recalled).sum()) < _LEAST_LABELS:
-            found = {"late": late}
+            parts = {"late": late}
         labels = windows[:, 1:]
         bits, size = domain.surprise[labels], domain.sizes[labels]
         return {
             name: Part(torch.from_numpy(where), float(bits[where].sum() / size[where].sum()))
-            for name, where in found.items()
+            for name, where in parts.items()
             if where.any()
         }
 
@@ -201,22 +206,23 @@ def recallable(windows: NDArray[np.integer[Any]], train: NDArray[np.integer[Any]
         train: ids of the training text.
         n: `BYTE_GRAM` for bytes, `TOKEN_GRAM` for tokens.
     """
-    found = np.zeros((len(windows), windows.shape[1] - 1), bool)
+    recalled = np.zeros((len(windows), windows.shape[1] - 1), bool)
     if windows.shape[1] <= n:
-        return found
+        return recalled
     codes = _grams(windows, n)
     rows = np.arange(len(windows), dtype=np.uint64)[:, None] * _ROW
     first = np.zeros(codes.size, bool)
     first[np.unique((codes ^ rows).ravel(), return_index=True)[1]] = True
     again = ~first.reshape(codes.shape)
-    known = np.unique(codes[again])
-    if known.size:
-        counted = _grams(_sample(train), n).ravel()
-        place = np.minimum(known.searchsorted(counted), known.size - 1)
-        counts = np.bincount(place[known[place] == counted], minlength=known.size)
-        again &= (counts <= counted.size * _KNOWN_SHARE)[known.searchsorted(codes).clip(0, known.size - 1)]
-    found[:, n - 2 :] = again
-    return found
+    repeated = np.unique(codes[again])
+    if repeated.size:
+        grams = _grams(_sample(train), n).ravel()
+        index = np.minimum(repeated.searchsorted(grams), repeated.size - 1)
+        counts = np.bincount(index[repeated[index] == grams], minlength=repeated.size)
+        is_rare = counts <= grams.size * _COMMON_SHARE
+        again &= is_rare[repeated.searchsorted(codes).clip(0, repeated.size - 1)]
+    recalled[:, n - 2 :] = again
+    return recalled
 
 
 def _grams(ids: NDArray[np.integer[Any]], n: int) -> NDArray[np.uint64]:
@@ -243,11 +249,9 @@ class TaskData:
         self._name, self._task, self._batch, self._seed = name, task, batch, seed
 
     def batch(self, step: int) -> Pair:
-        """See `Data`."""
         return self._draw(np.random.default_rng([self._seed, step]), self._batch)
 
     def groups(self) -> dict[str, Group]:
-        """See `Data`."""
         inputs, labels = self._draw(np.random.default_rng(_EVAL_SEED), _EVAL_EXAMPLES)
         return {f"task/{self._name}": Group(inputs, labels, chance=self._task.chance_nats, unit=1.0)}
 

@@ -10,13 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from nas.core.canonical import content_hash, result_key
 from nas.core.layout import Layout, padded
 from nas.core.task import TASKS, Setting, make_task, task_settings
-from nas.search.proxy.bpe import BPE_VERSION
-from nas.search.proxy.corpus import CorpusRef
+from nas.model.text.bpe import BPE_VERSION
+from nas.model.text.corpus import CorpusRef
 from nas.search.proxy.tasks import SUITE_VERSION
 
-CHECKPOINT, STABLE, WEIGHTS = "checkpoint.safetensors", "stable.safetensors", "weights.safetensors"
-"""Files in the folder of a key: the state that a training resumes from after a kill, the state before the learning rate
-decays, which a longer training resumes from, and the weights that were evaluated."""
+CHECKPOINT = "checkpoint.safetensors"
+"""File in the folder of a key: the state that a training resumes from after a kill."""
+STABLE = "stable.safetensors"
+"""The state before the learning rate decays, which a longer training resumes from."""
+WEIGHTS = "weights.safetensors"
+"""The weights that were evaluated."""
 PARTS = ("recall", "rest", "late")
 """Parts of a domain's labels that are scored apart, as `lm/DOMAIN.PART`; see `nas.search.proxy.data.LmData`."""
 TRAINER_VERSION = 2
@@ -25,9 +28,8 @@ MIXES_VERSION = 1
 """The same of `LibraryRun`."""
 
 
-_CONFIG = {
-    "batch", "lr", "warmup", "decay", "optimiser", "betas", "precision", "weight_decay", "clip", "ema",
-}  # fmt: skip
+_CONFIG = {"batch", "lr", "warmup", "decay", "optimiser", "betas", "precision", "weight_decay", "clip", "ema"}
+"""Settings of a job that are in its key."""
 
 
 class LmRun(BaseModel):
@@ -167,10 +169,10 @@ class Teaching(BaseModel):
 class TrainResult(BaseModel):
     """The result of a finished training. On one kind of host, all but times follow from the key.
 
-    Its weights are at `weights_file`. Other fields are ignored: results of earlier versions have a path.
+    Its weights are at `weights_file`.
     """
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="forbid")
 
     key: str
     scores: dict[str, float] = Field(

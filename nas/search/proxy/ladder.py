@@ -11,7 +11,7 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import CorpusFiles, QualityConfig, Rung, Teacher
 from nas.core.task import make_task
-from nas.search.proxy.corpus import BYTE_VOCAB, CorpusRef
+from nas.model.text.corpus import BYTE_VOCAB, CorpusRef
 from nas.search.proxy.job import LibraryRun, LmRun, TaskRun, Teaching, TrainJob, TrainResult
 
 _TEACHER_SEED = 0
@@ -54,10 +54,10 @@ def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) ->
     """
     scores: dict[int, dict[str, float]] = {}
     for job in jobs:
-        found = results[job.key].scores
+        groups = results[job.key].scores
         if isinstance(job.run, TaskRun) and job.run.entry:
-            found = {f"task/{job.run.entry}": score for score in found.values()}
-        scores.setdefault(job.seed, {}).update(found)
+            groups = {f"task/{job.run.entry}": score for score in groups.values()}
+        scores.setdefault(job.seed, {}).update(groups)
     return scores
 
 
@@ -70,11 +70,8 @@ def seed_counts(jobs: Iterable[TrainJob]) -> dict[str, int]:
 
 def _proxy(config: QualityConfig, layout: Layout, length: int) -> Layout:
     """Returns the proxy for sequences of `length` tokens: windows and states keep their ratio to the context."""
-    return narrow(layout, config.proxy_d_model, _vocab(config), context=config.context, length=length)
-
-
-def _vocab(config: QualityConfig) -> int:
-    return BYTE_VOCAB if config.tokenizer is None else config.tokenizer.vocab
+    vocab = BYTE_VOCAB if config.tokenizer is None else config.tokenizer.vocab
+    return narrow(layout, config.proxy_d_model, vocab, context=config.context, length=length)
 
 
 def _library_jobs(rung: Rung, layout: Layout, scores: CorpusRef) -> list[TrainJob]:

@@ -63,34 +63,42 @@ def evaluate_mix(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     place = torch.device(device)
-    found: list[tuple[TrainJob, dict[str, float], dict[str, float], int, str]] = []
+    scored: list[tuple[TrainJob, dict[str, float], dict[str, float], int, str]] = []
     if run.evaluated == "sum":
         losses = {group: most - summed[group] for group, most in scores.uniform.items()}
-        found = [(job, summed, losses, 0, "") for job in jobs]
+        scored = [(job, summed, losses, 0, "") for job in jobs]
     else:
         teacher, text = trained_model(scores, place), held_out(scores, path)
         mix = assembled_mix(scores, teacher, layout)
         log(f"evaluating {layout}")
         for job in jobs:
             part = text.part(job.seed, LIBRARY_PARTS)
-            each = compared(teacher, mix, part, yield_hook)
-            losses = part.means(each.kl)
-            above = {group: most - losses[group] for group, most in part.means(each.uniform).items()}
+            comparison = compared(teacher, mix, part, yield_hook)
+            losses = part.means(comparison.kl)
+            above = {group: most - losses[group] for group, most in part.means(comparison.uniform).items()}
             digest = ""
             if job.seed == LIBRARY_PARTS - 1:
                 file = weights_file(checkpoint_dir, job.key)
                 save_tensors(padded_weights(mix.state_dict(), exported_layout(job)), file, {"step": 1})
                 digest = sha256_of(file)
-            found.append((job, above, losses, part.ids.numel(), digest))
+            scored.append((job, above, losses, part.ids.numel(), digest))
     seconds, cpu = (time.perf_counter() - began) / len(jobs), (time.process_time() - cpu) / len(jobs)
     return [
         TrainResult(
-            key=job.key, scores=above, losses=losses, accuracy={}, curve=[],
-            steps=1, tokens=tokens, seconds=seconds, cpu_seconds=cpu, device=place.type,
+            key=job.key,
+            scores=above,
+            losses=losses,
+            accuracy={},
+            curve=[],
+            steps=1,
+            tokens=tokens,
+            seconds=seconds,
+            cpu_seconds=cpu,
+            device=place.type,
             weights_sha256=digest,
         )
-        for job, above, losses, tokens, digest in found
-    ]  # fmt: skip
+        for job, above, losses, tokens, digest in scored
+    ]
 
 
 def trained_model(scores: LibraryScores, device: torch.device) -> Model:
@@ -127,12 +135,12 @@ def assembled_mix(scores: LibraryScores, teacher: Model, layout: Layout) -> Mode
         InvalidInput: the layout is no mix of the library's blocks.
     """
     choice, blocks = scores.choice(layout), {}
-    for slot, each in choice.items():
-        if each.key is not None and each.sha256 is not None:
-            path = Path(scores.library) / "blocks" / f"{each.key}.safetensors"
-            _require(path, each.sha256)
+    for slot, block in choice.items():
+        if block.key is not None and block.sha256 is not None:
+            path = Path(scores.library) / "blocks" / f"{block.key}.safetensors"
+            _require(path, block.sha256)
             blocks[slot] = load_file(path)
-    mix = mix_of(teacher, {slot: parsed(each.block, slot.part) for slot, each in choice.items()}, blocks)
+    mix = mix_of(teacher, {slot: parsed(block.block, slot.part) for slot, block in choice.items()}, blocks)
     assert mix.layout == layout, f"{mix.layout} was assembled, not {layout}"
     return mix.requires_grad_(False)
 
@@ -141,8 +149,8 @@ def _require(path: Path, sha256: str) -> None:
     """Raises `InfrastructureFailed` unless the file at `path` has this hash."""
     again = "repeat `nas adapt --write-space`, which trains what is missing"
     try:
-        found = sha256_of(path)
+        content = sha256_of(path)
     except OSError as error:
         raise InfrastructureFailed(f"{path}: {error.strerror}; {again}") from error
-    if found != sha256:
+    if content != sha256:
         raise InfrastructureFailed(f"{path} is not what the scores were computed with; {again}")

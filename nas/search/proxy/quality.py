@@ -42,14 +42,17 @@ class Spread(NamedTuple):
 
 
 LM_PRIOR = Spread(sd=0.02, dof=4.0)
+"""Prior of the paired spread over seeds of a language model's score / reference (`with_prior`). Measured at width 64:
+0.014 at 300 and at 600 steps, 0.02 between the references."""
 TASK_PRIOR = Spread(sd=0.25, dof=4.0)
-"""Paired spread over seeds of a unit's score / reference, for want of an estimate: see `with_prior`. Seen with layouts
-of width 64: language model 0.014 at 300 and at 600 steps (0.02 between the references); selective copy 0.25 at 160
-steps (12 degrees of freedom) and 0.21 at 240, induction 0.06."""
+"""The same of tasks. Measured at width 64: selective copy 0.25 at 160 steps (12 degrees of freedom) and 0.21 at 240,
+induction 0.06."""
 
-LM_SIGNAL, TASK_SIGNAL = 0.12, 0.35
-"""Standard deviation of a group's score / reference between layouts of a space, for want of anchors. Seen with those of
-`lfm2-study`: domains of text 0.06 to 0.17 at 128 steps, selective copy 0.34 at 160."""
+LM_SIGNAL = 0.12
+"""Prior of the standard deviation of a language model's score / reference between layouts of a space, without anchors.
+Measured with those of `lfm2-study`: domains of text 0.06 to 0.17 at 128 steps."""
+TASK_SIGNAL = 0.35
+"""The same of tasks. Measured with those of `lfm2-study`: selective copy 0.34 at 160 steps."""
 
 MIN_SNR = 2.0
 """Least signal / noise of a group that counts: differences of two such layouts have the right sign 85 times in 100."""
@@ -69,7 +72,7 @@ class Quality(BaseModel):
     recall_sd: float = Field(0.0, description="paired standard deviation of `recall` over seeds")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what is stored: as by version 0.1.0 where there is no recall."""
+        """Returns what is stored; recall only where a group of it counts."""
         return self.model_dump(mode="json", exclude={"recall", "recall_sd"} if self.recall is None else None)
 
 
@@ -86,7 +89,7 @@ class Signal(NamedTuple):
 
 
 class QualityScale(BaseModel):
-    """Constants of one rung, computed once from the references and anchors. Version 0.1.0 stored none of the last."""
+    """Constants of one rung, computed once from the references and anchors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -218,17 +221,17 @@ def fix_scale(
         )
     layouts = (published, *others) if anchors is None else anchors.layouts
     signals = {} if anchors is None else {group: _signal(anchors, group, base) for group, base in learned.items()}
-    kept, reasons = _counted(learned, signals)
+    reference, reasons = _counted(learned, signals)
     for group, mean in means.items():
         if group not in learned:
             reasons[group] = f"the published reference scores {mean:.3g} above chance, less than {minimum:g}"
-    weights = _weights({group: signals.get(group) or _prior_signal(group, published) for group in kept})
+    weights = _weights({group: signals.get(group) or _prior_signal(group, published) for group in reference})
     return QualityScale(
         rung=rung,
-        reference=kept,
-        left_out={group: mean for group, mean in means.items() if group not in kept},
+        reference=reference,
+        left_out={group: mean for group, mean in means.items() if group not in reference},
         minimum=minimum,
-        spreads={unit: with_prior(unit, seen) for unit, seen in _spreads(layouts, kept, weights).items()},
+        spreads={unit: with_prior(unit, seen) for unit, seen in _spreads(layouts, reference, weights).items()},
         reasons=dict(sorted(reasons.items())),
         weights=weights,
         signals=signals,
@@ -242,9 +245,9 @@ def _counted(learned: Scores, signals: Mapping[str, Signal]) -> tuple[dict[str, 
         return dict(learned), {}
     best = max(signals, key=lambda group: signals[group].ratio)
     reasons = {
-        group: f"signal to noise {each.ratio:.2g} on the space's anchors, less than {MIN_SNR:g}"
-        for group, each in signals.items()
-        if each.ratio < MIN_SNR and group != best
+        group: f"signal to noise {signal.ratio:.2g} on the space's anchors, less than {MIN_SNR:g}"
+        for group, signal in signals.items()
+        if signal.ratio < MIN_SNR and group != best
     }
     return {group: base for group, base in learned.items() if group not in reasons}, reasons
 
@@ -258,11 +261,11 @@ def _weights(signals: Mapping[str, Signal]) -> dict[str, float]:
     trained in little noise would be the whole score.
     """
     precision = {
-        group: 1 / (1 + (each.noise / each.between) ** 2) / each.between if each.between else 1.0
-        for group, each in signals.items()
+        group: 1 / (1 + (signal.noise / signal.between) ** 2) / signal.between if signal.between else 1.0
+        for group, signal in signals.items()
     }
     total = math.fsum(precision.values())
-    return {group: each / total for group, each in precision.items()}
+    return {group: value / total for group, value in precision.items()}
 
 
 def _prior_signal(group: str, published: Mapping[int, Scores]) -> Signal:
@@ -274,19 +277,21 @@ def _prior_signal(group: str, published: Mapping[int, Scores]) -> Signal:
 def _signal(anchors: Anchors, group: str, base: float) -> Signal:
     """Returns signal and noise of a group: variance components of layouts x seeds, without the seeds' common shift."""
     values = [_ratios(layout, group, base) for layout in anchors.layouts]
-    seeds = sorted(set.intersection(*(set(each) for each in values)))
-    means = [fmean(each[seed] for seed in seeds) for each in values]
+    seeds = sorted(set.intersection(*map(set, values)))
+    means = [fmean(ratios[seed] for seed in seeds) for ratios in values]
     spread = with_prior(unit_of(group), paired_spread(values))
     between = max(0.0, _variance(means) - spread.sd**2 / len(seeds))
     return Signal(math.sqrt(between), spread.sd / math.sqrt(anchors.seeds[unit_of(group)]))
 
 
-def _spreads(layouts: Sequence[Mapping[int, Scores]], kept: Scores, weights: Mapping[str, float]) -> dict[str, Spread]:
-    found = {}
-    for unit in sorted(set(map(unit_of, kept))):
-        members = {group: weights.get(group, 1.0) for group in kept if unit_of(group) == unit}
-        found[unit] = paired_spread([_unit_values(runs, kept, members) for runs in layouts])
-    return found
+def _spreads(
+    layouts: Sequence[Mapping[int, Scores]], reference: Scores, weights: Mapping[str, float]
+) -> dict[str, Spread]:
+    spreads = {}
+    for unit in sorted(set(map(unit_of, reference))):
+        members = {group: weights.get(group, 1.0) for group in reference if unit_of(group) == unit}
+        spreads[unit] = paired_spread([_unit_values(runs, reference, members) for runs in layouts])
+    return spreads
 
 
 def _variance(values: Sequence[float]) -> float:
@@ -349,4 +354,6 @@ def _unit_values(runs: Mapping[int, Scores], reference: Scores, weights: Mapping
     """Returns seed -> weighted mean of score / reference over the groups of one unit."""
     ratios = {group: _ratios(runs, group, reference[group]) for group in weights}
     total, first = math.fsum(weights.values()), next(iter(ratios.values()))
-    return {seed: math.fsum(weights[group] * each[seed] for group, each in ratios.items()) / total for seed in first}
+    return {
+        seed: math.fsum(weights[group] * values[seed] for group, values in ratios.items()) / total for seed in first
+    }

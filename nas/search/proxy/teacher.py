@@ -10,7 +10,6 @@ one candidate, its predictions one pass over the batches, and students pay for n
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from torch import Tensor
 from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.durable import locked
+from nas.core.stored import stored_folder
 from nas.model.nn.distillation import top_k
 from nas.model.nn.model import Model
 from nas.search.proxy.data import Data, Group
@@ -69,38 +69,34 @@ def predictions(
         InfrastructureFailed: another process has been computing them for an hour.
         OSError: the disk is full.
     """
-    inputs = [TEACHER_VERSION, teaching.job.key, job.run.key_inputs(), job.batch, job.seed, job.steps, teaching.k]
-    folder = paths.cache() / "teachers" / content_hash(inputs)
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # A measurement waits for all who train here: one that waited for the teacher alone would keep it out for long.
-        with locked(folder.with_name(f"{folder.name}.lock"), _DEADLINE_S, meanwhile=yield_hook):
-            if not folder.is_dir():
-                _write(folder, job.steps, teaching.k, data, model(), yield_hook)
+    inputs = [teaching.job.key, job.run.key_inputs(), job.batch, job.seed, job.steps, teaching.k]
+    lock = paths.cache() / "teachers" / f"{content_hash(inputs)}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    # Measurements wait for all trainings of this host: while this one waits for another process, it lets them run.
+    with locked(lock, _DEADLINE_S, meanwhile=yield_hook):
+        folder = stored_folder(
+            "teachers",
+            TEACHER_VERSION,
+            inputs,
+            lambda folder: _write(folder, job.steps, teaching.k, data, model(), yield_hook),
+        )
     return Predictions(folder)
 
 
 @torch.no_grad()
 def _write(folder: Path, steps: int, k: int, data: Data, teacher: Model, yield_hook: Callable[[], object]) -> None:
-    """Writes the predictions for `steps` batches to `folder`, atomically; the caller holds its lock."""
+    """Writes the predictions for `steps` batches to `folder`."""
     teacher.eval()
     device = next(teacher.parameters()).device
     shape = (steps, *data.batch(0)[0].shape, k)
-    partial = folder.with_name(f".{folder.name}")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-    partial.mkdir()
-    try:
-        log_p = _array(partial / "log_p.npy", np.float16, shape)
-        ids = _array(partial / "ids.npy", np.uint16, shape)
-        for step in range(steps):
-            yield_hook()
-            known = top_k(teacher(data.batch(step)[0].to(device)).float(), k)
-            log_p[step], ids[step] = known.log_p.cpu().numpy(), known.ids.cpu().numpy()
-        log_p.flush()
-        ids.flush()
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    log_p = _array(folder / "log_p.npy", np.float16, shape)
+    ids = _array(folder / "ids.npy", np.uint16, shape)
+    for step in range(steps):
+        yield_hook()
+        likeliest = top_k(teacher(data.batch(step)[0].to(device)).float(), k)
+        log_p[step], ids[step] = likeliest.log_p.cpu().numpy(), likeliest.ids.cpu().numpy()
+    log_p.flush()
+    ids.flush()
 
 
 def _array(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.memmap[Any, Any]:
@@ -130,16 +126,15 @@ class TaughtData:
 
     Args:
         data: the student's.
-        known: of its teacher.
+        taught: of its teacher.
     """
 
-    def __init__(self, data: Data, known: Predictions) -> None:
-        self._data, self._known = data, known
+    def __init__(self, data: Data, taught: Predictions) -> None:
+        self._data, self._taught = data, taught
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         """Returns inputs and labels [B, T], and the teacher's log-probabilities and tokens [B, T, K]."""
-        return (*self._data.batch(step), *self._known.at(step))
+        return (*self._data.batch(step), *self._taught.at(step))
 
     def groups(self) -> dict[str, Group]:
-        """See `Data`."""
         return self._data.groups()

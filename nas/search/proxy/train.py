@@ -35,7 +35,7 @@ from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.seeds import of_seed, stacked, unstackable
 from nas.model.nn.weights import padded_weights
-from nas.search.proxy.data import Data, open_data, score
+from nas.search.proxy.data import Data, open_data, score_groups
 from nas.search.proxy.job import (
     CHECKPOINT,
     STABLE,
@@ -75,9 +75,14 @@ def train(
         InfrastructureFailed: this host has another corpus than the job names.
     """
     (outcome,) = train_seeds(
-        [job], yield_hook=yield_hook, checkpoint_dir=checkpoint_dir, device=device, log=log, threads=threads,
+        [job],
+        yield_hook=yield_hook,
+        checkpoint_dir=checkpoint_dir,
+        device=device,
+        log=log,
+        threads=threads,
         checkpoint_s=checkpoint_s,
-    )  # fmt: skip
+    )
     if isinstance(outcome, CandidateFailed):
         raise outcome
     return outcome
@@ -149,12 +154,12 @@ def _passes(
         worker.log(f"{', '.join(alone)} cannot be stacked: {len(jobs)} seeds train one by one")
         return [[job] for job in jobs]
     most = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // open_data(jobs[0]).batch(0)[0].numel())
-    at: dict[int, list[TrainJob]] = {}
+    by_step: dict[int, list[TrainJob]] = {}
     for job in jobs:
-        found = _checkpoint(job, checkpoint_dir, checkpoint_s).latest(worker.log)
-        at.setdefault(0 if found is None else found[1], []).append(job)
+        checkpoint = _checkpoint(job, checkpoint_dir, checkpoint_s).latest(worker.log)
+        by_step.setdefault(0 if checkpoint is None else checkpoint[1], []).append(job)
     parts = []
-    for same in at.values():
+    for same in by_step.values():
         count = -(-len(same) // most)
         size = -(-len(same) // count)
         parts += [same[start : start + size] for start in range(0, len(same), size)]
@@ -176,22 +181,22 @@ def _train(jobs: Sequence[TrainJob], checkpoint_dir: Path, checkpoint_s: float, 
     Raises:
         CandidateFailed: the loss of one is not finite, or memory runs out.
     """
-    job = jobs[0]
-    names = ", ".join(each.key[:12] for each in jobs)
-    with _memory_errors(job):
-        data = [_data(each, worker, checkpoint_dir, checkpoint_s) for each in jobs]
-        models = [Model(proxy_layout(each), each.seed) for each in jobs]
+    first = jobs[0]
+    names = ", ".join(job.key[:12] for job in jobs)
+    with _memory_errors(first):
+        data = [_data(job, worker, checkpoint_dir, checkpoint_s) for job in jobs]
+        models = [Model(proxy_layout(job), job.seed) for job in jobs]
         seeds = None if unstackable(models[0]) else len(jobs)
         model = (models[0] if seeds is None else stacked(models)).to(worker.device)
-        settings = Optimiser(job.weight_decay, job.clip, BALANCE_RATE, job.betas, kind=job.optimiser)
-        state = TrainingState(model, settings, job.steps, job.ema, seeds)
+        settings = Optimiser(first.weight_decay, first.clip, BALANCE_RATE, first.betas, kind=first.optimiser)
+        state = TrainingState(model, settings, first.steps, first.ema, seeds)
         fit(
             state,
-            _stages(job, data, seeds),
-            [_checkpoint(each, checkpoint_dir, checkpoint_s) for each in jobs],
+            _stages(first, data, seeds),
+            [_checkpoint(job, checkpoint_dir, checkpoint_s) for job in jobs],
             worker,
             name=f"{names} on {worker.describe()}",
-            precision=lambda: precision_of(worker.device, job.precision),
+            precision=lambda: precision_of(worker.device, first.precision),
             check_steps=_FINITE_CHECK_STEPS,
         )
         return _results(jobs, state, data, worker, checkpoint_dir)
@@ -234,22 +239,30 @@ def _stages(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Stag
 
     def batches(first: int) -> Callable[[int], list[tuple[Tensor, ...]]]:
         def of_step(step: int) -> list[tuple[Tensor, ...]]:
-            each = [own.batch(first + step) for own in data]
-            return [each[0] if seeds is None else tuple(torch.cat(parts) for parts in zip(*each, strict=True))]
+            batches = [seed_data.batch(first + step) for seed_data in data]
+            return [batches[0] if seeds is None else tuple(map(torch.cat, zip(*batches, strict=True)))]
 
         return of_step
 
     tokens = len(data) * data[0].batch(0)[0].numel()
     loss = _loss(job.teacher, () if seeds is None else (seeds,))
     warm = Stage(
-        job.run.name, stable, tokens, batches(0), loss,
+        job.run.name,
+        stable,
+        tokens,
+        batches(0),
+        loss,
         rate=lambda step: job.lr * min(1.0, (step + 1) / max(job.warmup, 1)),
         keep=STABLE,
-    )  # fmt: skip
+    )
     falling = Stage(
-        f"{job.run.name}, falling rate", job.decay_steps, tokens, batches(stable), loss,
+        f"{job.run.name}, falling rate",
+        job.decay_steps,
+        tokens,
+        batches(stable),
+        loss,
         rate=lambda step: job.lr * (1 - (step + 1) / (job.decay_steps + 1)),
-    )  # fmt: skip
+    )
     return [warm, falling]
 
 
@@ -259,15 +272,15 @@ def _loss(teaching: Teaching | None, seeds: tuple[int, ...]) -> Callable[..., Te
     It is the mean cross-entropy over all labels, in part the teacher's term.
     """
 
-    def loss(model: nn.Module, inputs: Tensor, labels: Tensor, *known: Tensor) -> Tensor:
+    def loss(model: nn.Module, inputs: Tensor, labels: Tensor, *taught: Tensor) -> Tensor:
         logits = model(inputs).flatten(0, 1).float()
-        each = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="none")
-        own = each.view(*seeds, -1).sum(-1) / (labels != IGNORE).view(*seeds, -1).sum(-1)
+        nats = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="none")
+        mean = nats.view(*seeds, -1).sum(-1) / (labels != IGNORE).view(*seeds, -1).sum(-1)
         if teaching is None:
-            return own
-        theirs = TopK(*(each.flatten(0, 1) for each in known))
-        taught = decoupled_top_k(logits, theirs, teaching.temperature).view(*seeds, -1).mean(-1)
-        return (1 - teaching.weight) * own + teaching.weight * taught
+            return mean
+        likeliest = TopK(*(tensor.flatten(0, 1) for tensor in taught))
+        divergence = decoupled_top_k(logits, likeliest, teaching.temperature).view(*seeds, -1).mean(-1)
+        return (1 - teaching.weight) * mean + teaching.weight * divergence
 
     return loss
 
@@ -277,22 +290,22 @@ def _results(
 ) -> list[TrainResult]:
     """Scores the weights of each seed and writes them."""
     evaluated, scored = state.evaluated(), []
-    for index, (job, own) in enumerate(zip(jobs, data, strict=True)):
+    for index, (job, seed_data) in enumerate(zip(jobs, data, strict=True)):
         model, losses = evaluated, state.losses
         with state.timed():
             if state.seeds is not None:
                 model, losses = Model(proxy_layout(job), None).to(worker.device).eval(), losses[:, index]
                 model.load_state_dict(of_seed(evaluated.state_dict(), index))
-            scores = score(model, own.groups(), worker.device)
+            scores = score_groups(model, seed_data.groups(), worker.device)
             path = weights_file(checkpoint_dir, job.key)
             save_tensors(padded_weights(model.state_dict(), exported_layout(job)), path, {"step": state.step})
         scored.append((job, scores, losses, path))
     return [
         TrainResult(
             key=job.key,
-            scores={name: chance - got.loss for name, (got, chance) in scores.items()},
-            losses={name: got.loss for name, (got, _) in scores.items()},
-            accuracy={name: got.accuracy for name, (got, _) in scores.items()},
+            scores={name: chance - score.loss for name, (score, chance) in scores.items()},
+            losses={name: score.loss for name, (score, _) in scores.items()},
+            accuracy={name: score.accuracy for name, (score, _) in scores.items()},
             curve=thinned(losses, _CURVE_POINTS),
             steps=state.step,
             tokens=state.step * data[0].batch(0)[0].numel(),
@@ -311,7 +324,6 @@ def _memory_errors(job: TrainJob) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if not known and "allocate memory" not in str(error):
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise CandidateFailed("out_of_memory", f"training {job.key[:12]}: {error}") from error

@@ -36,7 +36,7 @@ from nas.infra.store.rows import Study, Trial
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import LOCAL
 from nas.measure.protocol.reference import CALIBRATION_RUNS
-from nas.search.proxy.corpus import CorpusRef
+from nas.model.text.corpus import CorpusRef
 from nas.search.proxy.job import LibraryRun, LmRun, TrainJob, proxy_layout
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.study.events import (

@@ -30,8 +30,8 @@ from nas.measure.farm.farm import Farm, open_farm
 from nas.measure.protocol.calibration import Calibrator, MeasurementTarget, SavedCalibration
 from nas.measure.protocol.health import HealthKeeper
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
+from nas.model.text.corpus import CorpusRef, made_of, refer, refer_again, refer_scores
 from nas.search.compute.ray import ClusterCompute, Compute, RayCompute
-from nas.search.proxy.corpus import CorpusRef, made_of, refer, refer_again, refer_scores
 from nas.search.proxy.job import MIXES_VERSION, TRAINER_VERSION
 from nas.search.proxy.tasks import SUITE_VERSION
 from nas.search.spaces import space_difference

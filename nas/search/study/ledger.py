@@ -13,7 +13,7 @@ from nas.core.errors import InfrastructureFailed, StudyBusy, StudyChanged
 from nas.core.layout import Layout
 from nas.core.trial import TRANSITIONS, Event, EventKind, TrialState, TrialStatus
 from nas.infra.store import artifacts, events, leases, outcomes, results, studies, trials
-from nas.infra.store.rows import Json, Origin, Proposal, Stage, Study, StudyLease, StudyState, Trial
+from nas.infra.store.rows import Json, NewTrial, Origin, Stage, Study, StudyLease, StudyState, Trial
 from nas.infra.store.store import Store
 from nas.search.study.events import Note, all_events
 
@@ -92,7 +92,7 @@ class Ledger:
         record: Json | None = None,
     ) -> Trial:  # fmt: skip
         """Adds a trial, numbered without gaps; returns the existing one if the study has that layout."""
-        proposal = Proposal(layout.to_json(), layout.id, origin, parents, operator, record)
+        proposal = NewTrial(layout.to_json(), layout.id, origin, parents, operator, record)
         (trial,) = trials.propose(self.store, self.study.id, [proposal], lease=self._lease)
         self._on_event(trial.number, "proposed", {"layout": layout.format(), "origin": origin})
         return trial

@@ -21,9 +21,9 @@ from nas.measure.protocol.calibration import DEPLOY_SEED, MeasurementTarget
 from nas.measure.protocol.reference import export_key, gate_key, measure_key
 from nas.measure.protocol.rounds import Jobs, Subject, measure
 from nas.measure.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights
+from nas.model.text.corpus import CorpusRef
 from nas.search.compute import worker
 from nas.search.compute.ray import Compute
-from nas.search.proxy.corpus import CorpusRef
 from nas.search.proxy.job import TrainJob, TrainResult, exported_layout, weights_file
 from nas.search.proxy.ladder import rung_jobs, seed_scores
 from nas.search.study.ledger import Ledger

@@ -78,7 +78,7 @@ async def _check_budgets(run: TrialRun, study: StudyContext) -> bool:
         if run.broken:
             end_infeasible(run, study, run.broken)
             return False
-    borderline = {check.place.workload for check in run.checks if check.verdict == "borderline"}
+    borderline = {check.key.workload for check in run.checks if check.verdict == "borderline"}
     if borderline and not run.reference:
         near = [str(check) for check in run.checks if check.verdict == "borderline"]
         _mark(run, study, EventKind.BORDERLINE, reason="; ".join(near))

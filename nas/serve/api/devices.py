@@ -19,14 +19,12 @@ from nas.infra.store import agents, calibrations, devices, outcomes
 from nas.infra.store import listings as pages
 from nas.infra.store.rows import (
     AgentAccess,
-    Blame,
     Calibration,
     DeviceEventKind,
     DeviceLabels,
     DeviceRow,
     DeviceState,
     Health,
-    JobKind,
     JobState,
     Role,
 )
@@ -57,14 +55,21 @@ _DEVICE = {
     "epoch": 41,
     "lease": {"holder": "lab-1", "until": 1763690430.0},
     "device": {
-        "id": "pixel-7", "transport": "adb", "model": "Pixel 7", "cpu": "Tensor G2", "target": "aarch64-android",
-        "cores": 8, "memory_mb": 7600, "os": "Android 15", "tags": ["phone"],
+        "id": "pixel-7",
+        "transport": "adb",
+        "model": "Pixel 7",
+        "cpu": "Tensor G2",
+        "target": "aarch64-android",
+        "cores": 8,
+        "memory_mb": 7600,
+        "os": "Android 15",
+        "tags": ["phone"],
     },
     "name": "desk, left",
     "note": "new battery in May",
     "tags": ["phone", "fast"],
     "queue": [{"study": "phones", "jobs": 3, "place": 1, "since": 1763690390.0}],
-}  # fmt: skip
+}
 _JOB = {
     "id": f"{'1f0c' * 16}.0",
     "kind": "measure",
@@ -83,15 +88,32 @@ _JOB = {
     "reason": None,
     "message": None,
 }
-_AGENT = {"name": "lab-1", "access": "enrolled", "created": 1763600000.0, "last_seen": 1763690400.0,
-          "devices": ["pixel-7"]}  # fmt: skip
-_DEVICE_EVENT = {"id": 87, "device": "pixel-7", "at": 1763690400.0, "kind": "health", "what": "unknown",
-                 "reason": "a job failed: the cable fell out", "job": None}  # fmt: skip
+_AGENT = {
+    "name": "lab-1",
+    "access": "enrolled",
+    "created": 1763600000.0,
+    "last_seen": 1763690400.0,
+    "devices": ["pixel-7"],
+}
+_DEVICE_EVENT = {
+    "id": 87,
+    "device": "pixel-7",
+    "at": 1763690400.0,
+    "kind": "health",
+    "what": "unknown",
+    "reason": "a job failed: the cable fell out",
+    "job": None,
+}
 _RUN = {"at": 1763690100.0, "job": _JOB["id"], "ratio": 1.013, "temperature_c": 41.5, "calm": True}
 _DRIFT = {
-    "runtime": "llama.cpp", "build": "b7000", "calibration": "9c91", "reference_ms": 212.5, "off": 0.011,
-    "recalibrate": False, "runs": [_RUN],
-}  # fmt: skip
+    "runtime": "llama.cpp",
+    "build": "b7000",
+    "calibration": "9c91",
+    "reference_ms": 212.5,
+    "off": 0.011,
+    "recalibrate": False,
+    "runs": [_RUN],
+}
 _CALIBRATION = {
     "runtime": "llama.cpp",
     "build": "b7000",
@@ -150,47 +172,27 @@ class DeviceView(BaseModel):
     queue: list[WaitingView] = Field([], description="who waits for it, in the order of their first jobs")
 
 
-class JobView(BaseModel):
-    """One round of a measurement. `study` and `trial` want it; `blame`, `reason` and `message` say why it failed."""
-
-    model_config = with_example(**_JOB)
-
-    id: str
-    kind: JobKind
-    study: str | None
-    trial: int | None
-    device: str
-    priority: int
-    state: JobState
-    attempts: int
-    epoch: int | None
-    lease_until: float | None
-    not_before: float
-    created: Time
-    updated: Time
-    blame: Blame | None
-    reason: str | None
-    message: str | None
-
-
 class CalibrationView(BaseModel):
     """Time of the reference run on a device with one build of a runtime."""
 
     model_config = with_example(**_CALIBRATION)
 
     runtime: str
-    build: str | None = Field(description="id of the runtime's build; null: an earlier version stored none")
+    build: str | None = Field(description="id of the runtime's build; null where the calibration does not say")
     calibration: str = Field(description="hash of the build, the reference model, its workload, threads and cores")
     reference_ms: float
     created: Time
 
     @classmethod
-    def of(cls, found: Calibration) -> CalibrationView:
+    def of(cls, stored: Calibration) -> CalibrationView:
         """Returns the view of a stored calibration, whose `build` is the name of the calibration."""
         return cls(
-            runtime=found.runtime, build=found.samples.get("build"), calibration=found.build,
-            reference_ms=found.reference_ms, created=found.created,
-        )  # fmt: skip
+            runtime=stored.runtime,
+            build=stored.samples.get("build"),
+            calibration=stored.build,
+            reference_ms=stored.reference_ms,
+            created=stored.created,
+        )
 
 
 class DeviceEventView(BaseModel):
@@ -243,7 +245,7 @@ class DeviceDetail(DeviceView):
     calibrations: list[CalibrationView]
     drift: list[DriftView]
     history: list[DeviceEventView]
-    jobs: list[JobView]
+    jobs: list[pages.JobSummary]
 
 
 class AgentView(BaseModel):
@@ -291,18 +293,18 @@ class AgentPage(BaseModel):
 
 
 class JobPage(BaseModel):
-    """Jobs, newest first. `next`: what to give as `after` for the next page; null on the last one."""
+    """Rounds of measurements, newest first. `next`: what to give as `after` for the next page; null on the last one."""
 
     model_config = with_example(jobs=[_JOB], next=f"1763690380.0~{_JOB['id']}")
 
-    jobs: list[JobView]
+    jobs: list[pages.JobSummary]
     next: str | None
 
 
 class ServerView(BaseModel):
     """The coordinator, and the caller's role."""
 
-    model_config = with_example(version="0.1.0", authority="a" * 32, token="laptop", role="operate")
+    model_config = with_example(version="0.2.0", authority="a" * 32, token="laptop", role="operate")
 
     version: str
     authority: str = Field(description="name of its database, which counts the epochs of leases")
@@ -345,9 +347,12 @@ def devices_router(store: Store, access: Access, submitted: SubmittedStudies | N
 
     def steer(order: DeviceOrder) -> None:
         @router.post(
-            f"/{{id}}/{order}", summary=_SUMMARIES[order], operation_id=f"{order}_device", dependencies=[operate],
+            f"/{{id}}/{order}",
+            summary=_SUMMARIES[order],
+            operation_id=f"{order}_device",
+            dependencies=[operate],
             responses=documented(404),
-        )  # fmt: skip
+        )
         def give(id: DeviceId, why: Reason | None = None) -> DeviceView:
             return steer_device(store, id, order, why.reason if why else "")
 
@@ -357,8 +362,8 @@ def devices_router(store: Store, access: Access, submitted: SubmittedStudies | N
     @router.post(
         "/{id}/label", summary="Name, note and tag a device", dependencies=[operate], responses=documented(404)
     )
-    def label(id: DeviceId, wanted: LabelRequest) -> DeviceView:
-        return label_device(store, id, wanted)
+    def label(id: DeviceId, request: LabelRequest) -> DeviceView:
+        return label_device(store, id, request)
 
     @router.post("/{id}/remove", summary="Retire a device", dependencies=[admin], responses=documented(404))
     def remove_device(id: DeviceId) -> DeviceView:
@@ -372,9 +377,12 @@ def device_events_router(store: Store, access: Access, streams: Streams) -> APIR
     router = APIRouter(prefix="/v1/device-events", tags=["devices"], route_class=guarded(access))
 
     @router.get(
-        "", summary="Follow what happens to devices", dependencies=[require(Role.READ)],
-        response_model=DeviceEventPage, responses=DOCUMENTED | documented(404, 429),
-    )  # fmt: skip
+        "",
+        summary="Follow what happens to devices",
+        dependencies=[require(Role.READ)],
+        response_model=DeviceEventPage,
+        responses=DOCUMENTED | documented(404, 429),
+    )
     async def follow_devices(
         http: Request, device: DeviceId | None = None, after: EventId = 0, limit: Limit = 100, wait_s: Wait = 0.0
     ) -> DeviceEventPage | Response:
@@ -397,9 +405,11 @@ def agents_router(store: Store, access: Access, revoked: Callable[[], None]) -> 
         return page_of_agents(store, after=after, limit=limit)
 
     @router.post(
-        "/{name}/revoke", summary="Take an agent's secret away", dependencies=[require(Role.ADMIN)],
+        "/{name}/revoke",
+        summary="Take an agent's secret away",
+        dependencies=[require(Role.ADMIN)],
         responses=documented(404),
-    )  # fmt: skip
+    )
     def revoke_agent(name: AgentName) -> AgentView:
         view = revoke_secret(store, name)
         revoked()
@@ -427,7 +437,7 @@ def jobs_router(store: Store, access: Access) -> APIRouter:
 
 def page_of_devices(
     store: Store, *, after: str = "", limit: int, submitted: SubmittedStudies | None = None
-) -> DevicePage:  # fmt: skip
+) -> DevicePage:
     """Returns devices by id, after `after`; `submitted` says who submitted the studies that wait for them."""
     rows = [row for row in devices.all(store) if row.id > after]
     shown = _views(store, rows[:limit], submitted)
@@ -436,7 +446,7 @@ def page_of_devices(
 
 def device_detail(
     store: Store, id: str, *, history: int = HISTORY, runs: int = RUNS, submitted: SubmittedStudies | None = None
-) -> DeviceDetail:  # fmt: skip
+) -> DeviceDetail:
     """Returns one device, its calibrations and drift, and its latest events and jobs.
 
     Args:
@@ -452,10 +462,10 @@ def device_detail(
     view = _view(store, id, submitted)
     return DeviceDetail(
         **{name: getattr(view, name) for name in DeviceView.model_fields},
-        calibrations=[CalibrationView.of(each) for each in calibrations.of_device(store, id)],
-        drift=[_drift(each, runs) for each in calibrations.drift(store, id)],
+        calibrations=[CalibrationView.of(calibration) for calibration in calibrations.of_device(store, id)],
+        drift=[_drift(drift, runs) for drift in calibrations.drift(store, id)],
         history=[DeviceEventView.model_validate(event) for event in devices.history(store, id, limit=history)],
-        jobs=[JobView.model_validate(job) for job in pages.jobs(store, device=id, limit=history)],
+        jobs=pages.jobs(store, device=id, limit=history),
     )
 
 
@@ -465,9 +475,9 @@ def page_of_device_events(store: Store, *, after: int, limit: int, device: str |
     Raises:
         UnknownName: no such device.
     """
-    found = devices.events_since(store, after, limit=limit, device=device)
-    shown = [DeviceEventView.model_validate(event) for event in found]
-    return DeviceEventPage(events=shown, last=shown[-1].id if shown else after)
+    latest = devices.events_since(store, after, limit=limit, device=device)
+    events = [DeviceEventView.model_validate(event) for event in latest]
+    return DeviceEventPage(events=events, last=events[-1].id if events else after)
 
 
 def steer_device(store: Store, id: str, what: DeviceOrder, reason: str = "") -> DeviceView:
@@ -484,17 +494,31 @@ def steer_device(store: Store, id: str, what: DeviceOrder, reason: str = "") -> 
         row = devices.get(store, id)
         if row.health is Health.RETIRED and what != "release":
             raise InvalidInput(f"device {id!r} was removed; 'nas device release {id}' takes it back")
-        _ORDERS[what](store, row, reason)
+        match what:
+            case "drain":
+                devices.set_state(store, id, DeviceState.DRAINING, reason or None)
+            case "resume":
+                devices.set_state(store, id, DeviceState.IDLE, reason or None)
+            case "quarantine":
+                devices.set_health(store, id, Health.MAINTENANCE, reason or "put into quarantine")
+            case "release" if row.health in (Health.MAINTENANCE, Health.BAD, Health.RETIRED):
+                devices.set_health(store, id, Health.UNKNOWN, reason or "released, not checked yet")
+            case "check" if row.health is Health.MAINTENANCE:
+                raise InvalidInput(f"device {id!r} is in quarantine; release it first")
+            case "check":
+                if row.health is Health.GOOD:
+                    devices.set_health(store, id, Health.UNKNOWN, reason or "a check was asked for")
+                outcomes.request_check(store, id)
     return _view(store, id)
 
 
-def label_device(store: Store, id: str, wanted: LabelRequest) -> DeviceView:
+def label_device(store: Store, id: str, request: LabelRequest) -> DeviceView:
     """Sets the labels of a device that are given, and returns it.
 
     Raises:
         UnknownName: no such device.
     """
-    texts = wanted.name, wanted.note, None if wanted.tags is None else " ".join(dict.fromkeys(wanted.tags))
+    texts = request.name, request.note, None if request.tags is None else " ".join(dict.fromkeys(request.tags))
     kinds = DeviceEventKind.NAME, DeviceEventKind.NOTE, DeviceEventKind.TAGS
     devices.get(store, id)
     for kind, text in zip(kinds, texts, strict=True):
@@ -519,15 +543,18 @@ def page_of_agents(store: Store, *, after: str = "", limit: int) -> AgentPage:
     served = defaultdict(list)
     for row in devices.all(store):
         served[row.agent].append(row.id)
-    found = [agent for agent in agents.all(store) if agent.name > after]
+    later = [agent for agent in agents.all(store) if agent.name > after]
     shown = [
         AgentView(
-            name=agent.name, access=agent.access, created=agent.created, last_seen=agent.last_seen,
+            name=agent.name,
+            access=agent.access,
+            created=agent.created,
+            last_seen=agent.last_seen,
             devices=served[agent.name],
         )
-        for agent in found[:limit]
-    ]  # fmt: skip
-    return AgentPage(agents=shown, next=shown[-1].name if len(found) > limit else None)
+        for agent in later[:limit]
+    ]
+    return AgentPage(agents=shown, next=shown[-1].name if len(later) > limit else None)
 
 
 def revoke_secret(store: Store, name: str) -> AgentView:
@@ -557,24 +584,31 @@ def page_of_jobs(
     """
     cursor = _job_cursor(after) if after is not None else None
     rows = pages.jobs(store, limit=limit + 1, after=cursor, state=state, device=device, study_name=study)
-    shown = [JobView.model_validate(row) for row in rows[:limit]]
+    shown = rows[:limit]
     return JobPage(jobs=shown, next=f"{shown[-1].created!r}~{shown[-1].id}" if len(rows) > limit else None)
 
 
-def _drift(found: calibrations.Drift, most: int) -> DriftView:
+def _drift(drift: calibrations.Drift, most: int) -> DriftView:
     runs = [
         ReferenceRunView(
-            at=point.at, job=point.job, ratio=point.run.ratio, temperature_c=point.run.temperature_c,
+            at=point.at,
+            job=point.job,
+            ratio=point.run.ratio,
+            temperature_c=point.run.temperature_c,
             calm=point.run.calm,
         )
-        for point in found.points[-most:]
-    ]  # fmt: skip
-    known = found.calibration
+        for point in drift.points[-most:]
+    ]
+    calibration = drift.calibration
     return DriftView(
-        runtime=found.runtime, build=known and known.samples.get("build"), calibration=found.build,
-        reference_ms=known and known.reference_ms, off=found.off,
-        recalibrate=found.recalibrate, runs=runs,
-    )  # fmt: skip
+        runtime=drift.runtime,
+        build=calibration and calibration.samples.get("build"),
+        calibration=drift.build,
+        reference_ms=calibration and calibration.reference_ms,
+        off=drift.off,
+        recalibrate=drift.recalibrate,
+        runs=runs,
+    )
 
 
 def _job_cursor(cursor: str) -> pages.JobPlace:
@@ -597,7 +631,7 @@ def _views(store: Store, rows: Sequence[DeviceRow], submitted: SubmittedStudies 
 
 def _device(
     row: DeviceRow, labels: DeviceLabels, queue: Sequence[pages.QueuedJob], submitted: SubmittedStudies | None
-) -> DeviceView:  # fmt: skip
+) -> DeviceView:
     lease = None
     if row.lease_holder is not None and row.lease_until is not None:
         lease = Lease(holder=row.lease_holder, until=row.lease_until)
@@ -608,41 +642,17 @@ def _device(
         WaitingView(
             study=study,
             jobs=counts[study],
-            place=job.place,
+            place=job.position,
             since=job.since,
             submitted_by=submitted.submitter(study) if submitted is not None and study is not None else None,
         )
         for study, job in first.items()
     ]
     return DeviceView(
-        **{name: getattr(row, name) for name in names}, lease=lease, name=labels.name, note=labels.note,
-        tags=list(dict.fromkeys([*row.device.tags, *labels.tags])), queue=sorted(waiting, key=lambda each: each.place),
-    )  # fmt: skip
-
-
-def _drain(store: Store, row: DeviceRow, reason: str) -> None:
-    devices.set_state(store, row.id, DeviceState.DRAINING, reason or None)
-
-
-def _resume(store: Store, row: DeviceRow, reason: str) -> None:
-    devices.set_state(store, row.id, DeviceState.IDLE, reason or None)
-
-
-def _quarantine(store: Store, row: DeviceRow, reason: str) -> None:
-    devices.set_health(store, row.id, Health.MAINTENANCE, reason or "put into quarantine")
-
-
-def _release(store: Store, row: DeviceRow, reason: str) -> None:
-    if row.health in (Health.MAINTENANCE, Health.BAD, Health.RETIRED):
-        devices.set_health(store, row.id, Health.UNKNOWN, reason or "released, not checked yet")
-
-
-def _check(store: Store, row: DeviceRow, reason: str) -> None:
-    if row.health is Health.MAINTENANCE:
-        raise InvalidInput(f"device {row.id!r} is in quarantine; release it first")
-    if row.health is Health.GOOD:
-        devices.set_health(store, row.id, Health.UNKNOWN, reason or "a check was asked for")
-    outcomes.request_check(store, row.id)
-
-
-_ORDERS = {"drain": _drain, "resume": _resume, "quarantine": _quarantine, "release": _release, "check": _check}
+        **{name: getattr(row, name) for name in names},
+        lease=lease,
+        name=labels.name,
+        note=labels.note,
+        tags=list(dict.fromkeys([*row.device.tags, *labels.tags])),
+        queue=sorted(waiting, key=lambda study: study.place),
+    )

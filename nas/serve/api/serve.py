@@ -35,7 +35,10 @@ from nas.serve.api.studies import estimates_router, studies_router
 from nas.serve.api.submissions import LaunchProcess, SubmittedStudies
 from nas.serve.api.webhook import Webhook
 
-PORT, WEB_PORT = 7711, 7712
+PORT = 7711
+"""Of agents and the users' API."""
+WEB_PORT = 7712
+"""Of the pages."""
 ADDRESS_FILE = "serve.json"
 _METRICS_EXAMPLE = '# TYPE hilnas_jobs gauge\nhilnas_jobs{state="queued"} 12.0\n'
 _METRICS: dict[int | str, dict[str, Any]] = {
@@ -54,7 +57,7 @@ class ServeOptions:
         names: more names and addresses under which agents and people reach this server.
         studies: how many submitted studies run at the same time.
         webhook: URL that is sent a message when a study ends or a device becomes bad; None for none.
-        own: certificate of a second port, for people; None: there is none.
+        own_certificate: of a second port, for people; None: there is none.
         web_port: that port; 0 takes any that is free.
     """
 
@@ -63,7 +66,7 @@ class ServeOptions:
     names: tuple[str, ...] = ()
     studies: int = 2
     webhook: str | None = None
-    own: OwnCertificate | None = None
+    own_certificate: OwnCertificate | None = None
     web_port: int = WEB_PORT
 
 
@@ -99,7 +102,7 @@ class Service:
 @contextlib.contextmanager
 def serving(
     store: Store, options: ServeOptions, more: Callable[[Service], APIRouter] | None = None
-) -> Iterator[Service]:  # fmt: skip
+) -> Iterator[Service]:
     """Runs the coordinator while the context is open. On exit, requests are answered first; long polls return at once.
 
     Args:
@@ -120,10 +123,10 @@ def serving(
         certificates = Certificates(home, store.clock)
         url = web_url = url_of(options.host, listening.getsockname()[1], options.names)
         renewals = [Renewal(lambda: certificates.context(names_of(options.host, options.names)))]
-        if options.own is not None:
-            renewals.append(Renewal(options.own.context))
+        if options.own_certificate is not None:
+            renewals.append(Renewal(options.own_certificate.context))
             web = stack.enter_context(contextlib.closing(listen_tcp(options.host, options.web_port)))
-            host = options.own.host()
+            host = options.own_certificate.host()
             web_url = url_of(options.host, web.getsockname()[1], [host] if host else options.names)
         hook = Webhook(store, options.webhook, home, web_url) if options.webhook else contextlib.nullcontext()
         # Opening the farm extends every lease to its full time before the first agent can connect.
@@ -133,7 +136,7 @@ def serving(
         service = Service(store, farm, home, certificates, url, web_url, studies, snapshots)
         health = HealthKeeper(store, farm.notifier.notify, AnyDevice(store, farm.runners, home / "work").plan)
         servers = [Server(make_service_app(service, more), listening, renewals[0].context)]
-        if options.own is not None:
+        if options.own_certificate is not None:
             servers.append(Server(make_service_app(service, more, for_agents=False), web, renewals[1].context))
         for running in (studies, *servers, *renewals, health, hook):
             stack.enter_context(running)
@@ -225,9 +228,12 @@ def _metrics_router(store: Store, access: Access) -> APIRouter:
     router = APIRouter(tags=["server"], route_class=guarded(access))
 
     @router.get(
-        "/metrics", summary="Metrics in Prometheus' text format", dependencies=[require(Role.READ)],
-        response_class=Response, responses=_METRICS,
-    )  # fmt: skip
+        "/metrics",
+        summary="Metrics in Prometheus' text format",
+        dependencies=[require(Role.READ)],
+        response_class=Response,
+        responses=_METRICS,
+    )
     def show_metrics() -> Response:
         return Response(metrics.render(store), media_type=metrics.CONTENT_TYPE)
 
@@ -240,6 +246,6 @@ def _only_one(home: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            known = last_address(home)
-            raise InfrastructureFailed(f"'nas serve' runs already{f' at {known.url}' if known else ''}") from None
+            address = last_address(home)
+            raise InfrastructureFailed(f"'nas serve' runs already{f' at {address.url}' if address else ''}") from None
         yield

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import IO, Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -17,7 +17,6 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
 from nas.infra.store import events, studies, trials
 from nas.infra.store import listings as pages
-from nas.infra.store.archive import export_study
 from nas.infra.store.listings import StudySummary
 from nas.infra.store.rows import ApiToken, Role, StudyState
 from nas.infra.store.store import Store
@@ -28,6 +27,7 @@ from nas.infra.web.off_loop import off_loop
 from nas.infra.web.server import max_body
 from nas.measure.devices.attachments import Tag
 from nas.measure.farm.agent_api import Access, guarded
+from nas.search.analysis.archive import export_study
 from nas.search.analysis.report import (
     Row,
     csv_parts,
@@ -49,20 +49,33 @@ from nas.serve.api.submissions import (
     SubmittedStudies,
     check_space,
     estimate_space,
-    without_accept_noise,
 )
 from nas.serve.api.types import ONE_LINE, EventId, Limit, StudyName, Time, TrialNumber, Wait, with_example
 
 _MAX_SUBMISSION = 8 << 20
 """Bytes of a submission: the longest space, also where its characters take several bytes."""
 _SUBMISSION = {
-    "submitted_by": "laptop", "submitted": 1763690000.0, "state": "running", "trials": 40,
-    "warm_start": [], "tries": 0, "not_before": 0.0, "exit_code": None, "message": None,
-}  # fmt: skip
+    "submitted_by": "laptop",
+    "submitted": 1763690000.0,
+    "state": "running",
+    "trials": 40,
+    "warm_start": [],
+    "tries": 0,
+    "not_before": 0.0,
+    "exit_code": None,
+    "message": None,
+}
 _STUDY = {
-    "study": "phones", "space": "lfm2-demo", "state": "running", "reason": None, "resume": None,
-    "desired_state": "run", "trials": 14, "created": 1763690002.0, "submission": _SUBMISSION,
-}  # fmt: skip
+    "study": "phones",
+    "space": "lfm2-demo",
+    "state": "running",
+    "reason": None,
+    "resume": None,
+    "desired_state": "run",
+    "trials": 14,
+    "created": 1763690002.0,
+    "submission": _SUBMISSION,
+}
 _REPORT = {
     "study": "phones",
     "state": "running",
@@ -93,11 +106,6 @@ class SubmitRequest(BaseModel):
     space: str = Field(max_length=MAX_CHARACTERS)
     trials: int | None = Field(None, ge=1, le=1_000_000, description="layouts to try; default: as the space says")
     warm_start: tuple[StudyName, ...] = Field((), max_length=20, description="earlier studies to learn from first")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, data: Any) -> Any:
-        return without_accept_noise(data)
 
 
 class MarkRequest(BaseModel):
@@ -140,7 +148,7 @@ class SubmissionView(BaseModel):
     message: str | None = Field(description="why it ended or is retried")
 
 
-class StudyView(BaseModel):
+class StudyStatus(BaseModel):
     """A study.
 
     `state`: new, running, paused, stopped, complete or failed; interrupted if its process is gone; queued before its
@@ -161,7 +169,7 @@ class StudyView(BaseModel):
     problem: str | None = Field(None, description="why nothing more of it can be shown")
 
 
-class StudyDetail(StudyView):
+class StudyDetail(StudyStatus):
     """A study with its report, which is null before its process has begun."""
 
     model_config = with_example(**_STUDY, report=_REPORT)
@@ -174,7 +182,7 @@ class StudyPage(BaseModel):
 
     model_config = with_example(studies=[_STUDY], next=None)
 
-    studies: list[StudyView]
+    studies: list[StudyStatus]
     next: str | None
 
 
@@ -223,7 +231,7 @@ _FILES: dict[int | str, dict[str, Any]] = {
     }
 }
 _ARCHIVE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/x-ndjson": {"example": '{"format": 1}\n{"end": 1}\n'}}}
+    200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}
 }
 _PART = 1 << 16
 _DRAW_S = 5.0
@@ -261,28 +269,30 @@ def studies_router(
 
     @router.get("", summary="List studies", dependencies=[read])
     def list_studies(
-        after: Annotated[str, Query(max_length=20)] = "0", limit: Limit = 100,
+        after: Annotated[str, Query(max_length=20)] = "0",
+        limit: Limit = 100,
         text: Annotated[str, Query(max_length=64, description="a part of the name")] = "",
         space: Annotated[str, Query(max_length=64, description="name of the space")] = "",
         state: Annotated[str, Query(max_length=64, description="such as running or interrupted")] = "",
-    ) -> StudyPage:  # fmt: skip
-        wanted = pages.StudyFilter(text, space, state)
-        rows = pages.studies(store, after=_study_id(after), limit=limit + 1, wanted=wanted)
+    ) -> StudyPage:
+        filter = pages.StudyFilter(text, space, state)
+        rows = pages.studies(store, after=_study_id(after), limit=limit + 1, matching=filter)
         shown = [_begun(row, submitted.find(row.name)) for row in rows[:limit]]
         if len(rows) > limit:
             return StudyPage(studies=shown, next=str(rows[limit - 1].id))
-        queued = [_queued(each) for each in submitted.not_begun()]
+        queued = [_queued(submission) for submission in submitted.not_begun()]
         waiting = [
-            each for each in queued
-            if text.lower() in each.study.lower() and space in ("", each.space) and state in ("", each.state)
-        ]  # fmt: skip
+            study
+            for study in queued
+            if text.lower() in study.study.lower() and space in ("", study.space) and state in ("", study.state)
+        ]
         return StudyPage(studies=shown + waiting, next=None)
 
     @router.post("", summary="Submit a study", status_code=201, responses=documented(409))
     @max_body(_MAX_SUBMISSION)
-    def submit(request: SubmitRequest, token: ApiToken = operate) -> StudyView:
-        wanted = {"trials": request.trials, "warm_start": request.warm_start}
-        submitted.submit(request.study, request.space, by=token.name, **wanted)  # type: ignore[arg-type]
+    def submit(request: SubmitRequest, token: ApiToken = operate) -> StudyStatus:
+        options = {"trials": request.trials, "warm_start": request.warm_start}
+        submitted.submit(request.study, request.space, by=token.name, **options)  # type: ignore[arg-type]
         return _view(store, submitted, request.study)
 
     @router.get("/{name}", summary="Show a study with its report", dependencies=[read], responses=documented(404))
@@ -292,47 +302,61 @@ def studies_router(
         return StudyDetail(**dict(view), report=report)
 
     @router.get(
-        "/{name}/trials", summary="List all trials with their figures", dependencies=[read], response_model=TableView,
+        "/{name}/trials",
+        summary="List all trials with their figures",
+        dependencies=[read],
+        response_model=TableView,
         responses=_FILES | documented(404),
-    )  # fmt: skip
+    )
     def show_trials(name: StudyName, format: TableFormat = "json") -> Response:
         return _table(name, "trials", study_table(snapshots.get(name)), format)
 
     @router.get(
-        "/{name}/measurements", summary="List all measured figures", dependencies=[read], response_model=TableView,
+        "/{name}/measurements",
+        summary="List all measured figures",
+        dependencies=[read],
+        response_model=TableView,
         responses=_FILES | documented(404),
-    )  # fmt: skip
+    )
     def show_measurements(name: StudyName, format: TableFormat = "json") -> Response:
         return _table(name, "measurements", measurements_table(snapshots.get(name)), format)
 
     @router.get(
-        "/{name}/archive", summary="Export the whole study, for `nas study import`", dependencies=[read],
-        responses=_ARCHIVE | documented(404), response_class=StreamingResponse,
-    )  # fmt: skip
+        "/{name}/archive",
+        summary="Export the whole study, for `nas study import`",
+        dependencies=[read],
+        responses=_ARCHIVE | documented(404),
+        response_class=StreamingResponse,
+    )
     def show_archive(name: StudyName) -> Response:
         with ExitStack() as unsent:
-            file = unsent.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline=""))
+            file = unsent.enter_context(tempfile.TemporaryFile())
             export_study(store, studies.find_id(store, name), file)
             unsent.pop_all()  # the response closes it once it is sent
         file.seek(0)
-        headers = {"Content-Disposition": f'attachment; filename="{name}.archive"'}
-        return StreamingResponse(_parts(file), headers=headers, media_type="application/x-ndjson")
+        headers = {"Content-Disposition": f'attachment; filename="{name}.jsonl.gz"'}
+        return StreamingResponse(_parts(file), headers=headers, media_type="application/gzip")
 
     @router.post(
-        "/{name}/trials/{number}/mark", summary="Star, tag and note a trial", dependencies=[operate],
+        "/{name}/trials/{number}/mark",
+        summary="Star, tag and note a trial",
+        dependencies=[operate],
         responses=documented(404),
-    )  # fmt: skip
-    def mark(name: StudyName, number: TrialNumber, wanted: MarkRequest) -> TrialMark:
-        return mark_trial(store, name, number, wanted)
+    )
+    def mark(name: StudyName, number: TrialNumber, request: MarkRequest) -> TrialMark:
+        return mark_trial(store, name, number, request)
 
     def steer(order: Order) -> None:
         summary = f"{order.capitalize()} a study"
 
         @router.post(
-            f"/{{name}}/{order}", summary=summary, operation_id=f"{order}_study", dependencies=[operate],
+            f"/{{name}}/{order}",
+            summary=summary,
+            operation_id=f"{order}_study",
+            dependencies=[operate],
             responses=documented(404, 409),
-        )  # fmt: skip
-        def give(name: StudyName) -> StudyView:
+        )
+        def give(name: StudyName) -> StudyStatus:
             submitted.steer(name, order)
             return _view(store, submitted, name)
 
@@ -340,9 +364,12 @@ def studies_router(
         steer(order)
 
     @router.get(
-        "/{name}/events", summary="Follow a study's log", dependencies=[read], response_model=EventPage,
+        "/{name}/events",
+        summary="Follow a study's log",
+        dependencies=[read],
+        response_model=EventPage,
         responses=following.DOCUMENTED | documented(404, 429),
-    )  # fmt: skip
+    )
     async def follow(
         name: StudyName,
         http: Request,
@@ -364,7 +391,7 @@ def studies_router(
     return router
 
 
-def mark_trial(store: Store, study: str, number: int, wanted: MarkRequest) -> TrialMark:
+def mark_trial(store: Store, study: str, number: int, request: MarkRequest) -> TrialMark:
     """Sets the marks of a trial that are given, and returns all of them.
 
     Raises:
@@ -376,9 +403,9 @@ def mark_trial(store: Store, study: str, number: int, wanted: MarkRequest) -> Tr
     old = before[-1] if before else Marked(number, star=False, tags=(), text="")
     new = Marked(
         number,
-        star=old.star if wanted.star is None else wanted.star,
-        tags=old.tags if wanted.tags is None else tuple(dict.fromkeys(wanted.tags)),
-        text=old.text if wanted.note is None else wanted.note.strip(),
+        star=old.star if request.star is None else request.star,
+        tags=old.tags if request.tags is None else tuple(dict.fromkeys(request.tags)),
+        text=old.text if request.note is None else request.note.strip(),
     )
     if new != old:
         events.append(store, id, new.to_json())
@@ -396,7 +423,7 @@ def _table(study: str, what: str, table: tuple[list[str], list[Row]], format: Ta
     return Response(parquet_bytes(columns, rows), headers=headers, media_type="application/vnd.apache.parquet")
 
 
-def _parts(file: IO[str]) -> Iterator[str]:
+def _parts(file: IO[bytes]) -> Iterator[bytes]:
     """Yields the contents of a file, which is then closed."""
     with file:
         while part := file.read(_PART):
@@ -409,39 +436,48 @@ def _study_id(after: str) -> int:
     return min(int(after), (1 << 53) - 1)
 
 
-def _view(store: Store, submitted: SubmittedStudies, name: str) -> StudyView:
+def _view(store: Store, submitted: SubmittedStudies, name: str) -> StudyStatus:
     row, submission = submitted.row(name), submitted.find(name)
     if row is not None:
         return _begun(pages.summary(store, row), submission)
     if submission is None:
-        known = {*(study.name for study in pages.studies(store, limit=1000)), *(s.study for s in submitted.not_begun())}
-        raise UnknownName("study", name, known)
+        names = {*(study.name for study in pages.studies(store, limit=1000)), *(s.study for s in submitted.not_begun())}
+        raise UnknownName("study", name, names)
     return _queued(submission)
 
 
-def _begun(row: StudySummary, submission: Submission | None) -> StudyView:
-    return StudyView(
-        study=row.name, space=row.space, desired_state=row.desired_state, trials=row.trials, created=row.created,
-        submission=SubmissionView.model_validate(submission) if submission else None, problem=row.problem,
+def _begun(row: StudySummary, submission: Submission | None) -> StudyStatus:
+    return StudyStatus(
+        study=row.name,
+        space=row.space,
+        desired_state=row.desired_state,
+        trials=row.trials,
+        created=row.created,
+        submission=SubmissionView.model_validate(submission) if submission else None,
+        problem=row.problem,
         **asdict(row.condition),
-    )  # fmt: skip
+    )
 
 
-def _queued(submission: Submission) -> StudyView:
-    return StudyView(
-        study=submission.study, space=submission.space, state="failed" if submission.ended else "queued",
-        desired_state="stop" if submission.stop else "run", trials=0, created=submission.submitted,
+def _queued(submission: Submission) -> StudyStatus:
+    return StudyStatus(
+        study=submission.study,
+        space=submission.space,
+        state="failed" if submission.ended else "queued",
+        desired_state="stop" if submission.stop else "run",
+        trials=0,
+        created=submission.submitted,
         submission=SubmissionView.model_validate(submission),
-    )  # fmt: skip
+    )
 
 
 def _events(store: Store, submitted: SubmittedStudies, name: str, after: int, limit: int) -> EventPage:
     # The state first: what it says has ended has written its last event.
     view, row = _view(store, submitted, name), submitted.row(name)
-    found = events.since(store, row.id, after, limit=limit) if row is not None else []
-    shown = [EventView.model_validate(event) for event in found]
-    last = found[-1].id if found else after
-    return EventPage(events=shown, last=last, state=view.state, ended=_over(view) and len(found) < limit)
+    new = events.since(store, row.id, after, limit=limit) if row is not None else []
+    shown = [EventView.model_validate(event) for event in new]
+    last = new[-1].id if new else after
+    return EventPage(events=shown, last=last, state=view.state, ended=_over(view) and len(new) < limit)
 
 
 def _newest(store: Store, submitted: SubmittedStudies, name: str) -> int:
@@ -449,7 +485,7 @@ def _newest(store: Store, submitted: SubmittedStudies, name: str) -> int:
     return 0 if row is None else events.newest(store, row.id)
 
 
-def _over(view: StudyView) -> bool:
+def _over(view: StudyStatus) -> bool:
     if view.submission is not None:
         return view.submission.state is SubmissionState.ENDED
     return view.state in _OVER

@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
@@ -49,7 +49,9 @@ _POLL_S = 1.0
 _LONG_RUN_S = 600.0
 """Run time that resets the count of tries."""
 _MAX_TRIES = 6
-_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 600.0
+_BACKOFF_S = 10.0
+"""Before the second try; each further one waits twice as long."""
+_LONGEST_BACKOFF_S = 600.0
 _REFUSED = frozenset({1, 2, 3})
 """Exit codes of `nas launch` that a retry would not change."""
 _NOT_INHERITED = ("NAS_SERVER", "NAS_TOKEN")
@@ -68,11 +70,6 @@ class SubmissionState(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     ENDED = "ended"
-
-
-def without_accept_noise(data: Any) -> Any:
-    """Returns a mapping without an option that clients and files of version 0.1.0 have; noise is not refused now."""
-    return {key: value for key, value in data.items() if key != "accept_noise"} if isinstance(data, dict) else data
 
 
 class Submission(BaseModel):
@@ -112,11 +109,6 @@ class Submission(BaseModel):
     started: float | None = None
     exit_code: int | None = None
     message: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, data: Any) -> Any:
-        return without_accept_noise(data)
 
     @property
     def ended(self) -> bool:
@@ -218,8 +210,10 @@ class LaunchProcess:
 
     def __init__(self, store: Store, home: Path, more: Sequence[str] = ()) -> None:
         # Not as an argument: the URL may contain a password, and all users can read arguments.
-        own = {"NAS_HOME": str(home), "NAS_DB": store.engine.url.render_as_string(hide_password=False)}
-        self._environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED} | own
+        environment = {"NAS_HOME": str(home), "NAS_DB": store.engine.url.render_as_string(hide_password=False)}
+        self._environment = {
+            name: value for name, value in os.environ.items() if name not in _NOT_INHERITED
+        } | environment
         self._more = tuple(more)
 
     def start(
@@ -233,9 +227,14 @@ class LaunchProcess:
         argv += [part for name in submission.warm_start for part in ("--warm-start", name)]
         with folder.open_log() as out, folder.open_result() as result:
             return subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=result, stderr=out, env=self._environment,
-                start_new_session=True, pass_fds=(lock.fileno(),),
-            )  # fmt: skip
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=result,
+                stderr=out,
+                env=self._environment,
+                start_new_session=True,
+                pass_fds=(lock.fileno(),),
+            )
 
 
 class SubmittedStudies:
@@ -265,8 +264,14 @@ class SubmittedStudies:
         self._thread.join()
 
     def submit(
-        self, study: str, space: str, *, trials: int | None = None, warm_start: tuple[str, ...] = (), by: str,
-    ) -> Submission:  # fmt: skip
+        self,
+        study: str,
+        space: str,
+        *,
+        trials: int | None = None,
+        warm_start: tuple[str, ...] = (),
+        by: str,
+    ) -> Submission:
         """Accepts a study; submitting an equal one again returns the existing one.
 
         Args:
@@ -293,11 +298,11 @@ class SubmittedStudies:
             submitted=self._store.now(),
         )
         with self._changing:
-            known, row = self.find(study), self.row(study)
-            taken = row is not None or (known is not None and not known.ended)
-            if known is not None and taken and known.same_request(new):
-                return known
-            if taken:
+            earlier, row = self.find(study), self.row(study)
+            in_use = row is not None or (earlier is not None and not earlier.ended)
+            if earlier is not None and in_use and earlier.same_request(new):
+                return earlier
+            if in_use:
                 raise Conflict(f"another study is named {study!r}; choose another name")
             self._folder(study).create(new, space)
         _log("study submitted", study, by=by)
@@ -310,8 +315,8 @@ class SubmittedStudies:
 
     def submitter(self, study: str) -> str | None:
         """Returns the name of the API token that submitted a study; None if it was not submitted."""
-        found = self.find(study)
-        return None if found is None else found.submitted_by
+        submission = self.find(study)
+        return None if submission is None else submission.submitted_by
 
     def log_tail(self, study: str) -> str | None:
         """Returns the end of what the process of a submitted study printed; None where there was none."""
@@ -331,7 +336,7 @@ class SubmittedStudies:
 
     def not_begun(self) -> list[Submission]:
         """Returns the submitted studies that are not in the database yet, by name."""
-        return [each for each in self._all() if self.row(each.study) is None]
+        return [submission for submission in self._all() if self.row(submission.study) is None]
 
     def steer(self, study: str, order: Order) -> None:
         """Requests that a study runs, pauses or stops, on whichever host it was launched.
@@ -356,10 +361,12 @@ class SubmittedStudies:
     def poll(self) -> None:
         """Records ended processes, and starts those that are due."""
         with self._changing:
-            running = [each for each in self._all() if not each.ended and self._is_running(each)]
+            running = [
+                submission for submission in self._all() if not submission.ended and self._is_running(submission)
+            ]
             free = self._at_once - len(running)
-            due = [each for each in self._all() if each.state is SubmissionState.QUEUED]
-            for submission in sorted(due, key=lambda each: each.submitted):
+            due = [submission for submission in self._all() if submission.state is SubmissionState.QUEUED]
+            for submission in sorted(due, key=lambda waiting: waiting.submitted):
                 if free > 0 and submission.not_before <= self._store.now() and self._start(submission):
                     free -= 1
 
@@ -372,7 +379,7 @@ class SubmittedStudies:
             self._stop.wait(_POLL_S)
 
     def _all(self) -> list[Submission]:
-        found = []
+        submissions = []
         for path in sorted((self._home / "studies").glob("*/submission.json")):
             try:
                 submission = SubmissionFolder(path.parent).read()
@@ -381,8 +388,8 @@ class SubmittedStudies:
                     log.error("%s", error)
                 self._unreadable.add(path)
             else:
-                found += [submission] if submission is not None else []
-        return found
+                submissions += [submission] if submission is not None else []
+        return submissions
 
     def _folder(self, study: str) -> SubmissionFolder:
         return SubmissionFolder(self._home / "studies" / study)
@@ -451,12 +458,12 @@ class SubmittedStudies:
         now = self._store.now()
         tries = 1 if now - (submission.started or 0.0) >= _LONG_RUN_S else submission.tries + 1
         change: dict[str, object] = {"state": SubmissionState.ENDED, "exit_code": code, "tries": tries}
-        wanted = "stop" if submission.stop else row.desired_state if row is not None else "run"
+        desired = "stop" if submission.stop else row.desired_state if row is not None else "run"
         failed = row is not None and row.state is StudyState.FAILED
         if row is not None and row.state is StudyState.COMPLETE:
             change["message"] = None
-        elif wanted != "run":
-            change["message"] = "stopped" if wanted == "stop" else "its process ended while it was paused"
+        elif desired != "run":
+            change["message"] = "stopped" if desired == "stop" else "its process ended while it was paused"
         elif code in _REFUSED or tries > _MAX_TRIES or (code is None and failed):
             change["message"] = folder.log_tail() or f"ended with exit code {code}"
         else:
@@ -494,8 +501,8 @@ def check_space(store: Store, text: str, draw_s: float = math.inf) -> SearchSpac
 
 def estimate_space(store: Store, space: SearchSpace, trials: int | None) -> Estimate:
     """Estimates how long a study of a space takes here; `trials` None: as many as the space says."""
-    known = known_devices(store, own_attachments().read())
-    ids = {name: this_machine().id if name == LOCAL else find_name(name, known) for name in space.devices}
+    devices = known_devices(store, own_attachments().read())
+    ids = {name: this_machine().id if name == LOCAL else find_name(name, devices) for name in space.devices}
     return estimate(store, space, trials or space.search.trials, ids, len(os.sched_getaffinity(0)))
 
 

@@ -7,17 +7,16 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, NasError
 from nas.core.logs import visible
-from nas.infra.store import devices
-from nas.infra.store import listings as pages
+from nas.infra.store import devices, listings
 from nas.infra.store.rows import Health, StudyState
 from nas.infra.store.store import Store
 from nas.infra.store.studies import INTERRUPTED
@@ -25,37 +24,14 @@ from nas.infra.store.studies import INTERRUPTED
 log = logging.getLogger(__name__)
 
 STATE_FILE = "webhook.json"
-EVERY_S, LONGEST_PAUSE_S = 5.0, 300.0
+EVERY_S = 5.0
+LONGEST_PAUSE_S = 300.0
 _TIMEOUT_S = 10.0
 _LATEST = 200
 """Studies that are watched, newest first."""
-_ENDED = (StudyState.COMPLETE.value, StudyState.STOPPED.value, StudyState.FAILED.value, INTERRUPTED)
-_JUDGED = (Health.GOOD.value, Health.BAD.value)
+_ENDED = (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED, INTERRUPTED)
 
-
-class Message(BaseModel):
-    """The body of a request.
-
-    `state` is that of the study (complete, stopped, failed or interrupted) or the health of the device (bad or good).
-    `text` says all in one line, under the name that Slack and Mattermost show.
-    """
-
-    event: Literal["study", "device"]
-    name: str
-    state: str
-    reason: str | None
-    at: float
-    url: str
-    text: str
-
-
-class _Announced(BaseModel):
-    """What the receiver knows: the state of every study by id, and the health of every device."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    studies: dict[str, str]
-    devices: dict[str, str]
+_States = TypeAdapter(dict[str, str])
 
 
 def checked_url(url: str) -> str:
@@ -66,10 +42,11 @@ def checked_url(url: str) -> str:
     """
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
+        host, _ = parts.hostname or "", parts.port
+        local = host == "localhost" or (parts.scheme == "http" and ipaddress.ip_address(host).is_loopback)
     except ValueError:
-        host = None
-    if host and (parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host))):
+        host, local = "", False
+    if host and (parts.scheme == "https" or (parts.scheme == "http" and local)):
         return url
     raise InvalidInput("is an https URL, or http to a loopback address", where="--webhook")
 
@@ -112,63 +89,51 @@ class Webhook:
             httpx.HTTPError: the receiver cannot be reached, or refuses a message; it and later ones are sent again.
             NasError: the database or the file cannot be used.
         """
-        known, sent = self._known(), 0
-        first = known is None
-        known = known or _Announced(studies={}, devices={})
-        before = known.model_dump_json()
         try:
-            for table, key, state, message in self._changes(known):
-                if message is not None and not first:
-                    self._post(message)
-                    sent += 1
-                table[key] = state
-                if sent:
-                    self._write(known)
+            states, first = _States.validate_json(self._file.read_bytes()), False
+        except (FileNotFoundError, ValidationError):
+            states, first = {}, True
+        original, count = dict(states), 0
+        try:
+            for kind, id, name, state, reason in self._present():
+                before = states.get(f"{kind} {id}")
+                if state == before:
+                    continue
+                if not first and (state in (*_ENDED, Health.BAD) or (state == Health.GOOD and before is not None)):
+                    self._post(kind, name, state, reason)
+                    count += 1
+                states[f"{kind} {id}"] = state
+                if count:  # what was accepted is not sent again
+                    self._write(states)
         finally:
-            if first or known.model_dump_json() != before:
-                self._write(known)
-        return sent
+            if first or states != original:
+                self._write(states)
+        return count
 
-    def _changes(self, known: _Announced) -> Iterator[tuple[dict[str, str], str, str, Message | None]]:
-        """Yields what changed: the table of the known states, its key, the new state, and the message, if any."""
-        for row in reversed(pages.latest_studies(self._store, limit=_LATEST)):
-            key, state = str(row.id), row.condition.state
-            if known.studies.get(key) != state:
-                ended = state in _ENDED
-                yield (
-                    known.studies,
-                    key,
-                    state,
-                    self._message("study", row.name, state, row.condition.reason) if ended else None,
-                )
+    def _present(self) -> Iterator[tuple[str, str, str, str, str | None]]:
+        """Yields kind, id, name, state and its reason of studies, and of devices whose health is known."""
+        for study in reversed(listings.latest_studies(self._store, limit=_LATEST)):
+            yield "study", str(study.id), study.name, study.condition.state, study.condition.reason
         for device in devices.all(self._store):
-            health, before = device.health.value, known.devices.get(device.id)
-            if health in _JUDGED and health != before:
-                wanted = health == Health.BAD.value or before is not None
-                message = self._message("device", device.id, health, device.health_reason) if wanted else None
-                yield known.devices, device.id, health, message
+            if device.health in (Health.GOOD, Health.BAD):
+                yield "device", device.id, device.id, device.health.value, device.health_reason
 
-    def _message(self, event: Literal["study", "device"], name: str, state: str, reason: str | None) -> Message:
-        text = f"{event} {name}: {state}{f': {reason}' if reason else ''}"
-        folder = "studies" if event == "study" else "devices"
-        return Message(
-            event=event, name=name, state=state, reason=reason, at=self._store.now(),
-            url=f"{self._pages}/{folder}/{quote(name, safe='')}", text=visible(text),
-        )  # fmt: skip
-
-    def _post(self, message: Message) -> None:
-        with self._http.stream("POST", self._url, json=message.model_dump()) as response:  # its body is not read
+    def _post(self, kind: str, name: str, state: str, reason: str | None) -> None:
+        message: dict[str, Any] = {
+            "event": kind,
+            "name": name,
+            "state": state,
+            "reason": reason,
+            "at": self._store.now(),
+            "url": f"{self._pages}/{'studies' if kind == 'study' else 'devices'}/{quote(name, safe='')}",
+            "text": visible(f"{kind} {name}: {state}{f': {reason}' if reason else ''}"),
+        }
+        with self._http.stream("POST", self._url, json=message) as response:  # its body is not read
             if not response.is_success:
                 raise httpx.HTTPError(f"it answered {response.status_code}")
 
-    def _known(self) -> _Announced | None:
-        try:
-            return _Announced.model_validate_json(self._file.read_bytes())
-        except (FileNotFoundError, ValidationError):
-            return None
-
-    def _write(self, known: _Announced) -> None:
-        write_durably(self._file, known.model_dump_json().encode())
+    def _write(self, states: dict[str, str]) -> None:
+        write_durably(self._file, _States.dump_json(states))
 
     def _run(self) -> None:
         pause_s = 0.0
@@ -181,12 +146,3 @@ class Webhook:
                 # An error of the connection may name the URL, which may be secret.
                 what = str(error) if type(error) is httpx.HTTPError else type(error).__name__
                 log.warning("a webhook message is not delivered (%s); next try in %.0f s", what, pause_s)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

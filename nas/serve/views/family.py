@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import (
@@ -16,15 +16,15 @@ from nas.core.family import (
     ComparedModel,
     Comparison,
     Family,
-    Figure,
-    Measured,
+    FamilyRecord,
+    MeasuredModel,
     Member,
     MemberEvaluation,
     MemberFile,
     MemberFiles,
     MemberTraining,
     Ratio,
-    Record,
+    RecordedFigure,
     families_folder,
     family_folder,
     member_folder,
@@ -32,20 +32,16 @@ from nas.core.family import (
     read_record,
 )
 from nas.core.layout import Layout
+from nas.core.metrics import METRICS, recorded
 from nas.infra.web.errors import Conflict
+from nas.serve.views.base import View
 from nas.serve.views.layout import LayerView, layout_view
 
 _CONTEXT = 4096
 """Context of the layers' own figures, in tokens."""
-_NAMES = {
-    "decode_tps": ("decode at {}", "tok/s"),
-    "prefill_tps": ("prefill at {}", "tok/s"),
-    "ttft_ms": ("first token at {}", "ms"),
-    "peak_rss_mb": ("memory at {}", "MB"),
-}
 
 
-class MemberView(Record):
+class MemberView(FamilyRecord):
     """A member with its files and training."""
 
     member: Member
@@ -55,7 +51,7 @@ class MemberView(Record):
     benchmarks: MemberEvaluation | None = None
 
 
-class FamilyView(Record):
+class FamilyView(FamilyRecord):
     """A family with the records of its members and comparisons."""
 
     family: Family
@@ -64,26 +60,26 @@ class FamilyView(Record):
     comparisons: tuple[Comparison, ...]
 
 
-class FamilyLine(BaseModel):
+class FamilyLine(View):
     """A family in the list."""
 
     name: str
     study: str | None = Field(None, description="study whose front it was built from")
-    made: str = ""
+    date: str = Field("", serialization_alias="made")
     pattern: str = ""
-    sizes: list[str] = []
+    sizes: list[str] = Field([])
     trained: list[str] = Field([], description="sizes with trained weights")
     compared: list[str] = Field([], description="devices on which members and reference models were compared")
     problem: str | None = Field(None, description="why only its name is known")
 
 
-class FamiliesView(BaseModel):
+class FamiliesView(View):
     """All families."""
 
     families: list[FamilyLine]
 
 
-class FigureKind(BaseModel):
+class FigureKind(View):
     """A column of figures: a metric at a context."""
 
     metric: str
@@ -92,25 +88,25 @@ class FigureKind(BaseModel):
     unit: str
 
 
-class MeasuredView(BaseModel):
+class MeasuredView(View):
     """A model's figures on one device and runtime; one for each kind, null if it was not measured."""
 
-    measured: Measured
-    figures: list[Figure | None]
+    measured: MeasuredModel
+    figures: list[RecordedFigure | None]
 
 
-class ModelView(BaseModel):
+class ModelView(View):
     """A model of a comparison."""
 
     model: ComparedModel
-    figures: list[Figure | None] = Field(description="one for each of the comparison's kinds")
+    figures: list[RecordedFigure | None] = Field(description="one for each of the comparison's kinds")
 
 
-class ComparisonView(BaseModel):
+class ComparisonView(View):
     """Members and reference models on one device, smallest first."""
 
     device: str
-    made: str
+    date: str = Field(serialization_alias="made")
     conditions: dict[str, str]
     notes: list[str]
     kinds: list[FigureKind]
@@ -127,7 +123,7 @@ class MemberPage(MemberView):
     places: list[MeasuredView]
 
 
-class FamilyPage(BaseModel):
+class FamilyPage(View):
     """A family, its members smallest first."""
 
     family: Family
@@ -141,8 +137,8 @@ def list_families() -> list[Family]:
     Raises:
         InvalidInput: a record is damaged; the message names the file.
     """
-    found = (read_record(path, Family) for path in sorted(families_folder().glob(f"*/{FAMILY}")))
-    return [family for family in found if family is not None]
+    families = (read_record(path, Family) for path in sorted(families_folder().glob(f"*/{FAMILY}")))
+    return [family for family in families if family is not None]
 
 
 def family_view(name: str) -> FamilyView:
@@ -159,7 +155,7 @@ def family_view(name: str) -> FamilyView:
         family=family,
         folder=str(folder),
         members=tuple(_member_view(name, member) for member in family.members),
-        comparisons=tuple(each for each in compared if each is not None),
+        comparisons=tuple(comparison for comparison in compared if comparison is not None),
     )
 
 
@@ -179,30 +175,30 @@ def family_page(name: str) -> FamilyPage:
     view = family_view(name)
     return FamilyPage(
         family=view.family,
-        members=[_member(each) for each in sorted(view.members, key=lambda each: each.member.parameters)],
+        members=[_member(member) for member in sorted(view.members, key=lambda member: member.member.parameters)],
         comparisons=[
             ComparisonView(
-                device=each.device,
-                made=each.made,
-                conditions=each.conditions,
-                notes=list(each.notes),
-                kinds=(kinds := _kinds([model.measured for model in each.models])),
+                device=comparison.device,
+                date=comparison.made,
+                conditions=comparison.conditions,
+                notes=list(comparison.notes),
+                kinds=(kinds := _kinds([model.measured for model in comparison.models])),
                 models=[
                     ModelView(model=model, figures=_figures(model.measured, kinds))
-                    for model in sorted(each.models, key=lambda model: model.parameters)
+                    for model in sorted(comparison.models, key=lambda model: model.parameters)
                 ],
-                ratios=list(each.ratios),
-                reported=list(dict.fromkeys(device for ratio in each.ratios for device in ratio.report)),
+                ratios=list(comparison.ratios),
+                reported=list(dict.fromkeys(device for ratio in comparison.ratios for device in ratio.report)),
             )
-            for each in view.comparisons
+            for comparison in view.comparisons
         ],
     )
 
 
 def kind_of(metric: str, prompt: int) -> FigureKind:
     """Returns the column of a metric at a context."""
-    label, unit = _NAMES[metric]
-    return FigureKind(metric=metric, prompt=prompt, label=label.format(f"{prompt:,} tokens"), unit=unit)
+    row = METRICS[metric]
+    return FigureKind(metric=metric, prompt=prompt, label=f"{row.label} at {prompt:,} tokens", unit=row.unit)
 
 
 def member_file(family: str, size: str, path: str) -> tuple[Path, MemberFile]:
@@ -218,15 +214,15 @@ def member_file(family: str, size: str, path: str) -> tuple[Path, MemberFile]:
         raise UnknownName(f"size of family {family!r}", size[:64], sizes)
     folder = member_folder(family, size)
     record = read_record(folder / FILES, MemberFiles)
-    listed = {each.path: each for each in record.files} if record else {}
+    listed = {file.path: file for file in record.files} if record else {}
     if path not in listed:
         raise UnknownName(f"file of {family} {size}", path[:128], listed)
-    found = (folder / path).resolve()
-    if not found.is_relative_to(folder.resolve()):
+    target = (folder / path).resolve()
+    if not target.is_relative_to(folder.resolve()):
         raise InvalidInput(f"the record of {family} {size} names a file outside of its folder")
-    if not found.is_file() or found.stat().st_size != listed[path].size:
+    if not target.is_file() or target.stat().st_size != listed[path].size:
         raise Conflict(f"{path} of {family} {size} has changed since it was written; build its files again")
-    return found, listed[path]
+    return target, listed[path]
 
 
 def _member_view(family: str, member: Member) -> MemberView:
@@ -248,11 +244,11 @@ def _line(name: str) -> FamilyLine:
     return FamilyLine(
         name=view.family.name,
         study=view.family.study,
-        made=view.family.made,
+        date=view.family.made,
         pattern=view.family.pattern,
-        sizes=[each.member.size for each in view.members],
-        trained=[each.member.size for each in view.members if each.training],
-        compared=[each.device for each in view.comparisons],
+        sizes=[member.member.size for member in view.members],
+        trained=[member.member.size for member in view.members if member.training],
+        compared=[comparison.device for comparison in view.comparisons],
     )
 
 
@@ -266,16 +262,18 @@ def _member(view: MemberView) -> MemberPage:
         benchmarks=view.benchmarks,
         layers=layout_view(Layout.parse(view.member.layout), _CONTEXT).layers,
         kinds=kinds,
-        places=[MeasuredView(measured=each, figures=_figures(each, kinds)) for each in view.member.measured],
+        places=[
+            MeasuredView(measured=measured, figures=_figures(measured, kinds)) for measured in view.member.measured
+        ],
     )
 
 
-def _kinds(measured: list[Measured] | tuple[Measured, ...]) -> list[FigureKind]:
-    order = [*_NAMES]
-    found = {(each.metric, each.prompt) for one in measured for each in one.figures}
-    return [kind_of(*each) for each in sorted(found, key=lambda each: (order.index(each[0]), each[1]))]
+def _kinds(measured: list[MeasuredModel] | tuple[MeasuredModel, ...]) -> list[FigureKind]:
+    order = [metric.name for metric in recorded()]
+    columns = {(figure.metric, figure.prompt) for one in measured for figure in one.figures}
+    return [kind_of(*column) for column in sorted(columns, key=lambda column: (order.index(column[0]), column[1]))]
 
 
-def _figures(measured: Measured, kinds: list[FigureKind]) -> list[Figure | None]:
-    known: dict[tuple[str, int], Figure] = {(each.metric, each.prompt): each for each in measured.figures}
-    return [known.get((kind.metric, kind.prompt)) for kind in kinds]
+def _figures(measured: MeasuredModel, kinds: list[FigureKind]) -> list[RecordedFigure | None]:
+    by_kind = {(figure.metric, figure.prompt): figure for figure in measured.figures}
+    return [by_kind.get((kind.metric, kind.prompt)) for kind in kinds]

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from nas.core.block import Block
 from nas.core.layout import Layout
+from nas.serve.views.base import View
 
 CONTEXTS = (512, 2048, 4096, 8192, 32768)
 """Context lengths, in tokens, for which cache and FLOPs are given, in addition to the workloads'."""
@@ -18,40 +19,28 @@ Row = tuple[int | None, ...]
 """For each layout the index of its layer, or None for a gap."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class BlockView(_Frozen):
+class BlockView(View):
     """One block; with shared weights, that of the layer that owns them."""
 
     kind: str
     role: str
-    text: str
-    """As in the one-line string."""
+    text: str = Field(description="as in the one-line string")
     doc: str
-    shape: dict[str, float]
-    """Arguments, those that follow from the width included."""
+    shape: dict[str, float] = Field(description="arguments, those that follow from the width included")
     params: int
-    active: int
-    """Weights that one token passes through."""
-    kv_bytes: float
-    """Of key-value cache at `LayoutView.context`, in 16-bit numbers."""
-    state_bytes: float
-    """Of recurrent state; it does not depend on the context."""
-    flops: float
-    """For one token that sees `LayoutView.context` tokens."""
+    active: int = Field(description="weights that one token passes through")
+    kv_bytes: float = Field(description="of key-value cache at `LayoutView.context`, in 16-bit numbers")
+    state_bytes: float = Field(description="of recurrent state; it does not depend on the context")
+    flops: float = Field(description="for one token that sees `LayoutView.context` tokens")
 
 
-class LayerView(_Frozen):
+class LayerView(View):
     """One layer."""
 
     index: int
-    mixers: tuple[BlockView, ...]
-    """In parallel; empty: the layer has no mixer."""
+    mixers: tuple[BlockView, ...] = Field(description="in parallel; empty: the layer has no mixer")
     ffn: BlockView | None
-    share: int | None
-    """The earlier layer whose weights run here."""
+    share: int | None = Field(description="the earlier layer whose weights run here")
 
     @property
     def blocks(self) -> tuple[BlockView, ...]:
@@ -64,17 +53,15 @@ class LayerView(_Frozen):
         return sum(block.params for block in self.blocks)
 
 
-class ContextCost(_Frozen):
+class ContextCost(View):
     """The cost of a context."""
 
     context: int
-    kv_bytes: float
-    """In 16-bit numbers."""
-    flops: float
-    """For one token that sees the whole context, output head included."""
+    kv_bytes: float = Field(description="in 16-bit numbers")
+    flops: float = Field(description="for one token that sees the whole context, output head included")
 
 
-class LayoutView(_Frozen):
+class LayoutView(View):
     """A layout and its arithmetic."""
 
     id: str
@@ -82,8 +69,7 @@ class LayoutView(_Frozen):
     d_model: int
     vocab: int
     tied: bool
-    context: int
-    """Context of the layers' cache and FLOPs, in tokens."""
+    context: int = Field(description="context of the layers' cache and FLOPs, in tokens")
     layers: tuple[LayerView, ...]
     params: int
     active: int
@@ -113,8 +99,8 @@ def layout_view(layout: Layout, context: int, *further: int) -> LayoutView:
         non_embedding=layout.params.non_embedding,
         state_bytes=layout.state_bytes(),
         contexts=tuple(
-            ContextCost(context=each, kv_bytes=layout.kv_bytes(each), flops=layout.flops(each))
-            for each in sorted({context, *further, *CONTEXTS})
+            ContextCost(context=tokens, kv_bytes=layout.kv_bytes(tokens), flops=layout.flops(tokens))
+            for tokens in sorted({context, *further, *CONTEXTS})
         ),
     )
 
@@ -152,12 +138,12 @@ def layer_codes(layouts: Sequence[Layout]) -> NDArray[np.int32]:
     Args:
         layouts: N layouts of at most D layers.
     """
-    known: dict[object, int] = {}
-    codes = np.zeros((len(layouts), max((each.depth for each in layouts), default=0), 2), np.int32)
+    numbers: dict[object, int] = {}
+    codes = np.zeros((len(layouts), max((layout.depth for layout in layouts), default=0), 2), np.int32)
     for row, layout in zip(codes, layouts, strict=True):
         for index in range(layout.depth):
-            own = layout.own(index)
-            row[index] = [known.setdefault(part, len(known) + 1) for part in (own.mixers, own.ffn)]
+            layer = layout.own(index)
+            row[index] = [numbers.setdefault(part, len(numbers) + 1) for part in (layer.mixers, layer.ffn)]
     return codes
 
 
@@ -182,11 +168,11 @@ def distances(codes: NDArray[np.int32], number: int) -> NDArray[np.int32]:
 
 
 def _layer(layout: Layout, index: int, context: int) -> LayerView:
-    own = layout.own(index)
+    layer = layout.own(index)
     return LayerView(
         index=index,
-        mixers=tuple(_block(block, layout.d_model, context) for block in own.mixers),
-        ffn=_block(own.ffn, layout.d_model, context) if own.ffn else None,
+        mixers=tuple(_block(block, layout.d_model, context) for block in layer.mixers),
+        ffn=_block(layer.ffn, layout.d_model, context) if layer.ffn else None,
         share=layout.layers[index].share,
     )
 

@@ -35,12 +35,16 @@ class LogView(BaseModel):
 
 def log_view(store: Store, study: StudySnapshot, printed: str | None = None) -> LogView:
     """Returns the lines of the newest events of a study, and what its process printed (`SubmittedStudies.log_tail`)."""
-    found = events.latest(store, study.id, EVENTS)
-    lines = [
-        LogLine(id=each.id, at=each.at, trial=each.trial, text=text)
-        for each in reversed(found)
-        if (text := event_line(each.trial, each.kind, each.payload))
-    ]
+    latest = events.latest(store, study.id, EVENTS)
     return LogView(
-        study=study.name, state=study.state, over=study.over, lines=lines, earlier=len(found) == EVENTS, printed=printed
-    )  # fmt: skip
+        study=study.name,
+        state=study.state,
+        over=study.over,
+        lines=[
+            LogLine(id=event.id, at=event.at, trial=event.trial, text=text)
+            for event in reversed(latest)
+            if (text := event_line(event.trial, event.kind, event.payload))
+        ],
+        earlier=len(latest) == EVENTS,
+        printed=printed,
+    )

@@ -1,7 +1,7 @@
 """Search inside a trained model: library, costs on a device, exact selection, healing, files.
 
     OUT/teacher.safetensors  the imported model, where a folder of transformers was named
-    OUT/plan.json            what was asked for; another request needs another folder
+    OUT/request.json         what was requested; another request needs another folder
     OUT/measured/ID.json     figures of a layout on the device, by its id
     OUT/front.json           choices at several limits, with predicted and measured figures
     OUT/training/            checkpoint of the healing
@@ -9,22 +9,19 @@
     OUT/report.json          what was measured and lost
     OUT/files/               the child's folder of transformers, GGUF files, card (`nas.train.release.files`)
 
-Each step does nothing where its result is there: after a kill the same command continues, and gives the same child. The
+Each step does nothing where its result exists: after a kill the same command continues, and gives the same child. The
 library is a folder of its own, for all devices and budgets (`nas.train.adapt.library`).
 
 Costs of alternatives add up only roughly (`nas.train.adapt.costs`), so the chosen child is measured itself; if it
-exceeds a budget, the limits of the selection are lowered by the excess, some times.
+exceeds a budget, the limits of the selection are lowered by the excess, up to `_ROUNDS` times.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,48 +33,43 @@ from torch.nn.functional import cross_entropy
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
-from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
+from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
-from nas.core.limit import Limit
 from nas.core.metrics import metric
-from nas.core.replacement import (
-    RECALL_GROUP,
-    TEXT_GROUP,
-    Slot,
-    block_name,
-    parsed,
-    slots_of,
-    with_blocks,
-)
+from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, with_blocks
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import ScoredText, compared
 from nas.model.nn.model import Model
-from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
-from nas.train.adapt.alternatives import default_alternatives, further_mixers
-from nas.train.adapt.checkpoints import import_once, is_imported, read_model
+from nas.model.nn.weights import load_weights, save_weights
 from nas.train.adapt.costs import Choices, Figures, Measure, Problem, replaced_by
 from nas.train.adapt.healing import heal
-from nas.train.adapt.hours import Parts, time_library
+from nas.train.adapt.hours import PartTimes, seconds_of, step_seconds, time_library
 from nas.train.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher, neighbouring_pairs
 from nas.train.adapt.parallel import ParallelLibrary, Workers
+from nas.train.adapt.request import AdaptRequest
 from nas.train.adapt.selection import Option, select, total
-from nas.train.adapt.settings import AdaptSettings
 from nas.train.adapt.text import recall_text, report_sources, report_text
-from nas.train.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.train.pretrain.data import Tokens, Vocabulary
 from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte, held_out_windows
 from nas.train.release.files import write_files
-from nas.train.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
-from nas.train.release.options import FileOptions
+from nas.train.release.options import DEFAULT_PTE_CONTEXT, FileOptions
 from nas.train.release.tokenizer import MemberTokenizer
 
-PLAN, FRONT, REPORT, CHILD = "plan.json", "front.json", "report.json", "child.safetensors"
-TEACHER = "teacher.safetensors"
+REQUEST = "request.json"
+FRONT = "front.json"
+REPORT = "report.json"
+CHILD = "child.safetensors"
 _ROUNDS = 4
 """Selections with lowered limits after a child that exceeds a budget."""
 _MARGIN = 0.99
-_WINDOW, _WINDOWS, _COUNTED = 256, 8, 1 << 20
-"""Tokens of a window of held-out text, windows of a source, and counted tokens that a tokenizer is checked by."""
+"""Factor of a lowered limit, beyond the excess."""
+_WINDOW = 256
+"""Tokens of a window of held-out text that a tokenizer is checked by."""
+_WINDOWS = 8
+"""Windows of each source that a tokenizer is checked by."""
+_COUNTED = 1 << 20
+"""Tokens of each source whose frequencies a tokenizer is checked by."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ class Child:
     """A choice of blocks.
 
     Args:
-        choice: places that change, and their blocks; None: no block.
+        choice: slots that change, and their blocks; None: no block.
         predicted: sums of losses ("loss") and costs.
         measured: figures on the device.
         layout: of the child.
@@ -113,96 +105,58 @@ class Child:
         return Child(choice, data["predicted"], data["measured"], Layout.parse(data["layout"]))
 
 
+@dataclass(eq=False)
 class Adaptation:
-    """One adaptation of a trained model to budgets.
+    """An adaptation of a trained model to budgets; `nas.train.adapt.prepare.prepare` makes it.
 
     Args:
-        folder: of results.
-        library_folder: of the library.
-        teacher: a folder of transformers, or a checkpoint of the trained model, which names its layout.
-        tokenizer: its tokenizer.json; the files of transformers beside it name special tokens and chat template.
-        corpus: files and folders of text.
-        budgets: limits that the child keeps.
-        measure: figures of a layout on the device.
-        device: names device, runtime and workload, for the plan.
-        settings: of everything else.
+        request: what was requested.
+        record: content of request.json, which `claim` writes.
+        measure: returns the figures of a layout on the device.
         worker: this process.
-        hours: that the whole should take; the tokens of library and healing are scaled to it by `claim`. None: they
-            are those of the settings.
         workers: processes that train the library; None: this one, depth after depth.
+        tokenizer: of the trained model.
+        vocabulary: of the tokenizer.
+        teacher: the trained model.
+        sources: the text.
+        healing_text: batches of the text for healing.
+        alternatives: slot -> blocks that may replace the model's; None: no block.
 
     Raises:
-        InvalidInput: the folder holds another adaptation, or text, tokenizer and model do not fit.
-        Unsupported: no layout says the model, or its layers cannot be replaced one by one.
-        InfrastructureFailed: the disk has no room for the imported model, the library or the child.
-
-    What follows from the model's configuration, the request and the disk is checked before the weights are read. The
-    plan is not written before `claim`; a refusal may leave the imported model, empty folders, and ids of the text in
-    the cache.
+        InvalidInput: there is too little text for the library.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        library_folder: Path,
-        teacher: Path,
-        tokenizer: Path,
-        corpus: Sequence[Path],
-        budgets: Sequence[Limit],
-        measure: Measure,
-        device: Mapping[str, Any],
-        settings: AdaptSettings,
-        worker: Worker,
-        hours: float | None = None,
-        workers: Workers | None = None,
-    ) -> None:
-        if hours is not None and workers is not None:
-            raise InvalidInput(
-                "the training of one process is timed: leave it out where workers train the library, and set"
-                " library.tokens and healing.tokens in --config",
-                where="--hours",
-            )
-        if not budgets:
-            raise InvalidInput("name at least one budget, such as decode_p50<=20ms", where="--budget")
-        self.folder, self.settings, self.worker, self._measure = folder, settings, worker, measure
-        self.budgets = {limit.metric: limit.value for limit in budgets}
-        layout = read_model(teacher).layout if teacher.is_dir() else checkpoint_layout(teacher)
-        places = slots_of(layout)
-        self.tokenizer = _tokenizer(tokenizer, layout)
-        marks = self.tokenizer.marks if isinstance(self.tokenizer, ModelTokenizer) else None
-        vocabulary = Vocabulary(tokenizer, layout.vocab, marks=marks)
-        self._vocabulary = vocabulary
-        if settings.healing.k >= layout.vocab:
-            raise InvalidInput(f"healing.k is {settings.healing.k}, of a vocabulary of {layout.vocab:,}")
-        further = further_mixers(settings.mixers, layout.d_model)
-        self.alternatives = {slot: default_alternatives(layout, slot, settings.window, further) for slot in places}
-        self.plan: dict[str, Any] = {
-            "v": 1,
-            "layout": layout.format(),
-            "tokenizer": vocabulary.sha256,
-            "budgets": self.budgets,
-            "device": dict(device),
-            "settings": settings.model_dump(mode="json"),
-            **({} if hours is None else {"hours": hours}),
-        }
-        self._hours, self._workers = hours, workers
-        self._check_plan()
-        if (plan := folder / PLAN).is_file() and (tokens := json.loads(plan.read_bytes()).get("tokens")):
-            self._scale(**tokens)
-        (folder / "measured").mkdir(parents=True, exist_ok=True)
-        self.checkpoint = self._imported(teacher, layout) if teacher.is_dir() else teacher
-        self.teacher = TrainedTeacher.load(self.checkpoint, worker.device)
-        self.sources: list[Tokens] = [
-            tokenise(source, vocabulary, None, settings.library.seed, 1 << 20)
-            for source in read_sources(corpus, settings.held_out)
-        ]
-        self.plan |= {"teacher": self.teacher.sha256, "text": [source.key for source in self.sources]}
-        Packed("healing", self.sources, settings.healing.length, 1, 0)  # raises where there is too little text
-        self.library = self._opened(library_folder, self.settings.library, worker)
-        self._check_plan()
-        _check_room(
-            {self.library.folder: self.library.missing_bytes(self._needed()), folder: self._child_bytes(layout)}
-        )
+    request: AdaptRequest
+    record: dict[str, Any]
+    measure: Measure
+    worker: Worker
+    workers: Workers | None
+    tokenizer: MemberTokenizer
+    vocabulary: Vocabulary
+    teacher: TrainedTeacher
+    sources: Sequence[Tokens]
+    healing_text: Packed
+    alternatives: Mapping[Slot, Sequence[Block | None]]
+    library: Library = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.library = self._open_library(self.request.library_folder, self.request.library, self.worker)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of results."""
+        return self.request.output
+
+    @property
+    def budgets(self) -> dict[str, float]:
+        """Metric -> limit that the child keeps."""
+        limits: dict[str, float] = self.record["budgets"]
+        return limits
+
+    @property
+    def choices(self) -> Choices:
+        """The alternatives, with their costs."""
+        return Choices(self.library, self.alternatives, self.request, self._measured)
 
     def check_text(self) -> None:
         """Checks that the model predicts held-out text better than the frequencies of tokens do.
@@ -213,42 +167,42 @@ class Adaptation:
         Raises:
             InvalidInput: it does not.
         """
-        if (self.folder / PLAN).is_file():
+        if (self.folder / REQUEST).is_file():
             return
         vocab = self.teacher.layout.vocab
         counted = np.concatenate([source.train[:_COUNTED] for source in self.sources])
         counts = np.bincount(counted, minlength=vocab)
         seen = np.count_nonzero(counts)
         frequency = torch.from_numpy((counts + seen / vocab) / (len(counted) + seen))
-        known = alone = tokens = 0.0
+        model_nats = frequency_nats = tokens = 0.0
         for source in self.sources:
             for inputs, labels in islice(held_out_windows(source.held_out, _WINDOW), _WINDOWS):
                 with torch.no_grad():
                     logits = self.teacher.model(inputs.to(self.worker.device))[0].float().cpu()
-                text = ~torch.isin(labels[0], torch.tensor([self._vocabulary.start, self._vocabulary.end]))
-                known += float(cross_entropy(logits, labels[0], reduction="none")[text].sum())
-                alone -= float(frequency[labels[0][text]].log().sum())
+                text = ~torch.isin(labels[0], torch.tensor([self.vocabulary.start, self.vocabulary.end]))
+                model_nats += float(cross_entropy(logits, labels[0], reduction="none")[text].sum())
+                frequency_nats -= float(frequency[labels[0][text]].log().sum())
                 tokens += float(text.sum())
-        if not known < alone:
+        if not model_nats < frequency_nats:
             raise InvalidInput(
-                f"with {self._vocabulary.path}, the model predicts held-out text no better than the frequencies of"
-                f" tokens do ({known / tokens:.2f} and {alone / tokens:.2f} nats per token): name the tokenizer.json"
-                " that it was trained with, or text of its kind",
+                f"with {self.vocabulary.path}, the model predicts held-out text no better than the frequencies of"
+                f" tokens do ({model_nats / tokens:.2f} and {frequency_nats / tokens:.2f} nats per token): name the"
+                " tokenizer.json that it was trained with, or text of its kind",
                 where="--tokenizer",
             )
 
     def claim(self) -> None:
-        """Writes the plan: from now on the folder is of this adaptation.
+        """Writes the record of the request: from now on the folder belongs to this adaptation.
 
-        With `hours`, parts are timed first, once: the tokens that fit are in the plan, so that a run that continues
-        trains on the same.
+        With `hours`, parts are timed first, once: the tokens that fit are recorded, so that a run that continues trains
+        on the same.
 
         Raises:
             InvalidInput: the hours are too few for scores and measurements.
         """
-        if self._hours is not None and "tokens" not in self.plan:
-            self._fit_into(self._hours)
-        write_durably(self.folder / PLAN, _json(self.plan))
+        if self.request.hours is not None and "tokens" not in self.record:
+            self._fit_into(self.request.hours)
+        write_durably(self.folder / REQUEST, _json(self.record))
 
     def run(self) -> dict[str, Any]:
         """Runs what is missing, and returns the report.
@@ -266,8 +220,8 @@ class Adaptation:
         report: dict[str, Any] = json.loads(path.read_bytes())
         return report
 
-    def _needed(self) -> Mapping[Slot, Sequence[Block | None]]:
-        """Returns the alternatives that what is missing reads at most: all, those of the chosen child, or none."""
+    def required_blocks(self) -> Mapping[Slot, Sequence[Block | None]]:
+        """Returns the alternatives that missing results depend on: all, those of the chosen child, or none."""
         if (self.folder / REPORT).is_file():
             return {}
         if (self.folder / FRONT).is_file():
@@ -283,21 +237,16 @@ class Adaptation:
         path = self.folder / "measured" / f"{layout.id}.json"
         if not path.is_file():
             try:
-                figures: dict[str, Any] = {name: float(value) for name, value in self._measure(layout).items()}
+                figures: dict[str, Any] = {name: float(value) for name, value in self.measure(layout).items()}
             except Unsupported as error:
                 figures = {"unsupported": error.message}
             write_durably(path, _json({"layout": layout.format(), "figures": figures}))
-        known: dict[str, Any] = json.loads(path.read_bytes())["figures"]
-        if "unsupported" in known:
-            raise Unsupported(known["unsupported"])
-        if lacking := sorted(self.budgets.keys() - known.keys()):
-            raise InvalidInput(f"{', '.join(lacking)} cannot be measured here", where="--budget")
-        return known
-
-    @property
-    def choices(self) -> Choices:
-        """The alternatives, with their costs."""
-        return Choices(self.library, self.alternatives, self.settings, self._measured)
+        recorded: dict[str, Any] = json.loads(path.read_bytes())["figures"]
+        if "unsupported" in recorded:
+            raise Unsupported(recorded["unsupported"])
+        if missing := sorted(self.budgets.keys() - recorded.keys()):
+            raise InvalidInput(f"{', '.join(missing)} cannot be measured here", where="--budget")
+        return recorded
 
     def _front(self) -> tuple[list[Child], Child]:
         """Returns children at several limits, best first, and the best that keeps the budgets.
@@ -307,21 +256,21 @@ class Adaptation:
         """
         path = self.folder / FRONT
         if path.is_file():
-            known = json.loads(path.read_bytes())
-            return [Child.from_json(each) for each in known["front"]], Child.from_json(known["chosen"])
+            record = json.loads(path.read_bytes())
+            return [Child.from_json(child) for child in record["front"]], Child.from_json(record["chosen"])
         problem = self.choices.problem()
         chosen = self._within(problem)
         first = next(iter(self.budgets))
         most = problem.base[first]
-        least = most + sum(min(option.costs[first] for option in own) for own in problem.places.values())
+        least = most + sum(min(option.costs[first] for option in options) for options in problem.options.values())
         children = {chosen.layout.id: chosen}
-        for point in range(self.settings.points):
-            limit = least + (most - least) * point / (self.settings.points - 1)
-            picked = select(problem.places, problem.base, {first: limit}, problem.terms)
+        for point in range(self.request.points):
+            limit = least + (most - least) * point / (self.request.points - 1)
+            picked = select(problem.options, problem.base, {first: limit}, problem.terms)
             if picked is not None and (child := self._child(problem, picked)) is not None:
                 children.setdefault(child.layout.id, child)
         front = _undominated(children.values(), first)
-        write_durably(path, _json({"front": [each.to_json() for each in front], "chosen": chosen.to_json()}))
+        write_durably(path, _json({"front": [child.to_json() for child in front], "chosen": chosen.to_json()}))
         return front, chosen
 
     def _healed(self, chosen: Child) -> Model:
@@ -332,9 +281,12 @@ class Adaptation:
             load_weights(model, path)
             return model.to(self.worker.device).eval()
         model = heal(
-            lambda: self.library.mix(chosen.choice), self.library, self.sources, self.settings.healing,
+            lambda: self.library.mix(chosen.choice),
+            self.library,
+            self.healing_text,
+            self.request.healing,
             self.folder / "training",
-        )  # fmt: skip
+        )
         save_weights(model, path)
         return model
 
@@ -343,9 +295,9 @@ class Adaptation:
         with torch.no_grad():
             bits = bits_per_byte(
                 lambda ids: model(ids.to(self.worker.device))[0],
-                report_sources(self.sources, self._vocabulary, self.settings.report_tokens),
-                self._vocabulary,
-                self.settings.healing.length,
+                report_sources(self.sources, self.vocabulary, self.request.report_tokens),
+                self.vocabulary,
+                self.request.healing.length,
                 self.worker.yield_hook,
             )
         return bits[ALL]
@@ -353,108 +305,68 @@ class Adaptation:
     def _fit_into(self, hours: float) -> None:
         """Times the parts of the adaptation, and scales the tokens of library and healing."""
         self.worker.log("timing the parts of the adaptation")
-        layout, library, healing = self.teacher.layout, self.settings.library, self.settings.healing
-        began = time.monotonic()
-        self._measured(layout)
-        measured = time.monotonic() - began
-        count = 1 + len(self.choices.kinds) + len(set(layout.layers)) + self.settings.points
+        layout, library, healing = self.teacher.layout, self.request.library, self.request.healing
+        measured = seconds_of(lambda: self._measured(layout))
+        count = 1 + len(self.choices.kinds) + len(set(layout.layers)) + self.request.points
         quiet = replace(self.worker, log=lambda line: None)
-        timed = time_library(lambda folder, settings: self._opened(folder, settings, quiet), library, self.alternatives)
-        pairs = len(neighbouring_pairs(self.alternatives, self.settings.pairs, library.seed))
-        parts = Parts(
-            library_token=timed.token,
-            again_token=timed.again_token,
-            kept=STREAM_BYTES // (4 * Stream.numbers(layout)),
+        training = time_library(
+            lambda folder, settings: self._open_library(folder, settings, quiet), library, self.alternatives
+        )
+        pairs = len(neighbouring_pairs(self.alternatives, self.request.pairs, library.seed))
+        times = PartTimes(
+            library_token=training.token,
+            recomputed_token=training.recomputed_token,
+            stored_tokens=STREAM_BYTES // (4 * Stream.numbers(layout)),
             healing_token=self._healing_seconds(quiet),
-            scores=timed.scores * (1 + pairs / sum(map(len, self.alternatives.values()))),
+            scores=training.scores * (1 + pairs / sum(map(len, self.alternatives.values()))),
             measurements=measured * count,
         )
-        tokens = parts.tokens(hours, library.tokens, healing.tokens)
-        self._scale(*tokens)
-        self.library = self._opened(self.library.folder, self.settings.library, self.worker)
-        self.worker.log(parts.describe(hours, *tokens))
-
-    def _opened(self, folder: Path, settings: LibrarySettings, worker: Worker) -> Library:
-        """Returns the library in a folder."""
-        recall = self._recall_text(0) if settings.recall_tokens else None
-        if self._workers is None:
-            return Library(folder, self.teacher, self.sources, settings, worker, recall)
-        return ParallelLibrary(
-            folder, self.teacher, self.sources, settings, worker, recall, self.checkpoint, self._workers
-        )
-
-    def _scale(self, library: int, healing: int) -> None:
-        """Sets the tokens of library and healing."""
-        self.plan["tokens"] = {"library": library, "healing": healing}
-        self.settings = self.settings.model_copy(
-            update={
-                "library": self.settings.library.model_copy(update={"tokens": library}),
-                "healing": self.settings.healing.model_copy(update={"tokens": healing}),
-            }
-        )
+        tokens = times.tokens(hours, library.tokens, healing.tokens)
+        self.request = self.request.with_tokens(*tokens)
+        self.record["tokens"] = dict(zip(("library", "healing"), tokens, strict=True))
+        self.library = self._open_library(self.request.library_folder, self.request.library, self.worker)
+        self.worker.log(times.describe(hours, *tokens))
 
     def _healing_seconds(self, quiet: Worker) -> float:
         """Returns seconds of healing for each token, of a child as large as the model."""
-        healing = self.settings.healing
-        tokens = max(1, healing.batch_tokens // healing.length) * healing.length
-        taken = []
+        tokens = self.healing_text.sequences * self.healing_text.length
         with tempfile.TemporaryDirectory() as folder:
-            library = self._opened(Path(folder), self.settings.library, quiet)
-            for steps in (1, 3):
-                sized = healing.model_copy(update={"tokens": steps * tokens})
-                began = time.monotonic()
-                heal(lambda: library.mix({}), library, self.sources, sized, Path(folder) / str(steps))
-                taken.append(time.monotonic() - began)
-        return max(0.0, taken[1] - taken[0]) / 2 / tokens
+            library = self._open_library(Path(folder), self.request.library, quiet)
 
-    def _imported(self, folder: Path, layout: Layout) -> Path:
-        """Returns the checkpoint of a folder of transformers, imported once."""
-        checkpoint = self.folder / TEACHER
-        if not is_imported(folder, checkpoint):
-            size = 4 * layout.params.total
-            before = checkpoint.stat().st_size if checkpoint.is_file() else 0
-            _check_room({self.folder: size - before + self._child_bytes(layout)})
-            self.worker.log(f"importing {folder}: {size / 1e6:,.1f} MB")
-            import_once(folder, checkpoint)
-        return checkpoint
+            def train(steps: int) -> None:
+                healing = self.request.healing.model_copy(update={"tokens": steps * tokens})
+                heal(lambda: library.mix({}), library, self.healing_text, healing, Path(folder, str(steps)))
 
-    def _child_bytes(self, layout: Layout) -> int:
-        """Returns the disk space of the child, the checkpoint of its healing, and its files.
+            return step_seconds(train) / tokens
 
-        The child takes four bytes a weight, a checkpoint three times as much (with moments, and twice while it is
-        replaced), and its files about as much as the child again.
-        """
-        return 0 if (self.folder / CHILD).is_file() else 8 * 4 * layout.params.total
-
-    def _check_plan(self) -> None:
-        """Checks that the folder holds no other adaptation, as far as the plan is known."""
-        path = self.folder / PLAN
-        if not path.is_file():
-            return
-        before, wanted = json.loads(path.read_bytes()), {"hours": None} | json.loads(_json(self.plan))
-        if other := ", ".join(sorted(key for key in wanted if before.get(key) != wanted[key])):
-            raise InvalidInput(
-                f"{self.folder} holds an adaptation with another {other}; name another folder", where="--output"
-            )
+    def _open_library(self, folder: Path, settings: LibrarySettings, worker: Worker) -> Library:
+        recall = self._recall_text(0) if settings.recall_tokens else None
+        if self.workers is None:
+            return Library(folder, self.teacher, self.sources, settings, worker, recall)
+        return ParallelLibrary(folder, self.teacher, self.sources, settings, worker, recall, self.workers)
 
     def _within(self, problem: Problem) -> Child:
+        """Returns the best child that keeps the budgets as measured.
+
+        Raises:
+            InvalidInput: no choice keeps them.
+        """
         limits = dict(self.budgets)
         for _ in range(_ROUNDS):
-            picked = select(problem.places, problem.base, limits, problem.terms)
+            picked = select(problem.options, problem.base, limits, problem.terms)
             if picked is None:
                 break
-            child = self._child(problem, picked)
-            excess = {} if child is None else {
-                name: child.measured[name] / limit for name, limit in self.budgets.items()
-                if child.measured[name] > limit
-            }  # fmt: skip
-            if child is not None and not excess:
-                return child
+            excess: dict[str, float] = {}
+            if (child := self._child(problem, picked)) is not None:
+                excess = {name: child.measured[name] / limit for name, limit in self.budgets.items()}
+                excess = {name: ratio for name, ratio in excess.items() if ratio > 1}
+                if not excess:
+                    return child
             for name in excess or limits:
                 limits[name] *= _MARGIN / excess.get(name, 1.0)
-        listed = ", ".join(f"{name} <= {limit:g}" for name, limit in self.budgets.items())
-        had = ", ".join(f"{name} {problem.base[name]:.4g}" for name in self.budgets)
-        raise InvalidInput(f"no choice of blocks keeps {listed}; the model itself has {had}", where="--budget")
+        budgets = ", ".join(f"{name} <= {limit:g}" for name, limit in self.budgets.items())
+        figures = ", ".join(f"{name} {problem.base[name]:.4g}" for name in self.budgets)
+        raise InvalidInput(f"no choice of blocks keeps {budgets}; the model itself has {figures}", where="--budget")
 
     def _child(self, problem: Problem, picked: Mapping[Slot, Option[Slot]]) -> Child | None:
         """Returns a choice with its figures; None: the runtime does not carry it."""
@@ -467,9 +379,9 @@ class Adaptation:
             return None
         return Child(choice, total(picked, problem.base, problem.terms), figures, layout)
 
-    def _report(self, front: Sequence[Child], chosen: Child, child: Model) -> dict[str, Any]:
-        """Returns what was measured and lost, of the child on text that nothing was chosen by."""
-        library, unhealed = self.settings.library, self.library.mix(chosen.choice)
+    def _report(self, front: Sequence[Child], chosen: Child, healed: Model) -> dict[str, Any]:
+        """Returns what was measured, and what the child loses on text that nothing was chosen by."""
+        library, unhealed = self.request.library, self.library.mix(chosen.choice)
         text = report_text(self.sources, library.length, library.score_tokens)
         if library.recall_tokens:
             text = text.with_windows_of(self._recall_text(1))
@@ -477,12 +389,9 @@ class Adaptation:
         def divergences(model: Model, ending: str = "") -> dict[str, float | None]:
             kl = compared(self.teacher.model, model, text, self.worker.yield_hook).kl
             means = text.means(kl)
-            return {
-                f"divergence{ending}": means[TEXT_GROUP],
-                f"recall_divergence{ending}": means.get(RECALL_GROUP),
-            }
+            return {f"divergence{ending}": means[TEXT_GROUP], f"recall_divergence{ending}": means.get(RECALL_GROUP)}
 
-        reported = report_sources(self.sources, self._vocabulary, self.settings.report_tokens)
+        reported = report_sources(self.sources, self.vocabulary, self.request.report_tokens)
         return {
             "teacher": {
                 "layout": self.teacher.layout.format(),
@@ -491,101 +400,62 @@ class Adaptation:
             },
             "child": chosen.to_json()
             | {
-                "bits_per_byte": self._bits_per_byte(child),
+                "bits_per_byte": self._bits_per_byte(healed),
                 "bits_per_byte_before_healing": self._bits_per_byte(unhealed),
             }
-            | divergences(child)
+            | divergences(healed)
             | divergences(unhealed, "_before_healing"),
-            "front": [each.to_json() for each in front],
+            "front": [child.to_json() for child in front],
             "budgets": self.budgets,
             "text": [source.name for source in self.sources],
             "held_out": {
                 "selection": {"tokens": self.library.selection.ids.numel()},
                 "report": {
-                    "bytes": sum(each.held_out_bytes for each in reported),
-                    "tokens": sum(len(each.held_out) for each in reported),
+                    "bytes": sum(source.held_out_bytes for source in reported),
+                    "tokens": sum(len(source.held_out) for source in reported),
                     "divergence_tokens": int(text.groups[TEXT_GROUP].sum()),
                 },
             },
         }
 
     def _recall_text(self, seed: int) -> ScoredText:
-        library = self.settings.library
-        return recall_text(self._vocabulary, library.length, library.recall_tokens, seed)
+        library = self.request.library
+        return recall_text(self.vocabulary, library.length, library.recall_tokens, seed)
 
 
-def _check_room(needed: Mapping[Path, int]) -> None:
-    """Checks that disks have room.
+def child_bytes(folder: Path, layout: Layout) -> int:
+    """Returns the disk space of the child, the checkpoint of its healing, and its files; 0 if the child exists.
+
+    The child takes four bytes a weight, a checkpoint three times as much (with moments, and twice while it is
+    replaced), and its files about as much as the child again.
 
     Args:
-        needed: folder -> bytes.
-
-    Raises:
-        InfrastructureFailed: one has not.
+        folder: of results.
+        layout: of the trained model.
     """
-    disks: dict[int, int] = {}
-    for folder, size in needed.items():
-        disk = folder.stat().st_dev
-        disks[disk] = disks.get(disk, 0) + size
-        if (free := shutil.disk_usage(folder).free) < disks[disk]:
-            raise InfrastructureFailed(
-                f"{folder}: {disks[disk] / 1e6:,.1f} MB are needed, but the disk has {free / 1e6:,.1f} MB free;"
-                " free some with `nas gc`, or name folders on another disk with --library and --output"
-            )
+    return 0 if (folder / CHILD).is_file() else 8 * 4 * layout.params.total
 
 
-def require_writable(folder: Path, where: str) -> None:
-    """Creates a folder if it is missing, and checks that files can be written there.
-
-    Raises:
-        InvalidInput: they cannot.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InvalidInput(f"cannot write to {folder}: {error.strerror}; name another folder", where=where) from error
-
-
-def _tokenizer(path: Path, layout: Layout) -> MemberTokenizer:
-    """Returns a tokenizer that is the model's as far as its size shows; embeddings may have rows without a token.
-
-    Raises:
-        InvalidInput: it has more tokens than the embedding has rows, or no end of a text.
-    """
-    known = read_model_tokenizer(path)
-    if known.size > layout.vocab:
-        raise InvalidInput(
-            f"{path} has {known.size:,} tokens, but the model's embedding {layout.vocab:,} rows; name the"
-            " tokenizer.json that the model was trained with",
-            where="--tokenizer",
-        )
-    return known
-
-
-def write_child(one: Adaptation, report: Mapping[str, Any], gguf: Sequence[str], pte_context: int | None) -> list[str]:
+def write_child(adaptation: Adaptation, report: Mapping[str, Any]) -> list[str]:
     """Writes the child's folder of transformers, GGUF files and card, and returns the paths of all files.
 
     Args:
-        one: an adaptation that has run.
+        adaptation: has run.
         report: of the run, for the card.
-        gguf: quantisations of the GGUF files.
-        pte_context: most tokens of a text in a .pte; None: no .pte.
 
     Raises:
         InfrastructureFailed: a file cannot be written.
     """
     child, teacher, held_out = report["child"], report["teacher"], report["held_out"]
-    weights = one.folder / CHILD
+    request, weights = adaptation.request, adaptation.folder / CHILD
     options = FileOptions(
         name="child",
-        tokenizer=one.tokenizer,
-        gguf=tuple(gguf),
-        pte_context=pte_context,
+        tokenizer=adaptation.tokenizer,
+        gguf=request.gguf,
+        pte_context=DEFAULT_PTE_CONTEXT if request.pte else None,
         budgets={name: f"{limit:g} {metric(name).unit}" for name, limit in report["budgets"].items()},
         provenance={
-            "adapted from": f"`{teacher['layout']}` (SHA-256 {one.teacher.sha256})",
+            "adapted from": f"`{teacher['layout']}` (SHA-256 {adaptation.teacher.sha256})",
             "text": ", ".join(report["text"]),
             "held-out text": f"{held_out['selection']['tokens']:,} tokens to choose blocks and to judge healing;"
             f" another {held_out['report']['bytes']:,} bytes for the figures below",
@@ -598,20 +468,19 @@ def write_child(one: Adaptation, report: Mapping[str, Any], gguf: Sequence[str],
             },
         },
     )
-    folder = one.folder / "files"
+    folder = adaptation.folder / "files"
     layout = Layout.parse(child["layout"])
-    files = write_files(folder, layout, Checkpoint(weights, sha256_of(weights)), options, one.worker.log)
-    return [str(folder / each.path) for each in files.files]
+    files = write_files(folder, layout, Checkpoint(weights, sha256_of(weights)), options, adaptation.worker.log)
+    return [str(folder / file.path) for file in files.files]
 
 
 def _undominated(children: Iterable[Child], name: str) -> list[Child]:
     """Returns the children that no other one beats in predicted loss and the measured figure `name`, best first."""
-    best, found = math.inf, []
-    for child in sorted(children, key=lambda each: (each.predicted["loss"], each.measured[name])):
-        if child.measured[name] < best:
-            best = child.measured[name]
-            found.append(child)
-    return found
+    front: list[Child] = []
+    for child in sorted(children, key=lambda child: (child.predicted["loss"], child.measured[name])):
+        if not front or child.measured[name] < front[-1].measured[name]:
+            front.append(child)
+    return front
 
 
 def _json(value: Any) -> bytes:

@@ -43,6 +43,7 @@ from nas.model.nn.primitives import draw_weights
 
 _ATTENTION = ("gqa", "swa")
 _SOFTMAX = (*_ATTENTION, "mla")
+"""Kinds of softmax attention."""
 _ROWS = 4
 """Sequences that logits of sinks are taken from."""
 _STEP = 32
@@ -56,16 +57,16 @@ def default_alternatives(
 
     Args:
         layout: of the trained model.
-        slot: the place.
+        slot: of the block.
         window: of sliding windows.
-        further: mixers that may take attention's place, too.
+        further: other mixers that may replace attention.
     """
-    own = slot.block(layout)
-    assert own is not None
+    trained = slot.block(layout)
+    assert trained is not None
     if slot.part == "ffn":
-        return (*_valid(_feed_forwards(own), own, layout.d_model), None)
-    found = chain(_mixers(own, layout.d_model, window, further), _sharing(layout, slot.depth, own))
-    return (*_valid(found, own, layout.d_model), None)
+        return (*_valid(_feed_forwards(trained), trained, layout.d_model), None)
+    mixers = chain(_mixers(trained, layout.d_model, window, further), _sharing(layout, slot.depth, trained))
+    return (*_valid(mixers, trained, layout.d_model), None)
 
 
 def further_mixers(texts: Sequence[str], d_model: int) -> tuple[Block, ...]:
@@ -74,37 +75,38 @@ def further_mixers(texts: Sequence[str], d_model: int) -> tuple[Block, ...]:
     Raises:
         InvalidInput: one is no mixer of this width, or has no keys and values of its own.
     """
-    found = tuple(Block.parse(text, "mixer").canonical(d_model) for text in texts)
-    for block in found:
+    mixers = tuple(Block.parse(text, "mixer").canonical(d_model) for text in texts)
+    for block in mixers:
         if "kv" in dict(block.given):
             raise InvalidInput(f"{block.format()} shares the cache of another layer", where="mixers")
-    return found
+    return mixers
 
 
-def _sharing(layout: Layout, depth: int, own: Block) -> Iterator[Block]:
+def _sharing(layout: Layout, depth: int, trained: Block) -> Iterator[Block]:
     """Yields attention with keys and values of the nearest attention below, where that is an equal block."""
     below = [i for i in range(depth) if (mixer := layout.layers[i].mixer) is not None and mixer.kind == "gqa"]
-    if own.kind == "gqa" and below and layout.layers[below[-1]].mixer == own:
-        yield own.replace(kv=below[-1])
+    if trained.kind == "gqa" and below and layout.layers[below[-1]].mixer == trained:
+        yield trained.replace(kv=below[-1])
 
 
-def _mixers(own: Block, d_model: int, window: int, further: Sequence[Block]) -> Iterator[Block]:
-    if own.kind not in _ATTENTION:
+def _mixers(trained: Block, d_model: int, window: int, further: Sequence[Block]) -> Iterator[Block]:
+    if trained.kind not in _ATTENTION:
         return
-    full = own.resolve(d_model)
+    full = trained.resolve(d_model)
     heads, kv, size = full.int("heads"), full.int("kv_heads"), full.int("head_dim")
     for fewer in (kv // 2, kv // 4):
         if fewer and kv % fewer == 0:
-            yield own.replace(kv_heads=fewer)
-    shared = {name: value for name, value in own.given if name not in ("kv", "window", "sink")}
+            yield trained.replace(kv_heads=fewer)
+    shared = {name: value for name, value in trained.given if name not in ("kv", "window", "sink")}
     yield Block.of("swa", **{**shared, "window": window})
     yield Block.of("swa", **{**shared, "window": window, "sink": 1})
     rope = size // 4 * 2
     latent = (kv * size - rope) // _STEP * _STEP
-    if own.kind == "gqa" and rope and latent:  # of a window, latents of all tokens would be kept
+    if trained.kind == "gqa" and rope and latent:  # of a window, latents of all tokens would be kept
         theta = float(full.get("rope_theta") or 0.0)
-        yield Block.of("mla", heads=heads, head_dim=size, latent=latent, nope_dim=size - rope, rope_dim=rope,
-                       rope_theta=theta)  # fmt: skip
+        yield Block.of(
+            "mla", heads=heads, head_dim=size, latent=latent, nope_dim=size - rope, rope_dim=rope, rope_theta=theta
+        )
     yield Block.of("conv", kernel=3)
     if heads * size % d_model == 0:
         yield Block.of("mamba2", state=size, heads=heads, groups=heads, expand=heads * size // d_model)
@@ -113,29 +115,30 @@ def _mixers(own: Block, d_model: int, window: int, further: Sequence[Block]) -> 
     yield from further
 
 
-def _feed_forwards(own: Block) -> Iterator[Block]:
-    if own.kind == "swiglu":
-        width = own.int("width")
+def _feed_forwards(trained: Block) -> Iterator[Block]:
+    if trained.kind == "swiglu":
+        width = trained.int("width")
         for share in (0.75, 0.5, 0.25):
-            yield own.replace(width=max(1, round(width * share / _STEP)) * _STEP)
-    if own.kind == "moe":
-        experts, top_k = own.int("experts"), own.int("top_k")
+            yield trained.replace(width=max(1, round(width * share / _STEP)) * _STEP)
+    if trained.kind == "moe":
+        experts, top_k = trained.int("experts"), trained.int("top_k")
         half, fewer = max(2, experts // 2), max(1, top_k // 2)
-        yield own.replace(experts=half)  # not valid where fewer are left than a token takes
-        yield own.replace(top_k=fewer)
-        yield own.replace(experts=half, top_k=fewer)
+        yield trained.replace(experts=half)  # not valid where fewer are left than a token takes
+        yield trained.replace(top_k=fewer)
+        yield trained.replace(experts=half, top_k=fewer)
 
 
-def _valid(blocks: Iterable[Block], own: Block, d_model: int) -> tuple[Block, ...]:
-    found: dict[Block, None] = {}
+def _valid(blocks: Iterable[Block], trained: Block, d_model: int) -> tuple[Block, ...]:
+    valid: dict[Block, None] = {}
     for block in blocks:
         try:
-            found[block.canonical(d_model)] = None
+            valid[block.canonical(d_model)] = None
         except InvalidInput:
             continue
-    if own.kind == "swa":  # a wider window is no saving
-        found = {each: None for each in found if each.kind != "swa" or each.int("window") <= own.int("window")}
-    return tuple(block for block in found if block != own)
+    if trained.kind == "swa":  # a wider window is no saving
+        most = trained.int("window")
+        valid = {block: None for block in valid if block.kind != "swa" or block.int("window") <= most}
+    return tuple(block for block in valid if block != trained)
 
 
 def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth: int) -> BlockModule:
@@ -150,22 +153,22 @@ def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth
     """
     module = MODULES[block.kind](block, trained.d_model)
     draw_weights(module, seed, depth)
-    own = {name: tensor.detach() for name, tensor in trained.state_dict().items()}
+    weights = {name: tensor.detach() for name, tensor in trained.state_dict().items()}
     values: dict[str, Tensor] = {}
     if block.kind == trained.block.kind == "swiglu":
-        values = _pruned(own, inputs, module.block.int("width"))
+        values = _pruned(weights, inputs, module.block.int("width"))
     elif isinstance(trained, MixtureOfExperts) and block.kind == "moe":
-        values = _used(own, trained, inputs, module.block.int("experts"))
+        values = _used(weights, trained, inputs, module.block.int("experts"))
     elif isinstance(trained, Attention) and block.kind in _ATTENTION:
-        values = _pooled(own, trained.block, module.block) | _sinks(trained, module.block, inputs)
+        values = _pooled(weights, trained.block, module.block) | _sinks(trained, module.block, inputs)
     elif trained.block.kind in _ATTENTION and block.kind == "mamba2":
-        values = _scanned(own, trained.block, module, inputs)
+        values = _scanned(weights, trained.block, module, inputs)
     elif trained.block.kind in _ATTENTION and block.kind == "conv":
-        values = _convolved(own, trained.block, module)
+        values = _convolved(weights, trained.block, module)
     elif trained.block.kind in _ATTENTION and block.kind == "mla":
-        values = _latent(own, trained.block, module.block, inputs)
+        values = _latent(weights, trained.block, module.block, inputs)
     elif trained.block.kind in _ATTENTION and block.kind in ("gla", "mlstm"):
-        values = _linear(own, trained.block, module, inputs)
+        values = _linear(weights, trained.block, module, inputs)
     state = module.state_dict()
     module.load_state_dict(state | {name: value for name, value in values.items() if name in state})
     alike = bool(values) and block.kind in _SOFTMAX
@@ -177,31 +180,31 @@ def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth
 @torch.no_grad()
 def _limit_size(module: Mixer, trained: Mixer, inputs: Tensor) -> None:
     """Scales the output projection down where outputs are larger than those of `trained`."""
-    wanted, own = trained(inputs)[0].cpu(), module(inputs.cpu())[0]
-    larger = (own.square().mean() / wanted.square().mean().clamp_min(1e-12)).sqrt()
+    target, output = trained(inputs)[0].cpu(), module(inputs.cpu())[0]
+    larger = (output.square().mean() / target.square().mean().clamp_min(1e-12)).sqrt()
     module.get_submodule(module.projection).weight /= larger.clamp_min(1.0)
 
 
-def _pruned(own: dict[str, Tensor], inputs: Tensor, width: int) -> dict[str, Tensor]:
-    gate, up, down = (own[f"{name}.weight"] for name in ("gate", "up", "down"))
+def _pruned(weights: dict[str, Tensor], inputs: Tensor, width: int) -> dict[str, Tensor]:
+    gate, up, down = (weights[f"{name}.weight"] for name in ("gate", "up", "down"))
     activation = (F.silu(F.linear(inputs, gate)) * F.linear(inputs, up)).abs().flatten(0, -2).mean(0)
-    kept = (activation * down.norm(dim=0)).topk(width).indices.sort().values
-    return {"gate.weight": gate[kept], "up.weight": up[kept], "down.weight": down[:, kept]}
+    units = (activation * down.norm(dim=0)).topk(width).indices.sort().values
+    return {"gate.weight": gate[units], "up.weight": up[units], "down.weight": down[:, units]}
 
 
-def _pooled(own: dict[str, Tensor], before: Block, after: Block) -> dict[str, Tensor]:
+def _pooled(weights: dict[str, Tensor], before: Block, after: Block) -> dict[str, Tensor]:
     kv, size = after.int("kv_heads"), after.int("head_dim")
     group = before.int("kv_heads") // kv
-    fewer = {name: own[name].view(kv, group, size, -1).mean(1).flatten(0, 1) for name in ("k.weight", "v.weight")}
-    return own | fewer
+    fewer = {name: weights[name].view(kv, group, size, -1).mean(1).flatten(0, 1) for name in ("k.weight", "v.weight")}
+    return weights | fewer
 
 
-def _used(own: dict[str, Tensor], trained: MixtureOfExperts, inputs: Tensor, experts: int) -> dict[str, Tensor]:
+def _used(weights: dict[str, Tensor], trained: MixtureOfExperts, inputs: Tensor, experts: int) -> dict[str, Tensor]:
     with torch.no_grad():
-        weights, chosen = trained.route(inputs.flatten(0, -2))
-    use = torch.zeros(trained.experts, device=inputs.device).index_add(0, chosen.flatten(), weights.flatten())
-    kept = use.topk(experts).indices.sort().values
-    return {name: tensor if name.startswith("shared.") else tensor[kept] for name, tensor in own.items()}
+        shares, chosen = trained.route(inputs.flatten(0, -2))
+    use = torch.zeros(trained.experts, device=inputs.device).index_add(0, chosen.flatten(), shares.flatten())
+    used = use.topk(experts).indices.sort().values
+    return {name: tensor if name.startswith("shared.") else tensor[used] for name, tensor in weights.items()}
 
 
 @torch.no_grad()
@@ -223,55 +226,55 @@ def _sinks(trained: Attention, after: Block, inputs: Tensor) -> dict[str, Tensor
     return {"sinks.weight": added.mean((0, 2))}
 
 
-def _repeated(own: dict[str, Tensor], name: str, block: Block) -> Tensor:
+def _repeated(weights: dict[str, Tensor], name: str, block: Block) -> Tensor:
     """Returns keys' or values' projection with one head for each query head: [heads * head_dim, D]."""
-    heads = own[name].view(block.int("kv_heads"), block.int("head_dim"), -1)
+    heads = weights[name].view(block.int("kv_heads"), block.int("head_dim"), -1)
     return heads.repeat_interleave(block.int("heads") // block.int("kv_heads"), 0).flatten(0, 1)
 
 
-def _scanned(own: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:
+def _scanned(weights: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:
     after = module.block
     inner = after.int("expand") * module.d_model
     sizes = [before.int(name) for name in ("heads", "head_dim")]
     if [after.int("groups"), after.int("state")] != sizes or inner != sizes[0] * sizes[1]:
         return {}  # heads do not correspond: drawn
-    q, k = (_heads(own, name, before, inputs) for name in ("q", "k"))
+    q, k = (_heads(weights, name, before, inputs) for name in ("q", "k"))
     keys = k.repeat_interleave(len(q) // len(k), 0)
     rows = module.state_dict()["in_proj.weight"].clone()
-    rows[inner : 4 * inner] = torch.cat([_repeated(own, "v.weight", before), keys.flatten(0, 1), q.flatten(0, 1)])
+    rows[inner : 4 * inner] = torch.cat([_repeated(weights, "v.weight", before), keys.flatten(0, 1), q.flatten(0, 1)])
     taps = torch.zeros_like(module.state_dict()["conv.weight"])
     taps[:, -1] = 1.0
-    return {"in_proj.weight": rows, "conv.weight": taps, "out.weight": own["o.weight"]}
+    return {"in_proj.weight": rows, "conv.weight": taps, "out.weight": weights["o.weight"]}
 
 
-def _convolved(own: dict[str, Tensor], before: Block, module: BlockModule) -> dict[str, Tensor]:
+def _convolved(weights: dict[str, Tensor], before: Block, module: BlockModule) -> dict[str, Tensor]:
     width = module.d_model
     if before.int("heads") * before.int("head_dim") != width:
         return {}
     rows = module.state_dict()["in_proj.weight"].clone()
-    rows[2 * width :] = _repeated(own, "v.weight", before)
-    return {"in_proj.weight": rows, "out.weight": own["o.weight"]}
+    rows[2 * width :] = _repeated(weights, "v.weight", before)
+    return {"in_proj.weight": rows, "out.weight": weights["o.weight"]}
 
 
-def _heads(own: dict[str, Tensor], name: str, block: Block, inputs: Tensor) -> Tensor:
+def _heads(weights: dict[str, Tensor], name: str, block: Block, inputs: Tensor) -> Tensor:
     """Returns the projection of each head of `name` [heads, head_dim, D], with the mean effect of QK-norm."""
-    rows = own[f"{name}.weight"].view(-1, block.int("head_dim"), own[f"{name}.weight"].shape[-1])
-    if f"{name}_norm.weight" not in own:
+    rows = weights[f"{name}.weight"].view(-1, block.int("head_dim"), weights[f"{name}.weight"].shape[-1])
+    if f"{name}_norm.weight" not in weights:
         return rows
     size = torch.unflatten(inputs @ rows.flatten(0, 1).T, -1, rows.shape[:2]).square().mean((0, 1, 3)).sqrt()
-    return rows / size[:, None, None] * own[f"{name}_norm.weight"][:, None]
+    return rows / size[:, None, None] * weights[f"{name}_norm.weight"][:, None]
 
 
-def _linear(own: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:
-    q, k = (_heads(own, name, before, inputs) for name in ("q", "k"))
+def _linear(weights: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:
+    q, k = (_heads(weights, name, before, inputs) for name in ("q", "k"))
     keys = k.repeat_interleave(len(q) // len(k), 0)
-    rows = torch.cat([q.flatten(0, 1), keys.flatten(0, 1), _repeated(own, "v.weight", before)])
+    rows = torch.cat([q.flatten(0, 1), keys.flatten(0, 1), _repeated(weights, "v.weight", before)])
     heads = module.block.int("heads") == before.int("heads")
     same = heads and rows.shape == module.state_dict()["qkv.weight"].shape
-    return {"qkv.weight": rows, "out.weight": own["o.weight"]} if same else {}
+    return {"qkv.weight": rows, "out.weight": weights["o.weight"]} if same else {}
 
 
-def _latent(own: dict[str, Tensor], before: Block, after: Block, inputs: Tensor) -> dict[str, Tensor]:
+def _latent(weights: dict[str, Tensor], before: Block, after: Block, inputs: Tensor) -> dict[str, Tensor]:
     """Returns latent attention that is nearest to the keys without positions and the values.
 
     A head's pairs of numbers whose RoPE frequency is one of the shared key's belong to that, the others lose their
@@ -285,8 +288,8 @@ def _latent(own: dict[str, Tensor], before: Block, after: Block, inputs: Tensor)
         return {}  # heads do not correspond, or nothing is compressed: drawn
     turned = torch.arange(size).view(2, -1)[:, :: size // rope].flatten()
     still = torch.tensor([i for i in range(size) if i not in set(turned.tolist())])
-    q, k = (_heads(own, name, before, inputs) for name in ("q", "k"))
-    u, s, down = torch.linalg.svd(torch.cat([k[:, still].flatten(0, 1), own["v.weight"]]), full_matrices=False)
+    q, k = (_heads(weights, name, before, inputs) for name in ("q", "k"))
+    u, s, down = torch.linalg.svd(torch.cat([k[:, still].flatten(0, 1), weights["v.weight"]]), full_matrices=False)
     down, up = down[:latent], u[:, :latent] * s[:latent]
     keys, values = up.split([kv * nope, kv * size])
     level = (inputs @ down.T).square().mean().sqrt()  # latents are normalised
@@ -296,7 +299,7 @@ def _latent(own: dict[str, Tensor], before: Block, after: Block, inputs: Tensor)
         "kv_norm.weight": level.expand(latent),
         "k_up.weight": _to_heads(keys.view(kv, nope, latent).mT, heads),
         "v_up.weight": _to_heads(values.view(kv, size, latent), heads),
-        "o.weight": own["o.weight"],
+        "o.weight": weights["o.weight"],
     }
 
 

@@ -40,10 +40,16 @@ IMPORT_VERSION = 1
 """Increase it with every change after which the same files give other weights."""
 EPS = 1e-5
 """Epsilon of every norm of `nas.model.nn.model`."""
-_CONFIG_BYTES, _INDEX_BYTES = 1 << 20, 1 << 26
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_CONFIG_BYTES = 1 << 20
+"""Largest config.json."""
+_INDEX_BYTES = 1 << 26
+"""Largest index of shards."""
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
 _TYPES = {"F64", "F32", "F16", "BF16"}
+"""Types of tensors that are read."""
 _INTO_RESIDUAL = ("o.weight", "out.weight", "down.weight")
+"""Projections into the residual stream."""
 _FROM_ROTARY = "rotary_emb.inv_freq"
 """A buffer that old releases of transformers saved; it follows from the configuration."""
 
@@ -77,10 +83,11 @@ def read_model(folder: Path) -> TrainedModel:
     where = str(folder / "config.json")
     options = _Options(config, where)
     if kind not in _FAMILIES:
-        known = ", ".join(sorted(_FAMILIES))
-        missing = f"; missing: {'; '.join(found)}" if (found := _unsayable(options)) else ""
+        traits = _unsayable(options)
+        missing = f"; missing: {'; '.join(traits)}" if traits else ""
+        families = ", ".join(sorted(_FAMILIES))
         raise Unsupported(
-            f"no layout says models of type {kind!r}{missing}; families that are read: {known}", where=where
+            f"no layout says models of type {kind!r}{missing}; families that are read: {families}", where=where
         )
     if config.get("quantization_config") is not None:
         options.missing.append("weights that are quantised (quantization_config)")
@@ -121,7 +128,7 @@ def import_model(folder: Path, output: Path) -> TrainedModel:
         assert origin.keys() == shapes.keys(), "the family names every tensor of the layout"
         files.check({name.theirs for name in names}, tied=model.layout.tied)
         planned = [Planned(name, shape, torch.float32) for name, shape in sorted(shapes.items())]
-        values = (_converted(one, origin, model.factors, files) for one in planned)
+        values = (_converted(tensor, origin, model.factors, files) for tensor in planned)
         output.parent.mkdir(parents=True, exist_ok=True)
         write_safetensors(output, planned, values, {"layout": model.layout.format()})
     return model
@@ -139,8 +146,8 @@ def model_files(folder: Path) -> list[Path]:
 def is_imported(folder: Path, output: Path) -> bool:
     """Returns whether `output` is what `import_once` wrote from the files that the folder holds now."""
     try:
-        known = json.loads(_record(output).read_bytes())
-        return bool(known == _import_record(folder, output))
+        record = json.loads(_record(output).read_bytes())
+        return bool(record == _import_record(folder, output))
     except (OSError, ValueError):
         return False
 
@@ -236,31 +243,30 @@ class _Shards(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._files)
 
-    def check(self, wanted: set[str], *, tied: bool) -> None:
-        """Checks that the files hold `wanted` and nothing else that a forward pass would use.
+    def check(self, names: set[str], *, tied: bool) -> None:
+        """Checks that the files hold the tensors `names` and nothing else that a forward pass would use.
 
         Raises:
             InvalidInput: a tensor is missing, or there are others.
         """
-        if lacking := sorted(name for name in wanted if name not in self):
+        if lacking := sorted(name for name in names if name not in self):
             raise InvalidInput(f"lacks {_few(lacking)}", where=str(self.folder))
-        known = (
-            wanted | {part for name in wanted for part in self._parts(name)} | ({"lm_head.weight"} if tied else set())
-        )
-        others = sorted(name for name in self if name not in known and not name.endswith(_FROM_ROTARY))
+        used = names | {part for name in names for part in self._parts(name)} | ({"lm_head.weight"} if tied else set())
+        others = sorted(name for name in self if name not in used and not name.endswith(_FROM_ROTARY))
         if others:
             raise Unsupported(f"has tensors that no block of the layout holds: {_few(others)}", where=str(self.folder))
 
     def _parts(self, name: str) -> list[str]:
         """Returns the tensors of single experts of which transformers 5 makes `name`; none if they are not there."""
-        place, _, joined = name.rpartition(".")
+        prefix, _, joined = name.rpartition(".")
         kinds = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}.get(joined, ())
-        found: list[str] = []
-        while kinds and (own := [f"{place}.{len(found) // len(kinds)}.{kind}.weight" for kind in kinds]):
-            if not all(each in self._files for each in own):
+        parts: list[str] = []
+        while kinds:
+            expert = [f"{prefix}.{len(parts) // len(kinds)}.{kind}.weight" for kind in kinds]
+            if not all(part in self._files for part in expert):
                 break
-            found += own
-        return found
+            parts += expert
+        return parts
 
     def _experts(self, name: str) -> Tensor:
         parts = [self[part] for part in self._parts(name)]
@@ -339,7 +345,7 @@ class _Options:
         if when and what not in self.missing:
             self.missing.append(what)
 
-    def each_layer(self, name: str, valid: Mapping[str, str], depth: int) -> list[str]:
+    def of_layers(self, name: str, valid: Mapping[str, str], depth: int) -> list[str]:
         """Returns the list `name` with one of `valid`'s values per layer."""
         values = self.get(name)
         if not isinstance(values, list) or len(values) != depth:
@@ -359,12 +365,12 @@ class _Options:
         scaling = self.get("rope_scaling", {})
         if not isinstance(parameters, dict) or not isinstance(scaling, dict):
             raise InvalidInput("rope_parameters and rope_scaling must be objects", where=self.where)
-        for each in (parameters, scaling):
-            kind = each.get("rope_type", each.get("type", "default"))
+        for rope in (parameters, scaling):
+            kind = rope.get("rope_type", rope.get("type", "default"))
             self.refuse(
                 kind != "default", f"RoPE of type {kind!r}, which changes single frequencies: blocks have a base"
             )
-            self.refuse(any(isinstance(value, dict) for value in each.values()), _SEVERAL_BASES)
+            self.refuse(any(isinstance(value, dict) for value in rope.values()), _SEVERAL_BASES)
         part = parameters.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
         self.refuse(part != 1.0, f"RoPE on a part of each head ({part})")
         theta = parameters.get("rope_theta", self.get("rope_theta", self.get("theta", default)))
@@ -427,7 +433,7 @@ def _windows(options: _Options, depth: int) -> list[int | None]:
     window = options.whole("sliding_window", 4096 if kind == "qwen3" else None)
     if options.get("layer_types") is not None:
         valid = {name: name for name in ("full_attention", "sliding_attention")}
-        within = [each == "sliding_attention" for each in options.each_layer("layer_types", valid, depth)]
+        within = [kind == "sliding_attention" for kind in options.of_layers("layer_types", valid, depth)]
     elif kind == "qwen3":
         within = [i >= options.whole("max_window_layers", 28) for i in range(depth)]
     else:
@@ -439,13 +445,13 @@ def _positions(options: _Options, depth: int) -> list[bool]:
     """Returns whether each layer's attention has RoPE."""
     if options.get("model_type") != "smollm3":
         return [True] * depth
-    given = options.get("no_rope_layers")
-    if given is None:
+    flags = options.get("no_rope_layers")
+    if flags is None:
         interval = options.whole("no_rope_layer_interval", 4)
         return [(i + 1) % max(interval, 1) != 0 for i in range(depth)]
-    if not isinstance(given, list) or len(given) < depth:
+    if not isinstance(flags, list) or len(flags) < depth:
         raise InvalidInput(f"no_rope_layers must be a list of {depth} numbers", where=options.where)
-    return [bool(each) for each in given[:depth]]
+    return [bool(flag) for flag in flags[:depth]]
 
 
 def _granite_hybrid(options: _Options) -> TrainedModel:
@@ -461,8 +467,8 @@ def _granite_hybrid(options: _Options) -> TrainedModel:
     valid = dict.fromkeys(("attention", "full_attention"), "gqa") | dict.fromkeys(
         ("mamba", "linear_attention"), "mamba2"
     )
-    own = "layer_types" if options.get("layer_types") is not None else "layers_block_type"
-    kinds = options.each_layer(own, valid, depth)
+    name = "layer_types" if options.get("layer_types") is not None else "layers_block_type"
+    kinds = options.of_layers(name, valid, depth)
     mixers = {"gqa": Block.of("gqa", **attention)}
     eps = options.number("rms_norm_eps", 1e-6)
     if "mamba2" in kinds:
@@ -479,7 +485,7 @@ def _granite_mamba(options: _Options, eps: float) -> Block:
     options.refuse(eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
     limit = options.get("time_step_limit", _NO_LIMIT)
     infinite = ({"__float__": "Infinity"}, "Infinity", math.inf)  # as releases of transformers write it
-    options.refuse(limit not in [[0.0, each] for each in infinite], f"limited time steps ({limit})")
+    options.refuse(limit not in [[0.0, value] for value in infinite], f"limited time steps ({limit})")
     return Block.of(
         "mamba2",
         state=options.whole("mamba_d_state", 256),
@@ -529,7 +535,7 @@ def _lfm2(options: _Options) -> TrainedModel:
     if options.get("layer_types") is None and isinstance(options.get("full_attn_idxs"), list):
         kinds = ["gqa" if i in options.get("full_attn_idxs") else "conv" for i in range(depth)]
     else:
-        kinds = options.each_layer("layer_types", {"full_attention": "gqa", "conv": "conv"}, depth)
+        kinds = options.of_layers("layer_types", {"full_attention": "gqa", "conv": "conv"}, depth)
     options.refuse("conv" not in kinds, "an LFM2 without convolutions")
     dense = Block.of("swiglu", width=options.whole("intermediate_size", 7168) if moe else _lfm2_width(options))
     lead = options.whole("num_dense_layers", 2) if moe else depth
@@ -605,18 +611,18 @@ def _trained(options: _Options, layout: Layout, names: tuple[TensorName, ...], e
     factors = {"embed.weight": embedding}
     factors["norm.weight"] = 1 / ((embedding if layout.tied else 1.0) * constant("logits_scaling"))
     for i, layer in enumerate(layout.layers):
-        for block, place in ((layer.mixers[0], f"layers.{i}.mixers.0"), (layer.ffn, f"layers.{i}.ffn")):
+        for block, prefix in ((layer.mixers[0], f"layers.{i}.mixers.0"), (layer.ffn, f"layers.{i}.ffn")):
             assert block is not None
             added = residual * (routed if block.kind == "moe" else 1.0)
-            factors |= {f"{place}.{name}": added for name in _INTO_RESIDUAL}
+            factors |= {f"{prefix}.{name}": added for name in _INTO_RESIDUAL}
             if block.kind in ("gqa", "swa"):
                 size = block.resolve(layout.d_model).int("head_dim")
                 usual = 1 / math.sqrt(size)
                 scores = constant("attention_multiplier") / usual if granite else 1.0
                 normed = norm if block.get("qk_norm") else 1.0
-                factors |= {f"{place}.q.weight": normed * scores, f"{place}.k.weight": normed}
-    kept = {name for one in names for name in one.ours}
-    used = {name: factor for name, factor in factors.items() if name in kept and factor != 1.0}
+                factors |= {f"{prefix}.q.weight": normed * scores, f"{prefix}.k.weight": normed}
+    ours = {ours for name in names for ours in name.ours}
+    used = {name: factor for name, factor in factors.items() if name in ours and factor != 1.0}
     return TrainedModel(layout, str(options.get("model_type")), names, used)
 
 
@@ -673,7 +679,7 @@ def _unsayable(options: _Options) -> list[str]:
     options.refuse(options.get("vision_config") is not None, "images")
     with contextlib.suppress(InvalidInput):  # values of no known form are no trait
         options.rope_theta()
-    return [each for each in options.missing if each != _SEVERAL_BASES]  # each block has its own
+    return [trait for trait in options.missing if trait != _SEVERAL_BASES]  # each block has its own
 
 
 _BASES = {"smollm3": 2e6}

@@ -1,4 +1,4 @@
-"""What the selection chooses from: the options of each place, with what they cost in quality and on the device.
+"""What the selection chooses from: the options of each slot, with what they cost in quality and on the device.
 
 Costs of alternatives are differences of measured layouts: the trained model's, and for each alternative the one in
 which every second block of its kind is replaced. They add up only roughly.
@@ -14,11 +14,11 @@ from nas.core.errors import Unsupported
 from nas.core.layout import Layer, Layout
 from nas.core.replacement import RECALL_GROUP, Slot, block_name, lender_of, parsed, with_blocks
 from nas.train.adapt.library import Library, Pair, Score, neighbouring_pairs
+from nas.train.adapt.request import AdaptSettings
 from nas.train.adapt.selection import Option, Term
-from nas.train.adapt.settings import AdaptSettings
 
 _WHOLE_LAYER = "no layer"
-"""Name of the option at a mixer's place that leaves out the layer."""
+"""Name of the option in a mixer's slot that leaves out the layer."""
 
 Figures = Mapping[str, float]
 Measure = Callable[[Layout], Figures]
@@ -34,23 +34,23 @@ class Problem:
     """What the selection chooses from.
 
     Args:
-        places: the options of each, with their losses and costs; one of them is the block of the trained model.
+        options: slot -> its options with their losses and costs, first the block of the trained model.
         base: the trained model's figures.
         terms: of pairs of options.
     """
 
-    places: Mapping[Slot, Sequence[Option[Slot]]]
+    options: Mapping[Slot, Sequence[Option[Slot]]]
     base: Figures
     terms: Sequence[Term[Slot]]
 
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """The alternatives of a trained model's places.
+    """The alternatives of a trained model's slots.
 
     Args:
         library: of their blocks.
-        alternatives: of each place.
+        alternatives: of each slot.
         settings: which pairs have terms, and how much recall weighs.
         measured: returns the budgets' metrics of a layout on the device; raises `Unsupported` as `Measure` does.
     """
@@ -67,28 +67,32 @@ class Choices:
         """
         layout = self.library.teacher.layout
         base = self.measured(layout)
-        costs = {(own, block): self._cost(own, block, base) for own, block in sorted(self.kinds, key=_named)}
-        alternatives = self.carried(lambda block, own: costs[own, _kind(block)] is not None)
+        costs: dict[tuple[Block | None, Block | None], Figures | None] = {}
+        for trained, block in sorted(self.kinds, key=lambda pair: (block_name(pair[0]), block_name(pair[1]))):
+            choice = self.every_second(trained, block)
+            what = f"{block_name(block)} in place of {block_name(trained)}"
+            costs[trained, block] = self._added(choice, len(choice), base, what)
+        alternatives = self.carried(lambda block, trained: costs[trained, _kind(block)] is not None)
         self.library.train(alternatives)
         scores = self.library.scores(alternatives)
-        places: dict[Slot, list[Option[Slot]]] = {}
+        options: dict[Slot, list[Option[Slot]]] = {}
         for slot, blocks in alternatives.items():
-            own = slot.block(layout)
-            places[slot] = [Option(block_name(own), 0.0, dict.fromkeys(base, 0.0))]
+            trained = slot.block(layout)
+            options[slot] = [Option(block_name(trained), 0.0, dict.fromkeys(base, 0.0))]
             for block in blocks:
-                cost = costs[own, _kind(block)]
+                cost = costs[trained, _kind(block)]
                 assert cost is not None
                 loss, needs = self._loss(scores[slot, block]), lent(layout, block)
-                places[slot].append(Option(block_name(block), loss, cost, empty=block is None, needs=needs))
-        self._add_whole_layers(places, base)
+                options[slot].append(Option(block_name(block), loss, cost, empty=block is None, needs=needs))
+        self._add_whole_layers(options, base)
         terms = [
             Term(((a, block_name(x)), (b, block_name(y))), self._loss(term))
             for ((a, x), (b, y)), term in self.terms(alternatives).items()
         ]
-        return Problem(places, base, terms)
+        return Problem(options, base, terms)
 
     def carried(self, by: Callable[[Block | None, Block | None], bool]) -> dict[Slot, tuple[Block | None, ...]]:
-        """Returns the alternatives of each place that a runtime carries: `by` tells it of a block and its own."""
+        """Returns the alternatives that a runtime carries: `by` tells it of a block and the one that it replaces."""
         layout = self.library.teacher.layout
         return {
             slot: tuple(block for block in blocks if by(block, slot.block(layout)))
@@ -98,17 +102,21 @@ class Choices:
     def terms(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Pair, Score]:
         """Returns the terms of pairs that are more than noise; the library holds all blocks."""
         pairs = neighbouring_pairs(alternatives, self.settings.pairs, self.settings.library.seed)
-        found = self.library.pair_terms(pairs)
-        kept = {pair: term for pair, term in found.items() if term.is_significant}
+        significant = {pair: term for pair, term in self.library.pair_terms(pairs).items() if term.is_significant}
         if pairs:
-            self.library.worker.log(f"{len(kept)} of {len(pairs)} terms of pairs are more than noise")
-        return kept
+            self.library.worker.log(f"{len(significant)} of {len(pairs)} terms of pairs are more than noise")
+        return significant
 
-    def every_second(self, own: Block | None, block: Block | None) -> dict[Slot, Block | None]:
-        """Returns the choice that replaces every second block that is like `own`, by one that costs as `block`."""
-        alike = [slot for slot in self.alternatives if slot.block(self.library.teacher.layout) == own]
-        found = [(slot, each) for slot in alike for each in self.alternatives[slot] if _kind(each) == _kind(block)]
-        return dict(found[::2])
+    def every_second(self, trained: Block | None, block: Block | None) -> dict[Slot, Block | None]:
+        """Returns the choice that replaces every second block that equals `trained`, by one that costs as `block`."""
+        replacements = [
+            (slot, alternative)
+            for slot, alternatives in self.alternatives.items()
+            if slot.block(self.library.teacher.layout) == trained
+            for alternative in alternatives
+            if _kind(alternative) == _kind(block)
+        ]
+        return dict(replacements[::2])
 
     @property
     def kinds(self) -> set[tuple[Block | None, Block | None]]:
@@ -120,21 +128,16 @@ class Choices:
         """Returns what a replacement costs in quality, the summand of the selection."""
         return score.text + self.settings.recall * score.kl.get(RECALL_GROUP, 0.0)
 
-    def _cost(self, own: Block | None, block: Block | None, base: Figures) -> Figures | None:
-        """Returns what one replacement adds to each metric; None: the runtime does not carry it."""
-        choice = self.every_second(own, block)
-        return self._added(choice, len(choice), base, f"{block_name(block)} in place of {block_name(own)}")
-
-    def _add_whole_layers(self, places: dict[Slot, list[Option[Slot]]], base: Figures) -> None:
+    def _add_whole_layers(self, options: dict[Slot, list[Option[Slot]]], base: Figures) -> None:
         """Adds the options that leave out a layer.
 
         Losses and costs of mixer and feed-forward do not add up to the layer's, and runtimes carry models with fewer
         layers that refuse a layer without a mixer or feed-forward. So the layer is scored and measured as a whole. Its
-        option at the mixer's place needs the empty one at the feed-forward's place, and is what the layer has beyond
+        option in the mixer's slot needs the empty one in the feed-forward's slot, and is what the layer has beyond
         that one. Where the runtime refuses a layer without a feed-forward, that one needs the layer's option, too.
         """
         layers = self.library.teacher.layout.layers
-        depths = [i for i in range(len(layers)) if {Slot(i, "mixer"), Slot(i, "ffn")} <= places.keys()]
+        depths = [i for i in range(len(layers)) if {Slot(i, "mixer"), Slot(i, "ffn")} <= options.keys()]
         if len(layers) == 1:
             return
         scores = self.library.scores({Slot(depth, "layer"): (None,) for depth in depths})
@@ -148,16 +151,18 @@ class Choices:
             cost = costs[layer]
             if cost is None:
                 continue
-            alone = next((option for option in places[ffn] if option.empty), None)
+            alone = next((option for option in options[ffn] if option.empty), None)
             if alone is None:
                 nothing = dict.fromkeys(base, 0.0)
                 alone = Option(block_name(None), 0.0, nothing, empty=True, needs=(mixer, _WHOLE_LAYER))
-                places[ffn].append(alone)
+                options[ffn].append(alone)
             without = (ffn, alone.name)
-            places[mixer] = [replace(each, excludes=without) if each.empty else each for each in places[mixer]]
+            options[mixer] = [
+                replace(option, excludes=without) if option.empty else option for option in options[mixer]
+            ]
             loss = self._loss(scores[Slot(depth, "layer"), None]) - alone.loss
-            own = {name: value - alone.costs[name] for name, value in cost.items()}
-            places[mixer].append(Option(_WHOLE_LAYER, loss, own, empty=True, needs=without))
+            beyond = {name: value - alone.costs[name] for name, value in cost.items()}
+            options[mixer].append(Option(_WHOLE_LAYER, loss, beyond, empty=True, needs=without))
 
     def _added(self, choice: Mapping[Slot, Block | None], count: int, base: Figures, what: str) -> Figures | None:
         """Returns what each of `count` equal replacements adds to each metric; None: the runtime does not carry it."""
@@ -171,7 +176,7 @@ class Choices:
 
 
 def lent(layout: Layout, block: Block | None) -> tuple[Slot, str] | None:
-    """Returns place and name of the block of the trained model whose keys and values `block` reads, if any."""
+    """Returns slot and name of the block of the trained model whose keys and values `block` reads, if any."""
     lender = lender_of(block)
     return None if lender is None else (lender, block_name(lender.block(layout)))
 
@@ -188,7 +193,3 @@ def replaced_by(layout: Layout, picked: Mapping[Slot, Option[Slot]]) -> dict[Slo
 def _kind(block: Block | None) -> Block | None:
     """Returns what blocks of equal costs have in common: for those that read keys and values, not of which layer."""
     return block if block is None or lender_of(block) is None else block.replace(kv=0)
-
-
-def _named(pair: tuple[Block | None, Block | None]) -> tuple[str, str]:
-    return block_name(pair[0]), block_name(pair[1])

@@ -19,9 +19,10 @@ from nas.train.pretrain.next_token import Packed
 from nas.train.pretrain.recipe import wsdc
 
 _CHECKPOINT_S = 60.0
-_TOKENS_AT_ONCE = (512, 32768)
-"""Most tokens of a pass of the healing, on a CPU and on an accelerator. On a CPU, little memory is taken by
-activations beside that of two models, gradients and moments."""
+_CPU_TOKENS = 512
+"""Most tokens of a pass on a CPU: activations take little memory beside two models, gradients and moments."""
+_ACCELERATOR_TOKENS = 32768
+"""Most tokens of a pass on an accelerator."""
 
 
 class Healing(BaseModel):
@@ -34,9 +35,7 @@ class Healing(BaseModel):
     batch_tokens: int = Field(4096, ge=8)
     lr: float = Field(3e-4, gt=0)
     precision: Precision = Field(
-        "float32",
-        exclude_if=lambda precision: precision == "float32",
-        description="of matrix products in training; its loss is computed in float32 from their logits",
+        "float32", description="of matrix products in training; its loss is computed in float32 from their logits"
     )
     weight: float = Field(0.9, gt=0, le=1, description="of the distillation term; the rest is cross-entropy")
     temperature: float = Field(1.0, ge=1)
@@ -44,9 +43,17 @@ class Healing(BaseModel):
     seed: int = Field(0, ge=0)
 
 
-def heal(
-    start: Callable[[], Model], library: Library, sources: Sequence[Tokens], healing: Healing, folder: Path
-) -> Model:
+def batches_of(sources: Sequence[Tokens], healing: Healing) -> Packed:
+    """Returns the text in batches for a healing.
+
+    Raises:
+        InvalidInput: there is less text than one sequence.
+    """
+    sequences = max(1, healing.batch_tokens // healing.length)
+    return Packed("healing", sources, healing.length, sequences, healing.seed + 1)
+
+
+def heal(start: Callable[[], Model], library: Library, text: Packed, healing: Healing, folder: Path) -> Model:
     """Returns a child, trained against the teacher's likeliest tokens; resumes from the checkpoint in `folder`.
 
     A child that is nearly the teacher can be moved away from it by training on little text. If its divergence on the
@@ -55,22 +62,20 @@ def heal(
     Args:
         start: assembles the child on the worker's device.
         library: of the teacher; its worker trains.
-        sources: text.
+        text: of `batches_of`, from the library's sources.
         healing: settings.
         folder: of the checkpoint.
     """
     teacher, worker = library.teacher, library.worker
     model = start()
     before = library.divergence(model)
-    sequences = max(1, healing.batch_tokens // healing.length)
-    tokens = sequences * healing.length
+    tokens = text.sequences * text.length
     steps = max(1, round(healing.tokens / tokens))
-    packed = Packed("healing", sources, healing.length, sequences, healing.seed + 1)
     distilled = Distilled(teacher.model, healing.weight, healing.temperature, healing.k)
-    rows = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // healing.length)
+    rows = max(1, worker.most_tokens(_CPU_TOKENS, _ACCELERATOR_TOKENS) // healing.length)
 
     def passes(step: int) -> list[tuple[torch.Tensor, ...]]:
-        inputs, labels = packed.batch(step)
+        inputs, labels = text.batch(step)
         return list(zip(torch.split(inputs, rows), torch.split(labels, rows), strict=True))
 
     def loss(student: Model, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -84,13 +89,17 @@ def heal(
         loss=loss,
         rate=lambda step: healing.lr * wsdc(step, steps, warmup=0.05, decay=0.5, final=0.1),
     )
-    key = content_hash([model.layout.to_json(), teacher.sha256, [each.key for each in sources], healing.model_dump()])
+    key = content_hash([model.layout.to_json(), teacher.sha256, library.text_keys, healing.model_dump()])
     checkpoint = TrainingCheckpoint(folder / f"{key}.safetensors", {"key": key}, interval_s=_CHECKPOINT_S)
     state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=1e-3), steps)
     fit(
-        state, [stage], [checkpoint], worker, name=f"the child of {model.layout.params.total:,} weights",
+        state,
+        [stage],
+        [checkpoint],
+        worker,
+        name=f"the child of {model.layout.params.total:,} weights",
         precision=lambda: precision_of(worker.device, healing.precision),
-    )  # fmt: skip
+    )
     after = library.divergence(model.eval())
     if not after < before:
         worker.log(f"healing raised the divergence from {before:.4g} to {after:.4g} nats per token: it is undone")

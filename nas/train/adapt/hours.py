@@ -1,10 +1,9 @@
 """`nas adapt --hours`: how many tokens library and healing can be trained on in a given time.
 
-The parts of an adaptation are timed on the model itself, as `benchmarks/adapt_large.py` does: a step of training at one
-depth of each kind of layer, the layers in front of it, a step of healing, the scores of one alternative, and one
-measurement on the device. The rest is arithmetic. Trainings get what scores and measurements leave; their tokens are
-scaled by the same factor. Of tokens whose residual streams are not kept from one depth to the next
-(`nas.train.adapt.library.STREAM_BYTES`), each depth takes the time of all layers in front.
+The parts of an adaptation are timed on the model itself: training steps at one depth of each kind of layer, the forward
+pass of a layer, steps of healing, the scores of one depth of each kind, and one measurement on the device. Trainings
+get the time that scores and measurements leave; their tokens are scaled by one factor. If the residual streams of all
+tokens do not fit in memory (`nas.train.adapt.library.STREAM_BYTES`), each depth recomputes all layers below it.
 """
 
 from __future__ import annotations
@@ -20,32 +19,35 @@ import torch
 
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
-from nas.core.layout import Layer
 from nas.core.replacement import Slot
+from nas.core.units import show_duration
 from nas.train.adapt.library import Library, LibrarySettings
 
 Alternatives = Mapping[Slot, Sequence[Block | None]]
 RESERVE = 0.1
-"""Share of the time that is left for what is not timed: assembling, checkpoints, the report and the files."""
-_STEPS, _MULTIPLE = 3, 256
+"""Share of the time for what is not timed: assembling, checkpoints, the report and the files."""
+_STEPS = 3
+"""Training steps that are timed."""
+_MULTIPLE = 256
+"""Numbers of tokens are multiples of it."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartTimes:
     """Seconds of the parts of an adaptation.
 
     Args:
         library_token: of training all alternatives, for each token that each is trained on.
-        again_token: more than that, for each token whose residual stream is not kept.
-        kept: tokens whose residual streams are kept.
+        recomputed_token: in addition, for each token whose residual stream is recomputed at every depth.
+        stored_tokens: tokens whose residual streams fit in memory.
         healing_token: of healing, for each token.
         scores: of scoring all alternatives.
         measurements: of measuring on the device.
     """
 
     library_token: float
-    again_token: float
-    kept: int
+    recomputed_token: float
+    stored_tokens: int
     healing_token: float
     scores: float
     measurements: float
@@ -56,28 +58,30 @@ class Parts:
         Raises:
             InvalidInput: scores and measurements alone take longer.
         """
-        left = 3600 * hours * (1 - RESERVE) - self.scores - self.measurements
-        whole = max(self.library_token * library + self.healing_token * healing, 1e-9)
-        beyond = (left + self.again_token * self.kept) / (whole + self.again_token * library)
-        factor = min(left / whole, beyond)  # the second is smaller where more tokens are trained on than are kept
-        scaled = [int(factor * count) // _MULTIPLE * _MULTIPLE for count in (library, healing)]
+        budget = 3600 * hours * (1 - RESERVE) - self.scores - self.measurements
+        trainings = max(self.library_token * library + self.healing_token * healing, 1e-9)
+        recomputed = (budget + self.recomputed_token * self.stored_tokens) / (
+            trainings + self.recomputed_token * library
+        )
+        factor = min(budget / trainings, recomputed)  # the second is smaller if streams are recomputed
+        scaled = [int(factor * tokens) // _MULTIPLE * _MULTIPLE for tokens in (library, healing)]
         if min(scaled) <= 0:
             least = (self.scores + self.measurements) / 3600 / (1 - RESERVE)
             raise InvalidInput(
-                f"{hours:g} hours are too few: scores and measurements take {least:.2g} hours of them",
-                where="--hours",
+                f"{hours:g} hours are too few: scores and measurements take {least:.2g} hours of them", where="--hours"
             )
         return scaled[0], scaled[1]
 
     def describe(self, hours: float, library: int, healing: int) -> str:
         """Returns how the time is spent, as a sentence."""
+        recomputed = self.recomputed_token * max(0, library - self.stored_tokens)
         parts = {
-            "library": self.library_token * library + self.again_token * max(0, library - self.kept),
+            "library": self.library_token * library + recomputed,
             "scores": self.scores,
             "measurements": self.measurements,
             "healing": self.healing_token * healing,
         }
-        shares = ", ".join(f"{name} {seconds / 3600:.2g} h" for name, seconds in parts.items())
+        shares = ", ".join(f"{name} {show_duration(seconds)}" for name, seconds in parts.items())
         return (
             f"in {hours:g} hours, each alternative is trained on {library:,} tokens and the child on {healing:,}:"
             f" {shares}, the rest for what is not timed"
@@ -85,66 +89,72 @@ class Parts:
 
 
 class LibraryTimes(NamedTuple):
-    """Seconds of a library: `Parts.library_token`, `Parts.again_token` and `Parts.scores`."""
+    """Seconds of a library, as of `PartTimes`."""
 
     token: float
-    again_token: float
+    recomputed_token: float
     scores: float
 
 
 def time_library(
     opened: Callable[[Path, LibrarySettings], Library], settings: LibrarySettings, alternatives: Alternatives
 ) -> LibraryTimes:
-    """Times training and scoring of all alternatives.
-
-    A depth of each kind of layer is trained for one step and for some; the difference is that of the steps.
+    """Times training and scoring of all alternatives, at one depth of each kind of layer.
 
     Args:
         opened: returns an empty library in a folder, with other settings.
-        settings: of the library that is planned.
+        settings: of the library.
         alternatives: that it holds.
     """
+    depths = sorted({slot.depth for slot in alternatives})
     step_tokens = settings.sequences * settings.length
-    found: dict[Layer, float] = {}
-    depths: dict[Layer, int] = {}
-    scores = layer_s = 0.0
-    every = sorted({slot.depth for slot in alternatives})
+    token = scores = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        for depth in every:
-            library = opened(Path(folder) / "layers", settings)
-            layer = library.teacher.layout.layers[depth]
-            if layer in depths:
-                continue
-            depths[layer] = depth
-            layer_s = layer_s or _layer_seconds(library)
-            own = {slot: blocks for slot, blocks in alternatives.items() if slot.depth == depth}
-            taken = []
-            for steps in (1, 1 + _STEPS):
-                sized = settings.model_copy(update={"tokens": steps * step_tokens})
-                library = opened(Path(folder) / f"{depth}-{steps}", sized)
-                taken.append(_seconds(library, lambda: library.train(own)))  # noqa: B023 - called here
-            found[layer] = max(0.0, taken[1] - taken[0]) / _STEPS / step_tokens
-            layers = library.teacher.layout.layers
-            alike = sum(layers[each] == layer for each in every)
-            scores += alike * _seconds(library, lambda: library.scores(own))  # noqa: B023 - called here
-    trained = sum(max(0.0, found[layers[depth]] - depths[layers[depth]] * layer_s) for depth in every)
-    in_front = layer_s * sum(min(depth, 1) for depth in every)
-    return LibraryTimes(trained + in_front, layer_s * sum(every) - in_front, scores)
+
+        def library(depth: int, steps: int) -> Library:
+            sized = settings.model_copy(update={"tokens": steps * step_tokens})
+            return opened(Path(folder, f"{depth}-{steps}"), sized)
+
+        layers, layer_token = library(0, 1).teacher.layout.layers, _layer_seconds(library(0, 1))
+        first = {layers[depth]: depth for depth in reversed(depths)}
+        for layer, depth in first.items():
+            count = sum(layers[other] == layer for other in depths)
+            blocks = {slot: blocks for slot, blocks in alternatives.items() if slot.depth == depth}
+            step = step_seconds(lambda steps: library(depth, steps).train(blocks)) / step_tokens  # noqa: B023 - called here
+            token += count * max(0.0, step - _recomputed(depth) * layer_token)
+            scores += count * seconds_of(lambda: library(depth, 1).scores(blocks))  # noqa: B023 - called here
+    return LibraryTimes(token, layer_token * sum(map(_recomputed, depths)), scores)
+
+
+def _recomputed(depth: int) -> int:
+    """Returns the layers that a depth runs only if the streams of the depth below are not stored."""
+    return max(0, depth - 1)
+
+
+def step_seconds(train: Callable[[int], object]) -> float:
+    """Returns the seconds of a training step, from a training of one step and one of some more.
+
+    Args:
+        train: trains for a number of steps.
+    """
+    one, several = (seconds_of(lambda: train(steps)) for steps in (1, 1 + _STEPS))  # noqa: B023 - called here
+    return max(0.0, several - one) / _STEPS
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Returns the seconds that `work` takes, with what it has queued on accelerators."""
+    began = time.monotonic()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.monotonic() - began
 
 
 def _layer_seconds(library: Library) -> float:
-    """Returns seconds of a layer's forward pass for each token."""
+    """Returns the seconds of a layer's forward pass for each token."""
     teacher, ids = library.teacher, library.selection.ids[:1].to(library.worker.device)
     depth = teacher.layout.depth
     with torch.no_grad():
         stream = teacher.before(ids, 0)
         teacher.between(stream, 0, depth)
-        return _seconds(library, lambda: teacher.between(stream, 0, depth)) / depth / ids.numel()
-
-
-def _seconds(library: Library, work: Callable[[], object]) -> float:
-    began = time.monotonic()
-    work()
-    if library.worker.device.type == "cuda":
-        torch.cuda.synchronize(library.worker.device)
-    return time.monotonic() - began
+        return seconds_of(lambda: teacher.between(stream, 0, depth)) / depth / ids.numel()

@@ -10,7 +10,7 @@ replacements cost beyond the sum of their scores is the term of the pair.
     FOLDER/scores/KEY.json            score of an alternative, or of two replacements together
     FOLDER/training/KEY.safetensors   checkpoint of the trainings at one depth; removed when they are done
 
-A key is the hash of all inputs: model, place, block, text, settings. So a library serves every device and budget, grows
+A key is the hash of all inputs: model, slot, block, text, settings. So a library serves every device and budget, grows
 when alternatives are added, and can be killed at any moment. While an adaptation runs, it holds a shared lock on
 FOLDER/.use.lock, and nothing is removed. The alternatives of one depth are trained in one pass over the text; each has
 its own gradients and optimiser state, so that it does not depend on the others.
@@ -24,7 +24,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -64,12 +64,15 @@ from nas.train.pretrain.data import Tokens
 from nas.train.pretrain.next_token import Packed
 from nas.train.pretrain.recipe import wsdc
 
-LIBRARY_VERSION = 5
+LIBRARY_VERSION = 6
 """Part of keys: increase it with every change to this package after which the same inputs give other numbers."""
 _LOCK_S = 4 * 3600.0
+"""Longest wait for another process that trains the same blocks."""
 _USE = ".use.lock"
 _USE_S = 600.0
+"""Longest wait for a process that removes files."""
 _CHECKPOINT_S = 60.0
+"""Least time between two checkpoints."""
 STREAM_BYTES = 1 << 31
 """Most memory of the residual streams that a training keeps from one depth to the next."""
 _SIGNIFICANT = 2.0
@@ -90,9 +93,7 @@ class LibrarySettings(BaseModel):
     batch_tokens: int = Field(4096, ge=8)
     lr: float = Field(1e-3, gt=0)
     precision: Precision = Field(
-        "float32",
-        exclude_if=lambda precision: precision == "float32",
-        description="of matrix products in training; start values, errors and scores are computed in float32",
+        "float32", description="of matrix products in training; start values, errors and scores are computed in float32"
     )
     seed: int = Field(0, ge=0)
     score_tokens: int = Field(1 << 14, ge=8, description="of held-out text that scores are computed on")
@@ -126,21 +127,28 @@ class Stream(NamedTuple):
 
     def to(self, device: torch.device) -> Stream:
         """Returns it on a device."""
-        return Stream(self.x.to(device), self.cache and tuple(each.to(device) for each in self.cache))
+        return Stream(self.x.to(device), self.cache and tuple(tensor.to(device) for tensor in self.cache))
 
     @staticmethod
     def numbers(layout: Layout) -> int:
         """Returns the most numbers of a token."""
         blocks = [layer.mixer.resolve(layout.d_model) for layer in layout.layers if layer.mixer is not None]
-        caches = [2 * each.int("kv_heads") * each.int("head_dim") for each in blocks if each.kind == "gqa"]
+        caches = [2 * block.int("kv_heads") * block.int("head_dim") for block in blocks if block.kind == "gqa"]
         return layout.d_model + max(caches, default=0)
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedTeacher:
-    """The trained model that blocks are replaced in."""
+    """The trained model that blocks are replaced in.
+
+    Args:
+        model: on the device of trainings.
+        checkpoint: its file.
+        sha256: of the file.
+    """
 
     model: Model
+    checkpoint: Path
     sha256: str
 
     @staticmethod
@@ -155,7 +163,7 @@ class TrainedTeacher:
         slots_of(layout)
         model = Model(layout, None)
         load_weights(model, checkpoint)
-        return TrainedTeacher(model.to(device).eval().requires_grad_(False), sha256_of(checkpoint))
+        return TrainedTeacher(model.to(device).eval().requires_grad_(False), checkpoint, sha256_of(checkpoint))
 
     @property
     def layout(self) -> Layout:
@@ -167,6 +175,13 @@ class TrainedTeacher:
         layer = self.model.layers[str(depth)]
         assert isinstance(layer, ResidualLayer)
         return layer
+
+    def block(self, slot: Slot) -> BlockModule:
+        """Returns the module of a mixer or a feed-forward."""
+        layer = self.layer(slot.depth)
+        module = layer.mixers[0] if slot.part == "mixer" else layer.ffn
+        assert isinstance(module, BlockModule)
+        return module
 
     def before(self, tokens: Tensor, depth: int) -> Stream:
         """Returns the residual stream in front of the layer at `depth`, for ids [B, T]."""
@@ -200,15 +215,15 @@ class TrainedTeacher:
     def inputs_and_outputs(self, stream: Stream, depth: int) -> dict[Part, tuple[Tensor, Tensor]]:
         """Returns normalised input and output of the blocks of a layer, from the stream in front: all [B, T, D]."""
         layer, x = self.layer(depth), stream.x
-        found: dict[Part, tuple[Tensor, Tensor]] = {}
+        pairs: dict[Part, tuple[Tensor, Tensor]] = {}
         if layer.mixers:
             h = layer.mixer_norm(x)
             y: Tensor = layer.mixers[0](h)[0]
-            found["mixer"], x = (h, y), x + y
+            pairs["mixer"], x = (h, y), x + y
         if layer.ffn is not None:
             h = layer.ffn_norm(x)
-            found["ffn"] = (h, layer.ffn(h))
-        return found
+            pairs["ffn"] = (h, layer.ffn(h))
+        return pairs
 
 
 class _Streams:
@@ -223,8 +238,8 @@ class _Streams:
 
     def __init__(self, teacher: TrainedTeacher, last: int) -> None:
         self._teacher, self._last = teacher, last
-        self._kept: dict[int, tuple[int, Stream]] = {}
-        self._left = STREAM_BYTES
+        self._stored: dict[int, tuple[int, Stream]] = {}
+        self._free_bytes = STREAM_BYTES
 
     def before(self, step: int, tokens: Tensor, depth: int) -> Stream:
         """Returns the stream in front of the layer at `depth`, which is never less than in the call before.
@@ -234,16 +249,16 @@ class _Streams:
             tokens: its ids [B, T].
             depth: of the layer.
         """
-        if step in self._kept:
-            at, stream = self._kept[step]
+        if step in self._stored:
+            at, stream = self._stored[step]
             stream = self._teacher.between(stream.to(tokens.device), at, depth)
         else:
             stream = self._teacher.before(tokens, depth)
             size = 4 * Stream.numbers(self._teacher.layout) * tokens.numel()
-            if depth == self._last or size > self._left:
+            if depth == self._last or size > self._free_bytes:
                 return stream
-            self._left -= size
-        self._kept[step] = depth, stream.to(torch.device("cpu"))
+            self._free_bytes -= size
+        self._stored[step] = depth, stream.to(torch.device("cpu"))
         return stream
 
 
@@ -301,6 +316,7 @@ class Library:
     Attributes:
         selection: held-out text that scores are computed on and choices are made by.
         text: the same, and that of recall.
+        text_keys: of the sources.
         parallel: depths that are trained at the same time, at most.
 
     Raises:
@@ -318,18 +334,16 @@ class Library:
     ) -> None:
         self.folder, self.teacher, self.settings, self.worker = folder, teacher, settings, worker
         self._packed = Packed("library", sources, settings.length, settings.sequences, settings.seed)
-        self._trained_on = [source.key for source in sources]
+        self.text_keys = [source.key for source in sources]
         self.selection = selection_text(sources, settings.length, settings.score_tokens)
         self.text = self.selection if recall is None else self.selection.with_windows_of(recall)
         self.parallel = 1
-        for name in ("blocks", "scores", "training"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
 
     def key(self, slot: Slot, block: Block) -> str:
         """Returns the key of a trained alternative."""
         settings = self.settings.model_dump(exclude={"score_tokens", "recall_tokens"})
-        place = self._place(slot, block)
-        return content_hash([LIBRARY_VERSION, place, self._trained_on, settings, BLOCKS.version(block.kind)])
+        replaced = self._identity(slot, block)
+        return content_hash([LIBRARY_VERSION, replaced, self.text_keys, settings, BLOCKS.version(block.kind)])
 
     def train(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> None:
         """Trains the alternatives that the library lacks, depth by depth.
@@ -343,13 +357,13 @@ class Library:
                 path.touch()  # `trim` removes the least recently used first
         streams = _Streams(self.teacher, max((slot.depth for slot in alternatives), default=0))
         for depth in range(self.teacher.layout.depth):
-            wanted = [(slot, block) for slot, each in alternatives.items() if slot.depth == depth for block in each]
-            trained = [(slot, block) for slot, block in wanted if block is not None]
+            trained = [(slot, block) for slot, block in self._trained(alternatives) if slot.depth == depth]
             if all(self.file(slot, block).is_file() for slot, block in trained):
                 continue
+            self.folder.mkdir(parents=True, exist_ok=True)
             lock = self.folder / f".{self.teacher.sha256[:16]}-{depth}.lock"
             with locked(lock, _LOCK_S, waiting=lambda: self.worker.log("another process trains these blocks")):
-                self._train([each for each in trained if not self.file(*each).is_file()], depth, streams)
+                self._train([pair for pair in trained if not self.file(*pair).is_file()], depth, streams)
 
     def in_use(self) -> AbstractContextManager[None]:
         """Returns a context in which no file of the library is removed by `trim`.
@@ -390,21 +404,20 @@ class Library:
 
     def module(self, slot: Slot, block: Block) -> nn.Module:
         """Returns the module of a trained alternative, on the worker's device."""
-        own = self._own(slot)
-        module = MODULES[block.kind](block, own.d_model)
+        module = MODULES[block.kind](block, self.teacher.layout.d_model)
         module.load_state_dict(self.weights(slot, block))
         return module.to(self.worker.device).eval().requires_grad_(False)
 
     def scores(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Replacement, Score]:
         """Returns the score of each alternative; those that are missing are computed, depth by depth."""
-        every = [(slot, block) for slot, blocks in alternatives.items() for block in blocks]
-        found = self._scored([(each,) for each in every])
-        return {each: found[each,] for each in every}
+        replacements = [(slot, block) for slot, blocks in alternatives.items() for block in blocks]
+        scores = self._scored([(replacement,) for replacement in replacements])
+        return {replacement: scores[replacement,] for replacement in replacements}
 
     def pair_terms(self, pairs: Sequence[Pair]) -> dict[Pair, Score]:
         """Returns what each pair of replacements in different layers costs beyond the sum of their scores."""
         singles: dict[Slot, list[Block | None]] = {}
-        for slot, block in dict.fromkeys(each for pair in pairs for each in pair):
+        for slot, block in dict.fromkeys(chain.from_iterable(pairs)):
             singles.setdefault(slot, []).append(block)
         alone, together = self.scores(singles), self._scored(pairs)
         return {(one, other): together[one, other].beyond(alone[one], alone[other]) for one, other in pairs}
@@ -423,21 +436,15 @@ class Library:
     def _trained(alternatives: Mapping[Slot, Sequence[Block | None]]) -> Iterator[tuple[Slot, Block]]:
         return ((slot, block) for slot, blocks in alternatives.items() for block in blocks if block is not None)
 
-    def _place(self, slot: Slot, block: Block | None) -> list[Any]:
+    def _identity(self, slot: Slot, block: Block | None) -> list[Any]:
         return [self.teacher.sha256, slot.depth, slot.part, block_name(block)]
 
     def _score_path(self, replaced: Sequence[Replacement]) -> Path:
-        places = [
-            [*self._place(slot, block), None if block is None else self.key(slot, block)] for slot, block in replaced
+        blocks = [
+            [*self._identity(slot, block), None if block is None else self.key(slot, block)] for slot, block in replaced
         ]
-        key = content_hash([LIBRARY_VERSION, places, self.text.sha256])
+        key = content_hash([LIBRARY_VERSION, blocks, self.text.sha256])
         return self.folder / "scores" / f"{key}.json"
-
-    def _own(self, slot: Slot) -> BlockModule:
-        layer = self.teacher.layer(slot.depth)
-        own = layer.mixers[0] if slot.part == "mixer" else layer.ffn
-        assert isinstance(own, BlockModule)
-        return own
 
     def _train(self, missing: Sequence[tuple[Slot, Block]], depth: int, streams: _Streams) -> None:
         if not missing:
@@ -447,9 +454,9 @@ class Library:
         parts = {key: slot.part for key, (slot, _) in keys.items()}
         with torch.no_grad():
             first = teacher.before(self._packed.batch(0)[0].to(device), depth)
-            known = teacher.inputs_and_outputs(first, depth)
+            pairs = teacher.inputs_and_outputs(first, depth)
         modules = {
-            key: started(block, self._own(slot), known[slot.part][0], settings.seed, teacher.layout.depth)
+            key: started(block, teacher.block(slot), pairs[slot.part][0], settings.seed, teacher.layout.depth)
             for key, (slot, block) in keys.items()
         }
         blocks = nn.ModuleDict(modules).to(device)
@@ -458,8 +465,8 @@ class Library:
         def loss(model: nn.ModuleDict, tokens: Tensor, step: Tensor) -> Tensor:
             with torch.no_grad():
                 before = streams.before(int(step), tokens, depth)
-                known = teacher.inputs_and_outputs(before, depth)
-            errors = [error_of(module, *known[parts[key]], before.cache) for key, module in model.items()]
+                pairs = teacher.inputs_and_outputs(before, depth)
+            errors = [error_of(module, *pairs[parts[key]], before.cache) for key, module in model.items()]
             return torch.stack(errors).sum()
 
         state = TrainingState(blocks, Optimiser(weight_decay=0.0, clip=float("inf"), balance_rate=0.0), settings.steps)
@@ -476,9 +483,13 @@ class Library:
             self.folder / "training" / f"{name}.safetensors", {"key": name}, interval_s=_CHECKPOINT_S
         )
         fit(
-            state, [stage], [checkpoint], self.worker, name=f"{len(keys)} blocks of depth {depth}",
+            state,
+            [stage],
+            [checkpoint],
+            self.worker,
+            name=f"{len(keys)} blocks of depth {depth}",
             precision=lambda: precision_of(device, settings.precision),
-        )  # fmt: skip
+        )
         after = self._errors(blocks.eval(), parts, depth)
         for key, (slot, block) in keys.items():
             scalars = {"block": block_name(block), "part": slot.part, "depth": depth, "error_start": before[key]}
@@ -488,46 +499,47 @@ class Library:
     @torch.no_grad()
     def _errors(self, blocks: nn.ModuleDict, parts: Mapping[str, Part], depth: int) -> dict[str, float]:
         """Returns the error of each block on the held-out text."""
-        found = dict.fromkeys(parts, 0.0)
-        for window in self.selection.passes(self.teacher.layout.vocab):
-            before = self.teacher.before(window.to(self.worker.device), depth)
-            known = self.teacher.inputs_and_outputs(before, depth)
+        errors = dict.fromkeys(parts, 0.0)
+        for windows in self.selection.passes(self.teacher.layout.vocab):
+            before = self.teacher.before(windows.to(self.worker.device), depth)
+            pairs = self.teacher.inputs_and_outputs(before, depth)
+            share = len(windows) / len(self.selection.ids)
             for key, part in parts.items():
-                found[key] += (
-                    float(error_of(blocks[key], *known[part], before.cache)) * len(window) / len(self.selection.ids)
-                )
-        return found
+                errors[key] += float(error_of(blocks[key], *pairs[part], before.cache)) * share
+        return errors
 
-    def _scored(self, wanted: Sequence[tuple[Replacement, ...]]) -> dict[tuple[Replacement, ...], Score]:
+    def _scored(self, replacements: Sequence[tuple[Replacement, ...]]) -> dict[tuple[Replacement, ...], Score]:
         """Returns the scores of sets of replacements, each in order of depth, in different layers.
 
         Those that are missing are computed, depth by depth of the first replacement.
         """
         missing: dict[int, list[tuple[Replacement, ...]]] = {}
-        for replaced in wanted:
+        for replaced in replacements:
             if not self._score_path(replaced).is_file():
                 missing.setdefault(replaced[0][0].depth, []).append(replaced)
         for depth, pending in sorted(missing.items()):
             self._score(pending, depth)
-        return {replaced: _read_score(self._score_path(replaced)) for replaced in wanted}
+        contents = {replaced: json.loads(self._score_path(replaced).read_bytes()) for replaced in replacements}
+        return {replaced: Score(content["kl"], tuple(content["windows"])) for replaced, content in contents.items()}
 
     @torch.no_grad()
     def _score(self, pending: Sequence[tuple[Replacement, ...]], depth: int) -> None:
         teacher, last = self.teacher, self.teacher.layout.depth
-        used = dict.fromkeys(each for replaced in pending for each in replaced)
+        used = dict.fromkeys(chain.from_iterable(pending))
         modules = {(slot, block): None if block is None else self.module(slot, block) for slot, block in used}
-        found: list[list[Tensor]] = [[] for _ in pending]
+        divergences: list[list[Tensor]] = [[] for _ in pending]
         for window in self.text.passes(teacher.layout.vocab):
             self.worker.yield_hook()
             before = teacher.before(window.to(self.worker.device), depth)
-            known = Predictions.of(teacher.logits(teacher.between(before, depth, last)))
-            for values, replaced in zip(found, pending, strict=True):
+            trained = Predictions.of(teacher.logits(teacher.between(before, depth, last)))
+            for values, replaced in zip(divergences, pending, strict=True):
                 stream, at = before, depth
                 for slot, block in replaced:
                     stream = teacher.between(stream, at, slot.depth)
                     stream, at = teacher.replaced(stream, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
-                values.append(known.divergence(teacher.logits(teacher.between(stream, at, last))))
-        for replaced, values in zip(pending, found, strict=True):
+                values.append(trained.divergence(teacher.logits(teacher.between(stream, at, last))))
+        (self.folder / "scores").mkdir(parents=True, exist_ok=True)
+        for replaced, values in zip(pending, divergences, strict=True):
             kl = torch.cat(values)
             windows = kl[: len(self.selection.ids)].mean(-1, dtype=torch.float64).tolist()
             content = {
@@ -539,11 +551,6 @@ class Library:
         self.worker.log(f"depth {depth}: {len(pending)} scores computed")
 
 
-def _read_score(path: Path) -> Score:
-    known = json.loads(path.read_bytes())
-    return Score(known["kl"], tuple(known["windows"]))
-
-
 def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most: int, seed: int) -> list[Pair]:
     """Returns pairs of replaced mixers in neighbouring layers: all of them, or `most` that are drawn.
 
@@ -551,14 +558,14 @@ def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most
     and values the other one reads.
     """
     mixers = [slot for slot in alternatives if slot.part == "mixer"]
-    every = [
+    pairs = [
         ((one, x), (other, y))
         for one, other in pairwise(mixers)
         for x in alternatives[one]
         for y in alternatives[other]
         if lender_of(y) != one
     ]
-    return every if len(every) <= most else random.Random(seed).sample(every, most)
+    return pairs if len(pairs) <= most else random.Random(seed).sample(pairs, most)
 
 
 def trim(folder: Path, limit_bytes: int) -> int:
@@ -574,13 +581,13 @@ def trim(folder: Path, limit_bytes: int) -> int:
     try:
         with locked(folder / _USE, 0.0):
             files = [path for part in ("training", "blocks") for path in (folder / part).glob("*.safetensors")]
-            known = {path: path.stat() for path in files}
-            excess = sum(each.st_size for each in known.values()) - limit_bytes
-            for path in sorted(files, key=lambda each: known[each].st_mtime_ns):
+            stats = {path: path.stat() for path in files}
+            excess = sum(stat.st_size for stat in stats.values()) - limit_bytes
+            for path, stat in sorted(stats.items(), key=lambda item: item[1].st_mtime_ns):
                 if removed >= excess:
                     break
                 path.unlink()
-                removed += known[path].st_size
+                removed += stat.st_size
     except InfrastructureFailed:  # locked
         return 0
     return removed
@@ -602,9 +609,9 @@ def error_of(block: nn.Module, h: Tensor, y: Tensor, cache: State | None = None)
     Args:
         block: a mixer or a feed-forward.
         h: its input [B, T, D].
-        y: the wanted output [B, T, D].
+        y: output of the trained block [B, T, D].
         cache: keys and values, for a mixer that reads those of another one.
     """
     out = block(h, cache if is_reader(block) else None)[0] if isinstance(block, Mixer) else block(h)
-    found: Tensor = out.float() - y.float()
-    return found.square().mean() / y.float().square().mean().clamp_min(1e-12)
+    difference: Tensor = out.float() - y.float()
+    return difference.square().mean() / y.float().square().mean().clamp_min(1e-12)

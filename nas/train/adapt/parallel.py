@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from nas.core.block import Block
-from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.replacement import Slot, block_name, parsed
 from nas.measure.devices.host_lock import host_lock_folder
 from nas.model.nn.fit import Worker
@@ -28,10 +28,13 @@ from nas.model.nn.mixes import ScoredText
 from nas.search.compute.ray import ClusterCompute, Compute, RayCompute
 from nas.search.compute.worker import Share, Spec, stage
 from nas.train.adapt.library import Library, LibrarySettings, TrainedTeacher
+from nas.train.adapt.request import AdaptRequest
 from nas.train.pretrain.data import Tokens, open_tokens
 
 _TRIES = 3
+"""Tries of a depth whose worker dies."""
 _PAUSE_S = 0.5
+"""Time between two tries, and between two looks at a network file system."""
 _LATE_S = 60.0
 """Longest time after which a network file system shows what another host has written."""
 
@@ -43,7 +46,7 @@ class Workers:
     """Processes that train a library.
 
     Args:
-        most: tasks that run in parallel, at most.
+        most: maximum tasks that run in parallel.
         opened: number of tasks -> what they run on.
     """
 
@@ -61,6 +64,19 @@ class Workers:
         return Workers(sys.maxsize, lambda tasks: ClusterCompute(address, trainings=tasks))
 
 
+def workers_of(request: AdaptRequest) -> Workers | None:
+    """Returns the processes that a request names; None: the command's process alone.
+
+    Raises:
+        InvalidInput: it names both kinds.
+    """
+    if request.ray_address is None:
+        return Workers.here(request.workers) if request.workers > 1 else None
+    if request.workers > 1:
+        raise InvalidInput("cannot be combined with --ray-address: the cluster has its own", where="--workers")
+    return Workers.of_cluster(request.ray_address)
+
+
 class ParallelLibrary(Library):
     """A library whose depths are trained in parallel.
 
@@ -71,7 +87,6 @@ class ParallelLibrary(Library):
         settings: of trainings and scores.
         worker: this process.
         recall: text with answers, for scores of recall; None: there are none.
-        checkpoint: file of the trained model.
         workers: train and score.
     """
 
@@ -83,14 +98,13 @@ class ParallelLibrary(Library):
         settings: LibrarySettings,
         worker: Worker,
         recall: ScoredText | None,
-        checkpoint: Path,
         workers: Workers,
     ) -> None:
         super().__init__(folder, teacher, sources, settings, worker, recall)
         self.parallel, self._workers = workers.most, workers
         self._spec = {
             "library": str(folder.resolve()),
-            "teacher": str(checkpoint.resolve()),
+            "teacher": str(teacher.checkpoint.resolve()),
             "sha256": teacher.sha256,
             "text": [(source.name, source.key) for source in sources],
             "recall": recall and [recall.ids.tolist(), {name: at.tolist() for name, at in recall.groups.items()}],
@@ -131,20 +145,20 @@ class ParallelLibrary(Library):
         self, compute: Compute, spec: Spec, depth: int, missing: Sequence[tuple[Slot, Block | None]]
     ) -> None:
         """Runs the task of a depth, again where its worker dies, and waits for its files."""
-        own = {"blocks": [(depth, slot.part, block_name(block)) for slot, block in missing]}
-        for tried in range(1, _TRIES + 1):
+        blocks = {"blocks": [(depth, slot.part, block_name(block)) for slot, block in missing]}
+        for attempt in range(1, _TRIES + 1):
             try:
-                outcome = await compute.run(fill, {**spec, **own}, "shared")
+                outcome = await compute.run(fill, {**spec, **blocks}, "shared")
                 break
             except InfrastructureFailed as error:
-                if tried == _TRIES:
+                if attempt == _TRIES:
                     raise InfrastructureFailed(f"depth {depth}: {error}; tried {_TRIES} times") from error
                 self.worker.log(f"depth {depth}: {error}; trying again")
                 await asyncio.sleep(_PAUSE_S)
         if "failed" in outcome:
             raise CandidateFailed(**outcome["failed"])
         deadline = time.monotonic() + _LATE_S
-        while not all(self._has(*each) for each in missing):
+        while not all(self._has(*pair) for pair in missing):
             if time.monotonic() > deadline:
                 raise InfrastructureFailed(f"depth {depth}: a worker ended, but its blocks are not in {self.folder}")
             await asyncio.sleep(_PAUSE_S)
@@ -171,9 +185,13 @@ def fill(spec: Spec, share: Share) -> None:
         ids, groups = spec["recall"]
         recall = ScoredText(torch.tensor(ids), {name: torch.tensor(at) for name, at in groups.items()})
     library = Library(
-        folder, teacher, [open_tokens(*source) for source in spec["text"]],
-        LibrarySettings.model_validate(spec["settings"]), Worker(device, _log.info, share.yield_if_wanted), recall,
-    )  # fmt: skip
+        folder,
+        teacher,
+        [open_tokens(*source) for source in spec["text"]],
+        LibrarySettings.model_validate(spec["settings"]),
+        Worker(device, _log.info, share.yield_if_wanted),
+        recall,
+    )
     alternatives: dict[Slot, list[Block | None]] = {}
     for depth, part, name in spec["blocks"]:
         alternatives.setdefault(Slot(depth, part), []).append(parsed(name, part))

@@ -1,6 +1,6 @@
-"""Exact selection: one alternative for each place, where quality and costs are sums over the places.
+"""Exact selection: one alternative for each slot, where quality and costs are sums over the slots.
 
-    minimise  sum of losses x + sum of terms y      one alternative per place, and
+    minimise  sum of losses x + sum of terms y      one alternative per slot, and
               base + sum of costs x <= limit        for each metric
               x <= x'                               where an alternative needs another,
               x + x' <= 1                           where it excludes it
@@ -11,7 +11,7 @@ An integer program, solved by HiGHS (Huangfu and Hall 2018) through scipy.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -21,87 +21,92 @@ from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
 from nas.core.errors import InfrastructureFailed
 
-P = TypeVar("P", bound=Hashable)
-"""A place."""
+S = TypeVar("S", bound=Hashable)
+"""A slot: `nas.core.replacement.Slot`, or anything hashable."""
 _SECONDS = 60.0
+"""Longest time of the solver."""
 
 
 @dataclass(frozen=True)
-class Option(Generic[P]):
-    """An alternative at a place.
+class Option(Generic[S]):
+    """An alternative in a slot.
 
     Args:
-        name: of it, different from those of the others at the place.
+        name: different from those of the slot's other options.
         loss: what the model loses by it.
-        costs: metric -> what it adds to that of the model without the block's own.
-        empty: whether it leaves nothing there; one place of the model keeps something.
-        needs: place and name of an option that is chosen with this one.
-        excludes: place and name of an option that is not chosen with this one.
+        costs: metric -> what it adds.
+        empty: whether it leaves nothing there; at least one slot of the model is not empty.
+        needs: slot and name of an option that is chosen with this one.
+        excludes: slot and name of an option that is not chosen with this one.
     """
 
     name: str
     loss: float
     costs: Mapping[str, float] = field(default_factory=dict)
     empty: bool = False
-    needs: tuple[P, str] | None = None
-    excludes: tuple[P, str] | None = None
+    needs: tuple[S, str] | None = None
+    excludes: tuple[S, str] | None = None
 
 
 @dataclass(frozen=True)
-class Term(Generic[P]):
+class Term(Generic[S]):
     """What the model loses by two options together, beyond the sum of their losses.
 
     Args:
-        options: places and names of both.
+        options: slots and names of both.
         loss: may be negative.
     """
 
-    options: tuple[tuple[P, str], tuple[P, str]]
+    options: tuple[tuple[S, str], tuple[S, str]]
     loss: float
 
 
 def select(
-    places: Mapping[P, Sequence[Option[P]]],
+    options: Mapping[S, Sequence[Option[S]]],
     base: Mapping[str, float],
     limits: Mapping[str, float],
-    terms: Sequence[Term[P]] = (),
-) -> dict[P, Option[P]] | None:
-    """Returns the chosen option of each place; None: no choice keeps the limits.
+    terms: Sequence[Term[S]] = (),
+) -> dict[S, Option[S]] | None:
+    """Returns the chosen option of each slot; None: no choice keeps the limits.
 
     Args:
-        places: the options of each; those of a place have the same metrics.
+        options: slot -> its options, which have the same metrics.
         base: metric -> its part that does not depend on the choice.
         limits: metric -> largest value.
-        terms: of pairs; those of options that are not there count nothing.
+        terms: of pairs; those of options that are missing count nothing.
 
     Raises:
         InfrastructureFailed: the solver found no answer within a minute.
     """
-    column = {(place, each.name): i for i, (place, each) in enumerate(_every(places))}
-    options = [each for _, each in _every(places)]
+    columns = [(slot, option) for slot, choices in options.items() for option in choices]
+    column = {(slot, option.name): i for i, (slot, option) in enumerate(columns)}
     pairs = [(column[a], column[b], term.loss) for term in terms for a, b in [term.options] if {a, b} <= column.keys()]
-    width = len(options) + len(pairs)
+    width = len(columns) + len(pairs)
 
     def constraint(entries: Mapping[int, float], least: float, most: float) -> LinearConstraint:
         row = csr_array((list(entries.values()), ([0] * len(entries), list(entries))), (1, width))
         return LinearConstraint(row, least, most)
 
-    rows = [constraint({column[place, each.name]: 1.0 for each in own}, 1, 1) for place, own in places.items()]
+    rows = [
+        constraint({column[slot, option.name]: 1.0 for option in choices}, 1, 1) for slot, choices in options.items()
+    ]
     for metric, limit in limits.items():
-        costs = np.array([option.costs.get(metric, 0.0) for option in options])
+        costs = np.array([option.costs.get(metric, 0.0) for _, option in columns])
         scale = max(float(np.abs(costs).max()), 1e-12)
         rows.append(constraint(dict(enumerate(costs / scale)), -np.inf, (limit - base.get(metric, 0.0)) / scale))
-    rows.append(constraint({i: float(each.empty) for i, each in enumerate(options)}, -np.inf, len(places) - 1))
-    for index, option in enumerate(options):
+    rows.append(
+        constraint({i: float(option.empty) for i, (_, option) in enumerate(columns)}, -np.inf, len(options) - 1)
+    )
+    for index, (_, option) in enumerate(columns):
         if option.needs is not None:
             rows.append(constraint({index: 1.0, column[option.needs]: -1.0}, -np.inf, 0))
         if option.excludes is not None:
             rows.append(constraint({index: 1.0, column[option.excludes]: 1.0}, -np.inf, 1))
-    for product, (one, other, _) in enumerate(pairs, start=len(options)):
+    for product, (one, other, _) in enumerate(pairs, start=len(columns)):
         rows.append(constraint({product: 1.0, one: -1.0}, -np.inf, 0))
         rows.append(constraint({product: 1.0, other: -1.0}, -np.inf, 0))
         rows.append(constraint({one: 1.0, other: 1.0, product: -1.0}, -np.inf, 1))
-    losses = np.array([*(option.loss for option in options), *(loss for _, _, loss in pairs)])
+    losses = np.array([*(option.loss for _, option in columns), *(loss for _, _, loss in pairs)])
     size = max(float(np.abs(losses).max()), 1e-12)
     settings = {"time_limit": _SECONDS, "mip_rel_gap": 0.0}
     solved = milp(losses / size, constraints=rows, integrality=np.ones(width), bounds=Bounds(0, 1), options=settings)
@@ -109,17 +114,15 @@ def select(
         return None
     if solved.status != 0 or solved.x is None:
         raise InfrastructureFailed(f"the solver stopped: {solved.message}")
-    return {place: max(own, key=lambda each: solved.x[column[place, each.name]]) for place, own in places.items()}
+    return {
+        slot: max(choices, key=lambda option: solved.x[column[slot, option.name]]) for slot, choices in options.items()
+    }
 
 
-def total(chosen: Mapping[P, Option[P]], base: Mapping[str, float], terms: Sequence[Term[P]] = ()) -> dict[str, float]:
+def total(chosen: Mapping[S, Option[S]], base: Mapping[str, float], terms: Sequence[Term[S]] = ()) -> dict[str, float]:
     """Returns loss and metrics of a choice, as sums."""
     picked = chosen.values()
     metrics = {name: value + sum(option.costs.get(name, 0.0) for option in picked) for name, value in base.items()}
-    names = {(place, option.name) for place, option in chosen.items()}
+    names = {(slot, option.name) for slot, option in chosen.items()}
     beyond = sum(term.loss for term in terms if names.issuperset(term.options))
     return {"loss": sum(option.loss for option in picked) + beyond} | metrics
-
-
-def _every(places: Mapping[P, Sequence[Option[P]]]) -> Iterator[tuple[P, Option[P]]]:
-    return ((place, option) for place, own in places.items() for option in own)

@@ -26,7 +26,7 @@ from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.core.metrics import METRICS, metric
+from nas.core.metrics import metric, searchable
 from nas.core.quality_config import LIBRARY_PARTS
 from nas.core.replacement import TEXT_GROUP, LibraryScores, Part, ScoredBlock, ScoredPair, Slot, block_name, with_blocks
 from nas.measure.runtimes import RUNTIMES
@@ -42,16 +42,20 @@ from nas.train.adapt.library import Replacement
 from nas.train.adapt.selection import Option, Term, select
 
 _WORKLOAD = "chat"
+"""Name of the workload in the space."""
 _ASSEMBLED = 12
 """Mixes that are assembled, to compare them with their sums."""
-_FLOOR, _START = 0.5, 0.8
-"""Least quality, by the sum, of a mix that is listed, and that of the one where quality starts to count."""
-Alternatives = Mapping[Slot, Sequence[Block | None]]
+_FLOOR = 0.5
+"""Least quality, by the sum, of a mix that is listed."""
+_START = 0.8
+"""Quality, by the sum, of the mix where quality starts to count."""
 _DRAWS = 50
-"""Draws for each mix that is wanted."""
+"""Draws for each listed mix."""
 _BEST = 4
 """One in so many mixes is the best one at some limit of `_READ`."""
 _READ = "numbers read for a token"
+"""Cost of an option."""
+Alternatives = Mapping[Slot, Sequence[Block | None]]
 
 
 def check_target(path: Path) -> None:
@@ -66,11 +70,11 @@ def check_target(path: Path) -> None:
         )
 
 
-def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
+def write_space(adaptation: Adaptation, path: Path, count: int) -> dict[str, Any]:
     """Trains and scores what the library lacks, and writes a space of `count` mixes of its blocks.
 
     Args:
-        one: names model, text, device, workload and budgets; nothing is measured.
+        adaptation: has model, text, device, workload and budgets; nothing is measured.
         path: of the space.
         count: mixes that are listed, or fewer where there are no more.
 
@@ -81,27 +85,28 @@ def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
         InvalidInput: there are fewer than four mixes that the runtime carries, too little text, or metrics that no
             study with this workload can measure.
     """
-    library = one.library
-    for text, name in ((library.selection.ids, "score_tokens"), (library.text.ids[len(library.selection.ids) :],
-                                                                 "recall_tokens")):  # fmt: skip
+    library = adaptation.library
+    recall = library.text.ids[len(library.selection.ids) :]
+    for text, name in ((library.selection.ids, "score_tokens"), (recall, "recall_tokens")):
         if 0 < len(text) < LIBRARY_PARTS:
             raise InvalidInput(
                 f"scores are computed on {len(text)} sequences, at least {LIBRARY_PARTS} are needed: raise"
                 f" library.{name} in --config",
                 where="--config",
             )
-    carried = RUNTIMES[one.plan["device"]["runtime"]].supports
+    carried = RUNTIMES[adaptation.request.runtime].supports
 
-    def is_carried(block: Block | None, own: Block | None) -> bool:
-        return carried(with_blocks(one.teacher.layout, one.choices.every_second(own, block))[0]).verdict != "no"
+    def is_carried(block: Block | None, trained: Block | None) -> bool:
+        choice = adaptation.choices.every_second(trained, block)
+        return carried(with_blocks(adaptation.teacher.layout, choice)[0]).verdict != "no"
 
-    alternatives = one.choices.carried(is_carried)
-    one.claim()
+    alternatives = adaptation.choices.carried(is_carried)
+    adaptation.claim()
     with library.in_use():
         library.train(alternatives)
-        scores = _scores(one, alternatives, path)
-        mixes = _mixes(one, alternatives, scores, count, lambda layout: carried(layout).verdict != "no")
-        sum_sd, part_sd, compared = _deviations(one, scores, mixes)
+        scores = _scores(adaptation, alternatives, path)
+        mixes = _mixes(adaptation, alternatives, scores, count, lambda layout: carried(layout).verdict != "no")
+        sum_sd, part_sd, compared = _deviations(adaptation, scores, mixes)
     start = min(mixes, key=lambda layout: abs(_quality(scores, layout) - _START))
     quality = {
         "from": "library",
@@ -111,7 +116,7 @@ def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
         "mixes": compared,
     }
     build = "any" if any(carried(layout).verdict == "patched" for layout in mixes) else "stock"
-    space = _space(one, path.stem, build, [layout for layout in mixes if layout != start], start, quality)
+    space = _space(adaptation, path.stem, build, [layout for layout in mixes if layout != start], start, quality)
     write_durably(path, yaml.safe_dump(space, sort_keys=False, width=1000).encode())
     load_space(path)
     return {
@@ -122,14 +127,14 @@ def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
     }
 
 
-def _scores(one: Adaptation, alternatives: Alternatives, path: Path) -> LibraryScores:
+def _scores(adaptation: Adaptation, alternatives: Alternatives, path: Path) -> LibraryScores:
     """Writes the file of scores and the text, and returns the scores."""
-    library, teacher = one.library, one.teacher
+    library, teacher = adaptation.library, adaptation.teacher
     text = _beside(path, "-text.safetensors")
     tensors = {IDS: library.text.ids.to(torch.int32), **library.text.groups}
     save_tensors(tensors, text, {"length": library.settings.length})
-    found = library.scores(alternatives)
-    nothing = compared(teacher.model, teacher.model, library.text, one.worker.yield_hook).uniform
+    computed = library.scores(alternatives)
+    nothing = compared(teacher.model, teacher.model, library.text, adaptation.worker.yield_hook).uniform
     uniform = library.text.means(nothing)
     if min(uniform.values()) <= 0:
         raise InvalidInput("the model predicts held-out text no better than chance: nothing can be searched")
@@ -142,15 +147,15 @@ def _scores(one: Adaptation, alternatives: Alternatives, path: Path) -> LibraryS
             key=None if block is None else library.key(slot, block),
             sha256=None if block is None else sha256_of(library.file(slot, block)),
         )
-        for (slot, block), score in found.items()
+        for (slot, block), score in computed.items()
     ]
     pairs = [
         ScoredPair(blocks=(_named(a), _named(b)), kl=dict(term.kl))
-        for (a, b), term in one.choices.terms(alternatives).items()
+        for (a, b), term in adaptation.choices.terms(alternatives).items()
     ]
     scores = LibraryScores(
         layout=teacher.layout.format(),
-        teacher=str(one.checkpoint.resolve()),
+        teacher=str(teacher.checkpoint.resolve()),
         teacher_sha256=teacher.sha256,
         library=str(library.folder.resolve()),
         text=text.name,
@@ -164,7 +169,7 @@ def _scores(one: Adaptation, alternatives: Alternatives, path: Path) -> LibraryS
 
 
 def _mixes(
-    one: Adaptation,
+    adaptation: Adaptation,
     alternatives: Alternatives,
     scores: LibraryScores,
     count: int,
@@ -175,39 +180,39 @@ def _mixes(
     Raises:
         InvalidInput: there are fewer than four.
     """
-    found: dict[str, Layout] = {}
-    best = _best(one, alternatives, scores, count // _BEST)
-    for layout in chain(best, _drawn(one, alternatives, scores, _DRAWS * count)):
-        if len(found) == count:
+    mixes: dict[str, Layout] = {}
+    best = _best(adaptation, alternatives, scores, count // _BEST)
+    for layout in chain(best, _drawn(adaptation, alternatives, scores, _DRAWS * count)):
+        if len(mixes) == count:
             break
-        same = layout.depth == one.teacher.layout.depth and layout != one.teacher.layout
-        if same and layout.id not in found and _quality(scores, layout) >= _FLOOR and carried(layout):
-            found[layout.id] = layout
-    if len(found) < LIBRARY_PARTS:
+        mixed = layout.depth == adaptation.teacher.layout.depth and layout != adaptation.teacher.layout
+        if mixed and layout.id not in mixes and _quality(scores, layout) >= _FLOOR and carried(layout):
+            mixes[layout.id] = layout
+    if len(mixes) < LIBRARY_PARTS:
         raise InvalidInput(
-            f"only {len(found)} mixes keep half of the model's quality by the sum of scores and run on the runtime;"
+            f"only {len(mixes)} mixes keep half of the model's quality by the sum of scores and run on the runtime;"
             " train the library on more tokens"
         )
-    return list(found.values())
+    return list(mixes.values())
 
 
-def _best(one: Adaptation, alternatives: Alternatives, scores: LibraryScores, count: int) -> Iterator[Layout]:
+def _best(adaptation: Adaptation, alternatives: Alternatives, scores: LibraryScores, count: int) -> Iterator[Layout]:
     """Yields the mixes of best quality by the sum at `count` limits of the numbers that decoding a token reads.
 
     These are weights, and caches and states at the end of the workload: decoding time is not measured here, and follows
     them on most devices.
     """
-    layout, workload = one.teacher.layout, one.plan["device"]["workload"]
-    lost = {(Slot(each.depth, each.part), each.block): scores.quality(each.kl) for each in scores.blocks}
-    context = workload["prompt"] + workload["gen"]
-    places: dict[Slot, list[Option[Slot]]] = {}
+    layout, workload = adaptation.teacher.layout, adaptation.request.workload
+    loss = {(Slot(scored.depth, scored.part), scored.block): scores.quality(scored.kl) for scored in scores.blocks}
+    context = workload.prompt + workload.gen
+    options: dict[Slot, list[Option[Slot]]] = {}
     for slot, blocks in alternatives.items():
         other = Slot(slot.depth, "ffn")
         whole = (other, block_name(None)) if slot.part == "mixer" and None in alternatives.get(other, ()) else None
-        places[slot] = [
+        options[slot] = [
             Option(
                 block_name(block),
-                lost.get((slot, block_name(block)), 0.0),
+                loss.get((slot, block_name(block)), 0.0),
                 {_READ: _numbers(block, layout.d_model, context)},
                 empty=block is None,
                 needs=lent(layout, block),
@@ -220,11 +225,11 @@ def _best(one: Adaptation, alternatives: Alternatives, scores: LibraryScores, co
         for pair in scores.pairs
         for a, b in [pair.blocks]
     ]
-    reads = [[option.costs[_READ] for option in own] for own in places.values()]
-    least, most = sum(map(min, reads)), sum(own[0] for own in reads)
+    reads = [[option.costs[_READ] for option in choices] for choices in options.values()]
+    least, most = sum(map(min, reads)), sum(costs[0] for costs in reads)
     for number in range(1, count + 1):
         limit = most - (most - least) * number / (count + 1)
-        if (picked := select(places, {_READ: 0.0}, {_READ: limit}, terms)) is not None:
+        if (picked := select(options, {_READ: 0.0}, {_READ: limit}, terms)) is not None:
             yield with_blocks(layout, replaced_by(layout, picked))[0]
 
 
@@ -232,42 +237,42 @@ def _numbers(block: Block | None, d_model: int, context: int) -> float:
     """Returns the numbers that a block reads to decode a token after `context` others; the cache may be another's."""
     if block is None:
         return 0.0
-    spec, caching = block.spec, Block(block.kind, tuple(each for each in block.given if each[0] != "kv"))
+    spec, caching = block.spec, Block(block.kind, tuple(argument for argument in block.given if argument[0] != "kv"))
     cached = spec.kv_bytes(caching, d_model, context, 1.0)
     return spec.count(block, d_model).active + cached + spec.state_bytes(block, d_model) / 4
 
 
-def _drawn(one: Adaptation, alternatives: Alternatives, scores: LibraryScores, draws: int) -> Iterator[Layout]:
+def _drawn(adaptation: Adaptation, alternatives: Alternatives, scores: LibraryScores, draws: int) -> Iterator[Layout]:
     """Yields mixes in which blocks of better scores are more frequent."""
-    rng = random.Random(one.settings.library.seed)
-    known = {(Slot(each.depth, each.part), each.block): each.kl[TEXT_GROUP] for each in scores.blocks}
-    scale = max(median(known.values()), 1e-9)
+    rng = random.Random(adaptation.request.library.seed)
+    kl = {(Slot(scored.depth, scored.part), scored.block): scored.kl[TEXT_GROUP] for scored in scores.blocks}
+    scale = max(median(kl.values()), 1e-9)
     for _ in range(draws):
         share, choice = rng.random(), dict[Slot, Block | None]()
         for slot, blocks in alternatives.items():
             if blocks and rng.random() < share:
-                weights = [math.exp(-max(0.0, known[slot, block_name(block)]) / scale) + 1e-9 for block in blocks]
+                weights = [math.exp(-max(0.0, kl[slot, block_name(block)]) / scale) + 1e-9 for block in blocks]
                 (choice[slot],) = rng.choices(blocks, weights)
         try:
-            yield with_blocks(one.teacher.layout, choice)[0]
+            yield with_blocks(adaptation.teacher.layout, choice)[0]
         except InvalidInput:  # nothing is left of it
             continue
 
 
-def _deviations(one: Adaptation, scores: LibraryScores, mixes: Sequence[Layout]) -> tuple[float, float, int]:
+def _deviations(adaptation: Adaptation, scores: LibraryScores, mixes: Sequence[Layout]) -> tuple[float, float, int]:
     """Returns how far sums are from assembled mixes, and parts of the text from each other; and the number of mixes."""
     ordered = sorted(mixes, key=lambda layout: _quality(scores, layout))
     step = max(1, len(ordered) // _ASSEMBLED)
     chosen = ordered[::step][:_ASSEMBLED]
-    model, hook = one.teacher.model, one.worker.yield_hook
+    model, hook = adaptation.teacher.model, adaptation.worker.yield_hook
     residuals, by_part = [], []
     for number, layout in enumerate(chosen, start=1):
-        one.worker.log(f"assembling mix {number} of {len(chosen)}")
-        parts = _qualities(scores, model, assembled_mix(scores, model, layout), one.library.text, hook)
+        adaptation.worker.log(f"assembling mix {number} of {len(chosen)}")
+        parts = _qualities(scores, model, assembled_mix(scores, model, layout), adaptation.library.text, hook)
         residuals.append(_quality(scores, layout) - fmean(parts.values()))
         by_part.append(parts)
-    by_part.append(_qualities(scores, model, model, one.library.text, hook))
-    sums = math.sqrt(fmean(each * each for each in residuals))
+    by_part.append(_qualities(scores, model, model, adaptation.library.text, hook))
+    sums = math.sqrt(fmean(residual * residual for residual in residuals))
     return max(sums, 1e-6), max(paired_spread(by_part).sd, 1e-6), len(chosen)
 
 
@@ -280,11 +285,10 @@ def _qualities(
     scores: LibraryScores, teacher: Model, other: Model, text: ScoredText, hook: Callable[[], object]
 ) -> dict[int, float]:
     """Returns part of the text -> quality."""
-    both, found = compared(teacher, other, text, hook), {}
-    for number in range(LIBRARY_PARTS):
-        part = text.part(number, LIBRARY_PARTS)
-        found[number] = scores.quality(part.means((both.uniform - both.kl)[number::LIBRARY_PARTS]))
-    return found
+    both = compared(teacher, other, text, hook)
+    gain = both.uniform - both.kl
+    parts = range(LIBRARY_PARTS)
+    return {n: scores.quality(text.part(n, LIBRARY_PARTS).means(gain[n::LIBRARY_PARTS])) for n in parts}
 
 
 def _named(replacement: Replacement) -> tuple[int, Part, str]:
@@ -293,28 +297,28 @@ def _named(replacement: Replacement) -> tuple[int, Part, str]:
 
 
 def _space(
-    one: Adaptation, name: str, build: str, layouts: Sequence[Layout], start: Layout, quality: Mapping[str, Any]
+    adaptation: Adaptation, name: str, build: str, layouts: Sequence[Layout], start: Layout, quality: Mapping[str, Any]
 ) -> dict[str, Any]:
-    device = one.plan["device"]
-    quantisation = device["quantisation"] or RUNTIMES[device["runtime"]].quantisations[0]
-    on = {each: {"workload": _WORKLOAD} if metric(each).source == "device" else {} for each in METRICS}
-    limited = list(one.budgets) + ["decode_p50"] * (not any(on[each] for each in one.budgets))
+    request, budgets = adaptation.request, adaptation.budgets
+    quantisation = request.quantisation or RUNTIMES[request.runtime].quantisations[0]
+    on = {name: {"workload": _WORKLOAD} if metric(name).source == "device" else {} for name in searchable()}
+    limited = list(budgets) + ["decode_p50"] * (not any(on[name] for name in budgets))
     return {
         "v": 1,
         "name": name,
-        "doc": f"Mixes of a library's blocks in place of those of {one.teacher.layout.format()}",
+        "doc": f"Mixes of a library's blocks in place of those of {adaptation.teacher.layout.format()}",
         "layouts": [layout.format() for layout in layouts],
-        "devices": [device["device"]],
-        "runtimes": [{"name": device["runtime"], "quantisation": quantisation, "build": build}],
-        "workloads": {_WORKLOAD: device["workload"]},
+        "devices": [request.device],
+        "runtimes": [{"name": request.runtime, "quantisation": quantisation, "build": build}],
+        "workloads": {_WORKLOAD: request.workload.model_dump(mode="json")},
         "budgets": [
-            {"metric": each, "max": f"{limit!r}{metric(each).unit}", **on[each]} for each, limit in one.budgets.items()
+            {"metric": name, "max": f"{limit!r}{metric(name).unit}", **on[name]} for name, limit in budgets.items()
         ],
         "objectives": [
             {"name": "quality", "metric": "quality"},
-            *({"name": each, "metric": each, **on[each]} for each in limited),
+            *({"name": name, "metric": name, **on[name]} for name in limited),
         ],
-        "references": {"published": one.teacher.layout.format(), "attention": start.format()},
+        "references": {"published": adaptation.teacher.layout.format(), "attention": start.format()},
         "quality": dict(quality),
     }
 

@@ -2,7 +2,7 @@
 
 The first half of each source's held-out tokens gives the scores of alternatives and decides whether healing is undone.
 What is reported of the child is computed on the second half, which nothing was chosen by. Recall is generated text
-(`nas.search.proxy.generators`): logs, tables and tool calls, whose answers stand in the same window.
+(`nas.model.text.generators`): logs, tables and tool calls, whose answers stand in the same window.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from nas.core.errors import InvalidInput
 from nas.core.replacement import RECALL_GROUP, RECALLABLE_GROUP, TEXT_GROUP
 from nas.model.nn.mixes import ScoredText
+from nas.model.text.generators import DISTANCES, FORMS, ITEMS, Dice, recall_document
 from nas.search.proxy.data import TOKEN_GRAM, recallable
-from nas.search.proxy.generators import DISTANCES, FORMS, ITEMS, Dice, recall_document
 from nas.train.pretrain.data import MIN_HELD_OUT, Ids, StoredIds, Tokens, Vocabulary
 
 _LEAST_LABELS = 64
@@ -53,11 +53,11 @@ def report_sources(sources: Sequence[Tokens], vocabulary: Vocabulary, tokens: in
         tokens: in all at most, evenly from the sources.
     """
     scored = [source for source in sources if source.held_out_bytes >= MIN_HELD_OUT]
-    found = []
+    reported = []
     for source in scored:
         ids = source.held_out[_middle(source) :][: tokens // len(scored)]
-        found.append(replace(source, held_out=ids, held_out_bytes=vocabulary.bytes_of(ids)))
-    return found
+        reported.append(replace(source, held_out=ids, held_out_bytes=vocabulary.bytes_of(ids)))
+    return reported
 
 
 def recall_text(vocabulary: Vocabulary, length: int, tokens: int, seed: int) -> ScoredText:
@@ -76,15 +76,15 @@ def recall_text(vocabulary: Vocabulary, length: int, tokens: int, seed: int) -> 
     ids = np.full((rows, length), vocabulary.end, np.int64)
     answers = np.zeros((rows, length), bool)
     row = at = 0
-    for own, asked in _documents(vocabulary, length - 1, seed):
-        if at + 1 + len(own) > length:
+    for document, is_answer in _documents(vocabulary, length - 1, seed):
+        if at + 1 + len(document) > length:
             row, at = row + 1, 0
         if row == rows:
             break
         ids[row, at] = vocabulary.start
-        ids[row, at + 1 : at + 1 + len(own)] = own
-        answers[row, at : at + len(own)] = asked
-        at += 1 + len(own)
+        ids[row, at + 1 : at + 1 + len(document)] = document
+        answers[row, at : at + len(document)] = is_answer
+        at += 1 + len(document)
     return ScoredText(torch.from_numpy(ids), {RECALL_GROUP: torch.from_numpy(answers)})
 
 
@@ -97,7 +97,7 @@ def _documents(vocabulary: Vocabulary, most: int, seed: int) -> Iterator[tuple[I
         skipped = skipped + 1 if len(ids) > most else 0
         if not skipped:
             starts = np.concatenate([[0], ends[:-1]])
-            yield ids, np.any([(starts < each.end) & (ends > each.start) for each in document.recalls], 0)
+            yield ids, np.any([(starts < answer.end) & (ends > answer.start) for answer in document.recalls], 0)
     raise InvalidInput(
         f"no text with answers fits into {most + 1} tokens: raise library.length, or set library.recall_tokens to 0",
         where="--config",
@@ -110,22 +110,22 @@ def _middle(source: Tokens) -> int:
 
 def _windows(sources: Sequence[Tokens], halves: Sequence[StoredIds], length: int, tokens: int) -> ScoredText:
     """Returns whole windows of each half, evenly from the sources, with their groups."""
-    each = max(1, tokens // length // len(sources))
-    found, recalled = [], []
+    most_rows = max(1, tokens // length // len(sources))
+    windows, recalled = [], []
     for source, half in zip(sources, halves, strict=True):
-        rows = min(each, len(half) // length)
+        rows = min(most_rows, len(half) // length)
         if rows:
-            windows = np.asarray(half[: rows * length], np.int64).reshape(rows, length)
-            known = recallable(windows, source.train, TOKEN_GRAM)
-            found.append(windows)
-            recalled.append(np.pad(known, ((0, 0), (0, 1))))  # the last position's next token is not in the window
-    if not found:
+            windows.append(np.asarray(half[: rows * length], np.int64).reshape(rows, length))
+            is_recalled = recallable(windows[-1], source.train, TOKEN_GRAM)
+            # The last position's next token is not in the window.
+            recalled.append(np.pad(is_recalled, ((0, 0), (0, 1))))
+    if not windows:
         count = sum(map(len, halves))
         raise InvalidInput(
             f"{', '.join(source.name for source in sources)}: half of what is held out is {count:,} tokens, but scores"
             f" take {length:,} in a row; give more text, or a larger `held_out` in --config",
             where="--corpus",
         )
-    ids, where = (torch.from_numpy(np.concatenate(parts)) for parts in (found, recalled))
+    ids, where = (torch.from_numpy(np.concatenate(parts)) for parts in (windows, recalled))
     groups = {TEXT_GROUP: torch.ones_like(where)}
     return ScoredText(ids, groups | ({RECALLABLE_GROUP: where} if where.sum() >= _LEAST_LABELS else {}))

@@ -13,22 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from nas.core import paths
 from nas.core.canonical import content_hash, result_key
 from nas.core.device import Device, show_cores
 from nas.core.durable import locked
-from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.family import (
     FILES,
     ComparedModel,
     Comparison,
-    Figure,
-    Measured,
-    Member,
+    MeasuredModel,
     MemberFiles,
-    Metric,
+    RecordedFigure,
     family_folder,
     member_folder,
     read_family,
@@ -37,23 +34,25 @@ from nas.core.family import (
 )
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
+from nas.core.metrics import METRICS
 from nas.core.published import MODELS
 from nas.core.space import MeasurementSettings, RuntimeSpace
+from nas.core.units import show_duration
 from nas.core.workload import Workload
-from nas.infra.store import artifacts, results
+from nas.infra.store import artifacts
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, open_farm
 from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget
-from nas.measure.protocol.reference import export_key, measure_key
+from nas.measure.protocol.reference import export_key
 from nas.measure.protocol.repetitions import measurement
 from nas.measure.protocol.rounds import Jobs, Subject, measure
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Artifact, RandomWeights, Runtime
 from nas.measure.runtimes.llama_cpp.stock_model import QUANTISATION, StockModel, write_stock_model
-from nas.search.study.stages import failure
+from nas.search.study.stages import Outcome
 from nas.train.compare.lfm2_report import SIZE_CLASSES, known_class, ratios, size_class
 from nas.train.compare.published import REFERENCES, ReferenceModel, find_reference
-from nas.train.scaling.measure import export_once, recorded_figure
+from nas.train.scaling.measure import export_once, recorded_figure, stored_outcome, subject_key
 
 Log = Callable[[str], None]
 RUNTIME = "llama.cpp"
@@ -63,10 +62,13 @@ DEADLINE_S = 3600.0
 """Per process: 4K tokens through 4B weights take some minutes on one slow core."""
 
 _LOCK_S = 5.0
+"""Longest wait for another process that makes the same comparison."""
 _WEIGHTS = RandomWeights(DEPLOY_SEED)
+"""Weights of reference models and layouts."""
 _REPLICATES = 1000
 """Offset of the repetition numbers of the next replicate: more than the maximum number of repetitions."""
 _PENDING = "not measured yet"
+"""Reason of a figure that is missing so far."""
 _DECODED = 6.0
 """Time of a decoded token, in tokens of a prompt: weights are read for one token instead of hundreds."""
 _LONG = 1.4
@@ -88,7 +90,7 @@ class BenchTask:
 
     at: int
     workload: Workload
-    metrics: tuple[Metric, ...]
+    metrics: tuple[str, ...]
     repetitions: int
 
 
@@ -186,29 +188,34 @@ def compare(options: CompareOptions, log: Log, progress: Log) -> tuple[Compariso
             destination = comparison_path(options, device.id)
             destination.parent.mkdir(parents=True, exist_ok=True)
             with locked(destination.with_suffix(".lock"), _LOCK_S):
-                made = _compare(options, contenders, device, farm, destination, log, progress)
-                return asyncio.run(made), destination
+                record = asyncio.run(_compare(options, contenders, device, farm, destination, log, progress))
+                return record, destination
     finally:
         store.close()
 
 
 async def _compare(
-    options: CompareOptions, contenders: Sequence[Contender], device: Device, farm: Farm, destination: Path, log: Log,
+    options: CompareOptions,
+    contenders: Sequence[Contender],
+    device: Device,
+    farm: Farm,
+    destination: Path,
+    log: Log,
     progress: Log,
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     jobs = farm.jobs(None)
     tasks = options.workloads or report_tasks(options.threads, options.repetitions, flash_attn=options.flash_attn)
     protocol = MeasurementSettings(deadline_s=DEADLINE_S)
     workloads = {f"{task.at} tokens": task.workload for task in tasks}
     calibrator = Calibrator(farm, jobs, protocol, paths.home() / "work", log, workloads)
-    patched = any(each.patched for each in contenders)
+    patched = any(contender.patched for contender in contenders)
     spec = RuntimeSpace(name=options.runtime, quantisation=QUANTISATION, build="any" if patched else "stock")
     bench = await calibrator.target(options.device, spec)
-    log(f"{len(contenders)} models on {device.id}: about {_duration(expected_seconds(contenders, tasks, bench))}")
-    entries = [(each, artifact_of(each, farm.store, bench.runtime)) for each in contenders]
+    log(f"{len(contenders)} models on {device.id}: about {show_duration(expected_seconds(contenders, tasks, bench))}")
+    entries = [(contender, artifact_of(contender, farm.store, bench.runtime)) for contender in contenders]
     interleaved = InterleavedBench(bench, jobs, farm.store, protocol, options.replicate)
-    made = datetime.now(UTC).isoformat(timespec="seconds")
-    conditions = Conditions(options.models.family, bench, options.threads, options.flash_attn, tasks, made)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    conditions = Conditions(options, bench, tasks, at)
 
     def write(partial: PartialResults, what: str) -> None:
         progress(what)
@@ -249,11 +256,11 @@ def report_tasks(threads: int, repetitions: int, *, flash_attn: bool = True) -> 
     reason.
     """
     common = {"threads": threads, "flash_attn": flash_attn}
-    speed: tuple[Metric, ...] = ("prefill_tps", "decode_tps", "ttft_ms")
+    speed = ("prefill_tps", "decode_tps", "ttft")
     return (
-        BenchTask(32768, Workload(prompt=512, gen=16, context=32768, **common), ("peak_rss_mb",), 1),
+        BenchTask(32768, Workload(prompt=512, gen=16, context=32768, **common), ("peak_rss",), 1),
         BenchTask(1024, Workload(prompt=1024, gen=GENERATED, **common), speed, repetitions),
-        BenchTask(4096, Workload(prompt=4096, gen=GENERATED, **common), (*speed, "peak_rss_mb"), repetitions),
+        BenchTask(4096, Workload(prompt=4096, gen=GENERATED, **common), (*speed, "peak_rss"), repetitions),
     )
 
 
@@ -274,12 +281,6 @@ def expected_seconds(contenders: Sequence[Contender], tasks: Sequence[BenchTask]
     return total
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return "a minute"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
 # Selection of models.
 
 
@@ -292,26 +293,27 @@ def select_models(models: ModelSelection, runtime: Runtime, device: str) -> list
         InvalidInput: no model was named, or a layout cannot be read.
     """
     classes = [known_class(name) for name in models.classes]
-    own = [
-        each
-        for each in (*_members(models.family, runtime, device), *_layouts(models.layouts, runtime))
-        if not classes or not each.member or size_class(each.parameters) in classes
+    contenders = [
+        contender
+        for contender in (*_members(models.family, runtime, device), *_layouts(models.layouts, runtime))
+        if not classes or not contender.member or size_class(contender.parameters) in classes
     ]
-    references = [of_reference(find_reference(name)) for name in models.references]
+    references = [find_reference(name) for name in models.references]
     if not references and not models.alone:
-        wanted = classes or [size_class(each.parameters) for each in own]
+        compared = classes or [size_class(contender.parameters) for contender in contenders]
         # Those that need our build are compared when they are named.
-        known = (each for each in REFERENCES.values() if not each.patched)
-        references = [of_reference(each) for each in known if size_class(each.parameters) in wanted]
-    if not own and not references:
+        stock = (reference for reference in REFERENCES.values() if not reference.patched)
+        references = [reference for reference in stock if size_class(reference.parameters) in compared]
+    contenders += map(of_reference, references)
+    if not contenders:
         raise InvalidInput(
             f"nothing to compare: name a --family, a --layout, a --reference ({', '.join(REFERENCES)}) or a --class "
             f"({', '.join(SIZE_CLASSES)})"
         )
-    once: dict[str, Contender] = {}
-    for each in (*own, *references):
-        once.setdefault(each.name, each)
-    return list(once.values())
+    by_name: dict[str, Contender] = {}
+    for contender in contenders:
+        by_name.setdefault(contender.name, contender)
+    return list(by_name.values())
 
 
 def _layouts(texts: Sequence[str], runtime: Runtime) -> Iterator[Contender]:
@@ -330,19 +332,19 @@ def _members(family: str | None, runtime: Runtime, device: str) -> Iterator[Cont
         contender = of_layout(f"{family}-{member.size}", Layout.parse(member.layout), runtime)
         yield replace(
             contender,
-            subject=_own_file(member_folder(family, member.size), member) or contender.subject,
+            subject=_member_file(member_folder(family, member.size)) or contender.subject,
             member=True,
-            searched=any(each.searched for each in member.measured if each.device == device),
+            searched=any(measured.searched for measured in member.measured if measured.device == device),
         )
 
 
-def _own_file(folder: Path, member: Member) -> Path | None:
-    """Returns the member's own file, which may hold trained weights, if it exists."""
-    files = read_record(folder / FILES, MemberFiles)
+def _member_file(folder: Path) -> Path | None:
+    """Returns the member's GGUF file, which may hold trained weights, if it exists."""
+    record = read_record(folder / FILES, MemberFiles)
     written = (
-        folder / each.path
-        for each in (files.files if files else ())
-        if each.kind == "gguf" and each.quantisation.casefold() == QUANTISATION
+        folder / file.path
+        for file in (record.files if record else ())
+        if file.kind == "gguf" and file.quantisation.casefold() == QUANTISATION
     )
     return next((path for path in written if path.is_file()), None)
 
@@ -351,10 +353,15 @@ def of_reference(reference: ReferenceModel) -> Contender:
     """Returns a reference model as a contender."""
     shape = reference.shape
     return Contender(
-        reference.name, reference.parameters, reference.active, reference.architecture,
+        reference.name,
+        reference.parameters,
+        reference.active,
+        reference.architecture,
         shape if isinstance(shape, Layout) else shape.model(),
-        source=reference.source, patched=reference.patched, flash_attn=reference.flash_attn,
-    )  # fmt: skip
+        source=reference.source,
+        patched=reference.patched,
+        flash_attn=reference.flash_attn,
+    )
 
 
 def of_layout(name: str, layout: Layout, runtime: Runtime) -> Contender:
@@ -367,9 +374,7 @@ def of_layout(name: str, layout: Layout, runtime: Runtime) -> Contender:
     if support.arch is None:
         raise Unsupported(f"{runtime.name} does not carry {name}: {'; '.join(support.reasons)}")
     params = layout.params
-    return Contender(
-        name, params.total, params.active, support.arch, layout, patched=support.verdict == "patched"
-    )  # fmt: skip
+    return Contender(name, params.total, params.active, support.arch, layout, patched=support.verdict == "patched")
 
 
 def artifact_of(contender: Contender, store: Store, runtime: Runtime) -> Artifact:
@@ -383,25 +388,41 @@ def artifact_of(contender: Contender, store: Store, runtime: Runtime) -> Artifac
     if isinstance(subject, Path):
         stored = artifacts.put_file(store, subject)
         return Artifact(
-            sha256=stored.sha256, size=stored.size, runtime=runtime.name, quantisation=QUANTISATION, layout_id="",
-            arch=contender.architecture, patched=contender.patched, weights=f"file:{subject.name}",
-        )  # fmt: skip
+            sha256=stored.sha256,
+            size=stored.size,
+            runtime=runtime.name,
+            quantisation=QUANTISATION,
+            layout_id="",
+            arch=contender.architecture,
+            patched=contender.patched,
+            weights=f"file:{subject.name}",
+        )
     if isinstance(subject, Layout):
         key = export_key(subject, runtime, QUANTISATION, _WEIGHTS.describe())
         return export_once(store, key, lambda to: runtime.export(subject, QUANTISATION, _WEIGHTS, to, recipe=True))
     key = result_key(
-        "export", model=subject.id, runtime=runtime.name, quantisation=QUANTISATION, weights=_WEIGHTS.describe(),
+        "export",
+        model=subject.id,
+        runtime=runtime.name,
+        quantisation=QUANTISATION,
+        weights=_WEIGHTS.describe(),
         writer=runtime.writer_version,
-    )  # fmt: skip
+    )
     return export_once(store, key, lambda to: _stock_artifact(subject, runtime, to))
 
 
 def _stock_artifact(model: StockModel, runtime: Runtime, destination: Path) -> Artifact:
     written = write_stock_model(model, _WEIGHTS, destination, recipe=True)
     return Artifact(
-        sha256=written.file.sha256, size=written.file.size, runtime=runtime.name, quantisation=QUANTISATION,
-        layout_id="", arch=model.architecture, weights=_WEIGHTS.describe(), recipe=written.recipe,
-    )  # fmt: skip
+        sha256=written.file.sha256,
+        size=written.file.size,
+        runtime=runtime.name,
+        quantisation=QUANTISATION,
+        layout_id="",
+        arch=model.architecture,
+        weights=_WEIGHTS.describe(),
+        recipe=written.recipe,
+    )
 
 
 # Interleaved measurement.
@@ -412,26 +433,32 @@ class PartialResult:
     """The repetitions of one contender in one task so far.
 
     Args:
-        taken: its repetitions.
+        runs: of one process each.
         failed: why it is no longer measured; empty: it did not fail.
     """
 
-    taken: list[Measurement] = field(default_factory=list)
+    runs: list[Measurement] = field(default_factory=list)
     failed: str = ""
 
     def summary(self) -> Measurement | None:
         """Returns all repetitions as one measurement."""
-        if not self.taken:
+        if not self.runs:
             return None
-        first = self.taken[0]
+        first = self.runs[0]
         size_mb = first.figures["file_size"].value
         assert size_mb is not None
         return measurement(
-            [rep for each in self.taken for rep in each.repetitions if rep.valid],
-            artifact=first.artifact, runtime=first.runtime, build=first.build, patched=first.patched,
-            device=first.device, workload=first.workload, file_bytes=round(size_mb * 1e6),
-            calibration=first.calibration, wall_s=sum(each.wall_s for each in self.taken),
-        )  # fmt: skip
+            [rep for run in self.runs for rep in run.repetitions if rep.valid],
+            artifact=first.artifact,
+            runtime=first.runtime,
+            build=first.build,
+            patched=first.patched,
+            device=first.device,
+            workload=first.workload,
+            file_bytes=round(size_mb * 1e6),
+            calibration=first.calibration,
+            wall_s=sum(run.wall_s for run in self.runs),
+        )
 
 
 PartialResults = dict[tuple[str, int], PartialResult]
@@ -467,15 +494,21 @@ class InterleavedBench:
         Raises:
             InfrastructureFailed: the device is gone; finished repetitions are kept.
         """
-        partial: PartialResults = {(each.name, task.at): PartialResult() for task in tasks for each, _ in entries}
+        partial: PartialResults = {
+            (contender.name, task.at): PartialResult() for task in tasks for contender, _ in entries
+        }
         for task in tasks:
             for turn in range(task.repetitions):
                 for contender, artifact in entries:
                     result = partial[contender.name, task.at]
                     if result.failed:
                         continue
-                    result.failed = self._too_large(artifact)
-                    if not result.failed:
+                    size_mb, memory_mb = artifact.size / 1e6, self.bench.device.memory_mb
+                    if size_mb > memory_mb:
+                        result.failed = (
+                            f"too large: {size_mb:,.0f} MB of weights, {memory_mb:,} MB of memory on the device"
+                        )
+                    else:
                         await self._repeat(result, contender, artifact, task, turn)
                     after_each(partial, f"{contender.name} at {task.at} tokens, {turn + 1} of {task.repetitions}")
         return partial
@@ -490,31 +523,22 @@ class InterleavedBench:
             failed = outcome["failed"]
             result.failed = f"{failed['reason']}: {failed['message'].splitlines()[0]}"
         else:
-            result.taken.append(Measurement.model_validate(outcome["value"]))
+            result.runs.append(Measurement.model_validate(outcome["value"]))
 
-    async def _repetition(self, artifact: Artifact, workload: Workload, turn: int) -> dict[str, Any]:
+    async def _repetition(self, artifact: Artifact, workload: Workload, turn: int) -> Outcome:
         bench, reference = self.bench, self.bench.reference_beside(workload)
-        key = measure_key(
-            artifact.sha256, bench.runner, bench.device.id, workload, 1, self.protocol, reference.calibration,
-            self.replicate * _REPLICATES + turn, bench.device.energy_counter, bench.device.page_size,
-        )  # fmt: skip
-        if row := results.get(self.store, key):
-            return row.payload
         subject = Subject(artifact, bench.runtime, bench.runner, bench.device, workload)
-        # A new key for the job: the device may still have jobs of an earlier attempt.
-        job = content_hash({"compare": key, "at": time.time()})
-        try:
-            taken = await measure(subject, reference, self.jobs, job, None, 1, self.protocol)
-        except CandidateFailed as error:
-            return results.put(self.store, key, "measure", dict(failure(error))).payload
-        except InfrastructureFailed as error:
-            raise InfrastructureFailed(f"{error}. What was measured is kept: the same command resumes") from error
-        payload = {"value": taken.model_dump(mode="json")}
-        return results.put(self.store, key, "measure", payload, seconds=taken.wall_s).payload
+        key = subject_key(subject, reference, 1, self.protocol, self.replicate * _REPLICATES + turn)
 
-    def _too_large(self, artifact: Artifact) -> str:
-        needs, has = artifact.size / 1e6, self.bench.device.memory_mb
-        return f"too large: {needs:,.0f} MB of weights, {has:,} MB of memory on the device" if needs > has else ""
+        async def run() -> Measurement:
+            # A new key for the job: the device may still have jobs of an earlier attempt.
+            job = content_hash({"compare": key, "at": time.time()})
+            try:
+                return await measure(subject, reference, self.jobs, job, None, 1, self.protocol)
+            except InfrastructureFailed as error:
+                raise InfrastructureFailed(f"{error}. What was measured is kept: the same command resumes") from error
+
+        return await stored_outcome(self.store, key, run)
 
 
 # Record of the comparison.
@@ -525,30 +549,26 @@ class Conditions:
     """Conditions of a comparison.
 
     Args:
-        family: its name; None: there is none.
+        options: of the command.
         bench: device and runtime.
-        threads: of computation.
-        flash_attn: whether attention is fused, in graphs that support it.
         tasks: workloads.
-        made: time in ISO 8601.
+        at: time in ISO 8601.
     """
 
-    family: str | None
+    options: CompareOptions
     bench: MeasurementTarget
-    threads: int
-    flash_attn: bool
     tasks: tuple[BenchTask, ...]
-    made: str
+    at: str
 
 
 def comparison(conditions: Conditions, contenders: Sequence[Contender], partial: PartialResults) -> Comparison:
     """Returns the record of the results so far."""
-    models = tuple(_model(conditions, each, partial) for each in contenders)
+    models = tuple(_model(conditions, contender, partial) for contender in contenders)
     return Comparison(
-        family=conditions.family,
+        family=conditions.options.models.family,
         device=conditions.bench.device.id,
         conditions=_described(conditions, partial),
-        made=conditions.made,
+        made=conditions.at,
         models=models,
         ratios=tuple(ratios(models)),
         notes=tuple(_notes(conditions, contenders)),
@@ -556,26 +576,26 @@ def comparison(conditions: Conditions, contenders: Sequence[Contender], partial:
 
 
 def _model(conditions: Conditions, contender: Contender, partial: PartialResults) -> ComparedModel:
-    figures: list[Figure] = []
+    figures: list[RecordedFigure] = []
     for task in conditions.tasks:
         result = partial[contender.name, task.at]
         summary = result.summary()
         for metric in task.metrics:
             if result.failed or summary is None:
-                figures.append(Figure(metric=metric, prompt=task.at, reason=result.failed or _PENDING))
+                figures.append(RecordedFigure(metric=metric, prompt=task.at, reason=result.failed or _PENDING))
             else:
-                figures.append(recorded_figure(metric, task.at, summary))
+                figures.append(recorded_figure(METRICS[metric], task.at, summary))
     return ComparedModel(
         name=contender.name,
         member=contender.member,
         parameters=contender.parameters,
         architecture=contender.architecture,
         source=contender.source,
-        measured=Measured(
+        measured=MeasuredModel(
             device=conditions.bench.device.id,
             runtime=conditions.bench.runtime.name,
             quantisation=QUANTISATION,
-            threads=conditions.threads,
+            threads=conditions.options.threads,
             figures=tuple(figures),
             searched=contender.searched,
         ),
@@ -591,12 +611,12 @@ def _described(conditions: Conditions, partial: PartialResults) -> dict[str, str
         "cpu": device.cpu,
         "memory": f"{device.memory_mb} MB",
         "os": device.os,
-        "threads": str(conditions.threads),
+        "threads": str(conditions.options.threads),
         "cores": show_cores(affinity) if affinity else "not pinned",
         "runtime": f"{runner.runtime}, {'patched' if runner.patched else 'stock'} build {runner.build[:12]}",
         "instructions": _instructions(partial),
         "quantisation": QUANTISATION,
-        "flash attention": "on" if conditions.flash_attn else "off",
+        "flash attention": "on" if conditions.options.flash_attn else "off",
         "key-value cache": first.kv_type,
         "repetitions": "; ".join(f"{task.repetitions} at {task.at} tokens" for task in conditions.tasks),
         "calibration": f"{conditions.bench.reference.calibration.run_ms:.1f} ms of the reference run",
@@ -606,8 +626,8 @@ def _described(conditions: Conditions, partial: PartialResults) -> dict[str, str
 def _instructions(partial: PartialResults) -> str:
     """Returns the processor instructions that the runtime reports to use."""
     for result in partial.values():
-        for taken in result.taken:
-            for rep in taken.repetitions:
+        for run in result.runs:
+            for rep in run.repetitions:
                 if rep.sample and (info := rep.sample.info.get("system_info")):
                     uses = [part.split("=")[0].strip() for part in str(info).split("|") if part.strip().endswith("= 1")]
                     return ", ".join(use.removeprefix("CPU :").strip() for use in uses)
@@ -617,20 +637,20 @@ def _instructions(partial: PartialResults) -> str:
 def _notes(conditions: Conditions, contenders: Sequence[Contender]) -> Iterator[str]:
     """Yields differences from the report."""
     yield (
-        f"Threads: {conditions.threads} here; the report does not give its own. More threads speed up prefill more "
-        "than decoding, which memory bandwidth limits sooner."
+        f"Threads: {conditions.options.threads} here; the report does not give its own. More threads speed up prefill "
+        "more than decoding, which memory bandwidth limits sooner."
     )
     yield (
         "Instructions: those above here; the report's phone and laptop have others. They speed up matrix products more "
         "than attention over a long cache and state-space scans, so ratios between kinds of models change."
     )
-    attention = "on" if conditions.flash_attn else "off"
+    attention = "on" if conditions.options.flash_attn else "off"
     yield (
         f"Flash attention is {attention} here and not given in the report; llama.cpp's versions differ, too. It "
         "changes models with much attention most, and more at 4K than at 1K."
     )
-    unfused = [each.name for each in contenders if not each.flash_attn]
-    if unfused and conditions.flash_attn:
+    unfused = [contender.name for contender in contenders if not contender.flash_attn]
+    if unfused and conditions.options.flash_attn:
         yield f"Without flash attention, which does not work with the stock graph: {', '.join(unfused)}."
     yield "Sliding windows cache the window and one batch here (llama.cpp's own default is the whole context)."
     yield (
@@ -641,5 +661,5 @@ def _notes(conditions: Conditions, contenders: Sequence[Contender]) -> Iterator[
         "Decode speed is 100 tokens over their time; times are floors over the repetitions, corrected by the reference "
         "runs beside them."
     )
-    if any(each.member and not each.searched for each in contenders):
+    if any(contender.member and not contender.searched for contender in contenders):
         yield "The family's search did not use this device."

@@ -8,36 +8,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nas.core.errors import InvalidInput
-from nas.core.family import ComparedModel, Comparison, Figure, Metric
+from nas.core.family import ComparedModel, Comparison, RecordedFigure
+from nas.core.metrics import METRICS, recorded
 from nas.core.published import LFM2
 from nas.core.units import show_count
-from nas.train.compare.lfm2_report import COLUMNS, HX370, REPORT, S25, figure_of
+from nas.train.compare.lfm2_report import COLUMNS, REPORT, figure_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Row = list[str]
 
-_TITLES: dict[Metric, str] = {
-    "prefill_tps": "prefill tok/s", "decode_tps": "decode tok/s", "ttft_ms": "TTFT ms", "peak_rss_mb": "peak MB",
-}  # fmt: skip
-
 # Okabe and Ito's palette, which people with colour-vision deficiencies can tell apart.
 _KINDS = {"member": ("#0072B2", "*", 150), "LFM2": ("#D55E00", "o", 50), "reference": ("#999999", "s", 36)}
-_PANELS: tuple[tuple[Metric, int, str], ...] = (
-    ("prefill_tps", 4096, "prefill at 4K [tokens/s]"),
-    ("decode_tps", 4096, "decode at 4K [tokens/s]"),
-)
+_PANELS = (("prefill_tps", 4096), ("decode_tps", 4096))
 _SUFFIXES = (".png", ".svg", ".pdf")
 _DPI = 160
-_SIZE, _LINE, _LETTER = 7, 9.0, 4.2
-"""Of the points' names, in points of 1/72 inch: font size, minimum distance of lines, width of a letter."""
+_SIZE = 7
+"""Font size of the points' names, in points of 1/72 inch."""
+_LINE = 9.0
+"""Minimum distance of their lines, in points of 1/72 inch."""
+_LETTER = 4.2
+"""Width of a letter, in points of 1/72 inch."""
 
 
 def figures_table(comparison: Comparison) -> tuple[Row, list[Row]]:
     """Returns columns and rows: a row per model, in the order of the comparison."""
     shown = _figures(comparison.models)
-    columns = ["model", "parameters", *(f"{_TITLES[metric]} {_at(prompt)}" for metric, prompt in shown)]
+    columns = ["model", "parameters", *(_heading(metric, prompt) for metric, prompt in shown)]
     rows = [
         [_name(model), show_count(model.parameters), *(_shown(figure_of(model, *each)) for each in shown)]
         for model in comparison.models
@@ -47,10 +45,10 @@ def figures_table(comparison: Comparison) -> tuple[Row, list[Row]]:
 
 def ratios_table(comparison: Comparison) -> tuple[Row, list[Row]]:
     """Returns columns and rows: a row per pair; a cell has the ratio here, then the report's on its two devices."""
-    columns = ["faster", "than", *(f"{_TITLES[metric].split()[0]} {_at(prompt)}" for metric, prompt in COLUMNS)]
+    columns = ["faster", "than", *(f"{METRICS[metric].label} {_at(prompt)}" for metric, prompt in COLUMNS)]
     rows = []
     for (model, other), pair in groupby(comparison.ratios, key=lambda ratio: (ratio.model, ratio.other)):
-        cells = [" / ".join(map(_ratio, (ratio.here, *(ratio.report.get(one) for one in REPORT)))) for ratio in pair]
+        cells = [" / ".join(map(_ratio, (ratio.here, *map(ratio.report.get, REPORT)))) for ratio in pair]
         rows.append([model, other, *cells])
     return columns, rows
 
@@ -58,38 +56,18 @@ def ratios_table(comparison: Comparison) -> tuple[Row, list[Row]]:
 def reasons(comparison: Comparison) -> Iterator[str]:
     """Yields a line per model and reason of missing figures."""
     for model in comparison.models:
-        for reason in dict.fromkeys(each.reason for each in model.measured.figures if each.value is None):
+        for reason in dict.fromkeys(figure.reason for figure in model.measured.figures if figure.value is None):
             where = ", ".join(
-                f"{_TITLES[each.metric]} {_at(each.prompt)}" for each in model.measured.figures if each.reason == reason
+                _heading(figure.metric, figure.prompt) for figure in model.measured.figures if figure.reason == reason
             )
             yield f"{model.name}: {where}: {reason}"
 
 
-def as_markdown(comparison: Comparison) -> str:
-    """Returns conditions, both tables and notes for a page."""
-    parts = [
-        f"{comparison.made}, device `{comparison.device}`:",
-        "\n".join(f"- {name}: {value}" for name, value in comparison.conditions.items()),
-        _markdown(*figures_table(comparison)),
-    ]
-    if comparison.ratios:
-        parts += [
-            f"Ratios: here / {S25} / {HX370} (the last two from the report; - where it has none).",
-            _markdown(*ratios_table(comparison)),
-        ]
-    parts += ["\n".join(f"- {line}" for line in lines) for lines in ([*reasons(comparison)], comparison.notes) if lines]
-    return "\n\n".join(parts)
-
-
-def _markdown(columns: Row, rows: Sequence[Row]) -> str:
-    lines = [columns, ["---", *("---:" for _ in columns[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _figures(models: Sequence[ComparedModel]) -> list[tuple[Metric, int]]:
+def _figures(models: Sequence[ComparedModel]) -> list[tuple[str, int]]:
     """Returns metric and context of the figures that any model has, in the order of columns."""
-    found = {(each.metric, each.prompt) for model in models for each in model.measured.figures}
-    return sorted(found, key=lambda each: (list(_TITLES).index(each[0]), each[1]))
+    columns = {(figure.metric, figure.prompt) for model in models for figure in model.measured.figures}
+    order = [metric.name for metric in recorded()]
+    return sorted(columns, key=lambda column: (order.index(column[0]), column[1]))
 
 
 def _name(model: ComparedModel) -> str:
@@ -97,11 +75,15 @@ def _name(model: ComparedModel) -> str:
     return f"{model.name} ({', '.join(marks)})" if marks else model.name
 
 
+def _heading(metric: str, prompt: int) -> str:
+    return f"{METRICS[metric].label} {METRICS[metric].unit} {_at(prompt)}"
+
+
 def _at(prompt: int) -> str:
     return f"{prompt // 1024}K" if prompt % 1024 == 0 else str(prompt)
 
 
-def _shown(figure: Figure | None) -> str:
+def _shown(figure: RecordedFigure | None) -> str:
     if figure is None or figure.value is None:
         return "-"
     return f"{figure.value:.4g}" if figure.value < 1e3 else f"{figure.value:,.0f}"
@@ -122,9 +104,9 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
     check_suffix(path)
     figure = Plot(figsize=(11, 4.8), layout="constrained")
-    for panel, (metric, prompt, title) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
+    for panel, (metric, prompt) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
         _draw_panel(panel, comparison, metric, prompt)
-        panel.set_ylabel(title)
+        panel.set_ylabel(f"{METRICS[metric].label} at {_at(prompt)} [{METRICS[metric].unit}]")
     figure.suptitle(f"{comparison.device}, {comparison.conditions.get('threads', '?')} thread(s), Q4_0", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
@@ -145,7 +127,7 @@ def check_suffix(path: Path) -> None:
         raise InvalidInput(f"{path}: write {', '.join(_SUFFIXES)}", where="--plot")
 
 
-def _draw_panel(panel: Axes, comparison: Comparison, metric: Metric, prompt: int) -> None:
+def _draw_panel(panel: Axes, comparison: Comparison, metric: str, prompt: int) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     panel.set_xscale("log")
@@ -177,17 +159,21 @@ def _write_names(panel: Axes, points: list[tuple[str, float, float]]) -> None:
     """Writes a name to the right of each point; one that would overlap is lowered and gets a line to its point."""
     panel.autoscale_view()
     per_inch = panel.figure.dpi
-    taken: list[tuple[float, float, float]] = []  # left, right, height of names, in points of 1/72 inch
+    names: list[tuple[float, float, float]] = []  # left, right, height of names, in points of 1/72 inch
     for name, x, y in sorted(points, key=lambda point: -point[2]):
-        left, height = (float(each) * 72 / per_inch for each in panel.transData.transform((x, y)))
-        right, free = left + _LETTER * len(name), height
-        while any(left < other[1] and other[0] < right and abs(free - other[2]) < _LINE for other in taken):
+        start, height = (float(pixels) * 72 / per_inch for pixels in panel.transData.transform((x, y)))
+        end, free = start + _LETTER * len(name), height
+        while any(start < other[1] and other[0] < end and abs(free - other[2]) < _LINE for other in names):
             free -= 1
-        taken.append((left, right, free))
+        names.append((start, end, free))
         panel.annotate(
-            name, (x, y), xytext=(6, free - height - _SIZE / 3), textcoords="offset points", fontsize=_SIZE,
+            name,
+            (x, y),
+            xytext=(6, free - height - _SIZE / 3),
+            textcoords="offset points",
+            fontsize=_SIZE,
             arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "#999999"} if free < height else None,
-        )  # fmt: skip
+        )
 
 
 def _kind(model: ComparedModel) -> str:

@@ -22,7 +22,7 @@ from nas.core.family import FAMILY, Family, Member, Source, family_folder, write
 from nas.core.layout import Layout
 from nas.model.nn.fit import Log, Worker
 from nas.model.nn.weights import checkpoint_layout
-from nas.train.adapt.adapt import CHILD, PLAN
+from nas.train.adapt.adapt import CHILD, REQUEST
 from nas.train.adapt.checkpoints import IMPORT_VERSION, import_model, model_files, read_model
 from nas.train.pretrain.member_training import START, GivenWeights, MemberToTrain, TrainingRequest
 from nas.train.release.files import find_member
@@ -67,7 +67,7 @@ def origin_of(folder: Path) -> Origin:
     """
     if not folder.is_dir():
         raise InvalidInput("no such folder", where=str(folder))
-    if not (folder / PLAN).is_file():
+    if not (folder / REQUEST).is_file():
         model = read_model(folder)
         return Origin(folder, model.layout, model.family, tuple(model_files(folder)), folder / "tokenizer.json")
     child, tokenizer = folder / CHILD, folder / "files" / "transformers" / "tokenizer.json"

@@ -1,9 +1,6 @@
-"""Training data of members: text files -> documents with a held-out end -> token ids in the cache. No torch.
+"""Token ids of documents for members: a tokenizer's marks, fill-in-the-middle, and the cache. No torch.
 
-A source is one path of `--corpus`: a file or a folder. Its documents are sorted by the hash of their content, so that
-names and folders do not matter, and the last share of its bytes is held out: whole documents, and the end of one.
-
-Texts are tokenised once per tokenizer; ids are memory-mapped from the cache folder:
+A source of text (`nas.model.text.documents`) is encoded once per tokenizer; ids are mapped into memory:
 
     $NAS_CACHE/tokens/KEY/train.bin     ids of the training part, one document after another
                           heldout.bin   ids of the held-out part
@@ -14,12 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import tee
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -30,141 +25,23 @@ from tokenizers import Tokenizer
 from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput, UnknownName
+from nas.core.stored import stored_folder
+from nas.model.text.documents import Document, Source, first_bytes, text_pieces
 from nas.train.pretrain.recipe import Fim
 from nas.train.release.tokenizer import BOS, END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, Marks
 
-TOKENS_VERSION = 1
+TOKENS_VERSION = 2
 """Part of keys: increase it with every change after which the same text and tokenizer give other ids."""
 MIN_HELD_OUT = 1024
 """Fewest held-out bytes that a model is scored on."""
 
-_PIECE, _PIECES_AT_ONCE = 1 << 20, 16
-"""Characters of a piece, and pieces that are encoded together: an encoding is many times larger than its ids."""
+_AT_ONCE = 1 << 24
+"""Characters that are encoded together: an encoding is many times larger than its ids."""
 
 Ids = NDArray[np.int64]
 StoredIds = NDArray[np.uint16] | NDArray[np.uint32]
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A file: its first `kept` bytes are trained on, the others held out."""
-
-    path: Path
-    sha256: str
-    kept: int
-
-    @property
-    def train(self) -> str:
-        """Training part of the text."""
-        return self._content()[: self.kept].decode()
-
-    @property
-    def held_out(self) -> str:
-        """Held-out part of the text."""
-        return self._content()[self.kept :].decode()
-
-    def _content(self) -> bytes:
-        content = _read(self.path)
-        if hashlib.sha256(content).hexdigest() != self.sha256:
-            raise InvalidInput(f"{self.path} has changed while it was read", where="--corpus")
-        return content
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A path of the corpus and its documents.
-
-    Args:
-        name: the path as the user wrote it.
-        documents: sorted by the hash of their content.
-        shared: whether some of them are also in an earlier path, whose cuts they keep.
-    """
-
-    name: str
-    documents: tuple[Document, ...]
-    shared: bool = False
-
-    @property
-    def hash(self) -> str:
-        """SHA-256 over contents and cuts, without the name."""
-        return content_hash([[document.sha256, document.kept] for document in self.documents])
-
-
-def read_sources(paths: Sequence[Path], held_out: float) -> tuple[Source, ...]:
-    """Reads the sources at `paths`; of folders, every file below them whose name does not begin with a dot.
-
-    Args:
-        paths: files and folders.
-        held_out: share of each source's bytes.
-
-    Raises:
-        InvalidInput: a path holds no text, a file is empty or not UTF-8, or a path is named twice.
-    """
-    if not paths:
-        raise InvalidInput("name at least one file or folder of text", where="--corpus")
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise InvalidInput("a path is named twice", where="--corpus")
-    cuts: dict[str, int] = {}
-    return tuple(_source(path, held_out, cuts) for path in paths)
-
-
-def _source(path: Path, held_out: float, cuts: dict[str, int]) -> Source:
-    """Reads the source at `path`. `cuts` maps the hash of a text to its cut in earlier sources, which is kept."""
-    files = {sha256: (file, size) for file, sha256, size in map(_checked, text_files(path))}  # equal texts count once
-    if not files:
-        raise InvalidInput(f"{path} holds no file", where="--corpus")
-    left = round(held_out * sum(size for _, size in files.values()))
-    documents, shared = [], not cuts.keys().isdisjoint(files)
-    for sha256, (file, size) in sorted(files.items(), reverse=True):
-        if sha256 not in cuts:
-            away = min(left, size)
-            cuts[sha256] = _boundary(file, size - away) if 0 < away < size else size - away
-        left = max(0, left - (size - cuts[sha256]))
-        documents.append(Document(file, sha256, cuts[sha256]))
-    return Source(str(path), tuple(reversed(documents)), shared)
-
-
-def text_files(path: Path) -> Iterator[Path]:
-    """Yields the file at `path`, or the files below the folder; names that begin with a dot are skipped.
-
-    Raises:
-        InvalidInput: there is no such file or folder.
-    """
-    if path.is_file():
-        yield path
-        return
-    if not path.is_dir():
-        raise InvalidInput(f"{path}: no such file or folder", where="--corpus")
-    for file in sorted(path.rglob("*")):
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
-            yield file
-
-
-def _checked(path: Path) -> tuple[Path, str, int]:
-    """Returns a text file, the hash of its content and its size in bytes."""
-    content = _read(path)
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is not UTF-8 text (byte {error.start})", where="--corpus") from None
-    if not content.strip():
-        raise InvalidInput(f"{path} is empty", where="--corpus")
-    return path, hashlib.sha256(content).hexdigest(), len(content)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}", where="--corpus") from error
-
-
-def _boundary(path: Path, at: int) -> int:
-    """Returns `at`, or the nearest byte before it where a character begins."""
-    content = _read(path)
-    while content[at] & 0xC0 == 0x80:
-        at -= 1
-    return at
+Parts = Sequence[int | str]
+"""A document: marks and texts, in their order."""
 
 
 class FimCut(NamedTuple):
@@ -229,29 +106,43 @@ class Vocabulary:
             self.sha256 = content_hash([self.sha256, marks])
         self._fim = [self._mark(name) for name in (FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE)] if fim else []
 
-    def document(self, text: str) -> Ids:
-        """Returns the ids of `text` between its marks; where these are equal, the second one is left out."""
-        behind = np.asarray([self.end] if self.end != self.start else [], np.int64)
-        return np.concatenate([[self.start], self.encode(text), behind])
+    def document(self, text: str) -> Parts:
+        """Returns `text` between its marks; where these are equal, the second one is left out."""
+        return (self.start, text) if self.end == self.start else (self.start, text, self.end)
 
-    def fim_document(self, cut: FimCut) -> Ids:
-        """Returns the ids of a document that was cut for fill-in-the-middle (Bavarian et al. 2022, 3.1 and 3.2).
+    def fim_document(self, cut: FimCut) -> Parts:
+        """Returns a document that was cut for fill-in-the-middle (Bavarian et al. 2022, 3.1 and 3.2).
 
         PSM: prefix mark, prefix, suffix mark, suffix, middle mark, middle. SPM, in the variant that shares its form
         with PSM: prefix mark, suffix mark, suffix, middle mark, prefix, middle.
         """
-        prefix, middle, suffix = (self.encode(part) for part in (cut.prefix, cut.middle, cut.suffix))
-        pre, suf, mid = ([mark] for mark in self._fim)
-        parts = [pre, suf, suffix, mid, prefix, middle] if cut.suffix_first else [pre, prefix, suf, suffix, mid, middle]
-        return np.concatenate([[self.start], *parts, [self.end]]).astype(np.int64)
+        prefix, suffix, middle = self._fim
+        if cut.suffix_first:
+            return (self.start, prefix, suffix, cut.suffix, middle, cut.prefix, cut.middle, self.end)
+        return (self.start, prefix, cut.prefix, suffix, cut.suffix, middle, cut.middle, self.end)
+
+    def encode_documents(self, documents: Iterable[Parts]) -> Iterator[Ids]:
+        """Yields the ids of each document; many short ones are encoded together."""
+        ahead, documents = tee(documents)
+        texts = (part for document in ahead for part in document if isinstance(part, str))
+        pieces = self._encoded(piece for text in texts for piece in text_pieces(text))
+        for document in documents:
+            ids: list[Ids] = []
+            for part in document:
+                if isinstance(part, int):
+                    ids.append(np.asarray([part], np.int64))
+                else:
+                    ids += [next(pieces) for _ in text_pieces(part)]
+            yield np.concatenate(ids)
 
     def encode(self, text: str) -> Ids:
         """Returns the ids of `text`, without marks."""
-        pieces, ids = text_pieces(text), [np.zeros(0, np.int64)]
-        while some := list(islice(pieces, _PIECES_AT_ONCE)):
-            encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
-            ids += [np.asarray(each.ids, np.int64) for each in encodings]
-        return np.concatenate(ids)
+        return np.concatenate([np.zeros(0, np.int64), *self._encoded(text_pieces(text))])
+
+    def _encoded(self, pieces: Iterable[str]) -> Iterator[Ids]:
+        for batch in _batches(pieces):
+            for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                yield np.asarray(encoding.ids, np.int64)
 
     def encode_with_ends(self, text: str) -> tuple[Ids, Ids]:
         """Returns the ids of a short `text`, and for each the number of characters up to its end."""
@@ -287,15 +178,16 @@ class Vocabulary:
         return int(number)
 
 
-def text_pieces(text: str) -> Iterator[str]:
-    """Yields `text` in pieces of at most a million characters, cut at the end of a line if possible."""
-    start = 0
-    while start < len(text):
-        end = min(start + _PIECE, len(text))
-        if end < len(text):
-            end = text.rfind("\n", start, end) + 1 or end
-        yield text[start:end]
-        start = end
+def _batches(pieces: Iterable[str]) -> Iterator[list[str]]:
+    """Yields lists of pieces with `_AT_ONCE` characters or more; the last one has fewer."""
+    batch, size = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece)
+        if size >= _AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    yield batch
 
 
 @dataclass(frozen=True)
@@ -339,13 +231,21 @@ def tokenise(source: Source, vocabulary: Vocabulary, fim: Fim | None, seed: int,
         InvalidInput: the held-out text is too small (unless the source shares texts with an earlier one), or the
             tokenizer loses some of it.
     """
-    cuts = None if fim is None else [fim.share, sorted(fim.suffixes), seed]
-    names = sorted(document.path.suffix for document in source.documents) if fim else []
-    key = content_hash([TOKENS_VERSION, source.hash, vocabulary.sha256, cuts, names, eval_bytes])
-    folder = paths.cache() / "tokens" / key
-    if not (folder / "index.json").is_file():
-        _write_tokens(folder, source, vocabulary, fim, seed, eval_bytes)
-    return open_tokens(source.name, key)
+    cut = [document.suffix in fim.suffixes for document in source.documents] if fim else []
+    inputs = [source.hash, vocabulary.sha256, fim and [fim.share, seed, cut], eval_bytes]
+
+    def write(folder: Path) -> None:
+        held_out = _held_out_texts(source, vocabulary, eval_bytes)
+        dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
+        trained = (_training_parts(text, vocabulary, fim, seed) for text in source.documents if text.train_size)
+        with (folder / "train.bin").open("wb") as file:
+            train = _write(file, vocabulary.encode_documents(trained), dtype)
+        with (folder / "heldout.bin").open("wb") as file:
+            scored = _write(file, vocabulary.encode_documents(map(vocabulary.document, held_out)), dtype)
+        index = _Index(np.dtype(dtype).name, train, scored, sum(len(text.encode()) for text in held_out))
+        (folder / "index.json").write_text(json.dumps(asdict(index)))
+
+    return open_tokens(source.name, stored_folder("tokens", TOKENS_VERSION, inputs, write).name)
 
 
 def open_tokens(name: str, key: str) -> Tokens:
@@ -371,63 +271,38 @@ def _mapped(path: Path, dtype: str, count: int) -> StoredIds:
     return mapped
 
 
-def _training_ids(document: Document, vocabulary: Vocabulary, fim: Fim | None, seed: int) -> Ids:
-    """Returns the ids of a document's training part; cuts for fill-in-the-middle depend on its content and `seed`."""
+def _training_parts(document: Document, vocabulary: Vocabulary, fim: Fim | None, seed: int) -> Parts:
+    """Returns a document's training part; cuts for fill-in-the-middle depend on its content and `seed`."""
     generator = np.random.default_rng([seed, int(document.sha256[:16], 16)])
-    if fim is not None and document.path.suffix in fim.suffixes and generator.random() < fim.share:
+    if fim is not None and document.suffix in fim.suffixes and generator.random() < fim.share:
         return vocabulary.fim_document(cut_for_fim(document.train, generator))
     return vocabulary.document(document.train)
 
 
-def _write_tokens(
-    folder: Path, source: Source, vocabulary: Vocabulary, fim: Fim | None, seed: int, eval_bytes: int
-) -> None:
-    """Writes the ids of `source` to `folder`, atomically."""
-    held_out = list(_limited((document.held_out for document in source.documents), eval_bytes))
-    size = sum(len(text.encode()) for text in held_out)
+def _held_out_texts(source: Source, vocabulary: Vocabulary, eval_bytes: int) -> list[str]:
+    """Returns the first held-out bytes, which the tokenizer keeps.
+
+    Raises:
+        InvalidInput: there are too few, or the tokenizer loses some of them.
+    """
+    held_out = (document for document in source.documents if document.train_size < document.size)
+    texts = list(first_bytes((document.held_out for document in held_out), eval_bytes))
+    size = sum(len(text.encode()) for text in texts)
     if size < MIN_HELD_OUT and not source.shared:
         raise InvalidInput(
             f"{source.name}: {size:,} bytes would be held out; at least {MIN_HELD_OUT:,} are needed to score a model,"
             " so give more text or hold out a larger share",
             where="--corpus",
         )
-    for text in held_out:
+    for text in texts:
         vocabulary.check_lossless(text)
-    dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
-    trained = (_training_ids(each, vocabulary, fim, seed) for each in source.documents if each.kept)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as scratch:
-        partial = Path(scratch) / "tokens"
-        partial.mkdir()
-        with (partial / "train.bin").open("wb") as file:
-            train = _write(file, trained, dtype)
-        with (partial / "heldout.bin").open("wb") as file:
-            scored = _write(file, (vocabulary.document(text) for text in held_out), dtype)
-        index = _Index(np.dtype(dtype).name, train, scored, size)
-        (partial / "index.json").write_text(json.dumps(asdict(index)))
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not (folder / "index.json").is_file():  # otherwise another process has written the same
-                shutil.rmtree(folder)
-                partial.rename(folder)
+    return texts
 
 
-def _write(file: BinaryIO, documents: Iterator[Ids], dtype: type[np.uint16] | type[np.uint32]) -> int:
+def _write(file: BinaryIO, documents: Iterable[Ids], dtype: type[np.uint16] | type[np.uint32]) -> int:
     """Returns the number of written ids."""
     count = 0
     for ids in documents:
         file.write(ids.astype(dtype).tobytes())
         count += len(ids)
     return count
-
-
-def _limited(texts: Iterator[str], limit: int) -> Iterator[str]:
-    """Yields the first `limit` bytes of texts that are not empty, the last of them cut at the end of a character."""
-    for text in texts:
-        if limit <= 0:
-            return
-        whole = text.encode()
-        if part := whole[:limit].decode(errors="ignore"):
-            yield part
-        limit -= len(whole)

@@ -47,8 +47,8 @@ class Growth:
 
     def describe(self) -> str:
         """Returns one line for logs and records."""
-        kept = "same function" if not self.changes else f"another function ({'; '.join(self.changes)})"
-        return f"{kept}, {self.added} layers added" if self.added else kept
+        function = "same function" if not self.changes else f"another function ({'; '.join(self.changes)})"
+        return f"{function}, {self.added} layers added" if self.added else function
 
 
 def grow_checkpoint(path: Path, layout: Layout | None, large: Layout, seed: int) -> tuple[Model, Growth]:
@@ -70,9 +70,9 @@ def grow_checkpoint(path: Path, layout: Layout | None, large: Layout, seed: int)
             tensors = load_file(path)
     except SafetensorError as error:
         raise InvalidInput(f"no safetensors file: {error}", where=str(path)) from error
-    wanted = Model(layout, None).state_dict()
-    for name in sorted(wanted.keys() | tensors.keys()):
-        if name not in tensors or name not in wanted or tensors[name].shape != wanted[name].shape:
+    expected = Model(layout, None).state_dict()
+    for name in sorted(expected.keys() | tensors.keys()):
+        if name not in tensors or name not in expected or tensors[name].shape != expected[name].shape:
             raise InvalidInput(f"holds no weights of {layout}: {name} does not fit", where=str(path))
     return grow(layout, tensors, large, seed)
 
@@ -140,10 +140,10 @@ class _Grower:
             carried = None
             if source is not None:
                 before = self.small.layers[source].blocks[j].resolve(self.small.d_model)
-                own = _under(self.tensors, f"layers.{source}.{part}.")
+                weights = _under(self.tensors, f"layers.{source}.{part}.")
                 try:
-                    wanted = block.resolve(self.large.d_model)
-                    growing = BlockGrowth(before, wanted, own, start, self.width, self._rng(name))
+                    after = block.resolve(self.large.d_model)
+                    growing = BlockGrowth(before, after, weights, start, self.width, self._rng(name))
                     carried = MODULES[block.kind].grow(growing)
                 except CannotGrow as reason:
                     self.changes.append(f"layer {depth}: {block.format()} starts from drawn weights, {reason}")

@@ -62,5 +62,5 @@ def _chunk_loss(
     if distilled is None or taught is None:
         return loss
     with torch.no_grad():
-        known = top_k(distilled.teacher.logits(taught).float(), distilled.k)
-    return (1 - distilled.weight) * loss + distilled.weight * decoupled_top_k(logits, known, distilled.tau).sum()
+        likeliest = top_k(distilled.teacher.logits(taught).float(), distilled.k)
+    return (1 - distilled.weight) * loss + distilled.weight * decoupled_top_k(logits, likeliest, distilled.tau).sum()

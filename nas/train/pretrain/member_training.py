@@ -1,8 +1,16 @@
 """Trains a member of a family with any kind of training: plan, Ray Train workers, record, files.
 
-A kind of training is a pair of subclasses of `TrainingRequest` and `TrainingPlan`; `next_token` has pre-training. All
-inputs of the result are hashed into the key of the training. The same command again resumes the same training; other
-data, settings or start weights make another training, in its own folder:
+A kind of training is a pair of subclasses of `TrainingRequest` and `TrainingPlan`; `next_token` has pre-training. Read
+on from `train_member`, which calls in this order
+
+    request.plan(member)          in this process: checks, tokenised text, the key
+    plan.start(folder)            in this process: start weights
+    plan.stages(worker)           in each worker: data, loss and learning rate, for `nas.model.nn.fit.fit`
+    plan.scores(model, worker)    in worker 0: scores of the result
+    write(trained)                in this process: the member's files
+
+All inputs of the result are hashed into the key of the training. The same command again resumes the same training;
+other data, settings or start weights make another training, in its own folder:
 
     FAMILY/SIZE/training.json             record of the training whose weights are in the member's files
     FAMILY/SIZE/training/KEY/checkpoint.safetensors   state of an unfinished training
@@ -17,7 +25,6 @@ training has ended earlier rewrites both: when a command ends, the files are tho
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import tempfile
@@ -52,11 +59,14 @@ from nas.train.release.model_tokenizer import read_member_tokenizer
 from nas.train.release.options import FileOptions
 from nas.train.release.tokenizer import require_fit
 
-TRAINER_VERSION = 2
+TRAINER_VERSION = 3
 """Part of keys: increase it with every change after which the same training gives other numbers."""
-CHECKPOINT, START, WEIGHTS = "checkpoint.safetensors", "start.safetensors", "weights.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
+START = "start.safetensors"
+WEIGHTS = "weights.safetensors"
 
-_OUTCOME, _LOG = "outcome.json", "log.txt"
+_OUTCOME = "outcome.json"
+_LOG = "log.txt"
 _CURVE_POINTS = 200
 _LOCK_S = 4 * 3600.0
 _COLLECTIVE_S = 7200
@@ -113,8 +123,8 @@ class MemberToTrain:
 
     def named(self, name: str) -> MemberTraining | None:
         """Returns the last earlier training that is called `name`, else the last one of that kind."""
-        named = {each.kind: each for each in self.before} | {each.name: each for each in self.before if each.name}
-        return named.get(name)
+        by_kind = {training.kind: training for training in self.before}
+        return (by_kind | {training.name: training for training in self.before if training.name}).get(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,17 +149,17 @@ class TrainingRequest(ABC):
     name: str = ""
     origin: str = ""
 
-    def check(self, known: Collection[str]) -> None:
+    def check(self, stages: Collection[str]) -> None:
         """Checks what does not depend on results of earlier trainings, such as files of data, before they begin.
 
         Args:
-            known: names and kinds of the trainings that will have ended before.
+            stages: names and kinds of the trainings that will have ended before.
 
         Raises:
             InvalidInput: all problems, one a line.
         """
-        if self.origin and self.origin not in known:
-            raise UnknownName("earlier stage", self.origin, known, where="from")
+        if self.origin and self.origin not in stages:
+            raise UnknownName("earlier stage", self.origin, stages, where="from")
 
     @abstractmethod
     def plan(self, member: MemberToTrain, log: Log) -> TrainingPlan:
@@ -174,13 +184,12 @@ class TrainingPlan(BaseModel, ABC):
     @property
     def key(self) -> str:
         """The key of the training, 64 hex digits."""
-        plugins = Layout.from_json(self.layout).plugin_versions
         return result_key(
             "family-train",
             trainer=TRAINER_VERSION,
             layout=self.layout,
             tokenizer=self.tokenizer_sha256,
-            **({"plugins": plugins} if plugins else {}),
+            plugins=Layout.from_json(self.layout).plugin_versions,
             **self.key_inputs(),
         )
 
@@ -198,11 +207,11 @@ class TrainingPlan(BaseModel, ABC):
         """Maximum number of workers: sequences in a step of the stage that has fewest."""
 
     @abstractmethod
-    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
+    def start(self, folder: Path, log: Log) -> tuple[Path | None, str]:
         """Returns the checkpoint to start from (None: random weights of `seed`), and its description for the record.
 
         Args:
-            own: folder of the training, for start weights that are made first (`START`).
+            folder: of the training, for start weights that are computed first (`START`).
             log: takes one line at a time.
         """
 
@@ -224,15 +233,12 @@ class GivenWeights(TrainingPlan):
 
     @property
     def most_workers(self) -> int:
-        """See `TrainingPlan`."""
         return 1
 
     def optimiser(self) -> Optimiser:
-        """See `TrainingPlan`."""
         return Optimiser(weight_decay=0.0, clip=1.0, balance_rate=0.0)
 
     def stages(self, worker: Worker) -> list[Stage]:
-        """See `TrainingPlan`."""
         return []
 
 
@@ -266,10 +272,6 @@ def write_files_of(trained: Trained, log: Log) -> None:
     """Writes all files of a member with its new weights."""
     options = replace(trained.files, tokenizer=trained.tokenizer).of_member(trained.family, trained.member)
     write_files(trained.folder, trained.layout, trained.weights, options, log)
-
-
-def _write_nothing(trained: Trained, log: Log) -> None:
-    """Leaves the files to the training that follows."""
 
 
 def train_member(
@@ -310,58 +312,72 @@ def train_member(
     history = () if recorded is None else recorded.history
     if before is None:
         before = before_first(request.kind, history)
-    member_before = _started(MemberToTrain(folder, layout, tokenizer, before), request.origin)
-    measured = _reset_peak_memory(torch.device("cpu"))
+    subject = MemberToTrain(folder, layout, tokenizer, before)
+    if request.origin:
+        if (start := subject.named(request.origin)) is None:
+            raise UnknownName("earlier stage", request.origin, names_of(before), where="from")
+        subject = replace(subject, start=start)
+    has_peak = _reset_peak_memory(torch.device("cpu"))
     begin = time.monotonic()
-    plan = request.plan(member_before, log)
-    own = _folder_of(folder, plan.key)
-    if record := next((each for each in history if each.config.get("key") == plan.key), None):
+    plan = request.plan(subject, log)
+    training = _training_folder(folder, plan.key)
+    if record := next((record for record in history if record.config.get("key") == plan.key), None):
         _checked_weights(folder, record)
         record = record.model_copy(update={"before": before, "name": request.name})
         log(f"{size} is trained with these settings already")
         if not last:
             return record
     else:
-        spent = dict(member_before.spent)
-        spent = {"prepare": time.monotonic() - begin - sum(spent.values()), **spent}
-        record = _train(plan, request, own, before, spent, measured, log)
-    weights = Checkpoint(own / WEIGHTS, record.checkpoint)
-    trained = Trained(owner, member, folder, layout, weights, plan.tokenizer, request.files)
-    _conclude(trained, plan.tokenizer_sha256, record, write if last else _write_nothing, log)
-    for done in (CHECKPOINT, START):
-        (own / done).unlink(missing_ok=True)
+        parts = subject.spent
+        spent = {"prepare": time.monotonic() - begin - sum(parts.values()), **parts}
+        record = _train(plan, request, training, before, spent, has_peak, log)
+    lock = folder / ".training.lock"
+    with locked(lock, _LOCK_S, waiting=lambda: log(f"{folder}: another training writes its files")):
+        if not _has_content(plan.tokenizer, plan.tokenizer_sha256):
+            raise InvalidInput(
+                f"{plan.tokenizer} was changed during the training: put back the file of SHA-256"
+                f" {plan.tokenizer_sha256} and run the same command again, which has nothing left to train",
+                where="--tokenizer",
+            )
+        write_record(folder / TRAINING, record)
+        if last:
+            weights = Checkpoint(training / WEIGHTS, record.checkpoint)
+            write(Trained(owner, member, folder, layout, weights, plan.tokenizer, request.files), log)
+    for name in (CHECKPOINT, START):
+        (training / name).unlink(missing_ok=True)
     return record
 
 
 def before_first(kind: str, history: Sequence[MemberTraining]) -> tuple[MemberTraining, ...]:
     """Returns the trainings before the first of a kind, all if there is none, which one of this kind continues."""
-    return tuple(takewhile(lambda each: each.kind != kind, history))
+    return tuple(takewhile(lambda training: training.kind != kind, history))
 
 
 def names_of(trainings: Iterable[MemberTraining]) -> set[str]:
     """Returns names and kinds of trainings, by which later stages name them."""
-    return {name for each in trainings for name in (each.kind, each.name) if name}
-
-
-def _started(member: MemberToTrain, origin: str) -> MemberToTrain:
-    """Returns a member that starts from the earlier training called `origin`; from the last one if that is empty."""
-    if not origin:
-        return member
-    if (start := member.named(origin)) is None:
-        raise UnknownName("earlier stage", origin, names_of(member.before), where="from")
-    return replace(member, start=start)
+    return {name for training in trainings for name in (training.kind, training.name) if name}
 
 
 def _train(
     plan: TrainingPlan,
     request: TrainingRequest,
-    own: Path,
+    folder: Path,
     before: tuple[MemberTraining, ...],
-    spent: Mapping[str, float],
-    measured: bool,
+    spent: dict[str, float],
+    has_peak: bool,
     log: Log,
 ) -> MemberTraining:
-    """Trains by a plan; `spent`: seconds of its preparation, `measured`: whether peak memory counts from there."""
+    """Trains by a plan in the training's folder; returns its record.
+
+    Args:
+        plan: of the training.
+        request: that it is of.
+        folder: of the training.
+        before: earlier trainings.
+        spent: seconds of its preparation.
+        has_peak: whether the peak memory of this process counts from the beginning of the preparation.
+        log: takes one line at a time.
+    """
     workers = 1 if isinstance(plan, GivenWeights) else request.workers or max(1, torch.cuda.device_count())
     if workers > plan.most_workers:
         raise InvalidInput(
@@ -369,24 +385,17 @@ def _train(
             " or take fewer workers",
             where="--workers",
         )
-    own.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    weights, start = plan.start(own, log)
-    spent = {**spent, "prepare": spent["prepare"] + time.monotonic() - begin}
-    prepare_memory_mb = _peak_memory_mb(torch.device("cpu")) if measured else None
-    spec = {
-        "plan": [type(plan).__module__, type(plan).__qualname__, plan.model_dump(mode="json")],
-        "start": None if weights is None else str(weights),
-        "key": plan.key,
-        "folder": str(own),
-        "lock": str(host_lock_folder()),
-        "threads": max(1, len(os.sched_getaffinity(0)) // workers),
-        "checkpoint_s": request.checkpoint_s,
-    }
-    outcome = run_workers(spec, workers, log)
-    outcome["spent"] = {**spent, **outcome["spent"]}
+    weights, start = plan.start(folder, log)
+    spent["prepare"] += time.monotonic() - begin
+    prepare_memory_mb = _peak_memory_mb(torch.device("cpu")) if has_peak else None
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    work = Work(plan, weights, folder, threads, host_lock_folder(), request.checkpoint_s)
+    outcome = run_workers(work, workers, log)
+    outcome["spent"] = spent | outcome["spent"]
     return MemberTraining(
-        checkpoint=sha256_of(own / WEIGHTS),
+        checkpoint=sha256_of(folder / WEIGHTS),
         config={"key": plan.key, **plan.config(), "workers": workers},
         start=start,
         prepare_memory_mb=prepare_memory_mb,
@@ -397,27 +406,12 @@ def _train(
     )
 
 
-def _conclude(trained: Trained, tokenizer_sha256: str, record: MemberTraining, write: WriteFiles, log: Log) -> None:
-    """Writes the record, then the files, under the lock of the member's trainings."""
-    folder, tokenizer = trained.folder, trained.tokenizer
-    lock = folder / ".training.lock"
-    with locked(lock, _LOCK_S, waiting=lambda: log(f"{folder}: another training writes its files")):
-        if not _has_content(tokenizer, tokenizer_sha256):
-            raise InvalidInput(
-                f"{tokenizer} was changed during the training: put back the file of SHA-256 {tokenizer_sha256} and run"
-                " the same command again, which has nothing left to train",
-                where="--tokenizer",
-            )
-        write_record(folder / TRAINING, record)
-        write(trained, log)
-
-
-def _folder_of(member: Path, key: str) -> Path:
+def _training_folder(member: Path, key: str) -> Path:
     return member / "training" / key[:12]
 
 
 def _checked_weights(member: Path, record: MemberTraining) -> Path:
-    weights = _folder_of(member, record.config["key"]) / WEIGHTS
+    weights = _training_folder(member, record.config["key"]) / WEIGHTS
     if not _has_content(weights, record.checkpoint):
         raise InvalidInput(
             f"{weights} is not what the training wrote: put it back, or remove {member / TRAINING} to train again"
@@ -429,11 +423,32 @@ def _has_content(path: Path, sha256: str) -> bool:
     return path.is_file() and sha256_of(path) == sha256
 
 
-def run_workers(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Work:
+    """What each worker process of a training gets.
+
+    Args:
+        plan: of the training.
+        start: checkpoint with the start weights; None: random ones.
+        folder: of the training.
+        threads: of each worker.
+        lock_folder: of the lock by which measurements on this host wait for trainings.
+        checkpoint_s: least seconds between checkpoints.
+    """
+
+    plan: TrainingPlan
+    start: Path | None
+    folder: Path
+    threads: int
+    lock_folder: Path
+    checkpoint_s: float
+
+
+def run_workers(work: Work, workers: int, log: Log) -> dict[str, Any]:
     """Runs the workers to their end; returns the report of worker 0.
 
     Args:
-        spec: JSON for each of them; see `_train`.
+        work: of each.
         workers: number of processes.
         log: takes one line at a time.
 
@@ -441,16 +456,19 @@ def run_workers(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, An
         CandidateFailed: the loss is not finite.
         InfrastructureFailed: a worker died, or another process runs this training.
     """
-    own = Path(spec["folder"])
-    (own / _OUTCOME).unlink(missing_ok=True)
-    gpu = torch.cuda.is_available()
-    with RayCompute(workers), _followed(own / _LOG, log), tempfile.TemporaryDirectory(prefix="hilnas-ray-") as scratch:
+    folder, gpu = work.folder, torch.cuda.is_available()
+    (folder / _OUTCOME).unlink(missing_ok=True)
+    with (
+        RayCompute(workers),
+        _followed(folder / _LOG, log),
+        tempfile.TemporaryDirectory(prefix="hilnas-ray-") as scratch,
+    ):
         from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
         from ray.train.torch import TorchConfig, TorchTrainer
 
         trainer = TorchTrainer(
-            _work,
-            train_loop_config=dict(spec),
+            _worker_process,
+            train_loop_config={"work": work},
             torch_config=TorchConfig(timeout_s=_COLLECTIVE_S),
             scaling_config=ScalingConfig(
                 num_workers=workers, use_gpu=gpu, resources_per_worker={"CPU": 1} | ({"GPU": 1} if gpu else {})
@@ -460,25 +478,25 @@ def run_workers(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, An
         try:
             trainer.fit()
         except TrainingFailedError as error:
-            raise _failure(own) or InfrastructureFailed(f"training stopped: {_last_line(error)}") from error
-    found: dict[str, Any] = json.loads((own / _OUTCOME).read_text())
-    return found
+            raise _failure(folder) or InfrastructureFailed(f"training stopped: {_last_line(error)}") from error
+    outcome: dict[str, Any] = json.loads((folder / _OUTCOME).read_text())
+    return outcome
 
 
-def _work(spec: Mapping[str, Any]) -> None:
+def _worker_process(config: Mapping[str, Work]) -> None:
     """Runs `run_plan` in a worker process. Errors are reported through a file, as Ray keeps only their text."""
     from ray.train import get_context
     from ray.train.torch import get_device
 
     rank, world = get_context().get_world_rank(), get_context().get_world_size()
-    own = Path(spec["folder"])
-    torch.set_num_threads(spec["threads"])
+    work = config["work"]
+    torch.set_num_threads(work.threads)
     # Workers of a killed command may run for a few more seconds, so worker 0 takes a lock.
-    alone = nullcontext() if rank else locked(own / "lock")
+    alone = nullcontext() if rank else locked(work.folder / "lock")
     try:
         with (
-            HostLock(Path(spec["lock"])).shared() as hold,
-            (own / _LOG).open("a", encoding="utf-8") as file,
+            HostLock(work.lock_folder).shared() as hold,
+            (work.folder / _LOG).open("a", encoding="utf-8") as file,
             alone,
         ):
 
@@ -486,28 +504,28 @@ def _work(spec: Mapping[str, Any]) -> None:
                 if not rank:
                     print(line, file=file, flush=True)
 
-            run_plan(spec, Worker(get_device(), log, hold.yield_if_wanted, rank, world))
+            run_plan(work, Worker(get_device(), log, hold.yield_if_wanted, rank, world))
     except NasError as error:
         failure = {"failed": type(error).__name__, "message": str(error)}
-        write_durably(own / _OUTCOME, json.dumps(failure).encode())
+        write_durably(work.folder / _OUTCOME, json.dumps(failure).encode())
         raise
 
 
-def run_plan(spec: Mapping[str, Any], worker: Worker) -> None:
-    """Runs the part of one worker; worker 0 writes weights and outcome."""
-    own = Path(spec["folder"])
+def run_plan(work: Work, worker: Worker) -> dict[str, Any]:
+    """Runs the part of one worker; worker 0 writes weights and outcome, and returns the outcome."""
+    plan, folder = work.plan, work.folder
     if not worker.rank:
-        _remove_partial_files(own)
-    module, name, fields = spec["plan"]
-    plan: TrainingPlan = getattr(importlib.import_module(module), name).model_validate(fields)
-    peak_known = _reset_peak_memory(worker.device)
+        # Partly written files of killed workers may take gigabytes.
+        for partial in (*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f".{WEIGHTS}.*")):
+            partial.unlink()
+    has_peak = _reset_peak_memory(worker.device)
     model = Model(Layout.from_json(plan.layout), plan.seed)
-    if spec["start"] is not None:
-        load_weights(model, Path(spec["start"]))
-    state, tokens = train_plan(plan, model, own, spec["key"], worker, spec["checkpoint_s"])
+    if work.start is not None:
+        load_weights(model, work.start)
+    state, tokens = train_plan(plan, model, folder, worker, work.checkpoint_s)
     if worker.rank:
-        return
-    save_weights(model, own / WEIGHTS)
+        return {}
+    save_weights(model, folder / WEIGHTS)
     begin = time.monotonic()
     with torch.no_grad(), _precision(worker.device):
         held_out = plan.scores(model.eval(), worker)
@@ -518,28 +536,28 @@ def run_plan(spec: Mapping[str, Any], worker: Worker) -> None:
         "curve": thinned(state.losses, _CURVE_POINTS),
         "seconds": state.seconds,
         "spent": {"train": state.seconds, "score": time.monotonic() - begin},
-        "peak_memory_mb": _peak_memory_mb(worker.device) if peak_known else None,
+        "peak_memory_mb": _peak_memory_mb(worker.device) if has_peak else None,
         "device": worker.describe(),
     }
-    write_durably(own / _OUTCOME, json.dumps(outcome).encode())
+    write_durably(folder / _OUTCOME, json.dumps(outcome).encode())
+    return outcome
 
 
 def train_plan(
-    plan: TrainingPlan, model: Model, own: Path, key: str, worker: Worker, checkpoint_s: float = 60.0
+    plan: TrainingPlan, model: Model, folder: Path, worker: Worker, checkpoint_s: float = 60.0
 ) -> tuple[TrainingState, int]:
     """Trains `model` through the stages of `plan`, resuming from its checkpoint; returns the state and all tokens.
 
     Args:
         plan: of the training.
         model: with start values; holds the result afterwards.
-        own: folder of the training.
-        key: of the training.
+        folder: of the training.
         worker: this process.
         checkpoint_s: least seconds between checkpoints.
     """
-    stages = plan.stages(worker)
+    key, stages = plan.key, plan.stages(worker)
     state = TrainingState(model.to(worker.device), plan.optimiser(), sum(stage.steps for stage in stages))
-    checkpoint = TrainingCheckpoint(own / CHECKPOINT, {"key": key}, checkpoint_s)
+    checkpoint = TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)
     fit(state, stages, [checkpoint], worker, name=key[:12], precision=lambda: _precision(worker.device))
     return state, sum(stage.steps * stage.tokens for stage in stages)
 
@@ -571,22 +589,15 @@ def _precision(device: torch.device) -> AbstractContextManager[object]:
     return precision_of(device, "bfloat16" if device.type == "cuda" else "float32")
 
 
-def _remove_partial_files(own: Path) -> None:
-    """Removes partly written checkpoints and results of killed workers, each of which may take gigabytes."""
-    for name in (CHECKPOINT, WEIGHTS):
-        for path in own.glob(f".{name}.*"):
-            path.unlink()
-
-
-def _failure(own: Path) -> NasError | None:
+def _failure(folder: Path) -> NasError | None:
     """Returns the error that a worker reported."""
     try:
-        found = json.loads((own / _OUTCOME).read_text())
+        outcome = json.loads((folder / _OUTCOME).read_text())
     except FileNotFoundError:
         return None
-    if found.get("failed") == CandidateFailed.__name__:
-        return CandidateFailed("diverged", found["message"])
-    return InfrastructureFailed(found["message"]) if "failed" in found else None
+    if outcome.get("failed") == CandidateFailed.__name__:
+        return CandidateFailed("diverged", outcome["message"])
+    return InfrastructureFailed(outcome["message"]) if "failed" in outcome else None
 
 
 @contextmanager

@@ -22,11 +22,13 @@ from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.family import PRETRAININGS
 from nas.core.layout import Layout
+from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Log, Stage, Worker
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
-from nas.train.pretrain.data import MIN_HELD_OUT, StoredIds, Tokens, Vocabulary, open_tokens, read_sources, tokenise
+from nas.model.text.documents import read_sources
+from nas.train.pretrain.data import MIN_HELD_OUT, StoredIds, Tokens, Vocabulary, open_tokens, tokenise
 from nas.train.pretrain.grow import grow_checkpoint
 from nas.train.pretrain.loss import Distilled, pretraining_loss
 from nas.train.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest
@@ -37,6 +39,7 @@ ALL = "all"
 _TOKENS_AT_ONCE = (4096, 32768)
 """Most tokens of a forward pass, on a CPU and on an accelerator; the gradients of a step's passes are accumulated."""
 _LOGITS_AT_ONCE = 1 << 24
+"""Most logits whose loss is computed together."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -64,9 +67,8 @@ class PretrainingRequest(TrainingRequest):
     only: Part | None = None
 
     def plan(self, member: MemberToTrain, log: Log) -> Pretraining:
-        """See `TrainingRequest`."""
         layout, continues = member.layout, bool(member.before) and self.start is None
-        seen = sum(each.tokens for each in member.before if each.kind in PRETRAININGS)
+        seen = sum(training.tokens for training in member.before if training.kind in PRETRAININGS)
         recipe, reasons = complete(self.settings, layout, only=self.only, seen=seen)
         for reason in reasons:
             log(f"{reason.what}: {reason.value} ({reason.reason})")
@@ -82,13 +84,10 @@ class PretrainingRequest(TrainingRequest):
             recipe=recipe,
             corpus=tuple(map(str, self.corpus)),
             sources=tuple(tuple((source.name, source.key) for source in sources) for sources in stages),
-            teacher=None if self.teacher is None else self.teacher.resolve(),
-            teacher_sha256=None if self.teacher is None else sha256_of(self.teacher),
-            small=self.start,
+            teacher=_checkpoint(self.teacher),
+            small=_checkpoint(self.start),
             small_layout=None if self.start is None else _unnamed_layout(self.start, self.start_layout),
-            small_sha256=None if self.start is None else sha256_of(self.start),
-            weights=member.weights() if continues else None,
-            weights_sha256=member.origin.checkpoint if continues else None,
+            weights=Checkpoint(member.weights(), member.origin.checkpoint) if continues else None,
         )
 
 
@@ -100,95 +99,98 @@ class LongRequest(PretrainingRequest):
 
     only: Part | None = "long"
 
-    def check(self, known: Collection[str]) -> None:
-        """See `TrainingRequest`."""
-        super().check(known)
-        if not known:
+    def check(self, stages: Collection[str]) -> None:
+        super().check(stages)
+        if not stages:
             raise InvalidInput("a stage `long` continues a training; none comes before", where=self.kind)
 
 
-def _unnamed_layout(start: Path, given: Layout | None) -> str | None:
-    """Returns the layout of start weights; None if their file names it.
+def _checkpoint(path: Path | None) -> Checkpoint | None:
+    return None if path is None else Checkpoint(path.resolve(), sha256_of(path))
+
+
+def _unnamed_layout(start: Path, option: Layout | None) -> str | None:
+    """Returns the layout of start weights, which `option` names; None if their file names it.
 
     Raises:
-        InvalidInput: the file names another layout than `given`, or none if `given` is None.
+        InvalidInput: the file names another layout than `option`, or neither names one.
     """
     try:
         named = checkpoint_layout(start)
     except InvalidInput:
-        if given is None:
+        if option is None:
             raise
-        return given.format()
-    if given not in (None, named):
+        return option.format()
+    if option not in (None, named):
         raise InvalidInput(f"{start} holds weights of {named}", where="--start-layout")
     return None
 
 
 class Pretraining(TrainingPlan):
-    """Plan of a pre-training: the stages of a recipe, on text."""
+    """Plan of a pre-training: the stages of a recipe, on text.
+
+    Args:
+        recipe: complete.
+        corpus: as the user wrote it, for the record.
+        sources: name of each source of each stage, and the key of its tokens.
+        teacher: to distil from.
+        small: weights of a smaller model to grow from.
+        small_layout: of `small`, if its file names none.
+        weights: to continue; with neither these nor `small`, start weights are random.
+    """
 
     recipe: Recipe
     corpus: tuple[str, ...]
     sources: tuple[tuple[tuple[str, str], ...], ...]
-    """(name, key of its tokens) of the sources of each stage."""
-    teacher: Path | None
-    teacher_sha256: str | None
-    small: Path | None
+    teacher: Checkpoint | None
+    small: Checkpoint | None
     small_layout: str | None
-    small_sha256: str | None
-    weights: Path | None
-    weights_sha256: str | None
+    weights: Checkpoint | None
 
     def key_inputs(self) -> dict[str, Any]:
-        """See `TrainingPlan`."""
         return {
             # Without the paths of corpora, whose content is in the keys of the sources.
             "recipe": self.recipe.model_dump(mode="json", exclude={"stages": {"__all__": {"corpus"}}}),
             "corpus": [[key for _, key in sources] for sources in self.sources],
-            "teacher": self.teacher_sha256,
-            "start": self._begin if self.small is None else f"grown:{self.small_sha256}",
-            **({} if self.small_layout is None else {"start_layout": self.small_layout}),
+            "teacher": self.teacher and self.teacher.sha256,
+            "start": self._begin if self.small is None else f"grown:{self.small.sha256}",
+            "start_layout": self.small_layout,
         }
 
     def config(self) -> dict[str, Any]:
-        """See `TrainingPlan`."""
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             "corpus": list(self.corpus),
             "tokenizer": self.tokenizer_sha256,
-            "teacher": self.teacher_sha256,
+            "teacher": self.teacher and self.teacher.sha256,
         }
 
     @property
     def most_workers(self) -> int:
-        """See `TrainingPlan`."""
         return min(map(self.recipe.sequences, self.recipe.stages))
 
-    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
-        """See `TrainingPlan`."""
+    def start(self, folder: Path, log: Log) -> tuple[Path | None, str]:
         if self.small is None:
-            return self.weights, self._begin
+            return None if self.weights is None else self.weights.path, self._begin
         small_layout = None if self.small_layout is None else Layout.parse(self.small_layout)
-        model, growth = grow_checkpoint(self.small, small_layout, Layout.from_json(self.layout), self.seed)
-        log(f"grown from {self.small}: {growth.describe()}")
-        save_weights(model, own / START)
-        return own / START, f"grown from {self.small.name}, {growth.describe()}"
+        model, growth = grow_checkpoint(self.small.path, small_layout, Layout.from_json(self.layout), self.seed)
+        log(f"grown from {self.small.path}: {growth.describe()}")
+        save_weights(model, folder / START)
+        return folder / START, f"grown from {self.small.path.name}, {growth.describe()}"
 
     @property
     def _begin(self) -> str:
-        return f"random:{self.seed}" if self.weights is None else f"checkpoint:{self.weights_sha256}"
+        return f"random:{self.seed}" if self.weights is None else self.weights.describe()
 
     def optimiser(self) -> Optimiser:
-        """See `TrainingPlan`."""
         recipe = self.recipe
         return Optimiser(recipe.weight_decay, recipe.clip, recipe.balance_rate, recipe.betas, recipe.eps)
 
     def stages(self, worker: Worker) -> list[Stage]:
-        """See `TrainingPlan`."""
         distilled = None
         if self.teacher is not None:
-            teacher = Model(checkpoint_layout(self.teacher), None)
-            load_weights(teacher, self.teacher)
+            teacher = Model(checkpoint_layout(self.teacher.path), None)
+            load_weights(teacher, self.teacher.path)
             settings = self.recipe.distillation
             distilled = Distilled(teacher.to(worker.device).eval(), settings.weight, settings.temperature, settings.k)
         return [
@@ -268,12 +270,11 @@ class Packed:
     def _read(self, start: int) -> NDArray[np.integer]:
         """Returns `length` + 1 ids from `start` on, across the ends of sources."""
         end = start + self.length + 1
-        found = []
-        for part, base in zip(self._parts, self._starts, strict=False):
-            piece = part[max(0, start - base) : max(0, end - base)]
-            if len(piece):
-                found.append(piece)
-        return np.concatenate(found)
+        pieces = [
+            part[max(0, start - base) : max(0, end - base)]
+            for part, base in zip(self._parts, self._starts, strict=False)
+        ]
+        return np.concatenate([piece for piece in pieces if len(piece)])
 
 
 def held_out_windows(tokens: StoredIds, length: int) -> Iterator[Pair]:
@@ -314,15 +315,17 @@ def _packed(recipe: Recipe, number: int, sources: Sequence[Tokens]) -> Packed:
 
 def _tokenised(recipe: Recipe, corpus: Sequence[Path], vocabulary: Vocabulary) -> list[list[Tokens]]:
     """Returns the sources of every stage. All paths are split together: no stage trains on held-out text of another."""
-    wanted = [[Path(each) for each in stage.corpus] or list(corpus) for stage in recipe.stages]
-    named: dict[Path, Path] = {}
-    for path in (path for stage in wanted for path in stage):
-        named.setdefault(path.resolve(), path)  # stages may name one folder in two ways
-    sources = zip(named, read_sources(list(named.values()), recipe.held_out), strict=True)
-    made = {path: tokenise(source, vocabulary, recipe.fim, recipe.seed, recipe.eval_bytes) for path, source in sources}
-    stages = [[made[path.resolve()] for path in stage] for stage in wanted]
-    for number, each in enumerate(stages):
-        _packed(recipe, number, each)  # raises now if a stage lacks text, not after the earlier stages
+    paths = [[Path(path) for path in stage.corpus] or list(corpus) for stage in recipe.stages]
+    by_place: dict[Path, Path] = {}
+    for path in (path for stage in paths for path in stage):
+        by_place.setdefault(path.resolve(), path)  # stages may name one folder in two ways
+    sources = zip(by_place, read_sources(list(by_place.values()), recipe.held_out), strict=True)
+    tokens = {
+        path: tokenise(source, vocabulary, recipe.fim, recipe.seed, recipe.eval_bytes) for path, source in sources
+    }
+    stages = [[tokens[path.resolve()] for path in stage] for stage in paths]
+    for number, stage_tokens in enumerate(stages):
+        _packed(recipe, number, stage_tokens)  # raises now if a stage lacks text, not after the earlier stages
     return stages
 
 

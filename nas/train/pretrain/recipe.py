@@ -16,15 +16,19 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nas.core.errors import InvalidInput
-from nas.core.family import Decision
+from nas.core.family import BuildDecision
 from nas.core.layout import Layout
+from nas.model.text.documents import HELD_OUT
 from nas.search.spaces.problems import read_model
 
 REPORT_LENGTHS = (4096, 32768)
+"""Tokens of a sequence in the report's two stages."""
 REPORT_LONG_SHARE = 1 / 11
-"""1T of 11T tokens."""
+"""Share of the second stage: 1T of 11T tokens."""
 _LEAST_SEQUENCES = 8
+"""Of a step, below which default lengths are shortened."""
 _SHORTEST = 128
+"""Tokens of the shortest default sequence."""
 _BY_COMPUTE = "by compute (DeepSeek LLM 2024, equation 1); the report publishes none"
 
 Part = Literal["pretrain", "long"]
@@ -55,9 +59,14 @@ class Schedule(_Config):
     def factor(self, step: int, steps: int) -> float:
         """Returns the rate of a step of the stage, from 0, as a factor on `lr`."""
         return self.peak * wsdc(
-            step, steps, warmup=self.warmup, decay=self.decay, constant=self.constant, final=self.final,
+            step,
+            steps,
+            warmup=self.warmup,
+            decay=self.decay,
+            constant=self.constant,
+            final=self.final,
             shape=self.shape,
-        )  # fmt: skip
+        )
 
 
 class StageConfig(_Config):
@@ -95,7 +104,7 @@ class _Common(_Config):
     balance_rate: float = Field(1e-3, ge=0, description="step of the experts' bias: DeepSeek-V3's")
     distillation: Distillation = Distillation()
     fim: Fim | None = Field(None, description="{} for the report's; null: none")
-    held_out: float = Field(0.05, gt=0, lt=0.5, description="share of each source's bytes that is never trained on")
+    held_out: float = Field(HELD_OUT, gt=0, lt=0.5, description="share of each source's bytes that is never trained on")
     eval_bytes: int = Field(1 << 20, ge=1024, description="most held-out bytes scored per source")
     seed: int = Field(0, ge=0)
 
@@ -146,7 +155,7 @@ def read_settings(path: Path) -> Settings:
     if settings.stages is None:
         return settings
     stages = [
-        stage.model_copy(update={"corpus": tuple(str(path.parent / each) for each in stage.corpus)})
+        stage.model_copy(update={"corpus": tuple(str(path.parent / entry) for entry in stage.corpus)})
         for stage in settings.stages
     ]
     return settings.model_copy(update={"stages": tuple(stages)})
@@ -154,7 +163,7 @@ def read_settings(path: Path) -> Settings:
 
 def complete(
     settings: Settings, layout: Layout, *, only: Part | None = None, seen: int = 0
-) -> tuple[Recipe, tuple[Decision, ...]]:
+) -> tuple[Recipe, tuple[BuildDecision, ...]]:
     """Returns the complete recipe for `layout`, and a decision for each value that the settings leave out.
 
     Args:
@@ -167,14 +176,16 @@ def complete(
     before = (seen or _tokens_of(layout)) if only == "long" else 0
     if tokens is None and before:
         tokens = max(1, round(before * REPORT_LONG_SHARE / (1 - REPORT_LONG_SHARE)))
-        reasons.append(Decision(what="tokens", value=f"{tokens:,}", reason=f"the report's share, after {before:,}"))
+        reasons.append(
+            BuildDecision(what="tokens", value=f"{tokens:,}", reason=f"the report's share, after {before:,}")
+        )
     if tokens is None:
         tokens = _tokens_of(layout)
         reasons.append(
-            Decision(
+            BuildDecision(
                 what="tokens",
                 value=f"{tokens:,}",
-                reason="20 per active weight (Hoffmann et al. 2022); the report's 11T are for who has the machines",
+                reason="20 per active weight (Hoffmann et al. 2022); the report's 11T take many machines",
             )
         )
     # 6 FLOPs per weight and token; the output head works on every token, the lookup of a row on none.
@@ -182,10 +193,10 @@ def complete(
     lr, batch = settings.lr, settings.batch_tokens
     if lr is None:
         lr = float(f"{0.3118 * compute**-0.125:.3g}")
-        reasons.append(Decision(what="lr", value=f"{lr:g}", reason=_BY_COMPUTE))
+        reasons.append(BuildDecision(what="lr", value=f"{lr:g}", reason=_BY_COMPUTE))
     if batch is None:
         batch = max(1, min(round(0.2920 * compute**0.3271), tokens))
-        reasons.append(Decision(what="batch_tokens", value=f"{batch:,}", reason=_BY_COMPUTE))
+        reasons.append(BuildDecision(what="batch_tokens", value=f"{batch:,}", reason=_BY_COMPUTE))
     stages = settings.stages
     if stages is None:
         stages, reason = _stages(batch)
@@ -194,7 +205,7 @@ def complete(
             schedule = Schedule(warmup=0.01, decay=0.99 if only == "long" else 0.0)
             stages = (stages[only == "long"].model_copy(update={"share": 1.0, "schedule": schedule}),)
         lengths = " and ".join(f"{stage.length:,}" for stage in stages)
-        reasons.append(Decision(what="stages", value=f"{lengths} tokens a sequence", reason=reason))
+        reasons.append(BuildDecision(what="stages", value=f"{lengths} tokens a sequence", reason=reason))
     common = settings.model_dump(include=set(_Common.model_fields))
     return Recipe(**common, tokens=tokens, lr=lr, batch_tokens=batch, stages=stages), tuple(reasons)
 
@@ -248,11 +259,11 @@ def wsdc(
     if fallen > falling:
         return final
     if fallen > 0:
-        return final + (1 - final) * _left(fallen / falling, final, shape)
+        return final + (1 - final) * _remaining(fallen / falling, final, shape)
     return (step + 1) / rising if step < rising else 1.0
 
 
-def _left(done: float, final: float, shape: Shape) -> float:
+def _remaining(done: float, final: float, shape: Shape) -> float:
     """Returns the remaining share of the fall after the share `done` of the decay: 1 at 0, 0 at 1."""
     match shape:
         case "linear":

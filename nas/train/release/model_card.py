@@ -8,8 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from nas.core.canonical import content_hash
-from nas.core.family import Figure, Measured, MemberEvaluation, MemberFile, MemberFiles
+from nas.core.family import MeasuredModel, MemberEvaluation, MemberFile, MemberFiles, RecordedFigure
 from nas.core.layout import Layout
+from nas.core.metrics import METRICS
 from nas.core.units import show_count
 from nas.measure.runtimes.llama_cpp.source import COMMIT
 from nas.measure.runtimes.writing import hashed, replacing
@@ -25,12 +26,6 @@ _LEAST_LLAMA_CPP = {"lfm2moe": "b6709"}
 _LLAMA_CPP = "b6000"
 """A release that has the architectures and the pre-tokenizer of the files. Windows and separate output tables came to
 them later: with those, the card names the commit that the files are tested with."""
-_UNITS = {
-    "prefill_tps": "prefill, tokens/s",
-    "decode_tps": "decode, tokens/s",
-    "ttft_ms": "time to first token, ms",
-    "peak_rss_mb": "peak memory, MB",
-}
 
 
 def card_key(text: str) -> str:
@@ -102,11 +97,11 @@ def _what(layout: Layout, files: MemberFiles) -> str:
     return "A language model whose architecture hilnas found.\n\n" + _table(("", ""), rows)
 
 
-def _measured(measured: Sequence[Measured]) -> str:
+def _measured(measured: Sequence[MeasuredModel]) -> str:
     if not measured:
         return "Nothing was measured yet."
     rows = [
-        (_where(one), _UNITS[figure.metric], f"{figure.prompt:,}", _value(figure))
+        (_where(one), METRICS[figure.metric].title, f"{figure.prompt:,}", _value(figure))
         for one in measured
         for figure in one.figures
     ]
@@ -119,11 +114,11 @@ def _evaluated(evaluation: MemberEvaluation) -> str:
     return "\n\n".join((*evaluation.notes, _table(evaluation.head, evaluation.rows)))
 
 
-def _where(one: Measured) -> str:
+def _where(one: MeasuredModel) -> str:
     return f"{one.device}, {one.runtime} {one.quantisation}, {one.threads} threads"
 
 
-def _value(figure: Figure) -> str:
+def _value(figure: RecordedFigure) -> str:
     if figure.value is None:
         return f"none: {figure.reason}"
     interval = f" [{figure.ci95[0]:.4g}, {figure.ci95[1]:.4g}]" if figure.ci95 else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.family import Family, Measured, Member, MemberFiles
+from nas.core.family import Family, MeasuredModel, Member, MemberFiles
 from nas.train.release.tokenizer import MemberTokenizer
 
 Dtype = Literal["float16", "bfloat16", "float32"]
@@ -50,7 +50,7 @@ class FileOptions:
     context: int = DEFAULT_CONTEXT
     shard_bytes: int = 50 * 10**9
     license: str | None = None
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[MeasuredModel, ...] = ()
     budgets: Mapping[str, str] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
 

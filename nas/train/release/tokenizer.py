@@ -14,12 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, processors
 
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Purpose, Vocabulary
+from nas.model.text.bpe import BYTES, assembled, byte_letters
 
 PAD = "<|pad|>"
 BOS = "<|startoftext|>"
@@ -46,13 +47,8 @@ SPECIAL = (
 )
 PRE_TOKENIZER = "lfm2"
 """llama.cpp's name of how text is split, and of asking the vocabulary for whole words first."""
-BYTES = 256
 LEAST = BYTES + len(SPECIAL)
 
-_PATTERN = (
-    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _RESERVED = "<|reserved_"
 _PURPOSES: Mapping[Purpose, str] = {
     "bos": BOS,
@@ -215,19 +211,6 @@ def byte_tokenizer(vocab: int) -> MemberTokenizer:
     return MemberTokenizer(finished(tokenizer, ids if special else {}))
 
 
-def assembled(model: models.BPE) -> Tokenizer:
-    """Returns a tokenizer of `model` with the pre-tokenizer and decoder of all our tokenizers."""
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_PATTERN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
 def finished(tokenizer: Tokenizer, ids: Mapping[str, int]) -> bytes:
     """Returns the tokenizer.json; every text begins with the beginning-of-sequence token if there is one."""
     if BOS in ids:
@@ -240,13 +223,6 @@ def finished(tokenizer: Tokenizer, ids: Mapping[str, int]) -> bytes:
 def filled_up(ids: Mapping[str, int], vocab: int) -> dict[str, int]:
     """Adds reserved tokens up to `vocab`; no merge produces them, so no text does."""
     return dict(ids) | {f"{_RESERVED}{i}|>": i for i in range(len(ids), vocab)}
-
-
-def byte_letters() -> list[str]:
-    """Returns the letters that represent bytes, by byte (GPT-2's `bytes_to_unicode`)."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    moved = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(moved)) for byte in range(BYTES)]
 
 
 def read_tokenizer(path: Path) -> MemberTokenizer:

@@ -20,9 +20,9 @@ from nas.core.durable import locked
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError, Unsupported
 from nas.core.family import (
     FAMILY,
-    Decision,
+    BuildDecision,
     Family,
-    Measured,
+    MeasuredModel,
     Member,
     Source,
     family_folder,
@@ -43,6 +43,7 @@ from nas.train.scaling.source import HELD, PER_TOKEN, Criteria, Measurements, Or
 
 Log = Callable[[str], None]
 _LOCK_S = 5.0
+"""Longest wait for another process that builds the same family."""
 
 
 class FilesWriter(Protocol):
@@ -110,8 +111,8 @@ def build(options: BuildOptions, log: Log) -> Family:
     origin = _origin(options)
     shapes = _shapes(options, origin)  # before any file is written
     if options.files is not None:
-        for some in shapes.values():
-            options.files.check(some[0].layout)
+        for nearest, *_ in shapes.values():
+            options.files.check(nearest.layout)
     folder = family_folder(options.name)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "build.lock", _LOCK_S):
@@ -123,7 +124,7 @@ def build(options: BuildOptions, log: Log) -> Family:
         return _built(options, origin, family, shapes, folder, log)
 
 
-def plan(options: BuildOptions) -> list[tuple[Size, list[ScaledLayout]]]:
+def candidates_of(options: BuildOptions) -> list[tuple[Size, list[ScaledLayout]]]:
     """Returns the candidates of each size.
 
     Raises:
@@ -140,27 +141,26 @@ def size_candidates(origin: Origin, size: Size, vocab: int | None, number: int) 
         Unsupported: the runtimes support no such shape.
     """
     parent, space = origin.pattern.parent.layout, origin.criteria.space
-    made = candidates(parent, size, vocab or parent.vocab)
-    verdicts = [_verdicts(space, each.layout) for each in made]
-    stock = [each for each, found in zip(made, verdicts, strict=True) if found == {"stock"}]
-    carried = [each for each, found in zip(made, verdicts, strict=True) if "no" not in found]
+    shapes = [(scaled, _verdicts(space, scaled.layout)) for scaled in candidates(parent, size, vocab or parent.vocab)]
+    stock = [scaled for scaled, verdicts in shapes if verdicts == {"stock"}]
+    carried = [scaled for scaled, verdicts in shapes if "no" not in verdicts]
     if not carried:
         reasons = "; ".join(
             f"{spec.name}: {reason}"
             for spec in space.runtimes
-            for reason in known_runtime(spec).supports(made[0].layout).reasons
+            for reason in known_runtime(spec).supports(shapes[0][0].layout).reasons
         )
-        raise Unsupported(f"{size.name}: no runtime carries {made[0].layout}: {reasons}", where="--runtime")
+        raise Unsupported(f"{size.name}: no runtime carries {shapes[0][0].layout}: {reasons}", where="--runtime")
     return (stock or carried)[:number]
 
 
 def _verdicts(space: SearchSpace, layout: Layout) -> set[str]:
     """Returns which of stock, patched and no the runtimes give; patched is no where the space requires stock builds."""
-    found: set[str] = set()
+    verdicts: set[str] = set()
     for spec in space.runtimes:
         verdict = known_runtime(spec).supports(layout).verdict
-        found.add("no" if verdict == "patched" and spec.build == "stock" else verdict)
-    return found
+        verdicts.add("no" if verdict == "patched" and spec.build == "stock" else verdict)
+    return verdicts
 
 
 @dataclass
@@ -190,7 +190,7 @@ class SizeSearch:
         results = self._results(size, shapes)
         choice = choose(results, criteria.limits() if self.measurer else criteria.computed_limits())
         chosen = results[choice.index].scaled
-        held_out, where = self._held_out(chosen.layout)
+        held_out, held_out_decisions = self._held_out(chosen.layout)
         params = chosen.layout.params
         return Member(
             size=size.name,
@@ -203,31 +203,34 @@ class SizeSearch:
                 *_support_decisions(criteria.space, chosen.layout),
                 _layout_decision(chosen.layout, parent, choice),
                 *_quality_decisions(criteria, chosen.layout, choice, measured=self.measurer is not None),
-                *where,
+                *held_out_decisions,
             ),
             tried=tried_of(results, choice, criteria.space),
-            measured=(*measured_of(results[choice.index].taken, criteria.space), *held_out),
+            measured=(*measured_of(results[choice.index].measurements, criteria.space), *held_out),
         )
 
     def _results(self, size: Size, shapes: Sequence[ScaledLayout]) -> list[CandidateResult]:
         criteria = self.origin.criteria
         if self.measurer is None:
-            return [CandidateResult(each, criteria.computed_axes(each.layout, shapes[0].layout)) for each in shapes]
+            return [
+                CandidateResult(scaled, criteria.computed_axes(scaled.layout, shapes[0].layout)) for scaled in shapes
+            ]
         ran: list[tuple[ScaledLayout, Measurements, str]] = []
-        for number, each in enumerate(shapes, 1):
-            self.log(f"{size.name}: measuring candidate {number} of {len(shapes)}: {each.layout}")
+        for number, scaled in enumerate(shapes, 1):
+            self.log(f"{size.name}: measuring candidate {number} of {len(shapes)}: {scaled.layout}")
             try:
-                ran.append((each, self.measurer.measure(each.layout, criteria.space.devices), ""))
+                ran.append((scaled, self.measurer.measure(scaled.layout, criteria.space.devices), ""))
             except CandidateFailed as error:
                 self.log(f"{size.name}: candidate {number} failed: {error}")
-                ran.append((each, {}, str(error)))
-        anchor = next(((each.layout, taken) for each, taken, _ in ran if taken), None)
-        return [
-            CandidateResult(each, criteria.axes(each.layout, taken, *anchor) if anchor and taken else {}, taken, failed)
-            for each, taken, failed in ran
-        ]
+                ran.append((scaled, {}, str(error)))
+        anchor = next(((scaled.layout, measurements) for scaled, measurements, _ in ran if measurements), None)
+        results = []
+        for scaled, measurements, failure in ran:
+            axes = criteria.axes(scaled.layout, measurements, *anchor) if anchor and measurements else {}
+            results.append(CandidateResult(scaled, axes, measurements, failure))
+        return results
 
-    def _held_out(self, layout: Layout) -> tuple[tuple[Measured, ...], list[Decision]]:
+    def _held_out(self, layout: Layout) -> tuple[tuple[MeasuredModel, ...], list[BuildDecision]]:
         """Measures the member on a device that the search did not use, if there is one."""
         measurer, space = self.measurer, self.origin.criteria.space
         if measurer is None:
@@ -239,12 +242,12 @@ class SizeSearch:
         self.log(f"measuring the winner on {device}, which the search did not use")
         try:
             self._prepare_once(measurer, device)
-            taken = measurer.measure(layout, [device])
+            measurements = measurer.measure(layout, [device])
         except NasError as error:  # the choice does not depend on it
             self.log(f"not measured on {device}: {error}")
             return (), [_held_out_decision("none", f"not measured on {device}: {error}")]
-        found = measured_of(taken, space, searched=False)
-        return found, [_held_out_decision(device, "the search did not use it")]
+        measured = measured_of(measurements, space, searched=False)
+        return measured, [_held_out_decision(device, "the search did not use it")]
 
     def _prepare_once(self, measurer: Measurer, device: str) -> None:
         """Prepares a device; a device that failed for an earlier size is not retried, as that takes minutes."""
@@ -257,32 +260,34 @@ class SizeSearch:
             raise
 
 
-def _held_out_decision(value: str, reason: str) -> Decision:
-    return Decision(what="another device", value=value, reason=reason)
+def _held_out_decision(value: str, reason: str) -> BuildDecision:
+    return BuildDecision(what="another device", value=value, reason=reason)
 
 
-def _support_decisions(space: SearchSpace, layout: Layout) -> Iterator[Decision]:
+def _support_decisions(space: SearchSpace, layout: Layout) -> Iterator[BuildDecision]:
     for spec in space.runtimes:
         support = known_runtime(spec).supports(layout)
         reason = "the stock build carries it" if support.verdict == "stock" else "; ".join(support.reasons)
-        yield Decision(what=spec.name, value=f"{support.arch} on the {support.verdict} build", reason=reason)
+        yield BuildDecision(what=spec.name, value=f"{support.arch} on the {support.verdict} build", reason=reason)
 
 
-def _layout_decision(layout: Layout, parent: Layout, choice: Choice) -> Decision:
-    own = "the parent itself, which has this size: the search that found it has tried other shapes"
-    return Decision(what="layout", value=layout.format(), reason=own if layout == parent else choice.reason())
+def _layout_decision(layout: Layout, parent: Layout, choice: Choice) -> BuildDecision:
+    reason = "the parent itself, which has this size: the search that found it has tried other shapes"
+    return BuildDecision(what="layout", value=layout.format(), reason=reason if layout == parent else choice.reason())
 
 
-def _quality_decisions(criteria: Criteria, layout: Layout, choice: Choice, *, measured: bool) -> Iterator[Decision]:
+def _quality_decisions(
+    criteria: Criteria, layout: Layout, choice: Choice, *, measured: bool
+) -> Iterator[BuildDecision]:
     if trained := criteria.trained(layout):
         reason = f"the study trained this layout's proxy, {trained[0][:12]}"
-        yield Decision(what="quality", value=f"{trained[1]:.4g}", reason=reason)
+        yield BuildDecision(what="quality", value=f"{trained[1]:.4g}", reason=reason)
     if not measured:
-        reason = f"not asked for: {PER_TOKEN} and {HELD} at {criteria.context} tokens are computed instead"
-        yield Decision(what="measured", value="nothing", reason=reason)
+        reason = f"not requested: {PER_TOKEN} and {HELD} at {criteria.context} tokens are computed instead"
+        yield BuildDecision(what="measured", value="nothing", reason=reason)
     elif left_out := [name for name in criteria.limits() if name not in choice.names]:
         reason = "the devices could not measure these objectives"
-        yield Decision(what="left out", value=", ".join(left_out), reason=reason)
+        yield BuildDecision(what="left out", value=", ".join(left_out), reason=reason)
 
 
 # The build and its record.
@@ -308,15 +313,15 @@ def _begun(options: BuildOptions, origin: Origin, folder: Path) -> Family:
         InvalidInput: the recorded one was built from other inputs.
     """
     inputs = _inputs(options, origin)
-    known = read_record(folder / FAMILY, Family)
-    if known is not None:
-        if known.provenance.get("inputs") != inputs:
+    recorded = read_record(folder / FAMILY, Family)
+    if recorded is not None:
+        if recorded.provenance.get("inputs") != inputs:
             raise InvalidInput(
                 f"family {options.name} was built from other winners or with other options (study "
-                f"{known.study or 'none'}, seed {known.seed}); give another name, or remove {folder}",
+                f"{recorded.study or 'none'}, seed {recorded.seed}); give another name, or remove {folder}",
                 where="--name",
             )
-        return known
+        return recorded
     pattern, criteria = origin.pattern, origin.criteria
     quality = quality_decision(criteria, pattern.parent.layout, studied=options.study is not None)
     return Family(
@@ -326,8 +331,8 @@ def _begun(options: BuildOptions, origin: Origin, folder: Path) -> Family:
         seed=options.seed,
         pattern=pattern_in_words(pattern.parent.layout),
         sources=tuple(
-            Source(layout=each.layout.format(), trial=each.trial, objectives=dict(each.objectives))
-            for each in pattern.winners
+            Source(layout=winner.layout.format(), trial=winner.trial, objectives=dict(winner.objectives))
+            for winner in pattern.winners
         ),
         decisions=(*pattern_decisions(pattern), *criteria.decisions, quality),
         members=(),
@@ -340,10 +345,10 @@ def _inputs(options: BuildOptions, origin: Origin) -> str:
     criteria = origin.criteria
     return content_hash(
         {
-            "winners": [each.layout.id for each in origin.pattern.winners],
+            "winners": [winner.layout.id for winner in origin.pattern.winners],
             "parent": origin.pattern.parent.layout.id,
             "space": space_json(criteria.space),
-            "corner": list(criteria.reference_point or ()),
+            "reference_point": list(criteria.reference_point or ()),
             "quality": criteria.quality,
             "vocab": options.vocab,
             "candidates": options.candidates,
@@ -362,17 +367,17 @@ def _built(
     folder: Path,
     log: Log,
 ) -> Family:
-    known = {member.size: member for member in family.members}
-    planned = {size: each for size, each in shapes.items() if size.name not in known}
+    members = {member.size: member for member in family.members}
+    undecided = {size: scaled for size, scaled in shapes.items() if size.name not in members}
     for size in options.sizes:
-        if size.name in known:
-            log(f"{size.name}: decided by an earlier run: {known[size.name].layout}")
-            _write_files(options, family, known[size.name], log)
-    with _measurer(options, origin, bool(planned), folder, log) as measurer:
+        if size.name in members:
+            log(f"{size.name}: decided by an earlier run: {members[size.name].layout}")
+            _write_files(options, family, members[size.name], log)
+    with _measurer(options, origin, bool(undecided), folder, log) as measurer:
         search = SizeSearch(origin, measurer, log)
-        for size, some in planned.items():
+        for size, scaled in undecided.items():
             with _with_advice(folder, size.name):
-                member = search.member(size, some)
+                member = search.member(size, scaled)
             for decision in member.decisions:
                 _log_decision(log, size.name, decision)
             family = _with(family, member, measurer)
@@ -382,8 +387,10 @@ def _built(
 
 
 @contextmanager
-def _measurer(options: BuildOptions, origin: Origin, wanted: bool, folder: Path, log: Log) -> Iterator[Measurer | None]:
-    if not (options.measure and wanted):
+def _measurer(
+    options: BuildOptions, origin: Origin, undecided: bool, folder: Path, log: Log
+) -> Iterator[Measurer | None]:
+    if not (options.measure and undecided):
         yield None
         return
     space = origin.criteria.space
@@ -407,7 +414,7 @@ def _with_advice(folder: Path, what: str) -> Iterator[None]:
 
 
 def _with(family: Family, member: Member, measurer: Measurer | None) -> Family:
-    members = sorted((*family.members, member), key=lambda each: (parse_size(each.size).total, each.size))
+    members = sorted((*family.members, member), key=lambda member: (parse_size(member.size).total, member.size))
     benches = measurer.benches.values() if measurer else ()
     builds = {f"{bench.runtime.name} on {bench.device.id}": bench.runner.build for bench in benches}
     return family.model_copy(update={"members": tuple(members), "provenance": {**family.provenance, **builds}})
@@ -418,5 +425,5 @@ def _write_files(options: BuildOptions, family: Family, member: Member, log: Log
         options.files.write(member_folder(family.name, member.size), family, member, log)
 
 
-def _log_decision(log: Log, whose: str, decision: Decision) -> None:
+def _log_decision(log: Log, whose: str, decision: BuildDecision) -> None:
     log(f"{whose}: {decision.what}: {decision.value} ({decision.reason})")

@@ -41,10 +41,13 @@ DENSE = "swiglu"
 """Feed-forward of dense layers where the parent has none: that of the experts, and of lfm2moe's first layers."""
 
 _BLOCK = 32
-_SPREAD, _WIDE_SPREAD = 2.0, 6.0
-"""Maximum factor between tried widths and the one that the size suggests. The second is for error messages: it finds
-the nearest shape if the tables are too large for every width of the first."""
+"""All widths are multiples of it."""
+_SPREAD = 2.0
+"""Maximum factor between tried widths and the one that the size suggests."""
+_WIDE_SPREAD = 6.0
+"""The same for error messages: it finds the nearest shape if the tables are too large for every width of `_SPREAD`."""
 _MAX_EXPERTS = 1024
+"""Most experts that are tried."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?[MB])(?:-A(\d+(?:\.\d+)?)([MB]))?")
 
 
@@ -167,9 +170,9 @@ def candidates(parent: Layout, size: Size, vocab: int) -> list[ScaledLayout]:
     Raises:
         InvalidInput: no shape has these weights; the message gives the nearest.
     """
-    own = moe_of(parent)
-    if size.admits(parent.params) and vocab == parent.vocab and (own is None) == (size.active is None):
-        return [ScaledLayout(parent, 0.0, "heads", own)]
+    experts = moe_of(parent)
+    if size.admits(parent.params) and vocab == parent.vocab and (experts is None) == (size.active is None):
+        return [ScaledLayout(parent, 0.0, "heads", experts)]
     shapes = sorted(_shapes(parent, size, vocab, _SPREAD), key=lambda shape: shape.deviation)
     fitting = [shape for shape in shapes if size.admits(shape.params)]
     if not fitting:
@@ -183,8 +186,9 @@ def candidates(parent: Layout, size: Size, vocab: int) -> list[ScaledLayout]:
         if scaled.caches != nearest.stack.scaled.caches:
             ratios.setdefault(scaled.width, shape)
         depths.setdefault((scaled.width, len(shape.stack.order)), shape)
-    ranked = [sorted(some.values(), key=lambda shape: shape.deviation) for some in (widths, ratios, depths)]
-    chosen = {id(shape): shape for some in ranked for shape in some}
+    groups = (widths.values(), ratios.values(), depths.values())
+    ranked = [shape for group in groups for shape in sorted(group, key=lambda shape: shape.deviation)]
+    chosen = {id(shape): shape for shape in ranked}
     return [shape.candidate() for shape in islice(chosen.values(), MAX_CANDIDATES)]
 
 
@@ -273,13 +277,13 @@ def apportion(counts: Sequence[int], seats: int) -> list[int]:
     if seats < len(counts):
         raise ValueError(f"{len(counts)} kinds of layers do not fit into {seats} layers")
     exact = [count * seats / sum(counts) for count in counts]
-    given = [max(1, math.floor(share)) for share in exact]
-    while sum(given) != seats:
-        short = sum(given) < seats
-        movable = [i for i in range(len(given)) if short or given[i] > 1]
-        pick = max(movable, key=lambda i: (exact[i] - given[i]) * (1 if short else -1))
-        given[pick] += 1 if short else -1
-    return given
+    apportioned = [max(1, math.floor(share)) for share in exact]
+    while sum(apportioned) != seats:
+        short = sum(apportioned) < seats
+        movable = [i for i in range(len(apportioned)) if short or apportioned[i] > 1]
+        pick = max(movable, key=lambda i: (exact[i] - apportioned[i]) * (1 if short else -1))
+        apportioned[pick] += 1 if short else -1
+    return apportioned
 
 
 def _quantile(members: Sequence[int], depth: int, share: float) -> float:
@@ -535,12 +539,12 @@ def _fitted(stack: ScaledStack, size: Size) -> _Shape:
     top_k = stack.experts.top_k if stack.experts else 1
     ratio, d_model = ffn_ratio(stack.scaled.parent), stack.scaled.width
     low, high = (bound * ratio * d_model / top_k for bound in FFN_RATIO)
-    wanted = min(max(stack.fitted(size.total), low), high)
-    coarse = {_rounded(wanted + side, STEP) for side in (-STEP / 2, STEP / 2)} if wanted > 3 * STEP else set()
-    made = [(float(ffn), STEP, stack.params(ffn, STEP)) for ffn in sorted(coarse) if low <= ffn <= high]
-    admitted = [each for each in made if size.admits(each[2])]
+    ideal = min(max(stack.fitted(size.total), low), high)
+    coarse = {_rounded(ideal + side, STEP) for side in (-STEP / 2, STEP / 2)} if ideal > 3 * STEP else set()
+    widths = [(float(ffn), STEP, stack.params(ffn, STEP)) for ffn in sorted(coarse) if low <= ffn <= high]
+    admitted = [width for width in widths if size.admits(width[2])]
     ffn, step, params = min(
-        admitted or [(wanted, _BLOCK, stack.params(wanted, _BLOCK))], key=lambda each: _off(size, each[2])
+        admitted or [(ideal, _BLOCK, stack.params(ideal, _BLOCK))], key=lambda width: _off(size, width[2])
     )
     return _Shape(stack, ffn, step, params, _deviation(stack, size, params, _rounded(ffn, step) * top_k / d_model))
 
@@ -553,14 +557,14 @@ def _deviation(stack: ScaledStack, size: Size, params: Params, ratio: float) -> 
     """
     parent = stack.scaled.parent
     aspect = (stack.scaled.width / len(stack.order)) / (parent.d_model / parent.depth)
-    found = abs(math.log(aspect)) / 2 + 2 * _off(size, params) + stack.scaled.deviation / 5
+    deviation = abs(math.log(aspect)) / 2 + 2 * _off(size, params) + stack.scaled.deviation / 5
     if ffn_ratio(parent):
-        found += abs(math.log(ratio / ffn_ratio(parent)))
+        deviation += abs(math.log(ratio / ffn_ratio(parent)))
     if stack.experts is not None:
-        own = moe_of(parent) or PUBLISHED_EXPERTS
-        found += abs(math.log2(stack.experts.number / own.number)) / 10
-        found += abs(math.log2(stack.experts.top_k / own.top_k)) / 10
-    return found
+        experts = moe_of(parent) or PUBLISHED_EXPERTS
+        deviation += abs(math.log2(stack.experts.number / experts.number)) / 10
+        deviation += abs(math.log2(stack.experts.top_k / experts.top_k)) / 10
+    return deviation
 
 
 def _off(size: Size, params: Params) -> float:

@@ -23,13 +23,13 @@ class CandidateResult:
     Args:
         scaled: the candidate.
         axes: objective -> its coordinate; empty: it failed.
-        taken: its measurements.
+        measurements: on devices.
         failure: why it has no axes.
     """
 
     scaled: ScaledLayout
     axes: Mapping[str, Axis]
-    taken: Measurements = field(default_factory=dict)
+    measurements: Measurements = field(default_factory=dict)
     failure: str = ""
 
 
@@ -74,19 +74,19 @@ def choose(results: Sequence[CandidateResult], limits: Mapping[str, float]) -> C
     Raises:
         CandidateFailed: none of them could be measured.
     """
-    ran = [each for each in results if each.axes]
+    ran = [result for result in results if result.axes]
     if not ran:
         raise CandidateFailed("crash", f"no candidate could be measured: {results[0].failure}")
-    names = tuple(name for name in limits if all(name in each.axes for each in ran))
+    names = tuple(name for name in limits if all(name in result.axes for result in ran))
     reference = [limits[name] for name in names]
 
-    def volume(*some: CandidateResult) -> float:
-        points = [[each.axes[name].coordinate for name in names] for each in some if each.axes]
+    def volume(*subset: CandidateResult) -> float:
+        points = [[result.axes[name].coordinate for name in names] for result in subset if result.axes]
         return hypervolume(points, reference) if points and names else 0.0
 
-    alone, front = tuple(volume(each) for each in results), volume(*ran)
+    alone, front = tuple(map(volume, results)), volume(*ran)
     index = max(range(len(results)), key=lambda i: (bool(results[i].axes), alone[i], -i))
-    verdicts = tuple(_verdict(each, alone[i], front, limits, names) for i, each in enumerate(results))
+    verdicts = tuple(_verdict(result, alone[i], front, limits, names) for i, result in enumerate(results))
     return Choice(index, alone, front, names, verdicts)
 
 
@@ -94,26 +94,26 @@ def tried_of(results: Sequence[CandidateResult], choice: Choice, space: SearchSp
     """Returns the records of a size's candidates."""
     return tuple(
         Tried(
-            layout=each.scaled.layout.format(),
-            parameters=each.scaled.layout.params.total,
-            active=each.scaled.layout.params.active,
+            layout=result.scaled.layout.format(),
+            parameters=result.scaled.layout.params.total,
+            active=result.scaled.layout.params.active,
             chosen=i == choice.index,
             verdict=choice.verdicts[i],
-            objectives={name: axis.value for name, axis in each.axes.items()},
-            measured=measured_of(each.taken, space),
+            objectives={name: axis.value for name, axis in result.axes.items()},
+            measured=measured_of(result.measurements, space),
         )
-        for i, each in enumerate(results)
+        for i, result in enumerate(results)
     )
 
 
 def _verdict(
-    each: CandidateResult, alone: float, front: float, limits: Mapping[str, float], names: Sequence[str]
-) -> str:  # fmt: skip
-    if each.failure:
-        return f"failed: {each.failure}"
-    outside = [name for name in names if each.axes[name].coordinate >= limits[name]]
+    result: CandidateResult, alone: float, front: float, limits: Mapping[str, float], names: Sequence[str]
+) -> str:
+    if result.failure:
+        return f"failed: {result.failure}"
+    outside = [name for name in names if result.axes[name].coordinate >= limits[name]]
     if outside:
-        figures = ", ".join(f"{name} {_ratio(name, each.axes[name])}" for name in outside)
+        figures = ", ".join(f"{name} {_ratio(name, result.axes[name])}" for name in outside)
         return f"worse than the reference point: {figures}"
     return f"by itself covers {alone / front:.0%} of the front's hypervolume"
 

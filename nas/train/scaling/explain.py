@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from nas.core.block import BLOCKS, Block
-from nas.core.family import Decision
+from nas.core.family import BuildDecision
 from nas.core.layout import Layout
 from nas.core.units import show_count
 from nas.model.blocks.attention import MAX_GROUP, AttentionKind
@@ -41,14 +41,14 @@ def pattern_in_words(layout: Layout) -> str:
     return f"{layout.depth} layers ({order_of(layout)}): {mixers}; feed-forward: {_ffn_in_words(layout)}"
 
 
-def pattern_decisions(pattern: Pattern) -> Iterator[Decision]:
+def pattern_decisions(pattern: Pattern) -> Iterator[BuildDecision]:
     """Yields the common pattern of the winners, and the one that the family is scaled from."""
     layouts = [winner.layout for winner in pattern.winners]
     single = "there is only one winner" if len(layouts) == 1 else ""
     assert DEPTHS == 8, "the text names eighths"
     for kind, shares in sorted(pattern.shares.items(), key=lambda item: -item[1].mean()):
         eighths = " ".join(f"{share:.0%}" for share in shares)
-        yield Decision(
+        yield BuildDecision(
             what=f"share of {kind}",
             value=f"{shares.mean():.0%} of the layers; by eighth of the depth, first to last: {eighths}",
             reason=single or "mean over the winners, weighted by hypervolume contribution",
@@ -58,10 +58,10 @@ def pattern_decisions(pattern: Pattern) -> Iterator[Decision]:
     parent = pattern.parent
     who = "the given layout" if parent.trial is None else f"trial {parent.trial}"
     near = f"of {len(layouts)} winners the closest to the common pattern: {pattern.distance:.0%} of its blocks differ"
-    yield Decision(what="parent", value=f"{who}: {parent.layout}", reason=single or near)
+    yield BuildDecision(what="parent", value=f"{who}: {parent.layout}", reason=single or near)
 
 
-def quality_decision(criteria: Criteria, parent: Layout, *, studied: bool) -> Decision:
+def quality_decision(criteria: Criteria, parent: Layout, *, studied: bool) -> BuildDecision:
     """Returns the rule for the quality of untrained layouts."""
     if not studied:
         base = "1, because no study trained the pattern"
@@ -69,7 +69,7 @@ def quality_decision(criteria: Criteria, parent: Layout, *, studied: bool) -> De
         base = "1 for all, because the study did not train the pattern and trained qualities would not compare with 1"
     else:
         base = "the parent's proxy quality in the study; a candidate whose own proxy the study trained has that quality"
-    return Decision(
+    return BuildDecision(
         what="quality",
         value=f"{criteria.quality:.4g} x (weights outside the tables / the nearest candidate's)^{EXPONENT}",
         reason=(
@@ -80,30 +80,30 @@ def quality_decision(criteria: Criteria, parent: Layout, *, studied: bool) -> De
     )
 
 
-def member_decisions(scaled: ScaledLayout, parent: Layout, size: Size) -> Iterator[Decision]:
+def member_decisions(scaled: ScaledLayout, parent: Layout, size: Size) -> Iterator[BuildDecision]:
     """Yields the decisions on a member's layout, part by part."""
     layout = scaled.layout
     params = layout.params
     active = f", {show_count(params.active)} active" if size.active else ""
-    yield Decision(
+    yield BuildDecision(
         what="weights",
         value=f"{show_count(params.total)}{active}, {show_count(params.non_embedding)} outside the tables",
         reason=f"{size.name} allows {size.budget()}, within {TOLERANCE:.0%} of the name",
     )
     aspect, before = layout.d_model / layout.depth, parent.d_model / parent.depth
-    kept = "; the depth is the parent's, because its layers read each other's weights or caches"
-    yield Decision(
+    entanglement = "; the depth is the parent's, because its layers read each other's weights or caches"
+    yield BuildDecision(
         what="width and depth",
         value=f"{layout.d_model} wide, {layout.depth} layers",
         reason=f"width / depth is {aspect:.0f}, the parent's {before:.0f}; it may differ by a factor of {MAX_ASPECT:g}"
-        + (kept if entangled(parent) else ""),
+        + (entanglement if entangled(parent) else ""),
     )
-    yield Decision(what="order", value=order_of(layout), reason=_order_reason(layout, parent))
+    yield BuildDecision(what="order", value=order_of(layout), reason=_order_reason(layout, parent))
     for block in _first_of_each_kind(mixer_blocks(layout)):
         if isinstance(block.spec, AttentionKind):
             yield _heads(block, parent, scaled)
     yield _ffn(layout, parent, scaled)
-    yield Decision(
+    yield BuildDecision(
         what="vocabulary",
         value=f"{layout.vocab} tokens, {'tied embeddings' if layout.tied else 'separate input and output tables'}",
         reason="the parent's" if layout.vocab == parent.vocab else f"requested; the parent has {parent.vocab}",
@@ -120,29 +120,31 @@ def _order_reason(layout: Layout, parent: Layout) -> str:
     return f"each kind of layer keeps its share and its distribution over the depth: {kinds}"
 
 
-def _heads(block: Block, parent: Layout, scaled: ScaledLayout) -> Decision:
+def _heads(block: Block, parent: Layout, scaled: ScaledLayout) -> BuildDecision:
     heads, kv_heads, size = (block.int(name) for name in ("heads", "kv_heads", "head_dim"))
-    own = _first_of_each_kind(mixer_blocks(parent, block.kind))[0]
+    before = _first_of_each_kind(mixer_blocks(parent, block.kind))[0]
     how = "the ratio of query heads to key-value heads is kept as nearly as the heads divide"
-    if scaled.caches == "heads" and heads > own.int("heads"):
+    if scaled.caches == "heads" and heads > before.int("heads"):
         how = (
-            f"{own.int('kv_heads')} key-value heads are kept as far as heads divide, up to {MAX_GROUP} queries each: "
-            "a token's cache stays at the size that the search selected, as in LFM2 and Llama 3"
+            f"{before.int('kv_heads')} key-value heads are kept as far as heads divide, up to {MAX_GROUP} queries "
+            "each: a token's cache stays at the size that the search selected, as in LFM2 and Llama 3"
         )
-    return Decision(
+    return BuildDecision(
         what=f"heads of {block.kind}",
         value=f"{heads} of size {size}, {kv_heads} key-value heads",
-        reason=f"the head size is kept (the parent has {own.int('heads')}/{own.int('kv_heads')} heads); {how}",
+        reason=f"the head size is kept (the parent has {before.int('heads')}/{before.int('kv_heads')} heads); {how}",
     )
 
 
-def _ffn(layout: Layout, parent: Layout, scaled: ScaledLayout) -> Decision:
+def _ffn(layout: Layout, parent: Layout, scaled: ScaledLayout) -> BuildDecision:
     ratio, before = ffn_ratio(layout), ffn_ratio(parent)
     reason = f"solved for the weights of the size: {ratio:.2f} x width, the parent's {before:.2f} x width"
     if scaled.experts is not None:
-        own = "the experts are the parent's" if moe_of(parent) else "the parent has no experts: LFM2-8B-A1B's are used"
-        reason += f" (as one token uses it); {own}; leading dense layers are as wide as a token's experts together"
-    return Decision(what="feed-forward", value=_ffn_in_words(layout), reason=reason)
+        experts = (
+            "the experts are the parent's" if moe_of(parent) else "the parent has no experts: LFM2-8B-A1B's are used"
+        )
+        reason += f" (as one token uses it); {experts}; leading dense layers are as wide as a token's experts together"
+    return BuildDecision(what="feed-forward", value=_ffn_in_words(layout), reason=reason)
 
 
 def _mixers_in_words(layout: Layout) -> str:
@@ -172,8 +174,8 @@ def _first_of_each_kind(blocks: Sequence[Block]) -> list[Block]:
     return list({block.kind: block for block in reversed(blocks)}.values())[::-1]
 
 
-def _common(what: str, layouts: Sequence[Layout], describe: Callable[[Layout], str], single: str) -> Decision:
+def _common(what: str, layouts: Sequence[Layout], describe: Callable[[Layout], str], single: str) -> BuildDecision:
     variants = list(dict.fromkeys(map(describe, layouts)))
     agree = "all winners agree" if len(variants) == 1 else ""
     reason = single or agree or f"{len(variants)} variants among {len(layouts)} winners; the parent's is used"
-    return Decision(what=what, value=" | ".join(variants), reason=reason)
+    return BuildDecision(what=what, value=" | ".join(variants), reason=reason)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nas.core import paths
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.core.family import Figure, Measured, Metric
+from nas.core.family import MeasuredModel, RecordedFigure
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
+from nas.core.metrics import Metric, recorded
 from nas.core.scoring import MeasurementKey, require_sensors
-from nas.core.space import SearchSpace
+from nas.core.space import MeasurementSettings, SearchSpace
 from nas.core.workload import Workload
 from nas.infra.store import artifacts, devices, outcomes, results
 from nas.infra.store.rows import DeviceState, Health
@@ -23,7 +24,7 @@ from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, open_farm
 from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget
 from nas.measure.protocol.reference import export_key, measure_key
-from nas.measure.protocol.rounds import Subject, measure
+from nas.measure.protocol.rounds import Reference, Subject, measure
 from nas.measure.runtimes.base import Artifact, RandomWeights
 from nas.search.study.stages import Outcome, failure, value_of
 from nas.train.scaling.source import Measurements
@@ -32,11 +33,6 @@ Log = Callable[[str], None]
 
 _AVAILABLE = (DeviceState.IDLE, DeviceState.LEASED, DeviceState.COOLING, DeviceState.PREPARING)
 _TRUSTED = (Health.GOOD, Health.UNKNOWN)
-
-_STATISTICS: dict[Metric, str] = {
-    "prefill_tps": "prefill_tps", "ttft_ms": "ttft", "decode_tps": "decode_mean", "peak_rss_mb": "peak_rss",
-}  # fmt: skip
-"""Metric of a family's records -> figure of a measurement. Decode speed is tokens / time, hence the mean."""
 
 
 @dataclass
@@ -86,51 +82,41 @@ class Measurer:
         return asyncio.run(self._measure(layout, on))
 
     async def _measure(self, layout: Layout, on: Sequence[str]) -> Measurements:
-        taken = await asyncio.gather(*(self._on_device(layout, device) for device in on), return_exceptions=True)
-        for error in taken:
-            if isinstance(error, BaseException):
-                raise error
-        return {place: each for found in taken if isinstance(found, dict) for place, each in found.items()}
+        outcomes = await asyncio.gather(*(self._on_device(layout, device) for device in on), return_exceptions=True)
+        measurements: dict[MeasurementKey, Measurement] = {}
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            measurements |= outcome
+        return measurements
 
     async def _on_device(self, layout: Layout, device: str) -> Measurements:
-        found = {}
+        measurements = {}
         for spec in self.space.runtimes:
             bench = self.benches[device, spec.name]
             artifact = self._artifact(layout, bench)
             for name in self.space.measured:
-                found[MeasurementKey(device, spec.name, name)] = await self._workload(
+                measurements[MeasurementKey(device, spec.name, name)] = await self._workload(
                     artifact, bench, self.space.workloads[name]
                 )
-        return found
+        return measurements
 
     async def _workload(self, artifact: Artifact, bench: MeasurementTarget, workload: Workload) -> Measurement:
-        pinned, reference = bench.device.pinned(workload), bench.reference_beside(workload)
-        key = measure_key(
-            artifact.sha256, bench.runner, bench.device.id, pinned, self.repetitions, self.space.protocol,
-            reference.calibration, energy_counter=bench.device.energy_counter, page_size=bench.device.page_size,
-        )  # fmt: skip
-        row = results.get(self.farm.store, key)
-        if row is not None:
-            return _value(row.payload)
-        subject = Subject(artifact, bench.runtime, bench.runner, bench.device, pinned)
-        return await self._take(subject, bench, key)
-
-    async def _take(self, subject: Subject, bench: MeasurementTarget, key: str) -> Measurement:
         store, protocol = self.farm.store, self.space.protocol
-        tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
-        try:
-            taken = await measure(
-                subject, bench.reference_beside(subject.workload), self.farm.jobs(None), key, None, self.repetitions,
-                protocol, past_tries=tries,
-            )  # fmt: skip
-        except CandidateFailed as error:
-            results.put(store, key, "measure", failure(error))
-            raise
-        except InfrastructureFailed as error:
-            outcomes.record_attempt(store, "infrastructure", str(error), result_key=key, stage="measure")
-            raise
-        row = results.put(store, key, "measure", {"value": taken.model_dump(mode="json")}, seconds=taken.wall_s)
-        return _value(row.payload)
+        subject = Subject(artifact, bench.runtime, bench.runner, bench.device, bench.device.pinned(workload))
+        reference = bench.reference_beside(workload)
+        key = subject_key(subject, reference, self.repetitions, protocol)
+
+        async def run() -> Measurement:
+            tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
+            jobs = self.farm.jobs(None)
+            try:
+                return await measure(subject, reference, jobs, key, None, self.repetitions, protocol, past_tries=tries)
+            except InfrastructureFailed as error:
+                outcomes.record_attempt(store, "infrastructure", str(error), result_key=key, stage="measure")
+                raise
+
+        return Measurement.model_validate(value_of(await stored_outcome(store, key, run)))
 
     def _artifact(self, layout: Layout, bench: MeasurementTarget) -> Artifact:
         weights = RandomWeights(DEPLOY_SEED)
@@ -164,8 +150,35 @@ def open_measurer(store: Store, space: SearchSpace, repetitions: int, log: Log) 
         yield measurer
 
 
-def _value(outcome: Outcome) -> Measurement:
-    return Measurement.model_validate(value_of(outcome))
+def subject_key(
+    subject: Subject, reference: Reference, repetitions: int, protocol: MeasurementSettings, first: int = 0
+) -> str:
+    """Returns the key of a measurement with all its inputs; `first` is the number of its first repetition."""
+    device = subject.device
+    return measure_key(
+        subject.artifact.sha256,
+        subject.runner,
+        device.id,
+        subject.workload,
+        repetitions,
+        protocol,
+        reference.calibration,
+        first,
+        device.energy_counter,
+        device.page_size,
+    )
+
+
+async def stored_outcome(store: Store, key: str, run: Callable[[], Awaitable[Measurement]]) -> Outcome:
+    """Returns the outcome of a measurement under `key`; `run` measures it if the store has none."""
+    if (row := results.get(store, key)) is not None:
+        return row.payload
+    try:
+        measurement = await run()
+    except CandidateFailed as error:
+        return results.put(store, key, "measure", failure(error)).payload
+    outcome = {"value": measurement.model_dump(mode="json")}
+    return results.put(store, key, "measure", outcome, seconds=measurement.wall_s).payload
 
 
 def export_once(store: Store, key: str, export: Callable[[Path], Artifact]) -> Artifact:
@@ -185,41 +198,45 @@ def export_once(store: Store, key: str, export: Callable[[Path], Artifact]) -> A
     return artifact
 
 
-def measured_of(taken: Measurements, space: SearchSpace, *, searched: bool = True) -> tuple[Measured, ...]:
+def measured_of(measurements: Measurements, space: SearchSpace, *, searched: bool = True) -> tuple[MeasuredModel, ...]:
     """Returns one record for each device and runtime, with the figures of all workloads.
 
     Args:
-        taken: place -> measurement.
+        measurements: of a layout.
         space: has the runtimes.
         searched: whether the search used these devices.
     """
     quantisations = {runtime.name: runtime.quantisation for runtime in space.runtimes}
     groups: dict[tuple[str, str], list[Measurement]] = {}
-    for each in taken.values():
-        groups.setdefault((each.device, each.runtime), []).append(each)
+    for measurement in measurements.values():
+        groups.setdefault((measurement.device, measurement.runtime), []).append(measurement)
     return tuple(
-        Measured(
+        MeasuredModel(
             device=device,
             runtime=runtime,
             quantisation=quantisations[runtime],
             threads=group[0].workload.threads,
             figures=tuple(
-                recorded_figure(metric, each.workload.window if metric == "peak_rss_mb" else each.workload.prompt, each)
-                for each in group
-                for metric in _STATISTICS
+                recorded_figure(metric, _tokens(metric, measurement.workload), measurement)
+                for measurement in group
+                for metric in recorded()
             ),
             searched=searched,
-            noisy=any(each.noisy for each in group),
+            noisy=any(measurement.noisy for measurement in group),
         )
         for (device, runtime), group in groups.items()
     )
 
 
-def recorded_figure(metric: Metric, prompt: int, taken: Measurement) -> Figure:
+def _tokens(metric: Metric, workload: Workload) -> int:
+    """Returns the context of a figure: peak memory is of the whole window."""
+    return workload.window if metric.unit == "MB" else workload.prompt
+
+
+def recorded_figure(metric: Metric, prompt: int, measurement: Measurement) -> RecordedFigure:
     """Returns a figure of a measurement for a family's records; `prompt` is its context in tokens."""
-    statistic = taken.figures[_STATISTICS[metric]]
-    value, low, high = statistic.value, statistic.low, statistic.high
-    if metric == "decode_tps":  # tokens per second from ms per token, so the ends of the interval swap
-        value, low, high = (1e3 / each if each else None for each in (value, high, low))
-    interval = None if low is None or high is None else (low, high)
-    return Figure(metric=metric, prompt=prompt, value=value, ci95=interval, reason=statistic.reason or "")
+    figure = metric.figure(measurement.figures)
+    interval = None if figure.low is None or figure.high is None else (figure.low, figure.high)
+    return RecordedFigure(
+        metric=metric.name, prompt=prompt, value=figure.value, ci95=interval, reason=figure.reason or ""
+    )

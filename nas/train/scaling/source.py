@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput, Unsupported
-from nas.core.family import Decision
+from nas.core.family import BuildDecision
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.scoring import Axis, MeasurementKey, QualityValue, axis, with_file_size
@@ -33,12 +33,16 @@ DEPTHS = 8
 """Number of equal parts of a stack for which shares of mixers are counted."""
 EXPONENT = 0.076
 """Loss falls with the weights outside the embedding as N^-0.076 (Kaplan et al. 2020, equation 1.1)."""
-REFERENCE_RATIO, REFERENCE_QUALITY = 1.2, 0.9
-"""Default reference point: multiples of the nearest candidate's figures, and of its quality."""
+REFERENCE_RATIO = 1.2
+"""Default reference point: multiple of the nearest candidate's figures."""
+REFERENCE_QUALITY = 0.9
+"""Default reference point: multiple of the nearest candidate's quality."""
 BYTES_PER_WEIGHT = 0.5625
 """Of Q4_0: 18 bytes for 32 weights."""
-PER_TOKEN, HELD = "bytes_per_token", "bytes_held"
-"""Objectives instead of latency and memory if nothing is measured."""
+PER_TOKEN = "bytes_per_token"
+"""Objective instead of latency if nothing is measured."""
+HELD = "bytes_held"
+"""Objective instead of memory if nothing is measured."""
 
 Measurements = Mapping[MeasurementKey, Measurement]
 
@@ -93,7 +97,7 @@ class Criteria:
     reference_point: tuple[float, ...] | None
     quality: float
     proxies: Mapping[str, tuple[float, float]]
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[BuildDecision, ...] = ()
 
     @property
     def context(self) -> int:
@@ -102,38 +106,40 @@ class Criteria:
 
     def limits(self) -> dict[str, float]:
         """Returns objective -> coordinate of the reference point."""
-        given = dict(zip([each.name for each in self.space.objectives], self.reference_point or (), strict=False))
-        return {
-            each.name: given.get(
-                each.name, -REFERENCE_QUALITY * self.quality if each.metric == "quality" else math.log(REFERENCE_RATIO)
-            )
-            for each in self.space.objectives
-        }
+        ratio, quality = math.log(REFERENCE_RATIO), -REFERENCE_QUALITY * self.quality
+        objectives = self.space.objectives
+        defaults = [quality if objective.metric == "quality" else ratio for objective in objectives]
+        point = self.reference_point or defaults
+        return {objective.name: limit for objective, limit in zip(objectives, point, strict=True)}
 
-    def axes(self, layout: Layout, taken: Measurements, anchor: Layout, base: Measurements) -> dict[str, Axis]:
+    def axes(self, layout: Layout, measurements: Measurements, anchor: Layout, base: Measurements) -> dict[str, Axis]:
         """Returns the coordinates of a measured candidate, without objectives that could not be read.
 
         Args:
             layout: the candidate.
-            taken: its measurements.
+            measurements: of the candidate.
             anchor: the candidate that ratios are to.
-            base: its measurements.
+            base: measurements of the anchor.
         """
         figures, of_anchor = (
-            with_file_size({place: each.figures for place, each in found.items()}) for found in (taken, base)
+            with_file_size({key: measurement.figures for key, measurement in results.items()})
+            for results in (measurements, base)
         )
         quality = self.quality_of(layout, anchor)
-        found = {each.name: axis(self.space, each, figures, of_anchor, quality) for each in self.space.objectives}
-        return {name: each for name, each in found.items() if each is not None}
+        axes = {
+            objective.name: axis(self.space, objective, figures, of_anchor, quality)
+            for objective in self.space.objectives
+        }
+        return {name: coordinate for name, coordinate in axes.items() if coordinate is not None}
 
     def computed_axes(self, layout: Layout, anchor: Layout) -> dict[str, Axis]:
         """Returns quality, and the bytes that a device reads per token and holds, for builds without measurements."""
         quality = self.quality_of(layout, anchor)
-        found = {"quality": Axis(value=quality.value, coordinate=-quality.value, sd=quality.sd)}
-        for name in (PER_TOKEN, HELD):
-            value, base = (_bytes(each, self.context)[name] for each in (layout, anchor))
-            found[name] = Axis(value=value, coordinate=math.log(value / base), sd=0.0)
-        return found
+        axes = {"quality": Axis(value=quality.value, coordinate=-quality.value, sd=quality.sd)}
+        bytes_of_anchor = _bytes(anchor, self.context)
+        for name, value in _bytes(layout, self.context).items():
+            axes[name] = Axis(value=value, coordinate=math.log(value / bytes_of_anchor[name]), sd=0.0)
+        return axes
 
     def computed_limits(self) -> dict[str, float]:
         """Returns the reference point of `computed_axes`."""
@@ -146,8 +152,8 @@ class Criteria:
             proxy = proxy_of(layout, self.space.quality).id
         except InvalidInput:  # narrower than the proxies
             return None
-        known = self.proxies.get(proxy)
-        return (proxy, *known) if known else None
+        quality = self.proxies.get(proxy)
+        return (proxy, *quality) if quality else None
 
     def quality_of(self, layout: Layout, anchor: Layout) -> QualityValue:
         """Returns the proxy's quality, or the parent's, scaled by the number of weights relative to the anchor's."""
@@ -190,22 +196,21 @@ def study_origin(
     row = studies.get(store, study)
     space = stored_space(row)
     pattern = find_pattern([Winner(layout) for layout in layouts] or _front(report))
-    own = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
+    narrow = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
     point = report["reference_point"]
     proxies = {
-        each["proxy_id"]: (each["quality"]["value"], each["quality"]["sd"])
-        for each in (*report["references"], *reversed(report["ranking"]))
-        if each["quality"]
+        row["proxy_id"]: (row["quality"]["value"], row["quality"]["sd"])
+        for row in (*report["references"], *reversed(report["ranking"]))
+        if row["quality"]
     }
-    decisions = [_objectives_decision(own, f"study {study}"), _reference_decision(own, point)]
+    decisions = [_objectives_decision(narrow, f"study {study}"), _reference_decision(narrow, point)]
     if space.budgets:
         decisions.append(_budget_decision(space))
-    criteria = Criteria(
-        own, tuple(point[each.name] for each in own.objectives) if point else None, 1.0, proxies, tuple(decisions)
-    )
+    reference_point = tuple(point[objective.name] for objective in narrow.objectives) if point else None
+    criteria = Criteria(narrow, reference_point, 1.0, proxies, tuple(decisions))
     # With an assumed quality for the parent, trained candidates would win or lose by the assumption.
-    known = criteria.trained(pattern.parent.layout)
-    criteria = replace(criteria, quality=known[1]) if known else replace(criteria, proxies={})
+    trained = criteria.trained(pattern.parent.layout)
+    criteria = replace(criteria, quality=trained[1]) if trained else replace(criteria, proxies={})
     searched = {event.payload["id"] for event in events.notes(store, row.id, CALIBRATED)}
     return Origin(pattern, criteria, tuple(sorted(searched)))
 
@@ -215,9 +220,9 @@ def given_origin(
 ) -> Origin:
     """Returns given layouts, with equal weights, and the criteria of a space."""
     pattern = find_pattern([Winner(layout) for layout in layouts])
-    own = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
-    decisions = (_objectives_decision(own, f"space {space.name}"), _reference_decision(own, None))
-    return Origin(pattern, Criteria(own, None, 1.0, {}, decisions))
+    narrow = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
+    decisions = (_objectives_decision(narrow, f"space {space.name}"), _reference_decision(narrow, None))
+    return Origin(pattern, Criteria(narrow, None, 1.0, {}, decisions))
 
 
 def _front(report: dict[str, Any]) -> list[Winner]:
@@ -258,47 +263,49 @@ def _runtimes(space: SearchSpace, parent: Layout, name: str | None) -> tuple[Run
     if not specs:
         assert name is not None, "a space has runtimes"
         specs = [RuntimeSpace(name=name, quantisation=RUNTIMES[name].quantisations[0])]
-    found = []
+    runtimes = []
     for spec in specs:
         support = known_runtime(spec).supports(parent)
         if not support:
             raise Unsupported(
                 f"{spec.name} does not carry the pattern: {'; '.join(support.reasons)}", where="--runtime"
             )
-        found.append(spec.model_copy(update={"build": "any"}) if support.verdict == "patched" else spec)
-    return tuple(found)
+        runtimes.append(spec.model_copy(update={"build": "any"}) if support.verdict == "patched" else spec)
+    return tuple(runtimes)
 
 
-def _objectives_decision(space: SearchSpace, whose: str) -> Decision:
+def _objectives_decision(space: SearchSpace, whose: str) -> BuildDecision:
     objectives = ", ".join(
-        each.name if each.workload is None else f"{each.name} ({each.metric} at {each.workload})"
-        for each in space.objectives
+        objective.name
+        if objective.workload is None
+        else f"{objective.name} ({objective.metric} at {objective.workload})"
+        for objective in space.objectives
     )
-    runtimes = ", ".join(f"{each.name} {each.quantisation}" for each in space.runtimes)
-    return Decision(
+    runtimes = ", ".join(f"{runtime.name} {runtime.quantisation}" for runtime in space.runtimes)
+    return BuildDecision(
         what="objectives",
         value=f"{objectives}; on {', '.join(space.devices)} with {runtimes}",
         reason=f"those of {whose}; figures are ratios to the size's nearest candidate",
     )
 
 
-def _reference_decision(space: SearchSpace, point: dict[str, float] | None) -> Decision:
+def _reference_decision(space: SearchSpace, point: dict[str, float] | None) -> BuildDecision:
     if point is None:
         value = f"{REFERENCE_RATIO} times the nearest candidate's figures, {REFERENCE_QUALITY} times its quality"
-        return Decision(what="reference point", value=value, reason="no study froze one")
+        return BuildDecision(what="reference point", value=value, reason="no study froze one")
     values = [
-        f"{each.name} {-point[each.name]:.3g}"
-        if each.metric == "quality"
-        else f"{each.name} {math.exp(point[each.name]):.2f}x the nearest candidate's"
-        for each in space.objectives
+        f"{objective.name} {-point[objective.name]:.3g}"
+        if objective.metric == "quality"
+        else f"{objective.name} {math.exp(point[objective.name]):.2f}x the nearest candidate's"
+        for objective in space.objectives
     ]
     reason = "the study's, with ratios to the nearest candidate instead of the published reference"
-    return Decision(what="reference point", value=", ".join(values), reason=reason)
+    return BuildDecision(what="reference point", value=", ".join(values), reason=reason)
 
 
-def _budget_decision(space: SearchSpace) -> Decision:
-    names = ", ".join(dict.fromkeys(each.name for each in space.budgets))
-    return Decision(
+def _budget_decision(space: SearchSpace) -> BuildDecision:
+    names = ", ".join(dict.fromkeys(budget.name for budget in space.budgets))
+    return BuildDecision(
         what="budgets",
         value="only the number of weights",
         reason=f"the study's budgets ({names}) are for its own size; the reference point has them as ratios",
@@ -314,11 +321,12 @@ def narrowed(space: SearchSpace, devices: tuple[str, ...], runtimes: tuple[Runti
     names = {runtime.name for runtime in runtimes}
 
     def fitted(objective: Objective) -> Objective:
-        own = {
-            "device": objective.device if objective.device in devices else None,
-            "runtime": objective.runtime if objective.runtime in names else None,
-        }
-        return objective.model_copy(update=own)
+        return objective.model_copy(
+            update={
+                "device": objective.device if objective.device in devices else None,
+                "runtime": objective.runtime if objective.runtime in names else None,
+            }
+        )
 
     return space.model_copy(
         update={
@@ -366,16 +374,16 @@ def find_pattern(winners: Sequence[Winner]) -> Pattern:
 
 def _profiles(winners: Sequence[Winner], role: str) -> dict[str, NDArray[np.float64]]:
     """Returns kind -> [W, DEPTHS] its share of each part of each winner's stack."""
-    found: dict[str, NDArray[np.float64]] = {}
+    profiles: dict[str, NDArray[np.float64]] = {}
     for row, winner in enumerate(winners):
         layout = winner.layout
         for index in range(layout.depth):
             layer = layout.own(index)
             blocks = layer.mixers if role == "mixer" else tuple(filter(None, (layer.ffn,)))
             for kind in [block.kind for block in blocks] or ["none"]:
-                rows = found.setdefault(kind, np.zeros((len(winners), DEPTHS)))
+                rows = profiles.setdefault(kind, np.zeros((len(winners), DEPTHS)))
                 rows[row] += _overlap(index, layout.depth) / max(1, len(blocks))
-    return found
+    return profiles
 
 
 def _overlap(index: int, depth: int) -> NDArray[np.float64]:
@@ -388,5 +396,5 @@ def _overlap(index: int, depth: int) -> NDArray[np.float64]:
 
 def _distances(profiles: dict[str, NDArray[np.float64]], common: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
     """Returns [W] the total variation distance of each winner from the common shares, mean over depth."""
-    found: NDArray[np.float64] = sum(np.abs(rows - common[kind]).mean(axis=1) for kind, rows in profiles.items())
-    return found / 2
+    distances: NDArray[np.float64] = sum(np.abs(rows - common[kind]).mean(axis=1) for kind, rows in profiles.items())
+    return distances / 2

@@ -109,13 +109,13 @@ class _Change:
         """
         lines, done, shift = list(lines), 0, 0
         for hunk in self.hunks:
-            size, wanted = len(hunk.before), max(hunk.at - 1, 0) + shift
+            size, expected = len(hunk.before), max(hunk.at - 1, 0) + shift
             fitting = [at for at in range(done, len(lines) - size + 1) if lines[at : at + size] == hunk.before]
             if not fitting:
                 raise ValueError(f"no such lines as from {hunk.at} on")
-            at = min(fitting, key=lambda at: abs(at - wanted))
+            at = min(fitting, key=lambda at: abs(at - expected))
             lines[at : at + size] = hunk.after
-            done, shift = at + len(hunk.after), shift + at - wanted + len(hunk.after) - size
+            done, shift = at + len(hunk.after), shift + at - expected + len(hunk.after) - size
         return lines
 
 

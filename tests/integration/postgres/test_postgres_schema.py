@@ -13,7 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from cli_runner import nas
 from store_support import new_study, proposal
-from test_store_schema import NEXT, OLD_DATABASES, OLD_REVISIONS, check_old_contents
+from test_store_schema import NEXT
 
 from nas.core.errors import InvalidInput
 from nas.infra.store import migrate, studies, trials
@@ -48,16 +48,6 @@ def columns(url: str) -> set[str]:
         return {row[0] for row in rows}
 
 
-@pytest.mark.parametrize("revision", [OLD_REVISIONS[0], OLD_REVISIONS[-1]])
-def test_databases_of_development_versions_are_upgraded(url: str, revision: str) -> None:
-    with psycopg.connect(url) as connection:
-        connection.execute((OLD_DATABASES / f"postgresql-{revision}.sql").read_text())
-    assert migrate.upgrade(url) == migrate.Upgrade(revision, migrate.REVISION, None)
-    store = Store.open(url)
-    check_old_contents(store, revision)
-    store.close()
-
-
 def test_a_new_database_is_of_the_newest_revision(url: str) -> None:
     store = Store.open(url)
     with store.read() as connection:
@@ -86,7 +76,7 @@ def test_a_newer_database_is_refused(url: str) -> None:
     with psycopg.connect(url) as connection:
         connection.execute("UPDATE alembic_version SET version_num = 'next'")
     for use in (Store.open, migrate.upgrade):
-        with pytest.raises(InvalidInput, match=r"newer hilnas \(revision next"):
+        with pytest.raises(InvalidInput, match=r"newer hilnas.*\(revision next"):
             use(url)
 
 

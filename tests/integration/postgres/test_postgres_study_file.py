@@ -1,1 +1,1 @@
-from test_store_study_file import *  # noqa: F403
+from test_analysis_archive_files import *  # noqa: F403

@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import update
-from store_support import add_device, new_study, open_store, put, take
+from store_support import add_device, new_study, open_store, put, put_bytes, take
 from test_store_transactions import *  # noqa: F403
 
 from nas.core.clock import SystemClock
@@ -141,7 +141,7 @@ def test_what_the_database_cannot_hold_is_refused(tmp_path: Path, name: str) -> 
 
 def test_collection_waits_for_whoever_pins(tmp_path: Path) -> None:
     store = open_store(tmp_path, SystemClock())
-    kept = artifacts.put_bytes(store, b"kept").sha256
+    kept = put_bytes(store, b"kept").sha256
     with store.write():
         artifacts.pin(store, kept, "me")
         collected: list[artifacts.Collected] = []

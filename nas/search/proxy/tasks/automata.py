@@ -66,8 +66,8 @@ def _composed(maps: Ints) -> Ints:
     Args:
         maps: [B, T, S], the state after a step from each state before it.
     """
-    found, reach = maps.copy(), 1
+    composed, reach = maps.copy(), 1
     while reach < maps.shape[1]:
-        found[:, reach:] = np.take_along_axis(found[:, reach:], found[:, :-reach], axis=2)
+        composed[:, reach:] = np.take_along_axis(composed[:, reach:], composed[:, :-reach], axis=2)
         reach *= 2
-    return found
+    return composed

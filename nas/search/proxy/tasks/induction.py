@@ -53,9 +53,9 @@ class Induction:
         seen = np.zeros((size, self.symbols), dtype=bool)
         rows = np.arange(size)
         for t in range(self.length - 1):
-            here, step = x[:, t], follows[:, t]
-            target = follower[rows, here]
+            symbol, step = x[:, t], follows[:, t]
+            target = follower[rows, symbol]
             x[:, t + 1] = np.where(step, target, x[:, t + 1])
-            y[:, t] = np.where(step & seen[rows, here], target, IGNORE)
-            seen[rows, here] |= step
+            y[:, t] = np.where(step & seen[rows, symbol], target, IGNORE)
+            seen[rows, symbol] |= step
         return x, y

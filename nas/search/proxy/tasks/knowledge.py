@@ -72,8 +72,8 @@ def _table(facts: int, fields: int, values: int, names: int) -> NDArray[np.int64
     """Returns [facts, 2 + fields] the tokens of every fact."""
     generator = np.random.default_rng([_SEED, facts, fields, values])
     name = np.stack(np.divmod(np.arange(facts), names), axis=1)
-    each = np.repeat(np.arange(values), facts // values)
-    field = [names + generator.permutation(each) for _ in range(fields)]
+    repeated = np.repeat(np.arange(values), facts // values)
+    field = [names + generator.permutation(repeated) for _ in range(fields)]
     table = np.concatenate([name, np.stack(field, axis=1)], axis=1).astype(np.int64)
     table.setflags(write=False)
     return table

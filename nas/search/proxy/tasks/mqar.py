@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput
 from nas.core.task import IGNORE, Batch
@@ -48,15 +47,12 @@ class AssociativeRecall:
         keys = generator.random((size, self.keys)).argsort(1)[:, : self.pairs]
         values = generator.integers(self.keys, self.vocab, (size, self.pairs))
         queries = self.length // 2 - self.pairs
-        asked = self._asked(generator, size, queries)
-        x = np.empty((size, self.length), dtype=np.int64)
-        x[:, 0::2] = np.concatenate([keys, np.take_along_axis(keys, asked, 1)], axis=1)
-        x[:, 1::2] = np.concatenate([values, np.take_along_axis(values, asked, 1)], axis=1)
-        y = np.full_like(x, IGNORE)
-        y[:, 2 * self.pairs :: 2] = np.take_along_axis(values, asked, 1)
-        return x, y
-
-    def _asked(self, generator: np.random.Generator, size: int, queries: int) -> NDArray[np.intp]:
-        """Returns the pair that each query asks for, [size, queries]."""
+        # Each round asks for every pair once.
         rounds = [generator.random((size, self.pairs)).argsort(1) for _ in range(-(-queries // self.pairs))]
-        return np.concatenate(rounds, axis=1)[:, :queries]
+        pairs = np.concatenate(rounds, axis=1)[:, :queries]
+        x = np.empty((size, self.length), dtype=np.int64)
+        x[:, 0::2] = np.concatenate([keys, np.take_along_axis(keys, pairs, 1)], axis=1)
+        x[:, 1::2] = np.concatenate([values, np.take_along_axis(values, pairs, 1)], axis=1)
+        y = np.full_like(x, IGNORE)
+        y[:, 2 * self.pairs :: 2] = np.take_along_axis(values, pairs, 1)
+        return x, y

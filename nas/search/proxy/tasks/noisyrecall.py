@@ -56,14 +56,14 @@ class NoisyRecall:
         shown = self._shown
         keys = generator.random((size, self.keys)).argsort(1)[:, : self.pairs]
         values = generator.integers(self.keys, self.keys + self.values, (size, self.pairs))
-        asked = generator.integers(0, self.pairs, (size, shown))
-        later = (asked[:, :, None] == asked[:, None, :]) & (np.arange(shown)[:, None] > np.arange(shown))
+        pairs = generator.integers(0, self.pairs, (size, shown))
+        later = (pairs[:, :, None] == pairs[:, None, :]) & (np.arange(shown)[:, None] > np.arange(shown))
         # Of length - shown slots, each either noise or a pair, the pairs' slots are drawn; a slot of a pair is 2 wide.
         slots = np.sort(generator.random((size, self.length - shown)).argsort(1)[:, :shown], axis=1)
         places = slots + np.arange(shown)
         x = generator.integers(self.keys + self.values, self.vocab, (size, self.length))
-        answers = np.take_along_axis(values, asked, 1)
-        np.put_along_axis(x, places, np.take_along_axis(keys, asked, 1), 1)
+        answers = np.take_along_axis(values, pairs, 1)
+        np.put_along_axis(x, places, np.take_along_axis(keys, pairs, 1), 1)
         np.put_along_axis(x, places + 1, answers, 1)
         y = np.full_like(x, IGNORE)
         np.put_along_axis(y, places, np.where(later.any(2), answers, IGNORE), 1)

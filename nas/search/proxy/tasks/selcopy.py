@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from nas.core.errors import InvalidInput
 from nas.core.task import IGNORE, Batch
 
-_NOISE, _SEPARATOR, _FIRST = 0, 1, 2
+_NOISE = 0
+_SEPARATOR = 1
+_FIRST = 2
+"""Of the symbols that are copied."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Text: files -> documents -> held-out split -> corpora and byte-pair tokens. No torch."""

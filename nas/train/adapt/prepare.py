@@ -1,0 +1,172 @@
+"""Prepares an adaptation: checks its request, imports its model once, and tokenises its text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.layout import Layout
+from nas.core.limit import Limit
+from nas.core.replacement import slots_of
+from nas.model.nn.fit import Worker
+from nas.model.nn.weights import checkpoint_layout
+from nas.model.text.documents import read_sources
+from nas.train.adapt.adapt import REQUEST, Adaptation, child_bytes
+from nas.train.adapt.alternatives import default_alternatives, further_mixers
+from nas.train.adapt.checkpoints import import_once, is_imported, read_model
+from nas.train.adapt.costs import Measure
+from nas.train.adapt.healing import batches_of
+from nas.train.adapt.library import TrainedTeacher
+from nas.train.adapt.parallel import Workers
+from nas.train.adapt.request import AdaptRequest
+from nas.train.pretrain.data import Vocabulary, tokenise
+from nas.train.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
+
+_TEACHER = "teacher.safetensors"
+
+
+def prepare(request: AdaptRequest, measure: Measure, worker: Worker, workers: Workers | None = None) -> Adaptation:
+    """Returns an adaptation that can run.
+
+    What follows from the model's configuration, the request and the disk is checked before the weights are read. The
+    record of the request is not written before `Adaptation.claim`; a refusal may leave the imported model, empty
+    folders, and ids of the text in the cache.
+
+    Args:
+        request: what is adapted to what.
+        measure: returns the figures of a layout on the device.
+        worker: this process.
+        workers: processes that train the library; None: this one, depth after depth.
+
+    Raises:
+        InvalidInput: the folder holds another adaptation, or text, tokenizer and model do not fit.
+        Unsupported: no layout describes the model, or its layers cannot be replaced one by one.
+        InfrastructureFailed: the disk has no room for the imported model, the library or the child.
+    """
+    if request.hours is not None and workers is not None:
+        raise InvalidInput(
+            "the training of one process is timed: leave it out where workers train the library, and set"
+            " library.tokens and healing.tokens in --config",
+            where="--hours",
+        )
+    limits = [Limit.parse(text) for text in request.budget]
+    model, output = request.model, request.output
+    layout = read_model(model).layout if model.is_dir() else checkpoint_layout(model)
+    slots = slots_of(layout)
+    tokenizer = read_model_tokenizer(request.tokenizer_file)
+    if tokenizer.size > layout.vocab:  # embeddings may have rows without a token
+        raise InvalidInput(
+            f"{request.tokenizer_file} has {tokenizer.size:,} tokens, but the model's embedding {layout.vocab:,} rows;"
+            " name the tokenizer.json that the model was trained with",
+            where="--tokenizer",
+        )
+    marks = tokenizer.marks if isinstance(tokenizer, ModelTokenizer) else None
+    vocabulary = Vocabulary(request.tokenizer_file, layout.vocab, marks=marks)
+    if request.healing.k >= layout.vocab:
+        raise InvalidInput(f"healing.k is {request.healing.k}, of a vocabulary of {layout.vocab:,}")
+    further = further_mixers(request.mixers, layout.d_model)
+    alternatives = {slot: default_alternatives(layout, slot, request.window, further) for slot in slots}
+    record = request.record() | {
+        "layout": layout.format(),
+        "tokenizer": vocabulary.sha256,
+        "budgets": {limit.metric: limit.value for limit in limits},
+    }
+    earlier = _earlier_record(output, record)
+    if tokens := earlier.get("tokens"):
+        request = request.with_tokens(**tokens)
+        record["tokens"] = tokens
+
+    require_writable(output, "--output")
+    require_writable(request.library_folder, "--library")
+    (output / "measured").mkdir(exist_ok=True)
+    teacher = TrainedTeacher.load(_imported(model, output, layout, worker) if model.is_dir() else model, worker.device)
+    sources = [
+        tokenise(source, vocabulary, None, request.library.seed, 1 << 20)
+        for source in read_sources(request.corpus, request.held_out)
+    ]
+    record |= {"teacher": teacher.sha256, "text": [source.key for source in sources]}
+    _earlier_record(output, record)
+    adaptation = Adaptation(
+        request=request,
+        record=record,
+        measure=measure,
+        worker=worker,
+        workers=workers,
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        teacher=teacher,
+        sources=sources,
+        healing_text=batches_of(sources, request.healing),
+        alternatives=alternatives,
+    )
+    library_bytes = adaptation.library.missing_bytes(adaptation.required_blocks())
+    _check_room({request.library_folder: library_bytes, output: child_bytes(output, layout)})
+    return adaptation
+
+
+def require_writable(folder: Path, where: str) -> None:
+    """Creates a folder if it is missing, and checks that files can be written there.
+
+    Raises:
+        InvalidInput: they cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidInput(f"cannot write to {folder}: {error.strerror}; name another folder", where=where) from error
+
+
+def _earlier_record(output: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the record in a folder, empty if there is none, after checking that it is of the same adaptation.
+
+    Raises:
+        InvalidInput: it is of another one.
+    """
+    path = output / REQUEST
+    if not path.is_file():
+        return {}
+    earlier: dict[str, Any] = json.loads(path.read_bytes())
+    if different := ", ".join(sorted(key for key in record if earlier.get(key) != record[key])):
+        raise InvalidInput(
+            f"{output} holds an adaptation with another {different}; name another folder", where="--output"
+        )
+    return earlier
+
+
+def _imported(model: Path, output: Path, layout: Layout, worker: Worker) -> Path:
+    """Returns the checkpoint of a folder of transformers, imported once."""
+    checkpoint = output / _TEACHER
+    if not is_imported(model, checkpoint):
+        size = 4 * layout.params.total
+        before = checkpoint.stat().st_size if checkpoint.is_file() else 0
+        _check_room({output: size - before + child_bytes(output, layout)})
+        worker.log(f"importing {model}: {size / 1e6:,.1f} MB")
+        import_once(model, checkpoint)
+    return checkpoint
+
+
+def _check_room(sizes: Mapping[Path, int]) -> None:
+    """Checks that disks have room.
+
+    Args:
+        sizes: folder -> bytes.
+
+    Raises:
+        InfrastructureFailed: one has not.
+    """
+    disks: dict[int, int] = {}
+    for folder, size in sizes.items():
+        disk = folder.stat().st_dev
+        disks[disk] = disks.get(disk, 0) + size
+        if (free := shutil.disk_usage(folder).free) < disks[disk]:
+            raise InfrastructureFailed(
+                f"{folder}: {disks[disk] / 1e6:,.1f} MB are needed, but the disk has {free / 1e6:,.1f} MB free;"
+                " free some with `nas gc`, or name folders on another disk with --library and --output"
+            )

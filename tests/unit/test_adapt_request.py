@@ -1,0 +1,81 @@
+"""What `nas adapt` reads from its settings file and from its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_runner import nas
+from typer.main import get_command
+
+from nas.cli.adapt import app
+from nas.core.errors import InvalidInput
+from nas.train.adapt.request import AdaptRequest, AdaptSettings, read_request
+
+OPTIONS = {"model": "lfm2", "budget": ["decode_p50<=20ms"], "corpus": ["texts"], "output": "out"}
+
+
+def test_options_override_keys_of_the_file_and_others_stay(tmp_path: Path) -> None:
+    path = tmp_path / "adapt.yaml"
+    path.write_text("model: lfm2\ndevice: phone\nreps: 7\npairs: 200\nlibrary: {tokens: 1024}\nhealing: {lr: 1e-4}\n")
+    options = {"budget": ["ttft<=1s"], "corpus": ["texts"], "output": "out", "device": "tablet", "pairs": 3}
+    request = read_request(path, options)
+    assert (request.device, request.reps, request.pairs) == ("tablet", 7, 3)
+    assert (request.library.tokens, request.healing.lr) == (1024, 1e-4)
+    assert request.prompt == AdaptRequest.model_fields["prompt"].default
+
+
+def test_paths_of_the_file_start_at_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "adapt.json"
+    path.write_text('{"model": "lfm2", "corpus": ["a", "/b"], "output": "out", "budget": ["ttft<=1s"]}')
+    request = read_request(path, {"output": "elsewhere"})
+    assert request.model == tmp_path / "lfm2"
+    assert request.corpus == (tmp_path / "a", Path("/b"))
+    assert request.output == Path("elsewhere"), "of the command line: from the working folder"
+
+
+@pytest.mark.parametrize("key", list(OPTIONS))
+def test_what_is_required_may_be_in_neither(key: str) -> None:
+    with pytest.raises(InvalidInput, match=f"is missing; name it, or '{key}' in the file of --config"):
+        read_request(None, {name: value for name, value in OPTIONS.items() if name != key})
+
+
+def test_mistakes_are_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "adapt.yaml"
+    path.write_text("pairs: -1\nlibary: {}\nlibrary:\n  tokens: many\n")
+    with pytest.raises(InvalidInput) as caught:
+        read_request(path, OPTIONS)
+    lines = caught.value.message.splitlines()
+    assert [line.split(":")[1] for line in lines] == ["1", "2", "4"]
+    assert "unknown key 'libary'; did you mean 'library'?" in lines[1].replace(", did", "; did")
+
+
+def test_equal_keys_in_the_file_and_on_the_command_line_give_equal_requests(tmp_path: Path) -> None:
+    path = tmp_path / "adapt.yaml"
+    path.write_text("reps: 3\nhours: 2\npte: true\n")
+    there = read_request(path, OPTIONS)
+    assert there == read_request(None, OPTIONS | {"reps": 3, "hours": 2, "pte": True})
+    assert there.record().keys() > AdaptSettings.model_fields.keys()
+
+
+def test_options_have_the_defaults_of_their_keys() -> None:
+    options = {option.name: option.default for option in get_command(app).params}
+    fields = AdaptRequest.model_fields
+    for name in ("device", "runtime", "workers", "prompt", "gen", "threads", "reps", "pte", "mixes", "quantisation"):
+        assert options[name] == fields[name].default, name
+    assert tuple(options["gguf"]) == fields["gguf"].default
+    assert options.keys() - {"config", "json"} == fields.keys() - AdaptSettings.model_fields.keys()
+
+
+def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
+    done = nas("adapt", "model", "-c", str(tmp_path), "-o", str(tmp_path / "out"))
+    assert done.code == 3
+    assert done.err.startswith("nas: --budget: is missing")
+
+
+def test_defaults_of_options_do_not_override_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "adapt.yaml"
+    path.write_text("workers: 2\nray_address: auto\n")
+    given = ("adapt", "model", "-b", "ttft<=1s", "-c", str(tmp_path), "-o", str(tmp_path), "--config", str(path))
+    assert "--ray-address" in nas(*given).err
+    assert "--ray-address" not in nas(*given, "--workers", "1", "--ray-address", "").err

@@ -1,0 +1,108 @@
+"""The table of metrics: one row, and the metric is in every table that people read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from cli_runner import nas
+from pydantic import ValidationError
+from release_lab import comparison, files, write_family
+from study_support import figure
+
+from nas.cli import adapt
+from nas.core.errors import UnknownName
+from nas.core.family import FAMILY, RecordedFigure, family_folder, read_family, write_record
+from nas.core.layout import Layout
+from nas.core.limit import Limit
+from nas.core.measurement import Figure, Measurement
+from nas.core.metrics import METRICS, Metric, metric
+from nas.core.workload import Workload
+from nas.measure.protocol import bench
+from nas.measure.protocol.bench import BenchOptions
+from nas.serve.views import candidate
+from nas.serve.views.family import kind_of
+from nas.train.compare.tables import figures_table
+from nas.train.release.model_card import card
+from nas.train.release.options import FileOptions
+from nas.train.scaling.measure import recorded_figure
+
+MADE_UP = Metric(
+    "wakeups", "wake-ups", "1/s", "min", "log", "device", "how often a core wakes up", recorded=True, compared=True
+)
+
+
+@pytest.fixture(autouse=True)
+def row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path))
+    monkeypatch.setitem(METRICS, MADE_UP.name, MADE_UP)
+
+
+def measured() -> Measurement:
+    names = {"wakeups": figure(12.0, 0.1, "1/s"), "decode_mean": Figure(value=20.0, low=16.0, high=25.0, unit="ms")}
+    return cast(Measurement, SimpleNamespace(figures=names, workload=Workload(prompt=64, gen=16)))
+
+
+OPTIONS = BenchOptions(
+    subject="",
+    runtime="fake",
+    quantisation="q4_0",
+    device="box",
+    workload=Workload(prompt=64, gen=16),
+    repetitions=2,
+)
+
+
+def in_records() -> RecordedFigure:
+    return recorded_figure(MADE_UP, 64, measured())
+
+
+def test_records_of_families_have_it() -> None:
+    assert (in_records().metric, in_records().value, in_records().prompt) == ("wakeups", 12.0, 64)
+    assert recorded_figure(METRICS["decode_tps"], 64, measured()).ci95 == (40.0, 62.5)
+    with pytest.raises(ValidationError, match="unknown metric of a family 'latency'"):
+        RecordedFigure(metric="latency", prompt=64)
+
+
+def test_commands_pages_cards_and_comparisons_show_it(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    family = read_family("demo")
+    small = family.members[1]
+    one = small.measured[0].model_copy(update={"figures": (in_records(),)})
+    changed = family.model_copy(update={"members": (small.model_copy(update={"measured": (one,)}),)})
+    write_record(family_folder("demo") / FAMILY, changed)
+    done = nas("family", "show", "demo")
+    assert "wake-ups\t64\t12.0 1/s (10.9 to 13.2)" in done.out
+
+    label = kind_of("wakeups", 64)
+    assert (label.label, label.unit) == ("wake-ups at 64 tokens", "1/s")
+
+    text = card("demo", Layout.parse(small.layout), files(tmp_path / "other"), FileOptions(measured=(one,)))
+    assert "| wake-ups, 1/s | 64 | 12 [10.91, 13.2] |" in text
+
+    compared = comparison("demo", "text")
+    models = tuple(model.model_copy(update={"measured": one}) for model in compared.models)
+    columns, rows = figures_table(compared.model_copy(update={"models": models}))
+    assert columns[2:] == ["wake-ups 1/s 64"] and rows[0][2:] == ["12"]
+
+
+def test_trials_are_compared_by_it() -> None:
+    place = SimpleNamespace(place=("box", "fake", "chat"), figures=measured().figures)
+    (line,) = candidate._figures([cast(Any, SimpleNamespace(places=[place]))])
+    assert (line.metric, line.unit, line.direction) == ("wakeups", "1/s", "min")
+
+
+def test_an_adaptation_measures_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = {"figures": {"wakeups": {"value": 12.0}, "ttft": {"value": None}}}
+    monkeypatch.setattr(bench, "bench", lambda options, say: report)
+    measure = adapt._measured(OPTIONS)
+    assert measure(Layout.parse("d64 v256 ffn=swiglu:64 [C3 A2/1]")) == {"wakeups": 12.0}
+
+
+def test_budgets_name_it_but_not_inverses_of_others() -> None:
+    assert str(Limit.parse("ttft<=20ms")) == "ttft <= 20 ms"
+    assert metric("wakeups").label == "wake-ups"
+    with pytest.raises(UnknownName, match="decode_tps"):
+        metric("decode_tps")
