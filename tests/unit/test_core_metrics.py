@@ -19,6 +19,7 @@ from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.measurement import Figure, Measurement
 from nas.core.metrics import METRICS, Metric, metric
+from nas.core.scoring import MeasurementKey
 from nas.core.workload import Workload
 from nas.measure.protocol import bench
 from nas.measure.protocol.bench import BenchOptions
@@ -89,8 +90,8 @@ def test_commands_pages_cards_and_comparisons_show_it(tmp_path: Path) -> None:
 
 
 def test_trials_are_compared_by_it() -> None:
-    place = SimpleNamespace(place=("box", "fake", "chat"), figures=measured().figures)
-    (line,) = candidate._figures([cast(Any, SimpleNamespace(places=[place]))])
+    measurement = SimpleNamespace(key=MeasurementKey("box", "fake", "chat"), figures=measured().figures)
+    (line,) = candidate._figures([cast(Any, SimpleNamespace(measurements=[measurement]))])
     assert (line.metric, line.unit, line.direction) == ("wakeups", "1/s", "min")
 
 
