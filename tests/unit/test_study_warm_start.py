@@ -99,7 +99,7 @@ def test_what_means_something_else_is_not_shared() -> None:
 def test_figures_of_another_build_or_corpus_are_not_shared() -> None:
     def bound(build: str, corpus: str) -> BoundSpace:
         calibrated = {"what": CALIBRATED, "device": "local", "runtime": "fake", "id": "box", "build": build, "ms": 1.0}
-        used = {"what": CORPUS, "hash": corpus}
+        used = {"what": CORPUS, "hash": corpus, "versions": {}, "made_of": {}}
         return BoundSpace.of(tiny_space(), [Event(EventKind.STUDY, payload, None, 1) for payload in (calibrated, used)])
 
     def common(build: str, corpus: str) -> tuple[set[str], int]:
