@@ -266,7 +266,7 @@ CORRECTIONS: Mapping[str, tuple[float, ...]] = {
 }
 """Correction -> values of its constant; where there are several, the best on other blocks is taken.
 
-each: every run is divided by the whole time of the reference run before it, as protocol 1 did; "of both": by the mean
+each: every run is divided by the whole time of the reference run before it, "of both": by the mean
 of the one before and the one after. ratio: the statistic is divided by that of the reference runs before ("to both":
 and after; half: by its square root). shrunken: by a fitted power of it. smoothed: every run is divided by the
 reference's state at that moment, a two-sided exponential mean over that many reference runs, which is the steady
@@ -274,12 +274,12 @@ smoother of a random walk seen through noise. two-way: layout + moment, fitted i
 of the unit and the reference; a figure is relative to the reference's.
 """
 
-OLD = Estimator("wall", "median", "each")
+BASELINE = Estimator("wall", "median", "each")
 
 
 def estimators(metric: str) -> list[Estimator]:
-    """Returns all estimators of a metric that are compared, the old protocol first."""
-    found = [OLD]
+    """Returns all estimators of a metric that are compared, the baseline first."""
+    found = [BASELINE]
     for clock, statistic in itertools.product(CLOCKS, STATISTICS):
         found += [Estimator(clock, statistic, correction) for correction in ("none", "half", "ratio")]
     for clock in CLOCKS:

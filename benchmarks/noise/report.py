@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.noise.estimators import METRICS, OLD, Array, Estimate, Estimator, Unit, estimators, read_units
+from benchmarks.noise.estimators import METRICS, BASELINE, Array, Estimate, Estimator, Unit, estimators, read_units
 from benchmarks.noise.record import FOLDER, THREADS
 from nas.core.measurement import ClockName
 from nas.core.stats import Z95, t_critical
@@ -37,7 +37,7 @@ FOLDERS = (FOLDER, FOLDER / "three_layouts")
 CONDITIONS = ("calm", "loop", "loops", "loops4", "bursts", "copy", "calm2")
 CALM = "calm"
 _CLOCKS: Mapping[int, ClockName] = {1: "cpu", 2: "wall"}
-NEW = {
+PROTOCOL = {
     (threads, metric): Estimator(
         clock,
         "floor",
@@ -164,7 +164,7 @@ def held_out(units: Sequence[Unit], estimator: Estimator, metric: str, repetitio
         model = fit_interval(train[best])
         for each in by_setting[best]:
             if each.fold == fold:
-                sd = _old_sd(each, metric, repetitions) if estimator == OLD else _sd(each, model)
+                sd = _t_sd(each, metric, repetitions) if estimator == BASELINE else _sd(each, model)
                 result.append(replace(each, sd=sd))
     return result
 
@@ -196,8 +196,8 @@ def _sd(each: Scored, model: NoiseModel) -> float:
     )
 
 
-def _old_sd(each: Scored, metric: str, repetitions: int) -> float:
-    """Returns the standard deviation that protocol 1's t-interval amounts to."""
+def _t_sd(each: Scored, metric: str, repetitions: int) -> float:
+    """Returns the standard deviation that Student's interval of the repetitions amounts to."""
     runs = each.unit.layouts[each.layout]
     values: Array = (runs.times["wall", metric] - runs.before["wall", "total"])[:repetitions]
     sd = math.sqrt(math.pi / 2 / len(values)) * float(np.std(values, ddof=1))
@@ -267,7 +267,7 @@ def chosen_constants(units: Sequence[Unit], repetitions: int) -> dict[ClockName,
     found: dict[ClockName, dict[Phase, NoiseModel]] = {}
     for threads, metric in itertools.product(THREADS, METRICS):
         own = [unit for unit in units if unit.threads == threads]
-        shrunken = replace(NEW[threads, metric], correction="shrunken")
+        shrunken = replace(PROTOCOL[threads, metric], correction="shrunken")
         by_power = {power: scored(own, shrunken, metric, repetitions, power) for power in shrunken.settings}
         best = min(by_power, key=lambda power: _rms(by_power[power]))
         used = NOISE[shrunken.clock][metric].exponent
@@ -280,107 +280,101 @@ def chosen_constants(units: Sequence[Unit], repetitions: int) -> dict[ClockName,
 
 # The page.
 
-_PAIRS = 5
 _HEAD = """# Noise of device times, measured
 
-Which statistic over repetitions is nearest to the figure of a calm machine, calm and beside other work. Written by
-`python -m benchmarks.noise.report --page docs/measured/noise.md` from the raw rows in `benchmarks/noise/recorded`;
-[the protocol](../explanation/measurement-protocol.md) says how a figure is computed.
+**With one thread a figure errs by 2 to 6 % (root mean square), calm and beside six kinds of other work, and 94 to 95 % of the
+stated 95 % intervals hold the figure of the calm machine.** Two threads that share their cores with other work err by up to 38 %, with
+intervals as wide.
+[The protocol](../explanation/measurement-protocol.md) says how a figure is computed.
+
+    python -m benchmarks.noise.report --page docs/measured/noise.md      # from the rows in `benchmarks/noise/recorded`
+    python -m benchmarks.noise.report --json                             # all estimators, not only those below
+    python -m benchmarks.noise.record --folder FOLDER                    # records another machine
 
 {what}
 
-An **error** is the logarithm of a figure over the mean calm figure of that layout; of a calm figure over that of the
-other calm blocks, divided by the root of 1 + 1 / their number, as they err alike. Constants are fitted on other
-blocks than the one that is scored (where a condition has one block, on other layouts). Estimators are a clock (the
-time that passed, or the processor time of the runner), a statistic over repetitions (`floor`: the mean of the fastest
-fifth; `third`: of the fastest third) and a correction by reference runs: `each` divides every run by the whole
-reference run before it, as protocol 1 did; `ratio` divides the statistic by that of the reference runs, `half` by its
-square root; `shrunken` by a fitted power of it; `smoothed` every run by the smoothed state of the reference; `two-
-way` fits layouts and moments to all runs of the minutes; "both" takes the reference runs before and after. Of decoded
-tokens the median of a run counts; or the 10 % quantile ("fast tokens"), the median over slices of the fastest of each
-("slices"), or the statistic of each token by itself ("by token"). Cells are the root mean square error in per cent,
-and the bias; `held` is how many of all stated 95 % intervals hold the calm figure, `s` the device seconds of a
-figure.
+- **Error**: logarithm of a figure over the mean calm figure of that layout; of a calm figure over that of the other calm blocks,
+  divided by the root of 1 + 1 / their number. Constants are fitted on other blocks than the one that is scored (where a
+  condition has one block, on other layouts).
+- **Estimator**: a clock (`wall`: time that passed, `cpu`: processor time of the runner), a statistic over repetitions
+  (`floor`: mean of the fastest fifth) and a correction by reference runs. `each` divides every run by the reference run before
+  it; `ratio` divides the statistic by that of the reference runs, `half` by its square root; `two-way` fits layouts and moments to
+  all runs. Of decoded tokens the median of a run counts, or the median over slices of 16 tokens of the fastest of each ("slices").
+- **Cells**: root mean square error in per cent, and the bias in brackets; `held`: share of all stated 95 % intervals that hold the
+  calm figure; `s`: device seconds of a figure. The protocol's estimator is in bold.
 """
+
+
+def shown_estimators(threads: int, metric: Phase) -> list[Estimator]:
+    """Returns the estimators on the page: baselines, and the protocol's with its neighbours."""
+    protocol = PROTOCOL[threads, metric]
+    rows = [BASELINE, Estimator("wall", "median"), Estimator("wall", "floor"), Estimator("cpu", "floor")]
+    for tokens in dict.fromkeys(("decode", protocol.tokens)):
+        rows += [Estimator(protocol.clock, "floor", correction, tokens) for correction in ("half", "ratio")]
+    return [*rows, Estimator(protocol.clock, "floor", "two-way")]
 
 
 def page(units: Sequence[Unit], repetitions: int) -> str:
     """Returns the page in Markdown."""
     parts = [_HEAD.format(what=_what(units, repetitions))]
     for threads, metric in itertools.product(THREADS, METRICS):
-        own = [unit for unit in units if unit.threads == threads]
-        results = {estimator: held_out(own, estimator, metric, repetitions) for estimator in estimators(metric)}
-        named = f"{_TITLES[metric]}, {threads} thread{'s' * (threads > 1)}"
-        parts += [f"## {named}\n", _comparison(results), ""]
-        chosen = NEW[threads, metric]
-        parts += [f"Protocol 1 (`{OLD.name}`) and this one (`{chosen.name}`):\n", _details(results, (OLD, chosen)), ""]
-        parts += [_equal_seconds(own, metric), ""]
-    parts += ["## Constants\n", _constants(units, repetitions), ""]
+        on_threads = [unit for unit in units if unit.threads == threads]
+        protocol = PROTOCOL[threads, metric]
+        results = {
+            estimator: held_out(on_threads, estimator, metric, repetitions)
+            for estimator in shown_estimators(threads, metric)
+        }
+        title = f"{_TITLES[metric]}, {threads} thread{'s' * (threads > 1)}"
+        parts += [f"## {title}\n", _comparison(results, protocol), ""]
+        parts += [f"The protocol (`{protocol.name}`):\n", _details(results[protocol]), ""]
+    parts += ["## Constants\n", _constants(units, repetitions), "", _LIMITS]
     return "\n".join(parts)
 
 
 _TITLES: Mapping[Phase, str] = {"ttft": "TTFT", "decode": "Decode p50"}
 
+_LIMITS = """## Limits
+
+One virtual machine of two cores; twelve layouts of `lfm2-mixed-demo` (two in `three_layouts`); no phone. Conditions of few figures say
+little: in `calm2` the interval of the time to first token holds in 67 % of six cases. Two threads beside other work were recorded for three
+rounds a unit, as threads that wait for each other take 10 to 25 times as long.
+"""
+
 
 def _what(units: Sequence[Unit], repetitions: int) -> str:
     lines = ["| recording | runtime | threads | layouts | units of each condition |", "| --- | --- | --- | --- | --- |"]
     for bed in sorted({unit.bed for unit in units}):
-        own = [unit for unit in units if unit.bed == bed]
-        counts = {name: sum(unit.condition == name for unit in own) for name in CONDITIONS}
-        shown = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-        lines.append(f"| {bed[0]} | {bed[1]} | {bed[2]} | {len(own[0].layouts)} | {shown} |")
-    few = "three for two threads beside loops, where threads that wait for each other take 10 to 25 times as long"
+        on_bed = [unit for unit in units if unit.bed == bed]
+        counts = {name: sum(unit.condition == name for unit in on_bed) for name in CONDITIONS}
+        conditions = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        lines.append(f"| {bed[0]} | {bed[1]} | {bed[2]} | {len(on_bed[0].layouts)} | {conditions} |")
     return "\n".join(lines) + (
-        f"\n\nA unit is ten rounds ({few}) on a virtual machine of two cores; figures are of {repetitions} repetitions "
-        "or of all that there are. Conditions: one endless loop beside, one for each core, four of them, loops that "
-        "come and go, a process that copies memory, and `calm2`, minutes in which the host itself was slow."
+        f"\n\nA unit is ten rounds; figures are of {repetitions} repetitions or of all that there are. Conditions: one endless "
+        "loop beside (`loop`), one for each core (`loops`), four of them, loops that come and go, a process that copies memory, "
+        "and `calm2`, minutes in which the host itself was slow."
     )
 
 
-def _comparison(results: Mapping[Estimator, Sequence[Scored]]) -> str:
-    conditions = list(by_condition(results[OLD]))
+def _comparison(results: Mapping[Estimator, Sequence[Scored]], protocol: Estimator) -> str:
+    conditions = list(by_condition(results[protocol]))
     lines = [f"| estimator | {' | '.join(conditions)} | held | s |", "| --- " * (len(conditions) + 3) + "|"]
     for estimator, errors in results.items():
-        cells = [row(own) for own in by_condition(errors).values()]
-        whole = row(errors)
-        shown = [f"{cell['rms']:.1f} ({cell['bias']:+.1f})" for cell in cells]
-        lines.append(f"| {estimator.name} | {' | '.join(shown)} | {whole['held']:.0f} % | {whole['seconds']:.1f} |")
+        total = row(errors)
+        cells = [f"{cell['rms']:.1f} ({cell['bias']:+.1f})" for cell in map(row, by_condition(errors).values())]
+        name = f"**{estimator.name}**" if estimator == protocol else estimator.name
+        lines.append(f"| {name} | {' | '.join(cells)} | {total['held']:.0f} % | {total['seconds']:.1f} |")
     return "\n".join(lines)
 
 
-def _details(results: Mapping[Estimator, Sequence[Scored]], which: Sequence[Estimator]) -> str:
-    head = ("spread", "bias", "rms", "+- stated", "held", "rms of ratio to a layout", "held", "s")
-    lines = [f"| | figures | {' | '.join(head)} |", "| --- " * (len(head) + 2) + "|"]
-    for condition in by_condition(results[OLD]):
-        for estimator in which:
-            own = by_condition(results[estimator])[condition]
-            cell, ratio = row(own), row(relative(own))
-            spread = "" if cell["spread"] is None else f"{cell['spread']:.1f}"
-            version = "1" if estimator == OLD else "now"
-            lines.append(
-                f"| {condition}, {version} | {cell['figures']} | {spread} | {cell['bias']:+.1f} | {cell['rms']:.1f} "
-                f"| {cell['half']:.1f} | {cell['held']:.0f} % | {ratio['rms']:.1f} | {ratio['held']:.0f} % "
-                f"| {cell['seconds']:.1f} |"
-            )
-    return "\n".join(lines)
-
-
-def _equal_seconds(units: Sequence[Unit], metric: str) -> str:
-    """Returns a table of estimators at the device seconds of `_PAIRS` pairs."""
-    runs = [each.seconds for unit in units for each in unit.layouts.values()]
-    candidate, reference = (fmean(each[place] for each in runs) for place in (0, 1))
-    lines = [
-        f"At the device seconds of {_PAIRS} repetitions, each with its reference run:\n",
-        "| estimator | repetitions | calm: spread | calm: rms | all: rms |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for estimator in estimators(metric):
-        cost = candidate + _share(estimator) * reference
-        count = min(10, int(_PAIRS * (candidate + reference) / cost + 1e-9))
-        errors = held_out(units, estimator, metric, count)
-        calm = row(by_condition(errors)[CALM])
+def _details(errors: Sequence[Scored]) -> str:
+    head = ("figures", "spread", "bias", "rms", "+- stated", "held", "rms of ratio to a layout", "held")
+    lines = [f"| | {' | '.join(head)} |", "| --- " * (len(head) + 1) + "|"]
+    for condition, scored_errors in by_condition(errors).items():
+        cell, ratio = row(scored_errors), row(relative(scored_errors))
+        spread = "" if cell["spread"] is None else f"{cell['spread']:.1f}"
         lines.append(
-            f"| {estimator.name} | {count} | {calm['spread']:.1f} | {calm['rms']:.1f} | {100 * _rms(errors):.1f} |"
+            f"| {condition} | {cell['figures']} | {spread} | {cell['bias']:+.1f} | {cell['rms']:.1f} "
+            f"| {cell['half']:.1f} | {cell['held']:.0f} % | {ratio['rms']:.1f} | {ratio['held']:.0f} % |"
         )
     return "\n".join(lines)
 
