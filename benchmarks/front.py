@@ -80,7 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hilnas-front-") as folder:
         store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
         try:
-            report, _ = read(options.archive, store)
+            report = read(options.archive, store)
             with Snapshots(store) as snapshots:
                 kinds = kind_views(snapshots.get(report["study"]))
         finally:

@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.noise.estimators import METRICS, BASELINE, Array, Estimate, Estimator, Unit, estimators, read_units
+from benchmarks.noise.estimators import BASELINE, METRICS, Array, Estimate, Estimator, Unit, estimators, read_units
 from benchmarks.noise.record import FOLDER, THREADS
+from benchmarks.quality.page import fill
 from nas.core.measurement import ClockName
 from nas.core.stats import Z95, t_critical
 from nas.measure.estimator import NOISE, SLICE, NoiseModel, Phase
@@ -102,7 +103,7 @@ def main() -> None:
         return
     text = page(units, options.repetitions)
     if options.page:
-        options.page.write_text(text)
+        fill(options.page, "noise", text)
     else:
         print(text)
 
@@ -280,30 +281,6 @@ def chosen_constants(units: Sequence[Unit], repetitions: int) -> dict[ClockName,
 
 # The page.
 
-_HEAD = """# Noise of device times, measured
-
-**With one thread a figure errs by 2 to 6 % (root mean square), calm and beside six kinds of other work, and 94 to 95 % of the
-stated 95 % intervals hold the figure of the calm machine.** Two threads that share their cores with other work err by up to 38 %, with
-intervals as wide.
-[The protocol](../explanation/measurement-protocol.md) says how a figure is computed.
-
-    python -m benchmarks.noise.report --page docs/measured/noise.md      # from the rows in `benchmarks/noise/recorded`
-    python -m benchmarks.noise.report --json                             # all estimators, not only those below
-    python -m benchmarks.noise.record --folder FOLDER                    # records another machine
-
-{what}
-
-- **Error**: logarithm of a figure over the mean calm figure of that layout; of a calm figure over that of the other calm blocks,
-  divided by the root of 1 + 1 / their number. Constants are fitted on other blocks than the one that is scored (where a
-  condition has one block, on other layouts).
-- **Estimator**: a clock (`wall`: time that passed, `cpu`: processor time of the runner), a statistic over repetitions
-  (`floor`: mean of the fastest fifth) and a correction by reference runs. `each` divides every run by the reference run before
-  it; `ratio` divides the statistic by that of the reference runs, `half` by its square root; `two-way` fits layouts and moments to
-  all runs. Of decoded tokens the median of a run counts, or the median over slices of 16 tokens of the fastest of each ("slices").
-- **Cells**: root mean square error in per cent, and the bias in brackets; `held`: share of all stated 95 % intervals that hold the
-  calm figure; `s`: device seconds of a figure. The protocol's estimator is in bold.
-"""
-
 
 def shown_estimators(threads: int, metric: Phase) -> list[Estimator]:
     """Returns the estimators on the page: baselines, and the protocol's with its neighbours."""
@@ -315,8 +292,8 @@ def shown_estimators(threads: int, metric: Phase) -> list[Estimator]:
 
 
 def page(units: Sequence[Unit], repetitions: int) -> str:
-    """Returns the page in Markdown."""
-    parts = [_HEAD.format(what=_what(units, repetitions))]
+    """Returns the generated part of the page in Markdown."""
+    parts = [_what(units), ""]
     for threads, metric in itertools.product(THREADS, METRICS):
         on_threads = [unit for unit in units if unit.threads == threads]
         protocol = PROTOCOL[threads, metric]
@@ -327,32 +304,21 @@ def page(units: Sequence[Unit], repetitions: int) -> str:
         title = f"{_TITLES[metric]}, {threads} thread{'s' * (threads > 1)}"
         parts += [f"## {title}\n", _comparison(results, protocol), ""]
         parts += [f"The protocol (`{protocol.name}`):\n", _details(results[protocol]), ""]
-    parts += ["## Constants\n", _constants(units, repetitions), "", _LIMITS]
+    parts += ["## Constants\n", _constants(units, repetitions), ""]
     return "\n".join(parts)
 
 
 _TITLES: Mapping[Phase, str] = {"ttft": "TTFT", "decode": "Decode p50"}
 
-_LIMITS = """## Limits
 
-One virtual machine of two cores; twelve layouts of `lfm2-mixed-demo` (two in `three_layouts`); no phone. Conditions of few figures say
-little: in `calm2` the interval of the time to first token holds in 67 % of six cases. Two threads beside other work were recorded for three
-rounds a unit, as threads that wait for each other take 10 to 25 times as long.
-"""
-
-
-def _what(units: Sequence[Unit], repetitions: int) -> str:
+def _what(units: Sequence[Unit]) -> str:
     lines = ["| recording | runtime | threads | layouts | units of each condition |", "| --- | --- | --- | --- | --- |"]
     for bed in sorted({unit.bed for unit in units}):
         on_bed = [unit for unit in units if unit.bed == bed]
         counts = {name: sum(unit.condition == name for unit in on_bed) for name in CONDITIONS}
         conditions = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
         lines.append(f"| {bed[0]} | {bed[1]} | {bed[2]} | {len(on_bed[0].layouts)} | {conditions} |")
-    return "\n".join(lines) + (
-        f"\n\nA unit is ten rounds; figures are of {repetitions} repetitions or of all that there are. Conditions: one endless "
-        "loop beside (`loop`), one for each core (`loops`), four of them, loops that come and go, a process that copies memory, "
-        "and `calm2`, minutes in which the host itself was slow."
-    )
+    return "\n".join(lines)
 
 
 def _comparison(results: Mapping[Estimator, Sequence[Scored]], protocol: Estimator) -> str:

@@ -314,7 +314,7 @@ def _results(known: Mapping[str, Mapping[str, Any]]) -> dict[str, TrainResult]:
 
 
 def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the agreement overall and by family, and the scores, as Markdown."""
+    """Returns the agreement overall, by family and of single trainings, as Markdown."""
     needed = plan.short_jobs(plan.published) + plan.long_jobs(plan.published)
     needed += [job for layout in plan.anchors for job in plan.anchor_jobs(layout)]
     if any(job.key not in known for job in needed):
@@ -331,7 +331,7 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     found = scales(plan, known)
     by_weights = {name: measured(plan, known, scale, complete) for name, scale in found.items()}
     scores = next(iter(by_weights.values()))
-    said += f"\n\n{markdown(_weightings(by_weights))}\n{markdown(_groups(next(iter(found.values()))))}\n"
+    said += f"\n\n{markdown(_weightings(by_weights))}\n"
     by_family = [families(layout) for layout in complete]
     groups: dict[str, tuple[Calibration, list[str] | None]] = {"all": (scores, None)}
     for place, name in enumerate(("within dense and MoE", "within much and little attention")):
@@ -345,7 +345,7 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
         rows.append({"pairs": name, "layouts": str(len(part.short))} | _tau(agreement(part, within)))
     alone = _alone(plan, known, next(iter(found.values())), complete, scores.long.mean(1))
     alone += _between(plan, known, next(iter(found.values())), complete, scores.long.mean(1))
-    return f"{said}{markdown(rows)}\n{markdown(alone)}\n{markdown(_scores(plan, complete, scores))}"
+    return f"{said}{markdown(rows)}\n{markdown(alone)}"
 
 
 def _weightings(scores: Mapping[str, Calibration]) -> list[dict[str, str]]:
@@ -363,18 +363,6 @@ def _tau(found: Agreement) -> dict[str, str]:
         "tau": _shown(found.tau, found.tau_interval), "ceiling": f"{found.ceiling:.2f}",
         "tau / ceiling": f"{found.share:.2f}" if said else "noise alone",
     }  # fmt: skip
-
-
-def _groups(scale: QualityScale) -> list[dict[str, str]]:
-    """Returns weight, signal and noise of each group."""
-    total, signals = sum(scale.group_weights.values()), dict(sorted(scale.signals.items()))
-    return [
-        {
-            "group": group, "signal between anchors": f"{each.between:.3f}", "noise": f"{each.noise:.3f}",
-            "weight": f"{scale.group_weights.get(group, 0.0) / total:.3f}",
-        }
-        for group, each in signals.items()
-    ]  # fmt: skip
 
 
 def _alone(
@@ -427,17 +415,6 @@ def _score(scale: QualityScale, scores: Mapping[str, float]) -> float:
     weights = scale.group_weights
     counted = [group for group in scale.reference if group in scores]
     return float(sum(weights[group] * scores[group] / scale.reference[group] for group in counted))
-
-
-def _scores(plan: Plan, complete: Sequence[str], scores: Calibration) -> list[dict[str, str]]:
-    return [
-        {
-            "layout": f"`{layout.partition('ffn=')[2]}`", "from": plan.layouts[layout],
-            "families": ", ".join(families(layout)), "quality": f"{short:.3f}",
-            "quality after long training": ", ".join(f"{each:.3f}" for each in long),
-        }
-        for layout, short, long in zip(complete, scores.short, scores.long, strict=True)
-    ]  # fmt: skip
 
 
 def _shown(value: float, interval: tuple[float, float]) -> str:

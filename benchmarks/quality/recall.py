@@ -112,7 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hilnas-recall-") as folder:
         store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
         try:
-            reports = [read(archive, store)[0] for archive in options.archives]
+            reports = [read(archive, store) for archive in options.archives]
         finally:
             store.close()
     if options.command == "run":

@@ -4,7 +4,7 @@
     python -m benchmarks.quality.truth report [--page docs/measured/truth.md]
 
 With --only, --task-lr and --task-steps both look at some orderings under another protocol. With N times the steps, the
-parts of the page are called verdicts-N and trainings-N.
+part of the page is called verdicts-N.
 
 Each ordering is two layouts, the evaluation groups in which one is known to be better, and the source that says so. All
 layouts are narrowed and trained by `PROTOCOL`, two seeds in one pass. The verdict is *right* or *wrong* where the mean
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -141,7 +142,7 @@ ORDERINGS = (
         "mamba2-over-gla-recall",
         "Mamba-2 recalls more than gated linear attention of as many state numbers",
         "Dao and Gu 2024 (arXiv:2405.21060), short convolution and scalar decays; a weak source, as Yang et al. 2023"
-        " (arXiv:2312.06635) report GLA above the first Mamba",
+        " (arXiv 2312.06635) report GLA above the first Mamba",
         _d512("swiglu:1536", "M*4"), _d512("swiglu:1536", "G2*4"), _RECALL,
     ),
     Ordering(
@@ -297,7 +298,7 @@ def main() -> None:
     reporting.add_argument("--page", type=Path)
     for each in (running, reporting):
         each.add_argument("--seeds", type=int, default=4)
-        each.add_argument("--only", nargs="*", metavar="NAME", help="these orderings")
+        each.add_argument("--only", nargs="*", metavar="NAME", choices=[ordering.name for ordering in ORDERINGS])
         each.add_argument("--task-lr", type=float, default=PROTOCOL.task_lr, help="another learning rate of tasks")
         each.add_argument("--task-steps", type=int, default=1, metavar="N", help="N times the steps of tasks")
     options = parser.parse_args()
@@ -311,11 +312,10 @@ def main() -> None:
         run(suite, options.minutes)
         return
     suffix = f"-{options.task_steps}" if options.task_steps > 1 else ""
-    for name, text in {"verdicts": verdicts(suite), "trainings": trainings(suite)}.items():
-        if options.page:
-            fill(options.page, name + suffix, text)
-        else:
-            print(text)
+    if options.page:
+        fill(options.page, "verdicts" + suffix, verdicts(suite))
+    else:
+        print(verdicts(suite))
 
 
 def variant(task_lr: float, times: int) -> QualityConfig:
@@ -437,66 +437,43 @@ def judge(ordering: Ordering, suite: Suite, known: Mapping[str, Mapping[str, Any
 
 
 def verdicts(suite: Suite) -> str:
-    """Returns a count of verdicts and their table in Markdown."""
-    known = recorded(RECORDED)
-    found = {each.name: judge(each, suite, known) for each in suite.orderings}
-    pooled = {
-        groups: pooled_deviation([found[each.name] for each in suite.orderings if each.groups == groups])
-        for groups in {each.groups for each in suite.orderings}
-    }
+    """Returns a count of verdicts and the table of those that were run, in Markdown."""
+    rows_by_key = recorded(RECORDED)
+    by_name = {ordering.name: judge(ordering, suite, rows_by_key) for ordering in suite.orderings}
+    judged = [(ordering, verdict) for ordering in suite.orderings if (verdict := by_name[ordering.name])]
     rows, words, firm = [], [], 0
-    for ordering in suite.orderings:
-        verdict, deviation = found[ordering.name], pooled[ordering.groups]
-        word = "not run" if verdict is None else verdict.word
-        words.append(word)
-        difference = error = seeds_used = ""
-        if verdict is not None:
-            difference = f"{verdict.mean:+.3f} ± {verdict.error:.3f}"
-            seeds_used = str(len(verdict.differences))
-            if deviation is not None:
-                common = deviation / math.sqrt(len(verdict.differences))
-                error = f"{common:.3f}"
-                firm += word in _DECIDED and abs(verdict.mean) >= _ERRORS * common
+    for ordering, verdict in judged:
+        words.append(verdict.word)
+        deviation = pooled_deviation(
+            [by_name[other.name] for other in suite.orderings if other.groups == ordering.groups]
+        )
+        if deviation is not None and verdict.word in _DECIDED:
+            firm += abs(verdict.mean) >= _ERRORS * deviation / math.sqrt(len(verdict.differences))
         rows.append(
             {
-                "ordering": ordering.name, "claim": ordering.claim, "source": ordering.source,
-                "better": f"`{_short(ordering.better)}`", "worse": f"`{_short(ordering.worse)}`",
-                "difference": difference, "pooled error": error, "seeds": seeds_used, "verdict": word,
+                "claim": f"{ordering.claim} ({_cited(ordering.source)})",
+                "better": f"`{_short(ordering.better)}`",
+                "worse": f"`{_short(ordering.worse)}`",
+                "difference": f"{verdict.mean:+.3f} ± {verdict.error:.3f}",
+                "verdict": verdict.word,
             }
-        )  # fmt: skip
-    decided = sum(map(words.count, _DECIDED))
-    rows_used = _used(suite, known)
-    cost = sum(row["cpu_seconds"] for row in rows_used)
+        )
+    trained = [rows_by_key[key] for key in suite.all_wanted() if key in rows_by_key]
+    cost = sum(row["cpu_seconds"] for row in trained)
+    mqar = make_task("mqar", suite.protocol.rungs[-1].tasks["mqar"].settings)
+    assert isinstance(mqar, AssociativeRecall)
     return (
-        f"Right: {words.count('right')} of {decided} decided; undecided: {words.count('undecided')}; not run:"
-        f" {words.count('not run')}. Of the decided, {firm} differ by two pooled errors, too.\n"
-        f"{len(rows_used)} trainings in {cost:.0f} CPU seconds.\n\n{markdown(rows)}"
+        f"Right: {words.count('right')} of {sum(map(words.count, _DECIDED))} decided; undecided:"
+        f" {words.count('undecided')}; not run: {len(suite.orderings) - len(judged)}. Of the decided, {firm} differ by"
+        f" two pooled errors, too. {len(trained)} trainings, {suite.seeds} seeds, {cost:.0f} CPU seconds. MQAR:"
+        f" {score_of_shown_values(mqar.pairs, mqar.values):.2f} nats is to know which values were shown,"
+        f" {mqar.chance_nats:.2f} to recall all of them.\n\n{markdown(rows)}"
     )
 
 
-def trainings(suite: Suite) -> str:
-    """Returns a table of the scores that verdicts rest on, a row per layout and evaluation."""
-    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in _used(suite, recorded(RECORDED)):
-        found.setdefault((row["run"], row["layout"], row["proxy"]), []).append(row)
-    rows = []
-    for (run_, layout, proxy), each in sorted(found.items(), key=lambda item: item[0][0]):
-        scores = [
-            fmean(value for group, value in row["scores"].items() if _matches(group, (f"task/{run_}", run_)))
-            for row in sorted(each, key=lambda row: row["seed"])
-        ]
-        rows.append(
-            {
-                "evaluation": run_, "layout": f"`{_short(layout)}`", "proxy": f"`{_short(proxy)}`",
-                "score of each seed": ", ".join(f"{score:.3f}" for score in scores),
-                "CPU s a seed": f"{fmean(row['cpu_seconds'] for row in each):.0f}",
-            }
-        )  # fmt: skip
-    mqar = make_task("mqar", suite.protocol.rungs[-1].tasks["mqar"].settings)
-    assert isinstance(mqar, AssociativeRecall)
-    shown = score_of_shown_values(mqar.pairs, mqar.values)
-    known = f"MQAR: {shown:.2f} is to know which values were shown, {mqar.chance_nats:.2f} to recall all of them."
-    return f"{markdown(rows)}\n{known}\n"
+def _cited(source: str) -> str:
+    """Returns the arXiv numbers of a source, or the source itself where it has none."""
+    return ", ".join(re.findall(r"arXiv:[\d.]+\d", source)) or source
 
 
 def score_of_shown_values(pairs: int, values: int) -> float:
@@ -517,10 +494,6 @@ def pooled_deviation(found: Sequence[Verdict | None]) -> float | None:
     several = [verdict.differences for verdict in found if verdict is not None and len(verdict.differences) > 1]
     freedom = sum(len(each) - 1 for each in several)
     return math.sqrt(sum(variance(each) * (len(each) - 1) for each in several) / freedom) if freedom else None
-
-
-def _used(suite: Suite, known: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [known[key] for key in suite.all_wanted() if key in known]
 
 
 def _short(layout: str) -> str:

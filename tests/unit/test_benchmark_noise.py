@@ -13,7 +13,17 @@ import pytest
 
 from benchmarks.noise.estimators import BASELINE, STATISTICS, Estimator, Unit, read_units
 from benchmarks.noise.record import REFERENCE
-from benchmarks.noise.report import PROTOCOL, Scored, by_condition, fit_interval, held_out, page, row, scored, shown_estimators
+from benchmarks.noise.report import (
+    PROTOCOL,
+    Scored,
+    by_condition,
+    fit_interval,
+    held_out,
+    page,
+    row,
+    scored,
+    shown_estimators,
+)
 from nas.core import stats
 from nas.core.measurement import Sample
 from nas.core.stats import Z95

@@ -1,27 +1,11 @@
-"""Tables of archived studies' reliability."""
+"""The table of archived studies' reliability."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from benchmarks.quality.studies import group_rows, tables
-from nas.proxy.quality import Anchors, fix_scale
-
-ARCHIVE = Path(__file__).parents[1] / "data" / "0.1.0" / "study-archive.jsonl.gz"
+from benchmarks.quality.studies import FOLDER, table
 
 
-def test_an_archive_of_version_0_1_0_is_tabulated() -> None:
-    head, _, row, *rest = tables([ARCHIVE]).splitlines()
+def test_an_archive_is_a_row() -> None:
+    head, _, row = table([FOLDER / "small.jsonl.gz"]).splitlines()
     assert head.startswith("| study | space | tried / complete | reliability | top third |")
-    assert row.startswith("| study-archive | `")
-    assert not any(rest), "that version stored no signals"
-
-
-def test_groups_that_do_not_count_have_no_weight() -> None:
-    layouts = [
-        {seed: {"lm/a": 1.0 + 0.1 * number, "task/b": 1.0 + 0.5 * (seed == number)} for seed in range(3)}
-        for number in range(5)
-    ]
-    scale = fix_scale("long", layouts[0], minimum=0.1, anchors=Anchors(layouts, {"lm": 2, "task/b": 1}))
-    rows = group_rows("one", scale)
-    assert [(row["group"], row["weight"]) for row in rows] == [("lm/a", "1.00"), ("task/b", "0.00")]
+    assert row.startswith("| small | `tiny` | 8 / 2 | - | - |")
