@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -156,42 +156,36 @@ def finished() -> list[tuple[Training, float]]:
     return found
 
 
-def rows(done: list[tuple[Training, float]]) -> list[dict[str, str]]:
-    """Returns a row for each kind, place and width whose default was compared with something; one seed each."""
+def gaps(done: list[tuple[Training, float]]) -> dict[tuple[str, str, int], float]:
+    """Returns by how much the default is behind the best setting, for each kind, place and width; one seed each."""
     cells: dict[tuple[str, str, int], dict[tuple[float, Start], float]] = {}
     for training, loss in done:
         if training.seed == 0 and training.steps == STEPS:
             cells.setdefault(training.cell, {})[training.rate, training.start] = loss
-    table = []
-    for (kind, place, width), losses in sorted(
-        cells.items(), key=lambda cell: (cell[0][2], list(KINDS).index(cell[0][0]))
-    ):
-        default = losses.get((1.0, Start()))
-        if default is None or len(losses) == 1:
-            continue
-        rate, start = min(losses, key=lambda setting: losses[setting])
-        best = losses[rate, start]
-        table.append(
-            {
-                "kind": kind,
-                "place": place,
-                "width": str(width),
-                "default": f"{default:.3f}",
-                "own best": f"{best:.3f}",
-                "behind": f"{default - best:.3f}",
-                "at": f"rate x {rate:g}, embedding x {start.embedding:g}, residual x {start.residual:g}",
-                "settings": str(len(losses)),
-            }
-        )
-    return table
+    return {
+        cell: round(losses[1.0, Start()] - min(losses.values()), 3)
+        for cell, losses in cells.items()
+        if (1.0, Start()) in losses and len(losses) > 1
+    }
 
 
-def summary(table: list[dict[str, str]]) -> str:
-    """Returns a sentence on how many cells keep the limit."""
-    behind = [float(row["behind"]) for row in table]
-    fair = sum(gap <= LIMIT for gap in behind)
-    worst = max(behind, default=0.0)
-    return f"{fair} of {len(table)} within {LIMIT} bits per byte of their own best; the worst is {worst:.3f} behind.\n"
+def table(behind: Mapping[tuple[str, str, int], float]) -> str:
+    """Returns a row for each kind, and how many cells keep the limit."""
+    columns = sorted({(width, place) for _, place, width in behind}, key=lambda cell: (cell[0], PLACES.index(cell[1])))
+    rows = [
+        {"kind": kind}
+        | {
+            f"width {width}, {place}": f"{behind[kind, place, width]:.3f}" if (kind, place, width) in behind else ""
+            for width, place in columns
+        }
+        for kind in KINDS
+    ]
+    fair = sum(gap <= LIMIT for gap in behind.values())
+    worst = max(behind.values(), default=0.0)
+    return (
+        f"{markdown(rows)}\n{fair} of {len(behind)} within {LIMIT} bits per byte of their own best; the worst is"
+        f" {worst:.3f} behind.\n"
+    )
 
 
 def rates(done: list[tuple[Training, float]]) -> str:
@@ -230,8 +224,7 @@ def run(options: argparse.Namespace) -> None:
 def report(options: argparse.Namespace) -> None:
     """Prints the table of what is on file."""
     done = finished()
-    table = rows(done)
-    text = markdown(table) + "\n" + summary(table) + "\n" + rates(done)
+    text = f"{table(gaps(done))}\n{rates(done)}"
     print(text, end="")
     if options.page:
         fill(options.page, "fairness", text)

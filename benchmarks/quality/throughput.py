@@ -73,11 +73,6 @@ class Row:
     ms: float
     ratio: float
 
-    def cells(self) -> dict[str, str]:
-        """Returns the row of a table."""
-        figures = {"ms a seed and step": f"{self.ms:.1f}", "ratio": f"{self.ratio:.2f}"}
-        return {"layout": self.layout, "data": self.data, "way": self.way} | figures
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -91,13 +86,16 @@ def main() -> None:
     torch.set_num_threads(1)
     ways = [ALONE, *(Way(seeds=int(count)) for count in options.seeds.split(","))]
     ways += [Way(precision="bfloat16"), Way(optimiser="muon")]
-    found = []
+    table: dict[tuple[str, str], dict[str, str]] = {}
     for layout in options.layouts.split(","):
         for row in measured(layout, ways, options.rounds, options.steps, options.device):
             print(json.dumps(asdict(row)), flush=True)
-            found.append(row)
+            cells = table.setdefault((row.layout, row.data), {"layout": row.layout, "data": row.data})
+            cells["alone, ms" if row.way == str(ALONE) else row.way] = (
+                f"{row.ms:.1f}" if row.way == str(ALONE) else f"{row.ratio:.2f}"
+            )
     if options.page:
-        fill(options.page, "throughput", markdown([row.cells() for row in found]))
+        fill(options.page, "throughput", markdown([*table.values()]))
 
 
 def measured(layout: str, ways: list[Way], rounds: int, steps: int, device: str) -> Iterator[Row]:
