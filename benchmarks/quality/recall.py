@@ -52,7 +52,7 @@ def layouts(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def table(report: Mapping[str, Any], steps: int, known: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns quality and recall of each layout, and how both go together on the front, as Markdown."""
+    """Returns recall of each layout, and how quality and recall go together on the front, as Markdown."""
     rows = {
         name: row
         for name, row in layouts(report).items()
@@ -67,11 +67,11 @@ def table(report: Mapping[str, Any], steps: int, known: Mapping[str, Mapping[str
     ratios = {name: each / scores["published"] for name, each in scores.items()}
     cells = [
         {
-            "": name, "quality": f"{-row['coordinates']['quality']:.3f}", "recall": f"{ratios[name].mean():.2f}",
-            "of each seed": ", ".join(f"{each:.2f}" for each in ratios[name]),
-            "layout": f"`{row['layout'].partition(' ')[2].partition(' ')[2]}`",
+            "trial": name,
+            "recall": f"{ratios[name].mean():.2f}",
+            "of each seed": ", ".join(f"{ratio:.2f}" for ratio in ratios[name]),
         }
-        for name, row in rows.items()
+        for name in rows
     ]  # fmt: skip
     front = [name for name in rows if name.isdigit()]
     return f"{markdown(cells)}\n{_summary(front, rows, ratios, len(layouts(report)), steps)}"
