@@ -32,7 +32,7 @@ def tables(report: Mapping[str, Any], ours: str) -> str:
     lines += ["", *_head("@100", *engines)]
     for problem in problems:
         cells = (found.get((problem, engine, 1), {}).get("@100") for engine in engines)
-        lines.append(_line(f"`{problem}`", *(_share(cell) for cell in cells)))
+        lines.append(_line(f"`{problem}`", *(f"{cell['mean']:.3f}" if cell else "" for cell in cells)))
     for other in dict.fromkeys(each["over"] for each in report["former"]):
         lines += ["", *_against(report, found, problems, ours, other)]
     if report["of_oracle"]:
