@@ -436,33 +436,29 @@ def parity_tables(rows: Sequence[Row]) -> list[str]:
     floats = {row["block"]: row for row in rows if row["by"] == "float32"}
     files = {(row["block"], row["by"], row["target"]): row for row in rows if row["by"] != "float32"}
     targets = list(dict.fromkeys(target for _, _, target in files))
-    shown = [
+    acausal = [name for name, row in floats.items() if row["future"]]
+    modules = [
         (
-            name, f"`{row['example']}`", EXAMPLES[name].source, row["formula"], row["gradient"], row.get("steps", "-"),
-            "yes" if row["future"] == 0 else f"NO: {row['future']:.1g}",
-            EXAMPLES[name].theirs or "none", "-" if row["theirs"] is None else row["theirs"],
+            name,
+            EXAMPLES[name].source,
+            row["formula"],
+            row["gradient"],
+            row.get("steps", "-"),
+            EXAMPLES[name].theirs or "none",
+            "-" if row["theirs"] is None else row["theirs"],
         )
         for name, row in floats.items()
-    ]  # fmt: skip
-    head = (
-        "block",
-        "example",
-        "formula of",
-        "error",
-        "of gradients",
-        "steps",
-        "causal",
-        "code of others",
-        "error",
-    )
-    parts = ["### Modules in float32", table(head, shown)]
-    ways = ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w")
-    for target in targets:
-        lines = [
-            (name, f"`{text}`", *(_gate(files.get((name, by, target))) for by in ways)) for name, text in FILES.items()
-        ]
-        parts += [f"### Files on {target}: error / limit", table(("block", "layout", *ways), lines)]
-    return parts
+    ]
+    head = ("block", "formula of", "error", "of gradients", "steps", "code of others", "error")
+    columns = [(target, way) for way in ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w") for target in targets]
+    lines = [(name, *(_gate(files.get((name, way, target))) for target, way in columns)) for name in FILES]
+    return [
+        "### Modules in float32",
+        table(head, modules),
+        f"Outputs with a gradient with respect to a later input: {', '.join(acausal) or 'none'}.",
+        "### Files: error / limit",
+        table(("block", *(f"{way}, {target}" for target, way in columns)), lines),
+    ]
 
 
 def _gate(row: Row | None) -> str:
@@ -509,6 +505,7 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
                 ),
             )
             for name in MIXERS
+            if name != "gqa"
         ]
         parts += [f"### Mixers over grouped-query attention, {runtime}, {len(rounds)} rounds", table(head, lines)]
     short = ("block", *(f"{runtime}: {what}" for runtime in RUNTIMES for what in ("prefill", "decode")))
@@ -522,6 +519,7 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
             ),
         )
         for name in FEED_FORWARDS
+        if name != "swiglu"
     ]
     parts += ["### Feed-forwards of as many active weights over SwiGLU, at 1024", table(short, lines)]
     memory = [

@@ -59,9 +59,27 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def yes(row: Row) -> str:
-    """Returns 'yes', or 'NO' for an unexpected result."""
-    return "yes" if row["as_it_should"] else "NO"
+def fault_table(rows: Sequence[Row]) -> str:
+    """Returns a row for each planted fault, and a column of errors and limits for each machine and file type.
+
+    A fault whose logits are within the limit was caught by the check of the chosen experts.
+    """
+    columns = list(dict.fromkeys((row["target"], row.get("quantisation", "")) for row in rows))
+    cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    for row in rows:
+        caught = row["error"] is not None and row["error"] > row["limit"]
+        text = f"{row['error']} / {row['limit']}" if caught else "experts"
+        cell = text if row["as_it_should"] else f"{text}, MISSED"
+        cells.setdefault((row["fault"], row["layout"]), {})[row["target"], row.get("quantisation", "")] = cell
+    head = ["fault", *(f"{target} {quantisation}".strip() for target, quantisation in columns)]
+    return table(
+        head, [[fault, *(by_column.get(column, "-") for column in columns)] for (fault, _), by_column in cells.items()]
+    )
+
+
+def passed(rows: Sequence[Row]) -> str:
+    """Returns how many right graphs are within their limits."""
+    return f"Right graphs within their limit: {sum(row['as_it_should'] for row in rows)} of {len(rows)}."
 
 
 def digits(value: float) -> float | None:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, write_tables, yes
+from equivalence_tables import ALONE, FULL, MIXED, Row, digits, fault_table, passed, say, table, write_tables
 
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint
@@ -153,23 +153,11 @@ def _greedy_row(name: str, layout: Layout, weights: Checkpoint, prompt: list[int
 
 
 def _tables(report: dict[str, Any]) -> list[str]:
-    layouts = [
-        (row["target"], row["name"], row["arch"], row["quantisation"], row["error"], row["limit"], yes(row))
-        for row in report["layouts"]
-    ]
-    faults = [
-        (
-            row["target"], f"`{row['layout']}`", row["fault"], row["quantisation"], row["error"], row["limit"],
-            row["note"], yes(row),
-        )
-        for row in report["faults"]
-    ]  # fmt: skip
     greedy = [(row["name"], row["tokens"], row["distinct"], row["same"]) for row in report["greedy"]]
     return [
-        "### Right graphs",
-        table(("machine", "layout", "architecture", "file", "error", "limit", "passed"), layouts),
+        passed(report["layouts"]),
         "### Planted faults",
-        table(("machine", "layout", "fault", "file", "error", "limit", "what else is wrong", "caught"), faults),
+        fault_table(report["faults"]),
         "### Greedy tokens, stock and patched build",
         table(("layout", "tokens", "distinct ones", "the same on both"), greedy),
     ]
