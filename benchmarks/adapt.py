@@ -26,7 +26,7 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -38,7 +38,8 @@ import torch
 from scipy.stats import kendalltau
 
 from benchmarks import adapt_ablations, adapt_large, adapt_scratch, adapt_smart
-from benchmarks.equivalence_tables import table, write_tables
+from benchmarks.equivalence_tables import table
+from benchmarks.quality.page import fill
 from benchmarks.runs import ended_or_killed
 from nas.adapt import healing, library
 from nas.adapt.adapt import Adaptation, write_child
@@ -119,7 +120,9 @@ def main() -> None:
     given = vars(parser.parse_args())
     mode = given.pop("mode")
     if mode == "page":
-        return write_tables(PAGE, tables())
+        for name, text in tables().items():
+            fill(PAGE, name, f"{text}\n")
+        return
     given["folder"].mkdir(parents=True, exist_ok=True)
     runs = {
         "mixes": run_mixes, "pairs": run_pairs, "kills": run_kills, "ablations": run_ablations,
@@ -205,20 +208,19 @@ def _tau(rows: list[dict[str, Any]], by: str, measured: str) -> float:
     return float(kendalltau([row[by] for row in rows], [row[measured] for row in rows]).statistic)
 
 
-def tables() -> list[str]:
-    """Returns the tables of `PAGE`."""
-    return [
-        *small_tables(),
-        *adapt_scratch.tables(),
-        *adapt_ablations.tables(),
-        pair_table(),
-        *adapt_smart.tables(),
-        *adapt_large.tables(),
-    ]
+def tables() -> dict[str, str]:
+    """Returns the tables of `PAGE` by their names."""
+    return small_tables() | {
+        "scratch": adapt_scratch.table_of(json.loads(adapt_scratch.RECORDED.read_bytes())),
+        "ablations": adapt_ablations.table_of(adapt_ablations.recorded()),
+        "pairs": pair_table(),
+        "smart": adapt_smart.table_of(json.loads(adapt_smart.RECORDED.read_bytes())),
+        "large": adapt_large.table_of(json.loads(adapt_large.RECORDED.read_bytes())),
+    }
 
 
-def small_tables() -> list[str]:
-    """Returns the tables of `SMALL`: ranks, the alternatives, and every choice."""
+def small_tables() -> dict[str, str]:
+    """Returns the tables of `SMALL`: ranks, and every choice."""
     report = json.loads(SMALL.read_bytes())
     rows, bits = report["mixes"], report["teacher_bits_per_byte"]
     family = [row for row in rows if {block.partition("(")[0][:1] for *_, block in row["choice"]} == {"C"}]
@@ -227,13 +229,6 @@ def small_tables() -> list[str]:
     ranks = [
         [name, str(len(own)), *(f"{tau:.2f}" for tau in taus(own, "summed").values())] for name, own in groups.items()
     ]
-    blocks: dict[str, list[dict[str, Any]]] = {}
-    for block in report["blocks"]:
-        blocks.setdefault(f"{block['part']} `{block['block']}`", []).append(block)
-    alternatives = [
-        [name, ", ".join(f"{each['kl'][TEXT_GROUP]:.3f}" for each in own), _span(each.get("error") for each in own)]
-        for name, own in blocks.items()
-    ]
     choices = [
         [
             f"`{row['layout'].partition('[')[2][:-1]}`", f"{row['summed']:.3f}", f"{row['divergence_before']:.3f}",
@@ -241,16 +236,12 @@ def small_tables() -> list[str]:
         ]
         for row in sorted(rows, key=lambda row: float(row["summed"]))
     ]  # fmt: skip
-    return [
-        table(["choices", "number", "tau: before healing", "after healing", "bits per byte"], ranks),
-        table(["alternative", "score at each depth, nats per token", "error after training"], alternatives),
-        table(["layers", "sum of scores", "divergence", "healed", f"bits per byte over {bits:.3f}"], choices),
-    ]
-
-
-def _span(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{min(known):.2f} to {max(known):.2f}" if known else "-"
+    return {
+        "ranks": table(["choices", "number", "tau: before healing", "after healing", "bits per byte"], ranks),
+        "choices": table(
+            ["layers", "sum of scores", "divergence", "healed", f"bits per byte over {bits:.3f}"], choices
+        ),
+    }
 
 
 def run_pairs(folder: Path) -> None:

@@ -100,9 +100,8 @@ def recorded() -> list[Row]:
     return [json.loads(line) for line in RECORDED.read_text().splitlines()] if RECORDED.is_file() else []
 
 
-def tables() -> list[str]:
+def table_of(rows: Sequence[Row]) -> str:
     """Returns a table of the last teacher's students: mean and standard deviation over the seeds."""
-    rows = recorded()
     rows = [row for row in rows if row["teacher"] == rows[-1]["teacher"]]
     lines = []
     for kind, (start, recipe) in itertools.product(STUDENTS, ARMS):
@@ -110,7 +109,7 @@ def tables() -> list[str]:
         if own:
             aligned = _spread(own, "kl_aligned") if recipe == "staged" else "-"
             lines.append([kind, start, recipe, _spread(own, "kl_start"), aligned, _spread(own, "kl"), len(own)])
-    return [table(["mixer", "start", "recipe", "at the start", "aligned", "at the end", "seeds"], lines)]
+    return table(["mixer", "start", "recipe", "at the start", "aligned", "at the end", "seeds"], lines)
 
 
 def _spread(rows: Sequence[Row], name: str) -> str:

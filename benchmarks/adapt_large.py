@@ -12,9 +12,10 @@ import math
 import multiprocessing
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,21 +94,16 @@ def whole(parts: dict[str, Figures], settings: AdaptSettings) -> Figures:
     return {name: value / 3600 for name, value in seconds.items()}
 
 
-def tables() -> list[str]:
-    """Returns the tables of the report, where there is one."""
-    if not RECORDED.is_file():
-        return []
-    report = json.loads(RECORDED.read_bytes())
+def table_of(report: Mapping[str, Any]) -> str:
+    """Returns the tables of a report: parts, and the arithmetic of the whole."""
     parts, hours = report["parts"], report["whole"]
     rows = [
         [name, ", ".join(f"{key.removesuffix('_s')} {value:.3g} s" for key, value in own.items() if key != "peak_mb"),
          f"{own['peak_mb'] / 1000:.1f} GB"]
         for name, own in parts.items() if len(own) > 1
     ]  # fmt: skip
-    return [
-        table(["part", "processor time", "peak memory"], rows),
-        table(["whole", "processor hours"], [[name, f"{value:.2g}"] for name, value in hours.items()]),
-    ]
+    total = table(["whole", "processor hours"], [[name, f"{value:.2g}"] for name, value in hours.items()])
+    return f"{table(['part', 'processor time', 'peak memory'], rows)}\n\n{total}"
 
 
 def _measure(name: str, folder: Path) -> None:

@@ -116,11 +116,6 @@ def run(folder: Path, budget: float) -> None:
     print(table_of(found))
 
 
-def tables() -> list[str]:
-    """Returns the table of `RECORDED`, where there is one."""
-    return [table_of(json.loads(RECORDED.read_bytes()))] if RECORDED.is_file() else []
-
-
 def table_of(found: Mapping[str, Any]) -> str:
     """Returns a row for the teacher, the child and the model from scratch."""
     models, adapted, trained = found["models"], found["adapted"], found["trained"]

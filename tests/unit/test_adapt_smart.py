@@ -11,8 +11,8 @@ import pytest
 import torch
 from adapt_lab import LAYOUT, SETTINGS, alone, sources, write_lab
 
+from benchmarks.adapt_smart import sensitivities, smart_layers
 from nas.adapt.library import Library, TrainedTeacher
-from nas.adapt.smart import sensitivities, smart_layers
 from nas.core.block import Block
 from nas.core.replacement import Slot
 
