@@ -1,4 +1,4 @@
-"""The command `nas family compare`, and the page that its record fills."""
+"""The command `nas family compare`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 from cli_runner import nas
 from test_compare_tables import GONE, GRANITE, LFM2, MEMBER, record
 
-from benchmarks.family_comparison import fill
 from nas.compare import compare
-from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.errors import InfrastructureFailed
 from nas.core.family import Comparison
 
 
@@ -72,21 +71,3 @@ def test_a_device_that_is_gone_has_the_exit_code_of_a_retry(asked: list[compare.
     outcome = nas("family", "compare", "--family", "demo", "--device", "gone")
     assert outcome.code == 4
     assert "the same command resumes" in outcome.err
-
-
-def test_filling_a_page_twice_gives_the_same_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Head\n\n<!-- results -->\nold\n<!-- /results -->\n\ntail\n", encoding="utf-8")
-    fill(page, [record(LFM2, GRANITE)])
-    first = page.read_text(encoding="utf-8")
-    assert first.startswith("# Head\n\n<!-- results -->\n\n## demo on box\n")
-    assert first.endswith("<!-- /results -->\n\ntail\n")
-    assert "old" not in first
-    fill(page, [record(LFM2, GRANITE)])
-    assert page.read_text(encoding="utf-8") == first
-    fill(page, [record(GONE, MEMBER)], add=True)
-    both = page.read_text(encoding="utf-8")
-    assert both.startswith(first.partition("<!-- /results -->")[0]) and both.count("## demo on box\n") == 2
-    page.write_text("nothing", encoding="utf-8")
-    with pytest.raises(InvalidInput, match="<!-- results -->"):
-        fill(page, [record(LFM2, GRANITE)])
