@@ -39,7 +39,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.equivalence_tables import digits, say, table, write_tables
-from benchmarks.runs import decode_ms, exported
+from benchmarks.runs import exported
 from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.core.workload import Workload
@@ -369,8 +369,6 @@ def measure_time(budget_s: float) -> None:
                 yield {
                     "round": number, "runtime": runtime, "build": build_id(models[runtime, name].build),
                     "block": name, "context": context,
-                    "prefill_ms": round(sample.ttft_ms, 3),
-                    "decode_ms": round(statistics.median(decode_ms(sample)), 4),
                     "prefill_cpu_ms": sample.prefill_cpu_ms,
                     "decode_cpu_ms": round(statistics.median(sample.decode_cpu_ns or [0]) / 1e6, 4),
                     "peak_rss_mb": sample.peak_rss_mb,

@@ -27,7 +27,7 @@ from nas.cli.options import INTERRUPTED
 from nas.core.errors import NasError
 
 SPACE = "lfm2-study"
-TABLE = Path("benchmarks/recorded/real-study.json")
+TABLE = Path("benchmarks/recorded/real-study.json.gz")
 
 
 def say(text: str) -> None:

@@ -19,7 +19,6 @@ reordered them. Intervals are of a bootstrap over layouts and long seeds; the pr
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.quality.page import fill, markdown
 from benchmarks.quality.truth import recorded, train_missing
+from benchmarks.search.recorded import Recorded, load
 from nas.core.layout import Layout
 from nas.core.pareto import front_mask
 from nas.core.quality_config import QualityConfig
@@ -44,7 +44,7 @@ from nas.search_spaces import load_space
 from nas.study.proposals import anchor_layouts
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "calibration.jsonl"
-STUDY = Path(__file__).parents[1] / "recorded" / "lfm2-study.json"
+STUDY = Path(__file__).parents[1] / "recorded" / "lfm2-study.json.gz"
 SPACE = "lfm2-study"
 
 _FIRST_SEED = 1000
@@ -136,18 +136,18 @@ def last_rung(config: QualityConfig, times: int = 1) -> QualityConfig:
     return config.model_copy(update={"rungs": (rung,)})
 
 
-def named(space: SearchSpace, study: Mapping[str, Any], count: int, seed: int = 0) -> dict[str, str]:
+def named(space: SearchSpace, studies: Sequence[Recorded], count: int, seed: int = 0) -> dict[str, str]:
     """Returns `count` layouts -> where they are from; fewer are a prefix of more.
 
     Args:
         space: random layouts are drawn from it.
-        study: recorded studies of it; layouts of their common front are taken spread over the quality.
+        studies: recorded ones of it; layouts of their common front are drawn in a random order.
         count: number of layouts.
         seed: of the draws.
     """
     rng, sampler = np.random.default_rng(seed), Sampler(space)
     found: dict[str, str] = {}
-    front = iter(rng.permutation(recorded_front(study)).tolist())
+    front = iter(rng.permutation(recorded_front(studies)).tolist())
     while len(found) < count:
         if len(found) % 2 == 0 and (layout := next(front, None)):
             found.setdefault(layout, "front")
@@ -156,12 +156,12 @@ def named(space: SearchSpace, study: Mapping[str, Any], count: int, seed: int = 
     return found
 
 
-def recorded_front(study: Mapping[str, Any]) -> list[str]:
+def recorded_front(studies: Sequence[Recorded]) -> list[str]:
     """Returns the layouts that no other of the recorded studies dominates, one for each proxy, best quality first."""
     rows = {
         row["proxy_id"]: row
-        for each in study["studies"]
-        for row in each["told"]
+        for study in studies
+        for row in study["told"]
         if row["status"] == "complete" and row["origin"] != "reference"
     }
     points = np.array([[*row["objectives"].values()] for row in rows.values()])
@@ -435,7 +435,7 @@ def main() -> None:
         each.add_argument("--study", type=Path, default=STUDY, help="table of recorded studies of it")
     options = parser.parse_args()
     space = load_space(options.space)
-    layouts = named(space, json.loads(options.study.read_text()), options.layouts)
+    layouts = named(space, load(options.study), options.layouts)
     plan = Plan(space, refer(space.quality.corpus, Path.cwd()), layouts, options.times, options.seeds)
     if options.command == "name":
         for layout, origin in layouts.items():

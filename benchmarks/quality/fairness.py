@@ -114,7 +114,7 @@ def trainings(widths: list[int], seeds: list[int]) -> Iterator[Training]:
 
 
 def run_one(training: Training) -> None:
-    """Trains as a study does, from start values scaled by `training.start`, and records the losses."""
+    """Trains as a study does, from start values scaled by `training.start`, and records the loss."""
     job = TrainJob(
         layout=training.layout().to_json(),
         run=LmRun(corpus=refer(CONFIG.corpus, Path()), length=CONFIG.length, eval_bytes=CONFIG.eval_bytes),
@@ -128,11 +128,10 @@ def run_one(training: Training) -> None:
         mock.patch("nas.proxy.train.Model", partial(scaled_model, start=training.start)),
     ):
         result = train(job, yield_hook=lambda: None, checkpoint_dir=Path(folder), device="cpu", log=lambda line: None)
-    losses = {name: round(loss, 5) for name, loss in result.losses.items()}
     loss = round(statistics.mean(result.losses.values()), 5)
-    row = asdict(training) | {"layout": training.layout().format(), "loss": loss, "losses": losses}
+    row = asdict(training) | {"loss": loss, "cpu_s": round(result.cpu_seconds, 1)}
     with RECORDED.open("a") as file:
-        file.write(json.dumps(row | {"cpu_s": round(result.cpu_seconds, 1)}) + "\n")
+        file.write(json.dumps(row) + "\n")
 
 
 @torch.no_grad()

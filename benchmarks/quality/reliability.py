@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.search.recorded import load
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig
@@ -39,7 +40,7 @@ from nas.search import Features
 from nas.search_spaces import load_space
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RECORDED = REPOSITORY / "benchmarks" / "recorded" / "lfm2-study.json"
+RECORDED = REPOSITORY / "benchmarks" / "recorded" / "lfm2-study.json.gz"
 SPACE = "lfm2-study"
 _FEWEST = 2
 
@@ -79,7 +80,7 @@ def layouts(count: int) -> list[Layout]:
     """Returns the layouts, good and others in turn; fewer are a prefix of more."""
     space = load_space(SPACE)
     quality: dict[str, tuple[float, str]] = {}
-    for study in json.loads(RECORDED.read_text())["studies"]:
+    for study in load(RECORDED):
         for row in study["told"]:
             if row["status"] == "complete" and row["origin"] != "reference":
                 quality.setdefault(row["proxy_id"], (-row["objectives"]["quality"], row["layout"]))

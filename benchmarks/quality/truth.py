@@ -32,7 +32,7 @@ from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
 from nas.core.task import make_task
 from nas.proxy.corpus import CorpusRef, refer
-from nas.proxy.job import TrainJob, is_part, proxy_layout
+from nas.proxy.job import TrainJob, is_part
 from nas.proxy.ladder import rung_jobs
 from nas.proxy.tasks.mqar import AssociativeRecall
 
@@ -366,10 +366,15 @@ def train_missing(todo: Mapping[str, tuple[str, TrainJob]], path: Path, minutes:
             if isinstance(result, CandidateFailed):
                 raise result
             row = {
-                "key": job.key, "layout": layout, "proxy": proxy_layout(job).format(), "run": job.run.name,
-                "seed": job.seed, "steps": job.steps, "lr": job.lr, "scores": result.scores, "losses": result.losses,
-                "accuracy": result.accuracy, "cpu_seconds": round(result.cpu_seconds, 2),
-            }  # fmt: skip
+                "key": job.key,
+                "layout": layout,
+                "run": job.run.name,
+                "seed": job.seed,
+                "steps": job.steps,
+                "lr": job.lr,
+                "scores": result.scores,
+                "cpu_seconds": round(result.cpu_seconds, 2),
+            }
             path.parent.mkdir(exist_ok=True)
             with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")

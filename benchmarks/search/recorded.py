@@ -6,6 +6,7 @@ per layout.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -50,9 +51,10 @@ def recorded(report: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def load(path: Path) -> list[Recorded]:
-    """Reads the studies of a file that `write` wrote, or of a report."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return list(found["studies"]) if "studies" in found else [recorded(found)]
+    """Reads the studies of a file that `write` wrote, or of a report; `.gz` files are compressed."""
+    data = path.read_bytes()
+    content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return list(content["studies"]) if "studies" in content else [recorded(content)]
 
 
 def write(studies: Iterable[Recorded], path: Path) -> None:
@@ -64,7 +66,8 @@ def write(studies: Iterable[Recorded], path: Path) -> None:
         parts.append(f'{head[:-1]}, "told": [\n{rows}\n]}}')
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text('{"studies": [\n' + ",\n".join(parts) + "\n]}\n", encoding="utf-8")
+    data = ('{"studies": [\n' + ",\n".join(parts) + "\n]}\n").encode()
+    partial.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     partial.replace(path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -26,6 +25,7 @@ from benchmarks.quality.calibration import (
     report,
     scales,
 )
+from benchmarks.search.recorded import load
 from nas.core.quality_config import QualityConfig
 from nas.proxy.corpus import CorpusRef
 from nas.search_spaces import load_space
@@ -85,7 +85,7 @@ def test_intervals_hold_the_value_and_shrink_with_layouts() -> None:
 
 
 def test_layouts_are_named_beforehand_half_from_the_front() -> None:
-    space, study = load_space(SPACE), json.loads(STUDY.read_text())
+    space, study = load_space(SPACE), load(STUDY)
     found = named(space, study, 12)
     assert [*found.values()] == ["front", "random"] * 6
     assert named(space, study, 5).items() <= found.items(), "fewer are a prefix of more"
