@@ -57,17 +57,17 @@ def main() -> None:
 
 
 def _compile_ours(folder: Path) -> Path:
-    made, sdk = build_executorch(log=say), installed_sdk()
+    executorch, sdk = build_executorch(log=say), installed_sdk()
     include = [*sdk.include_flags, f"-I{SOURCES[0].parent}"]
     libraries = ["-lexecutorch_threadpool", "-lexecutorch", "-Wl,--allow-shlib-undefined"]
-    return _compile(folder / "ours", [*made.details.flags, *include], made.folder, libraries)
+    return _compile(folder / "ours", [*executorch.details.flags, *include], executorch.folder, libraries)
 
 
 def _compile_theirs(folder: Path) -> Path:
-    made = build_llama_cpp(log=say)
+    llama = build_llama_cpp(log=say)
     headers = source.unpack(source.fetch(say), folder) / "ggml" / "include"
     return _compile(
-        folder / "theirs", ["-std=c++17", "-O2", f"-I{headers}"], made.folder, ["-lggml-cpu", "-lggml-base"]
+        folder / "theirs", ["-std=c++17", "-O2", f"-I{headers}"], llama.folder, ["-lggml-cpu", "-lggml-base"]
     )
 
 
@@ -99,8 +99,7 @@ def _compared(programs: dict[str, Path], threads: int, options: argparse.Namespa
             for name, all_ in ratios.items()
         },
         "median": {
-            side: {name: statistics.median(one[name] for one in each) for name in each[0]}
-            for side, each in runs.items()
+            side: {name: statistics.median(one[name] for one in run) for name in run[0]} for side, run in runs.items()
         },
         "runs": runs,
     }

@@ -46,8 +46,8 @@ def write_tables(page: Path, tables: Sequence[str]) -> None:
     """Replaces the text between the page's markers."""
     begin, end = "<!-- measured -->", "<!-- end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
+    _, closed, after = rest.partition(end)
+    if not closed:
         sys.exit(f"{page} lacks {begin} ... {end}")
     content = "\n\n".join(tables)
     page.write_text(f"{before}{begin}\n\n{content}\n\n{end}{after}", encoding="utf-8")

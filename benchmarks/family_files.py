@@ -78,7 +78,7 @@ def _checked(folder: Path, view: MemberView) -> dict[str, Any]:
         "transformers": answer["followed"] == answer["uncached"] == [followed],
         "llama_cpp": ggufs["F16"] == followed,
     }
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "layout": view.member.layout,
         "parameters": layout.params.total,
         "class": answer["class"],
@@ -88,9 +88,9 @@ def _checked(folder: Path, view: MemberView) -> dict[str, Any]:
         "quantised_same_tokens": {name: _alike(ids, followed) for name, ids in ggufs.items() if name != "F16"},
     }
     for file in _of(view, "pte"):
-        found["pte"] = _executorch(layout, weights, folder / file.path)
-        same["pte"] = found["pte"]["error"] <= found["pte"]["limit"]
-    return found | {"same": all(same.values()), "same_by": same}
+        result["pte"] = _executorch(layout, weights, folder / file.path)
+        same["pte"] = result["pte"]["error"] <= result["pte"]["limit"]
+    return result | {"same": all(same.values()), "same_by": same}
 
 
 def _weights(folder: Path, view: MemberView) -> Weights:
@@ -146,9 +146,9 @@ def _executorch(layout: Layout, weights: Weights, file: Path) -> dict[str, float
     return {"error": report.error, "limit": report.limit}
 
 
-def _app(name: str, arguments: list[Path | str], given: str, environment: dict[str, str]) -> str:
+def _app(name: str, arguments: list[Path | str], stdin: str, environment: dict[str, str]) -> str:
     argv = [sys.executable, "-P", str(APPS / name), *map(str, arguments)]
-    done = subprocess.run(argv, input=given, capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, env=environment, timeout=600)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
     return done.stdout

@@ -81,17 +81,22 @@ def main() -> None:
     options = parser.parse_args()
     text = layout_called(options.layout).format()
     runtime = RUNTIMES[options.runtime]
-    made = built(runtime, Layout.parse(text))
+    runtime_build = built(runtime, Layout.parse(text))
     workload = Workload(prompt=options.prompt, gen=options.gen)
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:
         os.environ["NAS_CACHE"] = str(Path(folder) / "lowered")
-        place = Place(Path(folder), runtime, made.runner, made.folder, workload)
+        place = Place(Path(folder), runtime, runtime_build.runner, runtime_build.folder, workload)
         artifact, first = place.measure(text)
         _, after = place.measure(other(text))
         _, again = place.measure(text, artifact)
     passes = {"first": first, "next": after, "again": again}
-    told = {"runtime": runtime.name, "layout": text, "patched": made.runner.patched, "workload": workload.key()}
-    print_json({**told, "start_s": started, **passes})
+    conditions = {
+        "runtime": runtime.name,
+        "layout": text,
+        "patched": runtime_build.runner.patched,
+        "workload": workload.key(),
+    }
+    print_json({**conditions, "start_s": started, **passes})
 
 
 class Place:

@@ -187,13 +187,13 @@ def victims(launch: psutil.Popen, kind: str) -> list[psutil.Process]:
     """Returns processes of one kind below the launch, or the launch itself."""
     if kind == "launch":
         return [launch]
-    found = []
+    problems = []
     with contextlib.suppress(psutil.Error):
         for process in launch.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if kind_of(process.cmdline()) == kind:
-                    found.append(process)
-    return found
+                    problems.append(process)
+    return problems
 
 
 def kind_of(argv: list[str]) -> str | None:
@@ -208,13 +208,13 @@ def kind_of(argv: list[str]) -> str | None:
 
 def family_of(home: Path) -> list[psutil.Process]:
     """Returns every other process that uses this home, by its environment or its files."""
-    found = []
+    problems = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             ours = process.environ().get("NAS_HOME") == str(home) or str(home) in " ".join(process.cmdline())
             if ours and process.pid != os.getpid():
-                found.append(process)
-    return found
+                problems.append(process)
+    return problems
 
 
 @contextlib.contextmanager
@@ -324,15 +324,15 @@ def write_table(page: Path, results: Sequence[dict[str, Any]]) -> None:
     """Writes a table of what campaigns printed between the page's marks, a column for each."""
     names = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
     rows = [
-        ["", *(f"{names[each['database']]}, seed {each['seed']}" for each in results)],
+        ["", *(f"{names[result['database']]}, seed {result['seed']}" for result in results)],
         ["---"] * (1 + len(results)),
     ]
-    rows.append(["space", *(f"`{each['space']}`" for each in results)])
-    rows.append(["kills", *(str(sum(each["kills"].values())) for each in results)])
-    rows += [[f"kills: {kind}", *(str(each["kills"].get(kind, 0)) for each in results)] for kind in VICTIMS]
-    rows.append(["studies, launches", *(f"{len(each['studies'])}, {each['launches']}" for each in results)])
-    rows.append(["violations", *(str(len(each["problems"])) for each in results)])
-    rows.append(["minutes", *(f"{each['seconds'] / 60:.0f}" for each in results)])
+    rows.append(["space", *(f"`{result['space']}`" for result in results)])
+    rows.append(["kills", *(str(sum(result["kills"].values())) for result in results)])
+    rows += [[f"kills: {kind}", *(str(result["kills"].get(kind, 0)) for result in results)] for kind in VICTIMS]
+    rows.append(["studies, launches", *(f"{len(result['studies'])}, {result['launches']}" for result in results)])
+    rows.append(["violations", *(str(len(result["problems"])) for result in results)])
+    rows.append(["minutes", *(f"{result['seconds'] / 60:.0f}" for result in results)])
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     before, _, rest = page.read_text().partition(BEGIN)
     page.write_text(f"{before}{BEGIN}\n\n{table}\n{END}{rest.partition(END)[2]}")
@@ -364,9 +364,16 @@ def main() -> int:
             space = yaml.safe_load(args.space.read_text())
         os.environ["NAS_DB"] = url
         campaign = Campaign(
-            space, args.trials, args.kills, random.Random(args.seed), args.pause, home, url, begun + args.seconds,
+            space,
+            args.trials,
+            args.kills,
+            random.Random(args.seed),
+            args.pause,
+            home,
+            url,
+            begun + args.seconds,
             args.launch_share,
-        )  # fmt: skip
+        )
         campaign.run()
         with opened(home, url) as store:
             problems = [*campaign.problems, *check(store, campaign.names)]

@@ -83,10 +83,12 @@ def exported(layout: Layout, runtime: str = "llama.cpp", *, tools: bool = False)
         tools: whether the build must have llama-bench.
     """
     target = RUNTIMES[runtime]
-    made = built(target, layout, tools=tools)
+    runtime_build = built(target, layout, tools=tools)
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:
         file = Path(folder) / "model"
-        yield Model(target, layout, target.export(layout, target.quantisations[0], RandomWeights(), file), file, made)
+        yield Model(
+            target, layout, target.export(layout, target.quantisations[0], RandomWeights(), file), file, runtime_build
+        )
 
 
 def built(runtime: Runtime, layout: Layout, *, tools: bool = False) -> Build:

@@ -45,8 +45,8 @@ def mounted(image: Path, folder: Path) -> Iterator[None]:
 
 
 def _attached(image: Path) -> bool:
-    found = subprocess.run(["losetup", "--associated", str(image)], check=True, capture_output=True, text=True)
-    return bool(found.stdout.strip())
+    loop_devices = subprocess.run(["losetup", "--associated", str(image)], check=True, capture_output=True, text=True)
+    return bool(loop_devices.stdout.strip())
 
 
 class Disk:

@@ -113,24 +113,22 @@ def main() -> None:
 
 def scored(units: Sequence[Unit], estimator: Estimator, metric: str, repetitions: int, setting: float) -> list[Scored]:
     """Returns the errors of all figures of an estimator with one value of its constant."""
-    found: dict[tuple[int, int], Estimate] = {
+    estimates: dict[tuple[int, int], Estimate] = {
         (place, layout): estimator.estimate(unit, layout, repetitions, metric, setting)
         for place, unit in enumerate(units)
         for layout in unit.layouts
     }
     calm: dict[tuple[Any, ...], dict[int, Estimate]] = defaultdict(dict)
     several = defaultdict(set)
-    for (place, layout), each in found.items():
+    for (place, layout), estimate in estimates.items():
         unit = units[place]
         several[unit.bed, unit.condition].add(unit.block)
         if unit.condition == CALM:
-            calm[unit.bed, layout][unit.block] = each
+            calm[unit.bed, layout][unit.block] = estimate
     errors = []
-    for (place, layout), each in found.items():
+    for (place, layout), estimate in estimates.items():
         unit = units[place]
-        others = [
-            one for block, one in calm[unit.bed, layout].items() if unit.condition != CALM or block != unit.block
-        ]  # fmt: skip
+        others = [one for block, one in calm[unit.bed, layout].items() if unit.condition != CALM or block != unit.block]
         if not others:
             continue
         runs = unit.layouts[layout]
@@ -138,11 +136,16 @@ def scored(units: Sequence[Unit], estimator: Estimator, metric: str, repetitions
         both = math.sqrt(1 + 1 / len(others)) if unit.condition == CALM else 1.0
         errors.append(
             Scored(
-                unit, layout, (unit.block if len(several[unit.bed, unit.condition]) > 1 else layout) % _FOLDS,
-                (each.value - fmean(one.value for one in others)) / both, each.slow - fmean(one.slow for one in others),
-                each.noise, each.count, each.count * (runs.seconds[0] + _share(estimator) * runs.seconds[1]),
+                unit,
+                layout,
+                (unit.block if len(several[unit.bed, unit.condition]) > 1 else layout) % _FOLDS,
+                (estimate.value - fmean(one.value for one in others)) / both,
+                estimate.slow - fmean(one.slow for one in others),
+                estimate.noise,
+                estimate.count,
+                estimate.count * (runs.seconds[0] + _share(estimator) * runs.seconds[1]),
             )
-        )  # fmt: skip
+        )
     return errors
 
 
@@ -153,20 +156,16 @@ def _share(estimator: Estimator) -> float:
 
 def held_out(units: Sequence[Unit], estimator: Estimator, metric: str, repetitions: int) -> list[Scored]:
     """Returns all errors, each with the constants that are the best on other folds."""
-    by_setting = {
-        setting: scored(units, estimator, metric, repetitions, setting) for setting in estimator.settings
-    }  # fmt: skip
+    by_setting = {setting: scored(units, estimator, metric, repetitions, setting) for setting in estimator.settings}
     result = []
     for fold in range(_FOLDS):
-        train = {
-            setting: [each for each in found if each.fold != fold] for setting, found in by_setting.items()
-        }  # fmt: skip
+        train = {setting: [error for error in errors if error.fold != fold] for setting, errors in by_setting.items()}
         best = min(train, key=lambda setting: _rms(train[setting]))
         model = fit_interval(train[best])
-        for each in by_setting[best]:
-            if each.fold == fold:
-                sd = _t_sd(each, metric, repetitions) if estimator == BASELINE else _sd(each, model)
-                result.append(replace(each, sd=sd))
+        for error in by_setting[best]:
+            if error.fold == fold:
+                sd = _t_sd(error, metric, repetitions) if estimator == BASELINE else _sd(error, model)
+                result.append(replace(error, sd=sd))
     return result
 
 
@@ -176,9 +175,9 @@ def fit_interval(errors: Sequence[Scored]) -> NoiseModel:
     The score is the width, plus 2 / 0.05 times the distance of each calm figure that lies outside. Each condition has
     the same weight.
     """
-    error = np.abs([each.error for each in errors])
-    noise, slow = np.array([each.noise for each in errors]), np.array([each.slow for each in errors])
-    names = [(each.unit.bed, each.unit.condition) for each in errors]
+    error = np.abs([error.error for error in errors])
+    noise, slow = np.array([error.noise for error in errors]), np.array([error.slow for error in errors])
+    names = [(error.unit.bed, error.unit.condition) for error in errors]
     counts = Counter(names)
     weight = np.array([1 / counts[name] for name in names])
     best, least = NoiseModel(1.0, _BASES[-1], 0.0, 0.0), math.inf
@@ -191,22 +190,22 @@ def fit_interval(errors: Sequence[Scored]) -> NoiseModel:
     return best
 
 
-def _sd(each: Scored, model: NoiseModel) -> float:
+def _sd(error: Scored, model: NoiseModel) -> float:
     return math.sqrt(
-        model.base**2 + (model.spread_weight * each.noise) ** 2 + (model.correction_weight * each.slow) ** 2
+        model.base**2 + (model.spread_weight * error.noise) ** 2 + (model.correction_weight * error.slow) ** 2
     )
 
 
-def _t_sd(each: Scored, metric: str, repetitions: int) -> float:
+def _t_sd(error: Scored, metric: str, repetitions: int) -> float:
     """Returns the standard deviation that Student's interval of the repetitions amounts to."""
-    runs = each.unit.layouts[each.layout]
+    runs = error.unit.layouts[error.layout]
     values: Array = (runs.times["wall", metric] - runs.before["wall", "total"])[:repetitions]
     sd = math.sqrt(math.pi / 2 / len(values)) * float(np.std(values, ddof=1))
     return sd * t_critical(0.95, len(values) - 1) / Z95
 
 
 def _rms(errors: Sequence[Scored]) -> float:
-    return math.sqrt(fmean(each.error**2 for each in errors))
+    return math.sqrt(fmean(error.error**2 for error in errors))
 
 
 # Tables.
@@ -215,17 +214,17 @@ def _rms(errors: Sequence[Scored]) -> float:
 def row(errors: Sequence[Scored]) -> dict[str, float | None]:
     """Returns rms, bias and spread in per cent, the share of intervals that hold, and seconds of a figure."""
     groups: dict[Any, list[float]] = defaultdict(list)
-    for each in errors:
-        groups[each.unit.bed, each.unit.condition, each.layout].append(each.error)
-    within = [float(np.var(own, ddof=1)) for own in groups.values() if len(own) > 1]
-    held = [each.held for each in errors if each.held is not None]
+    for error in errors:
+        groups[error.unit.bed, error.unit.condition, error.layout].append(error.error)
+    within = [float(np.var(cell, ddof=1)) for cell in groups.values() if len(cell) > 1]
+    held = [error.held for error in errors if error.held is not None]
     return {
         "rms": 100 * _rms(errors),
-        "bias": 100 * fmean(each.error for each in errors),
+        "bias": 100 * fmean(error.error for error in errors),
         "spread": 100 * math.sqrt(fmean(within)) if within else None,
         "held": 100 * fmean(held) if held else None,
-        "half": 100 * math.expm1(Z95 * float(np.median([each.sd for each in errors if each.sd is not None]))),
-        "seconds": fmean(each.seconds for each in errors),
+        "half": 100 * math.expm1(Z95 * float(np.median([error.sd for error in errors if error.sd is not None]))),
+        "seconds": fmean(error.seconds for error in errors),
         "figures": len(errors),
     }
 
@@ -233,19 +232,19 @@ def row(errors: Sequence[Scored]) -> dict[str, float | None]:
 def by_condition(errors: Sequence[Scored]) -> dict[str, list[Scored]]:
     """Returns the errors of each condition."""
     return {
-        name: own for name in CONDITIONS if (own := [each for each in errors if each.unit.condition == name])
-    }  # fmt: skip
+        name: group for name in CONDITIONS if (group := [error for error in errors if error.unit.condition == name])
+    }
 
 
 def every_table(units: Sequence[Unit], repetitions: int) -> dict[tuple[int, str], list[dict[str, Any]]]:
     """Returns (threads, metric) -> a row for each estimator and condition."""
     tables: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for threads, metric in itertools.product(THREADS, METRICS):
-        own = [unit for unit in units if unit.threads == threads]
+        on_threads = [unit for unit in units if unit.threads == threads]
         tables[threads, metric] = [
             {"threads": threads, "metric": metric, "estimator": estimator.name, "condition": name} | row(errors)
             for estimator in estimators(metric)
-            for name, errors in by_condition(held_out(own, estimator, metric, repetitions)).items()
+            for name, errors in by_condition(held_out(on_threads, estimator, metric, repetitions)).items()
         ]
     return tables
 
@@ -253,30 +252,30 @@ def every_table(units: Sequence[Unit], repetitions: int) -> dict[tuple[int, str]
 def relative(errors: Iterable[Scored]) -> list[Scored]:
     """Returns the errors of ratios to the first layout, measured in the same unit."""
     all_errors = list(errors)
-    first = {id(each.unit): each for each in all_errors if each.layout == 0}
-    found = []
-    for each in all_errors:
-        base = first.get(id(each.unit))
-        if base is not None and each.layout != 0:
-            sd = math.hypot(each.sd, base.sd) if each.sd is not None and base.sd is not None else None
-            found.append(replace(each, error=each.error - base.error, seconds=each.seconds + base.seconds, sd=sd))
-    return found
+    first = {id(error.unit): error for error in all_errors if error.layout == 0}
+    ratios = []
+    for error in all_errors:
+        base = first.get(id(error.unit))
+        if base is not None and error.layout != 0:
+            sd = math.hypot(error.sd, base.sd) if error.sd is not None and base.sd is not None else None
+            ratios.append(replace(error, error=error.error - base.error, seconds=error.seconds + base.seconds, sd=sd))
+    return ratios
 
 
 def chosen_constants(units: Sequence[Unit], repetitions: int) -> dict[ClockName, dict[Phase, NoiseModel]]:
     """Returns `nas.measure.estimator.NOISE` as fitted to all units; the exponent is the best of the shrunken ones."""
-    found: dict[ClockName, dict[Phase, NoiseModel]] = {}
+    models: dict[ClockName, dict[Phase, NoiseModel]] = {}
     for threads, metric in itertools.product(THREADS, METRICS):
-        own = [unit for unit in units if unit.threads == threads]
+        on_threads = [unit for unit in units if unit.threads == threads]
         shrunken = replace(PROTOCOL[threads, metric], correction="shrunken")
-        by_power = {power: scored(own, shrunken, metric, repetitions, power) for power in shrunken.settings}
+        by_power = {power: scored(on_threads, shrunken, metric, repetitions, power) for power in shrunken.settings}
         best = min(by_power, key=lambda power: _rms(by_power[power]))
         used = NOISE[shrunken.clock][metric].exponent
         model = fit_interval(by_power[used])
-        found.setdefault(shrunken.clock, {})[metric] = replace(
+        models.setdefault(shrunken.clock, {})[metric] = replace(
             model, exponent=best, correction_weight=model.correction_weight / used
         )
-    return found
+    return models
 
 
 # The page.

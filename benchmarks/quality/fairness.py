@@ -147,12 +147,12 @@ def scaled_model(layout: Layout, seed: int, start: Start) -> Model:
 
 def finished() -> list[tuple[Training, float]]:
     """Returns every training on file with its loss, in bits per byte: the mean over domains."""
-    found = []
+    trainings_done = []
     for line in RECORDED.read_text().splitlines() if RECORDED.exists() else ():
         row = json.loads(line)
         fields = {name: row[name] for name in ("kind", "place", "width", "rate", "seed", "steps")}
-        found.append((Training(**fields, start=Start(**row["start"])), float(row["loss"])))
-    return found
+        trainings_done.append((Training(**fields, start=Start(**row["start"])), float(row["loss"])))
+    return trainings_done
 
 
 def gaps(done: list[tuple[Training, float]]) -> dict[tuple[str, str, int], float]:
@@ -195,9 +195,9 @@ def rates(done: list[tuple[Training, float]]) -> str:
             cells.setdefault(training.cell, {})[training.rate] = loss
     lines = []
     for width in sorted({cell[2] for cell in cells}):
-        own = [losses for cell, losses in cells.items() if cell[2] == width]
+        on_width = [losses for cell, losses in cells.items() if cell[2] == width]
         for rate in sorted(RATES):
-            behind = [losses[rate] - min(losses.values()) for losses in own if rate in losses]
+            behind = [losses[rate] - min(losses.values()) for losses in on_width if rate in losses]
             lines.append(
                 f"- width {width}, rate x {rate:g}: {sum(gap <= LIMIT for gap in behind)} of {len(behind)} within"
                 f" {LIMIT} of the best rate, {sum(gap == 0 for gap in behind)} have it as the best, the worst is"

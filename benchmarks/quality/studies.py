@@ -43,15 +43,17 @@ def study_row(report: Json) -> dict[str, str]:
     dimension = effective_dimension(scores)
     trained = report["stage_seconds"]["train"]
     return {
-        "study": report["study"], "space": f"`{report['space']['name']}`",
+        "study": report["study"],
+        "space": f"`{report['space']['name']}`",
         "tried / complete": f"{report['trials']['proposed']} / {complete}",
-        "reliability": _shown(sure.get("overall")), "top third": _shown(sure.get("top_third")),
+        "reliability": _shown(sure.get("overall")),
+        "top third": _shown(sure.get("top_third")),
         "noise share of the front": _shown(sure.get("front_noise")),
         "fresh seeds": f"{sure.get('rescored', 0)} x {sure.get('seeds', 0)}",
         "deviation stated / seen": f"{_shown(sure.get('stated_sd'), 3)} / {_shown(sure.get('seen_sd'), 3)}",
         "groups, effective": f"{len(scores)}, {_shown(dimension, 1)}",
         "training, s": f"{trained:.0f}",
-    }  # fmt: skip
+    }
 
 
 def table(archives: Sequence[Path]) -> str:

@@ -105,7 +105,7 @@ def measured(layout: str, ways: list[Way], rounds: int, steps: int, device: str)
         for _ in range(rounds):
             for way in ways:
                 times[way].append(step_seconds(LAYOUTS[layout], *SIZES[data], way, steps, torch.device(device)))
-        least = {way: min(each) for way, each in times.items()}
+        least = {way: min(seconds) for way, seconds in times.items()}
         for way in ways:
             yield Row(layout, data, str(way), 1e3 * least[way], least[ALONE] / least[way])
 
@@ -119,8 +119,8 @@ def step_seconds(text: str, batch: int, length: int, way: Way, steps: int, devic
     tokens = torch.randint(0, layout.vocab, (2, way.seeds * batch, length), generator=generator).to(device)
 
     def loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-        each = F.cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten(), reduction="none")
-        return each.mean() if seeds is None else each.view(seeds, -1).mean(1)
+        token_losses = F.cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten(), reduction="none")
+        return token_losses.mean() if seeds is None else token_losses.view(seeds, -1).mean(1)
 
     state = TrainingState(model, Optimiser(0.05, 1.0, 0.01, kind=way.optimiser), 1 + steps, 0.99, seeds)
     marks: list[float] = []

@@ -56,13 +56,13 @@ def curve(study: Recorded, corner: Mapping[str, float], by: str) -> list[tuple[f
     """
     rows = _own(study)
     seen: list[Row] = []
-    spent, found = 0.0, []
+    spent, points = 0.0, []
     for number, row in enumerate(rows, 1):
         spent += row["stage_seconds"].get("measure", 0.0)
         seen.append(row)
         at = {"trial": float(number), "device_s": spent}[by]
-        found.append((at, _volume((each for each in seen if each["status"] == "complete" and counts(each)), corner)))
-    return found
+        points.append((at, _volume((row for row in seen if row["status"] == "complete" and counts(row)), corner)))
+    return points
 
 
 def _own(study: Recorded) -> list[Row]:
@@ -94,10 +94,10 @@ def _study(study: Recorded, corner: Mapping[str, float], union: float) -> Json:
 def _winners(studies: Sequence[Recorded], corner: Mapping[str, float]) -> list[Json]:
     """Returns the front of all studies together, ordered by each layout's own contribution."""
     rows = _distinct(studies)
-    found: dict[str, list[str]] = {}
+    studies_of: dict[str, list[str]] = {}
     for study in studies:
         for row in complete(study):
-            found.setdefault(row["layout"], []).append(study["study"])
+            studies_of.setdefault(row["layout"], []).append(study["study"])
     axes = {index: [_axis(row, name) for name in corner] for index, row in enumerate(rows)}
     return [
         {
@@ -107,7 +107,7 @@ def _winners(studies: Sequence[Recorded], corner: Mapping[str, float]) -> list[J
             "ties": len(place.ties),
             "quality": -rows[place.trial]["objectives"]["quality"],
             **{name: math.exp(rows[place.trial]["objectives"][name]) for name in corner if name != "quality"},
-            "found_by": found[rows[place.trial]["layout"]],
+            "found_by": studies_of[rows[place.trial]["layout"]],
         }
         for place in rank_trials(axes, list(corner.values()))
         if place.rank == 0

@@ -44,10 +44,10 @@ def test_mixes_of_a_family_replace_mixers_by_one_kind_alone() -> None:
     assert layout.params.non_embedding >= 8e6
     alternatives = {slot: default_alternatives(layout, slot, 32) for slot in slots_of(layout)}
     for kind in ("conv", "mamba2"):
-        found = family_of(alternatives, kind, 12)
-        assert len({tuple(choice) for choice in found}) == 12
-        assert found[:8] == family_of(alternatives, kind, 8)
-        for choice in found:
+        mixes = family_of(alternatives, kind, 12)
+        assert len({tuple(choice) for choice in mixes}) == 12
+        assert mixes[:8] == family_of(alternatives, kind, 8)
+        for choice in mixes:
             assert 1 <= len(choice) <= 6
             assert {(slot.part, block and block.kind) for slot, block in choice.items()} == {("mixer", kind)}
     with pytest.raises(ValueError, match="no 2 mixes of gdn"):

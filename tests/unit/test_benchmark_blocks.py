@@ -70,6 +70,6 @@ def test_a_round_of_training_has_every_form_of_every_block(tmp_path: Path, monke
     monkeypatch.setattr(blocks, "FEED_FORWARDS", {"swiglu": "swiglu:32"})
     blocks.measure_training(0.01)
     rows = blocks.recorded("train")
-    found = {(row["block"], row["form"], row["tokens"]) for row in rows if row["round"] == 1}
+    forms_of_round = {(row["block"], row["form"], row["tokens"]) for row in rows if row["round"] == 1}
     forms = (("module", 3), ("module", 2), ("formula", 2))
-    assert found == {(name, *form) for name in ("gqa", "gla", "swiglu") for form in forms}
+    assert forms_of_round == {(name, *form) for name in ("gqa", "gla", "swiglu") for form in forms}

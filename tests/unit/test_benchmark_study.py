@@ -83,51 +83,51 @@ def test_a_campaign_runs_what_is_not_finished(tmp_path: Path) -> None:
 
 
 def test_curves_end_where_the_study_ends(studies: list[Recorded]) -> None:
-    found = figures(studies)
-    for study, told in zip(studies, found["studies"], strict=True):
-        curves = {by: curve(study, found["corner"], by) for by in ("trial", "device_s")}
+    computed = figures(studies)
+    for study, row in zip(studies, computed["studies"], strict=True):
+        curves = {by: curve(study, computed["corner"], by) for by in ("trial", "device_s")}
         for points in curves.values():
             assert [at for at, _ in points] == sorted(at for at, _ in points)
             assert [volume for _, volume in points] == sorted(volume for _, volume in points)
-            assert points[-1][1] == pytest.approx(told["reached"], rel=1e-4)
-        assert curves["trial"][-1][0] == told["trials"] == TRIALS == sum(told["ended"].values())
+            assert points[-1][1] == pytest.approx(row["reached"], rel=1e-4)
+        assert curves["trial"][-1][0] == row["trials"] == TRIALS == sum(row["ended"].values())
 
 
 def test_the_union_front_is_no_worse_than_any_study(studies: list[Recorded]) -> None:
-    found = figures(studies)
-    compared = found["studies"]
-    assert all(0 < told["share"] <= 1 for told in compared)
+    computed = figures(studies)
+    compared = computed["studies"]
+    assert all(0 < row["share"] <= 1 for row in compared)
     seen = {row["layout"] for study in studies for row in complete(study)}
-    assert {winner["layout"] for winner in found["front"]} <= seen
-    for winner in found["front"]:
-        assert set(winner["found_by"]) <= {told["study"] for told in compared}
-    gains = [winner["adds"] for winner in found["front"]]
+    assert {winner["layout"] for winner in computed["front"]} <= seen
+    for winner in computed["front"]:
+        assert set(winner["found_by"]) <= {row["study"] for row in compared}
+    gains = [winner["adds"] for winner in computed["front"]]
     assert gains == sorted(gains, reverse=True)
 
 
 def test_what_stacks_are_built_of() -> None:
-    found = built_of(
+    stacks = built_of(
         [Layout.parse("d128 v256 ffn=swiglu:320 [C3*2 A2/1]"), Layout.parse("d128 v256 ffn=swiglu:320 [A2/1*6]")]
     )
-    assert (found.layouts, found.depth, found.experts) == (2, 4.5, 0.0)
-    assert [found.mixers[height]["gqa"] for height in ("bottom", "middle", "top")] == [0.5, 0.5, 1.0]
-    assert found.layers == {"conv": 1.0, "gqa": 3.5} and found.having == {"conv": 0.5, "gqa": 1.0}
+    assert (stacks.layouts, stacks.depth, stacks.experts) == (2, 4.5, 0.0)
+    assert [stacks.mixers[height]["gqa"] for height in ("bottom", "middle", "top")] == [0.5, 0.5, 1.0]
+    assert stacks.layers == {"conv": 1.0, "gqa": 3.5} and stacks.having == {"conv": 0.5, "gqa": 1.0}
 
 
 def test_page_and_plot_come_from_the_table_alone(studies: list[Recorded], tmp_path: Path) -> None:
     write(studies, tmp_path / "table.json")
     read = load(tmp_path / "table.json")
     assert read == json.loads(json.dumps(studies))
-    found: dict[str, Any] = figures(read)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    text = page(found)
-    for told in found["studies"]:
-        assert f"{told['reached'] / found['union_hypervolume']:.3f}" in text
-    for winner in found["front"][:10]:
+    computed: dict[str, Any] = figures(read)
+    assert json.loads(json.dumps(computed, allow_nan=False)) == computed
+    text = page(computed)
+    for row in computed["studies"]:
+        assert f"{row['reached'] / computed['union_hypervolume']:.3f}" in text
+    for winner in computed["front"][:10]:
         assert winner["layout"] in text
-    assert f"{len(found['front'])} layout" in text
+    assert f"{len(computed['front'])} layout" in text
     assert "nan" not in text and "None" not in text
-    draw(read, found["corner"], found["union_hypervolume"], tmp_path / "img" / "plot.png")
+    draw(read, computed["corner"], computed["union_hypervolume"], tmp_path / "img" / "plot.png")
     assert (tmp_path / "img" / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
