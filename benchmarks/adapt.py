@@ -165,15 +165,7 @@ def _tiny(folder: Path, settings: LibrarySettings) -> tuple[Library, list[Tokens
 
 
 def run_mixes(folder: Path, size: str, mixes: int, family: str | None, family_mixes: int) -> None:
-    """Writes FOLDER/report.json: scores of all alternatives, and the losses of healed mixes.
-
-    Args:
-        folder: of results.
-        size: name in `SIZES`.
-        mixes: drawn from all alternatives.
-        family: kind of mixer that further mixes replace mixers by; None: there are none.
-        family_mixes: their number.
-    """
+    """Writes FOLDER/report.json: scores of all alternatives, and the losses of healed mixes."""
     settings = SIZES[size]
     library, sources, vocabulary = _library(folder, settings)
     teacher = library.teacher

@@ -92,12 +92,7 @@ SPACE: dict[str, Any] = {
 
 
 def run(folder: Path, budget: float) -> None:
-    """Runs what FOLDER lacks, and writes `RECORDED`.
-
-    Args:
-        folder: with teacher, tokenizer and text.
-        budget: most milliseconds a token.
-    """
+    """Runs what FOLDER lacks, and writes `RECORDED`."""
     torch.set_num_threads(1)
     adapted = _once(folder / "adapted.json", lambda: _adapt(folder, budget))
     searched = _once(folder / "searched.json", lambda: _search(folder, budget, SEARCH_SHARE * adapted["seconds"]))

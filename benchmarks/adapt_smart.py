@@ -52,12 +52,7 @@ def table_of(report: dict[str, Any]) -> str:
 
 
 def sensitivities(library: Library, cheap: Mapping[Slot, Block | None]) -> list[float]:
-    """Returns by how much the divergence falls if one place alone keeps its block (equation 12), nats per token.
-
-    Args:
-        library: holds the cheap blocks.
-        cheap: places and their blocks, by depth.
-    """
+    """Returns by how much the divergence falls if one place alone keeps its block (equation 12), nats per token."""
     all_cheap = library.divergence(library.mix(cheap))
     others = ({slot: block for slot, block in cheap.items() if slot != alone} for alone in cheap)
     return [all_cheap - library.divergence(library.mix(mix)) for mix in others]
@@ -68,10 +63,6 @@ def smart_layers(sensitivity: Sequence[float], count: int) -> tuple[int, ...]:
 
     The first and the last are the most sensitive ones of the first and last floor(L / count) layers. The others are
     spread between them with gaps that differ by at most one layer, so that their sensitivities add up to the most.
-
-    Args:
-        sensitivity: of each layer, L numbers.
-        count: of layers that keep their mixer, 0 to L.
     """
     layers = len(sensitivity)
     assert 0 <= count <= layers

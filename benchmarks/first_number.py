@@ -116,12 +116,7 @@ class Place:
         self._files = Files({file.sha256: built / name for name, file in runner.files.items()})
 
     def measure(self, text: str, artifact: Artifact | None = None) -> tuple[Artifact, dict[str, Any]]:
-        """One pass.
-
-        Args:
-            text: the layout.
-            artifact: its export where that has been done before.
-        """
+        """One pass."""
         phases = Phases()
         with phases.phase("layout and support"):
             layout = Layout.parse(text)

@@ -298,12 +298,7 @@ def database(home: Path, kind: str) -> Iterator[str]:
 
 
 def prepare(home: Path, *, fake: bool) -> dict[str, Any]:
-    """Creates a home and a cache for this campaign, with links to the builds; returns the space to search.
-
-    Args:
-        home: new folder.
-        fake: the space is tiny, and its runtime a script.
-    """
+    """Creates a home and a cache for this campaign, with links to the builds; returns the space to search."""
     cache = home / "cache"
     cache.mkdir(parents=True)
     (cache / "runtimes").symlink_to(paths.cache() / "runtimes")

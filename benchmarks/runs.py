@@ -75,13 +75,7 @@ def ended_or_killed(process: BaseProcess, moment: float, deadline_s: float) -> b
 
 @contextmanager
 def exported(layout: Layout, runtime: str = "llama.cpp", *, tools: bool = False) -> Iterator[Model]:
-    """Yields `layout` exported with the runtime's default quantisation and random weights.
-
-    Args:
-        layout: to export.
-        runtime: to export for; llama.cpp's stock build where that carries the layout.
-        tools: whether the build must have llama-bench.
-    """
+    """Yields `layout` exported with the runtime's default quantisation and random weights."""
     target = RUNTIMES[runtime]
     runtime_build = built(target, layout, tools=tools)
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:

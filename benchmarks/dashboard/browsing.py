@@ -62,14 +62,7 @@ _UPDATE = """async () => {
 
 
 def measure(home: Path, trials: int, small: int, again: int) -> dict[str, Any]:
-    """Runs once and returns the report.
-
-    Args:
-        home: folder of generated studies.
-        trials: of the live study.
-        small: number of further, small studies.
-        again: repetitions of each step.
-    """
+    """Runs once and returns the report."""
     file = generated(home, trials, small)
     with tempfile.TemporaryDirectory(prefix="hilnas-dashboard-", dir=home) as folder:
         url = copied(file, Path(folder))

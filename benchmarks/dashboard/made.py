@@ -18,14 +18,7 @@ _SMALL_TRIALS = 40
 
 
 def fill(store: Store, trials: int, small: int, repetitions: int = 1) -> None:
-    """Makes `small` studies that have ended, and then the one of `trials` trials that runs.
-
-    Args:
-        store: empty.
-        trials: of the live study.
-        small: number of further studies, of 40 trials each.
-        repetitions: kept in each measurement.
-    """
+    """Makes `small` studies that have ended, and then the one of `trials` trials that runs."""
     judge = Judge(repetitions)
 
     def say(written: int) -> None:

@@ -40,18 +40,7 @@ def add_study(
     running: bool,
     say: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Writes a study's file, as `nas study export` does, and imports it; returns its id.
-
-    Args:
-        store: where it is kept.
-        name: of the study.
-        judge: of its layouts.
-        file: to write.
-        trials: how many, references not counted.
-        seed: of everything random.
-        running: whether the study is running, so that its last trials have not ended.
-        say: called with the number of trials written so far.
-    """
+    """Writes a study's file, as `nas study export` does, and imports it; returns its id."""
     with file.open("w", encoding="utf-8") as out:
         for number, line in enumerate(_lines(name, judge, trials, seed, running, say)):
             out.write(canonical_json(line if "end" not in line else {"end": number}) + "\n")

@@ -24,16 +24,7 @@ _TRIAL_EVERY_S = 1.0
 
 
 def measure(home: Path, trials: int, small: int, viewers: list[int], seconds: float, again: int) -> dict[str, Any]:
-    """Runs once and returns the report.
-
-    Args:
-        home: folder of generated studies.
-        trials: of the live study.
-        small: number of further, small studies.
-        viewers: numbers of viewers, one run each.
-        seconds: duration of each run.
-        again: repetitions of each single request.
-    """
+    """Runs once and returns the report."""
     file = generated(home, trials, small)
     with tempfile.TemporaryDirectory(prefix="hilnas-dashboard-", dir=home) as folder:
         url = copied(file, Path(folder))

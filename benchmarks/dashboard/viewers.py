@@ -78,16 +78,7 @@ def percentiles_ms(seconds: list[float]) -> dict[str, float]:
 
 
 def look(port: int, study: str, axes: str, seen: Seen, until: Callable[[], bool], late: float) -> None:
-    """Runs one viewer, who opens the page after `late` seconds.
-
-    Args:
-        port: of the server.
-        study: its name.
-        axes: keys of the axes that it draws.
-        seen: records latencies.
-        until: returns whether the viewer should stop.
-        late: seconds before it starts.
-    """
+    """Runs one viewer, who opens the page after `late` seconds."""
     time.sleep(late)
     client = Client(port)
     seen.note("page", client.get(f"/studies/{study}", "text/html"))

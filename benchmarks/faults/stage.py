@@ -148,13 +148,7 @@ class Stage:
 
 @contextlib.contextmanager
 def stage(folder: Path, machines: int, kind: str = "sqlite") -> Iterator[Stage]:
-    """Sets everything up.
-
-    Args:
-        folder: for databases, keys and logs; that of an earlier stage is continued.
-        machines: number of devices, with sshd and adbd in turn.
-        kind: of its database, "sqlite" or "postgresql".
-    """
+    """Sets everything up."""
     keys, clock = folder / "agent" / "keys", folder / "clock"
     set_offset(clock, 0.0)
     with contextlib.ExitStack() as stack:

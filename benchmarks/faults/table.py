@@ -12,12 +12,7 @@ _NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 
 
 def write_table(page: Path, results: Sequence[dict[str, Any]]) -> None:
-    """Writes the table between the page's marks.
-
-    Args:
-        page: a Markdown file with `BEGIN` and `END`.
-        results: what `fault_campaign.py` printed; several of a database are added up.
-    """
+    """Writes the table between the page's marks."""
     before, _, rest = page.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     page.write_text(f"{before}{BEGIN}\n\n{table(results)}\n{END}{after}")

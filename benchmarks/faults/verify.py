@@ -28,14 +28,7 @@ _MANY = 5
 
 
 def job_problems(store: Store, order: Order, kind: str, disturbances: Disturbances) -> Iterator[str]:
-    """Yields problems with the end of a job.
-
-    Args:
-        store: the coordinator's.
-        order: the job.
-        kind: of the job's fault.
-        disturbances: all of the campaign.
-    """
+    """Yields problems with the end of a job."""
     row = jobs.get(store, order.job)
     assert row is not None, order
     tries = [attempt for attempt in outcomes.attempts_of_key(store, order.key) if attempt.job == order.job]
@@ -68,15 +61,7 @@ def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], pa
 def end_problems(
     stage: Stage, done: Mapping[str, str], logs: Mapping[str, str], disturbances: Disturbances, folder: Path
 ) -> Iterator[str]:
-    """Yields problems at the end.
-
-    Args:
-        stage: after the last job.
-        done: job id -> fingerprint of its result, when it was first seen.
-        logs: name -> what this run wrote to a log.
-        disturbances: of this run.
-        folder: of the logs of all runs of the campaign.
-    """
+    """Yields problems at the end."""
     yield from changed(stage.store, done)
     for row in jobs.live(stage.store):
         yield f"job {row.id[:16]} ({row.kind.value}) is {row.state.value} at the end"

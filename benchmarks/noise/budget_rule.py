@@ -90,12 +90,7 @@ def simulate(draws: int, seed: int = 0) -> Iterator[Rates]:
 
 
 def estimate(logs: Array, model: NoiseModel) -> tuple[Array, Array]:
-    """Returns the logarithm of the figure of each row of repetitions, and its standard deviation.
-
-    Args:
-        logs: logarithms of times, a row for each measurement.
-        model: the constants of the estimator.
-    """
+    """Returns the logarithm of the figure of each row of repetitions, and its standard deviation."""
     count = logs.shape[1]
     ordered = np.sort(logs, axis=1)
     values = np.log(np.mean(np.exp(ordered[:, : math.ceil(count / FASTEST)]), axis=1))

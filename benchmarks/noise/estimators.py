@@ -204,15 +204,7 @@ class Estimator:
         return self.clock, self.tokens if metric == "decode" else metric
 
     def estimate(self, unit: Unit, layout: int, repetitions: int, metric: str, setting: float) -> Estimate:
-        """Estimates one figure from the first repetitions.
-
-        Args:
-            unit: has the runs of the layout, of the reference and of other layouts.
-            layout: which.
-            repetitions: how many at most.
-            metric: ttft or decode.
-            setting: the fitted constant.
-        """
+        """Estimates one figure from the first repetitions."""
         series, statistic = self.series(metric), self._over_runs
         level = _level(unit, layout, repetitions, series, self.statistic)
         if self.correction in ("none", "ratio", "half", "shrunken"):

@@ -137,14 +137,7 @@ def last_rung(config: QualityConfig, times: int = 1) -> QualityConfig:
 
 
 def named(space: SearchSpace, studies: Sequence[Recorded], count: int, seed: int = 0) -> dict[str, str]:
-    """Returns `count` layouts -> where they are from; fewer are a prefix of more.
-
-    Args:
-        space: random layouts are drawn from it.
-        studies: recorded ones of it; layouts of their common front are drawn in a random order.
-        count: number of layouts.
-        seed: of the draws.
-    """
+    """Returns `count` layouts -> where they are from; fewer are a prefix of more."""
     rng, sampler = np.random.default_rng(seed), Sampler(space)
     origins: dict[str, str] = {}
     front = iter(rng.permutation(recorded_front(studies)).tolist())
@@ -210,13 +203,7 @@ class Agreement:
 
 
 def agreement(scores: Calibration, families: Sequence[str] | None = None, seed: int = 0) -> Agreement:
-    """Returns the agreement of both scores.
-
-    Args:
-        scores: of three layouts or more.
-        families: of each layout; only pairs within one family are compared. None: all pairs.
-        seed: of the bootstrap and of the simulated noise.
-    """
+    """Returns the agreement of both scores."""
     rng, (count, seeds) = np.random.default_rng(seed), scores.long.shape
     family_of = np.zeros(count) if families is None else np.unique(families, return_inverse=True)[1]
     taus, shares = [], []

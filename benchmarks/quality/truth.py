@@ -395,11 +395,6 @@ def run(suite: Suite, minutes: float) -> None:
 def train_missing(todo: Mapping[str, tuple[str, TrainJob]], path: Path, minutes: float) -> None:
     """Trains, in the order of `todo`, what has no line in `path` yet, two seeds in one pass; begins none after a time.
 
-    Args:
-        todo: result key -> layout and training.
-        path: one JSON line per training.
-        minutes: the time.
-
     Raises:
         CandidateFailed: a training diverged.
     """

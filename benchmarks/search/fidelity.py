@@ -30,18 +30,7 @@ def compare(
     out: Path | None,
     say: Any,
 ) -> dict[str, Any]:
-    """Runs every policy on every instance.
-
-    Args:
-        problems: in the family.
-        seeds: of the instances.
-        engine: proposer.
-        pool: candidates scored per proposal.
-        whole: the budget, as the cost of so many layouts trained to the top.
-        longer: times which the top rung takes longer than in the default ladder.
-        out: a file of finished runs, a line each, from which an interrupted campaign continues.
-        say: called with the result of each run.
-    """
+    """Runs every policy on every instance."""
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
     rows = [row for row in rows if (row["engine"], row["longer"]) == (engine, longer)]
     done = {(row["problem"], row["seed"], row["policy"]) for row in rows}

@@ -36,16 +36,7 @@ _CALIBRATED = (0.9, 1.2)
 def check(
     folder: Path, problems: Sequence[str], seeds: Sequence[int], engines: Sequence[str], observed: int, say: Any
 ) -> list[dict[str, Any]]:
-    """Returns a row of figures for each problem, seed and engine; what the folder holds is not computed again.
-
-    Args:
-        folder: of results, one file each.
-        problems: in `FAMILY`.
-        seeds: of problems; engines are developed below 1000.
-        engines: names of proposers with a surrogate, or of former ones whose results the folder holds.
-        observed: observations in each history.
-        say: called with a line for each new file.
-    """
+    """Returns a row of figures for each problem, seed and engine; what the folder holds is not computed again."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for seed in seeds:

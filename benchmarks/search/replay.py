@@ -72,13 +72,6 @@ def replay(
 ) -> dict[str, Any]:
     """Returns hypervolume over that of the whole table, after each tenth of the evaluations.
 
-    Args:
-        table: of the recorded studies.
-        space: of those studies.
-        engines: name in the result -> proposer.
-        seeds: runs of each.
-        evaluations: layouts that each engine is asked for, at most as many as the table holds.
-
     Raises:
         InvalidInput: no layout of the table is better than the reference point on every axis.
     """

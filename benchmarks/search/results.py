@@ -91,13 +91,7 @@ def read(path: Path) -> dict[Key, dict[str, Any]]:
 
 
 def pack(folder: Path, path: Path, names: Mapping[str, str]) -> int:
-    """Writes all results of a folder into one file, coordinates to six decimals; returns their number.
-
-    Args:
-        folder: of results.
-        path: of the file, .jsonl.gz.
-        names: engine -> its name in the file, where that differs.
-    """
+    """Writes all results of a folder into one file, coordinates to six decimals; returns their number."""
     results = read(folder)
     with path.open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as file:
         for key, data in results.items():

@@ -88,14 +88,7 @@ class Oracle:
 
 
 def run(problem: Problem, engine: str, evaluations: int, workers: int = 1) -> Run:
-    """Runs until `evaluations` are complete.
-
-    Args:
-        problem: its seed is the proposer's as well.
-        engine: in `ENGINES`.
-        evaluations: budget.
-        workers: layouts in progress at a time, each for a random time.
-    """
+    """Runs until `evaluations` are complete."""
     proposer_name, mode = ENGINES[engine]
     sampler = Sampler(problem.space)
     proposer = OracleSearch(problem) if engine == ORACLE else make_proposer(sampler, proposer_name, problem.seed)

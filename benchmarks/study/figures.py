@@ -23,9 +23,6 @@ def figures(studies: Sequence[Recorded]) -> Json:
     """Returns all figures of the page as JSON.
 
     Hypervolume is taken from one corner for all: the worst of the studies' own reference points.
-
-    Args:
-        studies: of one comparison, as `recorded` makes them, with `engine`.
     """
     corner = worst_point(studies)
     union = _volume(_front_rows(studies), corner)
@@ -47,13 +44,7 @@ def complete(study: Recorded) -> list[Row]:
 
 
 def curve(study: Recorded, corner: Mapping[str, float], by: str) -> list[tuple[float, float]]:
-    """Returns (position, hypervolume) after each trial.
-
-    Args:
-        study: whose trials.
-        corner: objective -> reference coordinate.
-        by: 'trial', in the order of proposals; 'device_s', seconds of measuring until then, in that order.
-    """
+    """Returns (position, hypervolume) after each trial."""
     rows = _own(study)
     seen: list[Row] = []
     spent, points = 0.0, []

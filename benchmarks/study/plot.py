@@ -21,14 +21,7 @@ _DPI = 120
 
 
 def draw(studies: Sequence[Recorded], corner: Mapping[str, float], whole: float, file: Path) -> None:
-    """Draws the studies.
-
-    Args:
-        studies: of one comparison.
-        corner: objective -> reference coordinate.
-        whole: hypervolume that counts as 1.
-        file: PNG, written atomically.
-    """
+    """Draws the studies."""
     engines = list(dict.fromkeys(study["engine"] for study in studies))
     seeds = list(dict.fromkeys(study["seed"] for study in studies))
     figure = Figure(figsize=(_PANEL_IN[0] * len(_PANELS), _PANEL_IN[1] + 0.5), layout="constrained")
