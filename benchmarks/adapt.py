@@ -38,8 +38,7 @@ import torch
 from scipy.stats import kendalltau
 
 from benchmarks import adapt_ablations, adapt_large, adapt_scratch, adapt_smart
-from benchmarks.equivalence_tables import table
-from benchmarks.quality.page import fill
+from benchmarks.page import fill, table
 from benchmarks.runs import ended_or_killed
 from nas.adapt import healing, library
 from nas.adapt.adapt import Adaptation, write_child
@@ -129,7 +128,7 @@ def main() -> None:
     mode = options.pop("mode")
     if mode == "page":
         for name, text in tables().items():
-            fill(PAGE, name, f"{text}\n")
+            fill(PAGE, name, text)
         return
     options["folder"].mkdir(parents=True, exist_ok=True)
     runs = {

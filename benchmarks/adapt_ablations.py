@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.equivalence_tables import table
+from benchmarks.page import table
 from nas.adapt.alternatives import started
 from nas.adapt.library import Library, TrainedTeacher, error_of
 from nas.core.block import Block

@@ -22,7 +22,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from benchmarks.equivalence_tables import table
+from benchmarks.page import table
 from benchmarks.runs import ended_or_killed, say
 from nas.adapt.alternatives import default_alternatives
 from nas.adapt.checkpoints import import_model
@@ -110,7 +110,7 @@ def table_of(report: Mapping[str, Any]) -> str:
         if len(figures) > 1
     ]
     total = table(["whole", "processor hours"], [[name, f"{value:.2g}"] for name, value in hours.items()])
-    return f"{table(['part', 'processor time', 'peak memory'], rows)}\n\n{total}"
+    return f"{table(['part', 'processor time', 'peak memory'], rows)}\n{total}"
 
 
 def _measure(name: str, folder: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.equivalence_tables import table
+from benchmarks.page import table
 from benchmarks.runs import say
 from nas.adapt.settings import AdaptSettings
 from nas.adapt.text import report_sources

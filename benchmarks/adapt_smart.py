@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.equivalence_tables import table
+from benchmarks.page import table
 from nas.adapt.library import Library
 from nas.adapt.selection import Option, Term, select
 from nas.adapt.text import report_text

@@ -37,7 +37,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.quality.page import fill
+from benchmarks.page import fill
 from nas.analysis.agreement import rank_correlation
 
 Json = dict[str, Any]

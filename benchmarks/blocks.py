@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.equivalence_tables import digits, say, table, write_tables
-from benchmarks.runs import exported
+from benchmarks.page import fill, table
+from benchmarks.runs import digits, exported, say
 from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.core.workload import Workload
@@ -246,7 +246,7 @@ def main() -> None:
         measure_training(60 * options.minutes)
     else:
         tables = (parity_tables(recorded("parity")), time_tables(recorded("time")), train_tables(recorded("train")))
-        write_tables(PAGE, [part for parts in tables for part in parts])
+        fill(PAGE, "measured", "".join(f"\n{part.rstrip()}\n" for parts in tables for part in parts) + "\n")
 
 
 def recorded(name: str) -> list[Row]:

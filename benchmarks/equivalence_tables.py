@@ -1,13 +1,11 @@
-"""Shared parts of the benchmarks of equivalence gates: layouts, numbers, and tables on a Markdown page."""
+"""Shared parts of the benchmarks of equivalence gates: layouts, and the table of planted faults."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+from page import table
 
 from nas.core.published import LFM2
 from nas.testing.planted_faults import EVERY_KIND
@@ -42,23 +40,6 @@ MIXED = {
 FULL = {"LFM2-350M": LFM2["LFM2-350M"]}
 
 
-def write_tables(page: Path, tables: Sequence[str]) -> None:
-    """Replaces the text between the page's markers."""
-    begin, end = "<!-- measured -->", "<!-- end -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, closed, after = rest.partition(end)
-    if not closed:
-        sys.exit(f"{page} lacks {begin} ... {end}")
-    content = "\n\n".join(tables)
-    page.write_text(f"{before}{begin}\n\n{content}\n\n{end}{after}", encoding="utf-8")
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Returns a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
 def fault_table(rows: Sequence[Row]) -> str:
     """Returns a row for each planted fault, and a column of errors and limits for each machine and file type.
 
@@ -80,13 +61,3 @@ def fault_table(rows: Sequence[Row]) -> str:
 def passed(rows: Sequence[Row]) -> str:
     """Returns how many right graphs are within their limits."""
     return f"Right graphs within their limit: {sum(row['as_it_should'] for row in rows)} of {len(rows)}."
-
-
-def digits(value: float) -> float | None:
-    """Rounds to three significant digits; None for a value that is not finite, which JSON cannot hold."""
-    return float(f"{value:.3g}") if np.isfinite(value) else None
-
-
-def say(line: str) -> None:
-    """Prints progress to stderr."""
-    print(line, file=sys.stderr)

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from runs import DEADLINE_S, counts, decode_ms, layout_called, markdown, print_json, say
+from page import markdown
+from runs import DEADLINE_S, counts, decode_ms, layout_called, print_json, say
 
 from nas.core.layout import Layout
 from nas.core.measurement import Sample

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from equivalence_tables import ALONE, FULL, MIXED, Row, digits, fault_table, passed, say, write_tables
+from equivalence_tables import ALONE, FULL, MIXED, Row, fault_table, passed
+from page import fill
+from runs import digits, say
 
 from nas.core.layout import Layout
 from nas.runtimes.executorch.build import build
@@ -48,8 +50,8 @@ def main() -> None:
     report["passed"] = all(row["as_it_should"] for part in ("layouts", "faults") for row in report[part])
     print(json.dumps(report, indent=1))
     if options.page:
-        tables = [passed(report["layouts"]), "### Planted faults", fault_table(report["faults"])]
-        write_tables(options.page, tables)
+        tables = f"{passed(report['layouts'])}\n\n### Planted faults\n\n{fault_table(report['faults'])}\n"
+        fill(options.page, "measured", f"\n{tables}")
     sys.exit(not report["passed"])
 
 

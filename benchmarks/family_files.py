@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from runs import built, markdown, print_json, say
+from page import fill, markdown
+from runs import built, print_json, say
 
-from nas.core.durable import write_durably
 from nas.core.family import MemberFile, member_folder
 from nas.core.layout import Layout
 from nas.nn.model import Model
@@ -37,7 +37,6 @@ from nas.runtimes.runner import Feed
 from nas.views.family import MemberView, family_view
 
 APPS = Path(__file__).resolve().parent.parent / "tests" / "integration"
-BEGIN, END = "<!-- measured: family_files -->", "<!-- end -->"
 LOGITS_WITHIN = 1e-4
 """Two orders of summation in float32, through 16M weights."""
 _PROMPT, _TOKENS = 24, 24
@@ -54,7 +53,8 @@ def main() -> None:
         say(f"{view.member.size}: {view.member.layout}")
         members[view.member.size] = _checked(member_folder(options.family, view.member.size), view)
     if options.page:
-        _write_page(options.page, members)
+        rows = [_row(size, member) for size, member in members.items()]
+        fill(options.page, "measured: family_files", f"\n{markdown(rows)}\n")
     print_json({"family": options.family, "members": members})
     sys.exit(not all(member["same"] for member in members.values()))
 
@@ -157,16 +157,6 @@ def _app(name: str, arguments: list[Path | str], stdin: str, environment: dict[s
 def _alike(ids: list[int], followed: list[int]) -> int:
     """Returns the length of the common prefix."""
     return next((at for at, (one, other) in enumerate(zip(ids, followed, strict=True)) if one != other), len(ids))
-
-
-def _write_page(page: Path, members: dict[str, dict[str, Any]]) -> None:
-    head, begun, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, ended, tail = rest.partition(END)
-    if not (begun and ended):
-        raise SystemExit(f"{page}: no {BEGIN} ... {END}")
-    rows = [_row(size, member) for size, member in members.items()]
-    write_durably(page, f"{head}{BEGIN}\n\n{markdown(rows)}\n{END}{tail}".encode())
-    page.chmod(0o644)
 
 
 def _row(size: str, member: dict[str, Any]) -> dict[str, str]:

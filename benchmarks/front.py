@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from benchmarks.quality.studies import read
 from nas.analysis.snapshot import Snapshots
 from nas.store.store import Store

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from hardware_layouts import FOLDER, SPACE, WORKLOAD, Row, read_layouts, read_rows
 from numpy.typing import NDArray
-from runs import markdown, print_json
+from page import fill, markdown
+from runs import print_json
 
 from nas.analysis.agreement import rank_correlation
 from nas.core.layout import Layout
@@ -31,7 +32,6 @@ from nas.search_spaces import load_space
 
 FIGURES = {"ttft_ms": "ms", "decode_p50_ms": "ms", "decode_p95_ms": "ms", "peak_rss_mb": "MB"}
 FEW = 5
-_BEGIN, _END = "<!-- results -->", "<!-- /results -->"
 Array = NDArray[np.float64]
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     ]
     table = markdown([_shown(result) for result in results])
     if options.page:
-        _insert(options.page, table)
+        fill(options.page, "results", table)
     if options.markdown:
         print(table)
     else:
@@ -142,12 +142,6 @@ def _noise_mape(rounds: Sequence[Sequence[float]]) -> float:
         for index, value in enumerate(other)
     ]
     return statistics.fmean(off)
-
-
-def _insert(page: Path, table: str) -> None:
-    head, rest = page.read_text().split(_BEGIN)
-    _, tail = rest.split(_END)
-    page.write_text(f"{head}{_BEGIN}\n{table}{_END}{tail}")
 
 
 def _shown(result: Mapping[str, Any]) -> dict[str, str]:

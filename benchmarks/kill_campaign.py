@@ -33,6 +33,7 @@ from typing import Any
 
 import psutil
 import yaml
+from page import fill, table
 from sqlalchemy import select
 
 from nas.core import paths
@@ -49,7 +50,6 @@ from nas.study.proposals import replay
 from nas.testing.fake_plugin import fake_environment
 from nas.testing.postgres import CARELESS, server
 
-BEGIN, END = "<!-- measured: kill_campaign -->", "<!-- end -->"
 VICTIMS = ("launch", "worker", "agent", "runner")
 ORPHANS_GONE_S = 15.0
 _TRANSIENT = 4
@@ -315,22 +315,18 @@ def prepare(home: Path, *, fake: bool) -> dict[str, Any]:
     return SPACE | {"quality": SPACE["quality"] | {"corpus": [str(text)]}}
 
 
-def write_table(page: Path, results: Sequence[dict[str, Any]]) -> None:
-    """Writes a table of what campaigns printed between the page's marks, a column for each."""
+def campaign_table(results: Sequence[dict[str, Any]]) -> str:
+    """Returns a table of what campaigns printed, a column for each."""
     names = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
     rows = [
-        ["", *(f"{names[result['database']]}, seed {result['seed']}" for result in results)],
-        ["---"] * (1 + len(results)),
+        ["space", *(f"`{result['space']}`" for result in results)],
+        ["kills", *(sum(result["kills"].values()) for result in results)],
+        *([f"kills: {kind}", *(result["kills"].get(kind, 0) for result in results)] for kind in VICTIMS),
+        ["studies, launches", *(f"{len(result['studies'])}, {result['launches']}" for result in results)],
+        ["violations", *(len(result["problems"]) for result in results)],
+        ["minutes", *(f"{result['seconds'] / 60:.0f}" for result in results)],
     ]
-    rows.append(["space", *(f"`{result['space']}`" for result in results)])
-    rows.append(["kills", *(str(sum(result["kills"].values())) for result in results)])
-    rows += [[f"kills: {kind}", *(str(result["kills"].get(kind, 0)) for result in results)] for kind in VICTIMS]
-    rows.append(["studies, launches", *(f"{len(result['studies'])}, {result['launches']}" for result in results)])
-    rows.append(["violations", *(str(len(result["problems"])) for result in results)])
-    rows.append(["minutes", *(f"{result['seconds'] / 60:.0f}" for result in results)])
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{table}\n{END}{rest.partition(END)[2]}")
+    return table(["", *(f"{names[result['database']]}, seed {result['seed']}" for result in results)], rows)
 
 
 def main() -> int:
@@ -348,7 +344,8 @@ def main() -> int:
     parser.add_argument("results", type=Path, nargs="*", help="what campaigns printed, for --page")
     args = parser.parse_args()
     if args.page:
-        write_table(args.page, [json.loads(path.read_text()) for path in args.results])
+        results = [json.loads(path.read_text()) for path in args.results]
+        fill(args.page, "measured: kill_campaign", f"\n{campaign_table(results)}\n")
         return 0
     home = Path(tempfile.mkdtemp(prefix="hilnas-kills-"))
     begun = time.monotonic()

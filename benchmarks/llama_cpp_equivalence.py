@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from equivalence_tables import ALONE, FULL, MIXED, Row, digits, fault_table, passed, say, table, write_tables
+from equivalence_tables import ALONE, FULL, MIXED, Row, fault_table, passed
+from page import fill, table
+from runs import digits, say
 
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint
@@ -64,7 +66,7 @@ def main() -> None:
     report["passed"] = all(row["as_it_should"] for part in ("layouts", "faults", "greedy") for row in report[part])
     print(json.dumps(report, indent=1))
     if options.page:
-        write_tables(options.page, _tables(report))
+        fill(options.page, "measured", _tables(report))
     sys.exit(not report["passed"])
 
 
@@ -152,15 +154,21 @@ def _greedy_row(name: str, layout: Layout, weights: Checkpoint, prompt: list[int
     }
 
 
-def _tables(report: dict[str, Any]) -> list[str]:
+def _tables(report: dict[str, Any]) -> str:
     greedy = [(row["name"], row["tokens"], row["distinct"], row["same"]) for row in report["greedy"]]
-    return [
-        passed(report["layouts"]),
-        "### Planted faults",
-        fault_table(report["faults"]),
-        "### Greedy tokens, stock and patched build",
-        table(("layout", "tokens", "distinct ones", "the same on both"), greedy),
-    ]
+    return (
+        "\n"
+        + "\n".join(
+            [
+                f"{passed(report['layouts'])}\n",
+                "### Planted faults\n",
+                fault_table(report["faults"]),
+                "### Greedy tokens, stock and patched build\n",
+                table(("layout", "tokens", "distinct ones", "the same on both"), greedy),
+            ]
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.quality.page import fill
+from benchmarks.page import fill
 from benchmarks.search.recorded import Recorded, load, recorded, write
 from benchmarks.study.campaign import Campaign
 from benchmarks.study.figures import figures

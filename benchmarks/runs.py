@@ -121,7 +121,6 @@ def print_json(result: dict[str, Any]) -> None:
     print()
 
 
-def markdown(rows: list[dict[str, str]]) -> str:
-    """Returns `rows` as a Markdown table whose head is the keys of the first."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def digits(value: float) -> float | None:
+    """Rounds to three significant digits; None for a value that is not finite, which JSON cannot hold."""
+    return float(f"{value:.3g}") if math.isfinite(value) else None

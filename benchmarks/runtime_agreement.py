@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runs import DEADLINE_S, markdown, print_json, say
+from page import markdown
+from runs import DEADLINE_S, print_json, say
 
 from nas.analysis.agreement import Coefficient, RankCorrelation, rank_correlation
 from nas.core.layout import Layout

@@ -1,31 +1,23 @@
-"""The results of campaigns as a table of a Markdown page."""
+"""The results of campaigns as a Markdown table."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- measured: fault_campaign -->", "<!-- end -->"
+from page import table
+
 _NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 
 
-def write_table(page: Path, results: Sequence[dict[str, Any]]) -> None:
-    """Writes the table between the page's marks."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n\n{table(results)}\n{END}{after}")
-
-
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """Returns the Markdown table: a column for each database."""
+def campaign_table(results: Sequence[dict[str, Any]]) -> str:
+    """Returns a table of what `fault_campaign.py` printed: a column for each database, whose campaigns are added up."""
     campaigns = {kind: [result for result in results if result["database"] == kind] for kind in _NAMES}
     columns = {kind: _column(group) for kind, group in campaigns.items() if group}
-    rows = [["", *(_NAMES[kind] for kind in columns)], ["---"] * (1 + len(columns))]
-    for name in dict.fromkeys(name for column in columns.values() for name in column):
-        rows.append([name, *(column.get(name, "0") for column in columns.values())])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    rows = [[name, *(column.get(name, "0") for column in columns.values())] for name in names]
+    return table(["", *(_NAMES[kind] for kind in columns)], rows)
 
 
 def _column(campaigns: Sequence[dict[str, Any]]) -> dict[str, str]:

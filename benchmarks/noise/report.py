@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.noise.estimators import BASELINE, METRICS, Array, Estimate, Estimator, Unit, estimators, read_units
 from benchmarks.noise.record import FOLDER, THREADS
-from benchmarks.quality.page import fill
+from benchmarks.page import fill
 from nas.core.measurement import ClockName
 from nas.core.stats import Z95, t_critical
 from nas.measure.estimator import NOISE, SLICE, NoiseModel, Phase

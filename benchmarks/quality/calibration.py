@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from benchmarks.quality.truth import recorded, train_missing
 from benchmarks.search.recorded import Recorded, load
 from nas.core.layout import Layout

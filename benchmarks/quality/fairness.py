@@ -25,7 +25,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig
 from nas.nn.model import Model

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from benchmarks.quality.studies import FOLDER, read
 from benchmarks.quality.truth import recorded, train_missing
 from nas.core.layout import Layout

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from benchmarks.quality.reliability import effective_dimension
 from nas.analysis.archive import import_archive
 from nas.analysis.report import study_report

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from nas.core.layout import Layout
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
 from nas.nn.model import Model

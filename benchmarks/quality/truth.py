@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any, Literal
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.equivalence_tables import table
+from benchmarks.page import table
 from benchmarks.study.stacks import HEIGHTS
 from benchmarks.study.terms import CALLED
 from nas.core.units import show_duration
@@ -21,9 +21,9 @@ _GROUPS = {"front": "on the front", "proposed": "proposed by all", "random": "pr
 def page(figures: Json) -> str:
     """Returns the generated part of the page: the tables of `benchmarks.study.figures.figures`."""
     winners = figures["front"]
-    return "\n\n".join(
+    return "\n".join(
         [
-            f"{engine_table(figures)}\n\n{_means(figures['studies'])}",
+            f"{engine_table(figures)}\n{_means(figures['studies'])}\n",
             f"{len(winners)} layout{'' if len(winners) == 1 else 's'} on the front of all studies; the {_WINNERS} that"
             f" add most hypervolume:\n\n{front_table(winners)}",
             stack_table(figures["stacks"]),
