@@ -269,9 +269,10 @@ def run_passes(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     chat = ChatTokenizer(read_tokenizer(options.state / "tokenizer.json"), "tokenizer.json")
     lines = read_lines(options.state / "data" / "train.jsonl", Conversation)
-    rows = [chat.conversation(line) for line in lines]
+    conversations = [chat.conversation(line) for line in lines]
     data = [
-        (ids[:-1].astype(np.int64), np.where(counted[1:], ids[1:], IGNORE).astype(np.int64)) for ids, counted in rows
+        (ids[:-1].astype(np.int64), np.where(counted[1:], ids[1:], IGNORE).astype(np.int64))
+        for ids, counted in conversations
     ]
 
     def padded_nats(model: Model, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
