@@ -57,9 +57,9 @@ def _compared(engine: str, problem: str, seeds: int, evaluations: int, screen: f
         "engine": engine,
         "problem": problem,
         "seeds": seeds,
-        "kept": [statistics.fmean(each["kept"] for each in runs) for runs in (plain, screened)],
-        "cpu_s": [statistics.fmean(each["cpu"] for each in runs) for runs in (plain, screened)],
-        "hypervolume": [statistics.fmean(each["hypervolume"] for each in runs) for runs in (plain, screened)],
+        "kept": [statistics.fmean(result["kept"] for result in runs) for runs in (plain, screened)],
+        "cpu_s": [statistics.fmean(result["cpu"] for result in runs) for runs in (plain, screened)],
+        "hypervolume": [statistics.fmean(result["hypervolume"] for result in runs) for runs in (plain, screened)],
         "gain": _interval([b["hypervolume"] - a["hypervolume"] for a, b in pairs]),
         "runs": pairs,
     }
@@ -70,9 +70,9 @@ def _run(engine: str, name: str, seed: int, evaluations: int, screen: float) -> 
     search = problem.space.search.model_copy(update={"screen": screen})
     problem.space = problem.space.model_copy(update={"search": search})
     done = run(problem, engine, evaluations)
-    kept = [point for point in done.points if point is not None]
+    in_budget = [point for point in done.points if point is not None]
     corner = [problem.reference_point[axis] for axis in problem.axes]
-    return {"hypervolume": hypervolume(kept, corner), "kept": len(kept) / len(done.points), "cpu": done.cpu}
+    return {"hypervolume": hypervolume(in_budget, corner), "kept": len(in_budget) / len(done.points), "cpu": done.cpu}
 
 
 def _interval(values: Sequence[float]) -> list[float]:
@@ -88,10 +88,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        kept = " / ".join(f"{share:.0%}" for share in row["kept"])
-        volume = " / ".join(f"{each:.4f}" for each in row["hypervolume"])
+        kept_shares = " / ".join(f"{share:.0%}" for share in row["kept"])
+        volume = " / ".join(f"{value:.4f}" for value in row["hypervolume"])
         gain = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*row["gain"])
-        lines.append(f"| `{row['engine']}` | `{row['problem']}` | {row['seeds']} | {kept} | {volume} | {gain} |")
+        lines.append(f"| `{row['engine']}` | `{row['problem']}` | {row['seeds']} | {kept_shares} | {volume} | {gain} |")
     return "\n".join(lines)
 
 

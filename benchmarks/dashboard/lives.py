@@ -39,12 +39,12 @@ class Kept(NamedTuple):
 Step = Logged | Kept
 
 
-def new_layouts(sampler: Sampler, rng: Rng, known: set[str]) -> Iterator[Layout]:
+def new_layouts(sampler: Sampler, rng: Rng, seen_ids: set[str]) -> Iterator[Layout]:
     """Yields layouts whose ids are not among the known ones, each once."""
     while True:
         layout = sampler.draw(rng)
-        if layout.id not in known:
-            known.add(layout.id)
+        if layout.id not in seen_ids:
+            seen_ids.add(layout.id)
             yield layout
 
 
@@ -83,7 +83,7 @@ def _ladder(judge: Judge, candidate: Candidate, rng: Rng, *, reference: bool) ->
     for rung, name in enumerate(RUNGS):
         yield Logged(EventKind.TRAINING, {"rung": rung})
         quality = judge.scored(candidate, rung, rng)
-        yield Logged(EventKind.PROGRESS, {"what": "quality", "quality": quality.model_dump(mode="json")})
+        yield Logged(EventKind.PROGRESS, {"what": "quality", "rung": rung, "quality": quality.model_dump(mode="json")})
         if not reference and rung < len(_PROMOTED_ABOVE) and quality.value < _PROMOTED_ABOVE[rung]:
             yield Logged(EventKind.STOPPED, {"reason": f"not promoted from rung {name}", "rung": rung})
             yield _told(Observation(candidate.layout, "stopped", rung=rung))
