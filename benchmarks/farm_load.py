@@ -44,6 +44,9 @@ from nas.infra.store.rows import JobKind, JobState
 from nas.infra.store.store import Store
 from nas.infra.web.tls import Certificates
 from nas.serve.api.serve import last_address
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from tests.support.postgres import server
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")

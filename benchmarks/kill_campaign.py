@@ -48,6 +48,9 @@ from nas.search.study.check import support_filter
 from nas.search.study.events import all_events
 from nas.search.study.proposals import replay
 from nas.testing.fake_plugin import fake_environment
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from tests.support.postgres import CARELESS, server
 
 VICTIMS = ("launch", "worker", "agent", "runner")

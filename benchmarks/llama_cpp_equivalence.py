@@ -35,6 +35,9 @@ from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.toolchain import host_target
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import PLANTED_CHOICE, PLANTS, checkpoint
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from tests.support.short_training import STOCK as BYTE_LEVEL
 from tests.support.short_training import learned_checkpoint
 

@@ -16,6 +16,7 @@ from nas.core.layout import Layout
 from nas.core.trial import EventKind
 from nas.search.proposers import Observation
 from nas.search.proposers.sampling import Rng, Sampler
+from nas.search.study.events import QualityKnown
 
 _PROMOTED_ABOVE = (0.7, 0.75)
 _FAILED, _CANCELLED, _NOISY = 0.010, 0.012, 0.020
@@ -39,12 +40,12 @@ class Kept(NamedTuple):
 Step = Logged | Kept
 
 
-def new_layouts(sampler: Sampler, rng: Rng, seen_ids: set[str]) -> Iterator[Layout]:
+def new_layouts(sampler: Sampler, rng: Rng, known: set[str]) -> Iterator[Layout]:
     """Yields layouts whose ids are not among the known ones, each once."""
     while True:
         layout = sampler.draw(rng)
-        if layout.id not in seen_ids:
-            seen_ids.add(layout.id)
+        if layout.id not in known:
+            known.add(layout.id)
             yield layout
 
 
@@ -83,7 +84,7 @@ def _ladder(judge: Judge, candidate: Candidate, rng: Rng, *, reference: bool) ->
     for rung, name in enumerate(RUNGS):
         yield Logged(EventKind.TRAINING, {"rung": rung})
         quality = judge.scored(candidate, rung, rng)
-        yield Logged(EventKind.PROGRESS, {"what": "quality", "rung": rung, "quality": quality.model_dump(mode="json")})
+        yield Logged(EventKind.PROGRESS, QualityKnown(rung, quality).to_json())
         if not reference and rung < len(_PROMOTED_ABOVE) and quality.value < _PROMOTED_ABOVE[rung]:
             yield Logged(EventKind.STOPPED, {"reason": f"not promoted from rung {name}", "rung": rung})
             yield _told(Observation(candidate.layout, "stopped", rung=rung))

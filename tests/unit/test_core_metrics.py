@@ -21,9 +21,9 @@ from nas.core.measurement import Figure, Measurement
 from nas.core.metrics import METRICS, Metric, metric
 from nas.core.workload import Workload
 from nas.measure.protocol import bench
-from nas.measure.protocol.bench import BenchOptions
 from nas.serve.views import candidate
 from nas.serve.views.family import kind_of
+from nas.train.adapt.request import AdaptRequest
 from nas.train.compare.tables import figures_table
 from nas.train.release.model_card import card
 from nas.train.release.options import FileOptions
@@ -43,16 +43,6 @@ def row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def measured() -> Measurement:
     names = {"wakeups": figure(12.0, 0.1, "1/s"), "decode_mean": Figure(value=20.0, low=16.0, high=25.0, unit="ms")}
     return cast(Measurement, SimpleNamespace(figures=names, workload=Workload(prompt=64, gen=16)))
-
-
-OPTIONS = BenchOptions(
-    subject="",
-    runtime="fake",
-    quantisation="q4_0",
-    device="box",
-    workload=Workload(prompt=64, gen=16),
-    repetitions=2,
-)
 
 
 def in_records() -> RecordedFigure:
@@ -89,15 +79,16 @@ def test_commands_pages_cards_and_comparisons_show_it(tmp_path: Path) -> None:
 
 
 def test_trials_are_compared_by_it() -> None:
-    place = SimpleNamespace(place=("box", "fake", "chat"), figures=measured().figures)
-    (line,) = candidate._figures([cast(Any, SimpleNamespace(places=[place]))])
+    measurement = SimpleNamespace(key=("box", "fake", "chat"), figures=measured().figures)
+    (line,) = candidate._figures([cast(Any, SimpleNamespace(measurements=[measurement]))])
     assert (line.metric, line.unit, line.direction) == ("wakeups", "1/s", "min")
 
 
 def test_an_adaptation_measures_it(monkeypatch: pytest.MonkeyPatch) -> None:
     report = {"figures": {"wakeups": {"value": 12.0}, "ttft": {"value": None}}}
     monkeypatch.setattr(bench, "bench", lambda options, say: report)
-    measure = adapt._measured(OPTIONS)
+    request = AdaptRequest(model=Path("m"), budget=("wakeups<=20",), corpus=(Path("c"),), output=Path("o"))
+    measure = adapt._measured(request)
     assert measure(Layout.parse("d64 v256 ffn=swiglu:64 [C3 A2/1]")) == {"wakeups": 12.0}
 
 

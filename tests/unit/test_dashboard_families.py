@@ -127,7 +127,7 @@ def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Pa
                  "random:0", "2M tokens in 20 steps", "2 h 00 min", "No files written", HASH):  # fmt: skip
         assert text in page.text
     plots = [json.loads(str(named["data-plot"])) for _, named in page.tags if "data-plot" in named]
-    decode, prefill, training = plots
+    prefill, decode, training = plots
     assert training["label"] == "training of 4M"
     assert decode["label"].endswith("over parameters on laptop: 4 models") and "prefill" in prefill["label"]
     members, others = decode["series"]

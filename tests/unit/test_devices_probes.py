@@ -168,7 +168,7 @@ def test_a_foreign_share_that_cannot_be_determined(ours: float | None, wall_s: f
 
 
 def result(cpu_s: float | None) -> CommandResult:
-    return CommandResult(0, b"", b"", 2.0, cpu_s, 0.5, None, False, False, 0.0)
+    return CommandResult(0, b"", b"", 2.0, cpu_s, 0.5, False, False, 0.0)
 
 
 def test_observer_counts_what_others_used(tree: Write) -> None:

@@ -25,7 +25,7 @@ DENIED = PermissionError(13, "Permission denied")
 
 
 def result(cpu_s: float | None = 1.0) -> CommandResult:
-    return CommandResult(0, b"", b"", 2.0, cpu_s, 0.5, None, False, False, 0.0)
+    return CommandResult(0, b"", b"", 2.0, cpu_s, 0.5, False, False, 0.0)
 
 
 def around(device: FakeReader, **changes: str | OSError) -> Conditions:

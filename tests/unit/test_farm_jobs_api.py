@@ -222,7 +222,7 @@ GOOD = json.dumps({**WHO, "epoch": 1, "result": RoundResult(pairs=[PAIR]).model_
         GOOD.replace('"wall_s": 1.0', '"wall_s": Infinity').encode(),
         GOOD.replace('"stdout": "x"', '"stdout": "\\ud800"').encode(),
         GOOD.replace('"device": "box"', '"device": "\\u0000"').encode(),
-        GOOD.replace('"extra": {}', '"extra": ' + '{"a":' * 300 + "1" + "}" * 300).encode(),
+        GOOD.replace('"foreign_cpu": null', '"foreign_cpu": ' + '{"a":' * 300 + "1" + "}" * 300).encode(),
         GOOD.replace('"epoch": 1', '"epoch": 1, "failure": {"kind": "cancelled", "message": ""}').encode(),
     ],
     ids=lambda body: body[:40].decode(errors="replace"),

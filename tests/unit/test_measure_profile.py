@@ -273,7 +273,7 @@ def test_a_profile_that_is_kept_is_on_the_page_of_its_trial(
     assert shown.count("<progress") == 2 * (len(made["parts"]) + len(made["operators"]))
     bench("--profile", "--trial", "first/0")
     (view,) = candidate_views(study, StudySnapshot(read_study(study, "first")), [0])
-    assert len(view.profiles) == 1 and view.profiles[0].taken > kept.taken, "the newest of a request"
+    assert len(view.profiles) == 1 and view.profiles[0].at > kept.at, "the newest of a request"
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,7 @@ def test_unusable_files_are_refused_by_path(tmp_path: Path, content: bytes, mess
 
 @pytest.mark.parametrize("entry", ["gone.txt", "gone/*.txt", "/nowhere/at/all.txt"])
 def test_an_entry_without_files_is_refused(tmp_path: Path, entry: str) -> None:
-    with pytest.raises(
-        InvalidInput, match=r"\.txt: (no such file or folder|the pattern matches no)"
-    ):
+    with pytest.raises(InvalidInput, match=r"\.txt: (no such file or folder|the pattern matches no)"):
         build_corpus([entry], tmp_path)
 
 

@@ -185,7 +185,9 @@ class _Strict(BaseModel):
 
 def _strict(**fields: Any) -> type[_Strict]:
     """Returns a model with these required fields: name -> type."""
-    return create_model("Strict", __base__=_Strict, **{name: (kind, ...) for name, kind in fields.items()})
+    required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
+    model: type[_Strict] = create_model("Strict", __base__=_Strict, **required)
+    return model
 
 
 class _Observation(_Strict):

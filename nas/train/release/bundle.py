@@ -49,7 +49,7 @@ def bundle(kinds: Iterable[str]) -> dict[str, bytes]:
     # transformers keeps one model class in a process for each class of configurations, which it tells apart by their
     # file: so the files of two folders with other code have to differ.
     code = hashlib.sha256("".join(files[module] for module in sorted(files)).encode()).hexdigest()
-    files[f"{_CODE}.configuration_hilnas"] += f"\nCODE = \"{code}\"  # SHA-256 of this folder's code\n"
+    files[f"{_CODE}.configuration_hilnas"] += f'\nCODE = "{code}"  # SHA-256 of the code in this folder\n'
     return {f"{_file(module)}.py": files[module].encode() for module in sorted(files)}
 
 
