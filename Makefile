@@ -11,8 +11,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 
 # Not among them: kill_campaign (kills processes for an hour), fault_campaign (breaks a farm for half of one, as root),
-# long_context (reads 32K tokens for two), farm_load (wants the machine for itself), overhead (wants a study), and of
-# search all but its timing (hours).
+# farm_load (wants the machine for itself), and of search all but its timing (hours).
 BENCHES ?= llama_cpp_equivalence first_number workloads against_llama_bench \
 	attention_kernel executorch_blockwise
 

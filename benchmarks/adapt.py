@@ -26,7 +26,7 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -38,7 +38,7 @@ import torch
 from scipy.stats import kendalltau
 
 from benchmarks import adapt_ablations, adapt_large, adapt_scratch, adapt_smart
-from benchmarks.equivalence_tables import table, write_tables
+from benchmarks.page import fill, table
 from benchmarks.runs import ended_or_killed
 from nas.core.block import Block
 from nas.core.durable import write_durably
@@ -88,16 +88,24 @@ class Size:
 
 SIZES = {
     "tiny": Size(
-        "d96 v1024 ffn=swiglu:256 [A6/6:16*4]", 1 << 20, 3e-3,
+        "d96 v1024 ffn=swiglu:256 [A6/6:16*4]",
+        1 << 20,
+        3e-3,
         LibrarySettings(tokens=1 << 16, length=128, batch_tokens=2048, score_tokens=1 << 12),
-        Healing(tokens=1 << 16, length=128, batch_tokens=2048, lr=2e-4), 16,
+        Healing(tokens=1 << 16, length=128, batch_tokens=2048, lr=2e-4),
+        16,
     ),
     "small": Size(
-        "d320 v2048 ffn=swiglu:1024 [A5/5:64*6]", 20_000_000, 1.5e-3,
+        "d320 v2048 ffn=swiglu:1024 [A5/5:64*6]",
+        20_000_000,
+        1.5e-3,
         LibrarySettings(tokens=1 << 17, length=256, batch_tokens=4096, score_tokens=1 << 14, precision="bfloat16"),
-        Healing(tokens=1 << 17, length=256, batch_tokens=4096, precision="bfloat16"), 32, "bfloat16", "installed",
+        Healing(tokens=1 << 17, length=256, batch_tokens=4096, precision="bfloat16"),
+        32,
+        "bfloat16",
+        "installed",
     ),
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -106,8 +114,8 @@ def main() -> None:
     mixes, pairs, scratch, smart, kills, ablations, large = (
         modes.add_parser(mode) for mode in ("mixes", "pairs", "scratch", "smart", "kills", "ablations", "large")
     )
-    for own in (mixes, pairs, scratch, smart, kills, ablations, large):
-        own.add_argument("folder", type=Path)
+    for mode_parser in (mixes, pairs, scratch, smart, kills, ablations, large):
+        mode_parser.add_argument("folder", type=Path)
     mixes.add_argument("--size", choices=SIZES, default="small")
     mixes.add_argument("--mixes", type=int, default=20)
     mixes.add_argument("--family", help="kind of mixer; none unless told")
@@ -117,16 +125,23 @@ def main() -> None:
     kills.add_argument("--seed", type=int, default=0)
     ablations.add_argument("--minutes", type=float, default=8.0, help="no training starts after that")
     modes.add_parser("page")
-    given = vars(parser.parse_args())
-    mode = given.pop("mode")
+    options = vars(parser.parse_args())
+    mode = options.pop("mode")
     if mode == "page":
-        return write_tables(PAGE, tables())
-    given["folder"].mkdir(parents=True, exist_ok=True)
+        for name, text in tables().items():
+            fill(PAGE, name, text)
+        return
+    options["folder"].mkdir(parents=True, exist_ok=True)
     runs = {
-        "mixes": run_mixes, "pairs": run_pairs, "kills": run_kills, "ablations": run_ablations,
-        "scratch": adapt_scratch.run, "smart": run_smart, "large": adapt_large.run,
-    }  # fmt: skip
-    runs[mode](**given)
+        "mixes": run_mixes,
+        "pairs": run_pairs,
+        "kills": run_kills,
+        "ablations": run_ablations,
+        "scratch": adapt_scratch.run,
+        "smart": run_smart,
+        "large": adapt_large.run,
+    }
+    runs[mode](**options)
 
 
 def run_ablations(folder: Path, minutes: float) -> None:
@@ -150,15 +165,7 @@ def _tiny(folder: Path, settings: LibrarySettings) -> tuple[Library, list[Tokens
 
 
 def run_mixes(folder: Path, size: str, mixes: int, family: str | None, family_mixes: int) -> None:
-    """Writes FOLDER/report.json: scores of all alternatives, and the losses of healed mixes.
-
-    Args:
-        folder: of results.
-        size: name in `SIZES`.
-        mixes: drawn from all alternatives.
-        family: kind of mixer that further mixes replace mixers by; None: there are none.
-        family_mixes: their number.
-    """
+    """Writes FOLDER/report.json: scores of all alternatives, and the losses of healed mixes."""
     settings = SIZES[size]
     library, sources, vocabulary = _library(folder, settings)
     teacher = library.teacher
@@ -175,8 +182,8 @@ def run_mixes(folder: Path, size: str, mixes: int, family: str | None, family_mi
         path = folder / f"{name}.json"
         if not path.is_file():
             row = _healed(folder, choice, library, sources, vocabulary, settings.healing)
-            row["summed"] = sum(scores[each].text for each in choice.items())
-            row["summed_recall"] = sum(scores[each].kl[RECALL_GROUP] for each in choice.items())
+            row["summed"] = sum(scores[replacement].text for replacement in choice.items())
+            row["summed_recall"] = sum(scores[replacement].kl[RECALL_GROUP] for replacement in choice.items())
             write_durably(path, json.dumps(row, indent=1).encode())
         rows.append(json.loads(path.read_bytes()))
     relatives = rows[mixes:]
@@ -190,7 +197,7 @@ def run_mixes(folder: Path, size: str, mixes: int, family: str | None, family_mi
         "tau": taus(rows, "summed"),
         **({"family": family, "tau_family": taus(relatives, "summed")} if relatives else {}),
         "tau_recall": {name: _tau(rows, "summed_recall", f"recall_{name}") for name in _RECALL},
-        "blocks": [_block(library, slot, block, scores) for slot, each in alternatives.items() for block in each],
+        "blocks": [_block(library, slot, block, scores) for slot, blocks in alternatives.items() for block in blocks],
         "mixes": rows,
     }
     write_durably(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
@@ -206,52 +213,44 @@ def _tau(rows: list[dict[str, Any]], by: str, measured: str) -> float:
     return float(kendalltau([row[by] for row in rows], [row[measured] for row in rows]).statistic)
 
 
-def tables() -> list[str]:
-    """Returns the tables of `PAGE`."""
-    return [
-        *small_tables(),
-        *adapt_scratch.tables(),
-        *adapt_ablations.tables(),
-        pair_table(),
-        *adapt_smart.tables(),
-        *adapt_large.tables(),
-    ]
+def tables() -> dict[str, str]:
+    """Returns the tables of `PAGE` by their names."""
+    return small_tables() | {
+        "scratch": adapt_scratch.table_of(json.loads(adapt_scratch.RECORDED.read_bytes())),
+        "ablations": adapt_ablations.table_of(adapt_ablations.recorded()),
+        "pairs": pair_table(),
+        "smart": adapt_smart.table_of(json.loads(adapt_smart.RECORDED.read_bytes())),
+        "large": adapt_large.table_of(json.loads(adapt_large.RECORDED.read_bytes())),
+    }
 
 
-def small_tables() -> list[str]:
-    """Returns the tables of `SMALL`: ranks, the alternatives, and every choice."""
+def small_tables() -> dict[str, str]:
+    """Returns the tables of `SMALL`: ranks, and every choice."""
     report = json.loads(SMALL.read_bytes())
     rows, bits = report["mixes"], report["teacher_bits_per_byte"]
     family = [row for row in rows if {block.partition("(")[0][:1] for *_, block in row["choice"]} == {"C"}]
     groups = {"all choices": rows, "short convolutions for attention": family}
     groups["sums of 0.1 to 1"] = [row for row in rows if 0.1 <= row["summed"] <= 1]
     ranks = [
-        [name, str(len(own)), *(f"{tau:.2f}" for tau in taus(own, "summed").values())] for name, own in groups.items()
-    ]
-    blocks: dict[str, list[dict[str, Any]]] = {}
-    for block in report["blocks"]:
-        blocks.setdefault(f"{block['part']} `{block['block']}`", []).append(block)
-    alternatives = [
-        [name, ", ".join(f"{each['kl'][TEXT_GROUP]:.3f}" for each in own), _span(each.get("error") for each in own)]
-        for name, own in blocks.items()
+        [name, str(len(rows)), *(f"{tau:.2f}" for tau in taus(rows, "summed").values())]
+        for name, rows in groups.items()
     ]
     choices = [
         [
-            f"`{row['layout'].partition('[')[2][:-1]}`", f"{row['summed']:.3f}", f"{row['divergence_before']:.3f}",
-            f"{row['divergence']:.3f}", f"{row['bits_per_byte'] / bits - 1:+.1%}",
+            f"`{row['layout'].partition('[')[2][:-1]}`",
+            f"{row['summed']:.3f}",
+            f"{row['divergence_before']:.3f}",
+            f"{row['divergence']:.3f}",
+            f"{row['bits_per_byte'] / bits - 1:+.1%}",
         ]
         for row in sorted(rows, key=lambda row: float(row["summed"]))
-    ]  # fmt: skip
-    return [
-        table(["choices", "number", "tau: before healing", "after healing", "bits per byte"], ranks),
-        table(["alternative", "score at each depth, nats per token", "error after training"], alternatives),
-        table(["layers", "sum of scores", "divergence", "healed", f"bits per byte over {bits:.3f}"], choices),
     ]
-
-
-def _span(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{min(known):.2f} to {max(known):.2f}" if known else "-"
+    return {
+        "ranks": table(["choices", "number", "tau: before healing", "after healing", "bits per byte"], ranks),
+        "choices": table(
+            ["layers", "sum of scores", "divergence", "healed", f"bits per byte over {bits:.3f}"], choices
+        ),
+    }
 
 
 def run_pairs(folder: Path) -> None:
@@ -267,21 +266,21 @@ def run_pairs(folder: Path) -> None:
 
     @cache
     def term(*pair: Replacement) -> float:
-        return library.divergence(library.mix(dict(pair))) - sum(scores[each].text for each in pair)
+        return library.divergence(library.mix(dict(pair))) - sum(scores[replacement].text for replacement in pair)
 
     rows = []
     for row in json.loads(SMALL.read_bytes())["mixes"]:
         choice = {Slot(depth, part): parsed(block, part) for depth, part, block in row["choice"]}
         terms = [term(*pair) for pair in combinations(sorted(choice.items()), 2)]
-        summed = sum(scores[each].text for each in choice.items())
-        own = {"layout": row["layout"], "summed": summed, "paired": summed + sum(terms), "terms": terms}
+        summed = sum(scores[replacement].text for replacement in choice.items())
+        prediction = {"layout": row["layout"], "summed": summed, "paired": summed + sum(terms), "terms": terms}
         measured = {"divergence_before": library.divergence(library.mix(choice))}
-        rows.append(own | measured | {name: row[name] for name in ("divergence", "bits_per_byte")})
-        print(json.dumps(own), flush=True)
+        rows.append(prediction | measured | {name: row[name] for name in ("divergence", "bits_per_byte")})
+        print(json.dumps(prediction), flush=True)
     middle = [row for row in rows if 0.1 <= row["summed"] <= 1]
     report = {
-        name: {by: taus(own, by) for by in ("summed", "paired")}
-        for name, own in (("tau", rows), ("tau_middle", middle))
+        name: {by: taus(group, by) for by in ("summed", "paired")}
+        for name, group in (("tau", rows), ("tau_middle", middle))
     } | {"mixes": rows}
     write_durably(PAIRS, _json(report))
     print(json.dumps([report["tau"], report["tau_middle"]]))
@@ -304,8 +303,8 @@ def pair_table() -> str:
 
 def _alternatives(layout: Layout, window: int) -> dict[Slot, tuple[Block | None, ...]]:
     """Returns the alternatives of each place, without those that need another place's block: places are drawn alone."""
-    each = {slot: default_alternatives(layout, slot, window) for slot in slots_of(layout)}
-    return {slot: tuple(block for block in blocks if lender_of(block) is None) for slot, blocks in each.items()}
+    defaults = {slot: default_alternatives(layout, slot, window) for slot in slots_of(layout)}
+    return {slot: tuple(block for block in blocks if lender_of(block) is None) for slot, blocks in defaults.items()}
 
 
 def mix(alternatives: dict[Slot, tuple[Block | None, ...]], number: int) -> dict[Slot, Block | None]:
@@ -323,16 +322,18 @@ def family_of(
     Raises:
         ValueError: there are no such blocks, or not so many mixes.
     """
-    own = {slot: block for slot, each in alternatives.items() for block in each if block and block.kind == kind}
-    most = len(own) * 2 // 3
-    if count > sum(math.comb(len(own), places) for places in range(1, most + 1)):
-        raise ValueError(f"{len(own)} places have no {count} mixes of {kind}")
+    replaceable = {
+        slot: block for slot, blocks in alternatives.items() for block in blocks if block and block.kind == kind
+    }
+    most = len(replaceable) * 2 // 3
+    if count > sum(math.comb(len(replaceable), places) for places in range(1, most + 1)):
+        raise ValueError(f"{len(replaceable)} places have no {count} mixes of {kind}")
     rng = random.Random(0)
-    found: dict[tuple[Slot, ...], dict[Slot, Block | None]] = {}
-    while len(found) < count:
-        slots = sorted(rng.sample(sorted(own), rng.randint(1, most)))
-        found.setdefault(tuple(slots), {slot: own[slot] for slot in slots})
-    return list(found.values())
+    choices: dict[tuple[Slot, ...], dict[Slot, Block | None]] = {}
+    while len(choices) < count:
+        slots = sorted(rng.sample(sorted(replaceable), rng.randint(1, most)))
+        choices.setdefault(tuple(slots), {slot: replaceable[slot] for slot in slots})
+    return list(choices.values())
 
 
 TINY = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
@@ -357,23 +358,32 @@ def run_kills(folder: Path, kills: int, seed: int) -> None:
     began = time.monotonic()
     assert one_run(lab, folder / "calm", math.inf) is None
     calm_s = time.monotonic() - began
-    wanted = hashes(folder / "calm")
+    calm = hashes(folder / "calm")
     rows: list[dict[str, Any]] = []
     ended = 0
     while sum(row["killed"] for row in rows) < kills or not rows[-1]["ended"]:
-        left = kills - sum(row["killed"] for row in rows)
-        moment = rng.uniform(0, calm_s / 2) if left else math.inf
+        remaining = kills - sum(row["killed"] for row in rows)
+        moment = rng.uniform(0, calm_s / 2) if remaining else math.inf
         reached = one_run(lab, folder / f"killed-{ended}", moment)
-        row = {"series": ended, "after_s": moment if left else None, "killed": reached is not None, "reached": reached}
+        row = {
+            "series": ended,
+            "after_s": moment if remaining else None,
+            "killed": reached is not None,
+            "reached": reached,
+        }
         row["ended"] = reached is None
-        row["equal"] = hashes(folder / f"killed-{ended}") == wanted if row["ended"] else None
+        row["equal"] = hashes(folder / f"killed-{ended}") == calm if row["ended"] else None
         ended += row["ended"]
         rows.append(row)
         print(json.dumps(row), flush=True)
     report = {
-        "seed": seed, "kills": kills, "calm_s": calm_s, "equal": all(row["equal"] for row in rows if row["ended"]),
-        "files": wanted, "runs": rows,
-    }  # fmt: skip
+        "seed": seed,
+        "kills": kills,
+        "calm_s": calm_s,
+        "equal": all(row["equal"] for row in rows if row["ended"]),
+        "files": calm,
+        "runs": rows,
+    }
     write_durably(folder / "kills.json", _json(report))
     print(json.dumps({"kills": kills, "series": ended, "equal": report["equal"]}))
 
@@ -445,11 +455,13 @@ def _reached(folder: Path) -> str:
     """Returns the part of an adaptation that is not finished, by its files."""
     out = folder / "out"
     order = {
-        "files": out / "report.json", "report": out / "child.safetensors", "healing": out / "front.json",
+        "files": out / "report.json",
+        "report": out / "child.safetensors",
+        "healing": out / "front.json",
         "scores": next(iter((folder / "library/scores").glob("*.json")), out / "none"),
         "library": next(iter((folder / "library/blocks").glob("*.safetensors")), out / "none"),
         "costs": out / "request.json",
-    }  # fmt: skip
+    }
     return next((part for part, path in order.items() if path.is_file()), "start")
 
 
@@ -481,7 +493,7 @@ def _text(folder: Path, size: Size) -> tuple[Vocabulary, list[Tokens]]:
     if not tokenizer.is_file():
         train_tokenizer([text], layout.vocab, tokenizer, print)
     vocabulary = Vocabulary(tokenizer, layout.vocab)
-    return vocabulary, [tokenise(each, vocabulary, None, 0, 1 << 18) for each in read_sources([text], 0.05)]
+    return vocabulary, [tokenise(document, vocabulary, None, 0, 1 << 18) for document in read_sources([text], 0.05)]
 
 
 def _library(folder: Path, size: Size) -> tuple[Library, list[Tokens], Vocabulary]:
@@ -502,16 +514,23 @@ def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) ->
     packed = Packed("teacher", sources, length, batch // length, 0)
     steps = math.ceil(size.teacher_tokens / batch)
     stage = Stage(
-        "teacher", steps, batch, lambda step: [packed.batch(step)],
+        "teacher",
+        steps,
+        batch,
+        lambda step: [packed.batch(step)],
         torch.compile(lambda model, inputs, labels: pretraining_loss(model, inputs, labels) / batch),
         lambda step: size.lr * wsdc(step, steps, warmup=0.02, decay=0.3, final=0.1),
-    )  # fmt: skip
+    )
     checkpoint = TrainingCheckpoint(folder / "teacher-training.safetensors", {"key": size.layout})
     state = TrainingState(model, Optimiser(weight_decay=0.1, clip=1.0, balance_rate=1e-3), steps)
     fit(
-        state, [stage], [checkpoint], worker, name="the teacher",
+        state,
+        [stage],
+        [checkpoint],
+        worker,
+        name="the teacher",
         precision=lambda: precision_of(worker.device, size.precision),
-    )  # fmt: skip
+    )
     save_weights(model, path)
     return path
 

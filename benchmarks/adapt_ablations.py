@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.equivalence_tables import table
+from benchmarks.page import table
 from nas.core.block import Block
 from nas.core.replacement import Slot
 from nas.model.nn.base import BlockModule
@@ -53,8 +53,8 @@ Row = dict[str, Any]
 def run(library: Library, sources: Sequence[Tokens], minutes: float) -> int:
     """Trains what `RECORDED` lacks, seed by seed, and returns the number of trainings that are still missing."""
     end = time.monotonic() + 60 * minutes
-    own = library.teacher.sha256
-    done = {_key(row) for row in recorded() if row["teacher"] == own}
+    teacher_hash = library.teacher.sha256
+    done = {_key(row) for row in recorded() if row["teacher"] == teacher_hash}
     missing = [
         (kind, start, recipe, seed)
         for seed, (start, recipe), kind in itertools.product(range(SEEDS), ARMS, STUDENTS)
@@ -88,12 +88,20 @@ def train(library: Library, sources: Sequence[Tokens], kind: str, start: str, re
 
     losses = _descend(student, _STEPS - aligned, _LR, loss)
     return {
-        "teacher": teacher.sha256, "kind": kind, "block": block.format(), "start": start, "recipe": recipe,
-        "seed": seed, "tokens": _STEPS * _SEQUENCES * _LENGTH, "aligned_tokens": aligned * _SEQUENCES * _LENGTH,
-        "kl_start": first, "kl_aligned": between, "kl": library.divergence(student.eval()),
+        "teacher": teacher.sha256,
+        "kind": kind,
+        "block": block.format(),
+        "start": start,
+        "recipe": recipe,
+        "seed": seed,
+        "tokens": _STEPS * _SEQUENCES * _LENGTH,
+        "aligned_tokens": aligned * _SEQUENCES * _LENGTH,
+        "kl_start": first,
+        "kl_aligned": between,
+        "kl": library.divergence(student.eval()),
         "losses": [round(fmean(losses[i : i + 8]), 4) for i in range(0, len(losses), 8)],
         "seconds": round(time.monotonic() - began, 1),
-    }  # fmt: skip
+    }
 
 
 def recorded() -> list[Row]:
@@ -101,17 +109,16 @@ def recorded() -> list[Row]:
     return [json.loads(line) for line in RECORDED.read_text().splitlines()] if RECORDED.is_file() else []
 
 
-def tables() -> list[str]:
+def table_of(rows: Sequence[Row]) -> str:
     """Returns a table of the last teacher's students: mean and standard deviation over the seeds."""
-    rows = recorded()
     rows = [row for row in rows if row["teacher"] == rows[-1]["teacher"]]
     lines = []
     for kind, (start, recipe) in itertools.product(STUDENTS, ARMS):
-        own = [row for row in rows if _key(row)[:3] == (kind, start, recipe)]
-        if own:
-            aligned = _spread(own, "kl_aligned") if recipe == "staged" else "-"
-            lines.append([kind, start, recipe, _spread(own, "kl_start"), aligned, _spread(own, "kl"), len(own)])
-    return [table(["mixer", "start", "recipe", "at the start", "aligned", "at the end", "seeds"], lines)]
+        group = [row for row in rows if _key(row)[:3] == (kind, start, recipe)]
+        if group:
+            aligned = _spread(group, "kl_aligned") if recipe == "staged" else "-"
+            lines.append([kind, start, recipe, _spread(group, "kl_start"), aligned, _spread(group, "kl"), len(group)])
+    return table(["mixer", "start", "recipe", "at the start", "aligned", "at the end", "seeds"], lines)
 
 
 def _spread(rows: Sequence[Row], name: str) -> str:
@@ -127,10 +134,10 @@ def _key(row: Row) -> tuple[str, str, str, int]:
 def _mixer(teacher: TrainedTeacher, block: Block, start: str, seed: int, depth: int, ids: Tensor) -> BlockModule:
     layers, drawn = teacher.layout.depth, 1000 * seed + depth
     if start == "attention":
-        own = teacher.layer(depth).mixers[0]
-        assert isinstance(own, BlockModule)
+        attention = teacher.layer(depth).mixers[0]
+        assert isinstance(attention, BlockModule)
         inputs, _ = teacher.inputs_and_outputs(teacher.before(ids, depth), depth)["mixer"]
-        return started(block, own, inputs, drawn, layers)
+        return started(block, attention, inputs, drawn, layers)
     module = MODULES[block.kind](block, teacher.layout.d_model)
     draw_weights(module, drawn, layers)
     return module

@@ -12,16 +12,17 @@ import math
 import multiprocessing
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from benchmarks.equivalence_tables import table
+from benchmarks.page import table
 from benchmarks.runs import ended_or_killed, say
 from nas.core.block import Block
 from nas.core.durable import write_durably
@@ -62,8 +63,11 @@ def run(folder: Path) -> None:
     parts = {name: json.loads((folder / f"{name}.json").read_bytes()) for name in PARTS}
     settings = AdaptSettings()
     report = {
-        "layout": LAYOUT.format(), "settings": settings.model_dump(), "parts": parts, "whole": whole(parts, settings),
-    }  # fmt: skip
+        "layout": LAYOUT.format(),
+        "settings": settings.model_dump(),
+        "parts": parts,
+        "whole": whole(parts, settings),
+    }
     write_durably(RECORDED, (json.dumps(report, indent=1) + "\n").encode())
     print(json.dumps(report["whole"]))
 
@@ -73,10 +77,10 @@ def whole(parts: dict[str, Figures], settings: AdaptSettings) -> Figures:
     library, healing, depth = settings.library, settings.healing, LAYOUT.depth
     layer, head, compared = (parts["forward"][name] for name in ("layer_s", "head_s", "divergence_s"))
     attention = [layer.mixer is not None and layer.mixer.kind == "gqa" for layer in LAYOUT.layers]
-    kept = min(1.0, STREAM_BYTES / (4 * Stream.numbers(LAYOUT) * library.tokens))
-    passed = kept * (depth - 1) + (1 - kept) * sum(range(depth))
+    stored_share = min(1.0, STREAM_BYTES / (4 * Stream.numbers(LAYOUT) * library.tokens))
+    passed = stored_share * (depth - 1) + (1 - stored_share) * sum(range(depth))
     in_front = library.batch_tokens * layer * passed
-    steps = sum(parts["attention" if own else "convolution"]["train_s"] for own in attention)
+    steps = sum(parts["attention" if has_attention else "convolution"]["train_s"] for has_attention in attention)
     steps -= library.batch_tokens * layer * _ATTENTION * sum(attention)  # measured from the embedding on
     scored = depth * (depth * layer + head)  # of a token
     for slot in slots_of(LAYOUT):
@@ -93,21 +97,20 @@ def whole(parts: dict[str, Figures], settings: AdaptSettings) -> Figures:
     return {name: value / 3600 for name, value in seconds.items()}
 
 
-def tables() -> list[str]:
-    """Returns the tables of the report, where there is one."""
-    if not RECORDED.is_file():
-        return []
-    report = json.loads(RECORDED.read_bytes())
+def table_of(report: Mapping[str, Any]) -> str:
+    """Returns the tables of a report: parts, and the arithmetic of the whole."""
     parts, hours = report["parts"], report["whole"]
     rows = [
-        [name, ", ".join(f"{key.removesuffix('_s')} {value:.3g} s" for key, value in own.items() if key != "peak_mb"),
-         f"{own['peak_mb'] / 1000:.1f} GB"]
-        for name, own in parts.items() if len(own) > 1
-    ]  # fmt: skip
-    return [
-        table(["part", "processor time", "peak memory"], rows),
-        table(["whole", "processor hours"], [[name, f"{value:.2g}"] for name, value in hours.items()]),
+        [
+            name,
+            ", ".join(f"{key.removesuffix('_s')} {value:.3g} s" for key, value in figures.items() if key != "peak_mb"),
+            f"{figures['peak_mb'] / 1000:.1f} GB",
+        ]
+        for name, figures in parts.items()
+        if len(figures) > 1
     ]
+    total = table(["whole", "processor hours"], [[name, f"{value:.2g}"] for name, value in hours.items()])
+    return f"{table(['part', 'processor time', 'peak memory'], rows)}\n{total}"
 
 
 def _measure(name: str, folder: Path) -> None:
@@ -162,12 +165,14 @@ def _forward(folder: Path) -> Figures:
     teacher.between(stream, 0, 1)
     layers = _seconds(lambda: teacher.between(stream, 0, LAYOUT.depth))
     head = _seconds(lambda: teacher.logits(stream))
-    known = Predictions.of(teacher.logits(stream))
-    divergence = _seconds(lambda: known.divergence(known.log_p))
+    targets = Predictions.of(teacher.logits(stream))
+    divergence = _seconds(lambda: targets.divergence(targets.log_p))
     tokens = ids.numel()
     return {
-        "layer_s": layers / tokens / LAYOUT.depth, "head_s": head / tokens, "divergence_s": divergence / tokens,
-    }  # fmt: skip
+        "layer_s": layers / tokens / LAYOUT.depth,
+        "head_s": head / tokens,
+        "divergence_s": divergence / tokens,
+    }
 
 
 def _trained(folder: Path, depth: int) -> Figures:
@@ -184,9 +189,11 @@ def _scored(folder: Path) -> Figures:
 
 def _child(teacher: TrainedTeacher) -> Model:
     """Returns a child with half of the key-value heads and three quarters of the hidden units."""
-    own = Block.parse("A16/8", "mixer").canonical(LAYOUT.d_model)
+    attention = Block.parse("A16/8", "mixer").canonical(LAYOUT.d_model)
     blocks = {"mixer": Block.parse("A16/4", "mixer"), "ffn": Block.parse("swiglu:3456", "ffn")}
-    choice = {slot: blocks[slot.part] for slot in slots_of(LAYOUT) if slot.part == "ffn" or slot.block(LAYOUT) == own}
+    choice = {
+        slot: blocks[slot.part] for slot in slots_of(LAYOUT) if slot.part == "ffn" or slot.block(LAYOUT) == attention
+    }
     states = {}
     for slot, block in choice.items():
         module = MODULES[block.kind](block, LAYOUT.d_model)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.equivalence_tables import table
+from benchmarks.page import table
 from benchmarks.runs import say
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
@@ -47,16 +47,23 @@ _LENGTH, _BATCH, _LR = 256, 4096, 1.5e-3
 _PROMPT, _GEN = 128, 128
 _SETTINGS = {
     "library": {
-        "tokens": 1 << 17, "length": _LENGTH, "batch_tokens": _BATCH, "score_tokens": 1 << 14, "precision": "bfloat16",
+        "tokens": 1 << 17,
+        "length": _LENGTH,
+        "batch_tokens": _BATCH,
+        "score_tokens": 1 << 14,
+        "precision": "bfloat16",
     },
     "healing": {"tokens": TOKENS, "length": _LENGTH, "batch_tokens": _BATCH, "precision": "bfloat16"},
     "window": 32,
-}  # fmt: skip
+}
 SPACE: dict[str, Any] = {
     "v": 1,
     "name": "adapt-scratch",
     "model": {
-        "d_model": 320, "depth": {"min": 3, "max": 8}, "vocab": 2048, "params": {"total": {"min": "3M", "max": "9M"}},
+        "d_model": 320,
+        "depth": {"min": 3, "max": 8},
+        "vocab": 2048,
+        "params": {"total": {"min": "3M", "max": "9M"}},
     },
     "mixers": {
         "conv": {"kernel": [3, 4]},
@@ -82,16 +89,11 @@ SPACE: dict[str, Any] = {
             {"name": "long", "lm_steps": 200, "seeds": [0, 1]},
         ],
     },
-}  # fmt: skip
+}
 
 
 def run(folder: Path, budget: float) -> None:
-    """Runs what FOLDER lacks, and writes `RECORDED`.
-
-    Args:
-        folder: with teacher, tokenizer and text.
-        budget: most milliseconds a token.
-    """
+    """Runs what FOLDER lacks, and writes `RECORDED`."""
     torch.set_num_threads(1)
     adapted = _once(folder / "adapted.json", lambda: _adapt(folder, budget))
     searched = _once(folder / "searched.json", lambda: _search(folder, budget, SEARCH_SHARE * adapted["seconds"]))
@@ -108,39 +110,45 @@ def run(folder: Path, budget: float) -> None:
         say(f"scoring {name}")
         figures[name] |= {"layout": model.layout.format(), "bits_per_byte": _bits(model, held_out, vocabulary)}
     child = json.loads((folder / "adapted/report.json").read_bytes())["child"]
-    found = {
-        "budget_ms": budget, "adapted": adapted, "searched": searched, "trained": trained, "models": figures,
-        "score": child["predicted"]["loss"], "divergence": child["divergence"],
+    report = {
+        "budget_ms": budget,
+        "adapted": adapted,
+        "searched": searched,
+        "trained": trained,
+        "models": figures,
+        "score": child["predicted"]["loss"],
+        "divergence": child["divergence"],
         "divergence_before_healing": child["divergence_before_healing"],
-    }  # fmt: skip
-    write_durably(RECORDED, _json(found))
-    print(table_of(found))
+    }
+    write_durably(RECORDED, _json(report))
+    print(table_of(report))
 
 
-def tables() -> list[str]:
-    """Returns the table of `RECORDED`, where there is one."""
-    return [table_of(json.loads(RECORDED.read_bytes()))] if RECORDED.is_file() else []
-
-
-def table_of(found: Mapping[str, Any]) -> str:
+def table_of(report: Mapping[str, Any]) -> str:
     """Returns a row for the teacher, the child and the model from scratch."""
-    models, adapted, trained = found["models"], found["adapted"], found["trained"]
+    models, adapted, trained = report["models"], report["adapted"], report["trained"]
     teacher = models["teacher"]
     took = {
         "teacher": ("20M", "-"),
         "child": (f"{TOKENS / 1e6:.0f}M", f"{adapted['seconds']:,.0f}"),
-        "scratch": (f"{trained['tokens'] / 1e6:.1f}M", f"{found['searched']['seconds'] + trained['seconds']:,.0f}"),
+        "scratch": (f"{trained['tokens'] / 1e6:.1f}M", f"{report['searched']['seconds'] + trained['seconds']:,.0f}"),
     }
     called = {"teacher": "the model", "child": "child, healed", "scratch": "best search from scratch"}
     rows = []
-    for name, own in models.items():
-        low, high = own["ci95"]
-        layout, decode = own["layout"].partition(" v2048 ")[2], f"{own['decode_ms']:.3f} ({low:.3f} to {high:.3f})"
-        rows.append([
-            called[name], f"`{layout}`", decode,
-            f"{teacher['decode_ms'] / own['decode_ms']:.2f}", f"{own['bits_per_byte']:.3f}",
-            f"{own['bits_per_byte'] / teacher['bits_per_byte'] - 1:+.1%}", *took[name],
-        ])  # fmt: skip
+    for name, model in models.items():
+        low, high = model["ci95"]
+        layout, decode = model["layout"].partition(" v2048 ")[2], f"{model['decode_ms']:.3f} ({low:.3f} to {high:.3f})"
+        rows.append(
+            [
+                called[name],
+                f"`{layout}`",
+                decode,
+                f"{teacher['decode_ms'] / model['decode_ms']:.2f}",
+                f"{model['bits_per_byte']:.3f}",
+                f"{model['bits_per_byte'] / teacher['bits_per_byte'] - 1:+.1%}",
+                *took[name],
+            ]
+        )
     head = ["model", "layout", "decode, ms a token", "faster", "bits per byte", "more", "tokens", "seconds"]
     return table(head, rows)
 
@@ -149,8 +157,8 @@ def _once(path: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Returns the result of `work`, which is kept in a file."""
     if not path.is_file():
         write_durably(path, _json(work()))
-    kept: dict[str, Any] = json.loads(path.read_bytes())
-    return kept
+    stored: dict[str, Any] = json.loads(path.read_bytes())
+    return stored
 
 
 def _adapt(folder: Path, budget: float) -> dict[str, Any]:
@@ -159,11 +167,26 @@ def _adapt(folder: Path, budget: float) -> dict[str, Any]:
     write_durably(config, _json(_SETTINGS))
     return {
         "seconds": _nas(
-            "adapt", folder / "teacher.safetensors", "--tokenizer", folder / "tokenizer.json", "-c", folder / "text",
-            "-b", f"decode_p50<={budget}ms", "--prompt", _PROMPT, "--gen", _GEN, "--config", config,
-            "--library", folder / "adapted-library", "-o", folder / "adapted",
+            "adapt",
+            folder / "teacher.safetensors",
+            "--tokenizer",
+            folder / "tokenizer.json",
+            "-c",
+            folder / "text",
+            "-b",
+            f"decode_p50<={budget}ms",
+            "--prompt",
+            _PROMPT,
+            "--gen",
+            _GEN,
+            "--config",
+            config,
+            "--library",
+            folder / "adapted-library",
+            "-o",
+            folder / "adapted",
         )
-    }  # fmt: skip
+    }
 
 
 def _search(folder: Path, budget: float, seconds: float) -> dict[str, Any]:
@@ -176,16 +199,20 @@ def _search(folder: Path, budget: float, seconds: float) -> dict[str, Any]:
     whole = SPACE | {"budgets": [limit], "quality": quality, "search": search}
     write_durably(space, yaml.safe_dump(whole, sort_keys=False).encode())
     db = f"sqlite:///{folder.resolve()}/scratch.db"
-    known = ["--resume"] if (folder / "scratch.db").is_file() else []
-    _nas("launch", "--space", space, "--study", "scratch", "--db", db, "--workers", 1, "--yes", *known)
+    resume = ["--resume"] if (folder / "scratch.db").is_file() else []
+    _nas("launch", "--space", space, "--study", "scratch", "--db", db, "--workers", 1, "--yes", *resume)
     argv = [sys.executable, "-m", "nas.cli", "study", "show", "scratch", "--json", "--db", db]
     report = json.loads(subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL).stdout)
     complete = [row for row in report["told"] if row["status"] == "complete"]
     best = min(complete, key=lambda row: float(row["objectives"]["quality"]))
     return {
-        "layout": best["layout"], "quality": -best["objectives"]["quality"], "origin": best["origin"],
-        "seconds": report["elapsed_s"], "trials": len(report["told"]), "complete": len(complete),
-    }  # fmt: skip
+        "layout": best["layout"],
+        "quality": -best["objectives"]["quality"],
+        "origin": best["origin"],
+        "seconds": report["elapsed_s"],
+        "trials": len(report["told"]),
+        "complete": len(complete),
+    }
 
 
 def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> dict[str, Any]:
@@ -197,16 +224,24 @@ def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> 
     def trained(steps: int) -> tuple[Model, float]:
         model = Model(Layout.parse(layout), seed=0)
         stage = Stage(
-            "scratch", steps, _BATCH, lambda step: [packed.batch(step)], loss,
+            "scratch",
+            steps,
+            _BATCH,
+            lambda step: [packed.batch(step)],
+            loss,
             lambda step: _LR * wsdc(step, steps, warmup=0.02, decay=0.3, final=0.1),
-        )  # fmt: skip
+        )
         state = TrainingState(model, Optimiser(weight_decay=0.1, clip=1.0, balance_rate=1e-3), steps)
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:
             fit(
-                state, [stage], [TrainingCheckpoint(Path(scratch) / "training.safetensors", {})], worker,
-                name="the model from scratch", precision=lambda: precision_of(worker.device, "bfloat16"),
-            )  # fmt: skip
+                state,
+                [stage],
+                [TrainingCheckpoint(Path(scratch) / "training.safetensors", {})],
+                worker,
+                name="the model from scratch",
+                precision=lambda: precision_of(worker.device, "bfloat16"),
+            )
         return model, time.monotonic() - began
 
     trained(1)  # compiles
@@ -231,21 +266,33 @@ def _bits(model: Model, held_out: Sequence[Tokens], vocabulary: Vocabulary) -> f
 def _text(folder: Path) -> tuple[Vocabulary, list[Tokens]]:
     """Returns the text as `nas adapt` reads it."""
     vocabulary = Vocabulary(folder / "tokenizer.json", SPACE["model"]["vocab"])
-    return vocabulary, [tokenise(each, vocabulary, None, 0, 1 << 20) for each in read_sources([folder / "text"], 0.05)]
+    return vocabulary, [
+        tokenise(document, vocabulary, None, 0, 1 << 20) for document in read_sources([folder / "text"], 0.05)
+    ]
 
 
 def _measured(layouts: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Returns decoding times, measured side by side."""
     argv = [
-        sys.executable, "-m", "nas.cli", "bench", *layouts.values(), "-p", str(_PROMPT), "-n", str(_GEN),
-        "--reps", "10", "--json",
-    ]  # fmt: skip
-    found = json.loads(subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL).stdout)[
+        sys.executable,
+        "-m",
+        "nas.cli",
+        "bench",
+        *layouts.values(),
+        "-p",
+        str(_PROMPT),
+        "-n",
+        str(_GEN),
+        "--reps",
+        "10",
+        "--json",
+    ]
+    results = json.loads(subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL).stdout)[
         "results"
     ]
     return {
-        name: {"decode_ms": each["decode_ms"]["p50"], "ci95": each["decode_ms"]["ci95"]}
-        for name, each in zip(layouts, found["results"], strict=True)
+        name: {"decode_ms": result["decode_ms"]["p50"], "ci95": result["decode_ms"]["ci95"]}
+        for name, result in zip(layouts, results["results"], strict=True)
     }
 
 

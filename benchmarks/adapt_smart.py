@@ -1,10 +1,10 @@
 """Which layers of the tiny teacher keep attention: SMART, sums of scores, and all choices tried: `RECORDED`.
 
+SMART is a baseline (Yang et al. 2025, Zebra-Llama, section 3.1.2 and appendix B): it knows one cheap mixer and a number
+of layers that keep theirs; scores are what a layer that is kept gains where all others are cheap.
+
 All other layers get one cheap mixer, trained as `nas adapt` trains its library. The divergence of each of the sixteen
 assembled choices, before healing, is computed on text that nothing was chosen by.
-
-SMART (Yang et al. 2025, Zebra-Llama, section 3.1.2 and appendix B) knows one cheap mixer and a number of layers that
-keep theirs. Scores are taken from the other end: what a layer that keeps its mixer gains where all others are cheap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.equivalence_tables import table
+from benchmarks.page import table
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.replacement import TEXT_GROUP, Slot
@@ -41,19 +41,51 @@ def run(library: Library, sources: Sequence[Tokens]) -> None:
     print(table_of(report))
 
 
-def tables() -> list[str]:
-    """Returns the table of `RECORDED`, where there is one."""
-    return [table_of(json.loads(RECORDED.read_bytes()))] if RECORDED.is_file() else []
-
-
 def table_of(report: dict[str, Any]) -> str:
     """Returns for each number of layers that keep attention which ones, and the divergence of that child."""
     rows = []
-    for name, own in report.items():
-        for count, chosen in own["chosen"].items():
-            shown = (f"{own['divergence'][layers]:.3f} ({layers})" for layers in map(chosen.get, RULES))
+    for name, result in report.items():
+        for count, chosen in result["chosen"].items():
+            shown = (f"{result['divergence'][layers]:.3f} ({layers})" for layers in map(chosen.get, RULES))
             rows.append([name, count, *shown])
     return table(["cheap mixer", "layers kept", *RULES.values()], rows)
+
+
+def sensitivities(library: Library, cheap: Mapping[Slot, Block | None]) -> list[float]:
+    """Returns by how much the divergence falls if one place alone keeps its block (equation 12), nats per token."""
+    all_cheap = library.divergence(library.mix(cheap))
+    others = ({slot: block for slot, block in cheap.items() if slot != alone} for alone in cheap)
+    return [all_cheap - library.divergence(library.mix(mix)) for mix in others]
+
+
+def smart_layers(sensitivity: Sequence[float], count: int) -> tuple[int, ...]:
+    """Returns the layers that keep their mixer.
+
+    The first and the last are the most sensitive ones of the first and last floor(L / count) layers. The others are
+    spread between them with gaps that differ by at most one layer, so that their sensitivities add up to the most.
+    """
+    layers = len(sensitivity)
+    assert 0 <= count <= layers
+    if count < 2:  # one partition, whose ends are the same layer
+        return tuple(sorted(range(layers), key=lambda i: -sensitivity[i])[:count])
+    size = layers // count
+    first = max(range(size), key=lambda i: sensitivity[i])
+    last = max(range(layers - size, layers), key=lambda i: sensitivity[i])
+    narrow, wider = divmod(last - first - count + 1, count - 1)
+
+    @lru_cache(None)
+    def rest(at: int, gaps: int, wide: int) -> tuple[float, tuple[int, ...]]:
+        """Returns the best sum and layers behind `at`, with `gaps` gaps, `wide` of which are wider."""
+        if gaps == 1:  # the last gap ends in front of `last`
+            return 0.0, ()
+        candidates = []
+        for extra in {min(1, wide), 0 if wide < gaps else 1}:
+            layer = at + narrow + 1 + extra
+            total, behind = rest(layer, gaps - 1, wide - extra)
+            candidates.append((sensitivity[layer] + total, (layer, *behind)))
+        return max(candidates)
+
+    return (first, *rest(first, count - 1, wider)[1], last)
 
 
 def _compared(library: Library, sources: Sequence[Tokens], block: Block) -> dict[str, Any]:
@@ -61,12 +93,12 @@ def _compared(library: Library, sources: Sequence[Tokens], block: Block) -> dict
     library.train({slot: (block,) for slot in slots})
     text = report_text(sources, library.settings.length, library.settings.score_tokens)
 
-    def divergence(kept: Sequence[int]) -> float:
-        mix = library.mix({slot: block for slot in slots if slot.depth not in kept})
+    def divergence(layers: Sequence[int]) -> float:
+        mix = library.mix({slot: block for slot in slots if slot.depth not in layers})
         return text.means(compared(library.teacher.model, mix, text).kl)[TEXT_GROUP]
 
-    every = [kept for count in range(len(slots) + 1) for kept in combinations(range(len(slots)), count)]
-    divergences = {_name(kept): divergence(kept) for kept in every}
+    every = [layers for count in range(len(slots) + 1) for layers in combinations(range(len(slots)), count)]
+    divergences = {_name(layers): divergence(layers) for layers in every}
     gains = sensitivities(library, dict.fromkeys(slots, block))
     scores = library.scores({slot: (block,) for slot in slots})
     terms = [
@@ -81,67 +113,21 @@ def _compared(library: Library, sources: Sequence[Tokens], block: Block) -> dict
     }
 
     def selected(count: int, terms: Sequence[Term[int]]) -> str:
-        found = select(places, {"kept": 0.0}, {"kept": count}, terms)
-        assert found is not None
-        return _name([depth for depth, option in found.items() if option.name == "own"])
+        selection = select(places, {"kept": 0.0}, {"kept": count}, terms)
+        assert selection is not None
+        return _name([depth for depth, option in selection.items() if option.name == "own"])
 
     chosen = {
         str(count): {
             "smart": _name(smart_layers(gains, count)),
             "sums": selected(count, []),
             "pairs": selected(count, terms),
-            "best": min((_name(kept) for kept in every if len(kept) == count), key=divergences.__getitem__),
+            "best": min((_name(layers) for layers in every if len(layers) == count), key=divergences.__getitem__),
         }
         for count in range(1, len(slots))
     }
     return {"divergence": divergences, "sensitivity": gains, "chosen": chosen}
 
 
-def _name(kept: Sequence[int]) -> str:
-    return ", ".join(map(str, kept)) or "none"
-
-
-def sensitivities(library: Library, cheap: Mapping[Slot, Block | None]) -> list[float]:
-    """Returns by how much the divergence falls if one place alone keeps its block (equation 12), nats per token.
-
-    Args:
-        library: holds the cheap blocks.
-        cheap: places and their blocks, by depth.
-    """
-    all_cheap = library.divergence(library.mix(cheap))
-    others = ({slot: block for slot, block in cheap.items() if slot != attention} for attention in cheap)
-    return [all_cheap - library.divergence(library.mix(choice)) for choice in others]
-
-
-def smart_layers(sensitivity: Sequence[float], count: int) -> tuple[int, ...]:
-    """Returns the layers that keep their mixer.
-
-    The first and the last are the most sensitive ones of the first and last floor(L / count) layers. The others are
-    spread between them with gaps that differ by at most one layer, so that their sensitivities add up to the most.
-
-    Args:
-        sensitivity: of each layer, L numbers.
-        count: of layers that keep their mixer, 0 to L.
-    """
-    layers = len(sensitivity)
-    assert 0 <= count <= layers
-    if count < 2:  # one partition, whose ends are the same layer
-        return tuple(sorted(range(layers), key=lambda i: -sensitivity[i])[:count])
-    size = layers // count
-    first = max(range(size), key=lambda i: sensitivity[i])
-    last = max(range(layers - size, layers), key=lambda i: sensitivity[i])
-    narrow, wider = divmod(last - first - count + 1, count - 1)
-
-    @lru_cache(None)
-    def rest(at: int, left: int, wide: int) -> tuple[float, tuple[int, ...]]:
-        """Returns the best sum and layers behind `at`, which keeps its own; so many gaps are left, `wide` of them."""
-        if left == 1:  # the last gap ends in front of `last`
-            return 0.0, ()
-        found = []
-        for extra in {min(1, wide), 0 if wide < left else 1}:
-            here = at + narrow + 1 + extra
-            total, behind = rest(here, left - 1, wide - extra)
-            found.append((sensitivity[here] + total, (here, *behind)))
-        return max(found)
-
-    return (first, *rest(first, count - 1, wider)[1], last)
+def _name(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers)) or "none"

@@ -52,7 +52,7 @@ def main() -> None:
             "patched": model.build.runner.patched,
             "threads": options.threads,
             "gen": GEN,
-            "contexts": [_compared(model, each, options.pairs, options.threads) for each in options.contexts],
+            "contexts": [_compared(model, context, options.pairs, options.threads) for context in options.contexts],
         }
         if options.repeatability:
             result["repeatability"] = _repeatability(model.file, options)

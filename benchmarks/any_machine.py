@@ -36,7 +36,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.quality.page import fill
+from benchmarks.page import fill
 from nas.search.analysis.agreement import rank_correlation
 
 Json = dict[str, Any]
@@ -74,10 +74,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "run":
         run_missing(options.folder, options.runs, options.only, options.archives)
-    made = table(read_results(options.folder))
-    print(made)
+    text = table(read_results(options.folder))
+    print(text)
     if options.page:
-        fill(options.page, "any machine", made + "\n")
+        fill(options.page, "any machine", text + "\n")
 
 
 def run_missing(folder: Path, runs: int, only: Sequence[str] | None, archives: Path | None = None) -> None:
@@ -139,8 +139,8 @@ def summarised(report: Mapping[str, Any]) -> Json:
         "noise": report["noise"],
         "front": [row["layout"] for row in report["front"]],
         "objectives": {row["layout"]: row["objectives"] for row in report["ranking"]},
-        "measured": {each["layout"]: each["objectives"] for each in report["told"]},
-        "states": {each["layout"]: each["status"] for each in report["told"]},
+        "measured": {row["layout"]: row["objectives"] for row in report["told"]},
+        "states": {row["layout"]: row["status"] for row in report["told"]},
     }
 
 
@@ -170,9 +170,9 @@ def _keep_running(make: Callable[[int], subprocess.Popen[bytes]], ended: threadi
             pass
         # Builds are in process groups of their own.
         with contextlib.suppress(psutil.NoSuchProcess):
-            for each in psutil.Process(process.pid).children(recursive=True):
+            for child in psutil.Process(process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
+                    child.kill()
         process.kill()
         process.wait()
 
@@ -204,8 +204,8 @@ class Agreement:
 def read_results(folder: Path) -> list[Json]:
     """Returns the results, by study, condition and run."""
     order = {place: index for index, place in enumerate(PLAN)}
-    found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    return sorted(found, key=lambda each: (order[each["study"], each["condition"]], each["run"]))
+    results = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    return sorted(results, key=lambda result: (order[result["study"], result["condition"]], result["run"]))
 
 
 def agreement(result: Json, idle: Sequence[Json]) -> Agreement | None:
@@ -215,22 +215,22 @@ def agreement(result: Json, idle: Sequence[Json]) -> Agreement | None:
         return None
     common = [sorted(one["states"].keys() & other["states"].keys()) for one, other in pairs]
     feasible, front = [], []
-    found: dict[str, list[float]] = {}
+    correlations: dict[str, list[float]] = {}
     for (one, other), layouts in zip(pairs, common, strict=True):
-        same = [(one["states"][each] in FEASIBLE) == (other["states"][each] in FEASIBLE) for each in layouts]
+        same = [(one["states"][layout] in FEASIBLE) == (other["states"][layout] in FEASIBLE) for layout in layouts]
         feasible += [fmean(same)] if same else []
-        best = [each for each in one["front"] if each in other["states"]]
-        front += [fmean(each in other["front"] for each in best)] if best else []
+        best = [layout for layout in one["front"] if layout in other["states"]]
+        front += [fmean(layout in other["front"] for layout in best)] if best else []
         # Files of before have the figures of complete trials alone.
         kind = "measured" if "measured" in one and "measured" in other else "objectives"
         both = sorted(one[kind].keys() & other[kind].keys())
         for name in next(iter(one["objectives"].values()), {}):
-            values = [[each[kind][layout].get(name) for layout in both] for each in (one, other)]
-            known = [pair for pair in zip(*values, strict=True) if None not in pair]
-            if len(known) > 2:
-                rho = rank_correlation(*zip(*known, strict=True), kendall=False).spearman
-                found.setdefault(name, []).extend([] if rho is None else [rho.value])
-    correlation = {name: fmean(values) for name, values in found.items() if values}
+            values = [[result[kind][layout].get(name) for layout in both] for result in (one, other)]
+            complete = [pair for pair in zip(*values, strict=True) if None not in pair]
+            if len(complete) > 2:
+                rho = rank_correlation(*zip(*complete, strict=True), kendall=False).spearman
+                correlations.setdefault(name, []).extend([] if rho is None else [rho.value])
+    correlation = {name: fmean(values) for name, values in correlations.items() if values}
     return Agreement(fmean(map(len, common)), _mean(feasible), _mean(front), correlation)
 
 
@@ -247,24 +247,33 @@ def table(results: Sequence[Json]) -> str:
     ]
     for result in results:
         idle = [
-            each
-            for each in results
-            if each["study"] == result["study"] and each["condition"] == "idle" and each is not result
+            other
+            for other in results
+            if other["study"] == result["study"] and other["condition"] == "idle" and other is not result
         ]
-        found = agreement(result, idle)
+        agreed = agreement(result, idle)
         low, high = result.get("hypervolume_ci95") or (None, None)
         noise = result.get("noise") or {}
         cells = [
-            f"{result['study']}, {result['condition']}", result["run"], f"{result['seconds']:.0f}",
-            _number(result["first_figure_s"], ".0f"), result["exit_code"], len(result.get("front", ())),
+            f"{result['study']}, {result['condition']}",
+            result["run"],
+            f"{result['seconds']:.0f}",
+            _number(result["first_figure_s"], ".0f"),
+            result["exit_code"],
+            len(result.get("front", ())),
             f"{_number(result.get('hypervolume'))} ({_number(low)} to {_number(high)})",
             _number(noise.get("foreign_cpu"), ".1f"),
             *(
-                [f"{found.layouts:.0f}", _number(found.feasible, ".0%"), _number(found.front, ".0%"),
-                 ", ".join(f"{name} {rho:.2f}" for name, rho in found.correlation.items())]
-                if found else [""] * 4
+                [
+                    f"{agreed.layouts:.0f}",
+                    _number(agreed.feasible, ".0%"),
+                    _number(agreed.front, ".0%"),
+                    ", ".join(f"{name} {rho:.2f}" for name, rho in agreed.correlation.items()),
+                ]
+                if agreed
+                else [""] * 4
             ),
-        ]  # fmt: skip
+        ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -56,17 +56,17 @@ def main() -> None:
 
 
 def _compile_ours(folder: Path) -> Path:
-    made, sdk = EXECUTORCH.build(log=say), installed_sdk()
+    executorch, sdk = EXECUTORCH.build(log=say), installed_sdk()
     include = [*sdk.include_flags, f"-I{EXECUTORCH.runner_sources[0].parent}"]
     libraries = ["-lexecutorch_threadpool", "-lexecutorch", "-Wl,--allow-shlib-undefined"]
-    return _compile(folder / "ours", [*made.spec.flags, *include], made.folder, libraries)
+    return _compile(folder / "ours", [*executorch.spec.flags, *include], executorch.folder, libraries)
 
 
 def _compile_theirs(folder: Path) -> Path:
-    made = LLAMA_CPP.build(log=say)
+    llama = LLAMA_CPP.build(log=say)
     headers = source.unpack(source.fetch(say), folder) / "ggml" / "include"
     return _compile(
-        folder / "theirs", ["-std=c++17", "-O2", f"-I{headers}"], made.folder, ["-lggml-cpu", "-lggml-base"]
+        folder / "theirs", ["-std=c++17", "-O2", f"-I{headers}"], llama.folder, ["-lggml-cpu", "-lggml-base"]
     )
 
 
@@ -98,8 +98,7 @@ def _compared(programs: dict[str, Path], threads: int, options: argparse.Namespa
             for name, all_ in ratios.items()
         },
         "median": {
-            side: {name: statistics.median(one[name] for one in each) for name in each[0]}
-            for side, each in runs.items()
+            side: {name: statistics.median(one[name] for one in run) for name in run[0]} for side, run in runs.items()
         },
         "runs": runs,
     }

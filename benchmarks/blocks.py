@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.equivalence_tables import digits, say, table, write_tables
-from benchmarks.runs import decode_ms, exported
+from benchmarks.page import fill, table
+from benchmarks.runs import digits, exported, say
 from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.core.workload import Workload
@@ -90,61 +90,109 @@ class Example:
 
 EXAMPLES = {
     "conv": Example(
-        "C3", "nas.model.nn.conv:reference_gated_short_conv", "LFM2", "d256 v512 ffn=swiglu:512 [C3 C5*2]",
-        "Lfm2ForCausalLM", "d64 v128 ffn=swiglu:160 [C3*2 A4/2 C3]",
+        "C3",
+        "nas.model.nn.conv:reference_gated_short_conv",
+        "LFM2",
+        "d256 v512 ffn=swiglu:512 [C3 C5*2]",
+        "Lfm2ForCausalLM",
+        "d64 v128 ffn=swiglu:160 [C3*2 A4/2 C3]",
     ),
     "gqa": Example(
-        "A4/2", "nas.model.nn.gqa:reference_gqa", "Ainslie 2023", "d256 v512 ffn=swiglu:512 [A8/4 A4/1]",
-        "Qwen3ForCausalLM", "d64 v128 ffn=swiglu:96 [A4/2*3]",
+        "A4/2",
+        "nas.model.nn.gqa:reference_gqa",
+        "Ainslie 2023",
+        "d256 v512 ffn=swiglu:512 [A8/4 A4/1]",
+        "Qwen3ForCausalLM",
+        "d64 v128 ffn=swiglu:96 [A4/2*3]",
     ),
     "gqa with Canon": Example(
-        "A4/2(canon=4)", "nas.model.nn.gqa:reference_gqa", "Allen-Zhu 2025",
+        "A4/2(canon=4)",
+        "nas.model.nn.gqa:reference_gqa",
+        "Allen-Zhu 2025",
         "d256 v512 ffn=swiglu:512 [A8/4(canon=4)*2]",
     ),
     "swa": Example(
-        "W4/2@32", "nas.model.nn.swa:reference_swa", "Beltagy 2020", "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
-        "Qwen3ForCausalLM", "d64 v128 ffn=swiglu:96 [A4/2 W4/2@32*2]",
+        "W4/2@32",
+        "nas.model.nn.swa:reference_swa",
+        "Beltagy 2020",
+        "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
+        "Qwen3ForCausalLM",
+        "d64 v128 ffn=swiglu:96 [A4/2 W4/2@32*2]",
     ),
     "swa with sinks": Example(
-        "W4/2@32(qk_norm=0,rope_theta=10000,sink=1)", "nas.model.nn.swa:reference_swa", "gpt-oss",
-        "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]", "GptOssAttention",
+        "W4/2@32(qk_norm=0,rope_theta=10000,sink=1)",
+        "nas.model.nn.swa:reference_swa",
+        "gpt-oss",
+        "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]",
+        "GptOssAttention",
     ),
     "mla": Example(
-        "L4/32(rope_theta=10000)", "nas.model.nn.mla:reference_mla", "DeepSeek-V2",
-        "d256 v512 ffn=swiglu:512 [L4/64*2]", "DeepseekV2Attention",
+        "L4/32(rope_theta=10000)",
+        "nas.model.nn.mla:reference_mla",
+        "DeepSeek-V2",
+        "d256 v512 ffn=swiglu:512 [L4/64*2]",
+        "DeepseekV2Attention",
     ),
     "mla, compressed queries": Example(
-        "L4/32(query=24,rope_theta=10000)", "nas.model.nn.mla:reference_mla", "DeepSeek-V2",
-        "d256 v512 ffn=relu2:512 [L4/64 L4/64(query=96)]", "DeepseekV2Attention",
+        "L4/32(query=24,rope_theta=10000)",
+        "nas.model.nn.mla:reference_mla",
+        "DeepSeek-V2",
+        "d256 v512 ffn=relu2:512 [L4/64 L4/64(query=96)]",
+        "DeepseekV2Attention",
     ),
     "mamba2": Example(
-        "M16(heads=4)", "nas.model.nn.mamba2:reference_mamba2", "Dao 2024", "d256 v512 ffn=swiglu:512 [M16*3]",
+        "M16(heads=4)",
+        "nas.model.nn.mamba2:reference_mamba2",
+        "Dao 2024",
+        "d256 v512 ffn=swiglu:512 [M16*3]",
         "Mamba2Mixer",
     ),
     "gdn": Example(
-        "D4/2", "nas.model.nn.gdn:reference_gdn", "Yang 2024", "d256 v512 ffn=swiglu:512 [D8/4*2]",
+        "D4/2",
+        "nas.model.nn.gdn:reference_gdn",
+        "Yang 2024",
+        "d256 v512 ffn=swiglu:512 [D8/4*2]",
         "Qwen3NextGatedDeltaNet",
     ),
     "gla": Example("G4", "nas.model.nn.gla:reference_gla", "Yang 2023", "d256 v512 ffn=swiglu:512 [G8*2]", FLA_GLA),
     "mlstm": Example(
-        "X4", "nas.model.nn.mlstm:reference_mlstm", "Beck 2024", "d256 v512 ffn=swiglu:512 [X4*2]", "xLSTMLayer",
+        "X4",
+        "nas.model.nn.mlstm:reference_mlstm",
+        "Beck 2024",
+        "d256 v512 ffn=swiglu:512 [X4*2]",
+        "xLSTMLayer",
     ),
     "swiglu": Example(
-        "swiglu:160", "nas.model.nn.swiglu:reference_swiglu", "Shazeer 2020",
-        "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768]", "Qwen3ForCausalLM", "d64 v128 ffn=swiglu:96 [A4/2*3]",
+        "swiglu:160",
+        "nas.model.nn.swiglu:reference_swiglu",
+        "Shazeer 2020",
+        "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768]",
+        "Qwen3ForCausalLM",
+        "d64 v128 ffn=swiglu:96 [A4/2*3]",
     ),
     "relu2": Example(
-        "relu2:160", "nas.model.nn.relu2:reference_relu2", "So 2021", "d256 v512 ffn=relu2:512 [C3 A4/2]", "ArceeMLP",
+        "relu2:160",
+        "nas.model.nn.relu2:reference_relu2",
+        "So 2021",
+        "d256 v512 ffn=relu2:512 [C3 A4/2]",
+        "ArceeMLP",
     ),
     "moe": Example(
-        "moe:8x2:48", "nas.model.nn.moe:reference_moe", "LFM2", "d256 v512 ffn=moe:8x2:64 [A4/2*2]",
-        "Lfm2MoeForCausalLM", "d64 v128 ffn=moe:8x2:32 [C3+swiglu:96*2 A4/2 C3 A4/2]",
+        "moe:8x2:48",
+        "nas.model.nn.moe:reference_moe",
+        "LFM2",
+        "d256 v512 ffn=moe:8x2:64 [A4/2*2]",
+        "Lfm2MoeForCausalLM",
+        "d64 v128 ffn=moe:8x2:32 [C3+swiglu:96*2 A4/2 C3 A4/2]",
     ),
     "moe with shared experts": Example(
-        "moe:8x2:48(shared=1)", "nas.model.nn.moe:reference_moe", "Dai 2024",
-        "d256 v512 ffn=moe:8x2:64(shared=2) [C3 A4/2]", "DeepseekV3MoE",
+        "moe:8x2:48(shared=1)",
+        "nas.model.nn.moe:reference_moe",
+        "Dai 2024",
+        "d256 v512 ffn=moe:8x2:64(shared=2) [C3 A4/2]",
+        "DeepseekV3MoE",
     ),
-}  # fmt: skip
+}
 
 ARRANGEMENTS = {
     "shared caches": "d256 v512 ffn=swiglu:512 [A8/4 C3 A8/4(kv=0)*2]",
@@ -157,13 +205,22 @@ ARRANGEMENTS = {
 FILES = {name: example.files for name, example in EXAMPLES.items()} | ARRANGEMENTS
 
 MIXERS = {
-    "gqa": "A8/4", "gqa with Canon": "A8/4(canon=4)", "swa": "W8/4@512", "mla": "L8/128", "conv": "C3", "mamba2": "M",
-    "gdn": "D4", "gla": "G4", "mlstm": "X4",
-}  # fmt: skip
+    "gqa": "A8/4",
+    "gqa with Canon": "A8/4(canon=4)",
+    "swa": "W8/4@512",
+    "mla": "L8/128",
+    "conv": "C3",
+    "mamba2": "M",
+    "gdn": "D4",
+    "gla": "G4",
+    "mlstm": "X4",
+}
 FEED_FORWARDS = {
-    "swiglu": "swiglu:2048", "relu2": "relu2:3072", "moe": "moe:8x2:1024",
+    "swiglu": "swiglu:2048",
+    "relu2": "relu2:3072",
+    "moe": "moe:8x2:1024",
     "moe with shared experts": "moe:8x1:1024(shared=1)",
-}  # fmt: skip
+}
 """With as many active weights."""
 TIMED_WIDTH = 512
 TIMED = {name: f"d{TIMED_WIDTH} v512 ffn=swiglu:256 [{text}*2]" for name, text in MIXERS.items()} | {
@@ -190,7 +247,7 @@ def main() -> None:
         measure_training(60 * options.minutes)
     else:
         tables = (parity_tables(recorded("parity")), time_tables(recorded("time")), train_tables(recorded("train")))
-        write_tables(PAGE, [part for parts in tables for part in parts])
+        fill(PAGE, "measured", "".join(f"\n{part.rstrip()}\n" for parts in tables for part in parts) + "\n")
 
 
 def recorded(name: str) -> list[Row]:
@@ -219,11 +276,11 @@ def measure_parity(target: str) -> None:
     for name, text in FILES.items():
         for by in ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w"):
             runtime, _, quantisation = by.partition(" ")
-            made = builds[runtime]
-            if (name, by, build_id(made)) not in done:
+            runtime_build = builds[runtime]
+            if (name, by, build_id(runtime_build)) not in done:
                 say(f"{name}: {by} on {target}")
-                row = {"block": name, "by": by, "target": target, "build": build_id(made)}
-                record("parity", [row | file_parity(text, runtime, quantisation, made)])
+                row = {"block": name, "by": by, "target": target, "build": build_id(runtime_build)}
+                record("parity", [row | file_parity(text, runtime, quantisation, runtime_build)])
 
 
 def build_id(build: Build) -> str:
@@ -299,14 +356,14 @@ def _fla_error(module: GatedLinearAttention, x: Tensor) -> float | None:
         return None
     # The file alone: the package around it imports Triton.
     compute = runpy.run_path(str(path))[FLA_GLA]
-    found = _output(module, x)
+    output = _output(module, x)
 
     def theirs(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         y, memory = compute(q * q.shape[-1] ** 0.5, k, v, log_decay, memory, output_final_state=True)  # it divides q
         return y, memory
 
     with mock.patch("nas.model.nn.gla.gated_linear_attention", theirs):
-        return _error(found, _output(module, x))
+        return _error(output, _output(module, x))
 
 
 def _output(module: Any, x: Tensor) -> Tensor:
@@ -329,11 +386,11 @@ def _seen_of_the_future(module: Any, x: Tensor) -> float:
     return float(seen[:, at + 1 :].abs().max())
 
 
-def _error(found: Tensor, wanted: Tensor) -> float:
-    return float(f"{float((found - wanted).abs().max() / wanted.abs().max()):.2g}")
+def _error(result: Tensor, expected: Tensor) -> float:
+    return float(f"{float((result - expected).abs().max() / expected.abs().max()):.2g}")
 
 
-def file_parity(text: str, runtime: str, quantisation: str, made: Any) -> Row:
+def file_parity(text: str, runtime: str, quantisation: str, runtime_build: Any) -> Row:
     """Returns error and limit of the equivalence gate, or why the runtime refuses the layout."""
     layout = Layout.parse(text)
     support = RUNTIMES[runtime].supports(layout)
@@ -341,9 +398,9 @@ def file_parity(text: str, runtime: str, quantisation: str, made: Any) -> Row:
         return {"layout": text, "refused": "; ".join(support.reasons)}
     with tempfile.TemporaryDirectory() as folder:
         if runtime == "llama.cpp":
-            report = llama_cpp_gate.gate(Path(folder), quantisation, layout, made)
+            report = llama_cpp_gate.gate(Path(folder), quantisation, layout, runtime_build)
         else:
-            report = executorch_gate.gate(Path(folder), layout, made)
+            report = executorch_gate.gate(Path(folder), layout, runtime_build)
     return {
         "layout": text,
         "error": digits(report.error),
@@ -369,14 +426,15 @@ def measure_time(budget_s: float) -> None:
             for runtime, name, context in order.sample(places, len(places)):
                 sample = models[runtime, name].run(Workload(prompt=context, gen=GEN, threads=1))
                 yield {
-                    "round": number, "runtime": runtime, "build": build_id(models[runtime, name].build),
-                    "block": name, "context": context,
-                    "prefill_ms": round(sample.ttft_ms, 3),
-                    "decode_ms": round(statistics.median(decode_ms(sample)), 4),
+                    "round": number,
+                    "runtime": runtime,
+                    "build": build_id(models[runtime, name].build),
+                    "block": name,
+                    "context": context,
                     "prefill_cpu_ms": sample.prefill_cpu_ms,
                     "decode_cpu_ms": round(statistics.median(sample.decode_cpu_ns or [0]) / 1e6, 4),
                     "peak_rss_mb": sample.peak_rss_mb,
-                }  # fmt: skip
+                }
 
         add_rounds("time", budget_s, measured)
 
@@ -395,12 +453,12 @@ def add_rounds(name: str, budget_s: float, measured: Callable[[int, random.Rando
 def measure_training(budget_s: float) -> None:
     """Adds rounds: forward and backward passes of each block of `TIMED`, and of its formula."""
     passes = {
-        (name, form, tokens): each
+        (name, form, tokens): run_pass
         for name, text in (MIXERS | FEED_FORWARDS).items()
-        for form, tokens, each in training_passes(name, text)
+        for form, tokens, run_pass in training_passes(name, text)
     }
-    for each in passes.values():
-        each()  # the first pass of a form allocates what later ones reuse
+    for run_pass in passes.values():
+        run_pass()  # the first pass of a form allocates what later ones reuse
 
     def measured(number: int, order: random.Random) -> Iterable[Row]:
         for name, form, tokens in order.sample(list(passes), len(passes)):
@@ -408,9 +466,13 @@ def measure_training(budget_s: float) -> None:
             passes[name, form, tokens]()
             cpu_ms = round((time.process_time() - begun) * 1e3, 2)
             yield {
-                "round": number, "torch": torch.__version__, "block": name, "form": form, "tokens": tokens,
+                "round": number,
+                "torch": torch.__version__,
+                "block": name,
+                "form": form,
+                "tokens": tokens,
                 "cpu_ms": cpu_ms,
-            }  # fmt: skip
+            }
 
     add_rounds("train", budget_s, measured)
 
@@ -438,33 +500,29 @@ def parity_tables(rows: Sequence[Row]) -> list[str]:
     floats = {row["block"]: row for row in rows if row["by"] == "float32"}
     files = {(row["block"], row["by"], row["target"]): row for row in rows if row["by"] != "float32"}
     targets = list(dict.fromkeys(target for _, _, target in files))
-    shown = [
+    acausal = [name for name, row in floats.items() if row["future"]]
+    modules = [
         (
-            name, f"`{row['example']}`", EXAMPLES[name].source, row["formula"], row["gradient"], row.get("steps", "-"),
-            "yes" if row["future"] == 0 else f"NO: {row['future']:.1g}",
-            EXAMPLES[name].theirs or "none", "-" if row["theirs"] is None else row["theirs"],
+            name,
+            EXAMPLES[name].source,
+            row["formula"],
+            row["gradient"],
+            row.get("steps", "-"),
+            EXAMPLES[name].theirs or "none",
+            "-" if row["theirs"] is None else row["theirs"],
         )
         for name, row in floats.items()
-    ]  # fmt: skip
-    head = (
-        "block",
-        "example",
-        "formula of",
-        "error",
-        "of gradients",
-        "steps",
-        "causal",
-        "code of others",
-        "error",
-    )
-    parts = ["### Modules in float32", table(head, shown)]
-    ways = ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w")
-    for target in targets:
-        lines = [
-            (name, f"`{text}`", *(_gate(files.get((name, by, target))) for by in ways)) for name, text in FILES.items()
-        ]
-        parts += [f"### Files on {target}: error / limit", table(("block", "layout", *ways), lines)]
-    return parts
+    ]
+    head = ("block", "formula of", "error", "of gradients", "steps", "code of others", "error")
+    columns = [(target, way) for way in ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w") for target in targets]
+    lines = [(name, *(_gate(files.get((name, way, target))) for target, way in columns)) for name in FILES]
+    return [
+        "### Modules in float32",
+        table(head, modules),
+        f"Outputs with a gradient with respect to a later input: {', '.join(acausal) or 'none'}.",
+        "### Files: error / limit",
+        table(("block", *(f"{way}, {target}" for target, way in columns)), lines),
+    ]
 
 
 def _gate(row: Row | None) -> str:
@@ -511,6 +569,7 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
                 ),
             )
             for name in MIXERS
+            if name != "gqa"
         ]
         parts += [f"### Mixers over grouped-query attention, {runtime}, {len(rounds)} rounds", table(head, lines)]
     short = ("block", *(f"{runtime}: {what}" for runtime in RUNTIMES for what in ("prefill", "decode")))
@@ -524,6 +583,7 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
             ),
         )
         for name in FEED_FORWARDS
+        if name != "swiglu"
     ]
     parts += ["### Feed-forwards of as many active weights over SwiGLU, at 1024", table(short, lines)]
     memory = [
@@ -536,9 +596,11 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
         for name in MIXERS
     ]
     columns = (
-        "block", *(f"cache and state at {context}, MB" for context in CONTEXTS), "growth by arithmetic, MB",
+        "block",
+        *(f"cache and state at {context}, MB" for context in CONTEXTS),
+        "growth by arithmetic, MB",
         *(f"growth of peak memory, {runtime}, MB" for runtime in RUNTIMES),
-    )  # fmt: skip
+    )
     return [*parts, "### Memory over context", table(columns, memory)]
 
 

@@ -1,13 +1,11 @@
-"""Shared parts of the benchmarks of equivalence gates: layouts, numbers, and tables on a Markdown page."""
+"""Shared parts of the benchmarks of equivalence gates: layouts, and the table of planted faults."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+from page import table
 
 from nas.core.published import LFM2
 from nas.testing.planted_faults import EVERY_KIND
@@ -42,33 +40,24 @@ MIXED = {
 FULL = {"LFM2-350M": LFM2["LFM2-350M"]}
 
 
-def write_tables(page: Path, tables: Sequence[str]) -> None:
-    """Replaces the text between the page's markers."""
-    begin, end = "<!-- measured -->", "<!-- end -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        sys.exit(f"{page} lacks {begin} ... {end}")
-    content = "\n\n".join(tables)
-    page.write_text(f"{before}{begin}\n\n{content}\n\n{end}{after}", encoding="utf-8")
+def fault_table(rows: Sequence[Row]) -> str:
+    """Returns a row for each planted fault, and a column of errors and limits for each machine and file type.
+
+    A fault whose logits are within the limit was caught by the check of the chosen experts.
+    """
+    columns = list(dict.fromkeys((row["target"], row.get("quantisation", "")) for row in rows))
+    cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    for row in rows:
+        caught = row["error"] is not None and row["error"] > row["limit"]
+        text = f"{row['error']} / {row['limit']}" if caught else "experts"
+        cell = text if row["as_it_should"] else f"{text}, MISSED"
+        cells.setdefault((row["fault"], row["layout"]), {})[row["target"], row.get("quantisation", "")] = cell
+    head = ["fault", *(f"{target} {quantisation}".strip() for target, quantisation in columns)]
+    return table(
+        head, [[fault, *(by_column.get(column, "-") for column in columns)] for (fault, _), by_column in cells.items()]
+    )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Returns a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def yes(row: Row) -> str:
-    """Returns 'yes', or 'NO' for an unexpected result."""
-    return "yes" if row["as_it_should"] else "NO"
-
-
-def digits(value: float) -> float | None:
-    """Rounds to three significant digits; None for a value that is not finite, which JSON cannot hold."""
-    return float(f"{value:.3g}") if np.isfinite(value) else None
-
-
-def say(line: str) -> None:
-    """Prints progress to stderr."""
-    print(line, file=sys.stderr)
+def passed(rows: Sequence[Row]) -> str:
+    """Returns how many right graphs are within their limits."""
+    return f"Right graphs within their limit: {sum(row['as_it_should'] for row in rows)} of {len(rows)}."

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from runs import DEADLINE_S, counts, decode_ms, layout_called, markdown, print_json, say
+from page import markdown
+from runs import DEADLINE_S, counts, decode_ms, layout_called, print_json, say
 
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
@@ -58,20 +59,20 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--markdown", action="store_true", help="tables instead of JSON")
     options = parser.parse_args()
-    layout, made = layout_called(options.layout), EXECUTORCH.build(log=say)
+    layout, runtime_build = layout_called(options.layout), EXECUTORCH.build(log=say)
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:
         files = {name: Path(folder) / name for name in ("whole", "blocks")}
         exports = _exports(layout, files, Path(folder) / "cache", max(options.prompts) + GEN)
-        same = np.array_equal(*(_logits(file, made, layout.vocab, Path(folder)) for file in files.values()))
+        same = np.array_equal(*(_logits(file, runtime_build, layout.vocab, Path(folder)) for file in files.values()))
         forms = {
             "whole": Form(files["whole"], "f32"),
             "blocks f32": Form(files["blocks"], "f32"),
             "blocks": Form(files["blocks"], "f16"),
         }
-        rows = [_prompt(layout, made, forms, prompt, options) for prompt in options.prompts]
+        rows = [_prompt(layout, runtime_build, forms, prompt, options) for prompt in options.prompts]
     result = {
         "layout": layout.format(),
-        "build": made.runner.build,
+        "build": runtime_build.runner.build,
         "threads": options.threads,
         "repetitions": options.repetitions,
         "gen": GEN,
@@ -114,20 +115,20 @@ def _export(layout: Layout, file: Path, cache: Path, *more: str) -> dict[str, fl
     return row
 
 
-def _logits(file: Path, made: Build, vocab: int, scratch: Path) -> NDArray[np.float32]:
-    machine = local_machine(made.executable, made.runner.target)
+def _logits(file: Path, runtime_build: Build, vocab: int, scratch: Path) -> NDArray[np.float32]:
+    machine = local_machine(runtime_build.executable, runtime_build.runner.target)
     return runner_logits(machine, file, vocab, Feed(PROMPT, STEPS, BATCH), scratch, EXACT_CACHE)
 
 
 def _prompt(
-    layout: Layout, made: Build, forms: dict[str, Form], prompt: int, options: argparse.Namespace
+    layout: Layout, runtime_build: Build, forms: dict[str, Form], prompt: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Runs every form in turn, in rotating order."""
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in forms}
     for number in range(options.repetitions):
         for name in sorted(forms, reverse=bool(number % 2)):
-            samples[name].append(_figures(_run(layout, made, forms[name], prompt, options.threads)))
-        shown = {name: f"{each[-1]['ttft_ms']:.1f}/{each[-1]['decode_p50_ms']:.2f}" for name, each in samples.items()}
+            samples[name].append(_figures(_run(layout, runtime_build, forms[name], prompt, options.threads)))
+        shown = {name: f"{runs[-1]['ttft_ms']:.1f}/{runs[-1]['decode_p50_ms']:.2f}" for name, runs in samples.items()}
         say(f"prompt {prompt}, {number + 1} of {options.repetitions}, TTFT/decode p50 in ms: {shown}")
     ratios = {
         figure: statistics.median(
@@ -137,13 +138,13 @@ def _prompt(
         for figure in FIGURES
     }
     medians = {
-        name: {figure: statistics.median(one[figure] for one in each) for figure in FIGURES}
-        for name, each in samples.items()
+        name: {figure: statistics.median(one[figure] for one in runs) for figure in FIGURES}
+        for name, runs in samples.items()
     }
     return {"prompt": prompt, "median": medians, "ratio": ratios, "runs": samples}
 
 
-def _run(layout: Layout, made: Build, form: Form, prompt: int, threads: int) -> Sample:
+def _run(layout: Layout, runtime_build: Build, form: Form, prompt: int, threads: int) -> Sample:
     artifact = Artifact(
         sha256=sha256_of(form.file),
         size=form.file.stat().st_size,
@@ -154,11 +155,11 @@ def _run(layout: Layout, made: Build, form: Form, prompt: int, threads: int) -> 
         weights="random:0",
     )
     workload = Workload(prompt=prompt, gen=GEN, threads=threads)
-    plan = EXECUTORCH.plan(artifact, made.runner, workload, DEADLINE_S)
+    plan = EXECUTORCH.plan(artifact, runtime_build.runner, workload, DEADLINE_S)
     args = list(plan.args)
     args[args.index("--kv") + 1] = form.kv
     plan = plan.model_copy(update={"args": tuple(args)})
-    return EXECUTORCH.parse(run_plan(plan, made.folder, {"model": form.file}))
+    return EXECUTORCH.parse(run_plan(plan, runtime_build.folder, {"model": form.file}))
 
 
 def _figures(sample: Sample) -> dict[str, float]:

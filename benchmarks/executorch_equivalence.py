@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, write_tables, yes
+from equivalence_tables import ALONE, FULL, MIXED, Row, fault_table, passed
+from page import fill
+from runs import digits, say
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
@@ -48,7 +50,8 @@ def main() -> None:
     report["passed"] = all(row["as_it_should"] for part in ("layouts", "faults") for row in report[part])
     print(json.dumps(report, indent=1))
     if options.page:
-        write_tables(options.page, _tables(report))
+        tables = f"{passed(report['layouts'])}\n\n### Planted faults\n\n{fault_table(report['faults'])}\n"
+        fill(options.page, "measured", f"\n{tables}")
     sys.exit(not report["passed"])
 
 
@@ -83,23 +86,6 @@ def _faults(used: Build) -> Iterator[Row]:
                 "limit": digits(report.limit),
                 "as_it_should": not report.passed,
             }
-
-
-def _tables(report: dict[str, Any]) -> list[str]:
-    layouts = [
-        (row["target"], row["name"], f"`{row['layout']}`", row["error"], row["limit"], yes(row))
-        for row in report["layouts"]
-    ]
-    faults = [
-        (row["target"], f"`{row['layout']}`", row["fault"], row["error"], row["limit"], yes(row))
-        for row in report["faults"]
-    ]
-    return [
-        "### Right graphs",
-        table(("machine", "what", "layout", "error", "limit", "passed"), layouts),
-        "### Planted faults",
-        table(("machine", "layout", "fault", "error", "limit", "caught"), faults),
-    ]
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from runs import built, markdown, print_json, say
+from page import fill, markdown
+from runs import built, print_json, say
 
-from nas.core.durable import write_durably
 from nas.core.family import MemberFile, member_folder
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights
@@ -38,7 +38,6 @@ from nas.serve.views.family import MemberView, family_view
 from nas.train.release.huggingface import LazyTensors, checkpoint_of, open_weights, released_type
 
 APPS = Path(__file__).resolve().parent.parent / "tests" / "integration"
-BEGIN, END = "<!-- measured: family_files -->", "<!-- end -->"
 LOGITS_WITHIN = 1e-4
 """Two orders of summation in float32, through 16M weights."""
 _PROMPT, _TOKENS = 24, 24
@@ -55,7 +54,8 @@ def main() -> None:
         say(f"{view.member.size}: {view.member.layout}")
         members[view.member.size] = _checked(member_folder(options.family, view.member.size), view)
     if options.page:
-        _write_page(options.page, members)
+        rows = [_row(size, member) for size, member in members.items()]
+        fill(options.page, "measured: family_files", f"\n{markdown(rows)}\n")
     print_json({"family": options.family, "members": members})
     sys.exit(not all(member["same"] for member in members.values()))
 
@@ -79,7 +79,7 @@ def _checked(folder: Path, view: MemberView) -> dict[str, Any]:
         "transformers": answer["followed"] == answer["uncached"] == [followed],
         "llama_cpp": ggufs["F16"] == followed,
     }
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "layout": view.member.layout,
         "parameters": layout.params.total,
         "class": answer["class"],
@@ -89,9 +89,9 @@ def _checked(folder: Path, view: MemberView) -> dict[str, Any]:
         "quantised_same_tokens": {name: _alike(ids, followed) for name, ids in ggufs.items() if name != "F16"},
     }
     for file in _of(view, "pte"):
-        found["pte"] = _executorch(layout, weights, folder / file.path)
-        same["pte"] = found["pte"]["error"] <= found["pte"]["limit"]
-    return found | {"same": all(same.values()), "same_by": same}
+        result["pte"] = _executorch(layout, weights, folder / file.path)
+        same["pte"] = result["pte"]["error"] <= result["pte"]["limit"]
+    return result | {"same": all(same.values()), "same_by": same}
 
 
 def _weights(folder: Path, view: MemberView) -> Weights:
@@ -147,9 +147,9 @@ def _executorch(layout: Layout, weights: Weights, file: Path) -> dict[str, float
     return {"error": report.error, "limit": report.limit}
 
 
-def _app(name: str, arguments: list[Path | str], given: str, environment: dict[str, str]) -> str:
+def _app(name: str, arguments: list[Path | str], stdin: str, environment: dict[str, str]) -> str:
     argv = [sys.executable, "-P", str(APPS / name), *map(str, arguments)]
-    done = subprocess.run(argv, input=given, capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, env=environment, timeout=600)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
     return done.stdout
@@ -158,16 +158,6 @@ def _app(name: str, arguments: list[Path | str], given: str, environment: dict[s
 def _alike(ids: list[int], followed: list[int]) -> int:
     """Returns the length of the common prefix."""
     return next((at for at, (one, other) in enumerate(zip(ids, followed, strict=True)) if one != other), len(ids))
-
-
-def _write_page(page: Path, members: dict[str, dict[str, Any]]) -> None:
-    head, begun, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, ended, tail = rest.partition(END)
-    if not (begun and ended):
-        raise SystemExit(f"{page}: no {BEGIN} ... {END}")
-    rows = [_row(size, member) for size, member in members.items()]
-    write_durably(page, f"{head}{BEGIN}\n\n{markdown(rows)}\n{END}{tail}".encode())
-    page.chmod(0o644)
 
 
 def _row(size: str, member: dict[str, Any]) -> dict[str, str]:

@@ -107,14 +107,14 @@ class Agent:
 
     async def _work(self, job: dict[str, Any]) -> None:
         beat = p.HeartbeatRequest(agent=self._name, device=self._device, job=job["id"], epoch=job["epoch"])
-        left = self._crowd.job_s * (0.5 + self._rng.random())
-        while left > self._beat_s:
+        remaining = self._crowd.job_s * (0.5 + self._rng.random())
+        while remaining > self._beat_s:
             await asyncio.sleep(self._beat_s)
-            left -= self._beat_s
+            remaining -= self._beat_s
             if (await self._ask("heartbeat", p.HEARTBEAT_PATH, beat))["cancel"]:
                 self._seen.cancelled += 1
                 return
-        await asyncio.sleep(left)
+        await asyncio.sleep(remaining)
         result = p.ResultRequest(agent=self._name, device=self._device, epoch=job["epoch"], result=_result(job))
         verdict = await self._ask("result", p.RESULT_PATH.format(job=job["id"]), result)
         if verdict["accepted"]:

@@ -94,9 +94,9 @@ class Watched:
         """Returns CPU seconds so far."""
         family = [self.process, *(self.process.children(recursive=True) if self.with_children else [])]
         total = 0.0
-        for each in family:
+        for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
-                times = each.cpu_times()
+                times = process.cpu_times()
                 total += times.user + times.system
         return total
 
@@ -158,11 +158,22 @@ def _prepare(setting: Setting, store: Store) -> list[list[tuple[str, str]]]:
     for name, _ in who:
         for number in range(setting.jobs):
             key = content_hash([name, number])
-            rows.append({
-                "id": f"{key}.0", "result_key": key, "round": 0, "kind": JobKind.MEASURE, "device": name,
-                "priority": 0, "payload": payload, "state": JobState.QUEUED, "attempts": 0, "not_before": 0.0,
-                "created": store.now(), "updated": store.now(),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "id": f"{key}.0",
+                    "result_key": key,
+                    "round": 0,
+                    "kind": JobKind.MEASURE,
+                    "device": name,
+                    "priority": 0,
+                    "payload": payload,
+                    "state": JobState.QUEUED,
+                    "attempts": 0,
+                    "not_before": 0.0,
+                    "created": store.now(),
+                    "updated": store.now(),
+                }
+            )
     with store.write() as connection:
         connection.execute(job_table.insert(), rows)
     return [who[number :: setting.processes] for number in range(setting.processes)]
@@ -220,7 +231,7 @@ def _cpu_between(
     parts["simulation"] = [Watched(psutil.Process(process.pid), with_children=False) for process in agents]
 
     def read() -> dict[str, float]:
-        return {name: sum(each.cpu_s() for each in many) for name, many in parts.items()}
+        return {name: sum(process.cpu_s() for process in many) for name, many in parts.items()}
 
     time.sleep(max(0.0, begin - time.time()))
     at, before = time.monotonic(), read()
@@ -230,8 +241,8 @@ def _cpu_between(
 
 
 def _report(setting: Setting, seen: list[dict[str, Any]], cpu: dict[str, float]) -> dict[str, Any]:
-    kinds = sorted({kind for each in seen for kind in each["milliseconds"]})
-    requests = {kind: [ms for each in seen for ms in each["milliseconds"].get(kind, [])] for kind in kinds}
+    kinds = sorted({kind for report in seen for kind in report["milliseconds"]})
+    requests = {kind: [ms for report in seen for ms in report["milliseconds"].get(kind, [])] for kind in kinds}
     counted = sum(len(times) for kind, times in requests.items() if kind != "register")
     return {
         "setting": asdict(setting),
@@ -240,7 +251,7 @@ def _report(setting: Setting, seen: list[dict[str, Any]], cpu: dict[str, float])
         "latency_ms": {kind: _latency(times) for kind, times in requests.items()},
         "cores": cpu,
         "coordinator_ms_per_request": round(1e3 * cpu["coordinator"] * setting.measured_s / max(counted, 1), 3),
-        "connections": sum(each["connections"] for each in seen),
+        "connections": sum(report["connections"] for report in seen),
     }
 
 
@@ -276,13 +287,13 @@ def _audit(store: Store, seen: list[dict[str, Any]]) -> tuple[dict[str, int], li
     if other := sum(RoundResult.model_validate(row.result).wall_s != row.epoch for row in done):
         problems.append(f"{other} jobs have the result of another lease")
     for what in ("refused", "cancelled"):
-        if number := sum(each[what] if isinstance(each[what], int) else len(each[what]) for each in seen):
+        if number := sum(report[what] if isinstance(report[what], int) else len(report[what]) for report in seen):
             problems.append(f"{number} jobs were {what}")
     return {"accepted": accepted.total(), **{str(state): n for state, n in states.items()}}, problems
 
 
 def _all(seen: list[dict[str, Any]], what: str) -> list[str]:
-    return [entry for each in seen for entry in each[what]]
+    return [entry for report in seen for entry in report[what]]
 
 
 def _arguments() -> tuple[Setting, bool, bool]:
@@ -298,15 +309,22 @@ def _arguments() -> tuple[Setting, bool, bool]:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL server that is started for this")
     parser.add_argument("--log", action="store_true", help="print the coordinator's log to stderr")
-    given = parser.parse_args()
-    ramp = given.ramp if given.ramp is not None else max(5.0, given.job_seconds)
-    length = ramp + given.seconds
-    enough = math.ceil(length / (given.job_seconds / 2)) + 1 if given.job_seconds else 20_000 // given.agents
+    options = parser.parse_args()
+    ramp = options.ramp if options.ramp is not None else max(5.0, options.job_seconds)
+    length = ramp + options.seconds
+    enough = math.ceil(length / (options.job_seconds / 2)) + 1 if options.job_seconds else 20_000 // options.agents
     setting = Setting(
-        given.agents, given.processes, given.job_seconds, given.jobs or enough, ramp, given.seconds, given.poll,
-        given.repetitions, given.seed,
-    )  # fmt: skip
-    return setting, given.postgres, given.log
+        options.agents,
+        options.processes,
+        options.job_seconds,
+        options.jobs or enough,
+        ramp,
+        options.seconds,
+        options.poll,
+        options.repetitions,
+        options.seed,
+    )
+    return setting, options.postgres, options.log
 
 
 if __name__ == "__main__":

@@ -56,9 +56,11 @@ def main() -> int:
     parser.add_argument("results", type=Path, nargs="*", help="what campaigns printed, for --page")
     options = parser.parse_args()
     if options.page:
-        from faults.table import write_table
+        from faults.table import campaign_table
+        from page import fill
 
-        write_table(options.page, [json.loads(path.read_text()) for path in options.results])
+        results = [json.loads(path.read_text()) for path in options.results]
+        fill(options.page, "measured: fault_campaign", f"\n{campaign_table(results)}\n")
         return 0
     if ISOLATED not in os.environ:
         go_apart()

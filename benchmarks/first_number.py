@@ -81,17 +81,22 @@ def main() -> None:
     options = parser.parse_args()
     text = layout_called(options.layout).format()
     runtime = RUNTIMES[options.runtime]
-    made = built(runtime, Layout.parse(text))
+    runtime_build = built(runtime, Layout.parse(text))
     workload = Workload(prompt=options.prompt, gen=options.gen)
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:
         os.environ["NAS_CACHE"] = str(Path(folder) / "lowered")
-        place = Place(Path(folder), runtime, made.runner, made.folder, workload)
+        place = Place(Path(folder), runtime, runtime_build.runner, runtime_build.folder, workload)
         artifact, first = place.measure(text)
         _, after = place.measure(other(text))
         _, again = place.measure(text, artifact)
     passes = {"first": first, "next": after, "again": again}
-    told = {"runtime": runtime.name, "layout": text, "patched": made.runner.patched, "workload": workload.key()}
-    print_json({**told, "start_s": started, **passes})
+    conditions = {
+        "runtime": runtime.name,
+        "layout": text,
+        "patched": runtime_build.runner.patched,
+        "workload": workload.key(),
+    }
+    print_json({**conditions, "start_s": started, **passes})
 
 
 class Place:
@@ -111,12 +116,7 @@ class Place:
         self._files = Files({file.sha256: built / name for name, file in runner.files.items()})
 
     def measure(self, text: str, artifact: Artifact | None = None) -> tuple[Artifact, dict[str, Any]]:
-        """One pass.
-
-        Args:
-            text: the layout.
-            artifact: its export where that has been done before.
-        """
+        """One pass."""
         phases = Phases()
         with phases.phase("layout and support"):
             layout = Layout.parse(text)

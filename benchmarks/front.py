@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from benchmarks.quality.studies import read
 from nas.infra.store.store import Store
 from nas.search.analysis.snapshot import Snapshots
@@ -45,25 +45,25 @@ def front_row(row: Mapping[str, Any], name: str, logarithmic: Mapping[str, bool]
     }
 
 
-def kind_row(each: KindView) -> dict[str, str]:
+def kind_row(kind: KindView) -> dict[str, str]:
     """Returns the line of a kind of block: what became of the trials with it."""
-    counts = {state: str(each.states.get(state, 0)) for state in ("complete", "stopped", "infeasible")}
+    counts = {state: str(kind.states.get(state, 0)) for state in ("complete", "stopped", "infeasible")}
     shares = {
         name: "-" if share is None else f"{share:.0%}"
-        for name, share in (("of the search's proposals", each.chosen), ("of random layouts", each.drawn))
+        for name, share in (("of the search's proposals", kind.chosen), ("of random layouts", kind.drawn))
     }
-    return {"kind": f"`{each.kind}`", "trials": f"{each.trials}", "on the front": f"{each.front}"} | counts | shares
+    return {"kind": f"`{kind.kind}`", "trials": f"{kind.trials}", "on the front": f"{kind.front}"} | counts | shares
 
 
 def text(report: Mapping[str, Any], kinds: Sequence[KindView]) -> str:
     """Returns the study's sentence, its front, how far its qualities can be trusted, and its kinds, as Markdown."""
-    logarithmic = {each["name"]: each["transform"] == "log" for each in report["objectives"]}
+    logarithmic = {objective["name"]: objective["transform"] == "log" for objective in report["objectives"]}
     rows = [front_row(row, row["name"], logarithmic) for row in report["references"]]
     rows += [front_row(row, f"{row['trial']}", logarithmic) for row in report["front"]]
     tried, noise = report["trials"], report["noise"]["text"] if report["noise"] else ""
     sure = report["reliability"]["text"] if report["reliability"] else ""
     counts = ", ".join(f"{count} {state}" for state, count in tried.items() if count)
-    tried_kinds = markdown([kind_row(each) for each in kinds])
+    tried_kinds = markdown([kind_row(kind) for kind in kinds])
     shares = (
         "Trials with each kind; the share that has it of what the search proposed, its fixed seeds not counted, and of "
         "random layouts of the space:"
@@ -80,7 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hilnas-front-") as folder:
         store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
         try:
-            report, _ = read(options.archive, store)
+            report = read(options.archive, store)
             with Snapshots(store) as snapshots:
                 kinds = kind_views(snapshots.get(report["study"]))
         finally:

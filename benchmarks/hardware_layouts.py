@@ -77,7 +77,7 @@ class Row:
 class Files:
     """Files of plans: content -> path."""
 
-    known: dict[str, Path]
+    files: dict[str, Path]
 
     def fetch(self, file: PlanFile) -> Path:
         """See `FileSource`."""
@@ -146,7 +146,7 @@ class Bench:
                 yield self._run(index, round_, runtime, threads, plans[runtime, threads])
 
     def _run(self, index: int, round_: int, runtime: str, threads: int, plan: Plan) -> Row:
-        parse = next(each.parse for each in RUNTIMES if each.name == runtime)
+        parse = next(runtime_class.parse for runtime_class in RUNTIMES if runtime_class.name == runtime)
         batch = Round(candidate=plan, reference=self._references[runtime, threads], repetitions=1)
         why: str | None = None
         for _ in range(_TRIES):
@@ -212,10 +212,15 @@ def read_rows(folder: Path = FOLDER) -> list[Row]:
         return []
     with path.open(newline="") as file:
         rows = [
-            Row(int(row["layout"]), row["runtime"], int(row["threads"]), int(row["round"]),
-                *(float(row[field.name]) for field in fields(Row)[4:]))
+            Row(
+                int(row["layout"]),
+                row["runtime"],
+                int(row["threads"]),
+                int(row["round"]),
+                *(float(row[field.name]) for field in fields(Row)[4:]),
+            )
             for row in csv.DictReader(file)
-        ]  # fmt: skip
+        ]
     return rows
 
 

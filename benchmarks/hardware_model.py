@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from hardware_layouts import FOLDER, SPACE, WORKLOAD, Row, read_layouts, read_rows
 from numpy.typing import NDArray
-from runs import markdown, print_json
+from page import fill, markdown
+from runs import print_json
 
 from nas.core.layout import Layout
 from nas.search.analysis.agreement import rank_correlation
@@ -31,7 +32,6 @@ from nas.search.spaces import load_space
 
 FIGURES = {"ttft_ms": "ms", "decode_p50_ms": "ms", "decode_p95_ms": "ms", "peak_rss_mb": "MB"}
 FEW = 5
-_BEGIN, _END = "<!-- results -->", "<!-- /results -->"
 Array = NDArray[np.float64]
 
 
@@ -45,36 +45,36 @@ def main() -> None:
     rows = read_rows(options.folder)
     layouts = read_layouts(options.folder)
     measured = sorted({row.layout for row in rows})
-    found = [
+    results = [
         {"runtime": runtime, "figure": figure} | _judge(layouts, measured, rows, runtime, figure, options.splits)
         for runtime in sorted({row.runtime for row in rows})
         for figure in FIGURES
     ]
-    table = markdown([_shown(each) for each in found])
+    table = markdown([_shown(result) for result in results])
     if options.page:
-        _insert(options.page, table)
+        fill(options.page, "results", table)
     if options.markdown:
         print(table)
     else:
         foreign = statistics.median(row.foreign_cpu for row in rows)
         conditions = {"layouts": len(measured), "splits": options.splits, "foreign_cpu_median": foreign}
-        print_json({"space": SPACE, "workload": WORKLOAD.key(), **conditions, "models": found})
+        print_json({"space": SPACE, "workload": WORKLOAD.key(), **conditions, "models": results})
 
 
 def _judge(
     layouts: Sequence[Layout], measured: Sequence[int], rows: Sequence[Row], runtime: str, figure: str, splits: int
 ) -> dict[str, Any]:
     """Returns errors of all sorts of models, by number of threads."""
-    taken = {
+    samples = {
         threads: _figures([row for row in rows if (row.runtime, row.threads) == (runtime, threads)], figure)
         for threads in sorted({row.threads for row in rows})
     }
-    one, two = sorted(taken)
+    one, two = sorted(samples)
     space = load_space(SPACE)
     costs = Costs(WORKLOAD, [block.kind for block in space.mixers + space.ffn], FIGURES[figure])
 
-    def known(threads: int, which: Sequence[int]) -> Measured:
-        logs = np.array([taken[threads][index] for index in which])
+    def sample(threads: int, which: Sequence[int]) -> Measured:
+        logs = np.array([samples[threads][index] for index in which])
         return Measured([layouts[index] for index in which], np.log(np.median(logs, axis=1)), _noise(logs))
 
     ways: dict[str, list[tuple[float, float]]] = {}
@@ -82,33 +82,33 @@ def _judge(
         drawn = [measured[at] for at in np.random.default_rng(split).permutation(len(measured))]
         seen, unseen = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
         few = seen[:FEW]
-        base = HardwareModel(costs, known(one, seen))
+        base = HardwareModel(costs, sample(one, seen))
         models: dict[str, tuple[int, Callable[[Sequence[Layout]], Array]]] = {
             "own one": (one, _forecast(base)),
-            "own two": (two, _forecast(HardwareModel(costs, known(two, seen)))),
-            "moved": (two, _forecast(base.moved(known(two, few)))),
-            "few": (two, _forecast(HardwareModel(costs, known(two, few)))),
-            "shift": (two, _shifted(base, known(two, few))),
+            "own two": (two, _forecast(HardwareModel(costs, sample(two, seen)))),
+            "moved": (two, _forecast(base.moved(sample(two, few)))),
+            "few": (two, _forecast(HardwareModel(costs, sample(two, few)))),
+            "shift": (two, _shifted(base, sample(two, few))),
         }
         for name, (threads, forecast) in models.items():
-            truth = known(threads, unseen)
+            truth = sample(threads, unseen)
             ways.setdefault(name, []).append(_errors(forecast(truth.layouts), truth.logs))
-    noise = {str(threads): _noise_mape(list(taken[threads].values())) for threads in taken}
+    noise = {str(threads): _noise_mape(list(samples[threads].values())) for threads in samples}
     return {"noise": noise} | {name: _summary(errors) for name, errors in ways.items()}
 
 
 def _forecast(model: HardwareModel) -> Callable[[Sequence[Layout]], Array]:
-    return lambda some: model.predict(some).mean
+    return lambda layouts: model.predict(layouts).mean
 
 
 def _shifted(base: HardwareModel, few: Measured) -> Callable[[Sequence[Layout]], Array]:
     shift = float(np.median(few.logs - base.predict(few.layouts).mean))
-    return lambda some: base.predict(some).mean + shift
+    return lambda layouts: base.predict(layouts).mean + shift
 
 
 def _errors(forecast: Array, logs: Array) -> tuple[float, float]:
-    found = rank_correlation(forecast.tolist(), logs.tolist()).spearman
-    return float(np.abs(np.expm1(forecast - logs)).mean()), found.value if found else float("nan")
+    spearman = rank_correlation(forecast.tolist(), logs.tolist()).spearman
+    return float(np.abs(np.expm1(forecast - logs)).mean()), spearman.value if spearman else float("nan")
 
 
 def _summary(errors: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -122,11 +122,11 @@ def _summary(errors: Sequence[tuple[float, float]]) -> dict[str, Any]:
 def _figures(rows: Sequence[Row], figure: str) -> dict[int, list[float]]:
     """Returns layout -> one value per round; times are relative to the reference run, times its median."""
     calm = statistics.median(row.reference_ms for row in rows)
-    found: dict[int, list[float]] = {}
+    errors: dict[int, list[float]] = {}
     for row in rows:
         scale = calm / row.reference_ms if FIGURES[figure] == "ms" else 1.0
-        found.setdefault(row.layout, []).append(getattr(row, figure) * scale)
-    return found
+        errors.setdefault(row.layout, []).append(getattr(row, figure) * scale)
+    return errors
 
 
 def _noise(rounds: Array) -> Array:
@@ -137,32 +137,29 @@ def _noise(rounds: Array) -> Array:
 
 def _noise_mape(rounds: Sequence[Sequence[float]]) -> float:
     off = [
-        abs(value / statistics.median([*each[:index], *each[index + 1 :]]) - 1)
-        for each in rounds
-        for index, value in enumerate(each)
+        abs(value / statistics.median([*other[:index], *other[index + 1 :]]) - 1)
+        for other in rounds
+        for index, value in enumerate(other)
     ]
     return statistics.fmean(off)
 
 
-def _insert(page: Path, table: str) -> None:
-    head, rest = page.read_text().split(_BEGIN)
-    _, tail = rest.split(_END)
-    page.write_text(f"{head}{_BEGIN}\n{table}{_END}{tail}")
-
-
-def _shown(found: Mapping[str, Any]) -> dict[str, str]:
+def _shown(result: Mapping[str, Any]) -> dict[str, str]:
     heads = {
-        "own one": "one thread", "own two": "two threads", "moved": f"two, moved by {FEW}",
-        "few": f"two, these {FEW} alone", "shift": f"two, shifted by {FEW}",
-    }  # fmt: skip
+        "own one": "one thread",
+        "own two": "two threads",
+        "moved": f"two, moved by {FEW}",
+        "few": f"two, these {FEW} alone",
+        "shift": f"two, shifted by {FEW}",
+    }
     cells = {
         head: "{:.1%} ± {:.1%}, {:.2f}".format(
-            found[name]["mape"]["mean"], found[name]["mape"]["sd"], found[name]["spearman"]["mean"]
+            result[name]["mape"]["mean"], result[name]["mape"]["sd"], result[name]["spearman"]["mean"]
         )
         for name, head in heads.items()
     }
-    noise = " / ".join(f"{each:.1%}" for each in found["noise"].values())
-    return {"runtime": found["runtime"], "figure": found["figure"], "noise, one / two": noise, **cells}
+    noise = " / ".join(f"{share:.1%}" for share in result["noise"].values())
+    return {"runtime": result["runtime"], "figure": result["figure"], "noise, one / two": noise, **cells}
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from typing import Any
 
 import psutil
 import yaml
+from page import fill, table
 from sqlalchemy import select
 
 from nas.core import paths
@@ -52,7 +53,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from tests.support.postgres import CARELESS, server
 
-BEGIN, END = "<!-- measured: kill_campaign -->", "<!-- end -->"
 VICTIMS = ("launch", "worker", "agent", "runner")
 ORPHANS_GONE_S = 15.0
 _TRANSIENT = 4
@@ -190,13 +190,13 @@ def victims(launch: psutil.Popen, kind: str) -> list[psutil.Process]:
     """Returns processes of one kind below the launch, or the launch itself."""
     if kind == "launch":
         return [launch]
-    found = []
+    problems = []
     with contextlib.suppress(psutil.Error):
         for process in launch.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if kind_of(process.cmdline()) == kind:
-                    found.append(process)
-    return found
+                    problems.append(process)
+    return problems
 
 
 def kind_of(argv: list[str]) -> str | None:
@@ -211,13 +211,13 @@ def kind_of(argv: list[str]) -> str | None:
 
 def family_of(home: Path) -> list[psutil.Process]:
     """Returns every other process that uses this home, by its environment or its files."""
-    found = []
+    problems = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             ours = process.environ().get("NAS_HOME") == str(home) or str(home) in " ".join(process.cmdline())
             if ours and process.pid != os.getpid():
-                found.append(process)
-    return found
+                problems.append(process)
+    return problems
 
 
 @contextlib.contextmanager
@@ -301,12 +301,7 @@ def database(home: Path, kind: str) -> Iterator[str]:
 
 
 def prepare(home: Path, *, fake: bool) -> dict[str, Any]:
-    """Creates a home and a cache for this campaign, with links to the builds; returns the space to search.
-
-    Args:
-        home: new folder.
-        fake: the space is tiny, and its runtime a script.
-    """
+    """Creates a home and a cache for this campaign, with links to the builds; returns the space to search."""
     cache = home / "cache"
     cache.mkdir(parents=True)
     (cache / "runtimes").symlink_to(paths.cache() / "runtimes")
@@ -323,22 +318,18 @@ def prepare(home: Path, *, fake: bool) -> dict[str, Any]:
     return SPACE | {"quality": SPACE["quality"] | {"corpus": [str(text)]}}
 
 
-def write_table(page: Path, results: Sequence[dict[str, Any]]) -> None:
-    """Writes a table of what campaigns printed between the page's marks, a column for each."""
+def campaign_table(results: Sequence[dict[str, Any]]) -> str:
+    """Returns a table of what campaigns printed, a column for each."""
     names = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
     rows = [
-        ["", *(f"{names[each['database']]}, seed {each['seed']}" for each in results)],
-        ["---"] * (1 + len(results)),
+        ["space", *(f"`{result['space']}`" for result in results)],
+        ["kills", *(sum(result["kills"].values()) for result in results)],
+        *([f"kills: {kind}", *(result["kills"].get(kind, 0) for result in results)] for kind in VICTIMS),
+        ["studies, launches", *(f"{len(result['studies'])}, {result['launches']}" for result in results)],
+        ["violations", *(len(result["problems"]) for result in results)],
+        ["minutes", *(f"{result['seconds'] / 60:.0f}" for result in results)],
     ]
-    rows.append(["space", *(f"`{each['space']}`" for each in results)])
-    rows.append(["kills", *(str(sum(each["kills"].values())) for each in results)])
-    rows += [[f"kills: {kind}", *(str(each["kills"].get(kind, 0)) for each in results)] for kind in VICTIMS]
-    rows.append(["studies, launches", *(f"{len(each['studies'])}, {each['launches']}" for each in results)])
-    rows.append(["violations", *(str(len(each["problems"])) for each in results)])
-    rows.append(["minutes", *(f"{each['seconds'] / 60:.0f}" for each in results)])
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{table}\n{END}{rest.partition(END)[2]}")
+    return table(["", *(f"{names[result['database']]}, seed {result['seed']}" for result in results)], rows)
 
 
 def main() -> int:
@@ -356,7 +347,8 @@ def main() -> int:
     parser.add_argument("results", type=Path, nargs="*", help="what campaigns printed, for --page")
     args = parser.parse_args()
     if args.page:
-        write_table(args.page, [json.loads(path.read_text()) for path in args.results])
+        results = [json.loads(path.read_text()) for path in args.results]
+        fill(args.page, "measured: kill_campaign", f"\n{campaign_table(results)}\n")
         return 0
     home = Path(tempfile.mkdtemp(prefix="hilnas-kills-"))
     begun = time.monotonic()
@@ -367,9 +359,16 @@ def main() -> int:
             space = yaml.safe_load(args.space.read_text())
         os.environ["NAS_DB"] = url
         campaign = Campaign(
-            space, args.trials, args.kills, random.Random(args.seed), args.pause, home, url, begun + args.seconds,
+            space,
+            args.trials,
+            args.kills,
+            random.Random(args.seed),
+            args.pause,
+            home,
+            url,
+            begun + args.seconds,
             args.launch_share,
-        )  # fmt: skip
+        )
         campaign.run()
         with opened(home, url) as store:
             problems = [*campaign.problems, *check(store, campaign.names)]

@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, write_tables, yes
+from equivalence_tables import ALONE, FULL, MIXED, Row, fault_table, passed
+from page import fill, table
+from runs import digits, say
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint
@@ -66,7 +68,7 @@ def main() -> None:
     report["passed"] = all(row["as_it_should"] for part in ("layouts", "faults", "greedy") for row in report[part])
     print(json.dumps(report, indent=1))
     if options.page:
-        write_tables(options.page, _tables(report))
+        fill(options.page, "measured", _tables(report))
     sys.exit(not report["passed"])
 
 
@@ -154,27 +156,21 @@ def _greedy_row(name: str, layout: Layout, weights: Checkpoint, prompt: list[int
     }
 
 
-def _tables(report: dict[str, Any]) -> list[str]:
-    layouts = [
-        (row["target"], row["name"], row["arch"], row["quantisation"], row["error"], row["limit"], yes(row))
-        for row in report["layouts"]
-    ]
-    faults = [
-        (
-            row["target"], f"`{row['layout']}`", row["fault"], row["quantisation"], row["error"], row["limit"],
-            row["note"], yes(row),
-        )
-        for row in report["faults"]
-    ]  # fmt: skip
+def _tables(report: dict[str, Any]) -> str:
     greedy = [(row["name"], row["tokens"], row["distinct"], row["same"]) for row in report["greedy"]]
-    return [
-        "### Right graphs",
-        table(("machine", "layout", "architecture", "file", "error", "limit", "passed"), layouts),
-        "### Planted faults",
-        table(("machine", "layout", "fault", "file", "error", "limit", "what else is wrong", "caught"), faults),
-        "### Greedy tokens, stock and patched build",
-        table(("layout", "tokens", "distinct ones", "the same on both"), greedy),
-    ]
+    return (
+        "\n"
+        + "\n".join(
+            [
+                f"{passed(report['layouts'])}\n",
+                "### Planted faults\n",
+                fault_table(report["faults"]),
+                "### Greedy tokens, stock and patched build\n",
+                table(("layout", "tokens", "distinct ones", "the same on both"), greedy),
+            ]
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -108,22 +108,26 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
     for mode, run in (("train", run_trainings), ("kills", run_kills), ("passes", run_passes), ("memory", run_memory)):
-        own = modes.add_parser(mode)
-        own.set_defaults(run=run)
-        own.add_argument("--state", type=lambda text: Path(text).resolve(), required=True, help="keeps everything")
-        own.add_argument("--layout", default=LAYOUT)
-        own.add_argument("--train", type=int, default=2000, help="conversations")
-        own.add_argument("--questions", type=int, default=200, help="that are answered on policy")
-        own.add_argument("--epochs", type=float, default=6, help="of fine-tuning")
-        own.add_argument("--lr", type=float, default=3e-3, help="of fine-tuning")
-        own.add_argument("--test", type=int, default=200, help="questions")
+        mode_parser = modes.add_parser(mode)
+        mode_parser.set_defaults(run=run)
+        mode_parser.add_argument(
+            "--state", type=lambda text: Path(text).resolve(), required=True, help="keeps everything"
+        )
+        mode_parser.add_argument("--layout", default=LAYOUT)
+        mode_parser.add_argument("--train", type=int, default=2000, help="conversations")
+        mode_parser.add_argument("--questions", type=int, default=200, help="that are answered on policy")
+        mode_parser.add_argument("--epochs", type=float, default=6, help="of fine-tuning")
+        mode_parser.add_argument("--lr", type=float, default=3e-3, help="of fine-tuning")
+        mode_parser.add_argument("--test", type=int, default=200, help="questions")
         if mode == "train":
-            own.add_argument("--seeds", type=int, default=3)
-            own.add_argument("--only", type=int, help="do this seed alone; several processes may do one each")
-            own.add_argument("--report", action="store_true", help="compute nothing more: report what FOLDER holds")
+            mode_parser.add_argument("--seeds", type=int, default=3)
+            mode_parser.add_argument("--only", type=int, help="do this seed alone; several processes may do one each")
+            mode_parser.add_argument(
+                "--report", action="store_true", help="compute nothing more: report what FOLDER holds"
+            )
         elif mode == "kills":
-            own.add_argument("--kills", type=int, default=3)
-            own.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+            mode_parser.add_argument("--kills", type=int, default=3)
+            mode_parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     return parser.parse_args(argv)
 
 
@@ -135,16 +139,16 @@ def run_trainings(options: argparse.Namespace) -> dict[str, Any]:
     layout = Layout.parse(options.layout)
     _write_family(layout, options.seeds)  # the same by each process
     test = read_lines(options.state / "data" / "test.jsonl", Conversation)
-    wanted = range(options.seeds) if options.only is None else [options.only]
-    members = {str(seed): _member(seed, layout, test, options) for seed in wanted}
-    members = {seed: each for seed, each in members.items() if each["answers"]}
-    names = dict.fromkeys(name for each in members.values() for name in each["answers"])
+    seeds = range(options.seeds) if options.only is None else [options.only]
+    members = {str(seed): _member(seed, layout, test, options) for seed in seeds}
+    members = {seed: member for seed, member in members.items() if member["answers"]}
+    names = dict.fromkeys(name for member in members.values() for name in member["answers"])
     return {
         "layout": layout.format(),
         "parameters": layout.params.total,
         **{name: getattr(options, name) for name in ("train", "test", "questions", "epochs", "lr")},
-        "means": [_mean(name, [each["answers"] for each in members.values()], test) for name in names],
-        "tasks": [each.task for each in test],
+        "means": [_mean(name, [member["answers"] for member in members.values()], test) for name in names],
+        "tasks": [question.task for question in test],
         "seeds": members,
     }
 
@@ -153,9 +157,9 @@ def _mean(name: str, answers: Sequence[Mapping[str, str]], test: Sequence[Conver
     """Returns shares of exact answers of weights in a runtime, over seeds; of files also the change from PyTorch."""
     weights, _, runtime = name.partition(" ")
     scores = []
-    for own in answers:
-        if name in own:
-            right, before = ([mark == "1" for mark in own[each]] for each in (name, f"{weights} {PYTORCH}"))
+    for marks in answers:
+        if name in marks:
+            right, before = ([mark == "1" for mark in marks[column]] for column in (name, f"{weights} {PYTORCH}"))
             scores.append(by_task(test, right, before))
     changes = [score[ALL].change or (0.0,) for score in scores]
     return {
@@ -194,27 +198,36 @@ def run_kills(options: argparse.Namespace) -> dict[str, Any]:
     ended_or_killed(context.Process(target=os.getpid), math.inf, _RUN_S)
     began = time.monotonic()
     assert ended_or_killed(context.Process(target=_post, args=(options, "calm")), math.inf, _RUN_S)
-    calm_s, wanted = time.monotonic() - began, _hashes(options.state / "calm")
+    calm_s, calm_hashes = time.monotonic() - began, _hashes(options.state / "calm")
     rng, series = random.Random(options.seed), 0
     rows: list[dict[str, Any]] = []
     while sum(row["killed"] for row in rows) < options.kills or not rows[-1]["ended"]:
         enough = sum(row["killed"] for row in rows) == options.kills
         moment, home = math.inf if enough else rng.uniform(0, calm_s), f"killed-{series}"
         ended = ended_or_killed(context.Process(target=_post, args=(options, home)), moment, _RUN_S)
-        found = _hashes(options.state / home)
+        hashes = _hashes(options.state / home)
         rows.append(
             {
-                "series": series, "after_s": None if enough else moment, "killed": not ended, "ended": ended,
-                "stages_done": sum(name.startswith("training/") for name in found),
-                "equal": found == wanted if ended else None,
+                "series": series,
+                "after_s": None if enough else moment,
+                "killed": not ended,
+                "ended": ended,
+                "stages_done": sum(name.startswith("training/") for name in hashes),
+                "equal": hashes == calm_hashes if ended else None,
             }
-        )  # fmt: skip
+        )
         series += ended
         say(json.dumps(rows[-1]))
     return {
-        "layout": options.layout, "train": options.train, "epochs": options.epochs, "seed": options.seed,
-        "calm_s": calm_s, "equal": all(row["equal"] for row in rows if row["ended"]), "runs": rows, "files": wanted,
-    }  # fmt: skip
+        "layout": options.layout,
+        "train": options.train,
+        "epochs": options.epochs,
+        "seed": options.seed,
+        "calm_s": calm_s,
+        "equal": all(row["equal"] for row in rows if row["ended"]),
+        "runs": rows,
+        "files": calm_hashes,
+    }
 
 
 def _post(options: argparse.Namespace, home: str) -> None:
@@ -232,16 +245,22 @@ def _post(options: argparse.Namespace, home: str) -> None:
     recipe["stages"].append({"kind": "merge", "method": "ties", "density": 0.5})
     files = FileOptions(context=512, transformers=False, gguf=("q4_0",))
     run_recipe(
-        "chat", "seed0", PostTrainingRecipe.model_validate(recipe), options.state, lambda line: None, workers=1,
-        files=files, checkpoint_s=0.0,
-    )  # fmt: skip
+        "chat",
+        "seed0",
+        PostTrainingRecipe.model_validate(recipe),
+        options.state,
+        lambda line: None,
+        workers=1,
+        files=files,
+        checkpoint_s=0.0,
+    )
 
 
 def _hashes(home: Path) -> dict[str, str]:
     """Returns name -> SHA-256 of the weights of all stages, and of the files."""
     folder = home / "families" / "chat" / "seed0"
-    found = [*folder.glob("training/*/weights.safetensors"), *folder.rglob("*.gguf")]
-    return {str(path.relative_to(folder)): sha256_of(path) for path in sorted(found)}
+    files = [*folder.glob("training/*/weights.safetensors"), *folder.rglob("*.gguf")]
+    return {str(path.relative_to(folder)): sha256_of(path) for path in sorted(files)}
 
 
 def run_passes(options: argparse.Namespace) -> dict[str, Any]:
@@ -250,8 +269,11 @@ def run_passes(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     chat = ChatTokenizer(read_tokenizer(options.state / "tokenizer.json"), "tokenizer.json")
     lines = read_lines(options.state / "data" / "train.jsonl", Conversation)
-    rows = [chat.conversation(each) for each in lines]
-    data = [(ids[:-1].astype(np.int64), np.where(own[1:], ids[1:], IGNORE).astype(np.int64)) for ids, own in rows]
+    conversations = [chat.conversation(line) for line in lines]
+    data = [
+        (ids[:-1].astype(np.int64), np.where(counted[1:], ids[1:], IGNORE).astype(np.int64))
+        for ids, counted in conversations
+    ]
 
     def padded_nats(model: Model, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         answers = labels != IGNORE
@@ -265,7 +287,7 @@ def run_passes(options: argparse.Namespace) -> dict[str, Any]:
             nats.sum().backward()
         return time.process_time() - began
 
-    found = []
+    rows = []
     for layout, batch in itertools.product((Layout.parse(options.layout), *map(Layout.parse, _LARGER)), (16, 32)):
         model, ratios, text, whole = Model(layout, seed=0), [], 0, 0
         for number in range(_STEPS):
@@ -276,16 +298,22 @@ def run_passes(options: argparse.Namespace) -> dict[str, Any]:
             times = {packed: seconds(model, passes, packed) for packed in random.sample((False, True), 2)}
             ratios.append(times[True] / times[False])
         low, middle, high = statistics.quantiles(ratios, n=4)
-        found.append(
-            {"layout": layout.format(), "parameters": layout.params.total, "batch": batch, "padding": 1 - text / whole,
-             "packed_over_padded": middle, "quartiles": [low, high]}
-        )  # fmt: skip
-    return {"steps": found}
+        rows.append(
+            {
+                "layout": layout.format(),
+                "parameters": layout.params.total,
+                "batch": batch,
+                "padding": 1 - text / whole,
+                "packed_over_padded": middle,
+                "quartiles": [low, high],
+            }
+        )
+    return {"steps": rows}
 
 
 def run_memory(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the peak memory of merges of two models with a base, by size and method."""
-    found = []
+    rows = []
     for repeats in (1, 8):
         layout = Layout.parse(_MERGED.format(layers=" ".join([_LAYERS] * repeats)))
         folders = [options.state / f"merged-{repeats}" / name for name in ("base", "one", "two")]
@@ -297,8 +325,8 @@ def run_memory(options: argparse.Namespace) -> dict[str, Any]:
                 out = options.state / "merged.safetensors"
                 peak = pool.submit(_merge_peak_mb, folders, MERGES[name], out).result()
             say(f"{layout.params.total:,} weights, {name}: {peak:.0f} MB")
-            found.append({"parameters": layout.params.total, "model_mb": size / 1e6, "method": name, "peak_mb": peak})
-    return {"layout": _MERGED.format(layers=f"({_LAYERS}) ..."), "merges": found}
+            rows.append({"parameters": layout.params.total, "model_mb": size / 1e6, "method": name, "peak_mb": peak})
+    return {"layout": _MERGED.format(layers=f"({_LAYERS}) ..."), "merges": rows}
 
 
 def _merge_peak_mb(folders: Sequence[Path], settings: MergeSettings, out: Path) -> float:
@@ -322,10 +350,10 @@ def _write_shards(folder: Path, layout: Layout, seed: int) -> None:
     state = DrawnWeights(layout, seed, torch.bfloat16)
     planned = [Planned(name, state.shape(name), torch.bfloat16) for name in sorted(state.names)]
     index: dict[str, str] = {}
-    for number, own in enumerate(shards(planned, _SHARD_BYTES)):
-        tensors = (torch.from_numpy(state.floats(one.name)) for one in own)
-        write_safetensors(folder / f"{number}.safetensors", own, tensors, {"layout": layout.format()})
-        index |= {one.name: f"{number}.safetensors" for one in own}
+    for number, shard in enumerate(shards(planned, _SHARD_BYTES)):
+        tensors = (torch.from_numpy(state.floats(one.name)) for one in shard)
+        write_safetensors(folder / f"{number}.safetensors", shard, tensors, {"layout": layout.format()})
+        index |= {one.name: f"{number}.safetensors" for one in shard}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
 
@@ -340,16 +368,36 @@ def _write_data(options: argparse.Namespace) -> None:
 
 def _recipe(options: argparse.Namespace, seed: int) -> PostTrainingRecipe:
     text = {
-        "tokens": 60_000, "batch_tokens": 1024, "lr": 3e-3, "seed": seed,
+        "tokens": 60_000,
+        "batch_tokens": 1024,
+        "lr": 3e-3,
+        "seed": seed,
         "stages": [{"name": "text", "length": 128, "share": 1.0, "schedule": {"warmup": 0.1, "decay": 0.2}}],
-    }  # fmt: skip
+    }
     stages: list[dict[str, Any]] = [
         {"kind": "pretrain", "corpus": ["data/text"], "settings": text},
-        {"kind": "sft", "data": [{"path": "data/train.jsonl"}], "epochs": options.epochs,
-         "batch": 16, "lr": options.lr, "final": 0.05, "seed": seed, "filters": {"length": 512}},
-        {"kind": "prefer", "questions": ["data/questions.jsonl"], "judge": "contains", "samples": 3,
-         "answer_tokens": 40, "batch": 16, "epochs": 2, "lr": 1e-4, "seed": seed},
-    ]  # fmt: skip
+        {
+            "kind": "sft",
+            "data": [{"path": "data/train.jsonl"}],
+            "epochs": options.epochs,
+            "batch": 16,
+            "lr": options.lr,
+            "final": 0.05,
+            "seed": seed,
+            "filters": {"length": 512},
+        },
+        {
+            "kind": "prefer",
+            "questions": ["data/questions.jsonl"],
+            "judge": "contains",
+            "samples": 3,
+            "answer_tokens": 40,
+            "batch": 16,
+            "epochs": 2,
+            "lr": 1e-4,
+            "seed": seed,
+        },
+    ]
     return PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
 
 
@@ -363,19 +411,19 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
     if record is None or record.kind != "prefer":
         return {"stages": {}, "answers": {}}
     chat = ChatTokenizer(read_tokenizer(state / "tokenizer.json"), "tokenizer.json")
-    own = state / "scored" / size
-    own.mkdir(parents=True, exist_ok=True)
+    folder = state / "scored" / size
+    folder.mkdir(parents=True, exist_ok=True)
     answers: dict[str, str] = {}
 
     def answered(name: str, responding: Callable[[], AbstractContextManager[Respond]]) -> None:
-        path = own / f"{name}.txt"
+        path = folder / f"{name}.txt"
         if not path.is_file():
             if options.report:
                 return
             say(f"{size}: answers of {name}")
             with responding() as respond:
                 right = exact_answers(test, chat, respond)
-            write_durably(path, "".join("01"[each] for each in right).encode())
+            write_durably(path, "".join("01"[mark] for mark in right).encode())
         answers[name] = path.read_text()
 
     @contextmanager
@@ -386,17 +434,17 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
 
     @contextmanager
     def file(name: str, path: Path, quantisation: str) -> Iterator[Respond]:
-        wanted = FileOptions(
+        file_options = FileOptions(
             name=name, context=512, gguf=("q4_0",), pte_context=512, tokenizer=state / "tokenizer.json"
         )
-        write_files(own / name, layout, Checkpoint(path, sha256_of(path)), wanted, say)
-        with file_answerer(own / name, quantisation, 512) as asked:
-            yield asked.respond
+        write_files(folder / name, layout, Checkpoint(path, sha256_of(path)), file_options, say)
+        with file_answerer(folder / name, quantisation, 512) as answerer:
+            yield answerer.respond
 
     training = member_folder("chat", size) / "training"
-    weights = {each.kind: training / each.config["key"][:12] / "weights.safetensors" for each in record.history}
+    weights = {stage.kind: training / stage.config["key"][:12] / "weights.safetensors" for stage in record.history}
     for name, settings in MERGES.items():
-        weights[name] = own / f"{name}.safetensors"
+        weights[name] = folder / f"{name}.safetensors"
         if not weights[name].is_file():
             merge([weights["sft"], weights["prefer"]], weights["pretrain"], settings, weights[name])
     compared = ("pretrain", "sft", "prefer", "ties")
@@ -411,15 +459,15 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
     for name in sorted(set(MERGES) - {"ties"}):
         answered(f"{name} {PYTORCH}", lambda path=weights[name]: pytorch(path))
     stages = {
-        each.kind: {
-            "steps": each.steps,
-            "tokens": each.tokens,
-            "seconds": each.seconds,
-            "peak_memory_mb": each.peak_memory_mb,
-            "held_out": {Path(name).name: value for name, value in each.held_out.items()},
-            "curve": each.curve[:: max(1, len(each.curve) // 20)],
+        stage.kind: {
+            "steps": stage.steps,
+            "tokens": stage.tokens,
+            "seconds": stage.seconds,
+            "peak_memory_mb": stage.peak_memory_mb,
+            "held_out": {Path(name).name: value for name, value in stage.held_out.items()},
+            "curve": stage.curve[:: max(1, len(stage.curve) // 20)],
         }
-        for each in record.history
+        for stage in record.history
     }
     return {"stages": stages, "answers": answers}
 
@@ -433,11 +481,16 @@ def _here(work: member_training.Work, workers: int, log: Log) -> dict[str, Any]:
 def _write_family(layout: Layout, seeds: int) -> None:
     members = tuple(
         Member(
-            size=f"seed{seed}", layout=layout.format(), parameters=layout.params.total, active=layout.params.active,
-            non_embedding=layout.params.non_embedding, decisions=(), tried=(),
+            size=f"seed{seed}",
+            layout=layout.format(),
+            parameters=layout.params.total,
+            active=layout.params.active,
+            non_embedding=layout.params.non_embedding,
+            decisions=(),
+            tried=(),
         )
         for seed in range(seeds)
-    )  # fmt: skip
+    )
     family = Family(
         name="chat", made="2026-11-22", seed=0, pattern=layout.format(), sources=(), decisions=(), members=members
     )

@@ -68,7 +68,7 @@ def of_trl() -> dict[str, Any]:
     dpo.is_peft_model = lambda model: False
     dpo.disable_gradient_checkpointing = lambda *_: nullcontext()
     ids = torch.randint(VOCAB, (2 * PAIRS, LENGTH), generator=generator_of(0, "ids"))
-    starts, ends = (torch.tensor(each) for each in ([1, 2, 4, 1, 3, 2], [6, 4, 5, 2, 6, 6]))
+    starts, ends = (torch.tensor(values) for values in ([1, 2, 4, 1, 3, 2], [6, 4, 5, 2, 6, 6]))
     places = torch.arange(LENGTH)
     answers = ((places >= starts[:, None]) & (places < ends[:, None])).long()
     policy, reference = drawn("policy", 2 * PAIRS, LENGTH, VOCAB), drawn("reference", 2 * PAIRS, LENGTH, VOCAB)
@@ -76,16 +76,27 @@ def of_trl() -> dict[str, Any]:
 
     def loss_of(loss: str, beta: float, mask: Any) -> float:
         model, start = Head(policy), Head(reference)
-        for each in (model, start):
-            add_fused_lm_head(each, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
-        accelerator = SimpleNamespace(device="cpu", gather=lambda each: each, gather_for_metrics=lambda each: each)
+        for network in (model, start):
+            add_fused_lm_head(network, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
+        accelerator = SimpleNamespace(device="cpu", gather=lambda value: value, gather_for_metrics=lambda value: value)
         trainer = SimpleNamespace(
-            model=model, ref_model=start, accelerator=accelerator, aux_loss_enabled=False, ld_alpha=None, beta=beta,
-            precompute_ref_logps=False, f_divergence_type="reverse_kl", loss_types=[loss], loss_weights=[1.0],
-            label_smoothing=0.0, use_weighting=False, _total_train_tokens=0, _tp_size=1,
+            model=model,
+            ref_model=start,
+            accelerator=accelerator,
+            aux_loss_enabled=False,
+            ld_alpha=None,
+            beta=beta,
+            precompute_ref_logps=False,
+            f_divergence_type="reverse_kl",
+            loss_types=[loss],
+            loss_weights=[1.0],
+            label_smoothing=0.0,
+            use_weighting=False,
+            _total_train_tokens=0,
+            _tp_size=1,
             args=SimpleNamespace(gradient_checkpointing_kwargs=None),
             _metrics=defaultdict(lambda: defaultdict(list)),
-        )  # fmt: skip
+        )
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "completion_mask": mask}
         with torch.no_grad():
             return float(dpo.DPOTrainer._compute_loss(trainer, model, inputs, False))
@@ -104,15 +115,19 @@ def of_trl() -> dict[str, Any]:
     means = CPOTrainer.get_batch_logps(policy, labels, average_log_prob=True)
     for beta, gamma in ((2.0, 0.5), (10.0, 0.1)):
         trainer = SimpleNamespace(
-            alpha=0.0, loss_type="simpo", simpo_gamma=gamma, beta=beta, label_smoothing=0.0,
+            alpha=0.0,
+            loss_type="simpo",
+            simpo_gamma=gamma,
+            beta=beta,
+            label_smoothing=0.0,
             accelerator=SimpleNamespace(device="cpu"),
-        )  # fmt: skip
+        )
         value = CPOTrainer.cpo_loss(trainer, *means.chunk(2))[0].mean()
         losses.append({"loss": "simpo", "beta": beta, "margin": gamma, "one_token": False, "value": float(value)})
 
     examples = [
-        {"input_ids": row[:end].tolist(), "labels": own[:end].tolist()}
-        for row, own, end in zip(ids, labels, ends, strict=True)
+        {"input_ids": row[:end].tolist(), "labels": row_labels[:end].tolist()}
+        for row, row_labels, end in zip(ids, labels, ends, strict=True)
     ]
     batch = sft.DataCollatorForLanguageModeling(pad_token_id=0)(examples)
     model = Head(policy)
@@ -121,10 +136,14 @@ def of_trl() -> dict[str, Any]:
     answer_loss = float(-outputs.log_probs.sum() / outputs.label_mask.sum())  # as SFTTrainer.compute_loss, "nll"
     return {
         "package": f"trl {version('trl')}, Apache-2.0",
-        "ids": ids.tolist(), "answers": answers.tolist(), "one_token": one.tolist(), "policy": policy.tolist(),
-        "reference": reference.tolist(), "losses": losses,
+        "ids": ids.tolist(),
+        "answers": answers.tolist(),
+        "one_token": one.tolist(),
+        "policy": policy.tolist(),
+        "reference": reference.tolist(),
+        "losses": losses,
         "sft": {"labels": batch["labels"].tolist(), "value": answer_loss},
-    }  # fmt: skip
+    }
 
 
 def of_mergekit() -> dict[str, Any]:
@@ -144,14 +163,14 @@ def of_mergekit() -> dict[str, Any]:
     def merged(method: str, weights: list[float], density: float, **more: Any) -> list[list[float]]:
         del drawn_for[:]
         group = TensorGroup.from_tensors([base, *models], base_index=0)
-        own = dict(enumerate(weights, 1))
-        fields = {each.name: each.default for each in get(method).spec.parameters}
-        fields |= {"weight": own, "density": dict.fromkeys(own, density), **more}
+        weight_of = dict(enumerate(weights, 1))
+        fields = {parameter.name: parameter.default for parameter in get(method).spec.parameters}
+        fields |= {"weight": weight_of, "density": dict.fromkeys(weight_of, density), **more}
         for name in ("epsilon", "gamma"):
             if name in fields:
-                fields[name] = dict.fromkeys(own, fields[name])
-        found: list[list[float]] = get(method).merge_group(group, **fields).tolist()
-        return found
+                fields[name] = dict.fromkeys(weight_of, fields[name])
+        merged: list[list[float]] = get(method).merge_group(group, **fields).tolist()
+        return merged
 
     torch_bernoulli, torch.bernoulli = torch.bernoulli, bernoulli
     equal, unequal = [1 / 3] * 3, [0.5, 0.2, 0.9]
@@ -159,38 +178,48 @@ def of_mergekit() -> dict[str, Any]:
         cases = [
             {"method": method, "weights": weights, "density": density, "value": merged(method, weights, density)}
             for method, weights, density in (
-                ("task_arithmetic", unequal, 1.0), ("ties", equal, 1.0), ("ties", equal, 0.5), ("ties", equal, 0.2),
+                ("task_arithmetic", unequal, 1.0),
+                ("ties", equal, 1.0),
+                ("ties", equal, 0.5),
+                ("ties", equal, 0.2),
                 ("ties", unequal, 0.5),
             )
         ] + [
             # Without its own rescaling to the L1 norm; the mean of those that agree, as for ties.
-            {"method": method, "weights": equal, "density": density,
-             "value": merged(method, equal, density, rescale=False, normalize=method == "dare_ties")}
+            {
+                "method": method,
+                "weights": equal,
+                "density": density,
+                "value": merged(method, equal, density, rescale=False, normalize=method == "dare_ties"),
+            }
             for method in ("dare_linear", "dare_ties")
             for density in (1.0, 0.6)
-        ]  # fmt: skip
+        ]
         sparse = []
         for density, epsilon in ((0.6, 0.2), (0.5, 0.4)):
             del drawn_for[:]
-            found = [sparsify.della_magprune(model - base, density, epsilon).tolist() for model in models]
-            sparse.append({"density": density, "epsilon": epsilon, "value": found})
+            masks = [sparsify.della_magprune(model - base, density, epsilon).tolist() for model in models]
+            sparse.append({"density": density, "epsilon": epsilon, "value": masks})
     finally:
         torch.bernoulli = torch_bernoulli
-    batch = TensorBatch([each[None] for each in models])
+    batch = TensorBatch([tensor[None] for tensor in models])
     soup = get("linear").merge_batch(batch, weight=torch.tensor([[1.0, 3.0, 4.0]]), normalize=True)[0]
     return {
         "package": f"mergekit {version('mergekit')}, LGPL-3.0-only",
-        "base": base.tolist(), "models": [each.tolist() for each in models], "cases": cases, "della": sparse,
+        "base": base.tolist(),
+        "models": [tensor.tolist() for tensor in models],
+        "cases": cases,
+        "della": sparse,
         "soup": {"weights": [1.0, 3.0, 4.0], "value": soup.tolist()},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     """Writes the results of one package."""
-    made = {"trl": of_trl, "mergekit": of_mergekit}
+    recorders = {"trl": of_trl, "mergekit": of_mergekit}
     for name in sys.argv[1:]:
         FOLDER.mkdir(parents=True, exist_ok=True)
-        (FOLDER / f"{name}.json").write_text(json.dumps(made[name]()) + "\n")
+        (FOLDER / f"{name}.json").write_text(json.dumps(recorders[name]()) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,21 @@
-"""Compares proposers on real studies of one space, and on that space without state-space blocks; JSON on stdout.
+"""Compares proposers on real studies of one space; JSON on stdout.
 
     python -m benchmarks.real_study --state FOLDER --page docs/measured/real-study.md
 
-Runs `nas launch` for ours, NSGA-II, random and STAR's way with each seed, and ours once more in the space without
-Mamba-2. It prints first how long it will take, without the fresh seeds of fronts. Killed and started again, it
-continues. The table of all layouts that were tried is written to `--table`; a page and a plot are made of the table
-alone, also later: `--from TABLE --page PAGE`.
+Runs `nas launch` for ours, NSGA-II, random and STAR's way with each seed. It prints first how long it will take,
+without the fresh seeds of fronts. Killed and started again, it continues. The table of all layouts that were tried is
+written to `--table`; a page and a plot are made of the table alone, also later: `--from TABLE --page PAGE`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.quality.page import fill
+from benchmarks.page import fill
 from benchmarks.search.recorded import Recorded, load, recorded, write
 from benchmarks.study.campaign import Campaign
 from benchmarks.study.figures import figures
@@ -29,7 +27,7 @@ from nas.core.errors import NasError
 from nas.search.analysis.report import study_report
 
 SPACE = "lfm2-study"
-TABLE = Path("benchmarks/recorded/real-study.json")
+TABLE = Path("benchmarks/recorded/real-study.json.gz")
 
 
 def say(text: str) -> None:
@@ -39,21 +37,18 @@ def say(text: str) -> None:
 def collected(run: Campaign, planned: Iterable[Terms]) -> list[Recorded]:
     """Returns the studies of a campaign as tables."""
     with run.store() as store:
-        return [
-            recorded(study_report(store, terms.study), engine=terms.engine, ablated=terms.ablated) for terms in planned
-        ]
+        return [recorded(study_report(store, terms.study), engine=terms.engine) for terms in planned]
 
 
 def show(studies: list[Recorded], args: argparse.Namespace) -> None:
     """Prints the figures, and writes page and plot if asked to."""
-    found = figures(studies)
+    computed = figures(studies)
     if args.page is not None:
         picture = args.page.parent.parent / "img" / f"{args.page.stem}.png"
-        draw(studies, found["corner"], found["union_hypervolume"], picture)
-        command = f"python -m benchmarks.real_study --page {args.page}"
-        fill(args.page, "real-study", page(found, command, f"../img/{picture.name}", args.conditions))
+        draw(studies, computed["corner"], computed["union_hypervolume"], picture)
+        fill(args.page, "real-study", page(computed))
         say(f"wrote {args.page} and {picture}")
-    print(json.dumps(found, indent=1))
+    print(json.dumps(computed, indent=1))
 
 
 def main() -> int:
@@ -68,9 +63,6 @@ def main() -> int:
     parser.add_argument("--from", dest="source", type=Path, help="run nothing; make figures and page of this table")
     parser.add_argument(
         "--page", type=Path, help="Markdown page whose part `real-study` is written, with its plot in ../img/"
-    )
-    parser.add_argument(
-        "--conditions", default=f"The machine had {os.cpu_count()} cores.", help="a sentence about the machine"
     )
     args = parser.parse_args()
     try:

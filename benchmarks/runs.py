@@ -75,18 +75,14 @@ def ended_or_killed(process: BaseProcess, moment: float, deadline_s: float) -> b
 
 @contextmanager
 def exported(layout: Layout, runtime: str = "llama.cpp", *, tools: bool = False) -> Iterator[Model]:
-    """Yields `layout` exported with the runtime's default quantisation and random weights.
-
-    Args:
-        layout: to export.
-        runtime: to export for; llama.cpp's stock build where that carries the layout.
-        tools: whether the build must have llama-bench.
-    """
+    """Yields `layout` exported with the runtime's default quantisation and random weights."""
     target = RUNTIMES[runtime]
-    made = built(target, layout, tools=tools)
+    runtime_build = built(target, layout, tools=tools)
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:
         file = Path(folder) / "model"
-        yield Model(target, layout, target.export(layout, target.quantisations[0], RandomWeights(), file), file, made)
+        yield Model(
+            target, layout, target.export(layout, target.quantisations[0], RandomWeights(), file), file, runtime_build
+        )
 
 
 def built(runtime: Runtime, layout: Layout, *, tools: bool = False) -> Build:
@@ -125,7 +121,6 @@ def print_json(result: dict[str, Any]) -> None:
     print()
 
 
-def markdown(rows: list[dict[str, str]]) -> str:
-    """Returns `rows` as a Markdown table whose head is the keys of the first."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def digits(value: float) -> float | None:
+    """Rounds to three significant digits; None for a value that is not finite, which JSON cannot hold."""
+    return float(f"{value:.3g}") if math.isfinite(value) else None

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runs import DEADLINE_S, markdown, print_json, say
+from page import markdown
+from runs import DEADLINE_S, print_json, say
 
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
@@ -104,11 +105,11 @@ def _layouts(space: SearchSpace, count: int, seed: int) -> list[Layout]:
     carried = support_filter(space)
     sampler = Sampler(space, lambda layout: carried(layout) and bool(EXECUTORCH.supports(layout)))
     rng = np.random.default_rng(seed)
-    found = {layout.id: layout for layout in space.references.layouts().values()}
-    while len(found) < count:
+    layouts = {layout.id: layout for layout in space.references.layouts().values()}
+    while len(layouts) < count:
         layout = sampler.draw(rng)
-        found[layout.id] = layout
-    return list(found.values())[:count]
+        layouts[layout.id] = layout
+    return list(layouts.values())[:count]
 
 
 def _export(layouts: Sequence[Layout], workload: Workload, folder: Path) -> dict[tuple[int, str], Place]:
@@ -118,10 +119,12 @@ def _export(layouts: Sequence[Layout], workload: Workload, folder: Path) -> dict
     for index, layout in enumerate(layouts):
         say(f"exporting {index + 1} of {len(layouts)}: {layout}")
         for runtime in RUNTIMES:
-            file, made = folder / f"{index}-{runtime.name}", builds[runtime.name]
+            file, runtime_build = folder / f"{index}-{runtime.name}", builds[runtime.name]
             artifact = runtime.export(layout, runtime.quantisations[0], RandomWeights(), file)
-            plan = runtime.plan(artifact, made.runner, workload, DEADLINE_S)
-            places[index, runtime.name] = Place(runtime, file, layout, workload, made.folder, plan, artifact.size / 1e6)
+            plan = runtime.plan(artifact, runtime_build.runner, workload, DEADLINE_S)
+            places[index, runtime.name] = Place(
+                runtime, file, layout, workload, runtime_build.folder, plan, artifact.size / 1e6
+            )
     return places
 
 
@@ -129,7 +132,7 @@ def _measure(
     places: Mapping[tuple[int, str], Place], repetitions: int, seed: int
 ) -> dict[tuple[int, str], list[Figures]]:
     order, rng = sorted({index for index, _ in places}), random.Random(seed)
-    taken: dict[tuple[int, str], list[Figures]] = {key: [] for key in places}
+    runs: dict[tuple[int, str], list[Figures]] = {key: [] for key in places}
     for number in range(repetitions + 1):
         say(f"round {number} of {repetitions}" + " (thrown away)" * (number == 0))
         rng.shuffle(order)
@@ -137,8 +140,8 @@ def _measure(
             for runtime in rng.sample((FIRST, SECOND), 2):
                 figures = places[index, runtime].run()
                 if number:
-                    taken[index, runtime].append(figures)
-    return taken
+                    runs[index, runtime].append(figures)
+    return runs
 
 
 def _figures(sample: Sample, workload: Workload, file_mb: float) -> Figures:
@@ -148,10 +151,10 @@ def _figures(sample: Sample, workload: Workload, file_mb: float) -> Figures:
     return dict(zip(METRICS, (sample.ttft_ms, token, latency, sample.peak_rss_mb, file_mb), strict=True))
 
 
-def _compared(layouts: Sequence[Layout], taken: Mapping[tuple[int, str], list[Figures]]) -> dict[str, Any]:
+def _compared(layouts: Sequence[Layout], runs: Mapping[tuple[int, str], list[Figures]]) -> dict[str, Any]:
     medians = {
         metric: {
-            name: [statistics.median(run[metric] for run in taken[index, name]) for index in range(len(layouts))]
+            name: [statistics.median(run[metric] for run in runs[index, name]) for index in range(len(layouts))]
             for name in (FIRST, SECOND)
         }
         for metric in METRICS
@@ -168,7 +171,7 @@ def _compared(layouts: Sequence[Layout], taken: Mapping[tuple[int, str], list[Fi
                 for metric in METRICS
             },
             "spread": {
-                name: {metric: _spread([run[metric] for run in taken[index, name]]) for metric in METRICS}
+                name: {metric: _spread([run[metric] for run in runs[index, name]]) for metric in METRICS}
                 for name in (FIRST, SECOND)
             },
         }
@@ -176,7 +179,7 @@ def _compared(layouts: Sequence[Layout], taken: Mapping[tuple[int, str], list[Fi
     ]
     agreement = {
         metric: _agreement(rows, metric, blocks)
-        | {"repeatability": {name: _repeatability(taken, len(layouts), name, metric) for name in (FIRST, SECOND)}}
+        | {"repeatability": {name: _repeatability(runs, len(layouts), name, metric) for name in (FIRST, SECOND)}}
         for metric in METRICS
     }
     return {"agreement": agreement, "layouts": rows}
@@ -185,21 +188,19 @@ def _compared(layouts: Sequence[Layout], taken: Mapping[tuple[int, str], list[Fi
 def _agreement(rows: Sequence[Mapping[str, Any]], metric: str, blocks: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     ratios = [row[metric]["ratio"] for row in rows]
     off = sorted(rows, key=lambda row: -abs(row[metric]["ranks"][0] - row[metric]["ranks"][1]))
-    found = rank_correlation(*([row[metric][name] for row in rows] for name in (FIRST, SECOND)))
+    correlations = rank_correlation(*([row[metric][name] for row in rows] for name in (FIRST, SECOND)))
     return {
-        **found.model_dump(),
+        **correlations.model_dump(),
         "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
         "ratio_goes_along_with": {kind: _spearman(rank_correlation(ratios, counts)) for kind, counts in blocks.items()},
         "furthest_apart": [{"layout": row["layout"], "ranks": row[metric]["ranks"]} for row in off[:3]],
     }
 
 
-def _repeatability(
-    taken: Mapping[tuple[int, str], list[Figures]], layouts: int, name: str, metric: str
-) -> float | None:
+def _repeatability(runs: Mapping[tuple[int, str], list[Figures]], layouts: int, name: str, metric: str) -> float | None:
     """Returns Spearman's rho of odd rounds against even ones."""
     odd, even = (
-        [statistics.median(run[metric] for run in taken[index, name][start::2]) for index in range(layouts)]
+        [statistics.median(run[metric] for run in runs[index, name][start::2]) for index in range(layouts)]
         for start in (0, 1)
     )
     return _spearman(rank_correlation(odd, even))
@@ -209,8 +210,8 @@ def _composition(layouts: Sequence[Layout]) -> dict[str, list[float]]:
     """Returns by block kind the number of layers of each layout with it, and the weights in millions."""
     counts = [Counter(block.kind for layer in layout.layers for block in layer.blocks) for layout in layouts]
     kinds = sorted(set().union(*counts))
-    found = {kind: [float(each[kind]) for each in counts] for kind in kinds}
-    return found | {"weights_m": [layout.params.total / 1e6 for layout in layouts]}
+    shares = {kind: [float(count[kind]) for count in counts] for kind in kinds}
+    return shares | {"weights_m": [layout.params.total / 1e6 for layout in layouts]}
 
 
 def _rank(values: Sequence[float], index: int) -> int:
@@ -223,25 +224,27 @@ def _spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / statistics.median(values)
 
 
-def _spearman(found: RankCorrelation) -> float | None:
-    return found.spearman.value if found.spearman else None
+def _spearman(correlation: RankCorrelation) -> float | None:
+    return correlation.spearman.value if correlation.spearman else None
 
 
 def _page(result: Mapping[str, Any]) -> str:
     agreement = [
         {
             "metric": metric,
-            "Spearman": _shown(found["spearman"]),
-            "Kendall": _shown(found["kendall"]),
+            "Spearman": _shown(agreement["spearman"]),
+            "Kendall": _shown(agreement["kendall"]),
             "each with itself": ", ".join(
-                f"{name} {value:.2f}" for name, value in found["repeatability"].items() if value is not None
+                f"{name} {value:.2f}" for name, value in agreement["repeatability"].items() if value is not None
             ),
-            f"{SECOND} / {FIRST}": "{median:.2f} ({min:.2f} to {max:.2f})".format(**found["ratio"]),
+            f"{SECOND} / {FIRST}": "{median:.2f} ({min:.2f} to {max:.2f})".format(**agreement["ratio"]),
             "the ratio goes along with": ", ".join(
-                f"{kind} {value:+.2f}" for kind, value in found["ratio_goes_along_with"].items() if value is not None
+                f"{kind} {value:+.2f}"
+                for kind, value in agreement["ratio_goes_along_with"].items()
+                if value is not None
             ),
         }
-        for metric, found in result["agreement"].items()
+        for metric, agreement in result["agreement"].items()
     ]
     layouts = [
         {"layout": f"`{row['layout']}`"}
@@ -261,11 +264,11 @@ def _page(result: Mapping[str, Any]) -> str:
     return head + markdown(agreement) + "\n" + markdown(layouts)
 
 
-def _shown(found: Mapping[str, float] | None) -> str:
-    if found is None:
+def _shown(correlation: Mapping[str, float] | None) -> str:
+    if correlation is None:
         return "-"
-    each = Coefficient.model_validate(found)
-    return f"{each.value:.2f} [{each.low:.2f}, {each.high:.2f}]"
+    coefficient = Coefficient.model_validate(correlation)
+    return f"{coefficient.value:.2f} [{coefficient.low:.2f}, {coefficient.high:.2f}]"
 
 
 if __name__ == "__main__":

@@ -83,12 +83,12 @@ def _environment(version: str) -> Path:
         # The interpreter that .venv was made with has pip, .venv has not.
         ask = "import json; from setup_venv import *; print(json.dumps([ensure_uv(), uv_environment(pip_settings())]))"
         base = [getattr(sys, "_base_executable", sys.executable), "-c", ask]
-        asked = subprocess.run(base, cwd=Path(setup_venv.__file__).parent, check=True, stdout=subprocess.PIPE)
-        uv, settings = json.loads(asked.stdout)
+        printed = subprocess.run(base, cwd=Path(setup_venv.__file__).parent, check=True, stdout=subprocess.PIPE)
+        uv, settings = json.loads(printed.stdout)
         environment = settings | os.environ
-        wanted = [f"transformers=={version}", f"lm-eval=={LM_EVAL}", "accelerate", setup_venv.TORCH]
+        packages = [f"transformers=={version}", f"lm-eval=={LM_EVAL}", "accelerate", setup_venv.TORCH]
         setup_venv.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], environment)
-        setup_venv.run([uv, "pip", "install", "--quiet", "--python", str(python), *wanted], environment)
+        setup_venv.run([uv, "pip", "install", "--quiet", "--python", str(python), *packages], environment)
         done.touch()
     return python
 
@@ -129,8 +129,8 @@ def _run(python: Path, folder: Path, options: argparse.Namespace) -> dict[str, A
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode:
         sys.exit(f"{python}: exit code {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
 
 
 def _agrees(member: dict[str, Any]) -> bool:
@@ -159,17 +159,17 @@ def _measured(folder: Path, lm_eval: bool) -> dict[str, Any]:
         return {"none": str(error).splitlines()[0][:120]}
     tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=True)
     model.eval().generation_config.eos_token_id = None
-    found: dict[str, Any] = {"class": type(model).__name__}
+    result: dict[str, Any] = {"class": type(model).__name__}
     with torch.no_grad():
         logits = model(torch.tensor([_ids()])).logits.numpy()
-        found["difference_from_ours"] = float(np.abs(logits - np.load(folder / "expected.npy")).max())
+        result["difference_from_ours"] = float(np.abs(logits - np.load(folder / "expected.npy")).max())
         for side in ("left", "right"):
-            found[f"difference_{side}_padded"] = _padded_difference(model, tokenizer, side)
-    found["same_generate"] = _same_generate(model, tokenizer)
-    found["same_pipeline"] = _same_pipeline(model, tokenizer)
+            result[f"difference_{side}_padded"] = _padded_difference(model, tokenizer, side)
+    result["same_generate"] = _same_generate(model, tokenizer)
+    result["same_pipeline"] = _same_pipeline(model, tokenizer)
     if lm_eval:
-        found |= _lm_eval(model, tokenizer)
-    return found
+        result |= _lm_eval(model, tokenizer)
+    return result
 
 
 def _padded_difference(model: Any, tokenizer: Any, side: str) -> float:
@@ -188,8 +188,8 @@ def _same_generate(model: Any, tokenizer: Any) -> bool:
 
     def texts(batch: list[str]) -> list[list[int]]:
         inputs = tokenizer(batch, return_tensors="pt", padding=True)
-        made = model.generate(**inputs, max_new_tokens=12, do_sample=False)
-        ids: list[list[int]] = made[:, inputs.input_ids.shape[1] :].tolist()
+        generated = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+        ids: list[list[int]] = generated[:, inputs.input_ids.shape[1] :].tolist()
         return ids
 
     return texts(list(TEXTS[:4])) == [ids for text in TEXTS[:4] for ids in texts([text])]

@@ -16,7 +16,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from runs import Model, counts, decode_ms, exported, layout_called, markdown, print_json, runtime_option, say
+from page import markdown
+from runs import Model, counts, decode_ms, exported, layout_called, print_json, runtime_option, say
 
 from nas.core.measurement import Figure
 from nas.core.stats import p95_figure, repetition_figure

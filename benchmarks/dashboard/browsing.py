@@ -15,7 +15,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.dashboard.candidates import Judge
-from benchmarks.dashboard.made import LIVE, copied, made
+from benchmarks.dashboard.made import LIVE, copied, generated
 from benchmarks.dashboard.maker import Orchestrator
 from benchmarks.dashboard.server import Served, served
 from benchmarks.dashboard.viewers import Client, percentiles_ms
@@ -62,15 +62,8 @@ _UPDATE = """async () => {
 
 
 def measure(home: Path, trials: int, small: int, again: int) -> dict[str, Any]:
-    """Runs once and returns the report.
-
-    Args:
-        home: folder of generated studies.
-        trials: of the live study.
-        small: number of further, small studies.
-        again: repetitions of each step.
-    """
-    file = made(home, trials, small)
+    """Runs once and returns the report."""
+    file = generated(home, trials, small)
     with tempfile.TemporaryDirectory(prefix="hilnas-dashboard-", dir=home) as folder:
         url = copied(file, Path(folder))
         store = Store.open(url, artifacts=Path(folder) / "artifacts")
@@ -92,16 +85,16 @@ def _measured(browser: Browser, server: Served, orchestrator: Orchestrator, agai
     for _ in range(again):
         orchestrator.add()
         updates.append(page.evaluate(_UPDATE))
-    assert any(each["news"] for each in updates)
+    assert any(update["news"] for update in updates)
     return {
         "chromium": browser.version,
-        "first_paint_ms": round(statistics.median(each["painted"] for each in opened)),
-        "interactive_ms": round(statistics.median(each["interactive"] for each in opened)),
-        "interactive_worst_ms": round(max(each["interactive"] for each in opened)),
+        "first_paint_ms": round(statistics.median(opening["painted"] for opening in opened)),
+        "interactive_ms": round(statistics.median(opening["interactive"] for opening in opened)),
+        "interactive_worst_ms": round(max(opening["interactive"] for opening in opened)),
         "pan_frame_ms": percentiles_ms(page.evaluate(_FRAME_TIMES, [_FRAMES, ["ArrowRight", "ArrowLeft"]])),
         "zoom_frame_ms": percentiles_ms(page.evaluate(_FRAME_TIMES, [_FRAMES, ["+", "-"]])),
-        "update_drawn_ms": percentiles_ms([each["drawn"] for each in updates]),
-        "update_shown_ms": percentiles_ms([each["shown"] for each in updates]),
+        "update_drawn_ms": percentiles_ms([update["drawn"] for update in updates]),
+        "update_shown_ms": percentiles_ms([update["shown"] for update in updates]),
         "heap_mb": round(page.evaluate("performance.memory.usedJSHeapSize") / 1e6),
     }
 
@@ -109,9 +102,9 @@ def _measured(browser: Browser, server: Served, orchestrator: Orchestrator, agai
 def _opened(browser: Browser, server: Served) -> dict[str, float]:
     """Opens the page in a new context, without a cache."""
     page = _page(browser, server)
-    told: dict[str, float] = page.evaluate(_INTERACTIVE)
+    timing: dict[str, float] = page.evaluate(_INTERACTIVE)
     page.context.close()
-    return told
+    return timing
 
 
 def _page(browser: Browser, server: Served) -> Page:
@@ -124,9 +117,9 @@ def _page(browser: Browser, server: Served) -> Page:
 
 
 def _chromium() -> str:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    assert found, "this needs Chromium (Debian, Ubuntu: apt install chromium)"
-    return found
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    assert chromium, "this needs Chromium (Debian, Ubuntu: apt install chromium)"
+    return chromium
 
 
 def _flags() -> list[str]:

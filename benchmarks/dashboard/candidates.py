@@ -87,9 +87,9 @@ class Judge:
 
     def published(self) -> dict[MeasurementKey, dict[str, Figure]]:
         """Returns the published reference's figures, without noise."""
-        taken = {MeasurementKey(device, RUNTIME, WORKLOAD): figures for device, figures in self._figures.items()}
-        return taken | {
-            place._replace(workload=""): {"file_size": figures["file_size"]} for place, figures in taken.items()
+        measured = {MeasurementKey(device, RUNTIME, WORKLOAD): figures for device, figures in self._figures.items()}
+        return measured | {
+            place._replace(workload=""): {"file_size": figures["file_size"]} for place, figures in measured.items()
         }
 
     def broken(self, candidate: Candidate, device: str) -> str | None:
@@ -107,7 +107,7 @@ class Judge:
         """Returns the payload of its result of stage `measure`."""
         median = candidate.figures[device]["decode_p50"].value
         assert median is not None
-        made = Measurement(
+        measurement = Measurement(
             artifact=candidate.layout.id,
             runtime=RUNTIME,
             build="0" * 64,
@@ -123,7 +123,7 @@ class Judge:
             calibration_ms=361.0,
             drift=float(rng.normal(0, 0.01)),
         )
-        return {"value": made.model_dump(mode="json"), "seconds": _MEASURE_S}
+        return {"value": measurement.model_dump(mode="json"), "seconds": _MEASURE_S}
 
     def scored(self, candidate: Candidate, rung: int, rng: Rng) -> Quality:
         """Returns its quality at a rung."""

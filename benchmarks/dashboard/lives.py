@@ -40,12 +40,12 @@ class Kept(NamedTuple):
 Step = Logged | Kept
 
 
-def new_layouts(sampler: Sampler, rng: Rng, known: set[str]) -> Iterator[Layout]:
-    """Yields layouts whose ids are not among the known ones, each once."""
+def new_layouts(sampler: Sampler, rng: Rng, seen: set[str]) -> Iterator[Layout]:
+    """Yields layouts whose ids are not in `seen`, each once."""
     while True:
         layout = sampler.draw(rng)
-        if layout.id not in known:
-            known.add(layout.id)
+        if layout.id not in seen:
+            seen.add(layout.id)
             yield layout
 
 

@@ -18,14 +18,7 @@ _SMALL_TRIALS = 40
 
 
 def fill(store: Store, trials: int, small: int, repetitions: int = 1) -> None:
-    """Makes `small` studies that have ended, and then the one of `trials` trials that runs.
-
-    Args:
-        store: empty.
-        trials: of the live study.
-        small: number of further studies, of 40 trials each.
-        repetitions: kept in each measurement.
-    """
+    """Makes `small` studies that have ended, and then the one of `trials` trials that runs."""
     judge = Judge(repetitions)
 
     def say(written: int) -> None:
@@ -39,14 +32,14 @@ def fill(store: Store, trials: int, small: int, repetitions: int = 1) -> None:
     print(file=sys.stderr)
 
 
-def made(home: Path, trials: int, small: int, repetitions: int = 1) -> Path:
+def generated(home: Path, trials: int, small: int, repetitions: int = 1) -> Path:
     """Returns the SQLite file of such studies in the folder `home`; generates it in minutes where it is missing."""
     file = home / f"studies-{trials}-{small}-{repetitions}.db"
     if not file.exists():
         home.mkdir(parents=True, exist_ok=True)
         unfinished = home / f"{file.name}.unfinished"
-        for left in home.glob(f"{unfinished.name}*"):
-            left.unlink()
+        for leftover in home.glob(f"{unfinished.name}*"):
+            leftover.unlink()
         store = Store.open(f"sqlite:///{unfinished}", artifacts=home / "artifacts")
         fill(store, trials, small, repetitions)
         store.close()  # the last connection takes the write-ahead log into the file

@@ -38,20 +38,9 @@ def add_study(
     trials: int,
     seed: int,
     running: bool,
-    say: Callable[[int], None] = lambda made: None,
+    say: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Writes a study's file, as `nas study export` does, and imports it; returns its id.
-
-    Args:
-        store: where it is kept.
-        name: of the study.
-        judge: of its layouts.
-        file: to write.
-        trials: how many, references not counted.
-        seed: of everything random.
-        running: whether the study is running, so that its last trials have not ended.
-        say: called with the number of trials written so far.
-    """
+    """Writes a study's file, as `nas study export` does, and imports it; returns its id."""
     with file.open("w", encoding="utf-8") as out:
         for number, line in enumerate(_lines(name, judge, trials, seed, running, say)):
             out.write(canonical_json(line if "end" not in line else {"end": number}) + "\n")
@@ -73,9 +62,9 @@ class Orchestrator:
 
     def __init__(self, store: Store, study: int, judge: Judge) -> None:
         self._store, self._study, self._judge = store, study, judge
-        known = {row.layout_id for row in trials.all(store, study)}
-        self._rng = rng_of(study, len(known))
-        self._layouts = new_layouts(Sampler(judge.space), self._rng, known)
+        layout_ids = {row.layout_id for row in trials.all(store, study)}
+        self._rng = rng_of(study, len(layout_ids))
+        self._layouts = new_layouts(Sampler(judge.space), self._rng, layout_ids)
 
     def add(self) -> int:
         """Adds one trial, which ends; returns its number."""
@@ -101,8 +90,8 @@ def _lines(
     rng, references = rng_of(seed), [*judge.space.references.layouts().values()]
     yield _header(name, judge, seed)
     yield from _opening(judge, trials + FLYING)
-    known = {layout.id for layout in references}
-    layouts = islice(new_layouts(Sampler(judge.space), rng, known), trials)
+    layout_ids = {layout.id for layout in references}
+    layouts = islice(new_layouts(Sampler(judge.space), rng, layout_ids), trials)
     for number, layout in enumerate(references):
         yield from _trial(number, layout, life(judge, layout, rng, reference=True), "reference")
     for done, layout in enumerate(layouts):
@@ -116,16 +105,24 @@ def _lines(
 
 
 def _header(name: str, judge: Judge, seed: int) -> dict[str, Any]:
-    taken = figures_json(judge.published())
+    figures = figures_json(judge.published())
     return {
-        "format": FORMAT, "v": VERSION, "name": name, "space": judge.space.model_dump(mode="json"), "seed": seed,
-        "version": "0", "created": _BEGAN, "state": "paused", "reference_point": CORNER, "proposer": None,
-        "scales": {"figures": {PUBLISHED: taken, ATTENTION: taken}},
-    }  # fmt: skip
+        "format": FORMAT,
+        "v": VERSION,
+        "name": name,
+        "space": judge.space.model_dump(mode="json"),
+        "seed": seed,
+        "version": "0",
+        "created": _BEGAN,
+        "state": "paused",
+        "reference_point": CORNER,
+        "proposer": None,
+        "scales": {"figures": {PUBLISHED: figures, ATTENTION: figures}},
+    }
 
 
-def _opening(judge: Judge, wanted: int) -> Iterator[dict[str, Any]]:
-    taken = figures_json(judge.published())
+def _opening(judge: Judge, trials: int) -> Iterator[dict[str, Any]]:
+    figures = figures_json(judge.published())
     calibrated = [
         {
             "what": CALIBRATED,
@@ -141,9 +138,9 @@ def _opening(judge: Judge, wanted: int) -> Iterator[dict[str, Any]]:
         for device, id in DEVICES.items()
     ]
     for payload in (
-        {"what": LAUNCHED, "trials": wanted, "warm_start": []},
+        {"what": LAUNCHED, "trials": trials, "warm_start": []},
         *calibrated,
-        {"scales": {"figures": {PUBLISHED: taken, ATTENTION: taken}}},
+        {"scales": {"figures": {PUBLISHED: figures, ATTENTION: figures}}},
         {"reference_point": CORNER},
     ):
         yield _event(None, EventKind.STUDY, payload, _BEGAN)
@@ -153,16 +150,22 @@ def _trial(number: int, layout: Layout, steps: Iterator[Step], origin: str) -> I
     began = _BEGAN + _TRIAL_S * number
     yield {
         "trial": {
-            "number": number, "layout_id": layout.id, "layout": layout.to_json(), "origin": origin, "parents": [],
-            "operator": None, "record": None, "created": began,
+            "number": number,
+            "layout_id": layout.id,
+            "layout": layout.to_json(),
+            "origin": origin,
+            "parents": [],
+            "operator": None,
+            "record": None,
+            "created": began,
         }
-    }  # fmt: skip
+    }
     yield _event(number, EventKind.PROPOSED, {}, began)
     for step, at in zip(steps, count(began + _STEP_S, _STEP_S), strict=False):
         if isinstance(step, Kept):
             key, seconds = _key(0, number, step.device), step.payload["seconds"]
-            kept = {"stage": "measure", "payload": step.payload, "seconds": seconds, "created": at}
-            yield {"result": {"result_key": key, **kept}}
+            result = {"stage": "measure", "payload": step.payload, "seconds": seconds, "created": at}
+            yield {"result": {"result_key": key, **result}}
             yield {"use": {"trial": number, "result_key": key, "first": True}}
         else:
             yield _event(number, step.kind, step.payload, at)

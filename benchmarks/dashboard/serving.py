@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dashboard.candidates import Judge
-from benchmarks.dashboard.made import LIVE, copied, made
+from benchmarks.dashboard.made import LIVE, copied, generated
 from benchmarks.dashboard.maker import Orchestrator
 from benchmarks.dashboard.server import Served, served
 from benchmarks.dashboard.viewers import Client, crowd, percentiles_ms
@@ -24,17 +24,8 @@ _TRIAL_EVERY_S = 1.0
 
 
 def measure(home: Path, trials: int, small: int, viewers: list[int], seconds: float, again: int) -> dict[str, Any]:
-    """Runs once and returns the report.
-
-    Args:
-        home: folder of generated studies.
-        trials: of the live study.
-        small: number of further, small studies.
-        viewers: numbers of viewers, one run each.
-        seconds: duration of each run.
-        again: repetitions of each single request.
-    """
-    file = made(home, trials, small)
+    """Runs once and returns the report."""
+    file = generated(home, trials, small)
     with tempfile.TemporaryDirectory(prefix="hilnas-dashboard-", dir=home) as folder:
         url = copied(file, Path(folder))
         store = Store.open(url, artifacts=Path(folder) / "artifacts")
@@ -63,27 +54,32 @@ def _alone(server: Served, orchestrator: Orchestrator, again: int) -> dict[str, 
     report["first_page_cpu_s"] = round(server.cpu_s() - cpu, 2)
     report["first_studies_list_s"] = round(client.get("/studies", "text/html").seconds, 2)
     report["rss_mb"] = {"empty": round(before), "studies": round(server.rss_mb())}
-    _, told = client.json(f"{page}/points")
-    report["axes"] = axes = ",".join(axis["key"] for axis in told["axes"] if axis["objective"])
-    report["front"] = sum(entry["on"] for entry in told["front"])
+    _, points = client.json(f"{page}/points")
+    report["axes"] = axes = ",".join(axis["key"] for axis in points["axes"] if axis["objective"])
+    report["front"] = sum(entry["on"] for entry in points["front"])
     whole = f"{page}/points?since=0&axes={axes}"
-    answer, told = client.json(whole)
+    answer, points = client.json(whole)
     report["points_mb"] = round(len(answer.body) / 1e6, 2)
-    asked = {"page": page, "studies list": "/studies", "all points": whole, "all trials as CSV": f"{page}/trials.csv"}
+    requests = {
+        "page": page,
+        "studies list": "/studies",
+        "all points": whole,
+        "all trials as CSV": f"{page}/trials.csv",
+    }
     report["warm_ms"] = {
         what: percentiles_ms([client.get(path, "text/html").seconds for _ in range(again)])
-        for what, path in asked.items()
+        for what, path in requests.items()
     }
     after: dict[str, list[float]] = {"new points": [], "page": []}
-    for what, each in [*after.items()] * again:
+    for what, latencies in [*after.items()] * again:
         orchestrator.add()
-        path = page if what == "page" else f"{page}/points?since={told['revision']}&axes={axes}"
+        path = page if what == "page" else f"{page}/points?since={points['revision']}&axes={axes}"
         answer = client.get(path, "text/html")
-        each.append(answer.seconds)
+        latencies.append(answer.seconds)
         if what != "page":
-            told = json.loads(answer.body)
-            assert told["told"]["trial"], "the new trial is in the first answer"
-    report["after_a_new_trial_ms"] = {what: percentiles_ms(each) for what, each in after.items()}
+            points = json.loads(answer.body)
+            assert points["told"]["trial"], "the new trial is in the first answer"
+    report["after_a_new_trial_ms"] = {what: percentiles_ms(latencies) for what, latencies in after.items()}
     return report
 
 
@@ -108,7 +104,7 @@ def _crowd(server: Served, orchestrator: Orchestrator, axes: str, viewers: int, 
     return {
         "viewers": viewers,
         "seconds": round(wall, 1),
-        "ms": seen.told(),
+        "ms": seen.percentiles(),
         "cpu_share": round(used / wall, 3),
         "cpu_share_per_viewer": round(used / wall / viewers, 4),
         "rss_mb": round(server.rss_mb()),

@@ -61,34 +61,28 @@ class Seen:
         with self.lock:
             self.seconds.setdefault(what, []).append(answer.seconds)
 
-    def told(self) -> dict[str, dict[str, float]]:
+    def percentiles(self) -> dict[str, dict[str, float]]:
         """Returns percentiles by kind, in milliseconds."""
-        return {what: percentiles_ms(each) for what, each in sorted(self.seconds.items())}
+        return {what: percentiles_ms(latencies) for what, latencies in sorted(self.seconds.items())}
 
 
 def percentiles_ms(seconds: list[float]) -> dict[str, float]:
     """Returns count, median, 95th percentile and maximum, in milliseconds."""
     p50, p95 = np.percentile(seconds, [50, 95], method="higher")
     return {
-        "n": len(seconds), "p50": round(1e3 * p50, 2), "p95": round(1e3 * p95, 2), "max": round(1e3 * max(seconds), 2)
-    }  # fmt: skip
+        "n": len(seconds),
+        "p50": round(1e3 * p50, 2),
+        "p95": round(1e3 * p95, 2),
+        "max": round(1e3 * max(seconds), 2),
+    }
 
 
 def look(port: int, study: str, axes: str, seen: Seen, until: Callable[[], bool], late: float) -> None:
-    """Runs one viewer, who opens the page after `late` seconds.
-
-    Args:
-        port: of the server.
-        study: its name.
-        axes: keys of the axes that it draws.
-        seen: records latencies.
-        until: returns whether the viewer should stop.
-        late: seconds before it starts.
-    """
+    """Runs one viewer, who opens the page after `late` seconds."""
     time.sleep(late)
     client = Client(port)
     seen.note("page", client.get(f"/studies/{study}", "text/html"))
-    answer, told = client.json(f"/studies/{study}/points?since=0&axes={axes}")
+    answer, points = client.json(f"/studies/{study}/points?since=0&axes={axes}")
     seen.note("all points", answer)
     began = time.monotonic()
     for tick in itertools.count(1):
@@ -96,7 +90,7 @@ def look(port: int, study: str, axes: str, seen: Seen, until: Callable[[], bool]
         if until():
             return
         if tick % POINTS_EVERY_S == 0:
-            answer, told = client.json(f"/studies/{study}/points?since={told['revision']}&axes={axes}")
+            answer, points = client.json(f"/studies/{study}/points?since={points['revision']}&axes={axes}")
             seen.note("new points", answer)
         if tick % PARTS_EVERY_S == 0:
             for _ in range(2):

@@ -48,8 +48,8 @@ class Campaign:
 
     def __init__(self, journal: Journal, only: Sequence[int] | None = None, seconds: float = math.inf) -> None:
         self._journal, self._terms = journal, journal.terms
-        known = {line["number"] for line in journal.faults()}
-        self._numbers = [number for number in range(self._terms.faults) if number not in known]
+        finished = {line["number"] for line in journal.faults()}
+        self._numbers = [number for number in range(self._terms.faults) if number not in finished]
         if only is not None:
             self._numbers = list(only)
         self._plan = plan(self._terms.seed, self._terms.faults)
@@ -197,9 +197,9 @@ def draw(seed: int, number: int, kind: str, longest_s: float) -> Draw:
 
 def recoveries(faults: Sequence[Line]) -> dict[str, Any]:
     """Returns seconds from the end of a disturbance to the end of the affected job."""
-    known = [line for line in faults if "recovery_s" in line and not line["late"]]
-    kinds = {name: [line["recovery_s"] for line in known if line["kind"] == name] for name in KINDS}
-    every = [line["recovery_s"] for line in known]
+    recovered = [line for line in faults if "recovery_s" in line and not line["late"]]
+    kinds = {name: [line["recovery_s"] for line in recovered if line["kind"] == name] for name in KINDS}
+    every = [line["recovery_s"] for line in recovered]
     return {name: _spread(values) for name, values in {"all": every, **kinds}.items() if values}
 
 

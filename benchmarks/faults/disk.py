@@ -45,8 +45,8 @@ def mounted(image: Path, folder: Path) -> Iterator[None]:
 
 
 def _attached(image: Path) -> bool:
-    found = subprocess.run(["losetup", "--associated", str(image)], check=True, capture_output=True, text=True)
-    return bool(found.stdout.strip())
+    loop_devices = subprocess.run(["losetup", "--associated", str(image)], check=True, capture_output=True, text=True)
+    return bool(loop_devices.stdout.strip())
 
 
 class Disk:
@@ -95,12 +95,7 @@ def _fill(file: int) -> None:
 
 @contextlib.contextmanager
 def database(home: Path, kind: str) -> Iterator[tuple[str, Disk]]:
-    """Yields the URL of the coordinator's database and the disk it is on; a server runs while the context is open.
-
-    Args:
-        home: of the coordinator, on the disk.
-        kind: "sqlite" or "postgresql".
-    """
+    """Yields the URL of the coordinator's database and the disk it is on; a server runs while the context is open."""
     (home / _FILLER).unlink(missing_ok=True)  # of a campaign that was killed
     if kind == "sqlite":
         yield f"sqlite:///{home / 'hilnas.db'}", Disk(home, before=_empty_log)

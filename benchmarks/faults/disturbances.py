@@ -75,21 +75,21 @@ class Disturbances:
         """Returns whether a disturbance explains that the coordinator answered 503 at this time."""
         with self._lock:
             return any(
-                _UNAVAILABLE & each.causes
-                and each.begun - _LOG_S <= at
-                and (each.ended is None or at <= each.ended + AFTER_S["coordinator"])
-                for each in self._all
+                _UNAVAILABLE & disturbance.causes
+                and disturbance.begun - _LOG_S <= at
+                and (disturbance.ended is None or at <= disturbance.ended + AFTER_S["coordinator"])
+                for disturbance in self._all
             )
 
-    def excuses(self, told: str, device: str, at: float) -> bool:
+    def excuses(self, message: str, device: str, at: float) -> bool:
         """Returns whether a disturbance explains a failure of the device, reported at this time, by this cause."""
         with self._lock:
             return any(
-                told in each.causes
-                and each.device in (None, device)
-                and each.begun <= at
-                and (each.ended is None or at <= self._reported_by(each.ended + AFTER_S[told]))
-                for each in self._all
+                message in disturbance.causes
+                and disturbance.device in (None, device)
+                and disturbance.begun <= at
+                and (disturbance.ended is None or at <= self._reported_by(disturbance.ended + AFTER_S[message]))
+                for disturbance in self._all
             )
 
     def _reported_by(self, noticed: float) -> float:
@@ -98,7 +98,7 @@ class Disturbances:
         Reports wait for the agent and the coordinator, so also for later disturbances of the whole farm.
         """
         end = noticed
-        for each in sorted(self._all, key=lambda each: each.begun):
-            if each.device is None and each.begun <= end:
-                end = max(end, math.inf if each.ended is None else each.ended + _REPORT_S)
+        for disturbance in sorted(self._all, key=lambda disturbance: disturbance.begun):
+            if disturbance.device is None and disturbance.begun <= end:
+                end = max(end, math.inf if disturbance.ended is None else disturbance.ended + _REPORT_S)
         return end

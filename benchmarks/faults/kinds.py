@@ -344,9 +344,9 @@ def misbehaving(scene: Scene) -> None:
 
 def _bring(scene: Scene) -> None:
     """Runs an earlier job with the same runner and model."""
-    known = scene.works.twin(scene.order)
-    scene.works.enqueue(known)
-    scene.works.await_end(known)
+    twin = scene.works.twin(scene.order)
+    scene.works.enqueue(twin)
+    scene.works.await_end(twin)
 
 
 def _replace(path: Path, content: bytes) -> None:

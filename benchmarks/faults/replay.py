@@ -27,9 +27,9 @@ def replay_after_end(scene: Scene) -> None:
     before = fingerprint(row)
     epoch = row.epoch
     again = [(_submit(scene, epoch, row.result), True), (_submit(scene, epoch, lie()), True)]
-    for accepted, wanted in again:
-        if accepted is not wanted:
-            scene.problems.append(f"a duplicate under epoch {epoch} was {'not ' * wanted}accepted")
+    for accepted, expected in again:
+        if accepted is not expected:
+            scene.problems.append(f"a duplicate under epoch {epoch} was {'not ' * expected}accepted")
     _refused(scene, epoch - 1)
     if _submit(scene, epoch, Failure(kind="infrastructure", message="a lie")):
         scene.problems.append("a failure of a job that is done was accepted")

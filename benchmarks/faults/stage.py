@@ -148,13 +148,7 @@ class Stage:
 
 @contextlib.contextmanager
 def stage(folder: Path, machines: int, kind: str = "sqlite") -> Iterator[Stage]:
-    """Sets everything up.
-
-    Args:
-        folder: for databases, keys and logs; that of an earlier stage is continued.
-        machines: number of devices, with sshd and adbd in turn.
-        kind: of its database, "sqlite" or "postgresql".
-    """
+    """Sets everything up."""
     keys, clock = folder / "agent" / "keys", folder / "clock"
     set_offset(clock, 0.0)
     with contextlib.ExitStack() as stack:
@@ -196,9 +190,9 @@ def start_coordinator(folder: Path, link: Link, url: str) -> RestartedProcess:
 def enrol(folder: Path, link: Link, url: str) -> Enrolment:
     """Enrols the agent with an invitation of the coordinator."""
     coordinator, agent = (os.environ | {"NAS_HOME": str(folder / name)} for name in ("coordinator", "agent"))
-    known = read_enrolment(folder / "agent" / "agent")
-    if known is not None and known.url == f"https://{link.address}:{PORT}":
-        return known
+    enrolment = read_enrolment(folder / "agent" / "agent")
+    if enrolment is not None and enrolment.url == f"https://{link.address}:{PORT}":
+        return enrolment
     assert within(_START_S, lambda: _listens(link)), f"no coordinator: see {folder / 'coordinator.log'}"
     line = _output([*NAS, "agent", "token", "--json"], coordinator | {"NAS_DB": url})
     invitation = Invitation.parse(json.loads(line)["line"])

@@ -28,35 +28,28 @@ _MANY = 5
 
 
 def job_problems(store: Store, order: Order, kind: str, disturbances: Disturbances) -> Iterator[str]:
-    """Yields problems with the end of a job.
-
-    Args:
-        store: the coordinator's.
-        order: the job.
-        kind: of the job's fault.
-        disturbances: all of the campaign.
-    """
+    """Yields problems with the end of a job."""
     row = jobs.get(store, order.job)
     assert row is not None, order
-    tries = [each for each in outcomes.attempts_of_key(store, order.key) if each.job == order.job]
-    for each in tries:
-        told = cause(each.message)
-        if each.kind not in _INFRASTRUCTURE:
-            yield f"a try ended as {each.kind}: {each.message[:200]}"
-        elif told is None or not disturbances.excuses(told, order.device, each.at):
-            yield f"a failure without a cause ({told}): {each.message[:200]}"
+    tries = [attempt for attempt in outcomes.attempts_of_key(store, order.key) if attempt.job == order.job]
+    for attempt in tries:
+        named_cause = cause(attempt.message)
+        if attempt.kind not in _INFRASTRUCTURE:
+            yield f"a try ended as {attempt.kind}: {attempt.message[:200]}"
+        elif named_cause is None or not disturbances.excuses(named_cause, order.device, attempt.at):
+            yield f"a failure without a cause ({named_cause}): {attempt.message[:200]}"
     yield from _end_problems(row, order, kind, tries, _passed_checks(store, order.device))
 
 
 def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], passed: list[float]) -> Iterator[str]:
     if row.state is JobState.DONE:
         truth = {ENDS[order.conduct]} | ({KILLED} if KINDS[kind].kills else set())
-        if (found := judged(row, order)) not in truth:
-            yield f"done, and judged {found!r} instead of {' or '.join(sorted(truth))}"
+        if (verdict := judged(row, order)) not in truth:
+            yield f"done, and judged {verdict!r} instead of {' or '.join(sorted(truth))}"
     elif row.state is not JobState.FAILED:
         yield f"not ended: {row.state.value}, {len(tries)} failed tries"
     elif row.blame is Blame.CANDIDATE:
-        running = [each.at for each in tries if each.kind == _WHILE_IT_RAN]
+        running = [attempt.at for attempt in tries if attempt.kind == _WHILE_IT_RAN]
         if not any(first < check < running[-1] for first in running for check in passed):
             yield f"the candidate was blamed ({row.reason}) without a passed check between two failures: {row.message}"
     elif kind == DAMAGED and (row.message or "").startswith(OWN_FILE) and row.blame is Blame.INFRASTRUCTURE:
@@ -68,15 +61,7 @@ def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], pa
 def end_problems(
     stage: Stage, done: Mapping[str, str], logs: Mapping[str, str], disturbances: Disturbances, folder: Path
 ) -> Iterator[str]:
-    """Yields problems at the end.
-
-    Args:
-        stage: after the last job.
-        done: job id -> fingerprint of its result, when it was first seen.
-        logs: name -> what this run wrote to a log.
-        disturbances: of this run.
-        folder: of the logs of all runs of the campaign.
-    """
+    """Yields problems at the end."""
     yield from changed(stage.store, done)
     for row in jobs.live(stage.store):
         yield f"job {row.id[:16]} ({row.kind.value}) is {row.state.value} at the end"
@@ -86,9 +71,9 @@ def end_problems(
             yield f"{post.id} is {device.health.value} at the end: {device.health_reason}"
     for name, log in logs.items():
         yield from (f"{name}.log: {line}" for line in trouble(log))
-    for found in _UNAVAILABLE.finditer(logs["coordinator"]):
-        if not disturbances.answers(datetime.fromisoformat(found[1]).timestamp()):
-            yield f"coordinator.log: without a cause: {found[0][:300]}"
+    for match in _UNAVAILABLE.finditer(logs["coordinator"]):
+        if not disturbances.answers(datetime.fromisoformat(match[1]).timestamp()):
+            yield f"coordinator.log: without a cause: {match[0][:300]}"
     yield from _acceptances(stage.store, (folder / "agent.log").read_text(errors="replace"))
     waiting = [path.name for path in (folder / "agent" / "agent" / "outbox").glob("*.json")]
     if waiting:
@@ -130,8 +115,8 @@ def trouble(log: str) -> list[str]:
 def scene_problems(scene: Scene, disturbances: Disturbances) -> list[str]:
     """Returns all problems of one fault."""
     order, kind = scene.order, scene.draw.kind
-    found = patiently(lambda: list(job_problems(scene.stage.store, order, kind, disturbances)))
-    return [*scene.problems, *found, *scene.watch.take_late()]
+    problems = patiently(lambda: list(job_problems(scene.stage.store, order, kind, disturbances)))
+    return [*scene.problems, *problems, *scene.watch.take_late()]
 
 
 def _passed_checks(store: Store, device: str) -> list[float]:

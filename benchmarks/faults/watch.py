@@ -106,9 +106,9 @@ class Watch:
         options = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
         tag = options[options.index("--tag") + 1] if "--tag" in options else None
         limit_s = float(options[options.index("--limit") + 1]) if tag else _UNKNOWN_LIMIT_S
-        known = self._sessions.setdefault(session, Run(tag, limit_s, born))
-        if tag and known.tag is None:
-            self._sessions[session] = Run(tag, limit_s, min(born, known.born))
+        run = self._sessions.setdefault(session, Run(tag, limit_s, born))
+        if tag and run.tag is None:
+            self._sessions[session] = Run(tag, limit_s, min(born, run.born))
         return session
 
 

@@ -46,7 +46,7 @@ class Rates:
     bought: float
     end: float
     pooled: float
-    kept: float
+    confirmed: float
 
 
 def main() -> None:
@@ -61,9 +61,9 @@ def main() -> None:
         return
     print(f"{'noise':>6} {'off':>6} | {'in':>6} {'bought':>7} {'end':>6} | {'pooled':>7} {'kept':>6}")
     for row in rows:
-        shares = (row.gets_in, row.bought, row.end, row.pooled, row.kept)
-        got, bought, end, pooled, kept = (f"{100 * share:.1f}" for share in shares)
-        print(f"{row.noise:>6.0%} {row.off:>+6.0%} | {got:>6} {bought:>7} {end:>6} | {pooled:>7} {kept:>6}")
+        shares = (row.gets_in, row.bought, row.end, row.pooled, row.confirmed)
+        got, bought, end, pooled, confirmed = (f"{100 * share:.1f}" for share in shares)
+        print(f"{row.noise:>6.0%} {row.off:>+6.0%} | {got:>6} {bought:>7} {end:>6} | {pooled:>7} {confirmed:>6}")
 
 
 def simulate(draws: int, seed: int = 0) -> Iterator[Rates]:
@@ -90,12 +90,7 @@ def simulate(draws: int, seed: int = 0) -> Iterator[Rates]:
 
 
 def estimate(logs: Array, model: NoiseModel) -> tuple[Array, Array]:
-    """Returns the logarithm of the figure of each row of repetitions, and its standard deviation.
-
-    Args:
-        logs: logarithms of times, a row for each measurement.
-        model: the constants of the estimator.
-    """
+    """Returns the logarithm of the figure of each row of repetitions, and its standard deviation."""
     count = logs.shape[1]
     ordered = np.sort(logs, axis=1)
     values = np.log(np.mean(np.exp(ordered[:, : math.ceil(count / FASTEST)]), axis=1))
@@ -105,7 +100,7 @@ def estimate(logs: Array, model: NoiseModel) -> tuple[Array, Array]:
 
 def keeps(excess: Array, sd: Array) -> Array:
     """Returns the chance that a limit of 1 is kept."""
-    return np.array([0.5 * math.erfc(each) for each in (excess / (sd * math.sqrt(2))).tolist()])
+    return np.array([0.5 * math.erfc(argument) for argument in (excess / (sd * math.sqrt(2))).tolist()])
 
 
 def _runs(rng: np.random.Generator, true: float, noise: float, count: int, draws: int, base: float) -> Array:

@@ -102,15 +102,15 @@ def _unit(path: Path) -> Unit:
     reference = _series(references)
     reference_s = float(np.mean([row["seconds"] for row in references]))
     layouts = {}
-    for number, own in runs.items():
-        at = np.array([place for place, _ in own])
+    for number, layout_rows in runs.items():
+        at = np.array([place for place, _ in layout_rows])
         after = np.minimum(at + 1, len(references) - 1)
         layouts[number] = Runs(
-            _series([row for _, row in own]),
+            _series([row for _, row in layout_rows]),
             {name: values[at] for name, values in reference.items()},
             {name: values[after] for name, values in reference.items()},
             at,
-            (float(np.mean([row["seconds"] for _, row in own])), reference_s),
+            (float(np.mean([row["seconds"] for _, row in layout_rows])), reference_s),
         )
     return Unit(path.parent.name, runtime, int(threads), condition, int(block), layouts, reference)
 
@@ -119,25 +119,25 @@ SLICES = (4, 8, SLICE)
 
 
 def _series(rows: Rows) -> dict[Series, Array]:
-    found: dict[Series, Array] = {}
+    series: dict[Series, Array] = {}
     for clock, first, tokens in (("wall", "ttft_us", "decode_us"), ("cpu", "ttft_cpu_us", "decode_cpu_us")):
         ttft = np.array([row[first] for row in rows]) / 1e3
-        each = [np.array(row[tokens]) / 1e3 for row in rows]
-        found[clock, "ttft"] = np.log(ttft)
-        found[clock, "decode"] = np.log([np.median(one) for one in each])
-        found[clock, "decode_q10"] = np.log([np.quantile(one, 0.1) for one in each])
+        tokens_ms = [np.array(row[tokens]) / 1e3 for row in rows]
+        series[clock, "ttft"] = np.log(ttft)
+        series[clock, "decode"] = np.log([np.median(one) for one in tokens_ms])
+        series[clock, "decode_q10"] = np.log([np.quantile(one, 0.1) for one in tokens_ms])
         for size in SLICES:
-            found[clock, f"slices of {size}"] = np.log([token_time(one.tolist(), size) for one in each])
-        found[clock, "tokens"] = np.log(np.array(each))
-        found[clock, "total"] = np.log(ttft + [float(np.sum(one)) for one in each])
-    return found
+            series[clock, f"slices of {size}"] = np.log([token_time(one.tolist(), size) for one in tokens_ms])
+        series[clock, "tokens"] = np.log(np.array(tokens_ms))
+        series[clock, "total"] = np.log(ttft + [float(np.sum(one)) for one in tokens_ms])
+    return series
 
 
 def floor(logs: Array, of: int = FASTEST) -> Array:
     """Returns the logarithm of the mean of the lowest of `of` times, over the first axis: `nas.core.stats.floor`."""
     lowest = np.sort(logs, axis=0)[: math.ceil(len(logs) / of)]
-    found: Array = np.log(np.exp(lowest).mean(axis=0))
-    return found
+    log_mean: Array = np.log(np.exp(lowest).mean(axis=0))
+    return log_mean
 
 
 Statistic = Callable[[Array], Array]
@@ -190,8 +190,8 @@ class Estimator:
     @property
     def name(self) -> str:
         """As in tables."""
-        known = {"decode": "", "decode_q10": ", fast tokens", "tokens": ", by token"}
-        fast = known.get(self.tokens, f", {self.tokens}")
+        suffixes = {"decode": "", "decode_q10": ", fast tokens", "tokens": ", by token"}
+        fast = suffixes.get(self.tokens, f", {self.tokens}")
         return f"{self.clock} {self.statistic}{fast}" + (f", {self.correction}" if self.correction != "none" else "")
 
     @property
@@ -204,23 +204,13 @@ class Estimator:
         return self.clock, self.tokens if metric == "decode" else metric
 
     def estimate(self, unit: Unit, layout: int, repetitions: int, metric: str, setting: float) -> Estimate:
-        """Estimates one figure from the first repetitions.
-
-        Args:
-            unit: has the runs of the layout, of the reference and of other layouts.
-            layout: which.
-            repetitions: how many at most.
-            metric: ttft or decode.
-            setting: the fitted constant.
-        """
+        """Estimates one figure from the first repetitions."""
         series, statistic = self.series(metric), self._over_runs
         level = _level(unit, layout, repetitions, series, self.statistic)
         if self.correction in ("none", "ratio", "half", "shrunken"):
             return Estimate(level.value - setting * level.slow, level.slow, level.noise, level.count)
         runs = unit.layouts[layout]
-        times, before, after = (
-            each[series][:repetitions] for each in (runs.times, runs.before, runs.after)
-        )  # fmt: skip
+        times, before, after = (logs[series][:repetitions] for logs in (runs.times, runs.before, runs.after))
         slow = level.slow
         if self.correction == "each":
             value = statistic(times - runs.before[self.clock, "total"][:repetitions])
@@ -266,7 +256,7 @@ CORRECTIONS: Mapping[str, tuple[float, ...]] = {
 }
 """Correction -> values of its constant; where there are several, the best on other blocks is taken.
 
-each: every run is divided by the whole time of the reference run before it, as protocol 1 did; "of both": by the mean
+each: every run is divided by the whole time of the reference run before it, "of both": by the mean
 of the one before and the one after. ratio: the statistic is divided by that of the reference runs before ("to both":
 and after; half: by its square root). shrunken: by a fitted power of it. smoothed: every run is divided by the
 reference's state at that moment, a two-sided exponential mean over that many reference runs, which is the steady
@@ -274,22 +264,22 @@ smoother of a random walk seen through noise. two-way: layout + moment, fitted i
 of the unit and the reference; a figure is relative to the reference's.
 """
 
-OLD = Estimator("wall", "median", "each")
+BASELINE = Estimator("wall", "median", "each")
 
 
 def estimators(metric: str) -> list[Estimator]:
-    """Returns all estimators of a metric that are compared, the old protocol first."""
-    found = [OLD]
+    """Returns all estimators of a metric that are compared, the baseline first."""
+    compared = [BASELINE]
     for clock, statistic in itertools.product(CLOCKS, STATISTICS):
-        found += [Estimator(clock, statistic, correction) for correction in ("none", "half", "ratio")]
+        compared += [Estimator(clock, statistic, correction) for correction in ("none", "half", "ratio")]
     for clock in CLOCKS:
         more = ("each of both", "ratio to both", "shrunken", "smoothed", "two-way")
-        found += [Estimator(clock, "floor", correction) for correction in more]
+        compared += [Estimator(clock, "floor", correction) for correction in more]
         if metric == "decode":
             reads = ("decode_q10", "tokens", *(f"slices of {size}" for size in SLICES))
             for correction, tokens in itertools.product(("half", "ratio", "shrunken"), reads):
-                found.append(Estimator(clock, "floor", correction, tokens))
-    return found
+                compared.append(Estimator(clock, "floor", correction, tokens))
+    return compared
 
 
 def _smoothed(logs: Array, reach: float) -> Array:
@@ -306,7 +296,7 @@ _TURNS = 10
 def _two_way(unit: Unit, series: Series, rounds: int, statistic: str) -> Mapping[int, float]:
     """Returns layout -> its level above the reference's in a model of levels and moments, fitted in turns."""
     numbers = sorted(unit.layouts)
-    per_round = len(unit.reference[series]) // max(len(each.at) for each in unit.layouts.values())
+    per_round = len(unit.reference[series]) // max(len(runs.at) for runs in unit.layouts.values())
     reference = unit.reference[series][: per_round * rounds].reshape(rounds, per_round).min(axis=1)
     table = np.array([*(unit.layouts[number].times[series][:rounds] for number in numbers), reference])
     moments = np.zeros(rounds)

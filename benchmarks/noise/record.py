@@ -158,21 +158,25 @@ class Subjects:
                 yield self._run(layout, threads, round_)
 
     def _run(self, layout: int, threads: int, round_: int) -> dict[str, Any]:
-        before, own, at = psutil.cpu_times(), _children_s(), time.time()
+        before, children_s, at = psutil.cpu_times(), _children_s(), time.time()
         run = run_plan(self._plans[layout, threads], self._build.folder, {"model": self._files[layout]})
         after, seconds = psutil.cpu_times(), time.time() - at
         sample = self._runtime.parse(run)
         busy = sum(b - a for name, a, b in zip(before._fields, before, after, strict=True) if name in _BUSY)
         assert sample.decode_cpu_ns is not None, "both runners report the time of their threads"
         return {
-            "layout": layout, "round": round_, "at": round(at, 3), "seconds": round(seconds, 4),
-            "ttft_us": round(sample.ttft_ms * 1e3), "ttft_cpu_us": round((sample.prefill_cpu_ms or 0.0) * 1e3),
+            "layout": layout,
+            "round": round_,
+            "at": round(at, 3),
+            "seconds": round(seconds, 4),
+            "ttft_us": round(sample.ttft_ms * 1e3),
+            "ttft_cpu_us": round((sample.prefill_cpu_ms or 0.0) * 1e3),
             "decode_us": [round(ns / 1e3) for ns in sample.decode_ns],
             "decode_cpu_us": [round(ns / 1e3) for ns in sample.decode_cpu_ns],
             "rss_mb": sample.peak_rss_mb,
-            "foreign_cpu": round((busy - (_children_s() - own)) / seconds, 3),
+            "foreign_cpu": round((busy - (_children_s() - children_s)) / seconds, 3),
             "steal": round((getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)) / seconds, 3),
-        }  # fmt: skip
+        }
 
 
 _BUSY = ("user", "nice", "system", "irq", "softirq")

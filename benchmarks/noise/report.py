@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.noise.estimators import METRICS, OLD, Array, Estimate, Estimator, Unit, estimators, read_units
+from benchmarks.noise.estimators import BASELINE, METRICS, Array, Estimate, Estimator, Unit, estimators, read_units
 from benchmarks.noise.record import FOLDER, THREADS
+from benchmarks.page import fill
 from nas.core.measurement import ClockName
 from nas.core.stats import Z95, t_critical
 from nas.measure.protocol.estimator import NOISE, SLICE, NoiseModel, Phase
@@ -37,7 +38,7 @@ FOLDERS = (FOLDER, FOLDER / "three_layouts")
 CONDITIONS = ("calm", "loop", "loops", "loops4", "bursts", "copy", "calm2")
 CALM = "calm"
 _CLOCKS: Mapping[int, ClockName] = {1: "cpu", 2: "wall"}
-NEW = {
+PROTOCOL = {
     (threads, metric): Estimator(
         clock,
         "floor",
@@ -102,7 +103,7 @@ def main() -> None:
         return
     text = page(units, options.repetitions)
     if options.page:
-        options.page.write_text(text)
+        fill(options.page, "noise", text)
     else:
         print(text)
 
@@ -112,24 +113,22 @@ def main() -> None:
 
 def scored(units: Sequence[Unit], estimator: Estimator, metric: str, repetitions: int, setting: float) -> list[Scored]:
     """Returns the errors of all figures of an estimator with one value of its constant."""
-    found: dict[tuple[int, int], Estimate] = {
+    estimates: dict[tuple[int, int], Estimate] = {
         (place, layout): estimator.estimate(unit, layout, repetitions, metric, setting)
         for place, unit in enumerate(units)
         for layout in unit.layouts
     }
     calm: dict[tuple[Any, ...], dict[int, Estimate]] = defaultdict(dict)
     several = defaultdict(set)
-    for (place, layout), each in found.items():
+    for (place, layout), estimate in estimates.items():
         unit = units[place]
         several[unit.bed, unit.condition].add(unit.block)
         if unit.condition == CALM:
-            calm[unit.bed, layout][unit.block] = each
+            calm[unit.bed, layout][unit.block] = estimate
     errors = []
-    for (place, layout), each in found.items():
+    for (place, layout), estimate in estimates.items():
         unit = units[place]
-        others = [
-            one for block, one in calm[unit.bed, layout].items() if unit.condition != CALM or block != unit.block
-        ]  # fmt: skip
+        others = [one for block, one in calm[unit.bed, layout].items() if unit.condition != CALM or block != unit.block]
         if not others:
             continue
         runs = unit.layouts[layout]
@@ -137,11 +136,16 @@ def scored(units: Sequence[Unit], estimator: Estimator, metric: str, repetitions
         both = math.sqrt(1 + 1 / len(others)) if unit.condition == CALM else 1.0
         errors.append(
             Scored(
-                unit, layout, (unit.block if len(several[unit.bed, unit.condition]) > 1 else layout) % _FOLDS,
-                (each.value - fmean(one.value for one in others)) / both, each.slow - fmean(one.slow for one in others),
-                each.noise, each.count, each.count * (runs.seconds[0] + _share(estimator) * runs.seconds[1]),
+                unit,
+                layout,
+                (unit.block if len(several[unit.bed, unit.condition]) > 1 else layout) % _FOLDS,
+                (estimate.value - fmean(one.value for one in others)) / both,
+                estimate.slow - fmean(one.slow for one in others),
+                estimate.noise,
+                estimate.count,
+                estimate.count * (runs.seconds[0] + _share(estimator) * runs.seconds[1]),
             )
-        )  # fmt: skip
+        )
     return errors
 
 
@@ -152,20 +156,16 @@ def _share(estimator: Estimator) -> float:
 
 def held_out(units: Sequence[Unit], estimator: Estimator, metric: str, repetitions: int) -> list[Scored]:
     """Returns all errors, each with the constants that are the best on other folds."""
-    by_setting = {
-        setting: scored(units, estimator, metric, repetitions, setting) for setting in estimator.settings
-    }  # fmt: skip
+    by_setting = {setting: scored(units, estimator, metric, repetitions, setting) for setting in estimator.settings}
     result = []
     for fold in range(_FOLDS):
-        train = {
-            setting: [each for each in found if each.fold != fold] for setting, found in by_setting.items()
-        }  # fmt: skip
+        train = {setting: [error for error in errors if error.fold != fold] for setting, errors in by_setting.items()}
         best = min(train, key=lambda setting: _rms(train[setting]))
         model = fit_interval(train[best])
-        for each in by_setting[best]:
-            if each.fold == fold:
-                sd = _old_sd(each, metric, repetitions) if estimator == OLD else _sd(each, model)
-                result.append(replace(each, sd=sd))
+        for error in by_setting[best]:
+            if error.fold == fold:
+                sd = _t_sd(error, metric, repetitions) if estimator == BASELINE else _sd(error, model)
+                result.append(replace(error, sd=sd))
     return result
 
 
@@ -175,9 +175,9 @@ def fit_interval(errors: Sequence[Scored]) -> NoiseModel:
     The score is the width, plus 2 / 0.05 times the distance of each calm figure that lies outside. Each condition has
     the same weight.
     """
-    error = np.abs([each.error for each in errors])
-    noise, slow = np.array([each.noise for each in errors]), np.array([each.slow for each in errors])
-    names = [(each.unit.bed, each.unit.condition) for each in errors]
+    error = np.abs([error.error for error in errors])
+    noise, slow = np.array([error.noise for error in errors]), np.array([error.slow for error in errors])
+    names = [(error.unit.bed, error.unit.condition) for error in errors]
     counts = Counter(names)
     weight = np.array([1 / counts[name] for name in names])
     best, least = NoiseModel(1.0, _BASES[-1], 0.0, 0.0), math.inf
@@ -190,22 +190,22 @@ def fit_interval(errors: Sequence[Scored]) -> NoiseModel:
     return best
 
 
-def _sd(each: Scored, model: NoiseModel) -> float:
+def _sd(error: Scored, model: NoiseModel) -> float:
     return math.sqrt(
-        model.base**2 + (model.spread_weight * each.noise) ** 2 + (model.correction_weight * each.slow) ** 2
+        model.base**2 + (model.spread_weight * error.noise) ** 2 + (model.correction_weight * error.slow) ** 2
     )
 
 
-def _old_sd(each: Scored, metric: str, repetitions: int) -> float:
-    """Returns the standard deviation that protocol 1's t-interval amounts to."""
-    runs = each.unit.layouts[each.layout]
+def _t_sd(error: Scored, metric: str, repetitions: int) -> float:
+    """Returns the standard deviation that Student's interval of the repetitions amounts to."""
+    runs = error.unit.layouts[error.layout]
     values: Array = (runs.times["wall", metric] - runs.before["wall", "total"])[:repetitions]
     sd = math.sqrt(math.pi / 2 / len(values)) * float(np.std(values, ddof=1))
     return sd * t_critical(0.95, len(values) - 1) / Z95
 
 
 def _rms(errors: Sequence[Scored]) -> float:
-    return math.sqrt(fmean(each.error**2 for each in errors))
+    return math.sqrt(fmean(error.error**2 for error in errors))
 
 
 # Tables.
@@ -214,17 +214,17 @@ def _rms(errors: Sequence[Scored]) -> float:
 def row(errors: Sequence[Scored]) -> dict[str, float | None]:
     """Returns rms, bias and spread in per cent, the share of intervals that hold, and seconds of a figure."""
     groups: dict[Any, list[float]] = defaultdict(list)
-    for each in errors:
-        groups[each.unit.bed, each.unit.condition, each.layout].append(each.error)
-    within = [float(np.var(own, ddof=1)) for own in groups.values() if len(own) > 1]
-    held = [each.held for each in errors if each.held is not None]
+    for error in errors:
+        groups[error.unit.bed, error.unit.condition, error.layout].append(error.error)
+    within = [float(np.var(cell, ddof=1)) for cell in groups.values() if len(cell) > 1]
+    held = [error.held for error in errors if error.held is not None]
     return {
         "rms": 100 * _rms(errors),
-        "bias": 100 * fmean(each.error for each in errors),
+        "bias": 100 * fmean(error.error for error in errors),
         "spread": 100 * math.sqrt(fmean(within)) if within else None,
         "held": 100 * fmean(held) if held else None,
-        "half": 100 * math.expm1(Z95 * float(np.median([each.sd for each in errors if each.sd is not None]))),
-        "seconds": fmean(each.seconds for each in errors),
+        "half": 100 * math.expm1(Z95 * float(np.median([error.sd for error in errors if error.sd is not None]))),
+        "seconds": fmean(error.seconds for error in errors),
         "figures": len(errors),
     }
 
@@ -232,19 +232,19 @@ def row(errors: Sequence[Scored]) -> dict[str, float | None]:
 def by_condition(errors: Sequence[Scored]) -> dict[str, list[Scored]]:
     """Returns the errors of each condition."""
     return {
-        name: own for name in CONDITIONS if (own := [each for each in errors if each.unit.condition == name])
-    }  # fmt: skip
+        name: group for name in CONDITIONS if (group := [error for error in errors if error.unit.condition == name])
+    }
 
 
 def every_table(units: Sequence[Unit], repetitions: int) -> dict[tuple[int, str], list[dict[str, Any]]]:
     """Returns (threads, metric) -> a row for each estimator and condition."""
     tables: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for threads, metric in itertools.product(THREADS, METRICS):
-        own = [unit for unit in units if unit.threads == threads]
+        on_threads = [unit for unit in units if unit.threads == threads]
         tables[threads, metric] = [
             {"threads": threads, "metric": metric, "estimator": estimator.name, "condition": name} | row(errors)
             for estimator in estimators(metric)
-            for name, errors in by_condition(held_out(own, estimator, metric, repetitions)).items()
+            for name, errors in by_condition(held_out(on_threads, estimator, metric, repetitions)).items()
         ]
     return tables
 
@@ -252,69 +252,57 @@ def every_table(units: Sequence[Unit], repetitions: int) -> dict[tuple[int, str]
 def relative(errors: Iterable[Scored]) -> list[Scored]:
     """Returns the errors of ratios to the first layout, measured in the same unit."""
     all_errors = list(errors)
-    first = {id(each.unit): each for each in all_errors if each.layout == 0}
-    found = []
-    for each in all_errors:
-        base = first.get(id(each.unit))
-        if base is not None and each.layout != 0:
-            sd = math.hypot(each.sd, base.sd) if each.sd is not None and base.sd is not None else None
-            found.append(replace(each, error=each.error - base.error, seconds=each.seconds + base.seconds, sd=sd))
-    return found
+    first = {id(error.unit): error for error in all_errors if error.layout == 0}
+    ratios = []
+    for error in all_errors:
+        base = first.get(id(error.unit))
+        if base is not None and error.layout != 0:
+            sd = math.hypot(error.sd, base.sd) if error.sd is not None and base.sd is not None else None
+            ratios.append(replace(error, error=error.error - base.error, seconds=error.seconds + base.seconds, sd=sd))
+    return ratios
 
 
 def chosen_constants(units: Sequence[Unit], repetitions: int) -> dict[ClockName, dict[Phase, NoiseModel]]:
     """Returns `estimator.NOISE` as fitted to all units; the exponent is the best of the shrunken ones."""
-    found: dict[ClockName, dict[Phase, NoiseModel]] = {}
+    models: dict[ClockName, dict[Phase, NoiseModel]] = {}
     for threads, metric in itertools.product(THREADS, METRICS):
-        own = [unit for unit in units if unit.threads == threads]
-        shrunken = replace(NEW[threads, metric], correction="shrunken")
-        by_power = {power: scored(own, shrunken, metric, repetitions, power) for power in shrunken.settings}
+        on_threads = [unit for unit in units if unit.threads == threads]
+        shrunken = replace(PROTOCOL[threads, metric], correction="shrunken")
+        by_power = {power: scored(on_threads, shrunken, metric, repetitions, power) for power in shrunken.settings}
         best = min(by_power, key=lambda power: _rms(by_power[power]))
         used = NOISE[shrunken.clock][metric].exponent
         model = fit_interval(by_power[used])
-        found.setdefault(shrunken.clock, {})[metric] = replace(
+        models.setdefault(shrunken.clock, {})[metric] = replace(
             model, exponent=best, correction_weight=model.correction_weight / used
         )
-    return found
+    return models
 
 
 # The page.
 
-_PAIRS = 5
-_HEAD = """# Noise of device times, measured
 
-Which statistic over repetitions is nearest to the figure of a calm machine, calm and beside other work. Written by
-`python -m benchmarks.noise.report --page docs/measured/noise.md` from the raw rows in `benchmarks/noise/recorded`;
-[the protocol](../explanation/measurement-protocol.md) says how a figure is computed.
-
-{what}
-
-An **error** is the logarithm of a figure over the mean calm figure of that layout; of a calm figure over that of the
-other calm blocks, divided by the root of 1 + 1 / their number, as they err alike. Constants are fitted on other
-blocks than the one that is scored (where a condition has one block, on other layouts). Estimators are a clock (the
-time that passed, or the processor time of the runner), a statistic over repetitions (`floor`: the mean of the fastest
-fifth; `third`: of the fastest third) and a correction by reference runs: `each` divides every run by the whole
-reference run before it, as protocol 1 did; `ratio` divides the statistic by that of the reference runs, `half` by its
-square root; `shrunken` by a fitted power of it; `smoothed` every run by the smoothed state of the reference; `two-
-way` fits layouts and moments to all runs of the minutes; "both" takes the reference runs before and after. Of decoded
-tokens the median of a run counts; or the 10 % quantile ("fast tokens"), the median over slices of the fastest of each
-("slices"), or the statistic of each token by itself ("by token"). Cells are the root mean square error in per cent,
-and the bias; `held` is how many of all stated 95 % intervals hold the calm figure, `s` the device seconds of a
-figure.
-"""
+def shown_estimators(threads: int, metric: Phase) -> list[Estimator]:
+    """Returns the estimators on the page: baselines, and the protocol's with its neighbours."""
+    protocol = PROTOCOL[threads, metric]
+    rows = [BASELINE, Estimator("wall", "median"), Estimator("wall", "floor"), Estimator("cpu", "floor")]
+    for tokens in dict.fromkeys(("decode", protocol.tokens)):
+        rows += [Estimator(protocol.clock, "floor", correction, tokens) for correction in ("half", "ratio")]
+    return [*rows, Estimator(protocol.clock, "floor", "two-way")]
 
 
 def page(units: Sequence[Unit], repetitions: int) -> str:
-    """Returns the page in Markdown."""
-    parts = [_HEAD.format(what=_what(units, repetitions))]
+    """Returns the generated part of the page in Markdown."""
+    parts = [_what(units), ""]
     for threads, metric in itertools.product(THREADS, METRICS):
-        own = [unit for unit in units if unit.threads == threads]
-        results = {estimator: held_out(own, estimator, metric, repetitions) for estimator in estimators(metric)}
-        named = f"{_TITLES[metric]}, {threads} thread{'s' * (threads > 1)}"
-        parts += [f"## {named}\n", _comparison(results), ""]
-        chosen = NEW[threads, metric]
-        parts += [f"Protocol 1 (`{OLD.name}`) and this one (`{chosen.name}`):\n", _details(results, (OLD, chosen)), ""]
-        parts += [_equal_seconds(own, metric), ""]
+        on_threads = [unit for unit in units if unit.threads == threads]
+        protocol = PROTOCOL[threads, metric]
+        results = {
+            estimator: held_out(on_threads, estimator, metric, repetitions)
+            for estimator in shown_estimators(threads, metric)
+        }
+        title = f"{_TITLES[metric]}, {threads} thread{'s' * (threads > 1)}"
+        parts += [f"## {title}\n", _comparison(results, protocol), ""]
+        parts += [f"The protocol (`{protocol.name}`):\n", _details(results[protocol]), ""]
     parts += ["## Constants\n", _constants(units, repetitions), ""]
     return "\n".join(parts)
 
@@ -322,65 +310,36 @@ def page(units: Sequence[Unit], repetitions: int) -> str:
 _TITLES: Mapping[Phase, str] = {"ttft": "TTFT", "decode": "Decode p50"}
 
 
-def _what(units: Sequence[Unit], repetitions: int) -> str:
+def _what(units: Sequence[Unit]) -> str:
     lines = ["| recording | runtime | threads | layouts | units of each condition |", "| --- | --- | --- | --- | --- |"]
     for bed in sorted({unit.bed for unit in units}):
-        own = [unit for unit in units if unit.bed == bed]
-        counts = {name: sum(unit.condition == name for unit in own) for name in CONDITIONS}
-        shown = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-        lines.append(f"| {bed[0]} | {bed[1]} | {bed[2]} | {len(own[0].layouts)} | {shown} |")
-    few = "three for two threads beside loops, where threads that wait for each other take 10 to 25 times as long"
-    return "\n".join(lines) + (
-        f"\n\nA unit is ten rounds ({few}) on a virtual machine of two cores; figures are of {repetitions} repetitions "
-        "or of all that there are. Conditions: one endless loop beside, one for each core, four of them, loops that "
-        "come and go, a process that copies memory, and `calm2`, minutes in which the host itself was slow."
-    )
+        on_bed = [unit for unit in units if unit.bed == bed]
+        counts = {name: sum(unit.condition == name for unit in on_bed) for name in CONDITIONS}
+        conditions = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        lines.append(f"| {bed[0]} | {bed[1]} | {bed[2]} | {len(on_bed[0].layouts)} | {conditions} |")
+    return "\n".join(lines)
 
 
-def _comparison(results: Mapping[Estimator, Sequence[Scored]]) -> str:
-    conditions = list(by_condition(results[OLD]))
+def _comparison(results: Mapping[Estimator, Sequence[Scored]], protocol: Estimator) -> str:
+    conditions = list(by_condition(results[protocol]))
     lines = [f"| estimator | {' | '.join(conditions)} | held | s |", "| --- " * (len(conditions) + 3) + "|"]
     for estimator, errors in results.items():
-        cells = [row(own) for own in by_condition(errors).values()]
-        whole = row(errors)
-        shown = [f"{cell['rms']:.1f} ({cell['bias']:+.1f})" for cell in cells]
-        lines.append(f"| {estimator.name} | {' | '.join(shown)} | {whole['held']:.0f} % | {whole['seconds']:.1f} |")
+        total = row(errors)
+        cells = [f"{cell['rms']:.1f} ({cell['bias']:+.1f})" for cell in map(row, by_condition(errors).values())]
+        name = f"**{estimator.name}**" if estimator == protocol else estimator.name
+        lines.append(f"| {name} | {' | '.join(cells)} | {total['held']:.0f} % | {total['seconds']:.1f} |")
     return "\n".join(lines)
 
 
-def _details(results: Mapping[Estimator, Sequence[Scored]], which: Sequence[Estimator]) -> str:
-    head = ("spread", "bias", "rms", "+- stated", "held", "rms of ratio to a layout", "held", "s")
-    lines = [f"| | figures | {' | '.join(head)} |", "| --- " * (len(head) + 2) + "|"]
-    for condition in by_condition(results[OLD]):
-        for estimator in which:
-            own = by_condition(results[estimator])[condition]
-            cell, ratio = row(own), row(relative(own))
-            spread = "" if cell["spread"] is None else f"{cell['spread']:.1f}"
-            version = "1" if estimator == OLD else "now"
-            lines.append(
-                f"| {condition}, {version} | {cell['figures']} | {spread} | {cell['bias']:+.1f} | {cell['rms']:.1f} "
-                f"| {cell['half']:.1f} | {cell['held']:.0f} % | {ratio['rms']:.1f} | {ratio['held']:.0f} % "
-                f"| {cell['seconds']:.1f} |"
-            )
-    return "\n".join(lines)
-
-
-def _equal_seconds(units: Sequence[Unit], metric: str) -> str:
-    """Returns a table of estimators at the device seconds of `_PAIRS` pairs."""
-    runs = [each.seconds for unit in units for each in unit.layouts.values()]
-    candidate, reference = (fmean(each[place] for each in runs) for place in (0, 1))
-    lines = [
-        f"At the device seconds of {_PAIRS} repetitions, each with its reference run:\n",
-        "| estimator | repetitions | calm: spread | calm: rms | all: rms |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for estimator in estimators(metric):
-        cost = candidate + _share(estimator) * reference
-        count = min(10, int(_PAIRS * (candidate + reference) / cost + 1e-9))
-        errors = held_out(units, estimator, metric, count)
-        calm = row(by_condition(errors)[CALM])
+def _details(errors: Sequence[Scored]) -> str:
+    head = ("figures", "spread", "bias", "rms", "+- stated", "held", "rms of ratio to a layout", "held")
+    lines = [f"| | {' | '.join(head)} |", "| --- " * (len(head) + 1) + "|"]
+    for condition, scored_errors in by_condition(errors).items():
+        cell, ratio = row(scored_errors), row(relative(scored_errors))
+        spread = "" if cell["spread"] is None else f"{cell['spread']:.1f}"
         lines.append(
-            f"| {estimator.name} | {count} | {calm['spread']:.1f} | {calm['rms']:.1f} | {100 * _rms(errors):.1f} |"
+            f"| {condition} | {cell['figures']} | {spread} | {cell['bias']:+.1f} | {cell['rms']:.1f} "
+            f"| {cell['half']:.1f} | {cell['held']:.0f} % | {ratio['rms']:.1f} | {ratio['held']:.0f} % |"
         )
     return "\n".join(lines)
 

@@ -19,7 +19,6 @@ reordered them. Intervals are of a bootstrap over layouts and long seeds; the pr
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -29,8 +28,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from benchmarks.quality.truth import recorded, train_missing
+from benchmarks.search.recorded import Recorded, load
 from nas.core.layout import Layout
 from nas.core.pareto import front_mask
 from nas.core.quality_config import QualityConfig
@@ -44,7 +44,7 @@ from nas.search.spaces import load_space
 from nas.search.study.proposals import anchor_layouts
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "calibration.jsonl"
-STUDY = Path(__file__).parents[1] / "recorded" / "lfm2-study.json"
+STUDY = Path(__file__).parents[1] / "recorded" / "lfm2-study.json.gz"
 SPACE = "lfm2-study"
 
 _FIRST_SEED = 1000
@@ -100,10 +100,10 @@ class Plan:
     @cached_property
     def anchors(self) -> list[str]:
         """The references and anchors that give the scale; empty if the space has no anchors."""
-        if (wanted := self.space.quality.anchors) is None:
+        if (anchors := self.space.quality.anchors) is None:
             return []
-        chosen = anchor_layouts(self.space, lambda _: True, wanted.layouts)
-        return [each.format() for each in (*self.space.references.layouts().values(), *chosen)]
+        chosen = anchor_layouts(self.space, lambda _: True, anchors.layouts)
+        return [layout.format() for layout in (*self.space.references.layouts().values(), *chosen)]
 
     def anchor_jobs(self, layout: str) -> list[TrainJob]:
         """Returns the trainings of an anchor."""
@@ -136,36 +136,29 @@ def last_rung(config: QualityConfig, times: int = 1) -> QualityConfig:
     return config.model_copy(update={"rungs": (rung,)})
 
 
-def named(space: SearchSpace, study: Mapping[str, Any], count: int, seed: int = 0) -> dict[str, str]:
-    """Returns `count` layouts -> where they are from; fewer are a prefix of more.
-
-    Args:
-        space: random layouts are drawn from it.
-        study: recorded studies of it; layouts of their common front are taken spread over the quality.
-        count: number of layouts.
-        seed: of the draws.
-    """
+def named(space: SearchSpace, studies: Sequence[Recorded], count: int, seed: int = 0) -> dict[str, str]:
+    """Returns `count` layouts -> where they are from; fewer are a prefix of more."""
     rng, sampler = np.random.default_rng(seed), Sampler(space)
-    found: dict[str, str] = {}
-    front = iter(rng.permutation(recorded_front(study)).tolist())
-    while len(found) < count:
-        if len(found) % 2 == 0 and (layout := next(front, None)):
-            found.setdefault(layout, "front")
+    origins: dict[str, str] = {}
+    front = iter(rng.permutation(recorded_front(studies)).tolist())
+    while len(origins) < count:
+        if len(origins) % 2 == 0 and (layout := next(front, None)):
+            origins.setdefault(layout, "front")
         else:
-            found.setdefault(sampler.draw(rng).format(), "random")
-    return found
+            origins.setdefault(sampler.draw(rng).format(), "random")
+    return origins
 
 
-def recorded_front(study: Mapping[str, Any]) -> list[str]:
+def recorded_front(studies: Sequence[Recorded]) -> list[str]:
     """Returns the layouts that no other of the recorded studies dominates, one for each proxy, best quality first."""
     rows = {
         row["proxy_id"]: row
-        for each in study["studies"]
-        for row in each["told"]
+        for study in studies
+        for row in study["told"]
         if row["status"] == "complete" and row["origin"] != "reference"
     }
     points = np.array([[*row["objectives"].values()] for row in rows.values()])
-    front = [row for row, kept in zip(rows.values(), front_mask(points), strict=True) if kept]
+    front = [row for row, on_front in zip(rows.values(), front_mask(points), strict=True) if on_front]
     return [row["layout"] for row in sorted(front, key=lambda row: float(row["objectives"]["quality"]))]
 
 
@@ -210,21 +203,17 @@ class Agreement:
 
 
 def agreement(scores: Calibration, families: Sequence[str] | None = None, seed: int = 0) -> Agreement:
-    """Returns the agreement of both scores.
-
-    Args:
-        scores: of three layouts or more.
-        families: of each layout; only pairs within one family are compared. None: all pairs.
-        seed: of the bootstrap and of the simulated noise.
-    """
+    """Returns the agreement of both scores."""
     rng, (count, seeds) = np.random.default_rng(seed), scores.long.shape
-    own = np.zeros(count) if families is None else np.unique(families, return_inverse=True)[1]
+    family_of = np.zeros(count) if families is None else np.unique(families, return_inverse=True)[1]
     taus, shares = [], []
     for draw in range(_DRAWS + 1):  # the first is the data itself
-        rows, columns = (np.arange(count), np.arange(seeds)) if draw == 0 else (
-            rng.integers(count, size=count), rng.integers(seeds, size=seeds)
-        )  # fmt: skip
-        pairs = (own[rows][:, None] == own[rows]) & (rows[:, None] != rows)
+        rows, columns = (
+            (np.arange(count), np.arange(seeds))
+            if draw == 0
+            else (rng.integers(count, size=count), rng.integers(seeds, size=seeds))
+        )
+        pairs = (family_of[rows][:, None] == family_of[rows]) & (rows[:, None] != rows)
         drawn = Calibration(scores.short[rows], scores.short_sd, scores.long[rows][:, columns], scores.long_sd)
         tau = float(kendall(drawn.short, drawn.long.mean(1), pairs))
         highest = ceiling(drawn, pairs, rng, _SIMULATED if draw else 50 * _SIMULATED)
@@ -240,8 +229,8 @@ def kendall(first: Floats, second: Floats, pairs: NDArray[np.bool_]) -> Floats:
     one, other = (np.sign(x[..., :, None] - x[..., None, :]) * pairs for x in (first, second))
     untied = np.abs(one).sum((-2, -1)) * np.abs(other).sum((-2, -1))
     with np.errstate(invalid="ignore"):
-        found: Floats = (one * other).sum((-2, -1)) / np.sqrt(untied)
-    return found
+        tau: Floats = (one * other).sum((-2, -1)) / np.sqrt(untied)
+    return tau
 
 
 def ceiling(scores: Calibration, pairs: NDArray[np.bool_], rng: np.random.Generator, times: int) -> float:
@@ -255,8 +244,8 @@ def ceiling(scores: Calibration, pairs: NDArray[np.bool_], rng: np.random.Genera
     for values, noise in ((scores.short, scores.short_sd), (long, scores.long_sd)):
         signal = np.sqrt(max(0.0, values.var(ddof=1) - noise**2))
         simulated.append(signal * order + noise * rng.standard_normal((times, len(order))))
-    found = kendall(simulated[0], simulated[1], pairs)
-    return float(np.nanmean(found)) if np.isfinite(found).any() else np.nan
+    taus = kendall(simulated[0], simulated[1], pairs)
+    return float(np.nanmean(taus)) if np.isfinite(taus).any() else np.nan
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
@@ -266,61 +255,63 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def complete_layouts(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def complete_layouts(plan: Plan, trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns the layouts of which every training is known."""
 
     def whole(layout: str) -> bool:
         return all(
-            job.key in known for job in plan.first_jobs(layout) + plan.short_jobs(layout) + plan.long_jobs(layout)
+            job.key in trained for job in plan.first_jobs(layout) + plan.short_jobs(layout) + plan.long_jobs(layout)
         )
 
     return [layout for layout in plan.layouts if whole(layout)]
 
 
-def scales(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> dict[str, QualityScale]:
+def scales(plan: Plan, trained: Mapping[str, Mapping[str, Any]]) -> dict[str, QualityScale]:
     """Returns the scales of the space's last rung by what groups weigh by; first the one that its studies fix.
 
     Raises:
         KeyError: the published reference or an anchor is not complete.
     """
-    results = _results(known)
+    results = _results(trained)
     quality, published = plan.space.quality, seed_scores(plan.short_jobs(plan.published), results)
     fixed = partial(fix_scale, quality.rungs[-1].name, published, minimum=quality.min_reference)
-    found = {}
+    scales_by_name = {}
     if plan.anchors:
         counts = seed_counts(plan.short_jobs(plan.published))
-        trained = [seed_scores(plan.anchor_jobs(layout), results) for layout in plan.anchors]
-        found["signal and noise of the anchors"] = fixed(anchors=Anchors(trained, counts))
-    found["priors, as without anchors"] = fixed()
-    found["nothing: all are equal"] = fixed().model_copy(update={"weights": {}})
-    return found
+        anchor_scores = [seed_scores(plan.anchor_jobs(layout), results) for layout in plan.anchors]
+        scales_by_name["signal and noise of the anchors"] = fixed(anchors=Anchors(anchor_scores, counts))
+    scales_by_name["priors, as without anchors"] = fixed()
+    scales_by_name["nothing: all are equal"] = fixed().model_copy(update={"weights": {}})
+    return scales_by_name
 
 
 def measured(
-    plan: Plan, known: Mapping[str, Mapping[str, Any]], scale: QualityScale, layouts: Sequence[str]
+    plan: Plan, trained: Mapping[str, Mapping[str, Any]], scale: QualityScale, layouts: Sequence[str]
 ) -> Calibration:
     """Returns the scores of complete layouts on a scale."""
-    results = _results(known)
+    results = _results(trained)
     fresh = scale.rescored(seed_scores(plan.long_jobs(plan.published), results))
     short = [scale.quality(seed_scores(plan.short_jobs(layout), results)) for layout in layouts]
     long = [fresh.per_seed(seed_scores(plan.long_jobs(layout), results)) for layout in layouts]
-    table = np.array([[each[seed] for seed in sorted(each)] for each in long]).reshape(len(layouts), plan.seeds)
+    table = np.array([[by_seed[seed] for seed in sorted(by_seed)] for by_seed in long]).reshape(
+        len(layouts), plan.seeds
+    )
     long_sd = paired_spread(long).sd / np.sqrt(plan.seeds)
-    return Calibration(np.array([each.value for each in short]), short[0].sd, table, float(long_sd))
+    return Calibration(np.array([score.value for score in short]), short[0].sd, table, float(long_sd))
 
 
-def _results(known: Mapping[str, Mapping[str, Any]]) -> dict[str, TrainResult]:
-    return {key: TrainResult.model_construct(scores=row["scores"]) for key, row in known.items()}
+def _results(trained: Mapping[str, Mapping[str, Any]]) -> dict[str, TrainResult]:
+    return {key: TrainResult.model_construct(scores=row["scores"]) for key, row in trained.items()}
 
 
-def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the agreement overall and by family, and the scores, as Markdown."""
+def report(plan: Plan, trained: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the agreement overall, by family and of single trainings, as Markdown."""
     needed = plan.short_jobs(plan.published) + plan.long_jobs(plan.published)
     needed += [job for layout in plan.anchors for job in plan.anchor_jobs(layout)]
-    if any(job.key not in known for job in needed):
+    if any(job.key not in trained for job in needed):
         return "The published reference and the anchors are not trained yet, so there is no quality.\n"
-    complete = complete_layouts(plan, known)
-    used = [known[key] for key, (layout, _) in plan.all_jobs().items() if key in known and layout in complete]
+    complete = complete_layouts(plan, trained)
+    used = [trained[key] for key, (layout, _) in plan.all_jobs().items() if key in trained and layout in complete]
     cost = sum(row["cpu_seconds"] for row in used)
     said = (
         f"{len(complete)} of {len(plan.layouts)} layouts of `{plan.space.name}` named, {plan.times} times the steps,"
@@ -328,91 +319,81 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     )
     if len(complete) < _FEWEST:
         return f"{said} No tau of fewer than {_FEWEST}.\n"
-    found = scales(plan, known)
-    by_weights = {name: measured(plan, known, scale, complete) for name, scale in found.items()}
+    scales_by_name = scales(plan, trained)
+    by_weights = {name: measured(plan, trained, scale, complete) for name, scale in scales_by_name.items()}
     scores = next(iter(by_weights.values()))
-    said += f"\n\n{markdown(_weightings(by_weights))}\n{markdown(_groups(next(iter(found.values()))))}\n"
+    said += f"\n\n{markdown(_weightings(by_weights))}\n"
     by_family = [families(layout) for layout in complete]
     groups: dict[str, tuple[Calibration, list[str] | None]] = {"all": (scores, None)}
     for place, name in enumerate(("within dense and MoE", "within much and little attention")):
-        groups[name] = (scores, [each[place] for each in by_family])
-    for name in sorted({name for each in by_family for name in each}):
-        members = np.array([name in each for each in by_family])
+        groups[name] = (scores, [names[place] for names in by_family])
+    for name in sorted({name for names in by_family for name in names}):
+        members = np.array([name in names for names in by_family])
         if members.sum() >= _FEWEST:
             groups[name] = (scores.of(members), None)
     rows = []
     for name, (part, within) in groups.items():
         rows.append({"pairs": name, "layouts": str(len(part.short))} | _tau(agreement(part, within)))
-    alone = _alone(plan, known, next(iter(found.values())), complete, scores.long.mean(1))
-    alone += _between(plan, known, next(iter(found.values())), complete, scores.long.mean(1))
-    return f"{said}{markdown(rows)}\n{markdown(alone)}\n{markdown(_scores(plan, complete, scores))}"
+    alone = _alone(plan, trained, next(iter(scales_by_name.values())), complete, scores.long.mean(1))
+    alone += _between(plan, trained, next(iter(scales_by_name.values())), complete, scores.long.mean(1))
+    return f"{said}{markdown(rows)}\n{markdown(alone)}"
 
 
 def _weightings(scores: Mapping[str, Calibration]) -> list[dict[str, str]]:
     """Returns the agreement by what groups weigh by."""
     return [
-        {"groups weigh by": name, "deviation over seeds": f"{each.short_sd:.3f}, long {each.long_sd:.3f}"}
-        | _tau(agreement(each))
-        for name, each in scores.items()
+        {"groups weigh by": name, "deviation over seeds": f"{calibration.short_sd:.3f}, long {calibration.long_sd:.3f}"}
+        | _tau(agreement(calibration))
+        for name, calibration in scores.items()
     ]
 
 
-def _tau(found: Agreement) -> dict[str, str]:
-    said = found.ceiling >= _LEAST_CEILING
+def _tau(agreed: Agreement) -> dict[str, str]:
+    said = agreed.ceiling >= _LEAST_CEILING
     return {
-        "tau": _shown(found.tau, found.tau_interval), "ceiling": f"{found.ceiling:.2f}",
-        "tau / ceiling": f"{found.share:.2f}" if said else "noise alone",
-    }  # fmt: skip
-
-
-def _groups(scale: QualityScale) -> list[dict[str, str]]:
-    """Returns weight, signal and noise of each group."""
-    total, signals = sum(scale.group_weights.values()), dict(sorted(scale.signals.items()))
-    return [
-        {
-            "group": group, "signal between anchors": f"{each.between:.3f}", "noise": f"{each.noise:.3f}",
-            "weight": f"{scale.group_weights.get(group, 0.0) / total:.3f}",
-        }
-        for group, each in signals.items()
-    ]  # fmt: skip
+        "tau": _shown(agreed.tau, agreed.tau_interval),
+        "ceiling": f"{agreed.ceiling:.2f}",
+        "tau / ceiling": f"{agreed.share:.2f}" if said else "noise alone",
+    }
 
 
 def _alone(
-    plan: Plan, known: Mapping[str, Mapping[str, Any]], scale: QualityScale, layouts: Sequence[str], long: Floats
+    plan: Plan, trained: Mapping[str, Mapping[str, Any]], scale: QualityScale, layouts: Sequence[str], long: Floats
 ) -> list[dict[str, str]]:
     """Returns how single trainings of the first and last rung order the layouts, and what one costs."""
-    jobs = [{_name(job): job for job in plan.first_jobs(each) + plan.short_jobs(each)} for each in layouts]
+    jobs = [{_name(job): job for job in plan.first_jobs(layout) + plan.short_jobs(layout)} for layout in layouts]
     rows = []
     for name in jobs[0]:
-        taken = [known[own[name].key] for own in jobs]
-        scores = np.array([_score(scale, each["scores"]) for each in taken])
+        single = [trained[layout_jobs[name].key] for layout_jobs in jobs]
+        scores = np.array([_score(scale, row["scores"]) for row in single])
         pairs = ~np.eye(len(layouts), dtype=bool)
         rows.append(
             {
-                "one training": name, "CPU s": f"{np.mean([each['cpu_seconds'] for each in taken]):.1f}",
+                "one training": name,
+                "CPU s": f"{np.mean([row['cpu_seconds'] for row in single]):.1f}",
                 "tau with the long quality": f"{kendall(scores, long, pairs):.2f}",
             }
-        )  # fmt: skip
+        )
     return rows
 
 
 def _between(
-    plan: Plan, known: Mapping[str, Mapping[str, Any]], scale: QualityScale, layouts: Sequence[str], long: Floats
+    plan: Plan, trained: Mapping[str, Mapping[str, Any]], scale: QualityScale, layouts: Sequence[str], long: Floats
 ) -> list[dict[str, str]]:
     """Returns how recorded trainings of lengths between the protocol's and the long ones order the layouts."""
     rows, pairs = [], ~np.eye(len(layouts), dtype=bool)
     for times in range(2, plan.times):
         other = replace(plan, times=times, seeds=_BETWEEN_SEEDS)
-        if other.long_jobs(plan.published)[0].key in known and set(layouts) <= set(complete_layouts(other, known)):
-            scores = measured(other, known, scale, layouts).long
-            costs = [sum(known[job.key]["cpu_seconds"] for job in other.long_jobs(each)) for each in layouts]
+        if other.long_jobs(plan.published)[0].key in trained and set(layouts) <= set(complete_layouts(other, trained)):
+            scores = measured(other, trained, scale, layouts).long
+            costs = [sum(trained[job.key]["cpu_seconds"] for job in other.long_jobs(layout)) for layout in layouts]
             rows.append(
                 {
                     "one training": f"{times} times the steps of the last rung, {_BETWEEN_SEEDS} fresh seeds",
                     "CPU s": f"{np.mean(costs):.1f}",
                     "tau with the long quality": f"{kendall(scores.mean(1), long, pairs):.2f}",
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -429,17 +410,6 @@ def _score(scale: QualityScale, scores: Mapping[str, float]) -> float:
     return float(sum(weights[group] * scores[group] / scale.reference[group] for group in counted))
 
 
-def _scores(plan: Plan, complete: Sequence[str], scores: Calibration) -> list[dict[str, str]]:
-    return [
-        {
-            "layout": f"`{layout.partition('ffn=')[2]}`", "from": plan.layouts[layout],
-            "families": ", ".join(families(layout)), "quality": f"{short:.3f}",
-            "quality after long training": ", ".join(f"{each:.3f}" for each in long),
-        }
-        for layout, short, long in zip(complete, scores.short, scores.long, strict=True)
-    ]  # fmt: skip
-
-
 def _shown(value: float, interval: tuple[float, float]) -> str:
     return f"{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"
 
@@ -450,15 +420,15 @@ def main() -> None:
     naming, running, reporting = (commands.add_parser(name) for name in ("name", "run", "report"))
     running.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
     reporting.add_argument("--page", type=Path)
-    for each in (naming, running, reporting):
-        each.add_argument("--layouts", type=int, default=24)
-        each.add_argument("--times", type=int, default=4, help="steps of long trainings / of the protocol's")
-        each.add_argument("--seeds", type=int, default=2, help="fresh seeds of long trainings")
-        each.add_argument("--space", default=SPACE, help="packaged space or YAML file")
-        each.add_argument("--study", type=Path, default=STUDY, help="table of recorded studies of it")
+    for command in (naming, running, reporting):
+        command.add_argument("--layouts", type=int, default=24)
+        command.add_argument("--times", type=int, default=4, help="steps of long trainings / of the protocol's")
+        command.add_argument("--seeds", type=int, default=2, help="fresh seeds of long trainings")
+        command.add_argument("--space", default=SPACE, help="packaged space or YAML file")
+        command.add_argument("--study", type=Path, default=STUDY, help="table of recorded studies of it")
     options = parser.parse_args()
     space = load_space(options.space)
-    layouts = named(space, json.loads(options.study.read_text()), options.layouts)
+    layouts = named(space, load(options.study), options.layouts)
     plan = Plan(space, refer(space.quality.corpus, Path.cwd()), layouts, options.times, options.seeds)
     if options.command == "name":
         for layout, origin in layouts.items():

@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig
 from nas.model.nn.model import Model
@@ -114,7 +114,7 @@ def trainings(widths: list[int], seeds: list[int]) -> Iterator[Training]:
 
 
 def run_one(training: Training) -> None:
-    """Trains as a study does, from start values scaled by `training.start`, and records the losses."""
+    """Trains as a study does, from start values scaled by `training.start`, and records the loss."""
     job = TrainJob(
         layout=training.layout().to_json(),
         run=LmRun(corpus=refer(CONFIG.corpus, Path()), length=CONFIG.length, eval_bytes=CONFIG.eval_bytes),
@@ -128,11 +128,10 @@ def run_one(training: Training) -> None:
         mock.patch("nas.search.proxy.train.Model", partial(scaled_model, start=training.start)),
     ):
         result = train(job, yield_hook=lambda: None, checkpoint_dir=Path(folder), device="cpu", log=lambda line: None)
-    losses = {name: round(loss, 5) for name, loss in result.losses.items()}
     loss = round(statistics.mean(result.losses.values()), 5)
-    row = asdict(training) | {"layout": training.layout().format(), "loss": loss, "losses": losses}
+    row = asdict(training) | {"loss": loss, "cpu_s": round(result.cpu_seconds, 1)}
     with RECORDED.open("a") as file:
-        file.write(json.dumps(row | {"cpu_s": round(result.cpu_seconds, 1)}) + "\n")
+        file.write(json.dumps(row) + "\n")
 
 
 @torch.no_grad()
@@ -148,50 +147,44 @@ def scaled_model(layout: Layout, seed: int, start: Start) -> Model:
 
 def finished() -> list[tuple[Training, float]]:
     """Returns every training on file with its loss, in bits per byte: the mean over domains."""
-    found = []
+    trainings_done = []
     for line in RECORDED.read_text().splitlines() if RECORDED.exists() else ():
         row = json.loads(line)
         fields = {name: row[name] for name in ("kind", "place", "width", "rate", "seed", "steps")}
-        found.append((Training(**fields, start=Start(**row["start"])), float(row["loss"])))
-    return found
+        trainings_done.append((Training(**fields, start=Start(**row["start"])), float(row["loss"])))
+    return trainings_done
 
 
-def rows(done: list[tuple[Training, float]]) -> list[dict[str, str]]:
-    """Returns a row for each kind, place and width whose default was compared with something; one seed each."""
+def gaps(done: list[tuple[Training, float]]) -> dict[tuple[str, str, int], float]:
+    """Returns by how much the default is behind the best setting, for each kind, place and width; one seed each."""
     cells: dict[tuple[str, str, int], dict[tuple[float, Start], float]] = {}
     for training, loss in done:
         if training.seed == 0 and training.steps == STEPS:
             cells.setdefault(training.cell, {})[training.rate, training.start] = loss
-    table = []
-    for (kind, place, width), losses in sorted(
-        cells.items(), key=lambda cell: (cell[0][2], list(KINDS).index(cell[0][0]))
-    ):
-        default = losses.get((1.0, Start()))
-        if default is None or len(losses) == 1:
-            continue
-        rate, start = min(losses, key=lambda setting: losses[setting])
-        best = losses[rate, start]
-        table.append(
-            {
-                "kind": kind,
-                "place": place,
-                "width": str(width),
-                "default": f"{default:.3f}",
-                "own best": f"{best:.3f}",
-                "behind": f"{default - best:.3f}",
-                "at": f"rate x {rate:g}, embedding x {start.embedding:g}, residual x {start.residual:g}",
-                "settings": str(len(losses)),
-            }
-        )
-    return table
+    return {
+        cell: round(losses[1.0, Start()] - min(losses.values()), 3)
+        for cell, losses in cells.items()
+        if (1.0, Start()) in losses and len(losses) > 1
+    }
 
 
-def summary(table: list[dict[str, str]]) -> str:
-    """Returns a sentence on how many cells keep the limit."""
-    behind = [float(row["behind"]) for row in table]
-    fair = sum(gap <= LIMIT for gap in behind)
-    worst = max(behind, default=0.0)
-    return f"{fair} of {len(table)} within {LIMIT} bits per byte of their own best; the worst is {worst:.3f} behind.\n"
+def table(behind: Mapping[tuple[str, str, int], float]) -> str:
+    """Returns a row for each kind, and how many cells keep the limit."""
+    columns = sorted({(width, place) for _, place, width in behind}, key=lambda cell: (cell[0], PLACES.index(cell[1])))
+    rows = [
+        {"kind": kind}
+        | {
+            f"width {width}, {place}": f"{behind[kind, place, width]:.3f}" if (kind, place, width) in behind else ""
+            for width, place in columns
+        }
+        for kind in KINDS
+    ]
+    fair = sum(gap <= LIMIT for gap in behind.values())
+    worst = max(behind.values(), default=0.0)
+    return (
+        f"{markdown(rows)}\n{fair} of {len(behind)} within {LIMIT} bits per byte of their own best; the worst is"
+        f" {worst:.3f} behind.\n"
+    )
 
 
 def rates(done: list[tuple[Training, float]]) -> str:
@@ -202,9 +195,9 @@ def rates(done: list[tuple[Training, float]]) -> str:
             cells.setdefault(training.cell, {})[training.rate] = loss
     lines = []
     for width in sorted({cell[2] for cell in cells}):
-        own = [losses for cell, losses in cells.items() if cell[2] == width]
+        on_width = [losses for cell, losses in cells.items() if cell[2] == width]
         for rate in sorted(RATES):
-            behind = [losses[rate] - min(losses.values()) for losses in own if rate in losses]
+            behind = [losses[rate] - min(losses.values()) for losses in on_width if rate in losses]
             lines.append(
                 f"- width {width}, rate x {rate:g}: {sum(gap <= LIMIT for gap in behind)} of {len(behind)} within"
                 f" {LIMIT} of the best rate, {sum(gap == 0 for gap in behind)} have it as the best, the worst is"
@@ -230,8 +223,7 @@ def run(options: argparse.Namespace) -> None:
 def report(options: argparse.Namespace) -> None:
     """Prints the table of what is on file."""
     done = finished()
-    table = rows(done)
-    text = markdown(table) + "\n" + summary(table) + "\n" + rates(done)
+    text = f"{table(gaps(done))}\n{rates(done)}"
     print(text, end="")
     if options.page:
         fill(options.page, "fairness", text)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from nas.core.block import Block
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from benchmarks.quality.studies import FOLDER, read
 from benchmarks.quality.truth import recorded, train_missing
 from nas.core.layout import Layout
@@ -51,28 +51,28 @@ def layouts(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in references} | {str(row["trial"]): row for row in report["front"]}
 
 
-def table(report: Mapping[str, Any], steps: int, known: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns quality and recall of each layout, and how both go together on the front, as Markdown."""
+def table(report: Mapping[str, Any], steps: int, trained: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns recall of each layout, and how quality and recall go together on the front, as Markdown."""
     rows = {
         name: row
         for name, row in layouts(report).items()
-        if all(job.key in known for job in jobs(row["layout"], steps))
+        if all(job.key in trained for job in jobs(row["layout"], steps))
     }
     if "published" not in rows:
         return "The published reference is not trained yet, so there is nothing to compare with.\n"
     scores = {
-        name: np.array([known[job.key]["scores"][GROUP] for job in jobs(row["layout"], steps)])
+        name: np.array([trained[job.key]["scores"][GROUP] for job in jobs(row["layout"], steps)])
         for name, row in rows.items()
     }
-    ratios = {name: each / scores["published"] for name, each in scores.items()}
+    ratios = {name: values / scores["published"] for name, values in scores.items()}
     cells = [
         {
-            "": name, "quality": f"{-row['coordinates']['quality']:.3f}", "recall": f"{ratios[name].mean():.2f}",
-            "of each seed": ", ".join(f"{each:.2f}" for each in ratios[name]),
-            "layout": f"`{row['layout'].partition(' ')[2].partition(' ')[2]}`",
+            "trial": name,
+            "recall": f"{ratios[name].mean():.2f}",
+            "of each seed": ", ".join(f"{ratio:.2f}" for ratio in ratios[name]),
         }
-        for name, row in rows.items()
-    ]  # fmt: skip
+        for name in rows
+    ]
     front = [name for name in rows if name.isdigit()]
     return f"{markdown(cells)}\n{_summary(front, rows, ratios, len(layouts(report)), steps)}"
 
@@ -81,10 +81,10 @@ def _summary(
     front: Sequence[str],
     rows: Mapping[str, Mapping[str, Any]],
     ratios: Mapping[str, np.ndarray[Any, Any]],
-    wanted: int,
+    layout_count: int,
     steps: int,
 ) -> str:
-    said = f"{len(rows)} of {wanted} layouts, {steps} steps, {len(SEEDS)} seeds."
+    said = f"{len(rows)} of {layout_count} layouts, {steps} steps, {len(SEEDS)} seeds."
     if len(front) < _FEWEST:
         return f"{said}\n"
     table = np.array([ratios[name] for name in front])
@@ -105,14 +105,16 @@ def main() -> None:
     running, reporting = commands.add_parser("run"), commands.add_parser("report")
     running.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
     reporting.add_argument("--page", type=Path, help="with places `<!-- recall NAME -->`; left out: printed")
-    for each in (running, reporting):
-        each.add_argument("archives", type=Path, nargs="*", default=[FOLDER / f"{name}.jsonl.gz" for name in STUDIES])
-        each.add_argument("--steps", type=int, default=300)
+    for command in (running, reporting):
+        command.add_argument(
+            "archives", type=Path, nargs="*", default=[FOLDER / f"{name}.jsonl.gz" for name in STUDIES]
+        )
+        command.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hilnas-recall-") as folder:
         store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
         try:
-            reports = [read(archive, store)[0] for archive in options.archives]
+            reports = [read(archive, store) for archive in options.archives]
         finally:
             store.close()
     if options.command == "run":

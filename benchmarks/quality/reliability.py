@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.search.recorded import load
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig
@@ -39,7 +40,7 @@ from nas.search.proxy.quality import paired_spread
 from nas.search.spaces import load_space
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RECORDED = REPOSITORY / "benchmarks" / "recorded" / "lfm2-study.json"
+RECORDED = REPOSITORY / "benchmarks" / "recorded" / "lfm2-study.json.gz"
 SPACE = "lfm2-study"
 _FEWEST = 2
 
@@ -79,7 +80,7 @@ def layouts(count: int) -> list[Layout]:
     """Returns the layouts, good and others in turn; fewer are a prefix of more."""
     space = load_space(SPACE)
     quality: dict[str, tuple[float, str]] = {}
-    for study in json.loads(RECORDED.read_text())["studies"]:
+    for study in load(RECORDED):
         for row in study["told"]:
             if row["status"] == "complete" and row["origin"] != "reference":
                 quality.setdefault(row["proxy_id"], (-row["objectives"]["quality"], row["layout"]))
@@ -93,11 +94,11 @@ def layouts(count: int) -> list[Layout]:
 def jobs(count: int, seeds: int) -> Iterator[tuple[str, TrainJob]]:
     """Yields name and job of every training: of four layouts, evaluation by evaluation, then of the next four."""
     corpus = refer("default", REPOSITORY)
-    found = layouts(count)
+    named_layouts = layouts(count)
     for first in range(0, count, 4):
         for evaluation, seed in itertools.product(EVALUATIONS, range(seeds)):
             config = evaluation.config().with_seeds((seed,))
-            for layout in found[first : first + 4]:
+            for layout in named_layouts[first : first + 4]:
                 (job,) = rung_jobs(config, 0, layout, corpus)
                 yield f"{evaluation.name}.{layout.id[:12]}.{seed}", job
 
@@ -116,10 +117,14 @@ def run(folder: Path, count: int, seeds: int, seconds: float) -> None:
             if time.monotonic() - begun > seconds:
                 return
             result = train(
-                job, yield_hook=lambda: None, checkpoint_dir=Path(scratch), device="cpu", log=lambda _: None,
+                job,
+                yield_hook=lambda: None,
+                checkpoint_dir=Path(scratch),
+                device="cpu",
+                log=lambda _: None,
                 checkpoint_s=1e9,
-            )  # fmt: skip
-            kept = {
+            )
+            record = {
                 "evaluation": name.split(".")[0],
                 "layout": name.split(".")[1],
                 "seed": job.seed,
@@ -129,7 +134,7 @@ def run(folder: Path, count: int, seeds: int, seconds: float) -> None:
                 "cpu_seconds": result.cpu_seconds,
                 "tokens": result.tokens,
             }
-            write_durably(path, json.dumps(kept, indent=1).encode() + b"\n")
+            write_durably(path, json.dumps(record, indent=1).encode() + b"\n")
             print(f"{name}: {result.scores} in {result.cpu_seconds:.1f} CPU s", flush=True)
 
 
@@ -142,17 +147,17 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], fl
             name = row["evaluation"] if group.startswith("task/") else group
             values.setdefault(name, {}).setdefault(row["layout"], {})[row["seed"]] = score
             cost.setdefault(name, []).append(row["cpu_seconds"])
-    found, means = [], {}
+    table_rows, means = [], {}
     for name, by_layout in values.items():
-        seeds = set.intersection(*(set(each) for each in by_layout.values()))
-        whole = {layout: {seed: each[seed] for seed in seeds} for layout, each in by_layout.items()}
+        seeds = set.intersection(*(set(by_seed) for by_seed in by_layout.values()))
+        whole = {layout: {seed: by_seed[seed] for seed in seeds} for layout, by_seed in by_layout.items()}
         spread = paired_spread([*whole.values()])
-        mean = {layout: fmean(each.values()) for layout, each in whole.items() if each}
+        mean = {layout: fmean(scores.values()) for layout, scores in whole.items() if scores}
         if len(mean) < _FEWEST or not spread.dof:
             continue
         between = max(0.0, float(np.var([*mean.values()], ddof=1)) - spread.sd**2 / len(seeds)) ** 0.5
         means[name] = mean
-        found.append(
+        table_rows.append(
             {
                 "evaluation": name,
                 "layouts": len(mean),
@@ -165,15 +170,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], fl
                 "cpu_s": fmean(cost[name]),
             }
         )
-    return found, effective_dimension(means)
+    return table_rows, effective_dimension(means)
 
 
 def effective_dimension(means: Mapping[str, Mapping[str, float]]) -> float | None:
     """Returns the participation ratio of the correlations between evaluations; None for fewer than three layouts."""
-    shared = sorted(set.intersection(*(set(each) for each in means.values()))) if means else []
+    shared = sorted(set.intersection(*(set(scores) for scores in means.values()))) if means else []
     if len(shared) <= _FEWEST:
         return None
-    table = np.array([[each[layout] for layout in shared] for each in means.values()])
+    table = np.array([[scores[layout] for layout in shared] for scores in means.values()])
     table = table[table.std(axis=1) > 0]
     values = np.linalg.eigvalsh(np.atleast_2d(np.corrcoef(table)))
     return float(values.sum() ** 2 / np.square(values).sum())
@@ -182,11 +187,11 @@ def effective_dimension(means: Mapping[str, Mapping[str, float]]) -> float | Non
 def show(folder: Path) -> None:
     """Prints the summary of the trainings in `folder`."""
     rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    found, dimension = summary(rows)
+    table_rows, dimension = summary(rows)
     trainers = ", ".join(sorted({str(row["trainer"]) for row in rows}))
     print(f"{len(rows)} trainings, {sum(row['cpu_seconds'] for row in rows):.0f} CPU s, trainer {trainers}")
     print(f"{'evaluation':16} layouts seeds dof   score  signal   noise   SNR  CPU s")
-    for row in sorted(found, key=lambda row: -(row["snr"] or 0)):
+    for row in sorted(table_rows, key=lambda row: -(row["snr"] or 0)):
         snr = "" if row["snr"] is None else f"{row['snr']:5.1f}"
         print(
             f"{row['evaluation']:16} {row['layouts']:7} {row['seeds']:5} {row['dof']:3.0f} {row['score']:7.3f}"

@@ -1,4 +1,4 @@
-"""How far the qualities of archived studies can be trusted: reliability, noise of the front, signal of each group.
+"""How far the qualities of archived studies can be trusted: reliability, and noise of the front.
 
     python -m benchmarks.quality.studies [--page docs/measured/truth.md] [ARCHIVE.jsonl.gz ...]
 
@@ -15,26 +15,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from benchmarks.quality.reliability import effective_dimension
-from nas.infra.store import studies
 from nas.infra.store.store import Store
 from nas.search.analysis.archive import import_study
 from nas.search.analysis.report import study_report
-from nas.search.proxy.quality import QualityScale
 
 FOLDER = Path(__file__).parents[1] / "recorded" / "studies"
 Json = Mapping[str, Any]
 
 
-def read(archive: Path, store: Store) -> tuple[Json, QualityScale | None]:
-    """Imports an archive; returns its report, and the scale of its last rung if that was fixed."""
+def read(archive: Path, store: Store) -> Json:
+    """Imports an archive and returns its report."""
     with archive.open("rb") as file:
         study = import_study(store, file, name=archive.name.partition(".")[0])
-    report = study_report(store, study.name)
-    stored = studies.get(store, study.id)
-    scale = (stored.scales or {}).get("quality", {}).get(stored.space["quality"]["rungs"][-1]["name"])
-    return report, None if scale is None else QualityScale.model_validate(scale)
+    return study_report(store, study.name)
 
 
 def study_row(report: Json) -> dict[str, str]:
@@ -47,42 +42,30 @@ def study_row(report: Json) -> dict[str, str]:
     dimension = effective_dimension(scores)
     trained = report["stage_seconds"]["train"]
     return {
-        "study": report["study"], "space": f"`{report['space']['name']}`",
+        "study": report["study"],
+        "space": f"`{report['space']['name']}`",
         "tried / complete": f"{report['trials']['proposed']} / {complete}",
-        "reliability": _shown(sure.get("overall")), "top third": _shown(sure.get("top_third")),
+        "reliability": _shown(sure.get("overall")),
+        "top third": _shown(sure.get("top_third")),
         "noise share of the front": _shown(sure.get("front_noise")),
         "fresh seeds": f"{sure.get('rescored', 0)} x {sure.get('seeds', 0)}",
         "deviation stated / seen": f"{_shown(sure.get('stated_sd'), 3)} / {_shown(sure.get('seen_sd'), 3)}",
         "groups, effective": f"{len(scores)}, {_shown(dimension, 1)}",
         "training, s": f"{trained:.0f}",
-    }  # fmt: skip
+    }
 
 
-def group_rows(name: str, scale: QualityScale) -> list[dict[str, str]]:
-    """Returns a row for each group of a study's last rung, those that do not count included."""
-    total = sum(scale.group_weights.values())
-    return [
-        {
-            "study": name, "group": group, "signal": f"{each.between:.3f}", "noise": f"{each.noise:.3f}",
-            "ratio": f"{each.ratio:.1f}", "weight": f"{scale.weights.get(group, 0.0) / total:.2f}",
-        }
-        for group, each in sorted(scale.signals.items())
-    ]  # fmt: skip
-
-
-def tables(archives: Sequence[Path]) -> str:
-    """Returns both tables as Markdown."""
-    found, groups = [], []
+def table(archives: Sequence[Path]) -> str:
+    """Returns a row for each study as Markdown."""
+    rows = []
     with tempfile.TemporaryDirectory(prefix="hilnas-studies-") as folder:
         store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
         try:
             for archive in archives:
-                report, scale = read(archive, store)
-                found.append(study_row(report))
-                groups += [] if scale is None else group_rows(report["study"], scale)
+                rows.append(study_row(read(archive, store)))
         finally:
             store.close()
-    return f"{markdown(found)}\n{markdown(groups)}"
+    return markdown(rows)
 
 
 def _shown(value: float | None, digits: int = 2) -> str:
@@ -95,7 +78,7 @@ def main() -> None:
     parser.add_argument("archives", type=Path, nargs="*")
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
-    text = tables(options.archives or sorted(FOLDER.glob("*.jsonl.gz")))
+    text = table(options.archives or sorted(FOLDER.glob("*.jsonl.gz")))
     if options.page:
         fill(options.page, "studies", text)
     else:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from nas.core.layout import Layout
 from nas.model.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
 from nas.model.nn.model import Model
@@ -73,11 +73,6 @@ class Row:
     ms: float
     ratio: float
 
-    def cells(self) -> dict[str, str]:
-        """Returns the row of a table."""
-        figures = {"ms a seed and step": f"{self.ms:.1f}", "ratio": f"{self.ratio:.2f}"}
-        return {"layout": self.layout, "data": self.data, "way": self.way} | figures
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -91,13 +86,16 @@ def main() -> None:
     torch.set_num_threads(1)
     ways = [ALONE, *(Way(seeds=int(count)) for count in options.seeds.split(","))]
     ways += [Way(precision="bfloat16"), Way(optimiser="muon")]
-    found = []
+    table: dict[tuple[str, str], dict[str, str]] = {}
     for layout in options.layouts.split(","):
         for row in measured(layout, ways, options.rounds, options.steps, options.device):
             print(json.dumps(asdict(row)), flush=True)
-            found.append(row)
+            cells = table.setdefault((row.layout, row.data), {"layout": row.layout, "data": row.data})
+            cells["alone, ms" if row.way == str(ALONE) else row.way] = (
+                f"{row.ms:.1f}" if row.way == str(ALONE) else f"{row.ratio:.2f}"
+            )
     if options.page:
-        fill(options.page, "throughput", markdown([row.cells() for row in found]))
+        fill(options.page, "throughput", markdown([*table.values()]))
 
 
 def measured(layout: str, ways: list[Way], rounds: int, steps: int, device: str) -> Iterator[Row]:
@@ -107,7 +105,7 @@ def measured(layout: str, ways: list[Way], rounds: int, steps: int, device: str)
         for _ in range(rounds):
             for way in ways:
                 times[way].append(step_seconds(LAYOUTS[layout], *SIZES[data], way, steps, torch.device(device)))
-        least = {way: min(each) for way, each in times.items()}
+        least = {way: min(seconds) for way, seconds in times.items()}
         for way in ways:
             yield Row(layout, data, str(way), 1e3 * least[way], least[ALONE] / least[way])
 
@@ -121,8 +119,8 @@ def step_seconds(text: str, batch: int, length: int, way: Way, steps: int, devic
     tokens = torch.randint(0, layout.vocab, (2, way.seeds * batch, length), generator=generator).to(device)
 
     def loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-        each = F.cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten(), reduction="none")
-        return each.mean() if seeds is None else each.view(seeds, -1).mean(1)
+        token_losses = F.cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten(), reduction="none")
+        return token_losses.mean() if seeds is None else token_losses.view(seeds, -1).mean(1)
 
     state = TrainingState(model, Optimiser(0.05, 1.0, 0.01, kind=way.optimiser), 1 + steps, 0.99, seeds)
     marks: list[float] = []

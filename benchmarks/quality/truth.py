@@ -4,7 +4,7 @@
     python -m benchmarks.quality.truth report [--page docs/measured/truth.md]
 
 With --only, --task-lr and --task-steps both look at some orderings under another protocol. With N times the steps, the
-parts of the page are called verdicts-N and trainings-N.
+part of the page is called verdicts-N.
 
 Each ordering is two layouts, the evaluation groups in which one is known to be better, and the source that says so. All
 layouts are narrowed and trained by `PROTOCOL`, two seeds in one pass. The verdict is *right* or *wrong* where the mean
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +26,13 @@ from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any, Literal
 
-from benchmarks.quality.page import fill, markdown
+from benchmarks.page import fill, markdown
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
 from nas.core.task import make_task
 from nas.model.text.corpus import CorpusRef, refer
-from nas.search.proxy.job import TrainJob, is_part, proxy_layout
+from nas.search.proxy.job import TrainJob, is_part
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.tasks.mqar import AssociativeRecall
 
@@ -99,160 +100,218 @@ ORDERINGS = (
         "attention-over-convolution-recall",
         "attention recalls more than gated convolution",
         "Arora et al. 2023, Zoology (arXiv:2312.04927), section 4",
-        _d512("swiglu:1536", "A8/2*4"), _d512("swiglu:1536", "C3*4"), _RECALL,
+        _d512("swiglu:1536", "A8/2*4"),
+        _d512("swiglu:1536", "C3*4"),
+        _RECALL,
     ),
     Ordering(
         "convolution-recall",
         "gated short convolutions alone recall far less than with some attention",
         "Arora et al. 2023, Zoology (arXiv:2312.04927), MQAR and hybrids",
-        _d512("swiglu:1536", "C3 A8/2 C3 A8/2"), _d512("swiglu:1536", "C3*4"), _RECALL,
+        _d512("swiglu:1536", "C3 A8/2 C3 A8/2"),
+        _d512("swiglu:1536", "C3*4"),
+        _RECALL,
     ),
     Ordering(
         "state-space-recall",
         "a state-space stack recalls more once two of its layers are attention",
         "Waleffe et al. 2024, An Empirical Study of Mamba-based Language Models (arXiv:2406.07887), recall tasks",
-        _d512("swiglu:1536", "M A8/2 M A8/2"), _d512("swiglu:1536", "M*4"), _RECALL,
+        _d512("swiglu:1536", "M A8/2 M A8/2"),
+        _d512("swiglu:1536", "M*4"),
+        _RECALL,
     ),
     Ordering(
         "state-size-recall",
         "a larger state recalls more",
         "Dao and Gu 2024, Transformers are SSMs (arXiv:2405.21060), MQAR over state sizes",
-        _d512("swiglu:1536", "M512*4"), _d512("swiglu:1536", "M*4"), _RECALL,
+        _d512("swiglu:1536", "M512*4"),
+        _d512("swiglu:1536", "M*4"),
+        _RECALL,
     ),
     Ordering(
         "delta-rule-recall",
         "gated DeltaNet recalls more than Mamba-2, each of its usual size",
         "Yang, Kautz and Hatamizadeh 2024, Gated Delta Networks (arXiv:2412.06464), retrieval in context",
-        _d512("swiglu:1536", "D8*4"), _d512("swiglu:1536", "M*4"), _RECALL,
+        _d512("swiglu:1536", "D8*4"),
+        _d512("swiglu:1536", "M*4"),
+        _RECALL,
     ),
     Ordering(
         "delta-rule-recall-equal-state",
         "gated DeltaNet recalls more than Mamba-2 of as many state numbers",
         "Yang, Kautz and Hatamizadeh 2024, Gated Delta Networks (arXiv:2412.06464), retrieval in context",
-        _d512("swiglu:1536", "D2*4"), _d512("swiglu:1536", "M*4"), _RECALL,
+        _d512("swiglu:1536", "D2*4"),
+        _d512("swiglu:1536", "M*4"),
+        _RECALL,
     ),
     Ordering(
         "delta-rule-over-gla-recall",
         "the delta rule recalls more than gated linear attention",
         "Yang et al. 2024, Parallelizing Linear Transformers with the Delta Rule (arXiv:2406.06484), MQAR",
-        _d512("swiglu:1536", "D8*4"), _d512("swiglu:1536", "G8*4"), _RECALL,
+        _d512("swiglu:1536", "D8*4"),
+        _d512("swiglu:1536", "G8*4"),
+        _RECALL,
     ),
     Ordering(
         "mamba2-over-gla-recall",
         "Mamba-2 recalls more than gated linear attention of as many state numbers",
         "Dao and Gu 2024 (arXiv:2405.21060), short convolution and scalar decays; a weak source, as Yang et al. 2023"
-        " (arXiv:2312.06635) report GLA above the first Mamba",
-        _d512("swiglu:1536", "M*4"), _d512("swiglu:1536", "G2*4"), _RECALL,
+        " (arXiv 2312.06635) report GLA above the first Mamba",
+        _d512("swiglu:1536", "M*4"),
+        _d512("swiglu:1536", "G2*4"),
+        _RECALL,
     ),
     Ordering(
         "window-recall",
         "attention to everything recalls more than a window shorter than the distance",
         "Arora et al. 2024, Based (arXiv:2402.18668), recall over window sizes",
-        _d512("swiglu:1536", "A8/2*4"), _d512("swiglu:1536", "W8/2@512*4"), _RECALL,
+        _d512("swiglu:1536", "A8/2*4"),
+        _d512("swiglu:1536", "W8/2@512*4"),
+        _RECALL,
     ),
     Ordering(
         "window-and-full-recall",
         "windows with layers of full attention recall more than windows alone",
         "Gemma Team 2025, Gemma 3 (arXiv:2503.19786), ratio of local to global layers",
-        _d512("swiglu:1536", "W8/2@512 A8/2 W8/2@512 A8/2"), _d512("swiglu:1536", "W8/2@512*4"), _RECALL,
+        _d512("swiglu:1536", "W8/2@512 A8/2 W8/2@512 A8/2"),
+        _d512("swiglu:1536", "W8/2@512*4"),
+        _RECALL,
     ),
     Ordering(
         "canon-recall",
         "attention with a short convolution in front recalls more than without",
         "Allen-Zhu 2025, Physics of Language Models: Part 4.1, Canon layers",
-        _d512("swiglu:1536", "A8/2(canon=4)*4"), _d512("swiglu:1536", "A8/2*4"), _RECALL,
+        _d512("swiglu:1536", "A8/2(canon=4)*4"),
+        _d512("swiglu:1536", "A8/2*4"),
+        _RECALL,
     ),
     Ordering(
         "selective-copying",
         "selective state spaces copy selectively, fixed convolutions do not",
         "Gu and Dao 2023, Mamba (arXiv:2312.00752), selective copying",
-        _d512("swiglu:1536", "M*4"), _d512("swiglu:1536", "C4*4"), ("task/selcopy",),
+        _d512("swiglu:1536", "M*4"),
+        _d512("swiglu:1536", "C4*4"),
+        ("task/selcopy",),
     ),
     Ordering(
         "induction",
         "attention forms induction heads; convolutions of a few tokens cannot",
         "Olsson et al. 2022, In-context Learning and Induction Heads (arXiv:2209.11895)",
-        _d512("swiglu:1536", "A8/2*4"), _d512("swiglu:1536", "C3*4"), ("task/induction",),
+        _d512("swiglu:1536", "A8/2*4"),
+        _d512("swiglu:1536", "C3*4"),
+        ("task/induction",),
     ),
     Ordering(
         "canon-text",
         "attention with a short convolution in front models text better than without",
         "Allen-Zhu 2025, Physics of Language Models: Part 4.1, Canon layers",
-        _d512("swiglu:1536", "A8/2(canon=4)*4"), _d512("swiglu:1536", "A8/2*4"), _LM,
+        _d512("swiglu:1536", "A8/2(canon=4)*4"),
+        _d512("swiglu:1536", "A8/2*4"),
+        _LM,
     ),
     Ordering(
         "window-sinks",
         "windows with a learned sink model text no worse than without",
         "Xiao et al. 2023, StreamingLLM (arXiv:2309.17453), pre-training with a sink",
-        _d512("swiglu:1536", "W8/2@512(sink=1)*4"), _d512("swiglu:1536", "W8/2@512*4"), _LM,
+        _d512("swiglu:1536", "W8/2@512(sink=1)*4"),
+        _d512("swiglu:1536", "W8/2@512*4"),
+        _LM,
     ),
     Ordering(
         "fewer-kv-heads",
         "as many key-value heads as query heads model text better than one",
         "Ainslie et al. 2023, GQA (arXiv:2305.13245), figure 3; Shazeer 2019 (arXiv:1911.02150)",
-        _d512("swiglu:1536", "A8/8*4"), _d512("swiglu:1536", "A8/1*4"), _LM,
+        _d512("swiglu:1536", "A8/8*4"),
+        _d512("swiglu:1536", "A8/1*4"),
+        _LM,
     ),
     Ordering(
         "hybrid-text",
         "a hybrid of convolution and attention models text better than attention alone at equal weights",
         "Liquid AI 2025, LFM2 Technical Report (arXiv:2511.23404), section 2",
-        _d512("swiglu:1536", "C3 A8/4 C3 A8/4"), _d512("swiglu:1624", "A8/4*4"), _LM, "total",
+        _d512("swiglu:1536", "C3 A8/4 C3 A8/4"),
+        _d512("swiglu:1624", "A8/4*4"),
+        _LM,
+        "total",
     ),
     Ordering(
         "state-space-hybrid-text",
         "a hybrid of Mamba-2 and attention models text better than attention alone at equal weights",
         "Waleffe et al. 2024 (arXiv:2406.07887), Mamba-2-Hybrid against the transformer",
-        _d512("swiglu:1192", "M A8/2 M A8/2"), _d512("swiglu:1536", "A8/2*4"), _LM, "total",
+        _d512("swiglu:1192", "M A8/2 M A8/2"),
+        _d512("swiglu:1536", "A8/2*4"),
+        _LM,
+        "total",
     ),
     Ordering(
         "deep-and-thin",
         "at small size, more and thinner layers model text better at equal weights",
         "Liu et al. 2024, MobileLLM (arXiv:2402.14905), depth against width",
-        _d512("swiglu:488", "C3 A8/2 C3 A8/2 C3 A8/2 C3 A8/2"), _d512("swiglu:1536", "C3 A8/2 C3 A8/2"), _LM, "total",
+        _d512("swiglu:488", "C3 A8/2 C3 A8/2 C3 A8/2 C3 A8/2"),
+        _d512("swiglu:1536", "C3 A8/2 C3 A8/2"),
+        _LM,
+        "total",
     ),
     Ordering(
         "experts-at-equal-active",
         "a mixture of experts models text better than a dense layer of as many active weights",
         "Fedus et al. 2021, Switch Transformers (arXiv:2101.03961); Muennighoff et al. 2024, OLMoE (arXiv:2409.02060)",
-        _d512("moe:8x2:512", "C3 A8/2 C3 A8/2"), _d512("swiglu:1024", "C3 A8/2 C3 A8/2"), _LM, "active",
+        _d512("moe:8x2:512", "C3 A8/2 C3 A8/2"),
+        _d512("swiglu:1024", "C3 A8/2 C3 A8/2"),
+        _LM,
+        "active",
     ),
     Ordering(
         "dense-at-equal-total",
         "a dense layer models text better than a mixture of experts of as many weights in all",
         "Clark et al. 2022, Unified Scaling Laws for Routed Language Models (arXiv:2202.01169)",
-        _d512("swiglu:4096", "C3 A8/2 C3 A8/2"), _d512("moe:8x2:512", "C3 A8/2 C3 A8/2"), _LM, "total",
+        _d512("swiglu:4096", "C3 A8/2 C3 A8/2"),
+        _d512("moe:8x2:512", "C3 A8/2 C3 A8/2"),
+        _LM,
+        "total",
     ),
     Ordering(
         "more-weights",
         "more feed-forward weights model text better",
         "Kaplan et al. 2020, Scaling Laws for Neural Language Models (arXiv:2001.08361)",
-        _d512("swiglu:4096", "C3 A8/2 C3 A8/2"), _d512("swiglu:1024", "C3 A8/2 C3 A8/2"), _LM,
+        _d512("swiglu:4096", "C3 A8/2 C3 A8/2"),
+        _d512("swiglu:1024", "C3 A8/2 C3 A8/2"),
+        _LM,
     ),
     Ordering(
         "more-layers",
         "more layers of the same kind model text better",
         "Kaplan et al. 2020 (arXiv:2001.08361)",
-        _d512("swiglu:1536", "C3 A8/2 C3 A8/2"), _d512("swiglu:1536", "C3 A8/2"), _LM,
+        _d512("swiglu:1536", "C3 A8/2 C3 A8/2"),
+        _d512("swiglu:1536", "C3 A8/2"),
+        _LM,
     ),
     Ordering(
         "shared-layers",
         "running each layer twice models text better than once, at equal weights",
         "Liu et al. 2024, MobileLLM (arXiv:2402.14905), MobileLLM-LS",
-        _d512("swiglu:1536", "C3 ^0 A8/2 ^2"), _d512("swiglu:1536", "C3 A8/2"), _LM, "total",
+        _d512("swiglu:1536", "C3 ^0 A8/2 ^2"),
+        _d512("swiglu:1536", "C3 A8/2"),
+        _LM,
+        "total",
     ),
     Ordering(
         "shared-caches",
         "keys and values of one's own model text better than those of the layer below",
         "Brandon et al. 2024, Cross-Layer Attention (arXiv:2405.12981)",
-        _d512("swiglu:1536", "A8/2*4"), _d512("swiglu:1536", "A8/2 A8/2(kv=0) A8/2 A8/2(kv=2)"), _LM,
+        _d512("swiglu:1536", "A8/2*4"),
+        _d512("swiglu:1536", "A8/2 A8/2(kv=0) A8/2 A8/2(kv=2)"),
+        _LM,
     ),
     Ordering(
         "hybrid-ratio-recall",
         "three linear layers to one of attention recall more than seven to one",
         "Wang et al. 2025, A Systematic Analysis of Hybrid Linear Attention (arXiv:2507.06457), recall over ratios",
-        _d512("swiglu:1536", "M*3 A8/2 M*3 A8/2"), _d512("swiglu:1536", "M*7 A8/2"), _RECALL,
+        _d512("swiglu:1536", "M*3 A8/2 M*3 A8/2"),
+        _d512("swiglu:1536", "M*7 A8/2"),
+        _RECALL,
     ),
-)  # fmt: skip
+)
 """Named beforehand: an ordering is not taken out because the protocol fails it."""
 
 
@@ -277,16 +336,16 @@ class Suite:
         config = self.protocol.with_seeds(tuple(range(self.seeds)))
         return rung_jobs(config, len(config.rungs) - 1, Layout.parse(layout), self.corpus)
 
-    def wanted(self, ordering: Ordering) -> Iterator[tuple[str, TrainJob]]:
+    def jobs_for(self, ordering: Ordering) -> Iterator[tuple[str, TrainJob]]:
         """Yields layout and training for everything that an ordering is judged by."""
         for layout in (ordering.better, ordering.worse):
             for job in self.jobs_of(layout):
                 if any(_counts(group, job) for group in ordering.groups):
                     yield layout, job
 
-    def all_wanted(self) -> dict[str, tuple[str, TrainJob]]:
+    def all_jobs(self) -> dict[str, tuple[str, TrainJob]]:
         """Returns result key -> layout and training, of all orderings."""
-        return {job.key: (layout, job) for each in self.orderings for layout, job in self.wanted(each)}
+        return {job.key: (layout, job) for ordering in self.orderings for layout, job in self.jobs_for(ordering)}
 
 
 def main() -> None:
@@ -295,27 +354,26 @@ def main() -> None:
     running, reporting = commands.add_parser("run"), commands.add_parser("report")
     running.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
     reporting.add_argument("--page", type=Path)
-    for each in (running, reporting):
-        each.add_argument("--seeds", type=int, default=4)
-        each.add_argument("--only", nargs="*", metavar="NAME", help="these orderings")
-        each.add_argument("--task-lr", type=float, default=PROTOCOL.task_lr, help="another learning rate of tasks")
-        each.add_argument("--task-steps", type=int, default=1, metavar="N", help="N times the steps of tasks")
+    for command in (running, reporting):
+        command.add_argument("--seeds", type=int, default=4)
+        command.add_argument("--only", nargs="*", metavar="NAME", choices=[ordering.name for ordering in ORDERINGS])
+        command.add_argument("--task-lr", type=float, default=PROTOCOL.task_lr, help="another learning rate of tasks")
+        command.add_argument("--task-steps", type=int, default=1, metavar="N", help="N times the steps of tasks")
     options = parser.parse_args()
     suite = Suite(
         refer(PROTOCOL.corpus, Path.cwd()),
         options.seeds,
         variant(options.task_lr, options.task_steps),
-        tuple(each for each in ORDERINGS if options.only is None or each.name in options.only),
+        tuple(ordering for ordering in ORDERINGS if options.only is None or ordering.name in options.only),
     )
     if options.command == "run":
         run(suite, options.minutes)
         return
     suffix = f"-{options.task_steps}" if options.task_steps > 1 else ""
-    for name, text in {"verdicts": verdicts(suite), "trainings": trainings(suite)}.items():
-        if options.page:
-            fill(options.page, name + suffix, text)
-        else:
-            print(text)
+    if options.page:
+        fill(options.page, "verdicts" + suffix, verdicts(suite))
+    else:
+        print(verdicts(suite))
 
 
 def variant(task_lr: float, times: int) -> QualityConfig:
@@ -330,17 +388,12 @@ def run(suite: Suite, minutes: float) -> None:
 
     So every ordering soon has a difference with an error. Layouts that several orderings share are trained once.
     """
-    todo = sorted(suite.all_wanted().items(), key=lambda item: item[1][1].seed // _TOGETHER)
+    todo = sorted(suite.all_jobs().items(), key=lambda item: item[1][1].seed // _TOGETHER)
     train_missing(dict(todo), RECORDED, minutes)
 
 
 def train_missing(todo: Mapping[str, tuple[str, TrainJob]], path: Path, minutes: float) -> None:
     """Trains, in the order of `todo`, what has no line in `path` yet, two seeds in one pass; begins none after a time.
-
-    Args:
-        todo: result key -> layout and training.
-        path: one JSON line per training.
-        minutes: the time.
 
     Raises:
         CandidateFailed: a training diverged.
@@ -348,10 +401,10 @@ def train_missing(todo: Mapping[str, tuple[str, TrainJob]], path: Path, minutes:
     from nas.search.proxy.train import train_seeds
 
     ends = time.monotonic() + 60 * minutes
-    known = recorded(path)
+    trained = recorded(path)
     missing: dict[tuple[int, str], list[tuple[str, TrainJob]]] = {}
     for key, (layout, job) in todo.items():
-        if key not in known:
+        if key not in trained:
             missing.setdefault((job.seed // _TOGETHER, job.seeds_key), []).append((layout, job))
     print(f"{len(todo)} trainings, {sum(map(len, missing.values()))} missing", flush=True)
     for together in missing.values():
@@ -366,10 +419,15 @@ def train_missing(todo: Mapping[str, tuple[str, TrainJob]], path: Path, minutes:
             if isinstance(result, CandidateFailed):
                 raise result
             row = {
-                "key": job.key, "layout": layout, "proxy": proxy_layout(job).format(), "run": job.run.name,
-                "seed": job.seed, "steps": job.steps, "lr": job.lr, "scores": result.scores, "losses": result.losses,
-                "accuracy": result.accuracy, "cpu_seconds": round(result.cpu_seconds, 2),
-            }  # fmt: skip
+                "key": job.key,
+                "layout": layout,
+                "run": job.run.name,
+                "seed": job.seed,
+                "steps": job.steps,
+                "lr": job.lr,
+                "scores": result.scores,
+                "cpu_seconds": round(result.cpu_seconds, 2),
+            }
             path.parent.mkdir(exist_ok=True)
             with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -419,84 +477,61 @@ class Verdict:
         return "right" if self.mean > 0 else "wrong"
 
 
-def judge(ordering: Ordering, suite: Suite, known: Mapping[str, Mapping[str, Any]]) -> Verdict | None:
+def judge(ordering: Ordering, suite: Suite, trained: Mapping[str, Mapping[str, Any]]) -> Verdict | None:
     """Returns the verdict from the seeds that have all trainings; None where there are none."""
     scores: dict[int, dict[tuple[str, str], float]] = {}
     expected: dict[int, int] = {}
-    for layout, job in suite.wanted(ordering):
+    for layout, job in suite.jobs_for(ordering):
         expected[job.seed] = expected.get(job.seed, 0) + 1
-        if row := known.get(job.key):
-            found = [value for group, value in row["scores"].items() if _matches(group, ordering.groups)]
-            scores.setdefault(job.seed, {})[layout, job.run.name] = fmean(found)
-    whole = [found for seed, found in sorted(scores.items()) if len(found) == expected[seed]]
+        if row := trained.get(job.key):
+            values = [value for group, value in row["scores"].items() if _matches(group, ordering.groups)]
+            scores.setdefault(job.seed, {})[layout, job.run.name] = fmean(values)
+    whole = [of_seed for seed, of_seed in sorted(scores.items()) if len(of_seed) == expected[seed]]
     differences = [
-        fmean(value if layout == ordering.better else -value for (layout, _), value in found.items()) * 2
-        for found in whole
+        fmean(value if layout == ordering.better else -value for (layout, _), value in of_seed.items()) * 2
+        for of_seed in whole
     ]
     return Verdict(differences) if differences else None
 
 
 def verdicts(suite: Suite) -> str:
-    """Returns a count of verdicts and their table in Markdown."""
-    known = recorded(RECORDED)
-    found = {each.name: judge(each, suite, known) for each in suite.orderings}
-    pooled = {
-        groups: pooled_deviation([found[each.name] for each in suite.orderings if each.groups == groups])
-        for groups in {each.groups for each in suite.orderings}
-    }
+    """Returns a count of verdicts and the table of those that were run, in Markdown."""
+    rows_by_key = recorded(RECORDED)
+    by_name = {ordering.name: judge(ordering, suite, rows_by_key) for ordering in suite.orderings}
+    judged = [(ordering, verdict) for ordering in suite.orderings if (verdict := by_name[ordering.name])]
     rows, words, firm = [], [], 0
-    for ordering in suite.orderings:
-        verdict, deviation = found[ordering.name], pooled[ordering.groups]
-        word = "not run" if verdict is None else verdict.word
-        words.append(word)
-        difference = error = seeds_used = ""
-        if verdict is not None:
-            difference = f"{verdict.mean:+.3f} ± {verdict.error:.3f}"
-            seeds_used = str(len(verdict.differences))
-            if deviation is not None:
-                common = deviation / math.sqrt(len(verdict.differences))
-                error = f"{common:.3f}"
-                firm += word in _DECIDED and abs(verdict.mean) >= _ERRORS * common
+    for ordering, verdict in judged:
+        words.append(verdict.word)
+        deviation = pooled_deviation(
+            [by_name[other.name] for other in suite.orderings if other.groups == ordering.groups]
+        )
+        if deviation is not None and verdict.word in _DECIDED:
+            firm += abs(verdict.mean) >= _ERRORS * deviation / math.sqrt(len(verdict.differences))
         rows.append(
             {
-                "ordering": ordering.name, "claim": ordering.claim, "source": ordering.source,
-                "better": f"`{_short(ordering.better)}`", "worse": f"`{_short(ordering.worse)}`",
-                "difference": difference, "pooled error": error, "seeds": seeds_used, "verdict": word,
+                "claim": f"{ordering.claim} ({_cited(ordering.source)})",
+                "better": f"`{_short(ordering.better)}`",
+                "worse": f"`{_short(ordering.worse)}`",
+                "difference": f"{verdict.mean:+.3f} ± {verdict.error:.3f}",
+                "verdict": verdict.word,
             }
-        )  # fmt: skip
-    decided = sum(map(words.count, _DECIDED))
-    rows_used = _used(suite, known)
-    cost = sum(row["cpu_seconds"] for row in rows_used)
+        )
+    trained = [rows_by_key[key] for key in suite.all_jobs() if key in rows_by_key]
+    cost = sum(row["cpu_seconds"] for row in trained)
+    mqar = make_task("mqar", suite.protocol.rungs[-1].tasks["mqar"].settings)
+    assert isinstance(mqar, AssociativeRecall)
     return (
-        f"Right: {words.count('right')} of {decided} decided; undecided: {words.count('undecided')}; not run:"
-        f" {words.count('not run')}. Of the decided, {firm} differ by two pooled errors, too.\n"
-        f"{len(rows_used)} trainings in {cost:.0f} CPU seconds.\n\n{markdown(rows)}"
+        f"Right: {words.count('right')} of {sum(map(words.count, _DECIDED))} decided; undecided:"
+        f" {words.count('undecided')}; not run: {len(suite.orderings) - len(judged)}. Of the decided, {firm} differ by"
+        f" two pooled errors, too. {len(trained)} trainings, {suite.seeds} seeds, {cost:.0f} CPU seconds. MQAR:"
+        f" {score_of_shown_values(mqar.pairs, mqar.values):.2f} nats is to know which values were shown,"
+        f" {mqar.chance_nats:.2f} to recall all of them.\n\n{markdown(rows)}"
     )
 
 
-def trainings(suite: Suite) -> str:
-    """Returns a table of the scores that verdicts rest on, a row per layout and evaluation."""
-    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in _used(suite, recorded(RECORDED)):
-        found.setdefault((row["run"], row["layout"], row["proxy"]), []).append(row)
-    rows = []
-    for (run_, layout, proxy), each in sorted(found.items(), key=lambda item: item[0][0]):
-        scores = [
-            fmean(value for group, value in row["scores"].items() if _matches(group, (f"task/{run_}", run_)))
-            for row in sorted(each, key=lambda row: row["seed"])
-        ]
-        rows.append(
-            {
-                "evaluation": run_, "layout": f"`{_short(layout)}`", "proxy": f"`{_short(proxy)}`",
-                "score of each seed": ", ".join(f"{score:.3f}" for score in scores),
-                "CPU s a seed": f"{fmean(row['cpu_seconds'] for row in each):.0f}",
-            }
-        )  # fmt: skip
-    mqar = make_task("mqar", suite.protocol.rungs[-1].tasks["mqar"].settings)
-    assert isinstance(mqar, AssociativeRecall)
-    shown = score_of_shown_values(mqar.pairs, mqar.values)
-    known = f"MQAR: {shown:.2f} is to know which values were shown, {mqar.chance_nats:.2f} to recall all of them."
-    return f"{markdown(rows)}\n{known}\n"
+def _cited(source: str) -> str:
+    """Returns the arXiv numbers of a source, or the source itself where it has none."""
+    return ", ".join(re.findall(r"arXiv:[\d.]+\d", source)) or source
 
 
 def score_of_shown_values(pairs: int, values: int) -> float:
@@ -505,22 +540,24 @@ def score_of_shown_values(pairs: int, values: int) -> float:
     The best such guess is a value's share among the pairs: the score is log(values) less the expected entropy of the
     shares of `pairs` uniform draws.
     """
-    known = values * sum(
+    entropy_sum = values * sum(
         math.comb(pairs, count) * (values - 1) ** (pairs - count) / values**pairs * count / pairs * math.log(count)
         for count in range(1, pairs + 1)
     )
-    return math.log(values) - math.log(pairs) + known
+    return math.log(values) - math.log(pairs) + entropy_sum
 
 
-def pooled_deviation(found: Sequence[Verdict | None]) -> float | None:
+def pooled_deviation(verdicts_pooled: Sequence[Verdict | None]) -> float | None:
     """Returns the standard deviation of paired differences of several orderings, each about its mean."""
-    several = [verdict.differences for verdict in found if verdict is not None and len(verdict.differences) > 1]
-    freedom = sum(len(each) - 1 for each in several)
-    return math.sqrt(sum(variance(each) * (len(each) - 1) for each in several) / freedom) if freedom else None
-
-
-def _used(suite: Suite, known: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [known[key] for key in suite.all_wanted() if key in known]
+    several = [
+        verdict.differences for verdict in verdicts_pooled if verdict is not None and len(verdict.differences) > 1
+    ]
+    freedom = sum(len(differences) - 1 for differences in several)
+    return (
+        math.sqrt(sum(variance(differences) * (len(differences) - 1) for differences in several) / freedom)
+        if freedom
+        else None
+    )
 
 
 def _short(layout: str) -> str:
@@ -533,7 +570,7 @@ def _counts(group: str, job: TrainJob) -> bool:
 
 
 def _matches(group: str, wanted_groups: Sequence[str]) -> bool:
-    return not is_part(group) and any(group == each or group.startswith(f"{each}/") for each in wanted_groups)
+    return not is_part(group) and any(group == prefix or group.startswith(f"{prefix}/") for prefix in wanted_groups)
 
 
 if __name__ == "__main__":

@@ -47,44 +47,50 @@ def run(args: argparse.Namespace) -> int:
 
 
 def packed(args: argparse.Namespace) -> int:
-    names = dict(each.split("=", 1) for each in args.rename)
+    names = dict(pair.split("=", 1) for pair in args.rename)
     say(f"{pack(args.folder, args.file, names)} runs in {args.file}")
     return 0
 
 
 def reported(args: argparse.Namespace) -> int:
     results = {key: data for path in args.results for key, data in read(path).items()}
-    found = report(results, MARKS, OURS)
-    print(tables(found, OURS) if args.markdown else json.dumps(found, indent=1))
+    figures = report(results, MARKS, OURS)
+    print(tables(figures, OURS) if args.markdown else json.dumps(figures, indent=1))
     return 0
 
 
 def clocked(args: argparse.Namespace) -> int:
-    rows = [seconds(problem, args.proposer, told) for problem in args.problems for told in args.told]
+    rows = [seconds(problem, args.proposer, observed) for problem in args.problems for observed in args.told]
     print(json.dumps(rows, indent=1))
     return 0
 
 
 def replayed(args: argparse.Namespace) -> int:
-    known = table(load(args.recorded))
+    recorded_table = table(load(args.recorded))
     engines = {name: ENGINES[name][0] for name in args.engines}
-    print(json.dumps(replay(known, load_space(args.space or known.space), engines, args.seeds, args.evaluations)))
+    print(
+        json.dumps(
+            replay(
+                recorded_table, load_space(args.space or recorded_table.space), engines, args.seeds, args.evaluations
+            )
+        )
+    )
     return 0
 
 
 def climbed(args: argparse.Namespace) -> int:
     seeds = range(args.first, args.first + args.seeds)
-    found = fidelity.compare(
+    comparison = fidelity.compare(
         args.problems, seeds, args.engine, pool=args.pool, whole=args.whole, longer=args.longer, out=args.out, say=say
-    )  # fmt: skip
-    print(fidelity.table(found) if args.markdown else json.dumps(found, indent=1))
+    )
+    print(fidelity.table(comparison) if args.markdown else json.dumps(comparison, indent=1))
     return 0
 
 
 def checked(args: argparse.Namespace) -> int:
     seeds = range(args.first, args.first + args.seeds)
-    found = models.check(args.out, args.problems, seeds, args.engines, args.told, say)
-    print(models.table(found) if args.markdown else json.dumps(found, indent=1))
+    rows = models.check(args.out, args.problems, seeds, args.engines, args.told, say)
+    print(models.table(rows) if args.markdown else json.dumps(rows, indent=1))
     return 0
 
 
@@ -104,11 +110,11 @@ def main() -> int:
     campaign.add_argument("--reference", type=int, default=8000, help="evaluations of the long search; 0: none")
     campaign.add_argument("--cpu-minutes", type=float, default=1e9, help="after which no further run is begun")
     campaign.set_defaults(call=run)
-    kept = verbs.add_parser("pack", help="one file of a folder's results, to be recorded")
-    kept.add_argument("folder", type=Path)
-    kept.add_argument("file", type=Path, help="to write: NAME.jsonl.gz")
-    kept.add_argument("--rename", nargs="+", default=[], metavar="ENGINE=NAME", help="names of engines in the file")
-    kept.set_defaults(call=packed)
+    packing = verbs.add_parser("pack", help="one file of a folder's results, to be recorded")
+    packing.add_argument("folder", type=Path)
+    packing.add_argument("file", type=Path, help="to write: NAME.jsonl.gz")
+    packing.add_argument("--rename", nargs="+", default=[], metavar="ENGINE=NAME", help="names of engines in the file")
+    packing.set_defaults(call=packed)
     shown = verbs.add_parser("report", help="figures of results")
     shown.add_argument("results", type=Path, nargs="+", help="folders, or files that `pack` wrote")
     shown.add_argument("--markdown", action="store_true", help="tables of docs/measured/search-engine.md, not JSON")

@@ -45,14 +45,16 @@ class SimulatedDevice:
         before = None
         for layer in layout.layers:
             for block in layer.blocks:
-                total, active, kept, work, width = _arithmetic(block, layout.d_model)
+                total, active, stored_bytes, work, width = _arithmetic(block, layout.d_model)
                 hop = 1.0 + (self._hop[before, block.kind] if before else 0.0)
-                read = (_WEIGHT_BYTES * active + kept * (self._spill if kept > self._cache else 1.0)) * hop
+                read = (
+                    _WEIGHT_BYTES * active + stored_bytes * (self._spill if stored_bytes > self._cache else 1.0)
+                ) * hop
                 overhead = self._overhead[block.kind]
                 decode += max(read / self._traffic[block.kind], work / self._compute[block.kind]) + overhead
                 ttft += max(read / self._traffic[block.kind], PROMPT * work * hop / self._compute[block.kind])
                 size += _WEIGHT_BYTES * total
-                cache += kept
+                cache += stored_bytes
                 activation = max(activation, 8.0 * PROMPT * width)
                 before = block.kind
         return {"ttft": ttft, "decode": decode, "memory": size + cache + activation + 8e6, "size": size}
@@ -63,7 +65,7 @@ def _arithmetic(block: Block, d_model: int) -> tuple[float, float, float, float,
     """Returns weights, active weights, bytes kept between tokens, multiply-adds x 2 per token, widest activation."""
     spec = block.spec
     count = spec.count(block, d_model)
-    kept = spec.kv_bytes(block, d_model, CONTEXT, 2.0) + spec.state_bytes(block, d_model)
-    given = dict(block.given)
-    width = float(given.get("width") or d_model) * float(given.get("top_k") or 1)
-    return count.total, count.active, kept, spec.flops(block, d_model, PROMPT), width
+    stored_bytes = spec.kv_bytes(block, d_model, CONTEXT, 2.0) + spec.state_bytes(block, d_model)
+    arguments = dict(block.given)
+    width = float(arguments.get("width") or d_model) * float(arguments.get("top_k") or 1)
+    return count.total, count.active, stored_bytes, spec.flops(block, d_model, PROMPT), width

@@ -30,26 +30,15 @@ def compare(
     out: Path | None,
     say: Any,
 ) -> dict[str, Any]:
-    """Runs every policy on every instance.
-
-    Args:
-        problems: in the family.
-        seeds: of the instances.
-        engine: proposer.
-        pool: candidates scored per proposal.
-        whole: the budget, as the cost of so many layouts trained to the top.
-        longer: times which the top rung takes longer than in the default ladder.
-        out: a file of finished runs, a line each, from which an interrupted campaign continues.
-        say: called with the result of each run.
-    """
+    """Runs every policy on every instance."""
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
     rows = [row for row in rows if (row["engine"], row["longer"]) == (engine, longer)]
     done = {(row["problem"], row["seed"], row["policy"]) for row in rows}
     for seed in seeds:
         for problem in problems:
-            wanted = [policy for policy in POLICIES if (problem, seed, policy) not in done]
-            instance = RungProblem(Problem(problem, seed), longer) if wanted else None
-            for policy in wanted:
+            missing = [policy for policy in POLICIES if (problem, seed, policy) not in done]
+            instance = RungProblem(Problem(problem, seed), longer) if missing else None
+            for policy in missing:
                 assert instance is not None
                 rows.append(_run(instance, policy, engine, pool, whole) | {"longer": longer})
                 say(json.dumps(rows[-1]))
@@ -76,7 +65,7 @@ def _run(instance: RungProblem, policy: str, engine: str, pool: int, whole: int)
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns per problem and over all the gain of each policy over single fidelity, as shares of its hypervolume."""
-    found = []
+    lines = []
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     for names in [[problem] for problem in problems] + ([problems] if len(problems) > 1 else []):
         for policy in POLICIES:
@@ -86,10 +75,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"problem": names[0] if len(names) == 1 else "all", "policy": policy}
             if policy != BASE:
                 row |= {f"gain@{part:g}": _gain(inside, rows, f"{part:g}") for part in _PARTS}
-            trials = [{"entered": 0, "complete": 0} | each["reached"] for each in inside]
+            trials = [{"entered": 0, "complete": 0} | result["reached"] for result in inside]
             row |= {key: round(statistics.fmean(t[key] for t in trials), 1) for key in ("entered", "complete")}
-            found.append(row)
-    return found
+            lines.append(row)
+    return lines
 
 
 def _gain(inside: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], part: str) -> dict[str, float] | None:

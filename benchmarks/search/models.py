@@ -34,26 +34,17 @@ _CALIBRATED = (0.9, 1.2)
 
 
 def check(
-    folder: Path, problems: Sequence[str], seeds: Sequence[int], engines: Sequence[str], told: int, say: Any
+    folder: Path, problems: Sequence[str], seeds: Sequence[int], engines: Sequence[str], observed: int, say: Any
 ) -> list[dict[str, Any]]:
-    """Returns a row of figures for each problem, seed and engine; what the folder holds is not computed again.
-
-    Args:
-        folder: of results, one file each.
-        problems: in `FAMILY`.
-        seeds: of problems; engines are developed below 1000.
-        engines: names of proposers with a surrogate, or of former ones whose results the folder holds.
-        told: observations in each history.
-        say: called with a line for each new file.
-    """
+    """Returns a row of figures for each problem, seed and engine; what the folder holds is not computed again."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for seed in seeds:
         for name in problems:
-            path = folder / f"{name}.{HISTORY}.{told}.{seed}.json"
-            history = _stored(path, partial(_history, folder, name, seed, told), say)
+            path = folder / f"{name}.{HISTORY}.{observed}.{seed}.json"
+            history = _stored(path, partial(_history, folder, name, seed, observed), say)
             for engine in engines:
-                path = folder / f"{name}.{engine}.{told}.{seed}.json"
+                path = folder / f"{name}.{engine}.{observed}.{seed}.json"
                 rows.append(_stored(path, partial(_checked, name, seed, engine, history), say))
     return [row for row in rows if row]
 
@@ -66,14 +57,14 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     for problem in [*problems, "all"]:
         for engine in engines:
-            own = [row for row in rows if row["engine"] == engine and problem in (row["problem"], "all")]
-            if own:
-                cells = [f"{statistics.fmean(row[name] for row in own):.3f}" for name in names]
+            group = [row for row in rows if row["engine"] == engine and problem in (row["problem"], "all")]
+            if group:
+                cells = [f"{statistics.fmean(row[name] for row in group):.3f}" for name in names]
                 lines.append(f"| `{problem}` | {engine} | " + " | ".join(cells) + " |")
     lines.append("")
     for engine in engines:
         spread = [row["near_z_sd"] for row in rows if row["engine"] == engine]
-        inside = sum(_CALIBRATED[0] <= each <= _CALIBRATED[1] for each in spread)
+        inside = sum(_CALIBRATED[0] <= deviation <= _CALIBRATED[1] for deviation in spread)
         lines.append(f"`{engine}`: near_z_sd within {_CALIBRATED[0]} to {_CALIBRATED[1]} on {inside} of {len(spread)}")
     return "\n".join(lines)
 
@@ -90,19 +81,19 @@ def _stored(path: Path, make: Any, say: Any) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _history(folder: Path, name: str, seed: int, told: int) -> dict[str, Any]:
+def _history(folder: Path, name: str, seed: int, observed: int) -> dict[str, Any]:
     """Returns the observations of a run of `ehvi`; its state is stored after each: a killed process repeats little."""
     problem, begun = Problem(name, seed), folder / f"{name}.{seed}.partial"
     proposer = make_proposer(Sampler(problem.space), "ehvi", seed)
     proposer.fix_reference_point(problem.reference_point)
     if begun.exists():
         proposer.restore(json.loads(begun.read_text()))
-    while len(made := proposer.state()["proposals"]) < told:
+    while len(proposals := proposer.state()["proposals"]) < observed:
         proposer.tell(problem.observe(proposer.ask(1)[0].layout))
-        if len(made) % _KEPT_EVERY == 0:
+        if len(proposals) % _KEPT_EVERY == 0:
             begun.write_text(json.dumps(proposer.state()))
     begun.unlink(missing_ok=True)
-    return {"layouts": [Layout.from_json(each["layout"]).format() for each in made]}
+    return {"layouts": [Layout.from_json(proposal["layout"]).format() for proposal in proposals]}
 
 
 def _checked(name: str, seed: int, engine: str, history: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,14 +102,14 @@ def _checked(name: str, seed: int, engine: str, history: Mapping[str, Any]) -> d
     proposer = make_proposer(sampler, engine, seed)
     assert isinstance(proposer, EhviSearch), f"{engine} has no surrogate"
     proposer.fix_reference_point(problem.reference_point)
-    told = [problem.observe(Layout.parse(text)) for text in history["layouts"]]
-    for seen in told:
+    observations = [problem.observe(Layout.parse(text)) for text in history["layouts"]]
+    for seen in observations:
         proposer.tell(seen)
-    known = {seen.layout.id for seen in told}
+    seen_ids = {seen.layout.id for seen in observations}
     begun = time.process_time()
     surrogate = proposer.surrogate()
-    found: dict[str, Any] = {"problem": name, "engine": engine, "seed": seed, "told": len(told)}
-    sets = {"near": _near(problem, sampler, told, known), "random": _random(problem, sampler, known)}
+    result: dict[str, Any] = {"problem": name, "engine": engine, "seed": seed, "told": len(observations)}
+    sets = {"near": _near(problem, sampler, observations, seen_ids), "random": _random(problem, sampler, seen_ids)}
     for place, layouts in sets.items():
         objectives, constraints = surrogate.predict(layouts)
         truth = [problem.truth(layout) for layout in layouts]
@@ -128,10 +119,10 @@ def _checked(name: str, seed: int, engine: str, history: Mapping[str, Any]) -> d
             limit = problem.limits[target] if column >= len(problem.axes) else 0.0
             true = np.array([figures[target] for figures in truth]) - limit
             if target == "quality" and column == 0:
-                found |= _scores(place, true, mean[:, column], sd[:, column])
+                result |= _scores(place, true, mean[:, column], sd[:, column])
             elif target in BUDGETS:
-                found[f"{target}_{place}"] = float(np.sqrt(((true - mean[:, column]) ** 2).mean()) / true.std())
-    return found | {"cpu_s": time.process_time() - begun}
+                result[f"{target}_{place}"] = float(np.sqrt(((true - mean[:, column]) ** 2).mean()) / true.std())
+    return result | {"cpu_s": time.process_time() - begun}
 
 
 def _scores(place: str, true: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> dict[str, float]:
@@ -148,26 +139,26 @@ def _scores(place: str, true: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> d
     }
 
 
-def _near(problem: Problem, sampler: Sampler, told: Sequence[Observation], known: set[str]) -> list[Layout]:
+def _near(problem: Problem, sampler: Sampler, observations: Sequence[Observation], seen_ids: set[str]) -> list[Layout]:
     """Returns single edits of the layouts on the history's front that truly keep the budgets."""
-    inside = [(seen.layout, point) for seen in told if (point := problem.point(seen.layout)) is not None]
+    inside = [(seen.layout, point) for seen in observations if (point := problem.point(seen.layout)) is not None]
     best = front_mask([point for _, point in inside])
     front = [layout for (layout, _), on in zip(inside, best, strict=True) if on]
     rng = np.random.default_rng([103, problem.seed])
     edits = (mutate(front[index % len(front)], sampler, rng)[0] for index in range(4 * _NEAR))
-    return _distinct(edits, known, _NEAR)
+    return _distinct(edits, seen_ids, _NEAR)
 
 
-def _random(problem: Problem, sampler: Sampler, known: set[str]) -> list[Layout]:
+def _random(problem: Problem, sampler: Sampler, seen_ids: set[str]) -> list[Layout]:
     rng = np.random.default_rng([107, problem.seed])
-    return _distinct((sampler.draw(rng) for _ in range(4 * _RANDOM)), known, _RANDOM)
+    return _distinct((sampler.draw(rng) for _ in range(4 * _RANDOM)), seen_ids, _RANDOM)
 
 
-def _distinct(layouts: Iterator[Layout], known: set[str], most: int) -> list[Layout]:
-    found: dict[str, Layout] = {}
+def _distinct(layouts: Iterator[Layout], seen_ids: set[str], most: int) -> list[Layout]:
+    layouts_by_id: dict[str, Layout] = {}
     for layout in layouts:
-        if layout.id not in known:
-            found.setdefault(layout.id, layout)
-        if len(found) == most:
+        if layout.id not in seen_ids:
+            layouts_by_id.setdefault(layout.id, layout)
+        if len(layouts_by_id) == most:
             break
-    return list(found.values())
+    return list(layouts_by_id.values())

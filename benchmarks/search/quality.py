@@ -109,11 +109,11 @@ class Circuit:
 
     def _fed(self, ffn: Block, d_model: int, height: float) -> float:
         """Returns the strength of a feed-forward: its width, for experts with diminishing returns of their number."""
-        given = dict(ffn.given)
-        width = float(given["width"])
+        arguments = dict(ffn.given)
+        width = float(arguments["width"])
         if ffn.kind == "moe":
-            top = float(given["top_k"])
-            width *= top * (float(given["experts"]) / top) ** self._routing
+            top = float(arguments["top_k"])
+            width *= top * (float(arguments["experts"]) / top) ** self._routing
         eager = 1 + self._traits.appetite * math.sin(math.pi * 1.5 * height + self._hunger)
         return 0.35 * eager * math.log1p(width / d_model)
 

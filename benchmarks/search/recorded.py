@@ -6,6 +6,7 @@ per layout.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,29 +31,30 @@ class Table:
     Args:
         space: name of the space.
         studies: names.
-        told: observations of each layout that ended.
+        observations: of each layout that ended.
         references: observations of the reference layouts, which every study has from its start.
         reference_point: objective -> the worst coordinate of the studies' own points, so that none loses a layout.
     """
 
     space: str
     studies: tuple[str, ...]
-    told: Mapping[Layout, Observation]
+    observations: Mapping[Layout, Observation]
     references: tuple[Observation, ...]
     reference_point: Mapping[str, float]
 
 
 def recorded(report: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """Returns the part of a report that a table keeps."""
-    kept = {key: report[key] for key in _STUDY_KEYS}
+    head = {key: report[key] for key in _STUDY_KEYS}
     rows = [{name: value for name, value in row.items() if value is not None} for row in report["told"]]
-    return rounded(kept | more | {"space": report["space"]["name"], "told": rows})  # type: ignore[no-any-return]
+    return rounded(head | more | {"space": report["space"]["name"], "told": rows})  # type: ignore[no-any-return]
 
 
 def load(path: Path) -> list[Recorded]:
-    """Reads the studies of a file that `write` wrote, or of a report."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return list(found["studies"]) if "studies" in found else [recorded(found)]
+    """Reads the studies of a file that `write` wrote, or of a report; `.gz` files are compressed."""
+    data = path.read_bytes()
+    content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return list(content["studies"]) if "studies" in content else [recorded(content)]
 
 
 def write(studies: Iterable[Recorded], path: Path) -> None:
@@ -64,24 +66,25 @@ def write(studies: Iterable[Recorded], path: Path) -> None:
         parts.append(f'{head[:-1]}, "told": [\n{rows}\n]}}')
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text('{"studies": [\n' + ",\n".join(parts) + "\n]}\n", encoding="utf-8")
+    data = ('{"studies": [\n' + ",\n".join(parts) + "\n]}\n").encode()
+    partial.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     partial.replace(path)
 
 
 def table(studies: Iterable[Recorded]) -> Table:
     """Returns the studies of one space as one table; of a layout in several, the observation of the highest rung."""
-    kept = list(studies)
-    told: dict[Layout, Observation] = {}
+    tables = list(studies)
+    observations: dict[Layout, Observation] = {}
     references: dict[Layout, Observation] = {}
-    for row in (row for study in kept for row in study["told"]):
+    for row in (row for study in tables for row in study["told"]):
         seen = observation(row)
         if row["origin"] == "reference":
             references.setdefault(seen.layout, seen)
-        elif counts(row) and _reach(seen) > _reach(told.get(seen.layout)):
-            told[seen.layout] = seen
-    point = worst_point(kept)
-    names = tuple(study["study"] for study in kept)
-    return Table(kept[0]["space"], names, told, tuple(references.values()), point)
+        elif counts(row) and _reach(seen) > _reach(observations.get(seen.layout)):
+            observations[seen.layout] = seen
+    point = worst_point(tables)
+    names = tuple(study["study"] for study in tables)
+    return Table(tables[0]["space"], names, observations, tuple(references.values()), point)
 
 
 def worst_point(studies: Iterable[Recorded]) -> dict[str, float]:
@@ -106,9 +109,9 @@ def rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, Mapping):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [rounded(each) for each in value]
+        return [rounded(item) for item in value]
     return value
 
 

@@ -23,19 +23,19 @@ _CROSSOVER = 0.4
 def long_search(problem: Problem, evaluations: int) -> list[tuple[float, ...]]:
     """Returns the front of noise-free coordinates after `evaluations` layouts."""
     sampler, rng = Sampler(problem.space), np.random.default_rng([83, problem.seed])
-    known: set[str] = set()
+    seen_ids: set[str] = set()
     members: list[Member] = []
     archive: list[tuple[float, ...]] = []
     fresh = seed_layouts(sampler, 10) + [sampler.draw(rng) for _ in range(4 * _POPULATION)]
-    while len(known) < evaluations:
-        found = []
+    while len(seen_ids) < evaluations:
+        points = []
         for layout in fresh:
-            if layout.id not in known and len(known) < evaluations:
-                known.add(layout.id)
+            if layout.id not in seen_ids and len(seen_ids) < evaluations:
+                seen_ids.add(layout.id)
                 if (point := problem.point(layout)) is not None:
-                    found.append((layout, tuple(point)))
-        archive = _front(archive + [point for _, point in found])
-        members = _survivors(members + found)
+                    points.append((layout, tuple(point)))
+        archive = _front(archive + [point for _, point in points])
+        members = _survivors(members + points)
         fresh = [_child(members, sampler, rng) for _ in range(_POPULATION)]
     return archive
 

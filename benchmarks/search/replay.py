@@ -38,9 +38,9 @@ class TableSampler(Sampler):
         self._layouts = layouts
         self._left = np.ones(len(layouts), dtype=bool)
         self._features = Features(space)
-        known = self._features.matrix(layouts)
-        self._scale = np.maximum(known.std(axis=0), 1e-9)
-        self._known = known / self._scale
+        features = self._features.matrix(layouts)
+        self._scale = np.maximum(features.std(axis=0), 1e-9)
+        self._known = features / self._scale
         self._lengths = (self._known**2).sum(axis=1)
 
     def drop(self, layout: Layout) -> None:
@@ -55,15 +55,15 @@ class TableSampler(Sampler):
         return not super().contains(layout)
 
     def draw(self, rng: Rng) -> Layout:
-        left = np.flatnonzero(self._left)
-        return self._layouts[int(left[int(rng.integers(len(left)))])]
+        remaining = np.flatnonzero(self._left)
+        return self._layouts[int(remaining[int(rng.integers(len(remaining)))])]
 
     def settle(self, draft: Draft, rng: Rng) -> Layout | None:
-        wanted = super().settle(draft, rng)
-        if wanted is None:
+        settled = super().settle(draft, rng)
+        if settled is None:
             return None
         # The squared distance but for what is the same for all.
-        away = self._lengths - 2 * (self._known @ (self._features.vector(wanted) / self._scale))
+        away = self._lengths - 2 * (self._known @ (self._features.vector(settled) / self._scale))
         return self._layouts[int(np.argmin(np.where(self._left, away, np.inf)))]
 
 
@@ -72,50 +72,48 @@ def replay(
 ) -> dict[str, Any]:
     """Returns hypervolume over that of the whole table, after each tenth of the evaluations.
 
-    Args:
-        table: of the recorded studies.
-        space: of those studies.
-        engines: name in the result -> proposer.
-        seeds: runs of each.
-        evaluations: layouts that each engine is asked for, at most as many as the table holds.
-
     Raises:
         InvalidInput: no layout of the table is better than the reference point on every axis.
     """
     corner = [table.reference_point[objective.name] for objective in space.objectives]
-    whole = _volume(list(table.told.values()), space, corner)
+    whole = _volume(list(table.observations.values()), space, corner)
     if not whole:
         raise InvalidInput("no layout of the table beats the reference point on every axis: there is nothing to find")
-    wanted = min(evaluations, len(table.told))
-    marks = sorted({max(1, round(wanted * tenth / 10)) for tenth in range(1, 11)})
-    found = {}
+    count = min(evaluations, len(table.observations))
+    marks = sorted({max(1, round(count * tenth / 10)) for tenth in range(1, 11)})
+    results = {}
     for name, proposer in engines.items():
-        runs = [_run(table, space, proposer, seed, wanted) for seed in range(seeds)]
+        runs = [_run(table, space, proposer, seed, count) for seed in range(seeds)]
         shares = [[_volume(run[:mark], space, corner) / whole for run in runs] for mark in marks]
-        found[name] = [round(statistics.fmean(share), 4) for share in shares]
-    ended = Counter(seen.status for seen in table.told.values())
+        results[name] = [round(statistics.fmean(share), 4) for share in shares]
+    ended = Counter(seen.status for seen in table.observations.values())
     return {
-        "studies": list(table.studies), "layouts": len(table.told), "ended": dict(sorted(ended.items())),
-        "hypervolume": whole, "after": marks, "seeds": seeds, "fraction": found,
-    }  # fmt: skip
+        "studies": list(table.studies),
+        "layouts": len(table.observations),
+        "ended": dict(sorted(ended.items())),
+        "hypervolume": whole,
+        "after": marks,
+        "seeds": seeds,
+        "fraction": results,
+    }
 
 
-def _run(table: Table, space: SearchSpace, proposer_name: str, seed: int, wanted: int) -> list[Observation]:
-    sampler = TableSampler(space, list(table.told))
+def _run(table: Table, space: SearchSpace, proposer_name: str, seed: int, count: int) -> list[Observation]:
+    sampler = TableSampler(space, list(table.observations))
     proposer = make_proposer(sampler, proposer_name, seed)
     for reference in table.references:
         proposer.tell(reference)
     proposer.fix_reference_point(table.reference_point)
     seen: list[Observation] = []
-    while len(seen) < wanted and (asked := proposer.ask(1)):
-        layout = asked[0].layout
-        proposer.tell(table.told[layout])
-        seen.append(table.told[layout])
+    while len(seen) < count and (proposals := proposer.ask(1)):
+        layout = proposals[0].layout
+        proposer.tell(table.observations[layout])
+        seen.append(table.observations[layout])
         sampler.drop(layout)
     return seen
 
 
 def _volume(seen: Sequence[Observation], space: SearchSpace, corner: list[float]) -> float:
     names = [objective.name for objective in space.objectives]
-    complete = [each.objectives for each in seen if each.status == "complete"]
+    complete = [observation.objectives for observation in seen if observation.status == "complete"]
     return hypervolume([[point[name] for name in names] for point in complete], corner)

@@ -21,37 +21,37 @@ ALL = "all"
 
 def report(results: Results, marks: tuple[int, ...], ours: str) -> dict[str, Any]:
     """Returns all figures as JSON; docs/measured/search-engine.md explains them."""
-    found = fractions(results, marks)
-    problems = sorted({problem for problem, _, _ in found})
+    shares = fractions(results, marks)
+    problems = sorted({problem for problem, _, _ in shares})
     return {
         "fractions": [
             {"problem": problem, "engine": engine, "workers": workers}
             | {f"@{mark}": _summary(list(by_seed.values())) for mark, by_seed in by_mark.items()}
             | {"cpu_s": _cpu(results, problem, engine, workers)}
-            for (problem, engine, workers), by_mark in sorted(found.items())
+            for (problem, engine, workers), by_mark in sorted(shares.items())
         ],
         "of_oracle": [
             {"problem": problem, "engine": engine}
             | {f"@{mark}": _summary(list(by_seed.values())) for mark, by_seed in by_mark.items()}
-            for problem, engine, by_mark in _of_oracle(found)
+            for problem, engine, by_mark in _of_oracle(shares)
         ],
-        "former": [each for mark in marks for each in _former(found, mark, ours)],
-        "leads": [lead for problem in problems for mark in marks if (lead := _lead(found, problem, mark, ours))],
-        "parallel": [loss for mark in marks for loss in _losses(found, problems, mark, ours)],
+        "former": [gain for mark in marks for gain in _former(shares, mark, ours)],
+        "leads": [lead for problem in problems for mark in marks if (lead := _lead(shares, problem, mark, ours))],
+        "parallel": [loss for mark in marks for loss in _losses(shares, problems, mark, ours)],
     }
 
 
-def _of_oracle(found: Fractions) -> Iterator[tuple[str, str, dict[int, dict[int, float]]]]:
+def _of_oracle(shares: Fractions) -> Iterator[tuple[str, str, dict[int, dict[int, float]]]]:
     """Yields for each problem and engine the share of what the oracle reached after as many evaluations, by seed."""
-    for (problem, engine, workers), by_mark in sorted(found.items()):
-        best = found.get((problem, ORACLE, 1))
+    for (problem, engine, workers), by_mark in sorted(shares.items()):
+        best = shares.get((problem, ORACLE, 1))
         if best is None or workers != 1 or engine == ORACLE:
             continue
-        shares = {
+        of_best = {
             mark: {seed: share / best[mark][seed] for seed, share in by_seed.items() if best.get(mark, {}).get(seed)}
             for mark, by_seed in by_mark.items()
         }
-        yield problem, engine, {mark: by_seed for mark, by_seed in shares.items() if by_seed}
+        yield problem, engine, {mark: by_seed for mark, by_seed in of_best.items() if by_seed}
 
 
 def fractions(results: Results, marks: tuple[int, ...]) -> Fractions:
@@ -66,7 +66,7 @@ def fractions(results: Results, marks: tuple[int, ...]) -> Fractions:
         ]
         points = [point for data in group for point in data["points"] if point is not None]
         best[problem, seed] = hypervolume(points, group[0]["corner"])
-    found: Fractions = {}
+    shares: Fractions = {}
     for key, data in results.items():
         if key.engine == REFERENCE or (key.problem, key.seed) not in best:
             continue
@@ -75,16 +75,16 @@ def fractions(results: Results, marks: tuple[int, ...]) -> Fractions:
                 continue
             inside = [p for p, cost in zip(data["points"], data["costs"], strict=True) if p and cost <= mark]
             share = hypervolume(inside, data["corner"]) / best[key.problem, key.seed] if inside else 0.0
-            found.setdefault(key[:3], {}).setdefault(mark, {})[key.seed] = share
-    return found
+            shares.setdefault(key[:3], {}).setdefault(mark, {})[key.seed] = share
+    return shares
 
 
-def _lead(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any] | None:
+def _lead(shares: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any] | None:
     """Returns ours minus the best baseline, seed by seed; baselines without all seeds of ours do not count."""
-    mine = found.get((problem, ours, 1), {}).get(mark, {})
+    mine = shares.get((problem, ours, 1), {}).get(mark, {})
     others = {
         engine: by_mark[mark]
-        for (name, engine, workers), by_mark in found.items()
+        for (name, engine, workers), by_mark in shares.items()
         if name == problem
         and not _is_ours(engine, ours)
         and workers == 1
@@ -102,32 +102,32 @@ def _is_ours(engine: str, ours: str) -> bool:
     return engine == ORACLE or engine.startswith(ours)
 
 
-def _former(found: Fractions, mark: int, ours: str) -> Iterator[dict[str, Any]]:
+def _former(shares: Fractions, mark: int, ours: str) -> Iterator[dict[str, Any]]:
     """Yields the gain over each other form of ours: the mean over all pairs of runs on one instance."""
-    for other in sorted({engine for _, engine, _ in found if _is_ours(engine, ours)} - {ours, ORACLE}):
+    for other in sorted({engine for _, engine, _ in shares if _is_ours(engine, ours)} - {ours, ORACLE}):
         gains = [
             share - by_mark[mark][seed]
-            for (problem, engine, workers), by_mark in found.items()
+            for (problem, engine, workers), by_mark in shares.items()
             if (engine, workers) == (other, 1)
-            for seed, share in found.get((problem, ours, 1), {}).get(mark, {}).items()
+            for seed, share in shares.get((problem, ours, 1), {}).get(mark, {}).items()
             if seed in by_mark.get(mark, {})
         ]
         if gains:
             yield {"over": other, "evaluations": mark, "better": sum(gain > 0 for gain in gains)} | interval(gains)
 
 
-def _losses(found: Fractions, problems: list[str], mark: int, ours: str) -> Iterator[dict[str, Any]]:
+def _losses(shares: Fractions, problems: list[str], mark: int, ours: str) -> Iterator[dict[str, Any]]:
     """Yields the relative loss of eight workers compared with one, on each problem and over all pairs of runs."""
-    pairs = {problem: paired for problem in problems if (paired := _paired(found, problem, mark, ours))}
+    pairs = {problem: paired for problem in problems if (paired := _paired(shares, problem, mark, ours))}
     for problem, paired in pairs.items():
         yield {"problem": problem, "evaluations": mark, "workers": 8} | interval(paired)
     if pairs:
         yield {"problem": ALL, "evaluations": mark, "workers": 8} | interval([*chain(*pairs.values())])
 
 
-def _paired(found: Fractions, problem: str, mark: int, ours: str) -> list[float]:
-    alone = found.get((problem, ours, 1), {}).get(mark, {})
-    together = found.get((problem, ours, 8), {}).get(mark, {})
+def _paired(shares: Fractions, problem: str, mark: int, ours: str) -> list[float]:
+    alone = shares.get((problem, ours, 1), {}).get(mark, {})
+    together = shares.get((problem, ours, 8), {}).get(mark, {})
     return [1 - together[seed] / alone[seed] for seed in alone.keys() & together.keys() if alone[seed]]
 
 

@@ -84,25 +84,19 @@ def claimed(path: Path) -> Iterator[bool]:
 def read(path: Path) -> dict[Key, dict[str, Any]]:
     """Reads all results of a folder, or of a file that `pack` wrote."""
     if path.is_dir():
-        return {_key(each.stem): json.loads(each.read_text()) for each in sorted(path.glob("*.json"))}
+        return {_key(file.stem): json.loads(file.read_text()) for file in sorted(path.glob("*.json"))}
     with gzip.open(path, "rt") as file:
         rows = [json.loads(line) for line in file]
     return {_key(row.pop("run")): row for row in rows}
 
 
 def pack(folder: Path, path: Path, names: Mapping[str, str]) -> int:
-    """Writes all results of a folder into one file, coordinates to six decimals; returns their number.
-
-    Args:
-        folder: of results.
-        path: of the file, .jsonl.gz.
-        names: engine -> its name in the file, where that differs.
-    """
+    """Writes all results of a folder into one file, coordinates to six decimals; returns their number."""
     results = read(folder)
     with path.open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as file:
         for key, data in results.items():
             named = key._replace(engine=names.get(key.engine, key.engine))
-            points = [point and [round(each, _DECIMALS) for each in point] for point in data["points"]]
+            points = [point and [round(value, _DECIMALS) for value in point] for point in data["points"]]
             line = json.dumps({"run": Path(named.file).stem, **data, "points": points}, separators=(",", ":"))
             file.write(f"{line}\n".encode())
     return len(results)

@@ -43,7 +43,7 @@ class Study:
     pool: int
     workers: int
     spent: float = 0.0
-    found: list[tuple[float, list[float] | None]] = field(default_factory=list)
+    points: list[tuple[float, list[float] | None]] = field(default_factory=list)
     """Seconds spent and noise-free coordinates, of each complete trial."""
     reached: Counter[str] = field(default_factory=Counter)
     """Stage -> trials that went through it."""
@@ -100,9 +100,9 @@ class Study:
         self.reached[_name(stage)] += 1
         if stage == _ENTER:
             seen = self.rungs.problem.observe(layout)
-            known = {name: value for name, value in seen.objectives.items() if name != "quality"}
+            device_figures = {name: value for name, value in seen.objectives.items() if name != "quality"}
             broken = seen.status == "infeasible"
-            self._seen[trial] = Observation(layout, "running", known, seen.constraints)
+            self._seen[trial] = Observation(layout, "running", device_figures, seen.constraints)
             self._tell(trial, "infeasible" if broken else "running")
             if broken:
                 self._ladder.leave(trial)
@@ -111,7 +111,7 @@ class Study:
         elif stage == _CONFIRM:
             self._ladder.leave(trial)
             self._tell(trial, "complete")
-            self.found.append((self.spent, self.rungs.problem.point(layout)))
+            self.points.append((self.spent, self.rungs.problem.point(layout)))
         else:
             seen = self._seen[trial]
             values = {**seen.objectives, "quality": self.rungs.quality(layout, stage)}
@@ -138,7 +138,7 @@ class Study:
     def volume(self, seconds: float) -> float:
         """Returns the noise-free hypervolume of trials complete after so many seconds."""
         problem = self.rungs.problem
-        inside = [point for spent, point in self.found if point is not None and spent <= seconds]
+        inside = [point for spent, point in self.points if point is not None and spent <= seconds]
         return hypervolume(inside, [problem.reference_point[name] for name in problem.axes]) if inside else 0.0
 
 

@@ -82,20 +82,13 @@ class Oracle:
     def predict(self, layouts: Sequence[Layout]) -> tuple[Forecast, Forecast]:
         """Returns forecasts of objectives and constraints, nearly without deviations."""
         truth = [self._problem.truth(layout) for layout in layouts]
-        objectives = np.array([[each[name] for name in self._problem.axes] for each in truth])
-        excess = np.array([[each[name] - self._problem.limits[name] for name in BUDGETS] for each in truth])
+        objectives = np.array([[figures[name] for name in self._problem.axes] for figures in truth])
+        excess = np.array([[figures[name] - self._problem.limits[name] for name in BUDGETS] for figures in truth])
         return Forecast(objectives, np.full(objectives.shape, _SURE)), Forecast(excess, np.full(excess.shape, _SURE))
 
 
 def run(problem: Problem, engine: str, evaluations: int, workers: int = 1) -> Run:
-    """Runs until `evaluations` are complete.
-
-    Args:
-        problem: its seed is the proposer's as well.
-        engine: in `ENGINES`.
-        evaluations: budget.
-        workers: layouts in progress at a time, each for a random time.
-    """
+    """Runs until `evaluations` are complete."""
     proposer_name, mode = ENGINES[engine]
     sampler = Sampler(problem.space)
     proposer = OracleSearch(problem) if engine == ORACLE else make_proposer(sampler, proposer_name, problem.seed)
@@ -105,11 +98,11 @@ def run(problem: Problem, engine: str, evaluations: int, workers: int = 1) -> Ru
     costs = [0.0]
     begun, measuring = time.process_time(), 0.0
     waiting: list[tuple[float, int, Proposal]] = []
-    now, asked = 0.0, 0
+    now, proposed = 0.0, 0
     while costs[-1] < evaluations:
         while len(waiting) < workers and (proposals := proposer.ask(1)):
-            heapq.heappush(waiting, (now + float(clock.lognormal(0.0, 0.5)), asked, proposals[0]))
-            asked += 1
+            heapq.heappush(waiting, (now + float(clock.lognormal(0.0, 0.5)), proposed, proposals[0]))
+            proposed += 1
         if not waiting:
             break  # the space has no more layouts
         now, _, proposal = heapq.heappop(waiting)
@@ -119,7 +112,7 @@ def run(problem: Problem, engine: str, evaluations: int, workers: int = 1) -> Ru
         measuring += time.process_time() - at
         proposer.tell(seen)
         costs.append(costs[-1] + _cost(seen, mode))
-    return Run(points, costs[1:], (time.process_time() - begun - measuring) / max(1, asked))
+    return Run(points, costs[1:], (time.process_time() - begun - measuring) / max(1, proposed))
 
 
 def _cost(seen: Observation, mode: str) -> float:

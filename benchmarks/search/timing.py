@@ -15,7 +15,7 @@ _ASKED = 16
 """The least interval of hyperparameter fits, so that the mean includes at least their share of it."""
 
 
-def seconds(problem_name: str, proposer_name: str, told: int) -> dict[str, Any]:
+def seconds(problem_name: str, proposer_name: str, observed: int) -> dict[str, Any]:
     """Returns the mean and the first of a few proposals after `told` random layouts."""
     problem = Problem(problem_name, 0)
     sampler, rng = Sampler(problem.space), np.random.default_rng(97)
@@ -24,18 +24,18 @@ def seconds(problem_name: str, proposer_name: str, told: int) -> dict[str, Any]:
     for proposal in proposer.ask(problem.space.search.seeds):
         proposer.tell(problem.observe(proposal.layout))
     proposer.ask(1)  # imports what it needs
-    for _ in range(told - problem.space.search.seeds):
+    for _ in range(observed - problem.space.search.seeds):
         proposer.tell(problem.observe(sampler.draw(rng)))
     spent = []
     for _ in range(_ASKED):
         begun = time.process_time()
-        asked = proposer.ask(1)
+        proposals = proposer.ask(1)
         spent.append(time.process_time() - begun)
-        proposer.tell(problem.observe(asked[0].layout))
+        proposer.tell(problem.observe(proposals[0].layout))
     return {
         "problem": problem_name,
         "proposer": proposer_name,
-        "told": told,
+        "told": observed,
         "cpu_s": round(statistics.fmean(spent), 3),
         "first_cpu_s": round(spent[0], 3),
     }

@@ -54,22 +54,24 @@ class Campaign:
             NasError: a study does not come to its end; the message names the log.
             KeyboardInterrupt: the launch was interrupted.
         """
-        left = self.tell(planned)
+        unfinished = self.tell(planned)
         pace = 1.0
-        for index, terms in enumerate(left):
+        for index, terms in enumerate(unfinished):
             begun = time.monotonic()
             self._finish(terms)
             took = time.monotonic() - begun
             # The first study trains the references for all: later ones tell the pace.
             pace = took / _guess_s(terms) if index < 2 else (pace + took / _guess_s(terms)) / 2
-            still = pace * sum(map(_guess_s, left[index + 1 :]))
+            still = pace * sum(map(_guess_s, unfinished[index + 1 :]))
             self._say(f"{terms.study}: done in {show_duration(took)}; about {show_duration(still)} left")
 
     def tell(self, planned: Sequence[Terms]) -> list[Terms]:
         """Prints the expected duration; returns the unfinished studies."""
-        left = [terms for terms in planned if not self._finished(terms)]
-        self._say(f"{len(left)} of {len(planned)} studies to run: about {show_duration(sum(map(_guess_s, left)))}")
-        return left
+        unfinished = [terms for terms in planned if not self._finished(terms)]
+        self._say(
+            f"{len(unfinished)} of {len(planned)} studies to run: about {show_duration(sum(map(_guess_s, unfinished)))}"
+        )
+        return unfinished
 
     @contextmanager
     def store(self) -> Iterator[Store]:
@@ -103,18 +105,32 @@ class Campaign:
         space = self.folder / "spaces" / f"{terms.study}.yaml"
         space.parent.mkdir(parents=True, exist_ok=True)
         space.write_text(yaml.safe_dump(space_of(self._base, terms), sort_keys=False), encoding="utf-8")
-        known = self._study(terms) is not None
-        self._say(f"{terms.study}: {'going on' if known else 'begins'}, {terms.trials} trials")
-        options = ["--resume"] if known else []
+        started = self._study(terms) is not None
+        self._say(f"{terms.study}: {'going on' if started else 'begins'}, {terms.trials} trials")
+        options = ["--resume"] if started else []
         argv = [
-            sys.executable, "-m", "benchmarks.study.nas", "launch", "--space", str(space), "--study", terms.study,
-            "--trials", str(terms.trials), "--yes", "--json", *options,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "benchmarks.study.nas",
+            "launch",
+            "--space",
+            str(space),
+            "--study",
+            terms.study,
+            "--trials",
+            str(terms.trials),
+            "--yes",
+            "--json",
+            *options,
+        ]
         with self._log.open("ab") as log:
             return subprocess.run(
-                argv, env=os.environ | {"NAS_HOME": str(self._home)}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=log,
-            ).returncode  # fmt: skip
+                argv,
+                env=os.environ | {"NAS_HOME": str(self._home)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            ).returncode
 
     @property
     def _log(self) -> Path:
@@ -131,8 +147,8 @@ class Campaign:
         if study is None or study.state is not StudyState.COMPLETE:
             return False
         with self.store() as store:
-            own = [trial for trial in trials.all(store, study.id) if trial.origin != "reference"]
-        return len(own) >= terms.trials
+            proposed = [trial for trial in trials.all(store, study.id) if trial.origin != "reference"]
+        return len(proposed) >= terms.trials
 
     def _wait_for_others(self, terms: Terms) -> None:
         """Waits for a launch that outlived a killed campaign: its work counts for this one."""

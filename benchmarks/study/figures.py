@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.search.recorded import Recorded, Row, counts, rounded, worst_point
 from benchmarks.study.stacks import Stacks, built_of
-from benchmarks.study.terms import ABLATED, OURS
 from nas.core.layout import Layout
 from nas.core.pareto import front_mask, hypervolume, rank_trials
 from nas.core.scoring import Axis
@@ -25,22 +23,17 @@ def figures(studies: Sequence[Recorded]) -> Json:
     """Returns all figures of the page as JSON.
 
     Hypervolume is taken from one corner for all: the worst of the studies' own reference points.
-
-    Args:
-        studies: of one comparison, as `recorded` makes them, with `engine` and `ablated`.
     """
     corner = worst_point(studies)
-    compared = [study for study in studies if not study["ablated"]]
-    whole = _volume(_front_rows(compared), corner)
+    union = _volume(_front_rows(studies), corner)
     return rounded(  # type: ignore[no-any-return]
         {
-            "space": compared[0]["space"],
+            "space": studies[0]["space"],
             "corner": corner,
-            "union_hypervolume": whole,
-            "studies": [_study(study, corner, whole) for study in studies],
-            "front": _winners(compared, corner),
-            "stacks": {name: built.as_json() for name, built in _stacks(compared).items()},
-            "ablation": _ablation(studies, corner),
+            "union_hypervolume": union,
+            "studies": [_study(study, corner, union) for study in studies],
+            "front": _winners(studies, corner),
+            "stacks": {name: built.as_json() for name, built in _stacks(studies).items()},
         }
     )
 
@@ -51,29 +44,23 @@ def complete(study: Recorded) -> list[Row]:
 
 
 def curve(study: Recorded, corner: Mapping[str, float], by: str) -> list[tuple[float, float]]:
-    """Returns (position, hypervolume) after each trial.
-
-    Args:
-        study: whose trials.
-        corner: objective -> reference coordinate.
-        by: 'trial', in the order of proposals; 'device_s', seconds of measuring until then, in that order.
-    """
+    """Returns (position, hypervolume) after each trial."""
     rows = _own(study)
     seen: list[Row] = []
-    spent, found = 0.0, []
+    spent, points = 0.0, []
     for number, row in enumerate(rows, 1):
         spent += row["stage_seconds"].get("measure", 0.0)
         seen.append(row)
         at = {"trial": float(number), "device_s": spent}[by]
-        found.append((at, _volume((each for each in seen if each["status"] == "complete" and counts(each)), corner)))
-    return found
+        points.append((at, _volume((row for row in seen if row["status"] == "complete" and counts(row)), corner)))
+    return points
 
 
 def _own(study: Recorded) -> list[Row]:
     return [row for row in study["told"] if row["origin"] != "reference"]
 
 
-def _study(study: Recorded, corner: Mapping[str, float], whole: float) -> Json:
+def _study(study: Recorded, corner: Mapping[str, float], union: float) -> Json:
     rows, done = _own(study), complete(study)
     curves = {by: curve(study, corner, by) for by in CURVES}
     by_trial = dict(curves["trial"])
@@ -82,13 +69,12 @@ def _study(study: Recorded, corner: Mapping[str, float], whole: float) -> Json:
         "study": study["study"],
         "engine": study["engine"],
         "seed": study["seed"],
-        "ablated": study["ablated"],
         "trials": len(rows),
         "ended": dict(sorted(Counter(row["status"] for row in rows).items())),
         "noisy": sum(row["noisy"] for row in rows),
         "hypervolume": {str(mark): by_trial[mark] for mark in (*_MARKS, len(rows)) if mark in by_trial},
         "reached": reached,
-        "share": reached / whole if whole else None,
+        "share": reached / union if union else None,
         "curves": {by: [list(point) for point in points] for by, points in curves.items()},
         "elapsed_s": study["elapsed_s"],
         "device_s": sum(row["stage_seconds"].get("measure", 0.0) for row in rows),
@@ -99,10 +85,10 @@ def _study(study: Recorded, corner: Mapping[str, float], whole: float) -> Json:
 def _winners(studies: Sequence[Recorded], corner: Mapping[str, float]) -> list[Json]:
     """Returns the front of all studies together, ordered by each layout's own contribution."""
     rows = _distinct(studies)
-    found: dict[str, list[str]] = {}
+    studies_of: dict[str, list[str]] = {}
     for study in studies:
         for row in complete(study):
-            found.setdefault(row["layout"], []).append(study["study"])
+            studies_of.setdefault(row["layout"], []).append(study["study"])
     axes = {index: [_axis(row, name) for name in corner] for index, row in enumerate(rows)}
     return [
         {
@@ -112,7 +98,7 @@ def _winners(studies: Sequence[Recorded], corner: Mapping[str, float]) -> list[J
             "ties": len(place.ties),
             "quality": -rows[place.trial]["objectives"]["quality"],
             **{name: math.exp(rows[place.trial]["objectives"][name]) for name in corner if name != "quality"},
-            "found_by": found[rows[place.trial]["layout"]],
+            "found_by": studies_of[rows[place.trial]["layout"]],
         }
         for place in rank_trials(axes, list(corner.values()))
         if place.rank == 0
@@ -147,44 +133,6 @@ def _stacks(studies: Sequence[Recorded]) -> dict[str, Stacks]:
     front = {row["layout"] for row in _front_rows(studies)}
     groups = {"front": front, "proposed": proposed, "random": at_random}
     return {name: built_of([Layout.parse(text) for text in sorted(group)]) for name, group in groups.items() if group}
-
-
-def _ablation(studies: Sequence[Recorded], corner: Mapping[str, float]) -> Json | None:
-    """Compares the same engine, seeds and budget in the spaces with and without state-space blocks."""
-    ours = [study for study in studies if study["engine"] == OURS]
-    full, ablated = ([study for study in ours if study["ablated"] is cut] for cut in (False, True))
-    if not full or not ablated:
-        return None
-    whole = _volume(_front_rows([*full, *ablated]), corner)
-    front = _front_rows(full)
-    without = [row for row in front if ABLATED not in _kinds(row)]
-    return {
-        "with": [_half(study, corner, whole) for study in full],
-        "without": [_half(study, corner, whole) for study in ablated],
-        "front_with": {
-            "layouts": len(front),
-            "of_them_with_blocks": len(front) - len(without),
-            "hypervolume": _volume(front, corner),
-            "hypervolume_of_those_without_blocks": _volume(without, corner),
-        },
-    }
-
-
-def _half(study: Recorded, corner: Mapping[str, float], whole: float) -> Json:
-    done = complete(study)
-    reached = _volume(done, corner)
-    attention = [sum(kind == "gqa" for kind in _kinds(row)) for row in _front_rows([study])]
-    return {
-        "seed": study["seed"],
-        "hypervolume": reached,
-        "share": reached / whole if whole else None,
-        "best_quality": max((-row["objectives"]["quality"] for row in done), default=None),
-        "attention_layers_on_front": statistics.fmean(attention) if attention else None,
-    }
-
-
-def _kinds(row: Row) -> list[str]:
-    return [mixer.kind for layer in Layout.parse(row["layout"]).layers for mixer in layer.mixers]
 
 
 def _points(rows: Iterable[Row], corner: Mapping[str, float]) -> list[list[float]]:

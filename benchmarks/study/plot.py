@@ -21,21 +21,13 @@ _DPI = 120
 
 
 def draw(studies: Sequence[Recorded], corner: Mapping[str, float], whole: float, file: Path) -> None:
-    """Draws the studies of the whole space.
-
-    Args:
-        studies: of one comparison.
-        corner: objective -> reference coordinate.
-        whole: hypervolume that counts as 1.
-        file: PNG, written atomically.
-    """
-    compared = [study for study in studies if not study["ablated"]]
-    engines = list(dict.fromkeys(study["engine"] for study in compared))
-    seeds = list(dict.fromkeys(study["seed"] for study in compared))
+    """Draws the studies."""
+    engines = list(dict.fromkeys(study["engine"] for study in studies))
+    seeds = list(dict.fromkeys(study["seed"] for study in studies))
     figure = Figure(figsize=(_PANEL_IN[0] * len(_PANELS), _PANEL_IN[1] + 0.5), layout="constrained")
     panels = figure.subplots(1, len(_PANELS), sharey=True)
     for panel, (by, label) in zip(panels, _PANELS.items(), strict=True):
-        for study in compared:
+        for study in studies:
             colour = _COLOURS[engines.index(study["engine"]) % len(_COLOURS)]
             line = _LINES[seeds.index(study["seed"]) % len(_LINES)]
             _step(

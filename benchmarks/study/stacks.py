@@ -47,7 +47,7 @@ def built_of(layouts: Sequence[Layout]) -> Stacks:
     return Stacks(
         layouts=len(layouts),
         depth=statistics.fmean(layout.depth for layout in layouts),
-        mixers={height: _shares([each[height] for each in counted], kinds) for height in HEIGHTS},
+        mixers={height: _shares([heights[height] for heights in counted], kinds) for height in HEIGHTS},
         layers={kind: statistics.fmean(number[kind] for number in numbers) for kind in kinds},
         having={kind: statistics.fmean(number[kind] > 0 for number in numbers) for kind in kinds},
         experts=statistics.fmean(
@@ -57,14 +57,14 @@ def built_of(layouts: Sequence[Layout]) -> Stacks:
 
 
 def _at_heights(layout: Layout) -> dict[str, Counter[str]]:
-    found = {height: Counter[str]() for height in HEIGHTS}
+    counts = {height: Counter[str]() for height in HEIGHTS}
     for index in range(layout.depth):
         height = HEIGHTS[int((index + 0.5) / layout.depth * len(HEIGHTS))]
-        found[height].update(mixer.kind for mixer in layout.own(index).mixers)
-    return found
+        counts[height].update(mixer.kind for mixer in layout.own(index).mixers)
+    return counts
 
 
 def _shares(counted: Sequence[Counter[str]], kinds: Sequence[str]) -> dict[str, float]:
     """Returns kind -> mean share of the layers in a third, over the layouts with a layer in it."""
-    there = [each for each in counted if each.total()]
-    return {kind: statistics.fmean(each[kind] / each.total() for each in there) if there else 0.0 for kind in kinds}
+    there = [count for count in counted if count.total()]
+    return {kind: statistics.fmean(count[kind] / count.total() for count in there) if there else 0.0 for kind in kinds}

@@ -6,6 +6,7 @@ took: figures are such that they give the recorded coordinates, with `BASE` for 
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -27,7 +28,7 @@ from nas.search.proposers import Observation
 from nas.search.spaces import load_space
 from nas.search.study.events import CALIBRATED, LAUNCHED, Observed, Profiled, ReferencePointFixed
 
-TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "recorded" / "lfm2-study.json"
+TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "recorded" / "lfm2-study.json.gz"
 BASE = {
     "latency": (1000.0, "ms"), "peak_rss": (60.0, "MB"), "ttft": (250.0, "ms"), "decode_p50": (7.5, "ms"),
     "file_size": (15.0, "MB"),
@@ -48,7 +49,7 @@ _WAYS = {
 
 def add_recorded_study(store: Store, clock: StillClock, device: str, name: str = "recorded") -> int:
     """The first study of the table, as complete; its id."""
-    record = json.loads(TABLE.read_text())["studies"][0]
+    record = json.loads(gzip.decompress(TABLE.read_bytes()))["studies"][0]
     space, began = load_space(record["space"]), clock.time
     study = studies.create(store, name, space.model_dump(mode="json"), seed=record["seed"], version="0").id
     events.append(store, study, {"what": CALIBRATED, "id": device, "device": "local"})

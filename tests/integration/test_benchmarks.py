@@ -45,22 +45,6 @@ def test_blocks_and_whole_graph_of_random_weights_are_the_same(executorch_build:
     assert result["export"]["blocks, all known"]["cpu_s"] < result["export"]["whole"]["cpu_s"]
 
 
-def test_memory_of_a_context_follows_the_arithmetic(executorch_build: Build) -> None:
-    """Beside 2 KB of cache a token has 128 bytes of RoPE's table and its id."""
-    options = ("--runtime", "executorch", "--layouts", "d64 v128 ffn=swiglu:64 [A2/1*16]", "--contexts", "512,4096")
-    (result,) = benchmark("long_context", *options)["results"]
-    assert result["arithmetic_kb_per_token"] == pytest.approx(2.048)
-    assert 0.98 < result["rss_slope"] < 1.25
-
-
-def test_experts_are_compared_with_dense_layers_of_as_many_active_weights(executorch_build: Build) -> None:
-    options = ("--experts", "4", "--top-k", "2", "--width", "64", "--gen", "4", "--repetitions", "1")
-    dense, routed = benchmark("experts", *options)["rows"]
-    assert (dense["experts"], routed["experts"]) == ("dense", "4")
-    assert "swiglu:128" in dense["layout"] and "moe:4x2:64" in routed["layout"]
-    assert dense["executorch"]["over_dense"]["median"] == 1
-
-
 @pytest.mark.parametrize("database", DATABASES, ids=["sqlite", "postgresql"])
 def test_no_job_is_lost_under_the_load_of_agents(database: tuple[str, ...]) -> None:
     """Agents that hold a job for longer than a heartbeat, and more of them than there are threads in the server."""

@@ -60,5 +60,5 @@ def test_sensitivities_are_gains_where_all_others_are_cheap(tmp_path: Path) -> N
     cheap: dict[Slot, Block | None] = {Slot(depth, "mixer"): None for depth in (0, 1)}
     scores = library.scores({slot: (None,) for slot in cheap})
     both = library.divergence(library.mix(cheap))
-    kept = [both - scores[Slot(1, "mixer"), None].text, both - scores[Slot(0, "mixer"), None].text]
-    assert sensitivities(library, cheap) == pytest.approx(kept, rel=1e-4)
+    gains = [both - scores[Slot(1, "mixer"), None].text, both - scores[Slot(0, "mixer"), None].text]
+    assert sensitivities(library, cheap) == pytest.approx(gains, rel=1e-4)

@@ -60,7 +60,7 @@ def test_other_work_ends_with_the_launch(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(any_machine, "_LOOP", (sys.executable, "-I", "-S", "-c", program))
     with beside("loop", tmp_path):
         pass
-    assert all(not Path(f"/proc/{each.name}").exists() for each in tmp_path.iterdir())
+    assert all(not Path(f"/proc/{path.name}").exists() for path in tmp_path.iterdir())
 
 
 def test_a_run_that_has_its_file_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_a_run_that_has_its_file_is_skipped(tmp_path: Path, monkeypatch: pytest.
     run_missing(tmp_path, 2, None, tmp_path / "studies")
     assert done[count:] == [("lfm2-demo", "loops")]
     assert archives == [None] * count + [tmp_path / "studies" / "demo-loops-1.jsonl.gz"]
-    assert [(each["condition"], each["run"]) for each in read_results(tmp_path)[:2]] == [("idle", 0), ("idle", 1)]
+    assert [(result["condition"], result["run"]) for result in read_results(tmp_path)[:2]] == [("idle", 0), ("idle", 1)]
 
 
 def result_of(states: dict[str, str], front: list[str], objectives: dict[str, float]) -> dict[str, Any]:
@@ -93,10 +93,10 @@ def test_agreement_is_of_layouts_that_both_tried() -> None:
     order = dict(zip("ABCDEF", range(6), strict=True))
     idle = result_of(dict.fromkeys("ABCDEFG", "complete"), ["A", "G"], {**order, "G": 9.0})
     busy = result_of({**dict.fromkeys("ABCDEF", "complete"), "F": "infeasible"}, ["B"], order)
-    found = agreement(busy, [idle])
-    assert found is not None
-    assert (found.layouts, found.feasible, found.front) == (6, pytest.approx(5 / 6), 0.0)
-    assert found.correlation == {"ttft": pytest.approx(1.0)}
+    agreed = agreement(busy, [idle])
+    assert agreed is not None
+    assert (agreed.layouts, agreed.feasible, agreed.front) == (6, pytest.approx(5 / 6), 0.0)
+    assert agreed.correlation == {"ttft": pytest.approx(1.0)}
     rising, falling = ({name: {"ttft": sign * place} for name, place in order.items()} for sign in (1, -1))
     of_all = agreement({**busy, "measured": falling}, [{**idle, "measured": rising}])
     assert of_all is not None and of_all.correlation == {"ttft": pytest.approx(-1.0)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,8 +36,8 @@ def test_a_file_is_compared_again_with_another_build(tmp_path: Path, monkeypatch
     monkeypatch.setattr(blocks, "RECORDED", tmp_path)
     monkeypatch.setattr(blocks, "EXAMPLES", {})
     monkeypatch.setattr(blocks, "FILES", {"conv": "d64 v64 ffn=none [C3]"})
-    monkeypatch.setattr(blocks.llama_cpp_build, "build", lambda *_, **__: Made)
-    monkeypatch.setattr(blocks.executorch_build, "build", lambda *_, **__: Made)
+    for runtime in ("LLAMA_CPP", "EXECUTORCH"):
+        monkeypatch.setattr(blocks, runtime, SimpleNamespace(build=lambda *_, **__: Made))
     monkeypatch.setattr(blocks, "file_parity", lambda *_: {"passed": True})
     for build, lines in (("first", 3), ("first", 3), ("second", 6)):
         Made.runner.build = build * 8
@@ -70,6 +71,6 @@ def test_a_round_of_training_has_every_form_of_every_block(tmp_path: Path, monke
     monkeypatch.setattr(blocks, "FEED_FORWARDS", {"swiglu": "swiglu:32"})
     blocks.measure_training(0.01)
     rows = blocks.recorded("train")
-    found = {(row["block"], row["form"], row["tokens"]) for row in rows if row["round"] == 1}
+    forms_of_round = {(row["block"], row["form"], row["tokens"]) for row in rows if row["round"] == 1}
     forms = (("module", 3), ("module", 2), ("formula", 2))
-    assert found == {(name, *form) for name in ("gqa", "gla", "swiglu") for form in forms}
+    assert forms_of_round == {(name, *form) for name in ("gqa", "gla", "swiglu") for form in forms}

@@ -27,5 +27,5 @@ def test_what_is_far_off_a_limit_is_told_and_luck_does_not_confirm_itself() -> N
 
     for noise in (0.01, 0.02, 0.04):
         assert of(noise, 0.05).end < 0.005 and of(noise, -0.05).end > 0.98
-        assert of(noise, 0.01).end < 0.5 * of(noise, 0.01).kept, "the old rule let luck count twice"
+        assert of(noise, 0.01).end < 0.5 * of(noise, 0.01).confirmed, "the old rule let luck count twice"
     assert of(0.01, 0.10).bought < 0.1 < of(0.01, 0.0).bought, "more is bought near a limit only"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -26,6 +25,7 @@ from benchmarks.quality.calibration import (
     report,
     scales,
 )
+from benchmarks.search.recorded import load
 from nas.core.quality_config import QualityConfig
 from nas.model.text.corpus import CorpusRef
 from nas.search.spaces import load_space
@@ -40,8 +40,10 @@ ALL = np.ones((5, 5), dtype=np.bool_)
 def test_tau_of_known_orders(order: list[int], tau: float) -> None:
     assert kendall(np.arange(5.0), np.array(order, dtype=float), ALL) == pytest.approx(tau)
     scores = Calibration(np.arange(5.0), 0.0, np.array(order, dtype=float)[:, None], 0.0)
-    found = agreement(scores)
-    assert (found.tau, found.ceiling, found.share) == pytest.approx((tau, 1.0, tau)), "without noise all can be known"
+    agreed = agreement(scores)
+    assert (agreed.tau, agreed.ceiling, agreed.share) == pytest.approx((tau, 1.0, tau)), (
+        "without noise all can be known"
+    )
 
 
 def test_tau_is_scipys_ties_included() -> None:
@@ -75,21 +77,21 @@ def test_intervals_hold_the_value_and_shrink_with_layouts() -> None:
         scores = Calibration(
             true + 0.3 * rng.standard_normal(count), 0.3, true[:, None] + 0.3 * rng.standard_normal((count, 3)), 0.17
         )
-        found = agreement(scores)
-        low, high = found.tau_interval
-        assert low < found.tau < high
-        assert 0.6 < found.ceiling < 0.9
-        assert found.share == pytest.approx(found.tau / found.ceiling)
+        agreed = agreement(scores)
+        low, high = agreed.tau_interval
+        assert low < agreed.tau < high
+        assert 0.6 < agreed.ceiling < 0.9
+        assert agreed.share == pytest.approx(agreed.tau / agreed.ceiling)
         widths.append(high - low)
     assert widths[1] < widths[0]
 
 
 def test_layouts_are_named_beforehand_half_from_the_front() -> None:
-    space, study = load_space(SPACE), json.loads(STUDY.read_text())
-    found = named(space, study, 12)
-    assert [*found.values()] == ["front", "random"] * 6
-    assert named(space, study, 5).items() <= found.items(), "fewer are a prefix of more"
-    assert {layout for layout, origin in found.items() if origin == "front"} <= set(recorded_front(study))
+    space, study = load_space(SPACE), load(STUDY)
+    origins = named(space, study, 12)
+    assert [*origins.values()] == ["front", "random"] * 6
+    assert named(space, study, 5).items() <= origins.items(), "fewer are a prefix of more"
+    assert {layout for layout, origin in origins.items() if origin == "front"} <= set(recorded_front(study))
 
 
 def test_families_of_layouts() -> None:
@@ -123,23 +125,23 @@ def test_scores_are_those_of_complete_layouts_relative_to_the_published_one() ->
     first, second = layouts
     worth = {anchor: 0.6 + 0.1 * number for number, anchor in enumerate(plan.anchors)}
     worth |= {plan.published: 1.0, first: 1.2, second: 0.9}
-    known = {}
+    trained = {}
     for key, (layout, job) in plan.all_jobs().items():
         group = "lm/prose" if job.run.kind == "lm" else f"task/{job.run.name}"
         long = job.seed >= 1000
-        known[key] = {"cpu_seconds": 1.0, "scores": {group: worth[layout] * (2.0 if long else 1.0)}}
+        trained[key] = {"cpu_seconds": 1.0, "scores": {group: worth[layout] * (2.0 if long else 1.0)}}
         assert job.steps == 512 if long else job.steps in (64, 128)
-    complete = complete_layouts(plan, known)
-    by_anchors, by_priors, equal = scales(plan, known).values()
+    complete = complete_layouts(plan, trained)
+    by_anchors, by_priors, equal = scales(plan, trained).values()
     assert by_anchors.anchors == len(plan.anchors) == 5
     assert by_priors.anchors == 0 and by_priors.weights and not equal.weights
-    scores = measured(plan, known, by_anchors, complete)
+    scores = measured(plan, trained, by_anchors, complete)
     assert complete == [first, second]
     assert scores.short == pytest.approx([1.2, 0.9])
     assert scores.long == pytest.approx(np.array([[1.2, 1.2], [0.9, 0.9]]))
-    known.popitem()
-    assert complete_layouts(plan, known) == [first], "a layout that lacks a training is left out"
-    assert report(plan, known).startswith(
+    trained.popitem()
+    assert complete_layouts(plan, trained) == [first], "a layout that lacks a training is left out"
+    assert report(plan, trained).startswith(
         "1 of 2 layouts of `lfm2-study` named, 4 times the steps, 2 seeds; 5 trainings"
     )
     assert "not trained yet" in report(plan, {})

@@ -31,7 +31,7 @@ def test_a_study_spends_its_seconds_and_no_more(policy: str) -> None:
     instance = RungProblem(Problem("periodic", 3))
     study = Study(instance, policy, "random", 16, workers=2).run(8 * instance.whole_s)
     assert 8 * instance.whole_s < study.spent < 9 * instance.whole_s
-    assert all(spent <= 8 * instance.whole_s for spent, _ in study.found)
+    assert all(spent <= 8 * instance.whole_s for spent, _ in study.points)
     assert study.reached["entered"] > study.reached["recall"] >= study.reached["complete"] > 0
     if policy == "single":
         assert study.reached["recall"] - study.reached["complete"] <= 4
@@ -43,10 +43,10 @@ def test_a_campaign_goes_on_and_pairs_by_seed(tmp_path: Path) -> None:
     out, said = tmp_path / "runs.jsonl", list[str]()
 
     def run(seeds: int) -> str:
-        found = compare(
+        rows = compare(
             ["periodic"], range(seeds), "random", pool=16, whole=6, longer=1.0, out=out, say=said.append
         )  # fmt: skip
-        return table(found)
+        return table(rows)
 
     run(1)
     text = run(2)

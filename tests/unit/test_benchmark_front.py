@@ -32,8 +32,8 @@ def visitor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def kinds(visitor: TestClient) -> dict[str, KindView]:
-    told: Any = visitor.get("/studies/lfm2-full.json").json()
-    return {each["kind"]: KindView.model_validate(each) for each in told["kinds"]}
+    page: Any = visitor.get("/studies/lfm2-full.json").json()
+    return {kind["kind"]: KindView.model_validate(kind) for kind in page["kinds"]}
 
 
 def test_the_page_says_which_kinds_are_not_on_the_front(visitor: TestClient, kinds: dict[str, KindView]) -> None:
@@ -42,7 +42,7 @@ def test_the_page_says_which_kinds_are_not_on_the_front(visitor: TestClient, kin
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", answer.text))
     said = re.search(r"Not on the front: ([\w, ]+)\.", text)
     assert said is not None
-    assert set(said[1].split(", ")) == DROPPED == {kind for kind, each in kinds.items() if not each.front}
+    assert set(said[1].split(", ")) == DROPPED == {kind for kind, view in kinds.items() if not view.front}
     assert "of what the search proposed, fixed seeds not counted, and of random layouts of the space" in text
     gdn = kinds["gdn"]
     assert gdn.chosen is not None and gdn.drawn is not None
@@ -50,12 +50,12 @@ def test_the_page_says_which_kinds_are_not_on_the_front(visitor: TestClient, kin
 
 
 def test_the_search_has_fewer_of_the_kinds_that_it_dropped_than_random_layouts(kinds: dict[str, KindView]) -> None:
-    left = {kind: each.chosen / each.drawn for kind, each in kinds.items() if each.chosen and each.drawn}
-    assert all(left[kind] < 0.25 for kind in DROPPED)
-    assert left["conv"] > 0.75
+    shares = {kind: view.chosen / view.drawn for kind, view in kinds.items() if view.chosen and view.drawn}
+    assert all(shares[kind] < 0.25 for kind in DROPPED)
+    assert shares["conv"] > 0.75
 
 
 def test_the_documentation_has_the_kinds_that_the_archive_has(kinds: dict[str, KindView]) -> None:
     part = PAGE.read_text(encoding="utf-8").partition("<!-- lfm2-full -->")[2].partition("<!-- end -->")[0]
     rows = re.findall(r"^\| (`\w+` \|.*) \|$", part, re.MULTILINE)
-    assert rows == [" | ".join(kind_row(each).values()) for each in kinds.values()]
+    assert rows == [" | ".join(kind_row(view).values()) for view in kinds.values()]

@@ -19,26 +19,26 @@ SPACES = mostly_exhaustive(list_spaces(), "lfm2-full")  # which has the blocks o
 
 
 @pytest.fixture(scope="module", params=SPACES)
-def found(request: pytest.FixtureRequest) -> Narrowing:
+def narrowing(request: pytest.FixtureRequest) -> Narrowing:
     return study(load_space(request.param), LAYOUTS)
 
 
-def test_weights_keep_their_order(found: Narrowing) -> None:
-    for correlations in (found.total, found.active):
+def test_weights_keep_their_order(narrowing: Narrowing) -> None:
+    for correlations in (narrowing.total, narrowing.active):
         assert all(math.isnan(value) or value >= 0.99 for value in correlations.values()), correlations
-        sparse = "moe" in {block.kind for block in load_space(found.space).ffn}
+        sparse = "moe" in {block.kind for block in load_space(narrowing.space).ffn}
         assert math.isnan(correlations["MoE"]) != sparse, "spaces of dense layers"
 
 
-def test_references_are_as_far_apart_as_their_proxies(found: Narrowing) -> None:
-    published = load_space(found.space).references.layouts()["published"]
+def test_references_are_as_far_apart_as_their_proxies(narrowing: Narrowing) -> None:
+    published = load_space(narrowing.space).references.layouts()["published"]
     mlstm = any(block.kind == "mlstm" for layer in published.layers for block in layer.blocks)
     # mLSTM has two gates a head: proxies, with smaller heads, have 1 % more weights for them.
-    assert abs(found.gap_proxy - found.gap_deploy) <= (0.012 if mlstm else 0.005)
+    assert abs(narrowing.gap_proxy - narrowing.gap_deploy) <= (0.012 if mlstm else 0.005)
 
 
-def test_memory_keeps_its_share_of_attentions_cache(found: Narrowing) -> None:
-    for kind, (low, high) in found.memory.items():
+def test_memory_keeps_its_share_of_attentions_cache(narrowing: Narrowing) -> None:
+    for kind, (low, high) in narrowing.memory.items():
         # Positions of latent attention have two pairs of numbers at least.
         assert 0.5 <= low <= high <= (2.5 if kind == "mla" else 2.0), kind
 

@@ -115,7 +115,7 @@ def test_what_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
     assert fill(tmp_path, keys, 50, 0, 1e9, said.append) and set(read(tmp_path)) == set(keys)
 
 
-def told(problem: Problem, count: int, seed: int) -> list[dict[str, Any]]:
+def observed(problem: Problem, count: int, seed: int) -> list[dict[str, Any]]:
     """Rows of random layouts, as reports have them."""
     sampler, rng = Sampler(problem.space), np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
@@ -128,41 +128,41 @@ def told(problem: Problem, count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def study(problem: Problem, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    kept = {"study": name, "state": "complete", "seed": 0, "version": "0", "elapsed_s": 1.0}
-    return recorded(kept | {"reference_point": problem.reference_point, "space": {"name": "s"}, "told": rows})
+    head = {"study": name, "state": "complete", "seed": 0, "version": "0", "elapsed_s": 1.0}
+    return recorded(head | {"reference_point": problem.reference_point, "space": {"name": "s"}, "told": rows})
 
 
 def test_recorded_studies_are_replayed_from_their_table_incomplete_trials_too(tmp_path: Path) -> None:
     problem = Problem("hybrid", 2)
-    one, other = (study(problem, name, told(problem, 60, seed)) for seed, name in enumerate("ab"))
+    one, other = (study(problem, name, observed(problem, 60, seed)) for seed, name in enumerate("ab"))
     write([one, other], tmp_path / "table.json")
-    known = table(load(tmp_path / "table.json"))
-    assert known.studies == ("a", "b") and known.space == "s" and len(known.references) == 2
-    ended = Counter(seen.status for seen in known.told.values())
+    recorded_table = table(load(tmp_path / "table.json"))
+    assert recorded_table.studies == ("a", "b") and recorded_table.space == "s" and len(recorded_table.references) == 2
+    ended = Counter(seen.status for seen in recorded_table.observations.values())
     assert ended["infeasible"] > ended["complete"] > 0
     space = problem.space.model_copy(update={"search": SearchSettings(pool=32)})
-    found = replay(known, space, {"random": "random", "ehvi": "ehvi"}, seeds=2, evaluations=10)
-    assert (found["layouts"], found["ended"]) == (len(known.told), dict(sorted(ended.items())))
-    assert found["after"] == list(range(1, 11))
-    for shares in found["fraction"].values():
+    result = replay(recorded_table, space, {"random": "random", "ehvi": "ehvi"}, seeds=2, evaluations=10)
+    assert (result["layouts"], result["ended"]) == (len(recorded_table.observations), dict(sorted(ended.items())))
+    assert result["after"] == list(range(1, 11))
+    for shares in result["fraction"].values():
         assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
 
 
 def test_all_of_a_table_replayed_is_all_of_its_hypervolume() -> None:
     problem = Problem("attention", 1)
-    known = table([study(problem, "a", told(problem, 40, 3))])
-    found = replay(known, problem.space, {"random": "random"}, seeds=1)
-    assert found["after"][-1] == found["layouts"] and found["fraction"]["random"][-1] == 1
+    recorded_table = table([study(problem, "a", observed(problem, 40, 3))])
+    result = replay(recorded_table, problem.space, {"random": "random"}, seeds=1)
+    assert result["after"][-1] == result["layouts"] and result["fraction"]["random"][-1] == 1
 
 
 def test_a_table_holds_of_each_layout_what_went_furthest(tmp_path: Path) -> None:
     problem = Problem("hybrid", 2)
-    rows = [row for row in told(problem, 60, 0) if row["status"] == "complete" and row["origin"] != "reference"]
+    rows = [row for row in observed(problem, 60, 0) if row["status"] == "complete" and row["origin"] != "reference"]
     done = rows[-1]
     stopped = done | {"status": "stopped", "rung": 0}
     running = rows[-2] | {"status": "running"}
     first, second = study(problem, "a", [stopped, running]), study(problem, "b", [done, stopped])
-    (seen,) = table([first, second]).told.values()
+    (seen,) = table([first, second]).observations.values()
     assert seen.status == "complete"
     with pytest.raises(InvalidInput, match="nothing to find"):
         replay(table([first]), problem.space, {"random": "random"}, seeds=1)
@@ -170,11 +170,11 @@ def test_a_table_holds_of_each_layout_what_went_furthest(tmp_path: Path) -> None
 
 def test_a_report_is_a_table_of_one_study(tmp_path: Path) -> None:
     problem = Problem("hybrid", 2)
-    rows = told(problem, 5, 0)
+    rows = observed(problem, 5, 0)
     report_ = study(problem, "a", rows) | {"space": {"name": "s"}, "front": []}
     (tmp_path / "report.json").write_text(json.dumps(report_))
-    (found,) = load(tmp_path / "report.json")
-    assert found["told"] == rounded(rows_without_nulls(rows)) and "front" not in found
+    (tables,) = load(tmp_path / "report.json")
+    assert tables["told"] == rounded(rows_without_nulls(rows)) and "front" not in tables
 
 
 def rows_without_nulls(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -184,9 +184,9 @@ def rows_without_nulls(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_engines_are_compared_with_an_oracle_that_is_no_part_of_the_reference(tmp_path: Path) -> None:
     keys = [Key("attention", engine, 1, 0) for engine in (REFERENCE, "oracle", "random")]
     fill(tmp_path, keys, 16, 30, 1e9, lambda text: None)
-    found = report(read(tmp_path), (16,), "ehvi")
-    by_engine = {row["engine"]: row["@16"]["mean"] for row in found["fractions"]}
-    (row,) = found["of_oracle"]
+    figures = report(read(tmp_path), (16,), "ehvi")
+    by_engine = {row["engine"]: row["@16"]["mean"] for row in figures["fractions"]}
+    (row,) = figures["of_oracle"]
     assert row["engine"] == "random"
     assert row["@16"]["mean"] == pytest.approx(by_engine["random"] / by_engine["oracle"], abs=1e-3)
     assert by_engine["oracle"] > by_engine["random"]
@@ -211,11 +211,11 @@ def test_packed_runs_are_compared_with_those_of_a_former_engine(tmp_path: Path) 
     fill(tmp_path / "runs", keys, 16, 30, 1e9, lambda text: None)
     packed = tmp_path / "runs.jsonl.gz"
     assert pack(tmp_path / "runs", packed, {"random": "ehvi-3", "evolution": "ehvi"}) == 6
-    plain, found = fractions(read(tmp_path / "runs"), (16,)), report(read(packed), (16,), "ehvi")
+    plain, figures = fractions(read(tmp_path / "runs"), (16,)), report(read(packed), (16,), "ehvi")
     gains = [
         plain["attention", "evolution", 1][16][seed] - plain["attention", "random", 1][16][seed] for seed in (0, 1)
     ]
-    (row,) = found["former"]
+    (row,) = figures["former"]
     assert (row["over"], row["better"], row["n"]) == ("ehvi-3", sum(gain > 0 for gain in gains), 2)
-    assert row["mean"] == pytest.approx(np.mean(gains), abs=1e-3) and found["leads"] == []
-    assert f"| gain (95 %) | {row['better']} of 2 better | {row['mean']:.3f} (" in tables(found, "ehvi")
+    assert row["mean"] == pytest.approx(np.mean(gains), abs=1e-3) and figures["leads"] == []
+    assert f"| gain (95 %) | {row['better']} of 2 better | {row['mean']:.3f} (" in tables(figures, "ehvi")

@@ -17,13 +17,12 @@ from benchmarks.study.figures import complete, curve, figures
 from benchmarks.study.page import page
 from benchmarks.study.plot import draw
 from benchmarks.study.stacks import built_of
-from benchmarks.study.terms import ABLATED, Terms, campaign, space_of
+from benchmarks.study.terms import Terms, campaign, space_of
 from nas.core.errors import NasError
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.infra.store.store import Store
 from nas.search.analysis.report import study_report
-from nas.search.proposers import Sampler
 from nas.testing.fake_runtime import FakeRuntime
 
 TRIALS = 8
@@ -45,36 +44,30 @@ def run(folder: Path, proposer: str, seed: int, trials: int, name: str) -> Store
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory: pytest.TempPathFactory) -> list[Recorded]:
-    """Of a tiny space: an engine that is called ours, another, and ours in what is called the ablated space."""
-    told = []
-    for engine, proposer, seed, ablated in (
-        ("ehvi", "evolution", 0, False), ("random", "random", 0, False), ("ehvi", "evolution", 2, True)
-    ):  # fmt: skip
-        name = Terms(engine, seed, TRIALS, ablated).study
+    """Of a tiny space: an engine that is called ours, and another."""
+    tables = []
+    for engine, proposer, seed in (("ehvi", "evolution", 0), ("random", "random", 0), ("ehvi", "evolution", 2)):
+        name = Terms(engine, seed, TRIALS).study
         with closing(run(tmp_path_factory.mktemp("study"), proposer, seed, TRIALS, name)) as store:
-            told.append(recorded(study_report(store, name), engine=engine, ablated=ablated))
-    return told
+            tables.append(recorded(study_report(store, name), engine=engine))
+    return tables
 
 
 def test_all_engines_have_equal_budgets_and_each_seed_is_whole_before_the_next() -> None:
     planned = campaign(("ehvi", "random"), (0, 1), 60)
     assert [terms.study for terms in planned] == [
-        "ehvi-0", "random-0", "ehvi-ablated-0", "ehvi-1", "random-1", "ehvi-ablated-1"
-    ]  # fmt: skip
+        "ehvi-0",
+        "random-0",
+        "ehvi-1",
+        "random-1",
+    ]
     assert {terms.trials for terms in planned} == {60}
 
 
-def test_the_ablated_space_lacks_state_space_blocks_and_nothing_else() -> None:
-    whole, ablated = (
-        SearchSpace.model_validate(space_of("lfm2-study", Terms("ehvi", 3, 60, cut))) for cut in (False, True)
-    )
-    assert {block.kind for block in whole.mixers} - {block.kind for block in ablated.mixers} == {ABLATED}
-    assert (whole.search.proposer, whole.search.seed) == ("ehvi", 3)
+def test_the_space_of_a_study_has_its_engine_and_seed_and_may_grow() -> None:
+    space = SearchSpace.model_validate(space_of("lfm2-study", Terms("ehvi", 3, 60)))
+    assert (space.search.proposer, space.search.seed) == ("ehvi", 3)
     assert space_of("lfm2-study", Terms("ehvi", 3, 90)) == space_of("lfm2-study", Terms("ehvi", 3, 60)), "cannot grow"
-    same = whole.model_copy(update={"name": ablated.name, "mixers": ablated.mixers})
-    assert same == ablated
-    published = ablated.references.layouts()["published"]
-    assert Sampler(ablated).contains(published) == []
 
 
 def test_a_campaign_runs_what_is_not_finished(tmp_path: Path) -> None:
@@ -82,70 +75,59 @@ def test_a_campaign_runs_what_is_not_finished(tmp_path: Path) -> None:
     said: list[str] = []
     started = Campaign(tmp_path, "lfm2-study", say=said.append)
     planned = campaign(("ehvi", "random"), (0,), 3)
-    assert [terms.study for terms in started.tell(planned)] == ["ehvi-0", "ehvi-ablated-0"]
-    assert said[-1].startswith("2 of 3 studies to run: about ")
+    assert [terms.study for terms in started.tell(planned)] == ["ehvi-0"]
+    assert said[-1].startswith("1 of 2 studies to run: about ")
     started.run([Terms("random", 0, 3)])
     assert not (tmp_path / "spaces").exists(), "a finished study was launched"
     assert [terms.trials for terms in started.tell([Terms("random", 0, 4)])] == [4]
 
 
 def test_curves_end_where_the_study_ends(studies: list[Recorded]) -> None:
-    found = figures(studies)
-    for study, told in zip(studies, found["studies"], strict=True):
-        curves = {by: curve(study, found["corner"], by) for by in ("trial", "device_s")}
+    computed = figures(studies)
+    for study, row in zip(studies, computed["studies"], strict=True):
+        curves = {by: curve(study, computed["corner"], by) for by in ("trial", "device_s")}
         for points in curves.values():
             assert [at for at, _ in points] == sorted(at for at, _ in points)
             assert [volume for _, volume in points] == sorted(volume for _, volume in points)
-            assert points[-1][1] == pytest.approx(told["reached"], rel=1e-4)
-        assert curves["trial"][-1][0] == told["trials"] == TRIALS == sum(told["ended"].values())
+            assert points[-1][1] == pytest.approx(row["reached"], rel=1e-4)
+        assert curves["trial"][-1][0] == row["trials"] == TRIALS == sum(row["ended"].values())
 
 
 def test_the_union_front_is_no_worse_than_any_study(studies: list[Recorded]) -> None:
-    found = figures(studies)
-    compared = [told for told in found["studies"] if not told["ablated"]]
-    assert all(0 < told["share"] <= 1 for told in compared)
-    seen = {row["layout"] for study in studies if not study["ablated"] for row in complete(study)}
-    assert {winner["layout"] for winner in found["front"]} <= seen
-    for winner in found["front"]:
-        assert set(winner["found_by"]) <= {told["study"] for told in compared}
-    gains = [winner["adds"] for winner in found["front"]]
+    computed = figures(studies)
+    compared = computed["studies"]
+    assert all(0 < row["share"] <= 1 for row in compared)
+    seen = {row["layout"] for study in studies for row in complete(study)}
+    assert {winner["layout"] for winner in computed["front"]} <= seen
+    for winner in computed["front"]:
+        assert set(winner["found_by"]) <= {row["study"] for row in compared}
+    gains = [winner["adds"] for winner in computed["front"]]
     assert gains == sorted(gains, reverse=True)
 
 
-def test_the_ablation_compares_equal_seeds_and_budgets(studies: list[Recorded]) -> None:
-    ablation = figures(studies)["ablation"]
-    assert [len(ablation[half]) for half in ("with", "without")] == [1, 1]
-    assert all(0 < study["share"] <= 1 for half in ("with", "without") for study in ablation[half])
-    front = ablation["front_with"]
-    assert front["of_them_with_blocks"] == 0
-    assert front["hypervolume_of_those_without_blocks"] == front["hypervolume"]
-    assert "One seed of each" in page(figures(studies), "", "", "")
-    assert figures([study for study in studies if not study["ablated"]])["ablation"] is None
-
-
 def test_what_stacks_are_built_of() -> None:
-    found = built_of(
+    stacks = built_of(
         [Layout.parse("d128 v256 ffn=swiglu:320 [C3*2 A2/1]"), Layout.parse("d128 v256 ffn=swiglu:320 [A2/1*6]")]
     )
-    assert (found.layouts, found.depth, found.experts) == (2, 4.5, 0.0)
-    assert [found.mixers[height]["gqa"] for height in ("bottom", "middle", "top")] == [0.5, 0.5, 1.0]
-    assert found.layers == {"conv": 1.0, "gqa": 3.5} and found.having == {"conv": 0.5, "gqa": 1.0}
+    assert (stacks.layouts, stacks.depth, stacks.experts) == (2, 4.5, 0.0)
+    assert [stacks.mixers[height]["gqa"] for height in ("bottom", "middle", "top")] == [0.5, 0.5, 1.0]
+    assert stacks.layers == {"conv": 1.0, "gqa": 3.5} and stacks.having == {"conv": 0.5, "gqa": 1.0}
 
 
 def test_page_and_plot_come_from_the_table_alone(studies: list[Recorded], tmp_path: Path) -> None:
     write(studies, tmp_path / "table.json")
     read = load(tmp_path / "table.json")
     assert read == json.loads(json.dumps(studies))
-    found: dict[str, Any] = figures(read)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    text = page(found, "the command", "img/plot.png", "Calm.")
-    for told in found["studies"]:
-        assert f"{told['reached'] / found['union_hypervolume']:.3f}" in text or told["ablated"]
-    for winner in found["front"][:15]:
+    computed: dict[str, Any] = figures(read)
+    assert json.loads(json.dumps(computed, allow_nan=False)) == computed
+    text = page(computed)
+    for row in computed["studies"]:
+        assert f"{row['reached'] / computed['union_hypervolume']:.3f}" in text
+    for winner in computed["front"][:10]:
         assert winner["layout"] in text
-    assert f"{len(found['front'])} layout" in text
+    assert f"{len(computed['front'])} layout" in text
     assert "nan" not in text and "None" not in text
-    draw(read, found["corner"], found["union_hypervolume"], tmp_path / "img" / "plot.png")
+    draw(read, computed["corner"], computed["union_hypervolume"], tmp_path / "img" / "plot.png")
     assert (tmp_path / "img" / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

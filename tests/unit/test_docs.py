@@ -73,9 +73,8 @@ def test_no_page_installs_a_package_of_this_name_from_an_index(page: Path) -> No
     assert not re.search(r"""pip install ['"]?hilnas""", page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", ["reference/security.md", "measured/trust.md", "measured/product.md"])
-def test_every_threat_and_finding_is_tested_by_tests_that_exist(name: str) -> None:
-    page = (ROOT / "docs" / name).read_text("utf-8")
+def test_every_threat_is_tested_by_tests_that_exist() -> None:
+    page = (ROOT / "docs/reference/security.md").read_text("utf-8")
     rows = [line for line in page.splitlines() if line.startswith("|")]
     heads = {rows[place - 1] for place, row in enumerate(rows) if row.startswith("|---")}
     tested = [row for row in rows if not row.startswith("|---") and row not in heads]
