@@ -150,5 +150,5 @@ def test_shares_are_stacked_by_depth() -> None:
 
 def test_kinds_of_blocks_have_colours_of_their_own() -> None:
     own = [hue(kind) for kind in BLOCKS if type(BLOCKS[kind]).__module__.startswith("nas.model.blocks")]
-    assert len(set(own)) == len(own) == 11
+    assert len(set(own)) == len(own) >= 11
     assert hue("somebody_elses") == hue("somebody_elses") not in own
