@@ -167,11 +167,7 @@ def own_attachments() -> Attachments:
 
 
 def open_transport(address: str, cache: Path) -> Transport:
-    """Returns the transport for the device at `address`, not yet connected.
-
-    Args:
-        address: see `Attachment.address`.
-        cache: folder of this host's agent; each remote device has its own folder in it.
+    """Returns the transport for the device at `address`, not yet connected; `cache` is the agent's folder.
 
     Raises:
         UnknownName: no such transport.

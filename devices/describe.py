@@ -105,11 +105,7 @@ def describe(
 
 
 def boot_id(reader: Reader) -> str:
-    """Returns the kernel's random id of this boot.
-
-    Raises:
-        Unread: no such file.
-    """
+    """Returns the kernel's random id of this boot; raises `Unread` where there is none."""
     return read(Readings.take(reader, (_BOOT,)), _BOOT)
 
 
@@ -328,9 +324,6 @@ def _of_core(tree: Tree, core: int, name: str) -> int:
 
 
 def sanitise(text: str) -> str:
-    """Returns one line of printable characters, cut if it is too long (see `nas.core.device.Told`).
-
-    Control characters, bidirectional marks and the zeros at the end of device tree strings become spaces.
-    """
+    """Returns one line of at most `TEXT_LENGTH` characters; those that are not printable become spaces."""
     shown = "".join(character if character.isprintable() else " " for character in text[: 4 * TEXT_LENGTH])
     return " ".join(shown.split())[:TEXT_LENGTH].strip()

@@ -140,12 +140,7 @@ def read_sample(raw: RawRun) -> Sample:
 
 
 def read_profile(raw: RawRun) -> Profile:
-    """Returns the profile that a profiler reported.
-
-    Raises:
-        CandidateFailed: see `read_sample`.
-        InfrastructureFailed: see `read_sample`.
-    """
+    """Returns the profile that a profiler reported; raises what `read_sample` raises."""
     profile = _read(raw, Profile)
     _require_finite(profile.finite)
     return profile
@@ -175,11 +170,9 @@ def _read(raw: RawRun, form: type[M]) -> M:
 
 
 def read_timed_sample(raw: RawRun) -> Sample:
-    """Returns the sample that a runner reported that timed itself with the device's clock.
+    """Returns the sample of a runner that timed itself with the device's clock.
 
-    Raises:
-        CandidateFailed: see `read_sample`.
-        InfrastructureFailed: see `read_sample`; or a clock jumped: the timed work is longer than the process lived.
+    Raises what `read_sample` raises, and `InfrastructureFailed` where the timed work is longer than the process lived.
     """
     sample = read_sample(raw)
     timed_ms, lived_ms = sample.load_ms + sample.ttft_ms + sum(sample.decode_ns) / 1e6, raw.wall_s * 1e3
@@ -224,13 +217,7 @@ def runner_logits(
 ) -> NDArray[np.float32]:
     """Returns the logits [gen + 1, V]: of the prompt's last token, then of each decoded one.
 
-    Args:
-        machine: what runs the runner.
-        model: the model file.
-        vocab: the model's.
-        feed: what is decoded.
-        scratch: a folder for the runner's file.
-        options: more of the runner's arguments.
+    `scratch` is a folder for the runner's file, `options` are more of its arguments.
 
     Raises:
         CandidateFailed: the runner died on the file, or what it wrote is no logits.

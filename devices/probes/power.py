@@ -34,11 +34,7 @@ def power_source(tree: Tree) -> Literal["mains", "battery"]:
 
 
 def battery_percent(tree: Tree) -> float:
-    """Returns the charge of the machine's first battery, 0 to 100.
-
-    Raises:
-        Unread: there is none.
-    """
+    """Returns the charge of the machine's first battery, 0 to 100."""
     for path in batteries(tree):
         return float(number(tree, f"{path}/capacity"))
     raise Unread(f"no battery under {_SUPPLIES}")

@@ -44,11 +44,7 @@ _MODE = 0o100644
 
 
 def connect(address: str, cache: Path) -> ShellTransport:
-    """Returns the transport of the device at `address`; the agent's key is `$NAS_HOME/keys/adb`.
-
-    Raises:
-        InvalidInput: not one of the forms above.
-    """
+    """Returns the transport of the device at `address`; the agent's key is `$NAS_HOME/keys/adb`."""
     return ShellTransport(AdbWire(address, paths.home() / "keys"))
 
 

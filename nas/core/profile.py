@@ -83,10 +83,7 @@ class Profile(BaseModel):
         return {"prefill": (self.prefill, 1), "decode": (self.decode, self.gen)}
 
     def moved(self, places: Sequence[Place]) -> Profile:
-        """Returns the profile of a program that counted steps in place of layers.
-
-        Args:
-            places: of each step.
+        """Returns the profile of a program that counted steps in place of layers, the place of each step given.
 
         Raises:
             CandidateFailed: the profile has more steps.

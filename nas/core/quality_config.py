@@ -227,11 +227,7 @@ _LIBRARY = "library"
 
 
 def _library_rungs(keep: Any) -> tuple[Rung, ...]:
-    """Returns the rungs of `from: library`.
-
-    Raises:
-        ValidationError: `keep` cannot be used.
-    """
+    """Returns the rungs of `from: library`."""
     sums = Rung.model_validate({"name": "sum", "library": "sum", "keep": keep})
     return (sums, Rung(name="assembled", library="assembled", seeds=tuple(range(LIBRARY_PARTS))))
 

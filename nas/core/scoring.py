@@ -263,10 +263,6 @@ def require_figures(space: SearchSpace, figures: Figures, what: str) -> None:
 def require_sensors(space: SearchSpace, devices: Mapping[str, Device]) -> None:
     """Checks, before anything is measured, that devices can read what the space's budgets and objectives need.
 
-    Args:
-        space: its budgets and objectives.
-        devices: name in the space -> what it is.
-
     Raises:
         InvalidInput: naming the metric, the device and its reason.
     """

@@ -333,20 +333,12 @@ class SearchSpace(_Strict):
         return tuple(map(Layout.parse, self.layouts))
 
     def listing(self, layouts: Iterable[Layout]) -> SearchSpace:
-        """Returns this space with a finite list of layouts in place of its choices.
-
-        Raises:
-            ValidationError: a layout occurs twice, or none has a mixer or a feed-forward.
-        """
+        """Returns this space with a list of layouts in place of its choices; raises `ValidationError`."""
         settings = self.model_dump(mode="json", exclude={"model", "mixers", "parallel", "ffn", "pattern", "limits"})
         return SearchSpace.model_validate(settings | {"layouts": [layout.format() for layout in layouts]})
 
     def block_space(self, kind: str) -> BlockSpace:
-        """Returns the knobs of a block kind that the space uses.
-
-        Raises:
-            UnknownName: the space does not use it.
-        """
+        """Returns the knobs of a block kind that the space uses; raises `UnknownName`."""
         for block in self.mixers + self.ffn:
             if block.kind == kind:
                 return block

@@ -24,9 +24,6 @@ def stored(kind: str, version: int, inputs: Any, make: Callable[[], bytes], *, s
         inputs: everything else that the content depends on, as JSON values.
         make: returns the content.
         suffix: of the file's name, such as ".json".
-
-    Example:
-        >>> path = stored("answers", 1, [model_sha256, questions], lambda: answer(questions), suffix=".json")
     """
     path = _place(kind, version, inputs, suffix)
     if not path.is_file():

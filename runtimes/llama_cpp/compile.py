@@ -121,22 +121,7 @@ def compile_static(spec: LlamaCppSpec, tree: Path, program: Path, work: Path, pr
 def compile_library(
     tree: Path, out: Path, spec: LlamaCppSpec, compiler: Compiler, extra: Sequence[str], log: Log
 ) -> Path:
-    """Compiles the source in `tree`.
-
-    Args:
-        tree: root of llama.cpp.
-        out: cmake's build folder.
-        spec: has the flags.
-        compiler: for C and C++.
-        extra: options of cmake that are no part of the build id.
-        log: gets progress.
-
-    Returns:
-        The folder that holds the libraries.
-
-    Raises:
-        InfrastructureFailed: a step failed; with the compiler's output.
-    """
+    """Compiles the source in `tree` and returns the folder of the libraries; `extra` is not in the build id."""
     options = [*spec.flags, f"-DCMAKE_ARCHIVE_OUTPUT_DIRECTORY={out / 'bin'}", *extra]
     _compile(tree, tree, out, options, ("llama",), compiler, log)
     return out / "bin"

@@ -109,11 +109,7 @@ def intact(store: Store, sha256: str) -> bool:
 
 @retried
 def pin(store: Store, sha256: str, owner: str) -> None:
-    """Protects an artifact from garbage collection until `owner` (see `study_owner`) releases it.
-
-    Raises:
-        InvalidInput: the store does not know it.
-    """
+    """Protects an artifact from garbage collection until `owner` (see `study_owner`) releases it."""
     with store.write() as connection:
         if get(store, sha256) is None:
             raise InvalidInput(f"artifact {sha256[:12]} is not in the store, so it cannot be pinned")
@@ -127,11 +123,7 @@ def study_owner(study: int) -> str:
 
 @retried
 def pin_only(store: Store, owner: str, sha256s: Iterable[str]) -> None:
-    """Replaces all pins of `owner` by `sha256s`, such as those of a study's present front.
-
-    Raises:
-        InvalidInput: the store does not know one of them.
-    """
+    """Replaces all pins of `owner` by `sha256s`, such as those of a study's present front."""
     with store.write() as connection:
         connection.execute(delete(artifact_pin).where(artifact_pin.c.owner == owner))
         for sha256 in sorted(set(sha256s)):

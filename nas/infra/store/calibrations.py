@@ -106,10 +106,7 @@ def of_device(store: Store, device: str) -> list[Calibration]:
 
 
 def off_by(ratios: Sequence[float]) -> tuple[float, bool]:
-    """Returns the drift of runs, as a share, and whether to calibrate the device again.
-
-    The floor decides. A device within the limits keeps its calibration, so that studies stay comparable.
-    """
+    """Returns the drift of runs by their floor, as a share, and whether to calibrate the device again."""
     off = floor(ratios) - 1
     return off, not -FASTER_LIMIT <= off <= SLOWER_LIMIT
 

@@ -143,11 +143,7 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
 
 
 def get(store: Store, id: str) -> DeviceRow:
-    """Returns one device.
-
-    Raises:
-        UnknownName: no such device.
-    """
+    """Returns one device; raises `UnknownName`."""
     with store.read() as connection:
         return _with_silence(read(connection, id, held=False), store.now())
 
@@ -182,23 +178,13 @@ def set_state(store: Store, id: str, state: DeviceState, reason: str | None = No
 
 @retried
 def set_health(store: Store, id: str, health: Health, reason: str | None = None) -> None:
-    """Sets a device's health and the reason for it. `good` counts as a health check that it just passed.
-
-    Raises:
-        UnknownName: no such device.
-    """
+    """Sets a device's health and the reason for it. `good` counts as a health check that it just passed."""
     with store.write() as connection:
         rate(connection, read(connection, id), health, reason, store.now())
 
 
 def history(store: Store, id: str, *, kind: DeviceEventKind | None = None, limit: int = 100) -> list[DeviceEvent]:
-    """Returns a device's events, newest first: registrations, states, healths, checks, failures, labels.
-
-    States that follow from a job (leased, preparing, cooling, idle) are not logged: the jobs show them.
-
-    Raises:
-        UnknownName: no such device.
-    """
+    """Returns a device's events, newest first, without states that follow from a job (leased ... idle)."""
     query = select(device_event).where(device_event.c.device == id).order_by(device_event.c.id.desc()).limit(limit)
     if kind is not None:
         query = query.where(device_event.c.kind == kind)

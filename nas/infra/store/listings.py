@@ -187,11 +187,7 @@ def _study_summary(row: Row[Any], trials: int, condition: Condition) -> StudySum
 
 
 def summary(store: Store, row: Study) -> StudySummary:
-    """Returns one study, as `studies` lists it.
-
-    Raises:
-        UnknownName: it was deleted meanwhile.
-    """
+    """Returns one study, as `studies` lists it; raises `UnknownName`."""
     listed = studies(store, limit=1, after=row.id - 1)
     if not listed or listed[0].id != row.id:
         raise UnknownName("study", row.name, [])

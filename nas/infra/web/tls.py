@@ -95,14 +95,7 @@ class Certificates:
         return self._ca.certificate.fingerprint(hashes.SHA256()).hex()
 
     def server(self, names: Sequence[str]) -> Path:
-        """Returns the file with the server's certificate and key (PEM), renewed if a name is missing or it is due.
-
-        Args:
-            names: host names and IP addresses under which agents and people reach this server.
-
-        Raises:
-            InvalidInput: a name is neither.
-        """
+        """Returns the server's certificate and key (PEM) for host names and addresses, renewed if one is missing."""
         required = {_general_name(name) for name in names}
         path = self._folder / SERVER_FILE
         with self._locked():

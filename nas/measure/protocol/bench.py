@@ -71,15 +71,7 @@ def bench(options: BenchOptions, log: Log) -> Json:
 
 
 def bench_all(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
-    """Measures one after the other, and yields each report; docs/explanation/measurement-protocol.md explains them.
-
-    Args:
-        benches: all of one database.
-        log: called with a line before something that takes time.
-
-    Raises:
-        NasError: a runtime does not carry its layout, before anything is measured; or the runner failed on it.
-    """
+    """Yields the report of each bench of one database; raises the first `NasError` of `bench_each`."""
     for report in bench_each(benches, log):
         if isinstance(report, NasError):
             raise report

@@ -333,11 +333,7 @@ def _off(samples: Sequence[Sample], plan: Plan, reference: ReferenceTimes) -> tu
 
 
 def known_runtime(spec: RuntimeSpace) -> Runtime:
-    """Returns the runtime that a space names.
-
-    Raises:
-        UnknownName: no such runtime or quantisation.
-    """
+    """Returns the runtime that a space names; raises `UnknownName`."""
     runtime = RUNTIMES[spec.name]
     if spec.quantisation not in runtime.quantisations:
         raise UnknownName(f"quantisation of {spec.name}", spec.quantisation, runtime.quantisations)

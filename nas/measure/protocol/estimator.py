@@ -62,13 +62,9 @@ SLICE = 16
 
 
 def token_time(times: Sequence[float], size: int = SLICE) -> float:
-    """Returns the median over slices of the fastest token of each slice.
+    """Returns the median over slices, of at least `size` consecutive tokens, of the fastest token of each slice.
 
     Other processes interrupt tokens, not slices; a longer context slows all tokens of a slice.
-
-    Args:
-        times: of the tokens of one run, in order.
-        size: consecutive tokens of a slice, at least; fewer tokens in all are one slice.
     """
     count = max(1, len(times) // size)
     edges = [len(times) * place // count for place in range(count + 1)]
