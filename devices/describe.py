@@ -11,7 +11,7 @@ from nas.core.device import TEXT_LENGTH, Cluster, Device, parse_cores, show_core
 from nas.core.errors import InvalidInput
 from nas.measure.devices.probes.memory import total_memory_mb
 from nas.measure.devices.probes.power import ENERGY_FILES, energy_counter
-from nas.measure.devices.probes.readings import Readings, Unread, number, read
+from nas.measure.devices.probes.readings import Readings, Unread, number, read, read_or_empty
 from nas.measure.devices.transports.base import Reader, Tree
 
 _CPUS = "/sys/devices/system/cpu"
@@ -160,7 +160,7 @@ def _field(cpuinfo: str, name: str) -> str | None:
 
 
 def _model(readings: Readings, machine: str) -> str:
-    models = (_read_or_none(readings, path) for path in _MODELS)
+    models = (read_or_empty(readings, path) for path in _MODELS)
     return next(filter(None, models), f"unnamed {machine} machine")
 
 
@@ -191,7 +191,7 @@ def _libc(readings: Readings, android: Mapping[str, str]) -> str:
 
 
 def _os(readings: Readings, android: Mapping[str, str]) -> str:
-    release = _read_or_none(readings, "/etc/os-release") or ""
+    release = read_or_empty(readings, "/etc/os-release")
     pretty = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', release, re.MULTILINE)
     name = pretty[1] if pretty else "Linux"
     if version := android.get("ro.build.version.release"):
@@ -205,21 +205,14 @@ def _identity(readings: Readings, android: Mapping[str, str], cpu: str) -> str:
     Boards that run copies of one disk image share a machine-id, but each has its own serial number.
     """
     serial = android.get("ro.serialno") or android.get("ro.boot.serialno")
-    source = _read_or_none(readings, "/etc/machine-id") or serial or read(readings, "/proc/sys/kernel/hostname")
-    parts = ["hilnas device", source, cpu, *filter(None, [_read_or_none(readings, _SERIAL)])]
+    source = read_or_empty(readings, "/etc/machine-id") or serial or read(readings, "/proc/sys/kernel/hostname")
+    parts = ["hilnas device", source, cpu, *filter(None, [read_or_empty(readings, _SERIAL)])]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
 def _slug(name: str, machine: str) -> str:
     without_marks = re.sub(r"\((R|TM)\)|\bCPU\b|@.*|\bProcessor\b", " ", name, flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9]+", "-", without_marks.lower()).strip("-")[:40].rstrip("-") or machine.replace("_", "-")
-
-
-def _read_or_none(tree: Tree, path: str) -> str | None:
-    try:
-        return read(tree, path).rstrip("\0") or None
-    except Unread:
-        return None
 
 
 _ARM_PARTS = {

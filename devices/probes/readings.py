@@ -25,6 +25,14 @@ def read(tree: Tree, path: str) -> str:
         raise Unread(f"{path}: {error.strerror}") from error
 
 
+def read_or_empty(tree: Tree, path: str) -> str:
+    """Returns the stripped text of a file, without the zero that ends it in a device tree; empty if it is unread."""
+    try:
+        return read(tree, path).rstrip("\0")
+    except Unread:
+        return ""
+
+
 def names(tree: Tree, folder: str, accepts: Callable[[str], bool] = lambda name: True) -> list[str]:
     """Returns the names in a folder that are `wanted`; none if the folder does not exist."""
     try:

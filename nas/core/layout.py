@@ -145,7 +145,8 @@ class Layout:
 
     def format(self) -> str:
         """Returns the canonical one-line string; `Layout.parse(layout.format()) == layout`."""
-        default = _default_ffn(self)
+        counts = Counter(layer.ffn for layer in self.layers if layer.share is None)
+        default = counts.most_common(1)[0][0] if counts else None
         items = [_format_layer(layer, default) for layer in self.layers]
         runs = [(item, len(list(group))) for item, group in groupby(items)]
         body = " ".join(item if count == 1 else f"{item}*{count}" for item, count in runs)
@@ -348,12 +349,6 @@ def _with_blocks(layout: Layout, change: Callable[[Block], Block]) -> list[Layer
         replace(layer, mixers=tuple(map(change, layer.mixers)), ffn=change(layer.ffn) if layer.ffn else None)
         for layer in layout.layers
     ]
-
-
-def _default_ffn(layout: Layout) -> Block | None:
-    """Returns the commonest feed-forward, the first on a tie."""
-    counts = Counter(layer.ffn for layer in layout.layers if layer.share is None)
-    return max(counts, key=lambda ffn: counts[ffn]) if counts else None
 
 
 def _format_ffn(ffn: Block | None) -> str:

@@ -300,13 +300,12 @@ class SearchSpace(_Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> SearchSpace:
-        problems = [*self._listing_problems(), *self._library_problems(), *self._parallel_problems()]
-        refuse([*problems, *cross_problems(self.model_dump(mode="json"))])
-        return self
-
-    def _library_problems(self) -> Iterator[InitErrorDetails]:
+        problems = [*self._listing_problems()]
         if self.quality.library is not None and not self.layouts:
-            yield problem(("quality", "from"), InvalidInput("a library has scores of listed layouts: give `layouts`"))
+            error = InvalidInput("a library has scores of listed layouts: give `layouts`")
+            problems.append(problem(("quality", "from"), error))
+        refuse([*problems, *self._parallel_problems(), *cross_problems(self.model_dump(mode="json"))])
+        return self
 
     def _parallel_problems(self) -> Iterator[InitErrorDetails]:
         kinds = {block.kind: block for block in self.mixers}

@@ -261,15 +261,11 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
         InfrastructureFailed: no available build runs it.
         CandidateFailed: llama.cpp died on the file (crash).
     """
-    build = LLAMA_CPP.find_build(patched=_byte_level_architecture(model) == PATCHED)
-    return bytes(_decoded(build, model, list(prompt), tokens, temperature, seed))
-
-
-def _byte_level_architecture(model: Path) -> str:
     arch, vocab = _architecture(model)
     if vocab != _BYTES:
         raise InvalidInput(f"not a model of byte tokens: its vocabulary has {vocab}, not {_BYTES}", where=str(model))
-    return arch
+    build = LLAMA_CPP.find_build(patched=arch == PATCHED)
+    return bytes(_decoded(build, model, list(prompt), tokens, temperature, seed))
 
 
 def _architecture(model: Path) -> tuple[str, int]:

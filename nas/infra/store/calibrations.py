@@ -127,7 +127,8 @@ def note_runs(store: Store, key: CalibrationKey, job: str, runs: Sequence[Refere
     now, (device, runtime, build) = store.now(), key
     values = {"device": device, "runtime": runtime, "build": build, "at": now, "calibration_ms": calibration_ms}
     packed = [[round(run.ratio, 5), run.temperature_c, run.calm] for run in runs]
-    columns, of_key = reference_run.c, _runs_of(*key)
+    columns = reference_run.c
+    of_key = and_(columns.device == device, columns.runtime == runtime, columns.build == build)
     newest = select(columns.at).where(of_key).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
     with store.write() as connection:
         devices.read(connection, device)
@@ -177,9 +178,4 @@ def _drift(key: CalibrationKey, stored: Calibration | None, rows: Iterable[Row[t
 
 def _key(device: str, runtime: str, build: str) -> ColumnElement[bool]:
     columns = calibration.c
-    return and_(columns.device == device, columns.runtime == runtime, columns.build == build)
-
-
-def _runs_of(device: str, runtime: str, build: str) -> ColumnElement[bool]:
-    columns = reference_run.c
     return and_(columns.device == device, columns.runtime == runtime, columns.build == build)

@@ -39,16 +39,14 @@ class Limit:
     """The time limit of a device state.
 
     Args:
-        seconds: how long; in addition to what the job's plan takes, where `per_job`.
+        seconds: how long; of `leased` and `cooling`, in addition to what the job's plan takes.
         since: when the state began, or when its agent last sent a message.
         then: what happens at the end.
-        per_job: whether the plan's own time is added: its cool-down, or the deadlines of all its processes.
     """
 
     seconds: float
     since: Literal["state", "message"]
     then: str
-    per_job: bool = False
 
 
 _TAKEN_BACK = "the lease is taken back and the job queued again, as after any failure of the infrastructure"
@@ -57,8 +55,8 @@ LIMITS: Mapping[DeviceState, Limit] = {
     DeviceState.OFFLINE: Limit(86_400, "message", "good health is unknown when it comes back, and it is checked"),
     DeviceState.PREPARING: Limit(1_200, "state", _TAKEN_BACK),
     DeviceState.IDLE: Limit(60, "message", "it is offline"),
-    DeviceState.LEASED: Limit(120, "state", _TAKEN_BACK, per_job=True),
-    DeviceState.COOLING: Limit(60, "state", _TAKEN_BACK, per_job=True),
+    DeviceState.LEASED: Limit(120, "state", _TAKEN_BACK),
+    DeviceState.COOLING: Limit(60, "state", _TAKEN_BACK),
     DeviceState.DRAINING: Limit(600, "state", "measurements that wait for it fail, to be resumed later"),
 }
 """Silence for the time of `idle` makes a device offline in every state but draining, which stays."""

@@ -195,7 +195,8 @@ class OwnCertificate:
         """
         context = _server_context()
         try:
-            context.load_cert_chain(self.chain, self.key, password=_no_password)
+            # Without `password` OpenSSL would ask on the terminal.
+            context.load_cert_chain(self.chain, self.key, password=lambda: "")
         except ssl.SSLError as error:
             why = f"{self.chain}, {self.key}: no certificate with its key in PEM without a password ({error.reason})"
             raise InvalidInput(why, where="--cert, --key") from error
@@ -281,11 +282,6 @@ def _server_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
-
-
-def _no_password() -> str:
-    """Without it OpenSSL would ask on the terminal."""
-    return ""
 
 
 def _read(path: Path) -> _Issued | None:

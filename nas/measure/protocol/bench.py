@@ -87,7 +87,9 @@ def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | Nas
     specs = [_runtime_space(options) for options in benches]
     for options, spec in zip(benches, specs, strict=True):
         if isinstance(options.subject, Layout):
-            _require_support(known_runtime(spec), options.subject)
+            runtime = known_runtime(spec)
+            if not (support := runtime.supports(options.subject)):
+                raise Unsupported(f"{runtime.name} does not carry this layout: {'; '.join(support.reasons)}")
         if options.profile:
             _profiler(known_runtime(spec))
     store = Store.open(benches[0].db)
@@ -164,12 +166,6 @@ def _needs_patched(runtime: Runtime, subject: Layout | Path) -> bool:
     if not subject.is_file():
         raise InvalidInput(f"{subject} is neither a layout nor a file")
     return isinstance(runtime, FileInspector) and runtime.needs_patched(subject)
-
-
-def _require_support(runtime: Runtime, layout: Layout) -> None:
-    support = runtime.supports(layout)
-    if not support:
-        raise Unsupported(f"{runtime.name} does not carry this layout: {'; '.join(support.reasons)}")
 
 
 def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store: Store, scratch: Path) -> Artifact:
