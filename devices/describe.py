@@ -239,14 +239,10 @@ class _Kind(NamedTuple):
 
 
 def _clusters(tree: Tree, designs: Mapping[int, str]) -> tuple[Cluster, ...]:
-    """Returns the device's cores by kind, biggest first.
+    """Returns the device's cores by kind, biggest first; `designs` has the design of each.
 
     On ARM a kind is design, capacity and highest frequency. On x86 the frequency does not distinguish kinds: of equal
     cores the best may clock a step higher; there the kernel lists P and E cores.
-
-    Args:
-        tree: `_FILES` of the device.
-        designs: core number -> name of its design.
     """
     is_x86 = re.search(r"^flags\s*:", read(tree, "/proc/cpuinfo"), re.MULTILINE)
     kind_of = _x86_kind if is_x86 else _arm_kind

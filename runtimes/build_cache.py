@@ -173,14 +173,9 @@ def write_manifest(folder: Path, runtime: str, spec: BuildSpec) -> None:
 
 
 def build_once(final: Path, name: str, needed_bytes: int, make: Callable[[Path], Path], log: Log) -> None:
-    """Makes the folder `final` unless it exists.
+    """Makes the folder `final`, named by a build's id, unless it exists.
 
-    Args:
-        final: the build's folder, named by its id.
-        name: of what is built, for messages.
-        needed_bytes: of free disk.
-        make: builds in a temporary folder; returns the product's folder in it.
-        log: gets progress.
+    `make` builds in a temporary folder and returns the product's folder in it.
 
     Raises:
         InfrastructureFailed: the disk is full, another process never stops building, or what `make` raises.

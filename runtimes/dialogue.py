@@ -169,14 +169,7 @@ def serve(session: Session, chunk: int) -> None:
 def scores(
     session: Session, chunk: int, question: Sequence[int], continuations: Sequence[Sequence[int]]
 ) -> list[Score]:
-    """Returns the score of each continuation; the question is fed once where continuations have one id.
-
-    Args:
-        session: of the model.
-        chunk: most tokens fed at once.
-        question: at least one id.
-        continuations: ids of each, at least one.
-    """
+    """Returns the score of each continuation; the question is fed once where continuations have one id."""
     after = _begin(session, chunk, question)
     answers, fed = [], False
     for continuation in continuations:

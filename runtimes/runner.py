@@ -101,15 +101,7 @@ class Feed:
 def plan_run(
     artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float, options: Mapping[str, object]
 ) -> Plan:
-    """Returns one repetition of `workload` as one fresh process of a runner.
-
-    Args:
-        artifact: the model.
-        runner: what runs it.
-        workload: what is measured.
-        deadline_s: seconds after which the process is killed.
-        options: of this runtime's runner: name -> value.
-    """
+    """Returns one repetition of `workload` as one fresh process of a runner with these options."""
     first = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
     every = {**first, **options, "seed": _PROMPT_SEED}
     args = [text for name, value in every.items() for text in (f"--{name}", str(value))]
@@ -241,11 +233,7 @@ def relative_l2(logits: NDArray[np.float32], oracle: NDArray[np.float32]) -> NDA
 
 
 def local_machine(executable: Path, target: str) -> Machine:
-    """Returns a function that runs a runner on this machine, by emulation where the runner is for another one.
-
-    Args:
-        executable: the runner.
-        target: the ABI that it is for.
+    """Returns a function that runs a runner on this machine, by emulation where it is for another `target`.
 
     Raises:
         InfrastructureFailed: no emulator is installed.

@@ -205,14 +205,7 @@ def fetched(
 ) -> Path:
     """Fetches a pinned file of an index into the cache once, by pip; the caller holds a build's lock.
 
-    Args:
-        package: its name.
-        version: the only one wanted.
-        file: the file's name.
-        sha256: of its content.
-        options: of `pip download`, that let it choose that file.
-        megabytes: its size, for the log.
-        log: gets progress.
+    `options` of `pip download` let it choose that file; `megabytes` are for the log.
 
     Raises:
         InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.

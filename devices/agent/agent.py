@@ -254,15 +254,9 @@ _STOP_WITHIN_S = 10.0
 def child_agent(
     server: str, *, cache: Path, lock: Path, state: Path, key: str, devices: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs an agent of this machine that serves `server` while the context is open.
+    """Runs an agent of this machine that serves `server` while the context is open; arguments as in `make_agent`.
 
-    Args:
-        server: URL of the coordinator, such as `http+unix:///path/of.sock`.
-        cache: folder for files and runners.
-        lock: folder of the host lock.
-        state: folder for what the agent must not lose.
-        key: public key of the coordinator, which must have signed every runner manifest.
-        devices: list of the devices to serve besides this machine (`nas.measure.devices.attachments`).
+    `server` is a URL such as `http+unix:///path/of.sock`, `devices` the file of other devices to serve (`Attachments`).
     """
     arguments = child_arguments(server, cache=cache, lock=lock, state=state, key=key, devices=devices)
     with subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE) as process:

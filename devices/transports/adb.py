@@ -107,13 +107,7 @@ class AdbWire:
 
 
 def push(stream: Stream, local: Path, remote: str, name: str) -> None:
-    """Copies a file to the device.
-
-    Args:
-        stream: of the service `sync:`.
-        local: the file.
-        remote: its path on the device; missing folders are created.
-        name: of the device, for messages.
+    """Copies a file to the device over a stream of the service `sync:`; missing folders are created.
 
     Raises:
         InfrastructureFailed: the device refuses, or the connection is lost; a partial file may be left.

@@ -100,13 +100,7 @@ def pinned_fingerprints(address: SshAddress, keys: Path) -> list[str]:
 
 
 def pin(address: SshAddress, key: paramiko.PKey | None, keys: Path) -> None:
-    """Trusts `key`, and no other, for the machine at `address` from now on; None: no key.
-
-    Args:
-        address: the machine.
-        key: of `host_key`.
-        keys: folder of `known_hosts`.
-    """
+    """Trusts `key` (of `host_key`), and no other, for the machine at `address` from now on; None: no key."""
     keys.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(keys / "known_hosts.lock"):
         pinned = _known_hosts(keys)

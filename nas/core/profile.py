@@ -166,9 +166,7 @@ class ProfileSummary(BaseModel):
 def summary(profile: Profile, layout: Layout | None) -> Json:
     """Returns the times of the model's parts and of operators as JSON; see `ProfileSummary`.
 
-    Args:
-        profile: of a model.
-        layout: of the same model; None: unknown, then the parts are those that the profile names.
+    Without a layout the parts are those that the profile names.
 
     Raises:
         CandidateFailed: the profile names a part that the layout does not have.

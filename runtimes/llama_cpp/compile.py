@@ -86,16 +86,9 @@ def unpacked_source(spec: LlamaCppSpec, work: Path, log: Log) -> Path:
 def compile_shared(
     spec: LlamaCppSpec, tree: Path, program: Path, work: Path, product: Path, libraries: Path | None, log: Log
 ) -> None:
-    """Compiles libraries, tools and `program` for this machine into `product`.
+    """Compiles libraries, tools and `program`, the runner or profiler, for this machine into `product`.
 
-    Args:
-        spec: of the build.
-        tree: root of llama.cpp.
-        program: the runner or profiler.
-        work: an empty folder.
-        product: an empty folder.
-        libraries: a build with the same libraries, which are copied from it, as are its tools; None: compile them.
-        log: gets progress.
+    The folder `libraries` of a build with the same libraries and tools has them to copy; None: they are compiled.
     """
     compiler, out = find_compiler(), work / "cmake"
     folders = [libraries or compile_library(tree, out, spec, compiler, (), log)]

@@ -221,13 +221,7 @@ def _size(block: Block, key: str, d_model: int) -> int:
 
 
 def header_bytes(writer: GGUFWriter, scratch: Path, stored: Iterable[tuple[Tensor, Type]]) -> bytes:
-    """Returns the header, padding included.
-
-    Args:
-        writer: opened for `scratch`; has the keys and values already.
-        scratch: a file that gguf's writer needs.
-        stored: the tensors in file order, with their types.
-    """
+    """Returns the header, padding included; `writer` was opened for `scratch` and has the keys and values."""
     for tensor, storage in stored:
         # The dtype only has to differ from uint8, which would say that `shape` counts bytes.
         writer.add_tensor_info(

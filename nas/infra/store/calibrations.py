@@ -113,15 +113,7 @@ def off_by(ratios: Sequence[float]) -> tuple[float, bool]:
 
 @retried
 def note_runs(store: Store, key: CalibrationKey, job: str, runs: Sequence[ReferenceRun], calibration_ms: float) -> None:
-    """Stores the reference runs of one job, and deletes old ones; idempotent.
-
-    Args:
-        store: the database.
-        key: device, runtime and build.
-        job: id of the round.
-        runs: in order.
-        calibration_ms: to which the ratios refer.
-    """
+    """Stores the reference runs of one job, in order, and deletes old ones; idempotent."""
     if not runs:
         return
     now, (device, runtime, build) = store.now(), key
@@ -138,13 +130,7 @@ def note_runs(store: Store, key: CalibrationKey, job: str, runs: Sequence[Refere
 
 
 def drift(store: Store, device: str, *, since: float = 0.0) -> list[Drift]:
-    """Returns the reference runs of a device, by runtime and build; the latest calibrated comes first.
-
-    Args:
-        store: the database.
-        device: id.
-        since: only points from then on, in seconds since the epoch.
-    """
+    """Returns a device's reference runs from `since` on, by runtime and build; the latest calibrated comes first."""
     columns = reference_run.c
     query = select(reference_run).where(columns.device == device, columns.at >= since).order_by(columns.at, columns.job)
     with store.read() as connection:

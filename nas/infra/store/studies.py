@@ -46,17 +46,10 @@ class Condition:
 
 @retried
 def create(store: Store, name: str, space: Json, *, seed: int, version: str) -> Study:
-    """Creates a study.
-
-    Args:
-        store: the database.
-        name: unique; letters, digits, '.', '_' and '-'.
-        space: the search space as JSON.
-        seed: of everything random in the search.
-        version: of hilnas.
+    """Creates a study; `version` is that of hilnas.
 
     Raises:
-        InvalidInput: the name is taken or cannot be used.
+        InvalidInput: the name is taken, or has other characters than letters, digits, '.', '_' and '-'.
     """
     check_name(name)
     with store.write() as connection:

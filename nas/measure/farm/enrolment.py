@@ -26,14 +26,7 @@ def invite(store: Store, home: Path, url: str, name: str | None = None, ttl_s: f
 
 
 def router(store: Store, home: Path, certificates: Certificates, forget: Callable[[], None]) -> APIRouter:
-    """Makes the routes for agents that are not enrolled yet.
-
-    Args:
-        store: has the agents.
-        home: has the key that signs runners.
-        certificates: of this server.
-        forget: called when a secret was replaced.
-    """
+    """Makes the routes for agents that are not enrolled yet; `forget` is called when a secret was replaced."""
     routes = APIRouter(tags=["agents"])
     signing_key = open_key(home).public
 

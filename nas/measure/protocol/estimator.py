@@ -111,14 +111,7 @@ def slowness(reference: ReferenceTimes | None, calibration: ReferenceTimes | Non
 
 
 def time_figures(samples: Sequence[Sample], times: Times, slow: Mapping[Phase, float], gen: int) -> dict[str, Figure]:
-    """Returns ttft, decode_p50, decode_mean and latency.
-
-    Args:
-        samples: of the repetitions.
-        times: of the same.
-        slow: see `slowness`.
-        gen: decoded tokens of a request, for the latency.
-    """
+    """Returns ttft, decode_p50, decode_mean and latency, of a request of `gen` tokens; `slow` is of `slowness`."""
     if not samples:
         none = Figure(value=None, unit="ms", reason="no valid repetition")
         return dict.fromkeys(("ttft", "decode_p50", "decode_mean", "latency"), none)

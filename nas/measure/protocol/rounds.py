@@ -81,17 +81,10 @@ async def measure(
     *,
     past_tries: int = 0,
 ) -> Measurement:
-    """Measures `subject` until `repetitions` count.
+    """Measures `subject` until `repetitions` count, each after a run of `reference`.
 
-    Args:
-        subject: artifact, device, workload.
-        reference: runs before each repetition.
-        jobs: where rounds run.
-        key: the stage's result key, which names its jobs.
-        trial: number of the trial that the jobs belong to, if any.
-        repetitions: how many must count.
-        protocol: deadline and attempts.
-        past_tries: tries of this measurement that failed, whose jobs have the lower numbers.
+    `key` is the stage's result key, which names the jobs, and `trial` what they belong to. Lower numbers of jobs
+    belong to the `past_tries` that failed.
 
     Raises:
         CandidateFailed: the runner failed twice on this candidate while the reference ran.
