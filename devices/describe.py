@@ -69,7 +69,7 @@ def describe(
         InvalidInput: a core of `pinned_to` does not exist.
     """
     readings = Readings.take(reader, _FILES, (_MACHINE, _LIBC, PROPERTIES))
-    machine = machine or _machine(readings)
+    machine = machine or _output(readings, _MACHINE, r"[a-z0-9_]{1,32}")
     android = _properties(readings)
     designs = _designs(readings, f"unnamed {machine} processor")
     if absent := set(pinned_to) - set(designs):
@@ -80,7 +80,7 @@ def describe(
     optional: dict[str, Callable[[], Any]] = {
         "soc": lambda: _soc(readings, android),
         "page_size": lambda: _page_size(readings),
-        "libc": lambda: _libc(readings, android),
+        "libc": lambda: "bionic" if android else _output(readings, _LIBC, r"glibc \d{1,3}\.\d{1,4}"),
         "boot": lambda: sanitise(read(readings, _BOOT)),
         "energy_counter": lambda: energy_counter(readings).name,
     }
@@ -118,14 +118,14 @@ def _unless_unread(name: str, probe: Callable[[], Any], unread: dict[str, str]) 
         return None
 
 
-def _machine(readings: Readings) -> str:
+def _output(readings: Readings, command: str, pattern: str) -> str:
     try:
-        said = readings.output(_MACHINE).strip()
+        output = readings.output(command).strip()
     except OSError as error:
-        raise Unread(f"{_MACHINE}: {error.strerror}") from error
-    if not re.fullmatch(r"[a-z0-9_]{1,32}", said):
-        raise Unread(f"{_MACHINE} says {said[:40]!r}")
-    return said
+        raise Unread(f"{command}: {error.strerror}") from error
+    if not re.fullmatch(pattern, output):
+        raise Unread(f"{command} says {output[:40]!r}")
+    return output
 
 
 def _properties(readings: Readings) -> dict[str, str]:
@@ -175,19 +175,6 @@ def _page_size(readings: Readings) -> int:
     if not match:
         raise Unread(f"{_PAGES}: no KernelPageSize")
     return int(match[1]) * 1024
-
-
-def _libc(readings: Readings, android: Mapping[str, str]) -> str:
-    """Returns the C library, which decides which programs with shared libraries can run."""
-    if android:
-        return "bionic"
-    try:
-        said = readings.output(_LIBC).strip()
-    except OSError as error:
-        raise Unread(f"{_LIBC}: {error.strerror}") from error
-    if not re.fullmatch(r"glibc \d{1,3}\.\d{1,4}", said):
-        raise Unread(f"{_LIBC} says {said[:40]!r}")
-    return said
 
 
 def _os(readings: Readings, android: Mapping[str, str]) -> str:
