@@ -34,7 +34,7 @@ def read_or_empty(tree: Tree, path: str) -> str:
 
 
 def names(tree: Tree, folder: str, accepts: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Returns the names in a folder that are `wanted`; none if the folder does not exist."""
+    """Returns the names in a folder that it `accepts`; none if the folder does not exist."""
     try:
         return [name for name in tree.names(folder) if accepts(name)]
     except OSError:

@@ -131,7 +131,7 @@ def _request(name: bytes, data: bytes) -> bytes:
 
 
 def _read(stream: Stream, size: int, name: str, begun: bytes = b"") -> bytes:
-    """Returns at least `size` bytes, the `known` ones included."""
+    """Returns at least `size` bytes, those of `begun` included."""
     answer, end = begun, time.monotonic() + SILENT_S
     while len(answer) < size:
         piece = stream.read(1.0)

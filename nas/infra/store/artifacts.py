@@ -241,7 +241,7 @@ def _place(store: Store, sha256: str) -> Path:
 
 
 def _victims(stored: list[StoredFile], limit_bytes: int, needed: set[str]) -> list[StoredFile]:
-    """Returns the artifacts of `known` to delete; `known` is sorted by last use."""
+    """Returns the artifacts of `stored`, which is sorted by last use, to delete."""
     excess = sum(one.size for one in stored) - limit_bytes
     victims = []
     for one in stored:
