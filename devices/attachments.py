@@ -69,7 +69,10 @@ class ServeLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.close()
-                self._warn()
+                if not self._warned:
+                    folder = self._path.parent
+                    log.warning("another agent serves the devices of %s; this one waits until that one ends", folder)
+                self._warned = True
                 return False
             self._held = file
         return True
@@ -79,11 +82,6 @@ class ServeLock:
         if self._held is not None:
             self._held.close()
             self._held = None
-
-    def _warn(self) -> None:
-        if not self._warned:
-            log.warning("another agent serves the devices of %s; this one waits until that one ends", self._path.parent)
-        self._warned = True
 
 
 class Attachments:
@@ -167,11 +165,7 @@ def own_attachments() -> Attachments:
 
 
 def open_transport(address: str, cache: Path) -> Transport:
-    """Returns the transport for the device at `address`, not yet connected.
-
-    Args:
-        address: see `Attachment.address`.
-        cache: folder of this host's agent; each remote device has its own folder in it.
+    """Returns the transport for the device at `address`, not yet connected; `cache` is the agent's folder.
 
     Raises:
         UnknownName: no such transport.

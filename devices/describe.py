@@ -11,7 +11,7 @@ from nas.core.device import TEXT_LENGTH, Cluster, Device, parse_cores, show_core
 from nas.core.errors import InvalidInput
 from nas.measure.devices.probes.memory import total_memory_mb
 from nas.measure.devices.probes.power import ENERGY_FILES, energy_counter
-from nas.measure.devices.probes.readings import Readings, Unread, number, read
+from nas.measure.devices.probes.readings import Readings, Unread, number, read, read_or_empty
 from nas.measure.devices.transports.base import Reader, Tree
 
 _CPUS = "/sys/devices/system/cpu"
@@ -69,7 +69,7 @@ def describe(
         InvalidInput: a core of `pinned_to` does not exist.
     """
     readings = Readings.take(reader, _FILES, (_MACHINE, _LIBC, PROPERTIES))
-    machine = machine or _machine(readings)
+    machine = machine or _output(readings, _MACHINE, r"[a-z0-9_]{1,32}")
     android = _properties(readings)
     designs = _designs(readings, f"unnamed {machine} processor")
     if absent := set(pinned_to) - set(designs):
@@ -80,7 +80,7 @@ def describe(
     optional: dict[str, Callable[[], Any]] = {
         "soc": lambda: _soc(readings, android),
         "page_size": lambda: _page_size(readings),
-        "libc": lambda: _libc(readings, android),
+        "libc": lambda: "bionic" if android else _output(readings, _LIBC, r"glibc \d{1,3}\.\d{1,4}"),
         "boot": lambda: sanitise(read(readings, _BOOT)),
         "energy_counter": lambda: energy_counter(readings).name,
     }
@@ -105,11 +105,7 @@ def describe(
 
 
 def boot_id(reader: Reader) -> str:
-    """Returns the kernel's random id of this boot.
-
-    Raises:
-        Unread: no such file.
-    """
+    """Returns the kernel's random id of this boot; raises `Unread` where there is none."""
     return read(Readings.take(reader, (_BOOT,)), _BOOT)
 
 
@@ -122,14 +118,14 @@ def _unless_unread(name: str, probe: Callable[[], Any], unread: dict[str, str]) 
         return None
 
 
-def _machine(readings: Readings) -> str:
+def _output(readings: Readings, command: str, pattern: str) -> str:
     try:
-        said = readings.output(_MACHINE).strip()
+        output = readings.output(command).strip()
     except OSError as error:
-        raise Unread(f"{_MACHINE}: {error.strerror}") from error
-    if not re.fullmatch(r"[a-z0-9_]{1,32}", said):
-        raise Unread(f"{_MACHINE} says {said[:40]!r}")
-    return said
+        raise Unread(f"{command}: {error.strerror}") from error
+    if not re.fullmatch(pattern, output):
+        raise Unread(f"{command} says {output[:40]!r}")
+    return output
 
 
 def _properties(readings: Readings) -> dict[str, str]:
@@ -164,7 +160,7 @@ def _field(cpuinfo: str, name: str) -> str | None:
 
 
 def _model(readings: Readings, machine: str) -> str:
-    models = (_read_or_none(readings, path) for path in _MODELS)
+    models = (read_or_empty(readings, path) for path in _MODELS)
     return next(filter(None, models), f"unnamed {machine} machine")
 
 
@@ -181,21 +177,8 @@ def _page_size(readings: Readings) -> int:
     return int(match[1]) * 1024
 
 
-def _libc(readings: Readings, android: Mapping[str, str]) -> str:
-    """Returns the C library, which decides which programs with shared libraries can run."""
-    if android:
-        return "bionic"
-    try:
-        said = readings.output(_LIBC).strip()
-    except OSError as error:
-        raise Unread(f"{_LIBC}: {error.strerror}") from error
-    if not re.fullmatch(r"glibc \d{1,3}\.\d{1,4}", said):
-        raise Unread(f"{_LIBC} says {said[:40]!r}")
-    return said
-
-
 def _os(readings: Readings, android: Mapping[str, str]) -> str:
-    release = _read_or_none(readings, "/etc/os-release") or ""
+    release = read_or_empty(readings, "/etc/os-release")
     pretty = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', release, re.MULTILINE)
     name = pretty[1] if pretty else "Linux"
     if version := android.get("ro.build.version.release"):
@@ -209,21 +192,14 @@ def _identity(readings: Readings, android: Mapping[str, str], cpu: str) -> str:
     Boards that run copies of one disk image share a machine-id, but each has its own serial number.
     """
     serial = android.get("ro.serialno") or android.get("ro.boot.serialno")
-    source = _read_or_none(readings, "/etc/machine-id") or serial or read(readings, "/proc/sys/kernel/hostname")
-    parts = ["hilnas device", source, cpu, *filter(None, [_read_or_none(readings, _SERIAL)])]
+    source = read_or_empty(readings, "/etc/machine-id") or serial or read(readings, "/proc/sys/kernel/hostname")
+    parts = ["hilnas device", source, cpu, *filter(None, [read_or_empty(readings, _SERIAL)])]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
 def _slug(name: str, machine: str) -> str:
     without_marks = re.sub(r"\((R|TM)\)|\bCPU\b|@.*|\bProcessor\b", " ", name, flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9]+", "-", without_marks.lower()).strip("-")[:40].rstrip("-") or machine.replace("_", "-")
-
-
-def _read_or_none(tree: Tree, path: str) -> str | None:
-    try:
-        return read(tree, path).rstrip("\0") or None
-    except Unread:
-        return None
 
 
 _ARM_PARTS = {
@@ -250,14 +226,10 @@ class _Kind(NamedTuple):
 
 
 def _clusters(tree: Tree, designs: Mapping[int, str]) -> tuple[Cluster, ...]:
-    """Returns the device's cores by kind, biggest first.
+    """Returns the device's cores by kind, biggest first; `designs` has the design of each.
 
     On ARM a kind is design, capacity and highest frequency. On x86 the frequency does not distinguish kinds: of equal
     cores the best may clock a step higher; there the kernel lists P and E cores.
-
-    Args:
-        tree: `_FILES` of the device.
-        designs: core number -> name of its design.
     """
     is_x86 = re.search(r"^flags\s*:", read(tree, "/proc/cpuinfo"), re.MULTILINE)
     kind_of = _x86_kind if is_x86 else _arm_kind
@@ -328,9 +300,6 @@ def _of_core(tree: Tree, core: int, name: str) -> int:
 
 
 def sanitise(text: str) -> str:
-    """Returns one line of printable characters, cut if it is too long (see `nas.core.device.Told`).
-
-    Control characters, bidirectional marks and the zeros at the end of device tree strings become spaces.
-    """
+    """Returns one line of at most `TEXT_LENGTH` characters; those that are not printable become spaces."""
     shown = "".join(character if character.isprintable() else " " for character in text[: 4 * TEXT_LENGTH])
     return " ".join(shown.split())[:TEXT_LENGTH].strip()

@@ -48,11 +48,7 @@ class HostLock:
 
     @contextmanager
     def shared(self, deadline_s: float = _COMPUTE_DEADLINE_S) -> Iterator[SharedHold]:
-        """Takes a share for compute; call `yield_if_wanted` on it at every step.
-
-        Raises:
-            InfrastructureFailed: measurements held the machine for `deadline_s`.
-        """
+        """Takes a share for compute, within `deadline_s`; call `yield_if_wanted` on it at every step."""
         with self._open("turnstile") as turnstile, self._open("main") as main, self._open("waiting") as waiting:
             hold = SharedHold(main, turnstile, waiting, self._clock, deadline_s)
             hold.acquire()

@@ -82,11 +82,7 @@ class Checkpoint:
             return False
 
     def verified(self) -> Path:
-        """Returns the path, to be opened.
-
-        Raises:
-            InvalidInput: the file is not intact.
-        """
+        """Returns the path, to be opened; raises `InvalidInput` for a file that is not intact."""
         if not self.is_intact():
             raise InvalidInput(f"missing, or changed since it was checkpoint {self.sha256[:12]}", where=str(self.path))
         return self.path
@@ -143,11 +139,7 @@ class GateReport:
         return self.error <= self.limit and not self.note
 
     def require(self) -> None:
-        """Refuses a graph that did not pass.
-
-        Raises:
-            CandidateFailed: with reason "gate".
-        """
+        """Raises `CandidateFailed("gate")` for a graph that did not pass."""
         if not self.passed:
             logits = f"logits differ from PyTorch by {self.error:.2%}; rounding explains {self.limit:.2%}"
             raise CandidateFailed("gate", self.note or logits)
@@ -171,14 +163,7 @@ class Finding:
 
 
 def finding_of(name: str, look: Callable[[], str], *, status: Status = "failure", fix: str | None = None) -> Finding:
-    """Returns a finding with the result of `look`, or with its error, which names its remedy: 'problem: remedy'.
-
-    Args:
-        name: of the check.
-        look: what is checked.
-        status: of an error.
-        fix: the remedy of errors that name none.
-    """
+    """Returns a finding with the result of `look`, or as `status` its error: 'problem: remedy', else `fix`."""
     try:
         return Finding(name, "ok", look())
     except NasError as error:

@@ -173,14 +173,9 @@ def write_manifest(folder: Path, runtime: str, spec: BuildSpec) -> None:
 
 
 def build_once(final: Path, name: str, needed_bytes: int, make: Callable[[Path], Path], log: Log) -> None:
-    """Makes the folder `final` unless it exists.
+    """Makes the folder `final`, named by a build's id, unless it exists.
 
-    Args:
-        final: the build's folder, named by its id.
-        name: of what is built, for messages.
-        needed_bytes: of free disk.
-        make: builds in a temporary folder; returns the product's folder in it.
-        log: gets progress.
+    `make` builds in a temporary folder and returns the product's folder in it.
 
     Raises:
         InfrastructureFailed: the disk is full, another process never stops building, or what `make` raises.
@@ -210,17 +205,10 @@ def build_once(final: Path, name: str, needed_bytes: int, make: Callable[[Path],
 def run_step(
     argv: Sequence[str], name: str, tool: str, deadline_s: float, on_line: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Runs one program of a build.
-
-    Args:
-        argv: the program and its arguments.
-        name: of what is built, for messages.
-        tool: the program, for messages.
-        deadline_s: seconds after which it is killed.
-        on_line: gets each line of its output.
+    """Runs one program of a build; `name` (what is built) and `tool` (the program) are for messages.
 
     Raises:
-        InfrastructureFailed: it failed; the message ends with its output.
+        InfrastructureFailed: it failed, or ran longer than `deadline_s`; the message ends with its output.
         OSError: the disk is full, which `build_once` reports.
     """
     code, tail = stream(argv, deadline_s=deadline_s, env=build_environment(), on_line=on_line)
@@ -235,14 +223,8 @@ def smoke_test(
 ) -> None:
     """Runs a fresh runner on tiny models, each in a process: a wrong instruction set ends in a signal.
 
-    A runner for another machine is run by qemu if that is installed, otherwise not at all.
-
-    Args:
-        runner: the program.
-        target: its ABI.
-        name: of what is built, for messages.
-        models: folder to write models to -> models and options of the runner.
-        log: gets progress.
+    A runner for another machine is run by qemu if that is installed, otherwise not at all. `models` writes models to a
+    folder and returns them with options of the runner.
 
     Raises:
         InfrastructureFailed: it died or gave no finite logits.

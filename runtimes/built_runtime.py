@@ -249,12 +249,7 @@ class BuiltRuntime(ABC, Generic[S]):
     # Instruction sets.
 
     def variant_for(self, target: str, features: Collection[str] | None, name: str | None = None) -> Variant:
-        """Returns the best variant of a target, or the one called `name`.
-
-        Args:
-            target: ABI.
-            features: of the processor; None: it has whatever the best variant needs.
-            name: of a variant; None: the best that fits.
+        """Returns the variant called `name`, or the best of a target that the processor's `features` allow.
 
         Raises:
             UnknownName: no variant of the target has that name.

@@ -88,16 +88,9 @@ class Dialogue:
     def answer(
         self, question: Sequence[int], most: int, ends: Sequence[int], *, temperature: float = 0.0, seed: int = 0
     ) -> Iterator[int]:
-        """Yields the ids of an answer as they are computed, up to one of `ends`, which is included, or `most` ids.
+        """Yields at most `most` ids of an answer as they are computed, up to one of `ends`, which is included.
 
-        Read one answer to its end before asking for the next.
-
-        Args:
-            question: ids that the model continues.
-            most: ids of the answer; fewer where the context ends.
-            ends: ids that end it.
-            temperature: of sampling; 0: the likeliest id each time.
-            seed: of sampling.
+        Read one answer to its end before asking for the next. At temperature 0 each id is the likeliest.
 
         Raises:
             InvalidInput: the question leaves no room for an answer.
@@ -111,11 +104,7 @@ class Dialogue:
             yield token
 
     def scores(self, question: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[Score]:
-        """Returns the score of each continuation of `question`.
-
-        Args:
-            question: at least one id.
-            continuations: ids of each, at least one.
+        """Returns the score of each continuation of `question`; neither may be empty.
 
         Raises:
             InvalidInput: the question with a continuation exceeds the context.
@@ -180,14 +169,7 @@ def serve(session: Session, chunk: int) -> None:
 def scores(
     session: Session, chunk: int, question: Sequence[int], continuations: Sequence[Sequence[int]]
 ) -> list[Score]:
-    """Returns the score of each continuation; the question is fed once where continuations have one id.
-
-    Args:
-        session: of the model.
-        chunk: most tokens fed at once.
-        question: at least one id.
-        continuations: ids of each, at least one.
-    """
+    """Returns the score of each continuation; the question is fed once where continuations have one id."""
     after = _begin(session, chunk, question)
     answers, fed = [], False
     for continuation in continuations:

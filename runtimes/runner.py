@@ -101,15 +101,7 @@ class Feed:
 def plan_run(
     artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float, options: Mapping[str, object]
 ) -> Plan:
-    """Returns one repetition of `workload` as one fresh process of a runner.
-
-    Args:
-        artifact: the model.
-        runner: what runs it.
-        workload: what is measured.
-        deadline_s: seconds after which the process is killed.
-        options: of this runtime's runner: name -> value.
-    """
+    """Returns one repetition of `workload` as one fresh process of a runner with these options."""
     first = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
     every = {**first, **options, "seed": _PROMPT_SEED}
     args = [text for name, value in every.items() for text in (f"--{name}", str(value))]
@@ -140,12 +132,7 @@ def read_sample(raw: RawRun) -> Sample:
 
 
 def read_profile(raw: RawRun) -> Profile:
-    """Returns the profile that a profiler reported.
-
-    Raises:
-        CandidateFailed: see `read_sample`.
-        InfrastructureFailed: see `read_sample`.
-    """
+    """Returns the profile that a profiler reported; raises what `read_sample` raises."""
     profile = _read(raw, Profile)
     _require_finite(profile.finite)
     return profile
@@ -175,11 +162,9 @@ def _read(raw: RawRun, form: type[M]) -> M:
 
 
 def read_timed_sample(raw: RawRun) -> Sample:
-    """Returns the sample that a runner reported that timed itself with the device's clock.
+    """Returns the sample of a runner that timed itself with the device's clock.
 
-    Raises:
-        CandidateFailed: see `read_sample`.
-        InfrastructureFailed: see `read_sample`; or a clock jumped: the timed work is longer than the process lived.
+    Raises what `read_sample` raises, and `InfrastructureFailed` where the timed work is longer than the process lived.
     """
     sample = read_sample(raw)
     timed_ms, lived_ms = sample.load_ms + sample.ttft_ms + sum(sample.decode_ns) / 1e6, raw.wall_s * 1e3
@@ -224,13 +209,7 @@ def runner_logits(
 ) -> NDArray[np.float32]:
     """Returns the logits [gen + 1, V]: of the prompt's last token, then of each decoded one.
 
-    Args:
-        machine: what runs the runner.
-        model: the model file.
-        vocab: the model's.
-        feed: what is decoded.
-        scratch: a folder for the runner's file.
-        options: more of the runner's arguments.
+    `scratch` is a folder for the runner's file, `options` are more of its arguments.
 
     Raises:
         CandidateFailed: the runner died on the file, or what it wrote is no logits.
@@ -254,11 +233,7 @@ def relative_l2(logits: NDArray[np.float32], oracle: NDArray[np.float32]) -> NDA
 
 
 def local_machine(executable: Path, target: str) -> Machine:
-    """Returns a function that runs a runner on this machine, by emulation where the runner is for another one.
-
-    Args:
-        executable: the runner.
-        target: the ABI that it is for.
+    """Returns a function that runs a runner on this machine, by emulation where it is for another `target`.
 
     Raises:
         InfrastructureFailed: no emulator is installed.

@@ -49,11 +49,7 @@ def find_compiler() -> Compiler:
 
 
 def find_build_tools() -> tuple[str, str]:
-    """Returns the paths of cmake and ninja.
-
-    Raises:
-        InfrastructureFailed: one is missing.
-    """
+    """Returns the paths of cmake and ninja; raises `InfrastructureFailed` where one is missing."""
     remedy = "pip install '.[build]' in the checkout"
     return _find("cmake", remedy=remedy), _find("ninja", remedy=remedy)
 
@@ -181,15 +177,10 @@ _PIP_S = 1800.0
 def run_pip(
     command: Sequence[str], package: str, version: str, hashes: Sequence[str], folder: Path, remedy: str
 ) -> None:
-    """Runs `pip COMMAND` on one package at one version.
+    """Runs `pip COMMAND` ("download", "install" and where to) on one package at one version.
 
-    Args:
-        command: "download" or "install" and options that say where to.
-        package: its name.
-        version: the only one wanted.
-        hashes: SHA-256 of the files that are accepted. pip refuses other bytes before it runs any code of them.
-        folder: holds the requirement while pip runs.
-        remedy: what helps where pip cannot.
+    pip refuses files with other SHA-256 `hashes` before it runs any code of them. `folder` holds the requirement
+    meanwhile; `remedy` is what helps where pip cannot.
 
     Raises:
         InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.
@@ -214,14 +205,7 @@ def fetched(
 ) -> Path:
     """Fetches a pinned file of an index into the cache once, by pip; the caller holds a build's lock.
 
-    Args:
-        package: its name.
-        version: the only one wanted.
-        file: the file's name.
-        sha256: of its content.
-        options: of `pip download`, that let it choose that file.
-        megabytes: its size, for the log.
-        log: gets progress.
+    `options` of `pip download` let it choose that file; `megabytes` are for the log.
 
     Raises:
         InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.

@@ -32,10 +32,7 @@ _LOCK_S = 1800.0
 def zig_compiler(triple: str, mcpu: str, log: Callable[[str], None]) -> Compiler:
     """Returns compilers for one kind of processor; fetches zig once.
 
-    Args:
-        triple: the target in zig's words, such as "aarch64-linux-musl" or "aarch64-linux-gnu.2.28".
-        mcpu: the processor in zig's words, such as "generic+v8_2a".
-        log: gets progress.
+    `triple` and `mcpu` are in zig's words, such as "aarch64-linux-gnu.2.28" and "generic+v8_2a".
 
     Raises:
         InfrastructureFailed: no pip or no network.

@@ -8,16 +8,14 @@ written, and its end makes the child stop.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import platform
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -247,40 +245,17 @@ def end_on_signals(agent: Agent) -> None:
         signal.signal(signal_number, handle)
 
 
-_STOP_WITHIN_S = 10.0
-
-
-@contextlib.contextmanager
-def child_agent(
-    server: str, *, cache: Path, lock: Path, state: Path, key: str, devices: Path | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs an agent of this machine that serves `server` while the context is open.
-
-    Args:
-        server: URL of the coordinator, such as `http+unix:///path/of.sock`.
-        cache: folder for files and runners.
-        lock: folder of the host lock.
-        state: folder for what the agent must not lose.
-        key: public key of the coordinator, which must have signed every runner manifest.
-        devices: list of the devices to serve besides this machine (`nas.measure.devices.attachments`).
-    """
-    arguments = child_arguments(server, cache=cache, lock=lock, state=state, key=key, devices=devices)
-    with subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(_STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+_STOP_WITHIN_S = 5.0
 
 
 def child_arguments(
     server: str, *, cache: Path, lock: Path, state: Path, key: str, devices: Path | None = None
 ) -> list[str]:
-    """Returns Python's arguments for such an agent; see `child_agent`."""
+    """Returns Python's arguments for an agent of this machine, whose parent keeps its standard input open.
+
+    `server` is a URL such as `http+unix:///path/of.sock`, `devices` the file of other devices to serve (`Attachments`);
+    the others are as in `make_agent`.
+    """
     options = {"--server": server, "--cache": cache, "--lock": lock, "--state": state, "--key": key}
     options |= {"--devices": devices} if devices else {}
     return ["-m", __name__, *(str(part) for option in options.items() for part in option)]
@@ -327,7 +302,7 @@ def _end_with_parent(agent: Agent) -> None:
             pass
         agent.abort()
         # A thread may still wait for the coordinator, which died with the parent.
-        time.sleep(_STOP_WITHIN_S / 2)
+        time.sleep(_STOP_WITHIN_S)
         os._exit(1)
 
     threading.Thread(target=wait_for_end, name="parent", daemon=True).start()

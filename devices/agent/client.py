@@ -84,15 +84,9 @@ class JobClient:
 
     @classmethod
     def open(cls, url: str, *, auth: tuple[str, str] | None = None, verify: ssl.SSLContext | None = None) -> JobClient:
-        """Returns a client for `http+unix:///path/of.sock`, `https://host` or `http://host`.
+        """Returns a client for `http+unix:///path/of.sock`, `https://host` or `http://host`; `InvalidInput` for others.
 
-        Args:
-            url: of the coordinator.
-            auth: the agent's name and secret, if the coordinator requires them.
-            verify: TLS context; None: the CAs that this machine trusts.
-
-        Raises:
-            InvalidInput: another kind of URL.
+        `auth` is the agent's name and secret; without `verify`, the CAs that this machine trusts are trusted.
         """
         # Every device uses one connection for its long poll, and one for the heartbeats of its job.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEPT_S)

@@ -49,11 +49,7 @@ class Attached:
     lock: HostLock | None = None
 
     def check(self) -> None:
-        """Checks that the same boot of the same device answers: transports reconnect to whatever has the address.
-
-        Raises:
-            InfrastructureFailed: it does not answer, was restarted, or another device answers.
-        """
+        """Raises `InfrastructureFailed` unless the same boot of the same device answers at the address."""
         if _boot(self.transport) != self.boot:
             raise InfrastructureFailed(f"device {self.device.id} was restarted or exchanged")
 

@@ -321,20 +321,10 @@ def run_round(
     The round ends early after a run that failed (exit code, deadline, output limit): repeating it would show nothing
     new. `pairs` then ends with that run, and the coordinator judges it.
 
-    Args:
-        batch: what to run.
-        transport: the device.
-        files: source of plan files.
-        is_known: whether a runner may run.
-        observer: reads the device's condition around each process.
-        clock: times the push and the cool-down.
-        enter: called with each phase as it begins.
-        cancelled: checked during the cool-down and while a process runs.
-
     Raises:
         Unsupported, InvalidInput: this agent does not run the plan.
         InfrastructureFailed: the device or a file failed.
-        Cancelled: on request.
+        Cancelled: on request, during the cool-down or while a process runs.
     """
     enter("preparing")
     begun = clock.monotonic()

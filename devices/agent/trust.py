@@ -71,16 +71,10 @@ def read_enrolment(folder: Path) -> Enrolment | None:
 
 
 def enrol(invitation: Invitation, name: str, folder: Path, *, replace: bool = False) -> Enrolment:
-    """Exchanges the invitation's token for a secret and stores it, mode 0600.
-
-    Args:
-        invitation: the line that a person carried.
-        name: of the agent, from now on.
-        folder: where the enrolment is stored; created if missing.
-        replace: whether an earlier enrolment of this host may be overwritten.
+    """Exchanges the invitation's token for a secret and stores it in `folder`, mode 0600.
 
     Raises:
-        InvalidInput: this host is enrolled, or another server than the invitation's coordinator answers.
+        InvalidInput: this host is enrolled and `replace` is false, or another server than the coordinator answers.
         InfrastructureFailed: nothing answers, or the disk failed.
         NasError: the coordinator refuses.
     """

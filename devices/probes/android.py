@@ -57,11 +57,7 @@ def temperature_c(readings: Readings) -> float:
 
 
 def thermal_status(readings: Readings) -> int:
-    """Returns Android's throttling level: 0 none, 1 light, 2 moderate, 3 severe ... (`THERMAL_STATUS_*`).
-
-    Raises:
-        Unread: not reported, as before Android 10.
-    """
+    """Returns the throttling level `THERMAL_STATUS_*`: 0 none, 1 light, 2 moderate ...; from Android 10 on."""
     match = re.search(r"^Thermal Status: (\d{1,4})$", output(readings, THERMAL), re.MULTILINE)
     if not match:
         raise Unread(f"{THERMAL}: no status")
@@ -69,11 +65,7 @@ def thermal_status(readings: Readings) -> int:
 
 
 def power_source(readings: Readings) -> Literal["mains", "battery"]:
-    """Returns what powers the phone.
-
-    Raises:
-        Unread: not reported.
-    """
+    """Returns what powers the phone."""
     powered = re.findall(r"^ *(?:AC|USB|Wireless|Dock) powered: (true|false)$", output(readings, BATTERY), re.MULTILINE)
     if not powered:
         raise Unread(f"{BATTERY}: no power source")
@@ -81,11 +73,7 @@ def power_source(readings: Readings) -> Literal["mains", "battery"]:
 
 
 def battery_percent(readings: Readings) -> float:
-    """Returns the charge, 0 to 100.
-
-    Raises:
-        Unread: not reported.
-    """
+    """Returns the charge, 0 to 100."""
     level, scale = _battery(readings, "level"), _battery(readings, "scale")
     if scale <= 0:
         raise Unread(f"{BATTERY}: a scale of {scale}")
@@ -93,11 +81,7 @@ def battery_percent(readings: Readings) -> float:
 
 
 def battery_status(readings: Readings) -> Status:
-    """Returns the battery's status.
-
-    Raises:
-        Unread: unknown to Android too.
-    """
+    """Returns the battery's status."""
     number = _battery(readings, "status")
     if number not in _STATUS:
         raise Unread(f"{BATTERY}: status {number}")
@@ -105,11 +89,7 @@ def battery_status(readings: Readings) -> Status:
 
 
 def screen_on(readings: Readings) -> bool:
-    """Returns whether the phone is awake; its screen takes power, and drawing takes CPU time.
-
-    Raises:
-        Unread: not reported.
-    """
+    """Returns whether the phone is awake; its screen takes power, and drawing takes CPU time."""
     match = re.search(r"mWakefulness=(\w+)", output(readings, SCREEN))
     if not match:
         raise Unread("dumpsys power: no mWakefulness")

@@ -26,9 +26,6 @@ def busy_s(tree: Tree) -> float:
     """Returns CPU seconds since boot that were not idle, over all cores: user, nice, system, interrupts and steal.
 
     Steal counts: a core that the hypervisor gave to another guest is as disturbed as by another process.
-
-    Raises:
-        Unread: no /proc/stat.
     """
     line = read(tree, "/proc/stat").partition("\n")[0]
     fields = re.fullmatch(r"cpu +([0-9]{1,18}(?: [0-9]{1,18}){7,})", line)
@@ -39,33 +36,19 @@ def busy_s(tree: Tree) -> float:
 
 
 def uptime_s(tree: Tree) -> float:
-    """Returns seconds since boot, in steps of 10 ms.
-
-    Raises:
-        Unread: no /proc/uptime.
-    """
+    """Returns seconds since boot, in steps of 10 ms."""
     return first_number(tree, "/proc/uptime")
 
 
 def load_1min(tree: Tree) -> float:
-    """Returns the 1-minute load average: processes that ran or waited for a disk.
-
-    Raises:
-        Unread: no /proc/loadavg.
-    """
+    """Returns the 1-minute load average: processes that ran or waited for a disk."""
     return first_number(tree, "/proc/loadavg")
 
 
 def foreign_share(busy: float, ours: float | None, wall_s: float) -> float:
-    """Returns how many cores other processes kept busy on average, at least 0.
+    """Returns how many cores other processes kept busy on average over `wall_s` seconds, at least 0.
 
-    Args:
-        busy: growth of `busy_s`.
-        ours: CPU seconds of the runner and of what started it.
-        wall_s: the interval.
-
-    Raises:
-        Unread: the interval is too short, or our own CPU time is unknown.
+    `busy` is the growth of `busy_s`, `ours` the CPU seconds of the runner and of what started it.
     """
     if ours is None:
         raise Unread("the device did not report the runner's CPU time")
@@ -82,29 +65,17 @@ FREQUENCY_FILES = tuple(
 
 
 def governor(tree: Tree) -> str:
-    """Returns the cpufreq governor; where clusters differ, all of them, sorted and joined by commas.
-
-    Raises:
-        Unread: no cpufreq, as in most virtual machines.
-    """
+    """Returns the cpufreq governor; where clusters differ, all of them, sorted and joined by commas."""
     return ",".join(sorted({read(tree, f"{policy}/scaling_governor") for policy in _policies(tree)}))
 
 
 def frequency_mhz(tree: Tree) -> float:
-    """Returns the current frequency in MHz, mean over clusters.
-
-    Raises:
-        Unread: no cpufreq.
-    """
+    """Returns the current frequency in MHz, mean over clusters."""
     return fmean(number(tree, f"{policy}/scaling_cur_freq") / 1000 for policy in _policies(tree))
 
 
 def cluster_mhz(tree: Tree) -> dict[str, float]:
-    """Returns the current frequency of each set of cores that share a clock, in MHz.
-
-    Raises:
-        Unread: no cpufreq.
-    """
+    """Returns the current frequency of each set of cores that share a clock, in MHz."""
     return {_cores(tree, policy): number(tree, f"{policy}/scaling_cur_freq") / 1000 for policy in _policies(tree)}
 
 

@@ -28,29 +28,17 @@ def free_disk_mb(readings: Readings) -> float:
 
 
 def free_memory_mb(tree: Tree) -> float:
-    """Returns the memory available to a new process without swapping, in MB.
-
-    Raises:
-        Unread: no /proc/meminfo, or a kernel before 3.14.
-    """
+    """Returns the memory available to a new process without swapping, in MB."""
     return _field(tree, "MemAvailable")
 
 
 def total_memory_mb(tree: Tree) -> float:
-    """Returns all memory that the kernel manages, in MB.
-
-    Raises:
-        Unread: no /proc/meminfo.
-    """
+    """Returns all memory that the kernel manages, in MB."""
     return _field(tree, "MemTotal")
 
 
 def oom_kills(tree: Tree) -> int:
-    """Returns how many processes the kernel has killed for lack of memory since boot.
-
-    Raises:
-        Unread: no /proc/vmstat, or a kernel before 4.13.
-    """
+    """Returns how many processes the kernel, from 4.13 on, has killed for lack of memory since boot."""
     line = re.search(r"^oom_kill ([0-9]{1,18})$", read(tree, "/proc/vmstat"), re.MULTILINE)
     if not line:
         raise Unread("/proc/vmstat: no oom_kill")

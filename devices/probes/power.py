@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from nas.core.plan import EnergyUsed
-from nas.measure.devices.probes.readings import Unread, names, number, read
+from nas.measure.devices.probes.readings import Unread, names, number, read, read_or_empty
 from nas.measure.devices.transports.base import Tree
 
 _SUPPLIES = "/sys/class/power_supply"
@@ -34,11 +34,7 @@ def power_source(tree: Tree) -> Literal["mains", "battery"]:
 
 
 def battery_percent(tree: Tree) -> float:
-    """Returns the charge of the machine's first battery, 0 to 100.
-
-    Raises:
-        Unread: there is none.
-    """
+    """Returns the charge of the machine's first battery, 0 to 100."""
     for path in batteries(tree):
         return float(number(tree, f"{path}/capacity"))
     raise Unread(f"no battery under {_SUPPLIES}")
@@ -60,7 +56,7 @@ def battery_status(tree: Tree) -> Status:
 
 def batteries(tree: Tree) -> list[str]:
     """Returns the batteries of the machine, without those of a mouse (which have the scope "Device")."""
-    return [path for path in _of_type(tree, "Battery") if _scope(tree, path) != "Device"]
+    return [path for path in _of_type(tree, "Battery") if read_or_empty(tree, f"{path}/scope") != "Device"]
 
 
 def _of_type(tree: Tree, *types: str) -> list[str]:
@@ -68,15 +64,9 @@ def _of_type(tree: Tree, *types: str) -> list[str]:
     return [path for path in paths if read(tree, f"{path}/type") in types]
 
 
-def _scope(tree: Tree, path: str) -> str | None:
-    try:
-        return read(tree, f"{path}/scope")
-    except Unread:
-        return None
-
-
 _RAPL = "/sys/class/powercap"
 _IIO = "/sys/bus/iio/devices"
+_RAIL = re.compile(r"^CH\d+\(T=\d+\)\[([\w.-]{1,32})\], (\d{1,18})$", re.MULTILINE)
 _GAUGES = ("energy_now", "charge_now", "charge_counter")
 
 ENERGY_FILES = (
@@ -166,20 +156,11 @@ def _power_monitor(tree: Tree) -> Counter:
     parts = [
         Part(rail, int(value), _MICRO)
         for device in names(tree, _IIO, lambda name: name.startswith("iio:device"))
-        for rail, value in re.findall(
-            r"^CH\d+\(T=\d+\)\[([\w.-]{1,32})\], (\d{1,18})$", _energy_value(tree, device), re.MULTILINE
-        )
+        for rail, value in _RAIL.findall(read_or_empty(tree, f"{_IIO}/{device}/energy_value"))
     ]
     if not parts:
         raise Unread(f"no power monitor under {_IIO}")
     return Counter(f"power monitor, {len(parts)} rails", tuple(parts))
-
-
-def _energy_value(tree: Tree, device: str) -> str:
-    try:
-        return read(tree, f"{_IIO}/{device}/energy_value")
-    except Unread:
-        return ""
 
 
 def _rapl(tree: Tree) -> Counter:

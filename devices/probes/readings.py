@@ -18,19 +18,23 @@ class Unread(Exception):
 
 
 def read(tree: Tree, path: str) -> str:
-    """Returns the stripped text of a file.
-
-    Raises:
-        Unread: it does not exist or may not be read.
-    """
+    """Returns the stripped text of a file."""
     try:
         return tree.read_text(path).strip()
     except OSError as error:
         raise Unread(f"{path}: {error.strerror}") from error
 
 
+def read_or_empty(tree: Tree, path: str) -> str:
+    """Returns the stripped text of a file, without the zero that ends it in a device tree; empty if it is unread."""
+    try:
+        return read(tree, path).rstrip("\0")
+    except Unread:
+        return ""
+
+
 def names(tree: Tree, folder: str, accepts: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Returns the names in a folder that are `wanted`; none if the folder does not exist."""
+    """Returns the names in a folder that it `accepts`; none if the folder does not exist."""
     try:
         return [name for name in tree.names(folder) if accepts(name)]
     except OSError:
@@ -54,11 +58,7 @@ def first_number(tree: Tree, path: str) -> float:
 
 
 def number(tree: Tree, path: str) -> int:
-    """Returns the whole number that a file holds.
-
-    Raises:
-        Unread: it does not hold one, or cannot be read.
-    """
+    """Returns the whole number that a file holds."""
     text = read(tree, path)
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise Unread(f"{path}: {text[:40]!r} is not a number")
@@ -91,11 +91,7 @@ class Readings:
         return answer
 
     def output(self, command: str) -> str:
-        """Returns what a command printed.
-
-        Raises:
-            OSError: there is no such command.
-        """
+        """Returns what a command printed; raises `OSError` where there is no such command."""
         return self.read_text(command)
 
     def names(self, folder: str) -> list[str]:

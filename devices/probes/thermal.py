@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nas.measure.devices.probes.readings import Unread, names, number, read
+from nas.measure.devices.probes.readings import Unread, names, number, read, read_or_empty
 from nas.measure.devices.transports.base import Tree
 
 _ZONES = "/sys/class/thermal"
@@ -50,14 +50,7 @@ def _sensors(tree: Tree) -> list[tuple[str, str]]:
         for monitor in names(tree, _MONITORS)
         for file in names(tree, f"{_MONITORS}/{monitor}", lambda name: bool(re.fullmatch(r"temp\d+_input", name)))
     ]
-    return [(_kind(tree, kind), path) for kind, path in zones + monitors]
-
-
-def _kind(tree: Tree, path: str) -> str:
-    try:
-        return read(tree, path)
-    except Unread:
-        return ""
+    return [(read_or_empty(tree, kind), path) for kind, path in zones + monitors]
 
 
 _OF_PROCESSOR = re.compile(r"^Processor$|cpu", re.IGNORECASE)

@@ -44,11 +44,7 @@ _MODE = 0o100644
 
 
 def connect(address: str, cache: Path) -> ShellTransport:
-    """Returns the transport of the device at `address`; the agent's key is `$NAS_HOME/keys/adb`.
-
-    Raises:
-        InvalidInput: not one of the forms above.
-    """
+    """Returns the transport of the device at `address`; the agent's key is `$NAS_HOME/keys/adb`."""
     return ShellTransport(AdbWire(address, paths.home() / "keys"))
 
 
@@ -111,13 +107,7 @@ class AdbWire:
 
 
 def push(stream: Stream, local: Path, remote: str, name: str) -> None:
-    """Copies a file to the device.
-
-    Args:
-        stream: of the service `sync:`.
-        local: the file.
-        remote: its path on the device; missing folders are created.
-        name: of the device, for messages.
+    """Copies a file to the device over a stream of the service `sync:`; missing folders are created.
 
     Raises:
         InfrastructureFailed: the device refuses, or the connection is lost; a partial file may be left.
@@ -141,7 +131,7 @@ def _request(name: bytes, data: bytes) -> bytes:
 
 
 def _read(stream: Stream, size: int, name: str, begun: bytes = b"") -> bytes:
-    """Returns at least `size` bytes, the `known` ones included."""
+    """Returns at least `size` bytes, those of `begun` included."""
     answer, end = begun, time.monotonic() + SILENT_S
     while len(answer) < size:
         piece = stream.read(1.0)

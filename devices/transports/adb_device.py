@@ -189,11 +189,7 @@ class AdbConnection:
             self._device._io_manager.send(_Message(command, local, remote, data), self._info)
 
     def expect(self, stream: int) -> tuple[bytes, int, bytes]:
-        """Returns the next packet for a stream.
-
-        Raises:
-            InfrastructureFailed: none came within `SILENT_S`, or the connection is lost.
-        """
+        """Returns the next packet for a stream; raises `InfrastructureFailed` after `SILENT_S` without one."""
         packet = self.receive(stream, SILENT_S)
         if packet is None:
             raise InfrastructureFailed(f"{self._name}: no answer within {SILENT_S:g} s")

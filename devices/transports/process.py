@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from nas.core.errors import InfrastructureFailed, NasError, Unsupported
+from nas.core.errors import InfrastructureFailed, Unsupported
 from nas.measure.devices.transports import supervise
 from nas.measure.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult
 
@@ -149,13 +149,10 @@ def _read_report(report: bytes, program: str) -> dict[str, Any]:
         raise InfrastructureFailed(f"{program}: the supervising process died without a report")
     fields: dict[str, Any] = json.loads(report)
     if "errno" in fields:
-        raise _cannot_start(fields["errno"], fields["what"])
+        number = fields["errno"]
+        message = f"this device cannot run {fields['what']}: {os.strerror(number)}"
+        raise Unsupported(message) if number in _CANNOT else InfrastructureFailed(message)
     return fields
-
-
-def _cannot_start(number: int, what: str) -> NasError:
-    message = f"this device cannot run {what}: {os.strerror(number)}"
-    return Unsupported(message) if number in _CANNOT else InfrastructureFailed(message)
 
 
 def _own_cpu_s() -> float:

@@ -23,10 +23,7 @@ REPORT_LIMIT = 1024
 
 
 def with_exit_code(script: str, mark: str) -> str:
-    """Returns a script that prints a line of `mark`, the output of `script`, a line of `mark` and the exit code.
-
-    Not every wire carries exit codes, and before the first line a login shell may print something.
-    """
+    """Returns a script that prints `mark`, the output of `script`, and `mark` with its exit code, a line each."""
     return f"echo {mark}\n(\n{script}\n) </dev/null 2>&1\nprintf '\\n%s %s\\n' {mark} $?"
 
 

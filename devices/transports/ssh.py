@@ -47,11 +47,7 @@ _CHUNK = 1 << 16
 
 
 def connect(address: str, cache: Path) -> ShellTransport:
-    """Returns the transport of the machine at `address`.
-
-    Raises:
-        InvalidInput: not of the form `ssh://USER@HOST[:PORT]`.
-    """
+    """Returns the transport of the machine at `address`, `ssh://USER@HOST[:PORT]`."""
     return ShellTransport(SshWire(SshAddress.parse(address), paths.home() / "keys"))
 
 
@@ -91,11 +87,7 @@ class SshAddress:
 
 
 def host_key(address: SshAddress) -> paramiko.PKey:
-    """Fetches the key that the machine presents now, for a person to compare and `pin`.
-
-    Raises:
-        InfrastructureFailed: it cannot be reached.
-    """
+    """Fetches the key that the machine presents now, for a person to compare and `pin`."""
     with _errors_of(str(address)), _transport(open_socket(address.host, address.port)) as transport:
         transport.start_client(timeout=CONNECT_S)
         return transport.get_remote_server_key()
@@ -108,13 +100,7 @@ def pinned_fingerprints(address: SshAddress, keys: Path) -> list[str]:
 
 
 def pin(address: SshAddress, key: paramiko.PKey | None, keys: Path) -> None:
-    """Trusts `key`, and no other, for the machine at `address` from now on; None: no key.
-
-    Args:
-        address: the machine.
-        key: of `host_key`.
-        keys: folder of `known_hosts`.
-    """
+    """Trusts `key` (of `host_key`), and no other, for the machine at `address` from now on; None: no key."""
     keys.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(keys / "known_hosts.lock"):
         pinned = _known_hosts(keys)

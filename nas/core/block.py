@@ -199,11 +199,7 @@ class BlockKind(ABC):
         return 0.0
 
     def arg(self, name: str) -> Arg:
-        """Returns the argument called `name`.
-
-        Raises:
-            UnknownName: the kind has no such argument.
-        """
+        """Returns the argument called `name`; raises `UnknownName`."""
         for arg in self.args:
             if arg.name == name:
                 return arg
@@ -260,11 +256,7 @@ class Block:
         return _resolved(self, d_model)
 
     def canonical(self, d_model: builtins.int) -> Block:
-        """Returns a checked copy without arguments that follow from the width.
-
-        Raises:
-            InvalidInput: the arguments are not valid together at this width.
-        """
+        """Returns a checked copy without arguments that follow from the width; raises `InvalidInput`."""
         return _canonical(self, d_model)
 
     def format(self) -> str:

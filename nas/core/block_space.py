@@ -171,11 +171,7 @@ def details(error: ValidationError) -> list[InitErrorDetails]:
 
 
 def refuse(problems: list[InitErrorDetails]) -> None:
-    """Raises all `problems` at once, each at its own place, if there are any.
-
-    Raises:
-        ValidationError: there are some.
-    """
+    """Raises all `problems`, if any, as one `ValidationError`, each at its own place."""
     if problems:
         raise ValidationError.from_exception_data("search space", problems)
 

@@ -9,12 +9,7 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """Returns JSON with sorted keys, no spaces and no NaN, so that equal values give equal text.
-
-    Raises:
-        ValueError: NaN or infinity.
-        TypeError: a value that JSON cannot represent.
-    """
+    """Returns JSON with sorted keys, no spaces and no NaN, so that equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -24,10 +19,7 @@ def content_hash(value: Any) -> str:
 
 
 def result_key(stage: str, **inputs: Any) -> str:
-    """Returns the key of one stage's result: a hash over *all* inputs of that stage.
-
-    Two runs with equal keys would do the same work, so both use the result stored under the key.
-    """
+    """Returns the key of one stage's result: a hash over *all* inputs of that stage."""
     return content_hash({"stage": stage, **inputs})
 
 

@@ -27,17 +27,12 @@ def locked(
     waiting: Callable[[], None] = lambda: None,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
-    """Holds a lock on a file; the kernel releases it when the holder dies.
+    """Holds a lock on a file, created if missing; the kernel releases it when the holder dies.
 
-    Args:
-        path: of the lock file; created if missing, and never removed.
-        deadline_s: longest wait for the lock.
-        shared: with other holders of shared locks; otherwise exclusive.
-        waiting: called once if it has to wait.
-        meanwhile: called before each further try; may block.
+    `waiting` is called once if it has to wait, `meanwhile`, which may block, before each further try.
 
     Raises:
-        InfrastructureFailed: others held the lock that long.
+        InfrastructureFailed: others held the lock for `deadline_s`.
     """
     deadline, reported = time.monotonic() + deadline_s, False
     with path.open("a+b") as file:  # NFS shares a lock only on a file that can be read

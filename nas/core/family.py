@@ -396,20 +396,12 @@ def families_folder() -> Path:
 
 
 def family_folder(name: str) -> Path:
-    """Returns the folder of the family called `name`, whether it exists or not.
-
-    Raises:
-        InvalidInput: that can be no family's name.
-    """
+    """Returns the folder of the family called `name`, whether it exists or not."""
     return families_folder() / _checked_name(name, "a family's name")
 
 
 def member_folder(family: str, size: str) -> Path:
-    """Returns the folder of a member's files, whether it exists or not.
-
-    Raises:
-        InvalidInput: the family or the size can be no folder's name.
-    """
+    """Returns the folder of a member's files, whether it exists or not."""
     return family_folder(family) / _checked_name(size, "a size")
 
 
@@ -423,12 +415,7 @@ def _checked_name(name: str, what: str) -> str:
 
 
 def read_family(name: str) -> Family:
-    """Reads what the build of `name` decided.
-
-    Raises:
-        UnknownName: there is no such family.
-        InvalidInput: that can be no family's name, or its record is damaged.
-    """
+    """Reads what the build of `name` decided; raises `UnknownName` or, for a damaged record, `InvalidInput`."""
     family = read_record(family_folder(name) / FAMILY, Family)
     if family is None:
         raise UnknownName("family", name, [file.parent.name for file in families_folder().glob(f"*/{FAMILY}")])

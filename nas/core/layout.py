@@ -55,11 +55,7 @@ class Layer:
 
     @property
     def mixer(self) -> Block | None:
-        """The layer's only mixer, or None where it has none.
-
-        Raises:
-            AssertionError: several run in parallel.
-        """
+        """The layer's only mixer, or None where it has none; several in parallel are an `AssertionError`."""
         assert len(self.mixers) <= 1, "layer has parallel mixers"
         return self.mixers[0] if self.mixers else None
 
@@ -149,7 +145,8 @@ class Layout:
 
     def format(self) -> str:
         """Returns the canonical one-line string; `Layout.parse(layout.format()) == layout`."""
-        default = _default_ffn(self)
+        counts = Counter(layer.ffn for layer in self.layers if layer.share is None)
+        default = counts.most_common(1)[0][0] if counts else None
         items = [_format_layer(layer, default) for layer in self.layers]
         runs = [(item, len(list(group))) for item, group in groupby(items)]
         body = " ".join(item if count == 1 else f"{item}*{count}" for item, count in runs)
@@ -246,13 +243,8 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
     kernels stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width
     a layout keeps its layers, so a proxy is its own proxy.
 
-    Args:
-        layout: at deploy scale, or already narrow.
-        d_model: width of the proxy.
-        vocab: its rows of the embedding table.
-        context: tokens of a sequence at deploy scale.
-        length: tokens of a proxy's sequence. Where they are fewer, windows, recurrent memories and the reach of
-            positions shrink, and so stay the same share of a sequence and of its cache.
+    Where a proxy's sequence of `length` tokens is shorter than the `context` at deploy scale, windows, recurrent
+    memories and the reach of positions shrink with it.
 
     Raises:
         InvalidInput: the proxy would be wider than the layout, or a size is out of range.
@@ -357,12 +349,6 @@ def _with_blocks(layout: Layout, change: Callable[[Block], Block]) -> list[Layer
         replace(layer, mixers=tuple(map(change, layer.mixers)), ffn=change(layer.ffn) if layer.ffn else None)
         for layer in layout.layers
     ]
-
-
-def _default_ffn(layout: Layout) -> Block | None:
-    """Returns the commonest feed-forward, the first on a tie."""
-    counts = Counter(layer.ffn for layer in layout.layers if layer.share is None)
-    return max(counts, key=lambda ffn: counts[ffn]) if counts else None
 
 
 def _format_ffn(ffn: Block | None) -> str:

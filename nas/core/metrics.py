@@ -147,11 +147,7 @@ METRICS: dict[str, Metric] = {
 
 
 def metric(name: str) -> Metric:
-    """Returns the metric called `name`, which budgets and objectives can name.
-
-    Raises:
-        UnknownName: there is none; the message suggests the nearest.
-    """
+    """Returns the metric called `name`, which budgets and objectives can name; raises `UnknownName`."""
     if name not in searchable():
         raise UnknownName("metric", name, searchable())
     return METRICS[name]

@@ -65,10 +65,7 @@ def choice_of(half: Half) -> str:
 
 
 def ffn_width(expansion: float, d_model: int) -> int:
-    """Returns the feed-forward width: the nearest multiple of 256, or of 32 where d_model is below 1024.
-
-    256 is the block of llama.cpp's K-quants, 32 that of Q4_0 and 8da4w.
-    """
+    """Returns the width: the nearest multiple of the quantiser's block, 256 (K-quants) or 32 (Q4_0, 8da4w)."""
     multiple = 256 if d_model >= 1024 else 32
     return max(multiple, round(expansion * d_model / multiple) * multiple)
 

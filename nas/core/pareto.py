@@ -166,13 +166,7 @@ def arrays(axes: TrialAxes, trials: Sequence[int]) -> tuple[Floats, Floats]:
 
 
 def tied(points: Floats, sd: Floats, i: int) -> list[int]:
-    """Returns the indices of the points that cannot be separated from point `i`: closer than 2 sd on every axis.
-
-    Args:
-        points: [P, M].
-        sd: [P, M], their standard deviations.
-        i: index of the point.
-    """
+    """Returns which of `points` [P, M] are closer than 2 `sd` [P, M] to point `i` on every axis, as indices."""
     alike = (np.abs(points - points[i]) <= 2 * np.hypot(sd, sd[i])).all(axis=1)
     alike[i] = False
     return [int(j) for j in np.flatnonzero(alike)]

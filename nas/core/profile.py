@@ -83,10 +83,7 @@ class Profile(BaseModel):
         return {"prefill": (self.prefill, 1), "decode": (self.decode, self.gen)}
 
     def moved(self, places: Sequence[Place]) -> Profile:
-        """Returns the profile of a program that counted steps in place of layers.
-
-        Args:
-            places: of each step.
+        """Returns the profile of a program that counted steps in place of layers, the place of each step given.
 
         Raises:
             CandidateFailed: the profile has more steps.
@@ -169,9 +166,7 @@ class ProfileSummary(BaseModel):
 def summary(profile: Profile, layout: Layout | None) -> Json:
     """Returns the times of the model's parts and of operators as JSON; see `ProfileSummary`.
 
-    Args:
-        profile: of a model.
-        layout: of the same model; None: unknown, then the parts are those that the profile names.
+    Without a layout the parts are those that the profile names.
 
     Raises:
         CandidateFailed: the profile names a part that the layout does not have.

@@ -226,16 +226,6 @@ LIBRARY_PARTS = 4
 _LIBRARY = "library"
 
 
-def _library_rungs(keep: Any) -> tuple[Rung, ...]:
-    """Returns the rungs of `from: library`.
-
-    Raises:
-        ValidationError: `keep` cannot be used.
-    """
-    sums = Rung.model_validate({"name": "sum", "library": "sum", "keep": keep})
-    return (sums, Rung(name="assembled", library="assembled", seeds=tuple(range(LIBRARY_PARTS))))
-
-
 class QualityConfig(BaseModel):
     """Corpus, optimiser and ladder of the proxy trainings of one study. All of it enters their result keys."""
 
@@ -307,10 +297,10 @@ class QualityConfig(BaseModel):
             ]
         )
         settings = {key: value for key, value in data.items() if key not in ("from", "keep")}
-        return {
-            "library": LibrarySource.model_validate(settings),
-            "rungs": _library_rungs(data.get("keep", 0.5)),
-        }
+        library = LibrarySource.model_validate(settings)
+        sums = Rung.model_validate({"name": "sum", "library": "sum", "keep": data.get("keep", 0.5)})
+        assembled = Rung(name="assembled", library="assembled", seeds=tuple(range(LIBRARY_PARTS)))
+        return {"library": library, "rungs": (sums, assembled)}
 
     @field_validator("corpus")
     @classmethod

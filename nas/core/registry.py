@@ -80,12 +80,7 @@ class Registry(Generic[T]):
         return name in self._targets
 
     def __iter__(self) -> Iterator[str]:
-        """Iterates over all names.
-
-        Raises:
-            InvalidInput: a plug-in's entry point names something else than an extension.
-            PluginConflict: a plug-in adds what there is already.
-        """
+        """Iterates over all names; raises `InvalidInput` or `PluginConflict` for a plug-in that cannot be added."""
         self._read_plugins()
         return iter(tuple(self._targets))
 

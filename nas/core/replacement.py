@@ -61,10 +61,7 @@ def slots_of(layout: Layout) -> tuple[Slot, ...]:
 
 
 def lender_of(block: Block | None) -> Slot | None:
-    """Returns the place whose keys and values `block` reads (`kv=n`, n being a depth of the trained model), if any.
-
-    The block of the trained model has to stay there: the reader was trained on its keys and values.
-    """
+    """Returns the place whose keys and values `block` reads (`kv=n`) and which keeps its trained block, if any."""
     depth = dict(block.given).get("kv") if block else None
     return None if depth is None else Slot(int(depth), "mixer")
 
@@ -235,13 +232,7 @@ class LibraryScores(BaseModel):
         return chosen
 
     def scores(self, layout: Layout) -> dict[str, float]:
-        """Returns group -> amount above a model that knows nothing, nats a token, by the sum of scores.
-
-        Terms of pairs are part of the sum.
-
-        Raises:
-            InvalidInput: see `choice`.
-        """
+        """Returns group -> nats a token above a model that knows nothing, by the sum of scores, with those of pairs."""
         chosen = [((slot.depth, slot.part, scored.block), scored.kl) for slot, scored in self.choice(layout).items()]
         names = {name for name, _ in chosen}
         terms = [scored.kl for scored in self.pairs if names.issuperset(scored.blocks)]

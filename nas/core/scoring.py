@@ -137,11 +137,8 @@ def check_budgets(
 ) -> list[BudgetCheck]:
     """Checks every budget whose figure has been measured, those on quality not among them.
 
-    Args:
-        space: whose budgets.
-        figures: of the candidate.
-        published: of the published reference, for relative limits.
-        final: whether the likelier of the two decides where the chance to keep the budget is neither high nor low.
+    `published` has the figures that relative limits refer to. `final`: the likelier of the two decides where the chance
+    to keep a budget is neither high nor low.
     """
     checks = []
     for budget in space.budgets:
@@ -154,13 +151,7 @@ def check_budgets(
 
 
 def check_quality(space: SearchSpace, quality: SeededQuality, *, final: bool) -> list[BudgetCheck]:
-    """Checks every budget on `quality` or `quality.recall` that is known at the rung.
-
-    Args:
-        space: whose budgets.
-        quality: of the candidate; the rule of budgets is for those of the top rung.
-        final: as in `check_budgets`.
-    """
+    """Checks every budget on `quality` or `quality.recall` that is known at the rung; the rule is for the top one."""
     checks = []
     for budget in space.budgets:
         value, sd = _of_proxy(budget.metric, quality)
@@ -189,15 +180,7 @@ def check_quality(space: SearchSpace, quality: SeededQuality, *, final: bool) ->
 def axis(
     space: SearchSpace, objective: Objective, figures: Figures, published: Figures, quality: QualityValue
 ) -> Axis | None:
-    """Returns the objective's value and coordinate; None while a figure that it needs is missing.
-
-    Args:
-        space: for devices and runtimes.
-        objective: which axis.
-        figures: of the candidate.
-        published: of the published reference.
-        quality: of the candidate's proxy.
-    """
+    """Returns the objective's value and coordinate; None while a figure that it needs is missing."""
     metric = METRICS[objective.metric]
     if metric.source == "proxy":
         value, sd = _of_proxy(metric.name, quality)
@@ -262,10 +245,6 @@ def require_figures(space: SearchSpace, figures: Figures, what: str) -> None:
 
 def require_sensors(space: SearchSpace, devices: Mapping[str, Device]) -> None:
     """Checks, before anything is measured, that devices can read what the space's budgets and objectives need.
-
-    Args:
-        space: its budgets and objectives.
-        devices: name in the space -> what it is.
 
     Raises:
         InvalidInput: naming the metric, the device and its reason.

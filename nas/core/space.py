@@ -300,13 +300,12 @@ class SearchSpace(_Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> SearchSpace:
-        problems = [*self._listing_problems(), *self._library_problems(), *self._parallel_problems()]
-        refuse([*problems, *cross_problems(self.model_dump(mode="json"))])
-        return self
-
-    def _library_problems(self) -> Iterator[InitErrorDetails]:
+        problems = [*self._listing_problems()]
         if self.quality.library is not None and not self.layouts:
-            yield problem(("quality", "from"), InvalidInput("a library has scores of listed layouts: give `layouts`"))
+            error = InvalidInput("a library has scores of listed layouts: give `layouts`")
+            problems.append(problem(("quality", "from"), error))
+        refuse([*problems, *self._parallel_problems(), *cross_problems(self.model_dump(mode="json"))])
+        return self
 
     def _parallel_problems(self) -> Iterator[InitErrorDetails]:
         kinds = {block.kind: block for block in self.mixers}
@@ -333,20 +332,12 @@ class SearchSpace(_Strict):
         return tuple(map(Layout.parse, self.layouts))
 
     def listing(self, layouts: Iterable[Layout]) -> SearchSpace:
-        """Returns this space with a finite list of layouts in place of its choices.
-
-        Raises:
-            ValidationError: a layout occurs twice, or none has a mixer or a feed-forward.
-        """
+        """Returns this space with a list of layouts in place of its choices; raises `ValidationError`."""
         settings = self.model_dump(mode="json", exclude={"model", "mixers", "parallel", "ffn", "pattern", "limits"})
         return SearchSpace.model_validate(settings | {"layouts": [layout.format() for layout in layouts]})
 
     def block_space(self, kind: str) -> BlockSpace:
-        """Returns the knobs of a block kind that the space uses.
-
-        Raises:
-            UnknownName: the space does not use it.
-        """
+        """Returns the knobs of a block kind that the space uses; raises `UnknownName`."""
         for block in self.mixers + self.ffn:
             if block.kind == kind:
                 return block

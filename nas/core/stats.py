@@ -63,10 +63,7 @@ def _central_probability(theta: float, dof: int) -> float:
 
 
 def floor(values: Sequence[float]) -> float:
-    """Returns the mean of the lowest fifth of `values`, rounded up to whole values.
-
-    Other work on a machine only ever makes a run slower, so the fastest runs are the least disturbed ones.
-    """
+    """Returns the mean of the lowest fifth of `values`: other work only ever makes a run slower."""
     lowest = sorted(values)[: math.ceil(len(values) / FASTEST)]
     return fmean(lowest)
 
@@ -90,11 +87,6 @@ def repetition_figure(per_repetition: Sequence[float], unit: str, reason: str = 
     """Returns the median of one positive value per repetition, with range and 95 % t-interval on logarithms.
 
     The standard error of the median is taken as that of the mean times sqrt(pi / 2), as for normal values.
-
-    Args:
-        per_repetition: the repetition's own median (of its tokens, say), one value each.
-        unit: of the values.
-        reason: given where there is no value at all.
     """
     if len(per_repetition) < 2:
         return _figure(per_repetition, unit, reason)
@@ -106,12 +98,7 @@ def repetition_figure(per_repetition: Sequence[float], unit: str, reason: str = 
 
 
 def p95_figure(per_repetition: Sequence[Sequence[float]], unit: str) -> Figure:
-    """Returns the median of per-repetition 95th percentiles, with their range; null below `P95_MIN_TOKENS` samples.
-
-    Args:
-        per_repetition: the samples (decode times, say) of each repetition.
-        unit: of the samples.
-    """
+    """Returns the median of the repetitions' 95th percentiles, with range; null below `P95_MIN_TOKENS` samples."""
     samples = sum(map(len, per_repetition))
     if samples < P95_MIN_TOKENS:
         return Figure(value=None, unit=unit, n=0, reason=f"{samples} samples; a p95 needs {P95_MIN_TOKENS}")

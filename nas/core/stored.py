@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,9 @@ from typing import Any
 from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.durable import write_durably
+
+_ABANDONED_S = 86400
+"""A temporary folder in which nothing was written for this long is of a process that was killed."""
 
 
 def stored(kind: str, version: int, inputs: Any, make: Callable[[], bytes], *, suffix: str = "") -> Path:
@@ -24,9 +30,6 @@ def stored(kind: str, version: int, inputs: Any, make: Callable[[], bytes], *, s
         inputs: everything else that the content depends on, as JSON values.
         make: returns the content.
         suffix: of the file's name, such as ".json".
-
-    Example:
-        >>> path = stored("answers", 1, [model_sha256, questions], lambda: answer(questions), suffix=".json")
     """
     path = _place(kind, version, inputs, suffix)
     if not path.is_file():
@@ -45,6 +48,7 @@ def stored_folder(kind: str, version: int, inputs: Any, make: Callable[[Path], N
     path = _place(kind, version, inputs, "")
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
+        _delete_abandoned(path.parent)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent, ignore_cleanup_errors=True) as temporary:
             folder = Path(temporary, "content")
             folder.mkdir()
@@ -55,6 +59,14 @@ def stored_folder(kind: str, version: int, inputs: Any, make: Callable[[Path], N
                 if not path.is_dir():  # otherwise another process has made an equal one
                     raise
     return path
+
+
+def _delete_abandoned(parent: Path) -> None:
+    for temporary in parent.glob(".tmp-*"):
+        with contextlib.suppress(FileNotFoundError):  # its process has just renamed or deleted it
+            written = max(path.stat().st_mtime for path in (temporary, *temporary.rglob("*")))
+            if written < time.time() - _ABANDONED_S:
+                shutil.rmtree(temporary)
 
 
 def _place(kind: str, version: int, inputs: Any, suffix: str) -> Path:

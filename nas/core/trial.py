@@ -141,11 +141,7 @@ def advance(status: TrialStatus | None, event: Event) -> TrialStatus:
 
 
 def derive(events: Iterable[Event]) -> TrialStatus:
-    """Returns the status that follows from a trial's events, in order.
-
-    Raises:
-        InvalidInput: the events do not begin with `proposed`, or one is no legal continuation.
-    """
+    """Returns the status that follows from a trial's events, in order; raises `InvalidInput` for no legal order."""
     status = reduce(advance, events, None)
     if status is None:
         raise InvalidInput("a trial has at least the event 'proposed'")

@@ -138,13 +138,7 @@ def is_certificate_error(error: BaseException) -> bool:
 
 
 def certificate_fault(error: BaseException, url: str, context: ssl.SSLContext | None) -> CertificateFault | None:
-    """Returns why a connection failed, where the coordinator's certificate was the cause; else None.
-
-    Args:
-        error: of the connection.
-        url: of the request.
-        context: with the authorities that the client trusts; None: no certificate was verified.
-    """
+    """Returns why a connection failed, where the coordinator's certificate was the cause; else None."""
     fault = _certificate_error(error)
     if fault is None or context is None:
         return None

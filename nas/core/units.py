@@ -24,11 +24,7 @@ _UNITS = {
 
 
 def parse_count(text: str | int | float) -> int:
-    """Parses a number of weights: 350_000_000, '350M' or '8.3B'.
-
-    Raises:
-        InvalidInput: not a count.
-    """
+    """Parses a number of weights: 350_000_000, '350M' or '8.3B'."""
     match = re.fullmatch(rf"\s*({_DECIMAL})\s*([KMB]?)\s*", str(text).replace("_", ""))
     if match is None:
         raise InvalidInput(f"{text!r} is not a count; write 350000000, '350M' or '8.3B'")

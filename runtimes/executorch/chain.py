@@ -186,11 +186,7 @@ def supports(layout: Layout) -> Support:
 
 
 def require(layout: Layout) -> None:
-    """Refuses a layout that ExecuTorch does not carry.
-
-    Raises:
-        Unsupported: with every reason.
-    """
+    """Raises `Unsupported`, with every reason, for a layout that ExecuTorch does not carry."""
     if not (support := supports(layout)):
         raise Unsupported(f"ExecuTorch does not carry this layout: {'; '.join(support.reasons)}")
 

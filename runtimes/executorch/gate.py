@@ -57,15 +57,9 @@ NOISE = 1e-6
 def run_gate(
     layout: Layout, model: Path, machine: Machine, oracle: Oracle, *, earlier: int = 0, seed: int = 0
 ) -> GateReport:
-    """Runs the gate on an artifact.
+    """Runs the gate on an artifact, or on a whole-graph .pte, with an oracle on the same weights.
 
-    Args:
-        layout: what the artifact claims to be.
-        model: the artifact, or a whole-graph .pte.
-        machine: what runs the runner.
-        oracle: the layout on the same weights.
-        earlier: a planted fault: tokens that are still in memory from an earlier text. 0 in earnest.
-        seed: of the token ids.
+    As a planted fault, `earlier` tokens are still in memory from an earlier text: 0 in earnest.
 
     Raises:
         CandidateFailed: the runner died on the file, or refused it (crash, export).
@@ -79,14 +73,7 @@ def run_gate(
 
 
 def judge(measured: Logits, oracle: Oracle, layout: Layout, ids: NDArray[np.int64]) -> GateReport:
-    """Returns the report on what ran a layout.
-
-    Args:
-        measured: its logits at the last `STEPS` + 1 positions, [T, V].
-        oracle: the layout on the same weights.
-        layout: whose experts, if any, are chosen per token.
-        ids: all tokens.
-    """
+    """Returns the report on the logits [T, V] that ran a layout gave at the last `STEPS` + 1 positions of `ids`."""
     exact = oracle.exact(ids)[-STEPS - 1 :]
     disturbed = [oracle.disturbed(ids, seed)[-STEPS - 1 :] for seed in range(DISTURBANCES)]
     ties = oracle.with_ties_turned(ids)[-STEPS - 1 :]

@@ -43,16 +43,7 @@ _NEVER = -1e30
 
 
 def write_whole_graph(layout: Layout, weights: Weights, context: int, destination: Path) -> PlanFile:
-    """Lowers the whole layout into `destination`.
-
-    Args:
-        layout: what to lower.
-        weights: random or trained.
-        context: most tokens of a text.
-        destination: the .pte.
-
-    Returns:
-        Its hash and size.
+    """Lowers the whole layout, for texts of at most `context` tokens, into the .pte `destination`.
 
     Raises:
         Unsupported: ExecuTorch does not carry the layout, or its own attention does not.

@@ -26,13 +26,7 @@ ALIGN = 64
 
 
 def write_artifact(layout: Layout, weights: Weights, destination: Path, *, recipe: bool = False) -> Written:
-    """Writes the file, or the recipe of it, next to `destination` and renames it into place.
-
-    Args:
-        layout: what to write.
-        weights: random or trained.
-        destination: where to.
-        recipe: write the recipe only, where weights are random.
+    """Writes the file, or (`recipe`, random weights) its recipe, and renames it to `destination`.
 
     Raises:
         CandidateFailed: ExecuTorch cannot lower a program (export).

@@ -204,13 +204,7 @@ def evaluate(
 ) -> Evaluation:
     """Returns the logits of every position, fed chunk by chunk with memory kept between them.
 
-    Args:
-        build: whose libraries to use.
-        model: the GGUF file.
-        tokens: T ids.
-        chunks: lengths that add up to T.
-        scratch: folder for the files that the process reads and writes.
-        watch: whether to keep the choices of experts.
+    `chunks` are lengths that add up to that of `tokens`; `watch` keeps the choices of experts.
 
     Raises:
         CandidateFailed: the process died or hung on this model (crash).
@@ -234,17 +228,7 @@ def _logits(model: str, tokens: str, chunks: str, watch: str, out: str) -> None:
 
 
 def greedy_tokens(build: Build, model: Path, prompt: Sequence[int], tokens: int) -> list[int]:
-    """Decodes greedily and returns the tokens.
-
-    Args:
-        build: whose libraries to use.
-        model: the GGUF file.
-        prompt: at least one id.
-        tokens: how many to decode.
-
-    Raises:
-        CandidateFailed: the process died or hung on this model (crash).
-    """
+    """Decodes `tokens` ids after a prompt of at least one, the likeliest each time; raises `CandidateFailed`."""
     return _decoded(build, model, prompt, tokens, 0.0, 0)
 
 
@@ -270,29 +254,18 @@ _BYTES = 256
 
 
 def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.8, seed: int = 0) -> bytes:
-    """Generates text after `prompt` with a model whose tokens are bytes, on this machine's build.
-
-    Args:
-        model: the GGUF file.
-        prompt: at least one byte.
-        tokens: how many bytes to write.
-        temperature: of sampling; 0 takes the likeliest byte each time.
-        seed: of sampling.
+    """Generates `tokens` bytes after `prompt` with a model whose tokens are bytes, on this machine's build.
 
     Raises:
         InvalidInput: no GGUF file, or not one of byte tokens.
         InfrastructureFailed: no available build runs it.
         CandidateFailed: llama.cpp died on the file (crash).
     """
-    build = LLAMA_CPP.find_build(patched=_byte_level_architecture(model) == PATCHED)
-    return bytes(_decoded(build, model, list(prompt), tokens, temperature, seed))
-
-
-def _byte_level_architecture(model: Path) -> str:
     arch, vocab = _architecture(model)
     if vocab != _BYTES:
         raise InvalidInput(f"not a model of byte tokens: its vocabulary has {vocab}, not {_BYTES}", where=str(model))
-    return arch
+    build = LLAMA_CPP.find_build(patched=arch == PATCHED)
+    return bytes(_decoded(build, model, list(prompt), tokens, temperature, seed))
 
 
 def _architecture(model: Path) -> tuple[str, int]:
@@ -312,12 +285,7 @@ _CHUNK = 512
 
 
 def dialogue(model: Path, context: int) -> Dialogue:
-    """Returns a dialogue with a GGUF file, of at most `context` tokens.
-
-    Raises:
-        InvalidInput: no GGUF file.
-        InfrastructureFailed: no available build runs it.
-    """
+    """Returns a dialogue of at most `context` tokens with a GGUF file that an available build runs."""
     build = LLAMA_CPP.find_build(patched=_architecture(model)[0] == PATCHED)
     argv = [sys.executable, "-m", __name__, "dialogue", str(model), str(context)]
     return Dialogue("llama.cpp", model, argv, context, _environment(build))
@@ -335,12 +303,6 @@ def bits_per_byte(build: Build, model: Path, texts: Sequence[str], threads: int)
 
     Each token but the first of a text is predicted once. Where the first one is no special token, its bytes do not
     count.
-
-    Args:
-        build: whose libraries to use.
-        model: the GGUF file.
-        texts: each begins as the file's tokenizer has it.
-        threads: compute threads.
 
     Raises:
         Unsupported: the file holds no tokenizer.
@@ -385,14 +347,7 @@ _BYTES_A_SECOND = 4e6
 
 
 def quantise_file(build: Build, source: Path, quantisation: str, destination: Path, threads: int) -> PlanFile:
-    """Writes `source`, a file of f16 or f32, with other types at `destination`, atomically.
-
-    Args:
-        build: whose libraries to use; it must know the file's architecture.
-        source: the file to read.
-        quantisation: a key of `FILE_TYPES`.
-        destination: where to.
-        threads: how many; the result does not depend on it.
+    """Writes `source`, a file of f16 or f32, with the types of `quantisation` at `destination`, atomically.
 
     Raises:
         CandidateFailed: llama.cpp refuses the file or dies on it (crash).

@@ -86,16 +86,9 @@ def unpacked_source(spec: LlamaCppSpec, work: Path, log: Log) -> Path:
 def compile_shared(
     spec: LlamaCppSpec, tree: Path, program: Path, work: Path, product: Path, libraries: Path | None, log: Log
 ) -> None:
-    """Compiles libraries, tools and `program` for this machine into `product`.
+    """Compiles libraries, tools and `program`, the runner or profiler, for this machine into `product`.
 
-    Args:
-        spec: of the build.
-        tree: root of llama.cpp.
-        program: the runner or profiler.
-        work: an empty folder.
-        product: an empty folder.
-        libraries: a build with the same libraries, which are copied from it, as are its tools; None: compile them.
-        log: gets progress.
+    The folder `libraries` of a build with the same libraries and tools has them to copy; None: they are compiled.
     """
     compiler, out = find_compiler(), work / "cmake"
     folders = [libraries or compile_library(tree, out, spec, compiler, (), log)]
@@ -121,22 +114,7 @@ def compile_static(spec: LlamaCppSpec, tree: Path, program: Path, work: Path, pr
 def compile_library(
     tree: Path, out: Path, spec: LlamaCppSpec, compiler: Compiler, extra: Sequence[str], log: Log
 ) -> Path:
-    """Compiles the source in `tree`.
-
-    Args:
-        tree: root of llama.cpp.
-        out: cmake's build folder.
-        spec: has the flags.
-        compiler: for C and C++.
-        extra: options of cmake that are no part of the build id.
-        log: gets progress.
-
-    Returns:
-        The folder that holds the libraries.
-
-    Raises:
-        InfrastructureFailed: a step failed; with the compiler's output.
-    """
+    """Compiles the source in `tree` and returns the folder of the libraries; `extra` is not in the build id."""
     options = [*spec.flags, f"-DCMAKE_ARCHIVE_OUTPUT_DIRECTORY={out / 'bin'}", *extra]
     _compile(tree, tree, out, options, ("llama",), compiler, log)
     return out / "bin"

@@ -73,15 +73,10 @@ Forward = Callable[[NDArray[np.int64], Choices], Computed]
 
 
 def compare(measured: Logits, oracle: Logits, simulated: Logits) -> GateReport:
-    """Returns the report on logits, all [T, V].
+    """Returns the report on logits [T, V] of llama.cpp, of PyTorch, and of PyTorch with rounded activations.
 
     The limit is one number over all positions, not one for each: the simulation rounds by the same rule as llama.cpp
     but sums in another order, so their errors at one position are two draws from one distribution.
-
-    Args:
-        measured: llama.cpp's.
-        oracle: PyTorch's.
-        simulated: PyTorch's with rounded activations.
     """
     errors = relative_l2(measured, oracle)
     explained = max(float(relative_l2(simulated, oracle).max()), LEAST)
@@ -112,11 +107,7 @@ def judge_choices(choices: Choices, exact: Sequence[Logits], rounded: Sequence[L
 
 
 def first_passed(check: Callable[[int], GateReport]) -> GateReport:
-    """Returns the report of the first of `TEXTS` texts that passes, or else that of the first.
-
-    Args:
-        check: runs the gate with a seed.
-    """
+    """Returns the report of the first of `TEXTS` texts (seeds) that passes, or else that of the first."""
     first = check(0)
     if first.passed:
         return first
@@ -173,17 +164,9 @@ def run_runner_gate(
     earlier: int = 0,
     seed: int = 0,
 ) -> GateReport:
-    """Runs the gate on a GGUF file.
+    """Runs the gate on a GGUF file with the logits of a runner on `machine`; arguments are those of `run_gate`.
 
-    Args:
-        layout: what the file claims to be.
-        model: the file.
-        machine: what runs the runner.
-        oracle: the layout on dequantised weights.
-        simulated: the same with rounded activations; both from `nas.measure.runtimes.llama_cpp.oracle`.
-        settled: whether to settle the choices of experts, see `rounds_choices`.
-        earlier: a planted fault: tokens that are still in memory from an earlier text. 0 in earnest.
-        seed: of the token ids.
+    `settled`: whether to settle the choices of experts, see `rounds_choices`.
 
     Raises:
         CandidateFailed: the runner died on the file.

@@ -72,12 +72,7 @@ class Oracle:
 
     @torch.no_grad()
     def exact(self, ids: NDArray[np.int64], experts: Choices | None = None) -> Computed:
-        """Computes ids [T] in float32.
-
-        Args:
-            ids: tokens.
-            experts: the choices that its mixtures follow; None: they choose for themselves, and no scores are returned.
-        """
+        """Computes ids [T] in float32; mixtures follow `experts`, or choose for themselves and give no scores."""
         followed = FollowedExperts([torch.from_numpy(chosen) for _, chosen in sorted((experts or {}).items())])
         with followed if experts else contextlib.nullcontext():
             logits = self._model.eval()(torch.from_numpy(ids)[None])[0]

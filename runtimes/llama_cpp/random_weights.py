@@ -79,13 +79,7 @@ _CONV_SHIFT = 24
 
 
 def random_recipe(header: bytes, stored: Sequence[tuple[Tensor, Type]], seed: int) -> Recipe:
-    """Returns the recipe of a file.
-
-    Args:
-        header: of the file, padding included.
-        stored: its tensors, in file order, with their types.
-        seed: of the weights.
-    """
+    """Returns the recipe of a file with a header (padding included) and tensors with their types, in file order."""
     pools: dict[BlockPool, int] = {}
     fills = []
     for place, (tensor, storage) in enumerate(stored):

@@ -36,11 +36,7 @@ _UNUSED = (
 
 
 def fetch(log: Callable[[str], None]) -> Path:
-    """Fetches the sdist into the cache once and verifies its hash; the caller holds the build lock.
-
-    Raises:
-        InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.
-    """
+    """Fetches the sdist into the cache once and verifies its hash; the caller holds the build lock."""
     return fetched(PACKAGE, VERSION, SDIST, SHA256, ["--no-binary", PACKAGE], 77, log)
 
 

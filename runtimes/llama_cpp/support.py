@@ -46,11 +46,7 @@ def supports(layout: Layout) -> Support:
 
 
 def architecture(layout: Layout) -> str:
-    """Returns GGUF's name of the architecture of `layout`.
-
-    Raises:
-        Unsupported: neither build carries it; the message holds every reason.
-    """
+    """Returns GGUF's name of the architecture of `layout`; raises `Unsupported` with every reason."""
     support = supports(layout)
     if support.arch is None:
         raise Unsupported(f"llama.cpp does not carry this layout: {'; '.join(support.reasons)}")

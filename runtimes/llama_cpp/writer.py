@@ -71,16 +71,10 @@ def write_gguf(
     recipe: bool = False,
     released: Released | None = None,
 ) -> Written:
-    """Writes the file, or the recipe of it, next to `destination` and renames it into place.
+    """Writes the file, or (`recipe`, random weights) its recipe, and renames it to `destination`.
 
-    Args:
-        layout: what to write.
-        quantisation: of the matrices.
-        weights: random, trained, or any other state dict of `nas.model.nn.model`.
-        destination: where to.
-        recipe: write the recipe only, where weights are random.
-        released: what a model for others has besides weights; None: the file knows token ids only, which is all that
-            measuring needs.
+    `weights` are random, trained, or any state dict of `nas.model.nn.model`. `released` is what a model for others has
+    besides them; without it the file knows token ids only, which is all that measuring needs.
 
     Raises:
         Unsupported: neither build carries the layout.
@@ -227,13 +221,7 @@ def _size(block: Block, key: str, d_model: int) -> int:
 
 
 def header_bytes(writer: GGUFWriter, scratch: Path, stored: Iterable[tuple[Tensor, Type]]) -> bytes:
-    """Returns the header, padding included.
-
-    Args:
-        writer: opened for `scratch`; has the keys and values already.
-        scratch: a file that gguf's writer needs.
-        stored: the tensors in file order, with their types.
-    """
+    """Returns the header, padding included; `writer` was opened for `scratch` and has the keys and values."""
     for tensor, storage in stored:
         # The dtype only has to differ from uint8, which would say that `shape` counts bytes.
         writer.add_tensor_info(

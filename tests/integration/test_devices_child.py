@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -18,19 +19,35 @@ import pytest
 from nas.core.plan import InputFile, Plan, Round, Runner
 from nas.core.trust import RunnerManifest
 from nas.core.wire import Job
-from nas.measure.devices.agent.agent import child_agent
+from nas.measure.devices.agent.agent import child_arguments
 from nas.measure.farm.trust import SigningKey
 from tests.support.fake_coordinator import FakeCoordinator, served
 
 LAUNCHER = """
-import sys, time
-from pathlib import Path
-from nas.measure.devices.agent.agent import child_agent
+import subprocess, sys, time
+from nas.measure.devices.agent.agent import child_arguments
 url, cache, lock, state, key = sys.argv[1:]
-with child_agent(url, cache=Path(cache), lock=Path(lock), state=Path(state), key=key) as process:
+arguments = child_arguments(url, cache=cache, lock=lock, state=state, key=key)
+with subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE) as process:
     print(process.pid, flush=True)
     time.sleep(3600)
 """
+
+
+@contextlib.contextmanager
+def child_agent(server: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs an agent that serves `server` while the context is open."""
+    process = subprocess.Popen([sys.executable, *child_arguments(server, **options)], stdin=subprocess.PIPE)
+    with process:
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 class Place:

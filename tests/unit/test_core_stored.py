@@ -1,5 +1,7 @@
 """What is made once for equal inputs."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,15 @@ def test_a_folder_appears_whole_and_another_process_may_be_first() -> None:
     path = stored_folder("kind", 1, "y", slower)
     assert [file.name for file in path.iterdir()] == ["part"]
     assert stored_folder("kind", 1, "y", lambda folder: pytest.fail("made twice")) == path
+
+
+def test_folders_of_killed_processes_are_deleted_after_a_day(cache: Path) -> None:
+    killed, running, fresh = (cache / "kind" / f".tmp-{name}" for name in ("killed", "running", "fresh"))
+    for temporary in (killed, running, fresh):
+        (temporary / "content").mkdir(parents=True)
+        (temporary / "content" / "part").touch()
+    long_ago = time.time() - 2 * 86400
+    for path in (killed / "content" / "part", killed / "content", killed, running / "content", running):
+        os.utime(path, (long_ago, long_ago))
+    path = stored_folder("kind", 1, "z", lambda folder: None)
+    assert set(path.parent.iterdir()) == {running, fresh, path}

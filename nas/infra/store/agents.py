@@ -177,11 +177,7 @@ def api_tokens(store: Store) -> list[ApiToken]:
 
 @retried
 def revoke_api_token(store: Store, name: str) -> None:
-    """Deletes an API token, which is refused from then on.
-
-    Raises:
-        UnknownName: no token of that name.
-    """
+    """Deletes an API token, which is refused from then on; raises `UnknownName`."""
     with store.write() as connection:
         if connection.execute(delete(api_token).where(api_token.c.name == name)).rowcount == 0:
             raise UnknownName("token", name, connection.scalars(select(api_token.c.name)))

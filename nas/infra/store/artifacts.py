@@ -109,11 +109,7 @@ def intact(store: Store, sha256: str) -> bool:
 
 @retried
 def pin(store: Store, sha256: str, owner: str) -> None:
-    """Protects an artifact from garbage collection until `owner` (see `study_owner`) releases it.
-
-    Raises:
-        InvalidInput: the store does not know it.
-    """
+    """Protects an artifact from garbage collection until `owner` (see `study_owner`) releases it."""
     with store.write() as connection:
         if get(store, sha256) is None:
             raise InvalidInput(f"artifact {sha256[:12]} is not in the store, so it cannot be pinned")
@@ -127,11 +123,7 @@ def study_owner(study: int) -> str:
 
 @retried
 def pin_only(store: Store, owner: str, sha256s: Iterable[str]) -> None:
-    """Replaces all pins of `owner` by `sha256s`, such as those of a study's present front.
-
-    Raises:
-        InvalidInput: the store does not know one of them.
-    """
+    """Replaces all pins of `owner` by `sha256s`, such as those of a study's present front."""
     with store.write() as connection:
         connection.execute(delete(artifact_pin).where(artifact_pin.c.owner == owner))
         for sha256 in sorted(set(sha256s)):
@@ -249,7 +241,7 @@ def _place(store: Store, sha256: str) -> Path:
 
 
 def _victims(stored: list[StoredFile], limit_bytes: int, needed: set[str]) -> list[StoredFile]:
-    """Returns the artifacts of `known` to delete; `known` is sorted by last use."""
+    """Returns the artifacts of `stored`, which is sorted by last use, to delete."""
     excess = sum(one.size for one in stored) - limit_bytes
     victims = []
     for one in stored:

@@ -106,31 +106,21 @@ def of_device(store: Store, device: str) -> list[Calibration]:
 
 
 def off_by(ratios: Sequence[float]) -> tuple[float, bool]:
-    """Returns the drift of runs, as a share, and whether to calibrate the device again.
-
-    The floor decides. A device within the limits keeps its calibration, so that studies stay comparable.
-    """
+    """Returns the drift of runs by their floor, as a share, and whether to calibrate the device again."""
     off = floor(ratios) - 1
     return off, not -FASTER_LIMIT <= off <= SLOWER_LIMIT
 
 
 @retried
 def note_runs(store: Store, key: CalibrationKey, job: str, runs: Sequence[ReferenceRun], calibration_ms: float) -> None:
-    """Stores the reference runs of one job, and deletes old ones; idempotent.
-
-    Args:
-        store: the database.
-        key: device, runtime and build.
-        job: id of the round.
-        runs: in order.
-        calibration_ms: to which the ratios refer.
-    """
+    """Stores the reference runs of one job, in order, and deletes old ones; idempotent."""
     if not runs:
         return
     now, (device, runtime, build) = store.now(), key
     values = {"device": device, "runtime": runtime, "build": build, "at": now, "calibration_ms": calibration_ms}
     packed = [[round(run.ratio, 5), run.temperature_c, run.calm] for run in runs]
-    columns, of_key = reference_run.c, _runs_of(*key)
+    columns = reference_run.c
+    of_key = and_(columns.device == device, columns.runtime == runtime, columns.build == build)
     newest = select(columns.at).where(of_key).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
     with store.write() as connection:
         devices.read(connection, device)
@@ -140,13 +130,7 @@ def note_runs(store: Store, key: CalibrationKey, job: str, runs: Sequence[Refere
 
 
 def drift(store: Store, device: str, *, since: float = 0.0) -> list[Drift]:
-    """Returns the reference runs of a device, by runtime and build; the latest calibrated comes first.
-
-    Args:
-        store: the database.
-        device: id.
-        since: only points from then on, in seconds since the epoch.
-    """
+    """Returns a device's reference runs from `since` on, by runtime and build; the latest calibrated comes first."""
     columns = reference_run.c
     query = select(reference_run).where(columns.device == device, columns.at >= since).order_by(columns.at, columns.job)
     with store.read() as connection:
@@ -180,9 +164,4 @@ def _drift(key: CalibrationKey, stored: Calibration | None, rows: Iterable[Row[t
 
 def _key(device: str, runtime: str, build: str) -> ColumnElement[bool]:
     columns = calibration.c
-    return and_(columns.device == device, columns.runtime == runtime, columns.build == build)
-
-
-def _runs_of(device: str, runtime: str, build: str) -> ColumnElement[bool]:
-    columns = reference_run.c
     return and_(columns.device == device, columns.runtime == runtime, columns.build == build)

@@ -39,16 +39,14 @@ class Limit:
     """The time limit of a device state.
 
     Args:
-        seconds: how long; in addition to what the job's plan takes, where `per_job`.
+        seconds: how long; of `leased` and `cooling`, in addition to what the job's plan takes.
         since: when the state began, or when its agent last sent a message.
         then: what happens at the end.
-        per_job: whether the plan's own time is added: its cool-down, or the deadlines of all its processes.
     """
 
     seconds: float
     since: Literal["state", "message"]
     then: str
-    per_job: bool = False
 
 
 _TAKEN_BACK = "the lease is taken back and the job queued again, as after any failure of the infrastructure"
@@ -57,8 +55,8 @@ LIMITS: Mapping[DeviceState, Limit] = {
     DeviceState.OFFLINE: Limit(86_400, "message", "good health is unknown when it comes back, and it is checked"),
     DeviceState.PREPARING: Limit(1_200, "state", _TAKEN_BACK),
     DeviceState.IDLE: Limit(60, "message", "it is offline"),
-    DeviceState.LEASED: Limit(120, "state", _TAKEN_BACK, per_job=True),
-    DeviceState.COOLING: Limit(60, "state", _TAKEN_BACK, per_job=True),
+    DeviceState.LEASED: Limit(120, "state", _TAKEN_BACK),
+    DeviceState.COOLING: Limit(60, "state", _TAKEN_BACK),
     DeviceState.DRAINING: Limit(600, "state", "measurements that wait for it fail, to be resumed later"),
 }
 """Silence for the time of `idle` makes a device offline in every state but draining, which stays."""
@@ -143,11 +141,7 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
 
 
 def get(store: Store, id: str) -> DeviceRow:
-    """Returns one device.
-
-    Raises:
-        UnknownName: no such device.
-    """
+    """Returns one device; raises `UnknownName`."""
     with store.read() as connection:
         return _with_silence(read(connection, id, held=False), store.now())
 
@@ -182,23 +176,13 @@ def set_state(store: Store, id: str, state: DeviceState, reason: str | None = No
 
 @retried
 def set_health(store: Store, id: str, health: Health, reason: str | None = None) -> None:
-    """Sets a device's health and the reason for it. `good` counts as a health check that it just passed.
-
-    Raises:
-        UnknownName: no such device.
-    """
+    """Sets a device's health and the reason for it. `good` counts as a health check that it just passed."""
     with store.write() as connection:
         rate(connection, read(connection, id), health, reason, store.now())
 
 
 def history(store: Store, id: str, *, kind: DeviceEventKind | None = None, limit: int = 100) -> list[DeviceEvent]:
-    """Returns a device's events, newest first: registrations, states, healths, checks, failures, labels.
-
-    States that follow from a job (leased, preparing, cooling, idle) are not logged: the jobs show them.
-
-    Raises:
-        UnknownName: no such device.
-    """
+    """Returns a device's events, newest first, without states that follow from a job (leased ... idle)."""
     query = select(device_event).where(device_event.c.device == id).order_by(device_event.c.id.desc()).limit(limit)
     if kind is not None:
         query = query.where(device_event.c.kind == kind)

@@ -108,13 +108,8 @@ def database_url(url: str | None) -> URL:
 def make_engine(url: URL, *, create: bool, foreign_keys: bool = True) -> Engine:
     """Returns an engine; SQLite connections leave the beginning of transactions to this module.
 
-    Args:
-        url: of the database.
-        create: whether a missing SQLite file is created; a PostgreSQL database is created by its administrator.
-        foreign_keys: whether SQLite enforces them.
-
     Raises:
-        InvalidInput: the driver is not installed or not supported, or there is no such file and `create` is false.
+        InvalidInput: the driver is not installed or not supported, or there is no SQLite file and `create` is false.
         InfrastructureFailed: the folder of the file cannot be created.
     """
     path = sqlite_file(url)

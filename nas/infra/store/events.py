@@ -16,12 +16,7 @@ from nas.infra.store.store import Store, retried
 
 @retried
 def append(store: Store, study: int, payload: Mapping[str, Any], *, lease: StudyLease | None = None) -> Event:
-    """Logs an event of the study as a whole. Events of trials are logged by `trials.add_event`.
-
-    Raises:
-        StudyBusy: the lease was lost.
-        UnknownName: no such study.
-    """
+    """Logs an event of the study as a whole. Events of trials are logged by `trials.add_event`."""
     with store.write() as connection:
         lock_study(connection, study, lease)
         return insert_event(connection, Event(EventKind.STUDY, payload, None, study, at=store.now()))

@@ -78,19 +78,8 @@ def enqueue(
 
     A cancelled job is queued again, as it is wanted now. A failed one stays failed until `retry`.
 
-    Args:
-        store: the database.
-        result_key: of the measurement that the round is part of.
-        round: what the device runs.
-        device: id.
-        number: of the round, from 0.
-        trial: (study, number) that the job is for; number None: for the study as a whole.
-        priority: higher runs first; equal ones run in the order of their creation.
-        kind: `check` jobs also run on a device of bad health.
-        not_before: seconds since the epoch before which it is not claimed.
-
-    Raises:
-        UnknownName: no such device.
+    `trial` is (study, number), number None: for the study as a whole. Higher priorities run first, equal ones in the
+    order of their creation, none before `not_before`. Jobs of the kind `check` also run on a device of bad health.
     """
     id = job_id(result_key, number)
     with store.write() as connection:

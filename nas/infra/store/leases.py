@@ -138,12 +138,7 @@ def expired(connection: Connection, studies: Sequence[int], now: float) -> dict[
 
 
 def lock_study(connection: Connection, study: int, lease: StudyLease | None = None) -> None:
-    """Locks the study against other leases and additions, so that ids become visible in order.
-
-    Raises:
-        StudyBusy: `lease` was lost.
-        UnknownName: no such study, and no lease.
-    """
+    """Locks the study against other leases and additions, so that ids become visible in order."""
     held = select(study_table.c.id).where(study_table.c.id == study).with_for_update(key_share=True)
     locked = connection.scalar(held) is not None
     fence(connection, study, lease)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, case, func, or_, select
+from sqlalchemy import Row, Select, and_, case, func, or_, select
 
 from nas.core.errors import UnknownName
 from nas.infra.store import devices
@@ -173,7 +173,9 @@ def _matching(
 def _summaries(store: Store, query: Select[Any]) -> list[StudySummary]:
     with store.read() as connection:
         rows = connection.execute(query).all()
-        counts = _trials_of(connection, [row.id for row in rows])
+        ids = [row.id for row in rows]
+        trials = select(trial.c.study, func.count()).where(trial.c.study.in_(ids)).group_by(trial.c.study)
+        counts = {id: count for id, count in connection.execute(trials)}
     shown = conditions(store, [(row.id, row.name, StudyState(row.state)) for row in rows])
     return [_study_summary(row, counts.get(row.id, 0), shown[row.id]) for row in rows]
 
@@ -187,11 +189,7 @@ def _study_summary(row: Row[Any], trials: int, condition: Condition) -> StudySum
 
 
 def summary(store: Store, row: Study) -> StudySummary:
-    """Returns one study, as `studies` lists it.
-
-    Raises:
-        UnknownName: it was deleted meanwhile.
-    """
+    """Returns one study, as `studies` lists it; raises `UnknownName`."""
     listed = studies(store, limit=1, after=row.id - 1)
     if not listed or listed[0].id != row.id:
         raise UnknownName("study", row.name, [])
@@ -240,11 +238,6 @@ def leases_granted(store: Store) -> dict[str, int]:
     """Returns device -> leases granted for it in all: its epoch."""
     with store.read() as connection:
         return {id: epoch for id, epoch in connection.execute(select(device_table.c.id, device_table.c.epoch))}
-
-
-def _trials_of(connection: Connection, ids: list[int]) -> dict[int, int]:
-    query = select(trial.c.study, func.count()).where(trial.c.study.in_(ids)).group_by(trial.c.study)
-    return {id: count for id, count in connection.execute(query)}
 
 
 def _summary(row: Row[Any]) -> JobSummary:

@@ -146,15 +146,9 @@ def expire(store: Store, *, agent: str | None = None) -> list[str]:
 
 
 def due_checks(store: Store, *, among: Collection[str] | None = None, most: int = 1000) -> list[DeviceRow]:
-    """Returns at most `most` reachable devices whose health check is due, longest overdue first.
+    """Returns at most `most` reachable devices, `among` these ids, whose check is due, longest overdue first.
 
-    A device whose check is queued or running is left out, and so is one that a study is calibrating: both are jobs of
-    kind `check`.
-
-    Args:
-        store: the database.
-        among: ids to choose from; None: all.
-        most: how many to return.
+    Devices are left out while a job of kind `check` is queued or running there: a check, or a study's calibration.
     """
     columns = device_table.c
     conditions = [columns.check_due <= store.now(), columns.health.in_(_CHECKED), columns.state.not_in(_LASTING)]
@@ -167,13 +161,7 @@ def due_checks(store: Store, *, among: Collection[str] | None = None, most: int 
 
 @retried
 def request_check(store: Store, id: str) -> DeviceRow:
-    """Makes a health check due now, whatever the device's health; a check that is running already counts.
-
-    The check has ended once `check_number` has increased; `nas.infra.store.devices.history` has its outcome.
-
-    Raises:
-        UnknownName: no such device.
-    """
+    """Makes a health check due now, whatever the device's health; it has ended once `check_number` is greater."""
     with store.write() as connection:
         devices.read(connection, id)
         devices.change(connection, id, check_due=store.now())
@@ -184,20 +172,9 @@ def request_check(store: Store, id: str) -> DeviceRow:
 def conclude_check(store: Store, id: str, number: int, outcome: CheckOutcome, reason: str | None, at: float) -> bool:
     """Ends check `number` of a device; returns False where it was ended before.
 
-    Passed: the device is good, unless a job failed there after `at`. Failed: it is bad. Unsure: its health stays, with
-    the reason. A person's decision (maintenance, retired) stays in any case. A device that did not pass is checked
-    again, at increasing intervals.
-
-    Args:
-        store: the database.
-        id: of the device.
-        number: its `check_number` when the check began.
-        outcome: of the check.
-        reason: why it did not pass.
-        at: when the last of its runs ended.
-
-    Raises:
-        UnknownName: no such device.
+    Passed: the device is good, unless a job failed there after `at`, the end of the check's last run. Failed: it is
+    bad. Unsure: its health stays, with the reason. A person's decision (maintenance, retired) stays in any case. A
+    device that did not pass is checked again, at increasing intervals.
     """
     with store.write() as connection:
         row, now = devices.read(connection, id), store.now()
@@ -223,10 +200,7 @@ def record_attempt(
     trial: int | None = None,
     payload: Json | None = None,
 ) -> Attempt:
-    """Stores an attempt that gave no valid result, with its raw data in `payload`.
-
-    `kind` is a word such as 'invalid'. Failures on a device are recorded by `fail` and `expire`.
-    """
+    """Stores an attempt that gave no valid result; `kind` is a word such as 'invalid', `payload` the raw data."""
     of = {"result_key": result_key, "stage": stage, "study": study, "trial": trial}
     with store.write() as connection:
         return insert_attempt(connection, kind=kind, message=message, at=store.now(), payload=payload, **of)

@@ -29,13 +29,7 @@ def put(
 ) -> Result:
     """Stores a result unless its key has one, and returns the stored one: the first writer wins.
 
-    Args:
-        store: the database.
-        key: hash of all the stage's inputs (`nas.core.canonical.result_key`).
-        stage: that produced it.
-        payload: the result's JSON.
-        seconds: duration of the work.
-        trial: (study, number) that uses it.
+    `key` is of `nas.core.canonical.result_key`, `trial` (study, number) what uses the result.
 
     Raises:
         InvalidInput: the key has a result of another stage.
@@ -125,13 +119,7 @@ class ResultSummary(NamedTuple):
 
 
 def summaries(store: Store, study: int, trials: Sequence[int] | None = None) -> dict[int, list[ResultSummary]]:
-    """Returns trial number -> its results, oldest first, without the samples of measurements.
-
-    Args:
-        store: the database.
-        study: id.
-        trials: numbers of the trials that are asked for; None: all of the study.
-    """
+    """Returns trial number -> its results, oldest first, without the samples of measurements; None: of all trials."""
     value = result.c.payload
     texts = [value[("value", name)].as_string() for name in ("device", "runtime", "workload", "figures")]
     others = value[("value", "foreign_cpu")].as_float()

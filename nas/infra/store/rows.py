@@ -24,13 +24,7 @@ T = TypeVar("T")
 
 
 def from_row(record: type[T], row: Row[Any], /, **convert: Callable[[Any], Any]) -> T:
-    """Returns a `record` with its fields taken from a row by column name.
-
-    Args:
-        record: a dataclass with a field for each column of the row.
-        row: of a query.
-        convert: column -> what turns its value into the field's type; None stays None.
-    """
+    """Returns a dataclass with its fields taken from a row by name, through `convert` where not None."""
     values = dict(row._mapping)
     typed = {name: make(values[name]) for name, make in convert.items() if values[name] is not None}
     return record(**values | typed)

@@ -46,17 +46,10 @@ class Condition:
 
 @retried
 def create(store: Store, name: str, space: Json, *, seed: int, version: str) -> Study:
-    """Creates a study.
-
-    Args:
-        store: the database.
-        name: unique; letters, digits, '.', '_' and '-'.
-        space: the search space as JSON.
-        seed: of everything random in the search.
-        version: of hilnas.
+    """Creates a study; `version` is that of hilnas.
 
     Raises:
-        InvalidInput: the name is taken or cannot be used.
+        InvalidInput: the name is taken, or has other characters than letters, digits, '.', '_' and '-'.
     """
     check_name(name)
     with store.write() as connection:
@@ -98,11 +91,7 @@ def get(store: Store, study_or_name: int | str) -> Study:
 
 
 def find_id(store: Store, name: str) -> int:
-    """Returns the id of the study of that name, without reading its space.
-
-    Raises:
-        UnknownName: there is none.
-    """
+    """Returns the id of the study of that name, without reading its space; raises `UnknownName`."""
     with store.read() as connection:
         id: int | None = connection.scalar(select(study.c.id).where(study.c.name == name))
     return get(store, name).id if id is None else id
@@ -176,28 +165,18 @@ def set_state(
 
 
 def set_scales(store: Store, study_id: int, scales: Json, *, lease: StudyLease | None = None) -> Study:
-    """Freezes the constants that objectives are scaled by; idempotent.
-
-    Raises:
-        InvalidInput: other ones are frozen already.
-    """
+    """Freezes the constants that objectives are scaled by; idempotent, but `InvalidInput` for other ones."""
     return _freeze(store, study_id, "scales", scales, lease)
 
 
 def freeze_reference(store: Store, study_id: int, point: Json, *, lease: StudyLease | None = None) -> Study:
-    """Freezes the reference point of the hypervolume; idempotent.
-
-    Raises:
-        InvalidInput: another one is frozen already.
-    """
+    """Freezes the reference point of the hypervolume; idempotent, but `InvalidInput` for another one."""
     return _freeze(store, study_id, "reference_point", point, lease)
 
 
 @retried
 def delete(store: Store, study_id: int) -> None:
-    """Deletes a study with its trials, events, attempts and jobs.
-
-    Results stay: other studies find them by key. Artifacts stay, without the study's pins.
+    """Deletes a study with its trials, events, attempts and jobs, but not its results, which other studies find.
 
     Raises:
         StudyBusy: an orchestrator runs it.

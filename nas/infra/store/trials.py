@@ -21,25 +21,14 @@ _NUMBERS_PER_QUERY = 500
 
 @retried
 def propose(store: Store, study: int, proposals: Sequence[NewTrial], *, lease: StudyLease | None = None) -> list[Trial]:
-    """Creates trials for proposals, all or none.
-
-    For a layout that the study has already its existing trial is returned, so the call is idempotent.
-
-    Raises:
-        StudyBusy: the lease was lost.
-        UnknownName: no such study.
-    """
+    """Creates trials for proposals, all or none; a layout that the study has already keeps its trial."""
     with store.write() as connection:
         lock_study(connection, study, lease)
         return [_propose(connection, study, proposal, store.now()) for proposal in proposals]
 
 
 def get(store: Store, study: int, number: int) -> Trial:
-    """Returns one trial.
-
-    Raises:
-        UnknownName: no such trial.
-    """
+    """Returns one trial; raises `UnknownName`."""
     with store.read() as connection:
         return _get(connection, study, number)
 

@@ -90,11 +90,6 @@ class Streams:
     async def open(self, request: Request, fetch: Callable[[int], Awaitable[Page]], after: int) -> Response:
         """Returns a stream of the entries after `after`, or after the last one that the client received.
 
-        Args:
-            request: authenticated.
-            fetch: returns the entries after an id.
-            after: from the request.
-
         Raises:
             InvalidInput: `Last-Event-ID` is not an id.
             HTTPException: 429, too many streams are open, of this client or of all.

@@ -274,10 +274,7 @@ def _require_at_most(scope: Scope, bytes: int) -> None:
 
 
 def _max_connections() -> int:
-    """Returns half of the files that the process may open; with more connections, requests are answered 503.
-
-    An agent needs two connections for each of its devices: a poll and a heartbeat.
-    """
+    """Returns half of the files that the process may open; of further connections, requests are answered 503."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (_MOST_FILES if files == resource.RLIM_INFINITY else files) // 2
 

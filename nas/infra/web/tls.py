@@ -95,14 +95,7 @@ class Certificates:
         return self._ca.certificate.fingerprint(hashes.SHA256()).hex()
 
     def server(self, names: Sequence[str]) -> Path:
-        """Returns the file with the server's certificate and key (PEM), renewed if a name is missing or it is due.
-
-        Args:
-            names: host names and IP addresses under which agents and people reach this server.
-
-        Raises:
-            InvalidInput: a name is neither.
-        """
+        """Returns the server's certificate and key (PEM) for host names and addresses, renewed if one is missing."""
         required = {_general_name(name) for name in names}
         path = self._folder / SERVER_FILE
         with self._locked():
@@ -202,7 +195,8 @@ class OwnCertificate:
         """
         context = _server_context()
         try:
-            context.load_cert_chain(self.chain, self.key, password=_no_password)
+            # Without `password` OpenSSL would ask on the terminal.
+            context.load_cert_chain(self.chain, self.key, password=lambda: "")
         except ssl.SSLError as error:
             why = f"{self.chain}, {self.key}: no certificate with its key in PEM without a password ({error.reason})"
             raise InvalidInput(why, where="--cert, --key") from error
@@ -288,11 +282,6 @@ def _server_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
-
-
-def _no_password() -> str:
-    """Without it OpenSSL would ask on the terminal."""
-    return ""
 
 
 def _read(path: Path) -> _Issued | None:

@@ -132,15 +132,7 @@ def make_app(store: Store, find_file: FindFile, notifier: JobNotifier, manifest:
 def router(
     store: Store, find_file: FindFile, notifier: JobNotifier, manifest: ReadManifest, access: Access
 ) -> APIRouter:
-    """Makes the routes of agents that are enrolled.
-
-    Args:
-        store: where jobs are.
-        find_file: content hash -> path on this machine.
-        notifier: wakes lease requests when there is work; notified when jobs end.
-        manifest: reads the runner manifest; None before the first runner was admitted.
-        access: authenticates agents.
-    """
+    """Makes the routes of agents that are enrolled; `notifier` wakes lease requests and is notified when jobs end."""
     settings: dict[str, Any] = {"dependencies": [_DOCUMENTED], "responses": documented(401, 403, 404)}
     routes = APIRouter(route_class=guarded(access), tags=["agents"], **settings)
 

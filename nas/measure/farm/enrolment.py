@@ -20,31 +20,13 @@ _PEM = "application/x-pem-file"
 
 
 def invite(store: Store, home: Path, url: str, name: str | None = None, ttl_s: float = agents.TOKEN_S) -> Invitation:
-    """Makes the invitation that `nas agent token` prints. Needs no running server.
-
-    Args:
-        store: the coordinator's.
-        home: its folder of keys and certificates.
-        url: of the coordinator, as the agent reaches it.
-        name: of the agent that may enrol with it; None: any new name.
-        ttl_s: seconds until it expires.
-
-    Raises:
-        InvalidInput: the name cannot be used.
-    """
+    """Makes the invitation that `nas agent token` prints, for the agent `name` or any; needs no running server."""
     ca_sha256 = Certificates(home, store.clock).ca_sha256
     return Invitation(url, ca_sha256, agents.issue_token(store, ttl_s, name=name))
 
 
 def router(store: Store, home: Path, certificates: Certificates, forget: Callable[[], None]) -> APIRouter:
-    """Makes the routes for agents that are not enrolled yet.
-
-    Args:
-        store: has the agents.
-        home: has the key that signs runners.
-        certificates: of this server.
-        forget: called when a secret was replaced.
-    """
+    """Makes the routes for agents that are not enrolled yet; `forget` is called when a secret was replaced."""
     routes = APIRouter(tags=["agents"])
     signing_key = open_key(home).public
 

@@ -271,18 +271,10 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
 
 
 def require_own_name(store: Store, agent: str, boot: str) -> None:
-    """Raises where a machine that is alive, and is not this one, has registered as this machine's agent.
+    """Raises `InvalidInput` where another machine that is alive has registered as this machine's agent.
 
     Copies of one disk image share /etc/machine-id, from which the names of device and agent follow; over one database
     they would take each other's leases. Waits for up to `_SILENT_S` where this machine was just restarted.
-
-    Args:
-        store: where agents are registered.
-        agent: name of this machine's agent.
-        boot: the kernel's id of this boot.
-
-    Raises:
-        InvalidInput: both are alive.
     """
     heard: float | None = None
     while True:
@@ -327,12 +319,9 @@ def known_devices(store: Store | None, attached: Iterable[Attachment]) -> dict[s
 
 
 def find_name(name: str, devices: Mapping[str, Collection[str]], *, where: str | None = None) -> str:
-    """Returns the id of the device that a name means.
+    """Returns the id of the device that a name means: an id, a prefix of only one, or `tag:NAME` of only one.
 
-    Args:
-        name: an id, a prefix of only one id, or `tag:NAME` if only one device has the tag.
-        devices: id -> tags.
-        where: source of the name, for messages.
+    `devices` maps ids to tags; `where` is the source of the name, for messages.
 
     Raises:
         UnknownName: it matches no device.

@@ -162,11 +162,7 @@ def open_key(home: Path) -> SigningKey:
 
 
 def find_key(home: Path) -> SigningKey | None:
-    """Returns the key of this home, if there is one.
-
-    Raises:
-        InfrastructureFailed: it cannot be read, is no Ed25519 key, or others on this machine may read it.
-    """
+    """Returns the key of this home, if there is one; raises `InfrastructureFailed` unless it is private."""
     path = home / KEY_FILE
     pem = read_private(path)
     return None if pem is None else SigningKey(_private_key(pem, path))

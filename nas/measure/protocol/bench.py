@@ -71,15 +71,7 @@ def bench(options: BenchOptions, log: Log) -> Json:
 
 
 def bench_all(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
-    """Measures one after the other, and yields each report; docs/explanation/measurement-protocol.md explains them.
-
-    Args:
-        benches: all of one database.
-        log: called with a line before something that takes time.
-
-    Raises:
-        NasError: a runtime does not carry its layout, before anything is measured; or the runner failed on it.
-    """
+    """Yields the report of each bench of one database; raises the first `NasError` of `bench_each`."""
     for report in bench_each(benches, log):
         if isinstance(report, NasError):
             raise report
@@ -95,7 +87,9 @@ def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | Nas
     specs = [_runtime_space(options) for options in benches]
     for options, spec in zip(benches, specs, strict=True):
         if isinstance(options.subject, Layout):
-            _require_support(known_runtime(spec), options.subject)
+            runtime = known_runtime(spec)
+            if not (support := runtime.supports(options.subject)):
+                raise Unsupported(f"{runtime.name} does not carry this layout: {'; '.join(support.reasons)}")
         if options.profile:
             _profiler(known_runtime(spec))
     store = Store.open(benches[0].db)
@@ -172,12 +166,6 @@ def _needs_patched(runtime: Runtime, subject: Layout | Path) -> bool:
     if not subject.is_file():
         raise InvalidInput(f"{subject} is neither a layout nor a file")
     return isinstance(runtime, FileInspector) and runtime.needs_patched(subject)
-
-
-def _require_support(runtime: Runtime, layout: Layout) -> None:
-    support = runtime.supports(layout)
-    if not support:
-        raise Unsupported(f"{runtime.name} does not carry this layout: {'; '.join(support.reasons)}")
 
 
 def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store: Store, scratch: Path) -> Artifact:

@@ -186,15 +186,10 @@ class Calibrator:
     async def target(
         self, device_name: str, spec: RuntimeSpace, saved: SavedCalibration | None = None
     ) -> MeasurementTarget:
-        """Prepares one device with one runtime.
-
-        Args:
-            device_name: as in the space.
-            spec: the runtime and its quantisation.
-            saved: of the study that is resumed; None: the device's own calibration, checked, or a new one.
+        """Prepares one device with one runtime; without `saved`, by the device's own calibration or a new one.
 
         Raises:
-            StudyChanged: the study began under other conditions.
+            StudyChanged: the study that saved its calibration began under other conditions.
             UnknownName: no such device, runtime or quantisation.
             Unsupported: the runtime cannot run one of the workloads.
             InfrastructureFailed: no build of the runtime, or its reference model fails.
@@ -333,11 +328,7 @@ def _off(samples: Sequence[Sample], plan: Plan, reference: ReferenceTimes) -> tu
 
 
 def known_runtime(spec: RuntimeSpace) -> Runtime:
-    """Returns the runtime that a space names.
-
-    Raises:
-        UnknownName: no such runtime or quantisation.
-    """
+    """Returns the runtime that a space names; raises `UnknownName`."""
     runtime = RUNTIMES[spec.name]
     if spec.quantisation not in runtime.quantisations:
         raise UnknownName(f"quantisation of {spec.name}", spec.quantisation, runtime.quantisations)

@@ -62,13 +62,9 @@ SLICE = 16
 
 
 def token_time(times: Sequence[float], size: int = SLICE) -> float:
-    """Returns the median over slices of the fastest token of each slice.
+    """Returns the median over slices, of at least `size` consecutive tokens, of the fastest token of each slice.
 
     Other processes interrupt tokens, not slices; a longer context slows all tokens of a slice.
-
-    Args:
-        times: of the tokens of one run, in order.
-        size: consecutive tokens of a slice, at least; fewer tokens in all are one slice.
     """
     count = max(1, len(times) // size)
     edges = [len(times) * place // count for place in range(count + 1)]
@@ -115,14 +111,7 @@ def slowness(reference: ReferenceTimes | None, calibration: ReferenceTimes | Non
 
 
 def time_figures(samples: Sequence[Sample], times: Times, slow: Mapping[Phase, float], gen: int) -> dict[str, Figure]:
-    """Returns ttft, decode_p50, decode_mean and latency.
-
-    Args:
-        samples: of the repetitions.
-        times: of the same.
-        slow: see `slowness`.
-        gen: decoded tokens of a request, for the latency.
-    """
+    """Returns ttft, decode_p50, decode_mean and latency, of a request of `gen` tokens; `slow` is of `slowness`."""
     if not samples:
         none = Figure(value=None, unit="ms", reason="no valid repetition")
         return dict.fromkeys(("ttft", "decode_p50", "decode_mean", "latency"), none)

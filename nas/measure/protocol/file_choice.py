@@ -188,11 +188,7 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def check_limits(limits: Sequence[Limit]) -> None:
-    """Checks that budgets are of metrics that a device or a file has.
-
-    Raises:
-        InvalidInput: one is of quality.
-    """
+    """Raises `InvalidInput` for budgets of metrics that neither a device nor a file has."""
     for limit in limits:
         if metric(limit.metric).source == "proxy":
             raise InvalidInput(f"{limit.metric} is not measured of a file", where="--budget")

@@ -262,18 +262,11 @@ def judge_check(
     *,
     final: bool,
 ) -> CheckResult | None:
-    """Judges the rounds of a check; None: another round is needed.
+    """Judges the rounds of a check; None: another round is needed, which cannot be where `final`.
 
-    A device passes if enough runs worked unthrottled and their floor is within the limits of the calibration. It fails
-    if the runs failed. If they were slower or faster than that, the cause may be the device or other processes: the
-    verdict is unsure, and figures are corrected by their own reference runs.
-
-    Args:
-        results: of the rounds so far.
-        runtime: reads the runs.
-        calibration: the device's; None: the check calibrates it.
-        threads: of a run.
-        final: whether no other round follows.
+    A device passes if enough runs worked unthrottled and their floor is within the limits of the calibration, which a
+    check without one makes. It fails if the runs failed. If they were slower or faster than that, the cause may be the
+    device or other processes: the verdict is unsure, and figures are corrected by their own reference runs.
     """
     worked: list[_Run] = []
     failure: NasError | None = None

@@ -37,17 +37,10 @@ Parse = Callable[[RawRun], Sample]
 def judge(
     pair: Pair, parse: Parse, calibration: ReferenceTimes | None, attempt: int, threads: int = 1
 ) -> tuple[Repetition, CandidateFailed | None]:
-    """Judges one repetition.
+    """Judges one repetition: the reference run and the candidate run after it.
 
-    Args:
-        pair: the reference run and the candidate run after it.
-        parse: the runtime's reading of a run.
-        calibration: the reference's times when the device was calibrated; None where no reference is run.
-        attempt: which round this is, from 0.
-        threads: of both runs.
-
-    Returns:
-        The repetition, and the candidate's failure if its run failed and the reference's did not.
+    Returns the repetition, and the candidate's failure if its run failed and the reference's did not. `attempt` is the
+    number of the round; `calibration` is None where no reference is run.
     """
     conditions = pair.candidate.conditions
     reference, broken = read_run(pair.reference, parse) if pair.reference else (None, None)

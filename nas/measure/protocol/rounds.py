@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nas.core.device import Device
-from nas.core.errors import CandidateFailed, FailureReason, InfrastructureFailed
+from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.measurement import Measurement, ReferenceTimes, Repetition, Sample
 from nas.core.plan import Pair, Plan, Round, RoundResult, Runner
 from nas.core.space import MeasurementSettings
@@ -81,17 +81,10 @@ async def measure(
     *,
     past_tries: int = 0,
 ) -> Measurement:
-    """Measures `subject` until `repetitions` count.
+    """Measures `subject` until `repetitions` count, each after a run of `reference`.
 
-    Args:
-        subject: artifact, device, workload.
-        reference: runs before each repetition.
-        jobs: where rounds run.
-        key: the stage's result key, which names its jobs.
-        trial: number of the trial that the jobs belong to, if any.
-        repetitions: how many must count.
-        protocol: deadline and attempts.
-        past_tries: tries of this measurement that failed, whose jobs have the lower numbers.
+    `key` is the stage's result key, which names the jobs, and `trial` what they belong to. Lower numbers of jobs
+    belong to the `past_tries` that failed.
 
     Raises:
         CandidateFailed: the runner failed twice on this candidate while the reference ran.
@@ -116,7 +109,8 @@ async def measure(
         faults += [fault for _, fault in judged if fault]
         reference.note(jobs_table.job_id(key, number), reference_runs(result.pairs, reps))
         if len(faults) >= _FAULTS_TO_FAIL:
-            raise _commonest(faults)
+            reason = Counter(fault.reason for fault in faults).most_common(1)[0][0]
+            raise next(fault for fault in faults if fault.reason == reason)
         if sum(rep.valid for rep in done) >= repetitions:
             return _result(subject, reference, done, wall_s)
         cool_down_s = COOL_DOWN_S * 2**attempt if any(rep.reason == THROTTLED for rep in reps) else 0.0
@@ -170,8 +164,3 @@ def _result(subject: Subject, reference: Reference, done: list[Repetition], wall
         calibration=reference.calibration,
         wall_s=wall_s,
     )
-
-
-def _commonest(faults: list[CandidateFailed]) -> CandidateFailed:
-    reason: FailureReason = Counter(fault.reason for fault in faults).most_common(1)[0][0]
-    return next(fault for fault in faults if fault.reason == reason)

@@ -47,11 +47,7 @@ def patch_hashes() -> tuple[str, ...]:
 
 
 def apply_patches(tree: Path) -> None:
-    """Applies all of them to an unpacked source tree.
-
-    Raises:
-        InfrastructureFailed: the tree is not the source that a patch was made for.
-    """
+    """Applies all of them to an unpacked source tree; raises `InfrastructureFailed` for another source."""
     for path in patch_files():
         apply_diff(path, tree)
 
