@@ -45,7 +45,7 @@ from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.quality_config import CorpusSource
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, lender_of, parsed, slots_of
-from nas.model.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
+from nas.model.nn.fit import Precision, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of
 from nas.model.nn.mixes import compared
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
@@ -501,7 +501,7 @@ def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) ->
     length, batch = size.library.length, size.library.batch_tokens
     packed = Packed("teacher", sources, length, batch // length, 0)
     steps = math.ceil(size.teacher_tokens / batch)
-    stage = Stage(
+    phase = TrainingPhase(
         "teacher", steps, batch, lambda step: [packed.batch(step)],
         torch.compile(lambda model, inputs, labels: pretraining_loss(model, inputs, labels) / batch),
         lambda step: size.lr * wsdc(step, steps, warmup=0.02, decay=0.3, final=0.1),
@@ -509,7 +509,7 @@ def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) ->
     checkpoint = TrainingCheckpoint(folder / "teacher-training.safetensors", {"key": size.layout})
     state = TrainingState(model, Optimiser(weight_decay=0.1, clip=1.0, balance_rate=1e-3), steps)
     fit(
-        state, [stage], [checkpoint], worker, name="the teacher",
+        state, [phase], [checkpoint], worker, name="the teacher",
         precision=lambda: precision_of(worker.device, size.precision),
     )  # fmt: skip
     save_weights(model, path)

@@ -27,7 +27,7 @@ from benchmarks.equivalence_tables import table
 from benchmarks.runs import say
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
-from nas.model.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
+from nas.model.nn.fit import TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
@@ -196,7 +196,7 @@ def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> 
 
     def trained(steps: int) -> tuple[Model, float]:
         model = Model(Layout.parse(layout), seed=0)
-        stage = Stage(
+        phase = TrainingPhase(
             "scratch", steps, _BATCH, lambda step: [packed.batch(step)], loss,
             lambda step: _LR * wsdc(step, steps, warmup=0.02, decay=0.3, final=0.1),
         )  # fmt: skip
@@ -204,7 +204,7 @@ def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> 
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:
             fit(
-                state, [stage], [TrainingCheckpoint(Path(scratch) / "training.safetensors", {})], worker,
+                state, [phase], [TrainingCheckpoint(Path(scratch) / "training.safetensors", {})], worker,
                 name="the model from scratch", precision=lambda: precision_of(worker.device, "bfloat16"),
             )  # fmt: skip
         return model, time.monotonic() - began

@@ -43,8 +43,8 @@ from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, lender_of, 
 from nas.model.nn.base import BlockModule, FeedForward, Mixer, State
 from nas.model.nn.fit import (
     Precision,
-    Stage,
     TrainingCheckpoint,
+    TrainingPhase,
     TrainingState,
     Worker,
     fit,
@@ -470,7 +470,7 @@ class Library:
             return torch.stack(errors).sum()
 
         state = TrainingState(blocks, Optimiser(weight_decay=0.0, clip=float("inf"), balance_rate=0.0), settings.steps)
-        stage = Stage(
+        phase = TrainingPhase(
             name=f"depth {depth}",
             steps=settings.steps,
             tokens=settings.sequences * settings.length,
@@ -484,7 +484,7 @@ class Library:
         )
         fit(
             state,
-            [stage],
+            [phase],
             [checkpoint],
             self.worker,
             name=f"{len(keys)} blocks of depth {depth}",

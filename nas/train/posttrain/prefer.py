@@ -28,7 +28,7 @@ from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.task import IGNORE
-from nas.model.nn.fit import Log, Stage, Worker
+from nas.model.nn.fit import Log, TrainingPhase, Worker
 from nas.model.nn.model import Model
 from nas.train.posttrain.conversations import (
     ChatTokenizer,
@@ -326,7 +326,7 @@ class Prefer(ConversationPlan):
             "counts": {ACCURACY: int(data.held_out[::2].sum())},
         }
 
-    def stages(self, worker: Worker) -> list[Stage]:
+    def phases(self, worker: Worker) -> list[TrainingPhase]:
         settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
         pairs = np.flatnonzero(~data.held_out[::2])
         reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
@@ -349,7 +349,7 @@ class Prefer(ConversationPlan):
             return self._losses(answer_log_probabilities(model, inputs, labels), before, labels).sum() / settings.batch
 
         tokens = round(float(data.lengths.mean()) * 2 * settings.batch)
-        return [Stage("prefer", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
+        return [TrainingPhase("prefer", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Returns the share of held-out preferences with a greater reward for the chosen answer, and exact matches."""

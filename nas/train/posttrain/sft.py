@@ -26,7 +26,7 @@ from nas.core import paths
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.task import IGNORE
-from nas.model.nn.fit import Log, Stage, Worker, save_tensors
+from nas.model.nn.fit import Log, TrainingPhase, Worker, save_tensors
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, check_files, read_lines
@@ -478,7 +478,7 @@ class Sft(ConversationPlan):
             "counts": {HELD_OUT: int(data.held_out.sum())},
         }
 
-    def stages(self, worker: Worker) -> list[Stage]:
+    def phases(self, worker: Worker) -> list[TrainingPhase]:
         settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
         mixture, most = self._mixture(data), worker.most_tokens(*_TOKENS_AT_ONCE)
         steps = settings.steps(mixture.epoch)
@@ -501,7 +501,7 @@ class Sft(ConversationPlan):
             return nats.sum() / about[0]
 
         tokens = round(float(data.lengths[~data.held_out].mean()) * settings.batch)
-        return [Stage("sft", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
+        return [TrainingPhase("sft", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Returns the loss on held-out conversations, in nats per answer token, and the share of exact answers."""
