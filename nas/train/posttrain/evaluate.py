@@ -98,10 +98,8 @@ def server_command(
         patches = ", ".join(map(str, patch_files()))
         log(f"no ordinary server loads this file, {files.loads['llama.cpp']}; build one of {COMMIT} with {patches}")
     path = str(member / file.path)
-    return [
-        server, "--model", path, "--alias", Path(path).stem, "--ctx-size", str(context), "--host", host, "--port",
-        str(port), "--jinja",
-    ]  # fmt: skip
+    options = ["--model", path, "--alias", Path(path).stem, "--ctx-size", str(context), "--host", host]
+    return [server, *options, "--port", str(port), "--jinja"]
 
 
 def chat_tokenizer(member: Path) -> ChatTokenizer:
@@ -204,9 +202,13 @@ def evaluate_member(
         else:
             scores[quantisation] = counts(judgements, right)
     evaluation = MemberEvaluation(
-        weights=described, tasks=questions.name, scores=scores, missing=missing, groups=questions.groups,
+        weights=described,
+        tasks=questions.name,
+        scores=scores,
+        missing=missing,
+        groups=questions.groups,
         versions=questions.versions,
-    )  # fmt: skip
+    )
     write_record(folder / questions.record, evaluation)
     rewrite_card(folder, owner, member, log)
     return evaluation

@@ -36,7 +36,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -180,6 +180,17 @@ class TrainingPlan(BaseModel, ABC):
     seed: int
     tokenizer: Path
     tokenizer_sha256: str
+
+    @classmethod
+    def of(cls, member: MemberToTrain, seed: int, **fields: Any) -> Self:
+        """Returns the plan of a member's training; `fields` are those of the subclass."""
+        return cls(
+            layout=member.layout.to_json(),
+            seed=seed,
+            tokenizer=member.tokenizer.resolve(),
+            tokenizer_sha256=sha256_of(member.tokenizer),
+            **fields,
+        )
 
     @property
     def key(self) -> str:
@@ -478,7 +489,9 @@ def run_workers(work: Work, workers: int, log: Log) -> dict[str, Any]:
         try:
             trainer.fit()
         except TrainingFailedError as error:
-            raise _failure(folder) or InfrastructureFailed(f"training stopped: {_last_line(error)}") from error
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = lines[-1] if lines else type(error).__name__
+            raise _failure(folder) or InfrastructureFailed(f"training stopped: {reason}") from error
     outcome: dict[str, Any] = json.loads((folder / _OUTCOME).read_text())
     return outcome
 
@@ -623,7 +636,3 @@ def _followed(path: Path, log: Log) -> Iterator[None]:
         finally:
             ended.set()
             thread.join()
-
-
-def _last_line(error: BaseException) -> str:
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

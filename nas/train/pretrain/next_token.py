@@ -76,11 +76,9 @@ class PretrainingRequest(TrainingRequest):
         stages = _tokenised(recipe, self.corpus, vocabulary)
         if self.teacher is not None:
             _check_teacher(self.teacher, layout, recipe)
-        return Pretraining(
-            layout=layout.to_json(),
-            seed=recipe.seed,
-            tokenizer=vocabulary.path.resolve(),
-            tokenizer_sha256=sha256_of(vocabulary.path),
+        return Pretraining.of(
+            member,
+            recipe.seed,
             recipe=recipe,
             corpus=tuple(map(str, self.corpus)),
             sources=tuple(tuple((source.name, source.key) for source in sources) for sources in stages),
