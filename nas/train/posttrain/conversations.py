@@ -423,5 +423,5 @@ def _compiled(template: str) -> Template:
 
 
 def _refuse(message: str) -> None:
-    """Is what templates call on conversations that they cannot say."""
+    """Raises `message`: templates call this on conversations that they cannot say."""
     raise TemplateError(message)

@@ -559,15 +559,7 @@ def run_plan(work: Work, worker: Worker) -> dict[str, Any]:
 def train_plan(
     plan: TrainingPlan, model: Model, folder: Path, worker: Worker, checkpoint_s: float = 60.0
 ) -> tuple[TrainingState, int]:
-    """Trains `model` through the phases of `plan`, resuming from its checkpoint; returns the state and all tokens.
-
-    Args:
-        plan: of the training.
-        model: with start values; holds the result afterwards.
-        folder: of the training.
-        worker: this process.
-        checkpoint_s: least seconds between checkpoints.
-    """
+    """Trains `model` through the phases of `plan`, resuming from its checkpoint; returns the state and all tokens."""
     key, phases = plan.key, plan.phases(worker)
     state = TrainingState(model.to(worker.device), plan.optimiser(), sum(phase.steps for phase in phases))
     checkpoint = TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)

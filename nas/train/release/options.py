@@ -105,15 +105,7 @@ def kept_options(
     pte_context: int | None,
     license: str | None = None,
 ) -> FileOptions:
-    """Returns the options for rewriting a member's files; None keeps the earlier value.
-
-    Args:
-        before: its files; None: there are none.
-        context: tokens that the model is meant for.
-        pte: whether to write a .pte.
-        pte_context: maximum tokens of a text in the .pte.
-        license: identifier of the licence.
-    """
+    """Returns the options for rewriting a member's files; None keeps the value of the files `before`."""
     earlier_pte = before.pte_context if before else None
     has_pte = earlier_pte is not None if pte is None else pte
     return FileOptions(
