@@ -367,11 +367,7 @@ def named_weights(member: MemberToTrain, name: str, where: str) -> tuple[Path, s
 
 
 def _weights(member: MemberToTrain, name: str, where: str) -> tuple[Path, str]:
-    """Returns `named_weights`.
-
-    Raises:
-        InvalidInput: there are none, or they are of another layout.
-    """
+    """Returns `named_weights`; raises InvalidInput where they are of another layout."""
     path, sha256 = named_weights(member, name, where)
     if (layout := _layout_of(path)) != member.layout:
         raise InvalidInput(f"holds weights of {layout}, not of {member.layout}", where=str(path))

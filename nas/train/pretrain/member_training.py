@@ -152,8 +152,7 @@ class TrainingRequest(ABC):
     def check(self, stages: Collection[str]) -> None:
         """Checks what does not depend on results of earlier trainings, such as files of data, before they begin.
 
-        Args:
-            stages: names and kinds of the trainings that will have ended before.
+        stages: names and kinds of the trainings that will have ended before.
 
         Raises:
             InvalidInput: all problems, one a line.

@@ -32,7 +32,7 @@ from nas.train.pretrain.data import MIN_HELD_OUT, StoredIds, Tokens, Vocabulary,
 from nas.train.pretrain.grow import grow_checkpoint
 from nas.train.pretrain.loss import Distilled, pretraining_loss
 from nas.train.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest
-from nas.train.pretrain.recipe import Part, Recipe, Settings, StageConfig, complete
+from nas.train.pretrain.recipe import Part, Recipe, Settings, complete
 from nas.train.release.model_tokenizer import read_member_tokenizer
 
 ALL = "all"
@@ -302,12 +302,8 @@ def _phase(
 
 
 def _packed(recipe: Recipe, number: int, sources: Sequence[Tokens]) -> Packed:
-    """Returns the batches of stage `number`.
-
-    Raises:
-        InvalidInput: the sources do not fill a sequence.
-    """
-    stage: StageConfig = recipe.stages[number]
+    """Returns the batches of stage `number`; raises InvalidInput where the sources do not fill a sequence."""
+    stage = recipe.stages[number]
     return Packed(stage.name, sources, stage.length, recipe.sequences(stage), recipe.seed * 1000 + number)
 
 

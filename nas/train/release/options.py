@@ -73,13 +73,7 @@ class FileOptions:
         return name
 
     def of_member(self, family: Family, member: Member, seed: int | None = None) -> FileOptions:
-        """Returns these options with the name, measurements, budget and provenance of a member.
-
-        Args:
-            family: of the member.
-            member: its record.
-            seed: of random weights, for the provenance; None: the weights are trained.
-        """
+        """Returns these options with the name, measurements, budget and provenance of a member; `seed` is that of random weights."""
         origin = {"family": family.name, "study": family.study or "given layouts"}
         return replace(
             self,
