@@ -73,7 +73,7 @@ class FileOptions:
         return name
 
     def of_member(self, family: Family, member: Member, seed: int | None = None) -> FileOptions:
-        """Returns these options with the name, measurements, budget and provenance of a member; `seed` is that of random weights."""
+        """Returns these options with what they say of a member; `seed`: of random weights, None for trained ones."""
         origin = {"family": family.name, "study": family.study or "given layouts"}
         return replace(
             self,
