@@ -45,7 +45,7 @@ from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.quality_config import CorpusSource
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, lender_of, parsed, slots_of
-from nas.model.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
+from nas.model.nn.fit import Precision, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of
 from nas.model.nn.mixes import compared
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
@@ -513,7 +513,7 @@ def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) ->
     length, batch = size.library.length, size.library.batch_tokens
     packed = Packed("teacher", sources, length, batch // length, 0)
     steps = math.ceil(size.teacher_tokens / batch)
-    stage = Stage(
+    phase = TrainingPhase(
         "teacher",
         steps,
         batch,
@@ -525,7 +525,7 @@ def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) ->
     state = TrainingState(model, Optimiser(weight_decay=0.1, clip=1.0, balance_rate=1e-3), steps)
     fit(
         state,
-        [stage],
+        [phase],
         [checkpoint],
         worker,
         name="the teacher",

@@ -27,7 +27,7 @@ from benchmarks.page import table
 from benchmarks.runs import say
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
-from nas.model.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
+from nas.model.nn.fit import TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
@@ -223,7 +223,7 @@ def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> 
 
     def trained(steps: int) -> tuple[Model, float]:
         model = Model(Layout.parse(layout), seed=0)
-        stage = Stage(
+        phase = TrainingPhase(
             "scratch",
             steps,
             _BATCH,
@@ -236,7 +236,7 @@ def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> 
         with tempfile.TemporaryDirectory() as scratch:
             fit(
                 state,
-                [stage],
+                [phase],
                 [TrainingCheckpoint(Path(scratch) / "training.safetensors", {})],
                 worker,
                 name="the model from scratch",

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from benchmarks.page import fill, markdown
 from nas.core.layout import Layout
-from nas.model.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of
+from nas.model.nn.fit import TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser, OptimiserKind
 from nas.model.nn.seeds import stacked
@@ -132,11 +132,11 @@ def step_seconds(text: str, batch: int, length: int, way: Way, steps: int, devic
         marks.append(spent())
         return 1e-3
 
-    stage = Stage("steps", 1 + steps, batch * length, lambda step: [(tokens[0], tokens[1])], loss, rate)
+    phase = TrainingPhase("steps", 1 + steps, batch * length, lambda step: [(tokens[0], tokens[1])], loss, rate)
     with tempfile.TemporaryDirectory() as folder:
         files = [TrainingCheckpoint(Path(folder) / str(seed), {}, interval_s=math.inf) for seed in range(way.seeds)]
         precision = lambda: precision_of(device, way.precision)  # noqa: E731 - a context for each step
-        fit(state, [stage], files, Worker(device, _silent), name=str(way), precision=precision)
+        fit(state, [phase], files, Worker(device, _silent), name=str(way), precision=precision)
     return (spent() - marks[1]) / steps / way.seeds
 
 

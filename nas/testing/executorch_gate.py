@@ -18,12 +18,6 @@ QUANTISATION = "8da4w"
 def gate(folder: Path, right: Layout, build: Build, fault: Fault = RIGHT) -> GateReport:
     """Exports `right` with a fault, and runs the gate against `right` without it.
 
-    Args:
-        folder: for weights and file.
-        right: the layout that the artifact should compute.
-        build: of the runner; one for another machine runs by emulation.
-        fault: to plant.
-
     Raises:
         CandidateFailed: the runner died on the artifact.
     """

@@ -38,7 +38,12 @@ def gate(folder: Path, quantisation: str, right: Layout, build: Build, fault: Fa
     oracle = Oracle(right, stored_as, trained, half_sums=build.spec.half_sums)
     if build.spec.static:
         return run_runner_gate(
-            right, model, local_machine(build.executable, build.runner.target), oracle.exact, oracle.rounded,
-            settled=rounds_choices(right, stored_as), earlier=fault.earlier,
-        )  # fmt: skip
+            right,
+            model,
+            local_machine(build.executable, build.runner.target),
+            oracle.exact,
+            oracle.rounded,
+            settled=rounds_choices(right, stored_as),
+            earlier=fault.earlier,
+        )
     return run_gate(right, model, build, oracle.exact, oracle.rounded, earlier=fault.earlier)

@@ -17,7 +17,7 @@ from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
 from nas.core.task import IGNORE
-from nas.model.nn.fit import Log, Stage, Worker
+from nas.model.nn.fit import Log, TrainingPhase, Worker
 from nas.model.nn.optimisers import Optimiser
 from nas.serve.views.family import member_folder
 from nas.train.pretrain import member_training
@@ -66,7 +66,7 @@ class FineTuning(TrainingPlan):
     def optimiser(self) -> Optimiser:
         return Optimiser(weight_decay=0.0, clip=1.0, balance_rate=0.0)
 
-    def stages(self, worker: Worker) -> list[Stage]:
+    def phases(self, worker: Worker) -> list[TrainingPhase]:
         passes = self._passes()
         counted = sum(int((labels != IGNORE).sum()) for _, labels in passes)
 
@@ -74,7 +74,7 @@ class FineTuning(TrainingPlan):
             logits = model(inputs).flatten(0, 1)
             return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum") / counted
 
-        return [Stage("answers", self.steps, counted, lambda step: passes, loss, lambda step: 5e-3)]
+        return [TrainingPhase("answers", self.steps, counted, lambda step: passes, loss, lambda step: 5e-3)]
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         right = [
@@ -114,7 +114,6 @@ def test_trainings_of_two_kinds_are_a_chain(
     with pytest.raises(InvalidInput, match="1M has not been trained yet"):
         train(tune)
     first = train(pretrain)
-    assert '"before"' not in (member / TRAINING).read_text() and '"kind"' not in (member / TRAINING).read_text()
     tuned = train(tune)
     assert [each.kind for each in tuned.history] == ["pretrain", "fine-tune"]
     assert tuned.before == (first,) and tuned.start == f"checkpoint:{first.checkpoint}"

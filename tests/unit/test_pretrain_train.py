@@ -52,7 +52,7 @@ def test_the_loss_falls_and_the_text_is_learned(tmp_path: Path, corpus: Path, to
     before = training.score()
     state = training.run()
     assert state.step == state.steps == 30
-    assert sum(stage.steps * stage.tokens for stage in training.plan.stages(alone())) == 30 * 256
+    assert sum(phase.steps * phase.tokens for phase in training.plan.phases(alone())) == 30 * 256
     assert state.losses[-5:].mean() < state.losses[:5].mean() - 1
     assert training.score() < before - 1
     bias = [tensor for name, tensor in training.model.state_dict().items() if name.endswith("bias.weight")]

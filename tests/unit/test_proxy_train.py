@@ -133,10 +133,10 @@ def test_a_longer_rung_continues_from_before_the_rate_fell(corpus: CorpusRef, tm
 
 def test_the_rate_warms_up_stays_and_falls(corpus: CorpusRef) -> None:
     job = lm_job(corpus, steps=10, warmup=2, decay=0.3, lr=1.0)
-    stages = train_module._stages(job, [open_data(job)], None)
-    rates = [stage.rate(step) for stage in stages for step in range(stage.steps)]
+    phases = train_module._phases(job, [open_data(job)], None)
+    rates = [phase.rate(step) for phase in phases for step in range(phase.steps)]
     assert rates == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25])
-    (first,), (later,) = stages[1].batches(0), stages[0].batches(7)
+    (first,), (later,) = phases[1].batches(0), phases[0].batches(7)
     assert torch.equal(first[0], later[0]), "the data of a step does not depend on the schedule"
 
 

@@ -1,4 +1,4 @@
-"""The training loop that proxies and family members share: steps through a list of stages, with exact resume.
+"""The training loop that proxies and family members share: steps through a list of phases, with exact resume.
 
 A training can be killed at any moment: started again, it resumes from its last checkpoint and ends with the same
 weights. On a CPU that holds bit for bit; on a GPU, whose kernels add in any order, up to rounding, and so it does after
@@ -42,7 +42,7 @@ from nas.model.nn.seeds import of_seed, of_seeds
 _SAVE_SHARE = 20
 """Least time between checkpoints as a multiple of what writing one takes: that of a billion weights holds 12 GB."""
 _LOG_S = 10.0
-"""Least seconds between progress lines within a stage."""
+"""Least seconds between progress lines within a phase."""
 
 Log = Callable[[str], None]
 Precision = Literal["float32", "bfloat16"]
@@ -54,19 +54,19 @@ class SeedsApart(Exception):
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingPhase:
     """Optimiser steps with one kind of data, one loss and one learning-rate schedule.
 
     Args:
         name: shown in progress lines.
         steps: number of optimiser steps.
         tokens: tokens trained on in one step, by all workers.
-        batches: step of the stage, from 0 -> the passes of this worker, whose gradients are accumulated. A pass holds
+        batches: step of the phase, from 0 -> the passes of this worker, whose gradients are accumulated. A pass holds
             the tensors that `loss` takes after the model.
         loss: (model, *pass) -> this pass' share of the step's loss, which is the sum over all passes and workers; [S]
             for stacked models, each one's own.
-        rate: step of the stage, from 0 -> learning rate.
-        keep: file name, beside the checkpoint, for the state at the end of the stage; None: it is not kept.
+        rate: step of the phase, from 0 -> learning rate.
+        keep: file name, beside the checkpoint, for the state at the end of the phase; None: it is not kept.
     """
 
     name: str
@@ -144,12 +144,12 @@ class TrainingCheckpoint:
 
 @dataclass(eq=False)
 class TrainingState:
-    """Weights, optimiser state and losses after `step` steps of all stages together.
+    """Weights, optimiser state and losses after `step` steps of all phases together.
 
     Args:
         model: with start values, on the device where it is trained; see `nas.model.nn.seeds` for several seeds.
         optimiser: settings.
-        steps: of all stages.
+        steps: of all phases.
         ema: decay of an exponential moving average of the weights; 0: no average.
         seeds: number of stacked models; None: `model` is a single one.
     """
@@ -244,7 +244,7 @@ class TrainingState:
 
 def fit(
     state: TrainingState,
-    stages: Sequence[Stage],
+    phases: Sequence[TrainingPhase],
     checkpoints: Sequence[TrainingCheckpoint],
     worker: Worker,
     *,
@@ -252,11 +252,11 @@ def fit(
     precision: Callable[[], AbstractContextManager[object]] = nullcontext,
     check_steps: int = 1,
 ) -> None:
-    """Trains from the last checkpoint, if there is one, to the end of the last stage, and writes a checkpoint there.
+    """Trains from the last checkpoint, if there is one, to the end of the last phase, and writes a checkpoint there.
 
     Args:
         state: start values; holds the result afterwards.
-        stages: in their order; `state` counts their steps together.
+        phases: in their order; `state` counts their steps together.
         checkpoints: one per seed, in the order of the stacked models; written now and then, by worker 0. All resume
             from the same number of steps.
         worker: this process.
@@ -282,10 +282,10 @@ def fit(
     paths, identities = [file.path for file in checkpoints], [file.identity for file in checkpoints]
     saved = logged = time.monotonic()
     first = 0
-    for stage in stages:
-        objective.loss, end = stage.loss, first + stage.steps
+    for phase in phases:
+        objective.loss, end = phase.loss, first + phase.steps
         while state.step < end:
-            rate = _take_step(state, stage, state.step - first, parallel, worker, precision)
+            rate = _take_step(state, phase, state.step - first, parallel, worker, precision)
             due = worker.rank == 0 and time.monotonic() - saved >= interval
             if due or state.step % check_steps == 0:
                 _check_finite(state, check_steps)
@@ -296,10 +296,10 @@ def fit(
                 interval = next_interval(checkpoints[0].interval_s, saved - began)
             if time.monotonic() - logged > _LOG_S or state.step == end:
                 loss = float(state.losses[state.step - 1].mean())
-                worker.log(f"{stage.name}: step {state.step:,} of {state.steps:,}, loss {loss:.3f}, lr {rate:.2e}")
+                worker.log(f"{phase.name}: step {state.step:,} of {state.steps:,}, loss {loss:.3f}, lr {rate:.2e}")
                 logged = time.monotonic()
-            if state.step == end and stage.keep is not None and worker.rank == 0:
-                state.save([path.with_name(stage.keep) for path in paths], identities)
+            if state.step == end and phase.keep is not None and worker.rank == 0:
+                state.save([path.with_name(phase.keep) for path in paths], identities)
         first = end
     _check_finite(state, check_steps)
     if worker.rank == 0:
@@ -343,7 +343,7 @@ def _resume(state: TrainingState, checkpoints: Sequence[TrainingCheckpoint], log
 
 def _take_step(
     state: TrainingState,
-    stage: Stage,
+    phase: TrainingPhase,
     step: int,
     objective: nn.Module,
     worker: Worker,
@@ -356,7 +356,7 @@ def _take_step(
             worker.yield_hook()
         dist.barrier()
     with state.timed():
-        passes, rate = stage.batches(step), stage.rate(step)
+        passes, rate = phase.batches(step), phase.rate(step)
     total = torch.zeros_like(state.losses[0])
     for number, tensors in enumerate(passes):
         if worker.world == 1:

@@ -72,14 +72,7 @@ def shares(index: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def widened(weight: Tensor, rng: torch.Generator, *, outputs: Tensor, inputs: Tensor) -> Tensor:
-    """Returns the weight [..., outputs, inputs] between copied units: rows copied, columns copied and split.
-
-    Args:
-        weight: of the smaller model.
-        rng: of the split.
-        outputs: map of the rows.
-        inputs: map of the columns.
-    """
+    """Returns [..., outputs, inputs] by the units' maps: rows of `weight` copied, columns copied and split by `rng`."""
     return weight.index_select(-2, outputs).index_select(-1, inputs) * shares(inputs, rng)
 
 

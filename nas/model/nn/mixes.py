@@ -113,13 +113,7 @@ def compared(
 
 
 def mix_of(teacher: Model, choice: Mapping[Slot, Block | None], blocks: Mapping[Slot, Mapping[str, Tensor]]) -> Model:
-    """Returns the trained model with other blocks at some places, on its device, for evaluation.
-
-    Args:
-        teacher: the trained model.
-        choice: blocks at the places that change; None: no block.
-        blocks: state dicts of those blocks.
-    """
+    """Returns the trained model with the blocks of `choice` (None: no block), whose state dicts are `blocks`."""
     weights = {name: tensor.cpu() for name, tensor in teacher.state_dict().items()}
     layout, state = assembled(teacher.layout, weights, choice, blocks)
     model = Model(layout, None)

@@ -67,11 +67,9 @@ class Model(nn.Module):
         return self._run(tokens, None)[0]
 
     def packed_features(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Returns the input of the output head for some positions, [N, D], computing no others but in mixers.
+        """Returns the input of the output head for the positions of `mask`, [N, D], computing no others but in mixers.
 
-        Args:
-            tokens: ids [B, T].
-            mask: which positions, [B, T]; of each row the first ones.
+        tokens: ids [B, T]; mask: [B, T], of each row the first positions.
         """
         return self._run(tokens, None, PackedRows.of(mask))[0][0]
 

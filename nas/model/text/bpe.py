@@ -85,11 +85,7 @@ def byte_letters() -> list[str]:
 
 
 def encoded(corpus: Corpus, vocab: int) -> dict[str, Domain]:
-    """Returns the domains of `corpus` in tokens, from the cache if they are there.
-
-    Args:
-        corpus: of bytes.
-        vocab: tokens, of which 256 are the bytes; some are unused where the text gives fewer.
+    """Returns the domains of `corpus` in `vocab` tokens, from the cache if they are there.
 
     Raises:
         InfrastructureFailed: another process has been encoding it for an hour.

@@ -76,7 +76,10 @@ def split_source(source: str) -> tuple[str, str]:
     tokens = _prose_tokens(source)
     lines = source.splitlines(keepends=True)
     for token in reversed(tokens):  # from the end: earlier columns stay valid
-        _blank(lines, token)
+        (first, start), (last, end) = token.start, token.end
+        rest = (lines[first - 1][:start] + lines[last - 1][end:]).rstrip()
+        lines[first - 1] = rest + "\n" if rest else _REMOVED
+        lines[first:last] = [_REMOVED] * (last - first)
     paragraphs: list[str] = []
     comment_row = -1
     for token in tokens:
@@ -112,11 +115,3 @@ def _docstring_text(literal: str) -> str:
     body = body[quote:-quote]
     first, newline, rest = body.partition("\n")
     return (first.strip() + newline + textwrap.dedent(rest)).strip()
-
-
-def _blank(lines: list[str], token: tokenize.TokenInfo) -> None:
-    """Removes the token from `lines` (rows count from 1); rows that become empty are marked."""
-    (first, start), (last, end) = token.start, token.end
-    rest = (lines[first - 1][:start] + lines[last - 1][end:]).rstrip()
-    lines[first - 1] = rest + "\n" if rest else _REMOVED
-    lines[first:last] = [_REMOVED] * (last - first)

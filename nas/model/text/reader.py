@@ -106,11 +106,7 @@ def is_plain(path: Path) -> bool:
 
 
 def read_texts(path: Path, column: str) -> Iterator[bytes]:
-    """Yields the texts of a file in UTF-8: of plain text one, of records one each.
-
-    Args:
-        path: the file.
-        column: key or column that holds the text of a record.
+    """Yields the texts of a file in UTF-8: of plain text one, of records that of `column` in each.
 
     Raises:
         InvalidInput: it cannot be read, or a record has no text; the message names file and line.

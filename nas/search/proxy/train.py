@@ -22,8 +22,8 @@ from nas.model.nn.distillation import TopK, decoupled_top_k
 from nas.model.nn.fit import (
     Log,
     SeedsApart,
-    Stage,
     TrainingCheckpoint,
+    TrainingPhase,
     TrainingState,
     Worker,
     fit,
@@ -192,7 +192,7 @@ def _train(jobs: Sequence[TrainJob], checkpoint_dir: Path, checkpoint_s: float, 
         state = TrainingState(model, settings, first.steps, first.ema, seeds)
         fit(
             state,
-            _stages(first, data, seeds),
+            _phases(first, data, seeds),
             [_checkpoint(job, checkpoint_dir, checkpoint_s) for job in jobs],
             worker,
             name=f"{names} on {worker.describe()}",
@@ -233,7 +233,7 @@ def _teacher(job: TrainJob, worker: Worker, checkpoint_dir: Path, checkpoint_s: 
     return model
 
 
-def _stages(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Stage]:
+def _phases(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[TrainingPhase]:
     """Returns warm-up and a constant learning rate, then its linear decay (Hu et al. 2024, "MiniCPM", section 4)."""
     stable = job.steps - job.decay_steps
 
@@ -246,7 +246,7 @@ def _stages(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Stag
 
     tokens = len(data) * data[0].batch(0)[0].numel()
     loss = _loss(job.teacher, () if seeds is None else (seeds,))
-    warm = Stage(
+    warm = TrainingPhase(
         job.run.name,
         stable,
         tokens,
@@ -255,7 +255,7 @@ def _stages(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Stag
         rate=lambda step: job.lr * min(1.0, (step + 1) / max(job.warmup, 1)),
         keep=STABLE,
     )
-    falling = Stage(
+    falling = TrainingPhase(
         f"{job.run.name}, falling rate",
         job.decay_steps,
         tokens,

@@ -424,15 +424,8 @@ class Adaptation:
 
 
 def child_bytes(folder: Path, layout: Layout) -> int:
-    """Returns the disk space of the child, the checkpoint of its healing, and its files; 0 if the child exists.
-
-    The child takes four bytes a weight, a checkpoint three times as much (with moments, and twice while it is
-    replaced), and its files about as much as the child again.
-
-    Args:
-        folder: of results.
-        layout: of the trained model.
-    """
+    """Returns the bytes of the child in `folder`, its healing's checkpoint and its files; 0 if the child exists."""
+    # Four bytes a weight, a checkpoint of six times as much (moments; two while one is replaced), and files once.
     return 0 if (folder / CHILD).is_file() else 8 * 4 * layout.params.total
 
 

@@ -53,14 +53,7 @@ _STEP = 32
 def default_alternatives(
     layout: Layout, slot: Slot, window: int, further: Sequence[Block] = ()
 ) -> tuple[Block | None, ...]:
-    """Returns what may replace the block at `slot`; None: no block. The block itself is not among them.
-
-    Args:
-        layout: of the trained model.
-        slot: of the block.
-        window: of sliding windows.
-        further: other mixers that may replace attention.
-    """
+    """Returns what may replace the block at `slot`, `further` mixers for attention; None: no block."""
     trained = slot.block(layout)
     assert trained is not None
     if slot.part == "ffn":

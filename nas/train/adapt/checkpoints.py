@@ -108,13 +108,6 @@ def import_model(folder: Path, output: Path) -> TrainedModel:
 
     Weights are read, converted and written one tensor at a time.
 
-    Args:
-        folder: with config.json, and model.safetensors or its shards.
-        output: the safetensors file.
-
-    Returns:
-        The model that was read.
-
     Raises:
         Unsupported: layouts cannot say this model.
         InvalidInput: the files are damaged or do not fit the configuration.

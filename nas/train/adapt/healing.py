@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.canonical import content_hash
-from nas.model.nn.fit import Precision, Stage, TrainingCheckpoint, TrainingState, fit, precision_of
+from nas.model.nn.fit import Precision, TrainingCheckpoint, TrainingPhase, TrainingState, fit, precision_of
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.train.adapt.library import Library
@@ -81,7 +81,7 @@ def heal(start: Callable[[], Model], library: Library, text: Packed, healing: He
     def loss(student: Model, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return pretraining_loss(student, inputs, labels, distilled) / tokens
 
-    stage = Stage(
+    phase = TrainingPhase(
         name="healing",
         steps=steps,
         tokens=tokens,
@@ -94,7 +94,7 @@ def heal(start: Callable[[], Model], library: Library, text: Packed, healing: He
     state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=1e-3), steps)
     fit(
         state,
-        [stage],
+        [phase],
         [checkpoint],
         worker,
         name=f"the child of {model.layout.params.total:,} weights",

@@ -132,11 +132,7 @@ def _recomputed(depth: int) -> int:
 
 
 def step_seconds(train: Callable[[int], object]) -> float:
-    """Returns the seconds of a training step, from a training of one step and one of some more.
-
-    Args:
-        train: trains for a number of steps.
-    """
+    """Returns the seconds of a step of `train(steps)`, from a training of one step and one of some more."""
     one, several = (seconds_of(lambda: train(steps)) for steps in (1, 1 + _STEPS))  # noqa: B023 - called here
     return max(0.0, several - one) / _STEPS
 

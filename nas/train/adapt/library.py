@@ -43,8 +43,8 @@ from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, lender_of, 
 from nas.model.nn.base import BlockModule, FeedForward, Mixer, State
 from nas.model.nn.fit import (
     Precision,
-    Stage,
     TrainingCheckpoint,
+    TrainingPhase,
     TrainingState,
     Worker,
     fit,
@@ -470,7 +470,7 @@ class Library:
             return torch.stack(errors).sum()
 
         state = TrainingState(blocks, Optimiser(weight_decay=0.0, clip=float("inf"), balance_rate=0.0), settings.steps)
-        stage = Stage(
+        phase = TrainingPhase(
             name=f"depth {depth}",
             steps=settings.steps,
             tokens=settings.sequences * settings.length,
@@ -484,7 +484,7 @@ class Library:
         )
         fit(
             state,
-            [stage],
+            [phase],
             [checkpoint],
             self.worker,
             name=f"{len(keys)} blocks of depth {depth}",
@@ -604,14 +604,7 @@ def is_reader(mixer: nn.Module) -> bool:
 
 
 def error_of(block: nn.Module, h: Tensor, y: Tensor, cache: State | None = None) -> Tensor:
-    """Returns |block(h) - y|^2 / |y|^2 in float32, whatever the precision of the products within the block.
-
-    Args:
-        block: a mixer or a feed-forward.
-        h: its input [B, T, D].
-        y: output of the trained block [B, T, D].
-        cache: keys and values, for a mixer that reads those of another one.
-    """
+    """Returns |block(h) - y|^2 / |y|^2 in float32; h and y [B, T, D], `cache` of the mixer that this one reads."""
     out = block(h, cache if is_reader(block) else None)[0] if isinstance(block, Mixer) else block(h)
     difference: Tensor = out.float() - y.float()
     return difference.square().mean() / y.float().square().mean().clamp_min(1e-12)

@@ -78,17 +78,7 @@ def workers_of(request: AdaptRequest) -> Workers | None:
 
 
 class ParallelLibrary(Library):
-    """A library whose depths are trained in parallel.
-
-    Args:
-        folder: of the library.
-        teacher: the trained model.
-        sources: text, from the cache.
-        settings: of trainings and scores.
-        worker: this process.
-        recall: text with answers, for scores of recall; None: there are none.
-        workers: train and score.
-    """
+    """A library whose depths are trained in parallel, by `workers`; other arguments are those of `Library`."""
 
     def __init__(
         self,

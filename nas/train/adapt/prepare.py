@@ -153,14 +153,7 @@ def _imported(model: Path, output: Path, layout: Layout, worker: Worker) -> Path
 
 
 def _check_room(sizes: Mapping[Path, int]) -> None:
-    """Checks that disks have room.
-
-    Args:
-        sizes: folder -> bytes.
-
-    Raises:
-        InfrastructureFailed: one has not.
-    """
+    """Checks that disks have room for folder -> bytes; raises InfrastructureFailed where one has not."""
     disks: dict[int, int] = {}
     for folder, size in sizes.items():
         disk = folder.stat().st_dev

@@ -45,13 +45,7 @@ def report_text(sources: Sequence[Tokens], length: int, tokens: int) -> ScoredTe
 
 
 def report_sources(sources: Sequence[Tokens], vocabulary: Vocabulary, tokens: int) -> list[Tokens]:
-    """Returns the sources with the second halves as held-out text; those that hold enough of it out to be scored.
-
-    Args:
-        sources: the text.
-        vocabulary: its tokenizer.
-        tokens: in all at most, evenly from the sources.
-    """
+    """Returns the sources that can be scored, with their second halves as held-out text: `tokens` in all at most."""
     scored = [source for source in sources if source.held_out_bytes >= MIN_HELD_OUT]
     reported = []
     for source in scored:

@@ -37,7 +37,7 @@ def figures_table(comparison: Comparison) -> tuple[Row, list[Row]]:
     shown = _figures(comparison.models)
     columns = ["model", "parameters", *(_heading(metric, prompt) for metric, prompt in shown)]
     rows = [
-        [_name(model), show_count(model.parameters), *(_shown(figure_of(model, *each)) for each in shown)]
+        [_name(model), show_count(model.parameters), *(_shown(figure_of(model, *figure)) for figure in shown)]
         for model in comparison.models
     ]
     return columns, rows

@@ -303,12 +303,7 @@ class ChatTokenizer:
         return self.decode(ids[:end])
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, ask: bool = False) -> str:
-        """Returns a conversation in the chat template.
-
-        Args:
-            messages: of the conversation.
-            tools: that it may call, as JSON objects or as text.
-            ask: whether the start of an answer follows, for generation.
+        """Returns a conversation in the chat template; with `ask`, the start of an answer follows, for generation.
 
         Raises:
             InvalidInput: the template refuses it.
@@ -333,11 +328,7 @@ class ChatTokenizer:
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Returns ids [T], and which of them belong to answers, end-of-turn tokens included, [T].
 
-        With a template that changes earlier answers (that of Qwen3 removes reasoning), the last answer alone counts.
-
-        Args:
-            conversation: to encode.
-            last: whether the last answer alone counts.
+        With `last`, or a template that changes earlier answers (Qwen3's removes reasoning), the last one alone counts.
 
         Raises:
             InvalidInput: the template refuses it, or changes its answers.
@@ -423,5 +414,5 @@ def _compiled(template: str) -> Template:
 
 
 def _refuse(message: str) -> None:
-    """Is what templates call on conversations that they cannot say."""
+    """Raises `message`: templates call this on conversations that they cannot say."""
     raise TemplateError(message)

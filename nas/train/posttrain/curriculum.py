@@ -152,7 +152,7 @@ def _right(
 
 
 def predicted(examples: Sequence[str], shares: NDArray[np.float32], texts: Sequence[str]) -> NDArray[np.float32]:
-    """Returns shares for `texts`, in [0, 1], by ridge regression on features of `known` texts with their shares."""
+    """Returns shares for `texts`, in [0, 1], by ridge regression on features of `examples`, whose shares are given."""
     size, mean = _BUCKETS + 1, shares.mean(dtype=np.float64)
     total, square, cross = np.zeros(size), _RIDGE * np.eye(size), np.zeros(size)
     for start in range(0, len(examples), _ROWS_AT_ONCE):

@@ -46,12 +46,7 @@ _RUNTIME_OF = dict.fromkeys(QUANTISATIONS, "llama.cpp") | dict.fromkeys(
 
 
 def open_dialogue(member: Path, quantisation: str, context: int) -> Dialogue:
-    """Returns a dialogue with a file of a member: llama.cpp's with a GGUF file, ExecuTorch's with a .pte.
-
-    Args:
-        member: folder of the member.
-        quantisation: of the file, such as q4_0 or 8da4w.
-        context: most tokens of a question with its answer; of a .pte no more than it was made for.
+    """Returns a dialogue of at most `context` tokens with a file of a member: a GGUF file, or a .pte.
 
     Raises:
         InvalidInput: no files were written yet.
@@ -80,14 +75,7 @@ def server_command(
 ) -> list[str]:
     """Returns the command line that serves a GGUF file of a member with llama.cpp's server, and its OpenAI API.
 
-    Args:
-        member: folder of the member.
-        quantisation: of the file.
-        context: tokens.
-        host: address to listen on.
-        port: to listen on.
-        server: name or path of llama-server.
-        log: takes one line, where an ordinary server does not load this file.
+    `log` takes one line where an ordinary server does not load this file.
 
     Raises:
         InvalidInput: no files were written yet.
@@ -98,10 +86,8 @@ def server_command(
         patches = ", ".join(map(str, patch_files()))
         log(f"no ordinary server loads this file, {files.loads['llama.cpp']}; build one of {COMMIT} with {patches}")
     path = str(member / file.path)
-    return [
-        server, "--model", path, "--alias", Path(path).stem, "--ctx-size", str(context), "--host", host, "--port",
-        str(port), "--jinja",
-    ]  # fmt: skip
+    options = ["--model", path, "--alias", Path(path).stem, "--ctx-size", str(context), "--host", host]
+    return [server, *options, "--port", str(port), "--jinja"]
 
 
 def chat_tokenizer(member: Path) -> ChatTokenizer:
@@ -204,9 +190,13 @@ def evaluate_member(
         else:
             scores[quantisation] = counts(judgements, right)
     evaluation = MemberEvaluation(
-        weights=described, tasks=questions.name, scores=scores, missing=missing, groups=questions.groups,
+        weights=described,
+        tasks=questions.name,
+        scores=scores,
+        missing=missing,
+        groups=questions.groups,
         versions=questions.versions,
-    )  # fmt: skip
+    )
     write_record(folder / questions.record, evaluation)
     rewrite_card(folder, owner, member, log)
     return evaluation
@@ -281,10 +271,6 @@ class Chat:
 
 def read_tools(path: Path, special: Sequence[str] = SPECIAL) -> list[Tool]:
     """Reads a JSON list of tools, each an object or text, as lines of conversations have them.
-
-    Args:
-        path: of the list.
-        special: tokens that tools may not spell.
 
     Raises:
         InvalidInput: the file is no such list, or a tool contains a special token.

@@ -120,7 +120,8 @@ def without_near_duplicates(conversations: Sequence[Conversation], threshold: fl
     buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     shingles: dict[int, frozenset[int]] = {}
     for index, conversation in enumerate(conversations):
-        grams, tools = frozenset(_shingles(text_of(conversation))), _tools(conversation)
+        words, tools = words_of(text_of(conversation)), _tools(conversation)
+        grams = frozenset(zlib.crc32(gram.encode()) for gram in _grams(words, _SHINGLE))
         signature = minhash(grams)
         keys = [(start, signature[start : start + rows].tobytes()) for start in range(0, _PERMUTATIONS, rows)]
         candidates = {other for key in keys for other in buckets[key]}
@@ -188,10 +189,6 @@ def jaccard(a: frozenset[int], b: frozenset[int]) -> float:
 
 _FACTORS, _OFFSETS = np.random.default_rng(0).integers(2**64, size=(2, _PERMUTATIONS), dtype=np.uint64)
 _FACTORS |= np.uint64(1)
-
-
-def _shingles(text: str) -> list[int]:
-    return [zlib.crc32(gram.encode()) for gram in _grams(words_of(text), _SHINGLE)]
 
 
 def _grams(words: Sequence[str], size: int) -> list[str]:

@@ -119,13 +119,7 @@ def exact_matches(conversations: Sequence[Conversation], chat: ChatTokenizer, re
 
 
 def exact_answers(conversations: Sequence[Conversation], chat: ChatTokenizer, respond: Respond) -> list[bool]:
-    """Returns whether each answer equals the expected one but for space around them.
-
-    Args:
-        conversations: questions, each with the expected answer.
-        chat: tokenizer of the member.
-        respond: the model.
-    """
+    """Returns whether each answer of the model equals the conversation's but for space around them."""
     questions = [chat.question(conversation.question, conversation.tools) for conversation in conversations]
     most = max(len(chat.encode(conversation.answer)) for conversation in conversations) + _SPARE_TOKENS
     return [
@@ -137,13 +131,7 @@ def exact_answers(conversations: Sequence[Conversation], chat: ChatTokenizer, re
 def by_task(
     conversations: Sequence[Conversation], right: Sequence[bool], before: Sequence[bool] | None = None
 ) -> dict[str, TaskScore]:
-    """Returns task -> counts of right answers; `ALL`: of all tasks.
-
-    Args:
-        conversations: what was asked.
-        right: whether each answer is right.
-        before: the same of PyTorch, to count what a file of the same weights lost and gained.
-    """
+    """Returns task -> counts of right answers, and of changes from PyTorch's, `before`; `ALL`: of all tasks."""
     return counts(grouped(conversations, right), None if before is None else grouped(conversations, before))
 
 

@@ -109,15 +109,12 @@ def _number(line: str) -> float | None:
 def preference_of(samples: Sequence[Sample], scores: Sequence[float], reference: float) -> Preference | None:
     """Returns the best and the worst of the sampled answers and the data's own answer (LFM2 report, 4.3.1).
 
-    Of equal scores, sampled answers are preferred to the data's own.
+    Of equal scores, sampled answers are preferred to the data's own. None: all scores are equal.
 
     Args:
         samples: answers to one question, which cannot be empty.
         scores: of each.
         reference: score of the data's own answer.
-
-    Returns:
-        The preference; None where all scores are equal.
     """
     conversation = samples[0].conversation
     scored = [

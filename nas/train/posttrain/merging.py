@@ -34,7 +34,8 @@ from nas.train.release.huggingface import Planned, write_safetensors
 Method = Literal["soup", "task-arithmetic", "ties", "dare-linear", "dare-ties", "della"]
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
 
 
 class MergeSettings(BaseModel):
@@ -325,12 +326,16 @@ class MergeRequest(TrainingRequest):
         settings.weights_of(len(settings.models))
         models = [_weights(member, name, "models") for name in settings.models]
         base = None if settings.method == "soup" else _weights(member, self._base(names_of(member.before)), "base")
-        return Merge(
-            layout=member.layout.to_json(), seed=settings.seed, tokenizer=member.tokenizer.resolve(),
-            tokenizer_sha256=sha256_of(member.tokenizer), settings=settings, models=[path for path, _ in models],
-            models_sha256=[sha256 for _, sha256 in models], base=base and base[0], base_sha256=base and base[1],
+        return Merge.of(
+            member,
+            settings.seed,
+            settings=settings,
+            models=[path for path, _ in models],
+            models_sha256=[sha256 for _, sha256 in models],
+            base=base and base[0],
+            base_sha256=base and base[1],
             evaluations=[sha256_of(Path(path)) for path in settings.evaluate],
-        )  # fmt: skip
+        )
 
 
 def check_names(names: Iterable[str], stage_names: Collection[str], where: str) -> None:
@@ -355,15 +360,14 @@ def named_weights(member: MemberToTrain, name: str, where: str) -> tuple[Path, s
         return member.weights(training), training.checkpoint
     check_names([name], names_of(member.before), where)
     path = Path(name).resolve()
-    return path, _sha256_of_weights(path)
+    if not path.is_dir():
+        return path, sha256_of(path)
+    with Shards(path) as shards:
+        return path, content_hash([[file.name, sha256_of(file)] for file in shards.files])
 
 
 def _weights(member: MemberToTrain, name: str, where: str) -> tuple[Path, str]:
-    """Returns `named_weights`.
-
-    Raises:
-        InvalidInput: there are none, or they are of another layout.
-    """
+    """Returns `named_weights`; raises InvalidInput where they are of another layout."""
     path, sha256 = named_weights(member, name, where)
     if (layout := _layout_of(path)) != member.layout:
         raise InvalidInput(f"holds weights of {layout}, not of {member.layout}", where=str(path))
@@ -384,14 +388,6 @@ def _layout_of(path: Path) -> Layout:
                 "its files name no layout; `nas import` converts a folder of transformers", where=str(path)
             )
         return Layout.parse(shards.metadata["layout"])
-
-
-def _sha256_of_weights(path: Path) -> str:
-    """Returns the SHA-256 of a file, or that of the names and contents of a folder's shards."""
-    if not path.is_dir():
-        return sha256_of(path)
-    with Shards(path) as shards:
-        return content_hash([[file.name, sha256_of(file)] for file in shards.files])
 
 
 class Merge(GivenWeights):

@@ -28,7 +28,7 @@ from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.task import IGNORE
-from nas.model.nn.fit import Log, Stage, Worker
+from nas.model.nn.fit import Log, TrainingPhase, Worker
 from nas.model.nn.model import Model
 from nas.train.posttrain.conversations import (
     ChatTokenizer,
@@ -45,6 +45,7 @@ from nas.train.posttrain.objective import answer_nats
 from nas.train.posttrain.reward_model import RewardModel, folder_sha256
 from nas.train.posttrain.sft import (
     PASSES_VERSION,
+    TOKENS_AT_ONCE,
     ConversationPlan,
     TokenisedConversations,
     TrainingSettings,
@@ -60,7 +61,6 @@ PREFERENCES_VERSION = 2
 """Part of keys: increase it with every change after which the same inputs give other preferences."""
 ACCURACY = "held-out preferences kept"
 
-_TOKENS_AT_ONCE = (4096, 32768)
 _QUESTIONS_AT_ONCE = 64
 
 
@@ -200,7 +200,7 @@ class PreferRequest(TrainingRequest):
             if settings.questions:
                 pairs += _on_policy(settings, member, loaded(member.layout, weights), chat, key, evaluations, log)
             _write_pairs(path, pairs, chat, settings, log)
-        return Prefer.of(member, weights, settings, key, chat, evaluations=evaluation_hashes)
+        return Prefer.from_weights(member, weights, settings, key, chat, evaluations=evaluation_hashes)
 
 
 _PATHS = {"pairs", "questions", "evaluate", "benchmarks", "judge_model"}
@@ -318,7 +318,7 @@ class Prefer(ConversationPlan):
         }
 
     def config(self) -> dict[str, Any]:
-        data = TokenisedConversations(tokens_path(self.tokens))
+        data = self.conversations
         return {
             "settings": self.settings.model_dump(mode="json"),
             "tokenizer": self.tokenizer_sha256,
@@ -326,11 +326,11 @@ class Prefer(ConversationPlan):
             "counts": {ACCURACY: int(data.held_out[::2].sum())},
         }
 
-    def stages(self, worker: Worker) -> list[Stage]:
-        settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
+    def phases(self, worker: Worker) -> list[TrainingPhase]:
+        settings, data = self.settings, self.conversations
         pairs = np.flatnonzero(~data.held_out[::2])
         reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
-        steps, most = settings.steps(len(pairs)), worker.most_tokens(*_TOKENS_AT_ONCE) // 2
+        steps, most = settings.steps(len(pairs)), worker.most_tokens(*TOKENS_AT_ONCE) // 2
 
         def drawn(step: int) -> list[int]:
             numbers = range(step * settings.batch, (step + 1) * settings.batch)
@@ -349,12 +349,12 @@ class Prefer(ConversationPlan):
             return self._losses(answer_log_probabilities(model, inputs, labels), before, labels).sum() / settings.batch
 
         tokens = round(float(data.lengths.mean()) * 2 * settings.batch)
-        return [Stage("prefer", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
+        return [TrainingPhase("prefer", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Returns the share of held-out preferences with a greater reward for the chosen answer, and exact matches."""
         assert isinstance(model, Model)
-        data = TokenisedConversations(tokens_path(self.tokens))
+        data = self.conversations
         reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
         agreed, pairs = 0, np.flatnonzero(data.held_out[::2])
         for pair in pairs:
@@ -375,6 +375,11 @@ class Prefer(ConversationPlan):
     def _losses(self, policy: Tensor, reference: Tensor, labels: Tensor) -> Tensor:
         settings, lengths = self.settings, (labels != IGNORE).sum(-1)
         return preference_loss(
-            policy.view(-1, 2), reference.view(-1, 2), lengths.view(-1, 2), beta=settings.beta,
-            margin=settings.margin, relative=settings.relative, absolute=settings.absolute,
-        )  # fmt: skip
+            policy.view(-1, 2),
+            reference.view(-1, 2),
+            lengths.view(-1, 2),
+            beta=settings.beta,
+            margin=settings.margin,
+            relative=settings.relative,
+            absolute=settings.absolute,
+        )

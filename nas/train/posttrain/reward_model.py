@@ -15,7 +15,6 @@ import torch
 
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
-from nas.train.posttrain.conversations import Tool
 from nas.train.posttrain.judges import Sample
 from nas.train.posttrain.merging import Shards
 
@@ -87,7 +86,7 @@ class RewardModel:
         messages = [message.model_dump() for message in conversation.question]
         messages.append({"role": "assistant", "content": sample.answer})
         try:
-            tools = [_as_object(tool) for tool in conversation.tools] or None
+            tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in conversation.tools] or None
             encoded = self._tokenizer.apply_chat_template(
                 messages, tools=tools, sanitize_control_tokens=True, return_tensors="pt"
             )
@@ -99,11 +98,6 @@ class RewardModel:
         if not math.isfinite(score):
             raise InvalidInput(f"{self._where}: the score is {score}", where=sample.place)
         return score
-
-
-def _as_object(tool: Tool) -> Any:
-    """Returns a tool as transformers' templates take them."""
-    return json.loads(tool) if isinstance(tool, str) else tool
 
 
 def folder_sha256(folder: Path) -> str:

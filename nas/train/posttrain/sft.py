@@ -26,7 +26,7 @@ from nas.core import paths
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.task import IGNORE
-from nas.model.nn.fit import Log, Stage, Worker, save_tensors
+from nas.model.nn.fit import Log, TrainingPhase, Worker, save_tensors
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, check_files, read_lines
@@ -52,7 +52,9 @@ PASSES_VERSION = 2
 """Part of keys: increase it when steps are split into other passes, which round and drop other values."""
 HELD_OUT = "loss on held-out answers"
 
-_TOKENS_AT_ONCE = (4096, 32768)
+TOKENS_AT_ONCE = (4096, 32768)
+"""Most tokens of a pass, on the CPU and on a GPU."""
+
 _MOST_WARMUP = 0.1
 
 
@@ -407,7 +409,7 @@ class SftRequest(TrainingRequest):
             TokenisedConversations.write(path, rows, selected.sources, held_out, selected.dropped, solved)
             dropped = ", ".join(f"{name} {count:,}" for name, count in selected.dropped.items() if count)
             log(f"{len(selected.conversations):,} conversations; dropped: {dropped or 'none'}")
-        return Sft.of(member, weights, settings, key, chat)
+        return Sft.from_weights(member, weights, settings, key, chat)
 
 
 def tokens_path(key: str) -> Path:
@@ -426,16 +428,31 @@ class ConversationPlan(TrainingPlan):
     pad: int
 
     @classmethod
-    def of(
-        cls, member: MemberToTrain, weights: Path, settings: TrainingSettings, tokens: str, chat: ChatTokenizer,
-        **more: Any,
-    ) -> Self:  # fmt: skip
-        """Returns the plan of a member's training from `weights`; `more` are fields of the subclass."""
-        return cls(
-            layout=member.layout.to_json(), seed=settings.seed, tokenizer=member.tokenizer.resolve(),
-            tokenizer_sha256=sha256_of(member.tokenizer), settings=settings, tokens=tokens, weights=weights,
-            weights_sha256=member.origin.checkpoint, pad=chat.pad, **more,
-        )  # fmt: skip
+    def from_weights(
+        cls,
+        member: MemberToTrain,
+        weights: Path,
+        settings: TrainingSettings,
+        tokens: str,
+        chat: ChatTokenizer,
+        **fields: Any,
+    ) -> Self:
+        """Returns the plan of a member's training from `weights`; `fields` are those of the subclass."""
+        return cls.of(
+            member,
+            settings.seed,
+            settings=settings,
+            tokens=tokens,
+            weights=weights,
+            weights_sha256=member.origin.checkpoint,
+            pad=chat.pad,
+            **fields,
+        )
+
+    @property
+    def conversations(self) -> TokenisedConversations:
+        """The conversations, from the cache."""
+        return TokenisedConversations(tokens_path(self.tokens))
 
     @property
     def most_workers(self) -> int:
@@ -470,7 +487,7 @@ class Sft(ConversationPlan):
         }
 
     def config(self) -> dict[str, Any]:
-        data = TokenisedConversations(tokens_path(self.tokens))
+        data = self.conversations
         return {
             "settings": self.settings.model_dump(mode="json"),
             "tokenizer": self.tokenizer_sha256,
@@ -478,13 +495,14 @@ class Sft(ConversationPlan):
             "counts": {HELD_OUT: int(data.held_out.sum())},
         }
 
-    def stages(self, worker: Worker) -> list[Stage]:
-        settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
-        mixture, most = self._mixture(data), worker.most_tokens(*_TOKENS_AT_ONCE)
-        steps = settings.steps(mixture.epoch)
+    def phases(self, worker: Worker) -> list[TrainingPhase]:
+        settings, data = self.settings, self.conversations
+        shares = [float(source.share) for source in settings.data if source.share] or None
+        mixture = Mixture(np.where(data.held_out, -1, data.sources), shares, settings.seed, data.solved)
+        steps, most = settings.steps(mixture.epoch), worker.most_tokens(*TOKENS_AT_ONCE)
 
         def passes(step: int) -> list[tuple[Tensor, ...]]:
-            drawn = self._numbers(mixture, step)
+            drawn = [mixture[number] for number in range(step * settings.batch, (step + 1) * settings.batch)]
             counted = sum(map(data.answer_tokens, drawn))
             conversations = [data.conversation(index) for index in drawn[worker.rank :: worker.world]]
             batches: list[tuple[Tensor, ...]] = []
@@ -501,12 +519,12 @@ class Sft(ConversationPlan):
             return nats.sum() / about[0]
 
         tokens = round(float(data.lengths[~data.held_out].mean()) * settings.batch)
-        return [Stage("sft", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
+        return [TrainingPhase("sft", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Returns the loss on held-out conversations, in nats per answer token, and the share of exact answers."""
         assert isinstance(model, Model)
-        data = TokenisedConversations(tokens_path(self.tokens))
+        data = self.conversations
         total, count = 0.0, 0
         for index in np.flatnonzero(data.held_out):
             worker.yield_hook()
@@ -517,12 +535,3 @@ class Sft(ConversationPlan):
             total, count = total + float(nats.double().sum()), count + len(nats)
         metrics = {HELD_OUT: total / count} if count else {}
         return metrics | evaluated(model, self.settings.evaluate, self.tokenizer)
-
-    def _mixture(self, data: TokenisedConversations) -> Mixture:
-        shares = [source.share for source in self.settings.data]
-        sources = np.where(data.held_out, -1, data.sources)
-        return Mixture(sources, [float(share) for share in shares if share] or None, self.settings.seed, data.solved)
-
-    def _numbers(self, mixture: Mixture, step: int) -> list[int]:
-        batch = self.settings.batch
-        return [mixture[number] for number in range(step * batch, (step + 1) * batch)]

@@ -86,14 +86,24 @@ def require_member(family: str, size: str, origin: Origin) -> None:
     record, layout = family_folder(family) / FAMILY, origin.layout
     if not record.is_file():
         member = Member(
-            size=size, layout=layout.format(), parameters=layout.params.total, active=layout.params.active,
-            non_embedding=layout.params.non_embedding, decisions=(), tried=(),
-        )  # fmt: skip
+            size=size,
+            layout=layout.format(),
+            parameters=layout.params.total,
+            active=layout.params.active,
+            non_embedding=layout.params.non_embedding,
+            decisions=(),
+            tried=(),
+        )
         created = Family(
-            name=family, made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), seed=0,
-            pattern=pattern_in_words(layout), sources=(Source(layout=layout.format()),), decisions=(),
-            members=(member,), provenance={"hilnas": version("hilnas"), "started from": origin.describe()},
-        )  # fmt: skip
+            name=family,
+            made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            seed=0,
+            pattern=pattern_in_words(layout),
+            sources=(Source(layout=layout.format()),),
+            decisions=(),
+            members=(member,),
+            provenance={"hilnas": version("hilnas"), "started from": origin.describe()},
+        )
         write_record(record, created)
     _, _, member = find_member(family, size)
     if Layout.parse(member.layout) != layout:
@@ -130,11 +140,7 @@ class StartRequest(TrainingRequest):
 
     def plan(self, member: MemberToTrain, log: Log) -> Start:
         origin = origin_of(self.folder)
-        return Start(
-            layout=member.layout.to_json(), seed=0, tokenizer=member.tokenizer.resolve(),
-            tokenizer_sha256=sha256_of(member.tokenizer), folder=self.folder.resolve(), described=origin.describe(),
-            hashes=origin.hashes,
-        )  # fmt: skip
+        return Start.of(member, 0, folder=self.folder.resolve(), described=origin.describe(), hashes=origin.hashes)
 
 
 class Start(GivenWeights):

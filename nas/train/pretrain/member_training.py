@@ -5,7 +5,7 @@ on from `train_member`, which calls in this order
 
     request.plan(member)          in this process: checks, tokenised text, the key
     plan.start(folder)            in this process: start weights
-    plan.stages(worker)           in each worker: data, loss and learning rate, for `nas.model.nn.fit.fit`
+    plan.phases(worker)           in each worker: data, loss and learning rate, for `nas.model.nn.fit.fit`
     plan.scores(model, worker)    in worker 0: scores of the result
     write(trained)                in this process: the member's files
 
@@ -36,7 +36,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -49,7 +49,7 @@ from nas.core.family import TRAINING, Family, Member, MemberTraining, read_recor
 from nas.core.layout import Layout
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import Log, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of, thinned
+from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of, thinned
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import load_weights, save_weights
@@ -152,8 +152,7 @@ class TrainingRequest(ABC):
     def check(self, stages: Collection[str]) -> None:
         """Checks what does not depend on results of earlier trainings, such as files of data, before they begin.
 
-        Args:
-            stages: names and kinds of the trainings that will have ended before.
+        stages: names and kinds of the trainings that will have ended before.
 
         Raises:
             InvalidInput: all problems, one a line.
@@ -181,6 +180,17 @@ class TrainingPlan(BaseModel, ABC):
     tokenizer: Path
     tokenizer_sha256: str
 
+    @classmethod
+    def of(cls, member: MemberToTrain, seed: int, **fields: Any) -> Self:
+        """Returns the plan of a member's training; `fields` are those of the subclass."""
+        return cls(
+            layout=member.layout.to_json(),
+            seed=seed,
+            tokenizer=member.tokenizer.resolve(),
+            tokenizer_sha256=sha256_of(member.tokenizer),
+            **fields,
+        )
+
     @property
     def key(self) -> str:
         """The key of the training, 64 hex digits."""
@@ -204,7 +214,7 @@ class TrainingPlan(BaseModel, ABC):
     @property
     @abstractmethod
     def most_workers(self) -> int:
-        """Maximum number of workers: sequences in a step of the stage that has fewest."""
+        """Maximum number of workers: sequences in a step of the phase that has fewest."""
 
     @abstractmethod
     def start(self, folder: Path, log: Log) -> tuple[Path | None, str]:
@@ -220,8 +230,8 @@ class TrainingPlan(BaseModel, ABC):
         """Returns the settings of the optimiser."""
 
     @abstractmethod
-    def stages(self, worker: Worker) -> list[Stage]:
-        """Returns data, loss and schedule of each stage, in a worker."""
+    def phases(self, worker: Worker) -> list[TrainingPhase]:
+        """Returns data, loss and schedule of each phase, in a worker."""
 
     @abstractmethod
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
@@ -238,7 +248,7 @@ class GivenWeights(TrainingPlan):
     def optimiser(self) -> Optimiser:
         return Optimiser(weight_decay=0.0, clip=1.0, balance_rate=0.0)
 
-    def stages(self, worker: Worker) -> list[Stage]:
+    def phases(self, worker: Worker) -> list[TrainingPhase]:
         return []
 
 
@@ -478,7 +488,9 @@ def run_workers(work: Work, workers: int, log: Log) -> dict[str, Any]:
         try:
             trainer.fit()
         except TrainingFailedError as error:
-            raise _failure(folder) or InfrastructureFailed(f"training stopped: {_last_line(error)}") from error
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = lines[-1] if lines else type(error).__name__
+            raise _failure(folder) or InfrastructureFailed(f"training stopped: {reason}") from error
     outcome: dict[str, Any] = json.loads((folder / _OUTCOME).read_text())
     return outcome
 
@@ -546,20 +558,12 @@ def run_plan(work: Work, worker: Worker) -> dict[str, Any]:
 def train_plan(
     plan: TrainingPlan, model: Model, folder: Path, worker: Worker, checkpoint_s: float = 60.0
 ) -> tuple[TrainingState, int]:
-    """Trains `model` through the stages of `plan`, resuming from its checkpoint; returns the state and all tokens.
-
-    Args:
-        plan: of the training.
-        model: with start values; holds the result afterwards.
-        folder: of the training.
-        worker: this process.
-        checkpoint_s: least seconds between checkpoints.
-    """
-    key, stages = plan.key, plan.stages(worker)
-    state = TrainingState(model.to(worker.device), plan.optimiser(), sum(stage.steps for stage in stages))
+    """Trains `model` through the phases of `plan`, resuming from its checkpoint; returns the state and all tokens."""
+    key, phases = plan.key, plan.phases(worker)
+    state = TrainingState(model.to(worker.device), plan.optimiser(), sum(phase.steps for phase in phases))
     checkpoint = TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)
-    fit(state, stages, [checkpoint], worker, name=key[:12], precision=lambda: _precision(worker.device))
-    return state, sum(stage.steps * stage.tokens for stage in stages)
+    fit(state, phases, [checkpoint], worker, name=key[:12], precision=lambda: _precision(worker.device))
+    return state, sum(phase.steps * phase.tokens for phase in phases)
 
 
 def _reset_peak_memory(device: torch.device) -> bool:
@@ -623,7 +627,3 @@ def _followed(path: Path, log: Log) -> Iterator[None]:
         finally:
             ended.set()
             thread.join()
-
-
-def _last_line(error: BaseException) -> str:
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

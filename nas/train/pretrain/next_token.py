@@ -23,7 +23,7 @@ from nas.core.errors import InvalidInput
 from nas.core.family import PRETRAININGS
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import Log, Stage, Worker
+from nas.model.nn.fit import Log, TrainingPhase, Worker
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
@@ -32,7 +32,7 @@ from nas.train.pretrain.data import MIN_HELD_OUT, StoredIds, Tokens, Vocabulary,
 from nas.train.pretrain.grow import grow_checkpoint
 from nas.train.pretrain.loss import Distilled, pretraining_loss
 from nas.train.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest
-from nas.train.pretrain.recipe import Part, Recipe, Settings, StageConfig, complete
+from nas.train.pretrain.recipe import Part, Recipe, Settings, complete
 from nas.train.release.model_tokenizer import read_member_tokenizer
 
 ALL = "all"
@@ -76,11 +76,9 @@ class PretrainingRequest(TrainingRequest):
         stages = _tokenised(recipe, self.corpus, vocabulary)
         if self.teacher is not None:
             _check_teacher(self.teacher, layout, recipe)
-        return Pretraining(
-            layout=layout.to_json(),
-            seed=recipe.seed,
-            tokenizer=vocabulary.path.resolve(),
-            tokenizer_sha256=sha256_of(vocabulary.path),
+        return Pretraining.of(
+            member,
+            recipe.seed,
             recipe=recipe,
             corpus=tuple(map(str, self.corpus)),
             sources=tuple(tuple((source.name, source.key) for source in sources) for sources in stages),
@@ -186,7 +184,7 @@ class Pretraining(TrainingPlan):
         recipe = self.recipe
         return Optimiser(recipe.weight_decay, recipe.clip, recipe.balance_rate, recipe.betas, recipe.eps)
 
-    def stages(self, worker: Worker) -> list[Stage]:
+    def phases(self, worker: Worker) -> list[TrainingPhase]:
         distilled = None
         if self.teacher is not None:
             teacher = Model(checkpoint_layout(self.teacher.path), None)
@@ -194,7 +192,7 @@ class Pretraining(TrainingPlan):
             settings = self.recipe.distillation
             distilled = Distilled(teacher.to(worker.device).eval(), settings.weight, settings.temperature, settings.k)
         return [
-            _stage(self.recipe, number, [open_tokens(*source) for source in sources], distilled, worker)
+            _phase(self.recipe, number, [open_tokens(*source) for source in sources], distilled, worker)
             for number, sources in enumerate(self.sources)
         ]
 
@@ -284,9 +282,9 @@ def held_out_windows(tokens: StoredIds, length: int) -> Iterator[Pair]:
         yield window[:, :-1], window[:, 1:]
 
 
-def _stage(
+def _phase(
     recipe: Recipe, number: int, sources: Sequence[Tokens], distilled: Distilled | None, worker: Worker
-) -> Stage:
+) -> TrainingPhase:
     config, packed = recipe.stages[number], _packed(recipe, number, sources)
     steps, tokens = recipe.steps(config), packed.sequences * packed.length
     rows = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // packed.length)
@@ -298,18 +296,14 @@ def _stage(
     def loss(model: Model, inputs: Tensor, labels: Tensor) -> Tensor:
         return pretraining_loss(model, inputs, labels, distilled) / tokens
 
-    return Stage(
+    return TrainingPhase(
         config.name, steps, tokens, passes, loss, rate=lambda step: recipe.lr * config.schedule.factor(step, steps)
     )
 
 
 def _packed(recipe: Recipe, number: int, sources: Sequence[Tokens]) -> Packed:
-    """Returns the batches of stage `number`.
-
-    Raises:
-        InvalidInput: the sources do not fill a sequence.
-    """
-    stage: StageConfig = recipe.stages[number]
+    """Returns the batches of stage `number`; raises InvalidInput where the sources do not fill a sequence."""
+    stage = recipe.stages[number]
     return Packed(stage.name, sources, stage.length, recipe.sequences(stage), recipe.seed * 1000 + number)
 
 

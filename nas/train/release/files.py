@@ -136,13 +136,6 @@ class _Member:
 def write_files(folder: Path, layout: Layout, weights: Weights, options: FileOptions, log: Log) -> MemberFiles:
     """Writes a member's missing files, and removes those of earlier runs that it does not list.
 
-    Args:
-        folder: the member's own.
-        layout: of the member.
-        weights: random or trained; all files hold the same ones.
-        options: what to write.
-        log: gets a line at a time.
-
     Returns:
         All files, as files.json lists them.
 

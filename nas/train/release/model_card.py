@@ -61,7 +61,7 @@ def card(
         f"# {name}\n\n" + _what(layout, files),
         "## Measured\n\n" + _measured(options.measured),
         *(
-            f"## {title}\n\n" + _evaluated(evaluation)
+            "\n\n".join((f"## {title}", *evaluation.notes, _table(evaluation.head, evaluation.rows)))
             for title, evaluation in evaluations.items()
             if evaluation.weights == files.weights
         ),
@@ -69,7 +69,7 @@ def card(
             ["## Budgets of the search\n\n" + _table(("budget", "limit"), options.budgets.items())]
             * bool(options.budgets)
         ),
-        "## Provenance\n\n" + _table(("", ""), _provenance(files, options)),
+        "## Provenance\n\n" + _table(("", ""), (*options.provenance.items(), ("weights", f"`{files.weights}`"))),
         "## Use\n\n" + "\n\n".join(_use(layout, files)),
         "## Files\n\n" + _table(("file", "bytes", "SHA-256"), _listed(files.files)),
     )
@@ -110,10 +110,6 @@ def _measured(measured: Sequence[MeasuredModel]) -> str:
     return "\n\n".join((_table(("device", "figure", "tokens of context", "median [95 % interval]"), rows), *notes))
 
 
-def _evaluated(evaluation: MemberEvaluation) -> str:
-    return "\n\n".join((*evaluation.notes, _table(evaluation.head, evaluation.rows)))
-
-
 def _where(one: MeasuredModel) -> str:
     return f"{one.device}, {one.runtime} {one.quantisation}, {one.threads} threads"
 
@@ -123,11 +119,6 @@ def _value(figure: RecordedFigure) -> str:
         return f"none: {figure.reason}"
     interval = f" [{figure.ci95[0]:.4g}, {figure.ci95[1]:.4g}]" if figure.ci95 else ""
     return f"{figure.value:.4g}{interval}"
-
-
-def _provenance(files: MemberFiles, options: FileOptions) -> Iterator[tuple[str, str]]:
-    yield from options.provenance.items()
-    yield "weights", f"`{files.weights}`"
 
 
 def _use(layout: Layout, files: MemberFiles) -> Iterator[str]:

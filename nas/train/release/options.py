@@ -73,13 +73,7 @@ class FileOptions:
         return name
 
     def of_member(self, family: Family, member: Member, seed: int | None = None) -> FileOptions:
-        """Returns these options with the name, measurements, budget and provenance of a member.
-
-        Args:
-            family: of the member.
-            member: its record.
-            seed: of random weights, for the provenance; None: the weights are trained.
-        """
+        """Returns these options with what they say of a member; `seed`: of random weights, None for trained ones."""
         origin = {"family": family.name, "study": family.study or "given layouts"}
         return replace(
             self,
@@ -105,15 +99,7 @@ def kept_options(
     pte_context: int | None,
     license: str | None = None,
 ) -> FileOptions:
-    """Returns the options for rewriting a member's files; None keeps the earlier value.
-
-    Args:
-        before: its files; None: there are none.
-        context: tokens that the model is meant for.
-        pte: whether to write a .pte.
-        pte_context: maximum tokens of a text in the .pte.
-        license: identifier of the licence.
-    """
+    """Returns the options for rewriting a member's files; None keeps the value of the files `before`."""
     earlier_pte = before.pte_context if before else None
     has_pte = earlier_pte is not None if pte is None else pte
     return FileOptions(

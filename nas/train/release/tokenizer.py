@@ -192,10 +192,7 @@ def chat_template() -> str:
 
 
 def byte_tokenizer(vocab: int) -> MemberTokenizer:
-    """Builds a tokenizer whose tokens 0 to 255 are the bytes; special tokens follow if they fit.
-
-    Args:
-        vocab: number of tokens; the remaining ones are reserved.
+    """Builds a tokenizer whose tokens 0 to 255 are the bytes; special tokens follow if they fit, then reserved ones.
 
     Raises:
         InvalidInput: it is below 256.

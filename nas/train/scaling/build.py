@@ -100,10 +100,6 @@ class BuildOptions:
 def build(options: BuildOptions, log: Log) -> Family:
     """Builds a family, or resumes its build.
 
-    Args:
-        options: what to build.
-        log: takes one line at a time: decisions and progress.
-
     Raises:
         InvalidInput: a size that no scaling reaches, a study without a front, or another family of that name.
         InfrastructureFailed: a device went away; decisions and measurements are kept.

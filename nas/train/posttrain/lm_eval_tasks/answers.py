@@ -86,7 +86,7 @@ def mgsm_answer(doc: Doc) -> str:
 def number_result(doc: Doc, results: Sequence[str]) -> dict[str, bool]:
     """Returns whether the extracted answer is right, and whether the right number is anywhere in the text."""
     expected, strict = _expected(doc), strict_result(doc, results)["strict"]
-    loose = any(same(found, expected) for found in _NUMBER.findall(results[0]))
+    loose = any(same(answer, expected) for answer in _NUMBER.findall(results[0]))
     return {"strict": strict, "loose": strict or loose}
 
 
@@ -135,11 +135,11 @@ def letter(text: str, letters: str = LETTERS) -> str:
     elif inside[:1] in letters and inside[1:2] in (".", ")", ":"):
         return inside[0]
     for line in reversed(text.strip().splitlines()[-_LAST_LINES:]):
-        if (match := _LINE_START.match(line)) and (found := match[1] or match[2]) in letters:
-            return str(found)
+        if (match := _LINE_START.match(line)) and (letter := match[1] or match[2]) in letters:
+            return str(letter)
     for pattern in _LETTER_PATTERNS:
-        if own := [each for each in pattern.findall(text) if each in letters]:
-            return str(own[-1])
+        if answers := [letter for letter in pattern.findall(text) if letter in letters]:
+            return str(answers[-1])
     return ""
 
 
@@ -152,16 +152,16 @@ def extracted(text: str) -> str:
         return inside
     text = _EMPHASIS.sub("", text)
     for pattern in _ANSWERS:
-        if found := pattern.findall(text):
-            answer = _SENTENCE_END.split(str(found[-1]).strip())[0]
+        if answers := pattern.findall(text):
+            answer = _SENTENCE_END.split(str(answers[-1]).strip())[0]
             return match[1] if (match := _LEADING_NUMBER.fullmatch(answer)) else answer
     return str((_NUMBER.findall(text) or [""])[-1])
 
 
 def number(text: str) -> str:
     """Returns the first number of the extracted answer, or all of it where it has none."""
-    found = extracted(text)
-    return str((_NUMBER.findall(found) or [found])[0])
+    answer = extracted(text)
+    return str((_NUMBER.findall(answer) or [answer])[0])
 
 
 def boxed(text: str) -> str | None:
@@ -178,9 +178,9 @@ def boxed(text: str) -> str | None:
     return None
 
 
-def same(found: str, expected: str) -> bool:
+def same(answer: str, expected: str) -> bool:
     """Returns whether two answers are the same number, or the same text but for spaces, signs of money and the like."""
-    a, b = _plain(found), _plain(expected)
+    a, b = _plain(answer), _plain(expected)
     if "=" not in b:
         a = re.sub(r"^[a-zA-Z](?:\([a-zA-Z]\))?=", "", a)
     return bool(b) and (a == b or ((value := _value(a)) is not None and value == _value(b)))
@@ -198,7 +198,7 @@ def _expected(doc: Doc) -> str:
 
 def _plain(text: str) -> str:
     text = re.sub(r"\\[dt]frac", r"\\frac", text.strip()).replace(r"\!", "")
-    text = _SHORT_FRACTION.sub(lambda found: rf"\frac{{{found[1] or found[2]}}}{{{found[3] or found[4]}}}", text)
+    text = _SHORT_FRACTION.sub(lambda match: rf"\frac{{{match[1] or match[2]}}}{{{match[3] or match[4]}}}", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
     text = re.sub(r"(?<=\d)\s*\\(?:text|mathrm|mbox)\{\s[^{}]*\}$", "", text)  # a unit
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}", r"\1", text)
