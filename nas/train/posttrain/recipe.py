@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -44,9 +44,6 @@ from nas.train.pretrain.next_token import LongRequest, PretrainingRequest
 from nas.train.pretrain.recipe import Settings
 from nas.train.release.files import find_member, tokenizer_of
 from nas.train.release.options import FileOptions
-
-KINDS = ("start", "pretrain", "long", "sft", "prefer", "merge")
-"""Kinds of stages, by which later ones may name them."""
 
 _NAME = r"^$|^[a-z0-9][a-z0-9_-]{0,63}$"
 
@@ -137,7 +134,12 @@ class MergeStage(_Named, MergeStageSettings):
         return MergeRequest(settings=MergeStageSettings.model_validate(fields))
 
 
-AnyStage = Annotated[PretrainStage | LongStage | SftStage | PreferStage | MergeStage, Field(discriminator="kind")]
+_Stage = PretrainStage | LongStage | SftStage | PreferStage | MergeStage
+AnyStage = Annotated[_Stage, Field(discriminator="kind")]
+"""A stage; another kind is one more class here, with a `kind` and a method `request`."""
+
+KINDS = ("start", *(get_args(stage.model_fields["kind"].annotation)[0] for stage in get_args(_Stage)))
+"""Kinds of stages, by which later ones may name them."""
 
 
 @dataclass(frozen=True)
