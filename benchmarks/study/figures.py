@@ -85,7 +85,6 @@ def _study(study: Recorded, corner: Mapping[str, float], whole: float) -> Json:
         "ablated": study["ablated"],
         "trials": len(rows),
         "ended": dict(sorted(Counter(row["status"] for row in rows).items())),
-        "noisy": sum(row["noisy"] for row in rows),
         "hypervolume": {str(mark): by_trial[mark] for mark in (*_MARKS, len(rows)) if mark in by_trial},
         "reached": reached,
         "share": reached / whole if whole else None,

@@ -606,7 +606,7 @@ def _print_members(view: FamilyView) -> None:
             _runtime(measured),
             METRICS[figure.metric].label,
             figure.prompt,
-            _figure_text(figure) + (" (noisy)" if measured.noisy else ""),
+            _figure_text(figure),
         )
         for row in view.members
         for measured in row.member.measured

@@ -66,7 +66,6 @@ def test_many_points_at_once_are_taken_as_one_by_one() -> None:
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("complete"), GRID, GRID, GRID, st.sampled_from([0, 0, 0, 1])),
-        st.tuples(st.just("noisy"), GRID, GRID, GRID, st.just(0)),
         st.tuples(st.just("better known"), GRID, GRID, GRID, st.integers(0, 5)),
         st.tuples(st.just("proposed"), GRID, GRID, GRID, st.just(0)),
         st.tuples(st.just("failed"), GRID, GRID, GRID, st.just(0)),
@@ -80,8 +79,8 @@ STEPS = st.lists(
 def take(lab: LiveLab, study: int, step: tuple[str, float, float, float, int], complete: list[int]) -> None:
     what, *numbers, which = step
     quality, latency, memory = (0.5 + number for number in numbers)
-    if what in ("complete", "noisy"):
-        complete.append(lab.complete(study, quality, latency, memory, noisy=what == "noisy"))
+    if what == "complete":
+        complete.append(lab.complete(study, quality, latency, memory))
     elif what == "better known" and complete:
         trial = complete[which % len(complete)]
         lab.measure(study, trial, latency, memory, n=3 + which)
@@ -160,7 +159,7 @@ def viewed(before: Points | None, delta: Points) -> Points:
     return delta.model_copy(update=update)
 
 
-_PLAIN = ("status", "origin", "rung", "feasible", "noisy")
+_PLAIN = ("status", "origin", "rung", "feasible")
 
 
 def _merged(old: list[Any], new: list[Any], before: Points, delta: Points) -> list[Any]:

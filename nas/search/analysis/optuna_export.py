@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-NOISE = "measured under noise"
-"""The constraint that keeps trials off Optuna's front that are not on ours."""
 _OURS = {"study", "study_lease", "result_use"}
 """Tables that only a database of hilnas has."""
 _MARK = "hilnas"
@@ -178,7 +176,7 @@ def _frozen_trial(study: StudyRecord, record: Record, parameters: Parameters) ->
             "parents": list(row.parents),
             **measured(record),
         },
-        constraints=excess | {NOISE: float(record.noisy)},
+        constraints=excess,
     )
     trial.datetime_start = datetime.fromtimestamp(row.created)
     trial.datetime_complete = datetime.fromtimestamp(row.updated)

@@ -115,8 +115,6 @@ def _draw_panel(panel: Axes, report: Report, x: Objective, y: Objective) -> None
     front = _points(report["front"], x, y)
     if others:
         panel.scatter(*_unzipped(others), s=18, color=_OTHER, linewidths=0, label="other complete trials")
-    if noisy := _points(report["noisy"], x, y):
-        panel.scatter(*_unzipped(noisy), s=18, facecolors="none", edgecolors=_OTHER, label="noisy")
     if front:
         panel.scatter(*_unzipped(front), s=40, color=_FRONT, zorder=3, label="front, with 95 % interval")
     _draw_budgets(panel, report["budgets"], x, y)
@@ -198,7 +196,7 @@ def _draw_bound(panel: Axes, front: Sequence[Point], x: Objective, y: Objective)
 def _label_points(panel: Axes, report: Report, x: Objective, y: Objective, every: bool) -> None:
     """Rings and names the best trial, names references and, if `every`, others of the front where there is room."""
     to_pixels = panel.transData.transform
-    marked = _points([*report["ranking"], *report["noisy"]], x, y)
+    marked = _points(report["ranking"], x, y)
     marked += [_at_edge(panel, at)[0] for at in _points(report["references"], x, y)]
     room = panel.figure.dpi / 72 * 4
     boxes = [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, marked)]

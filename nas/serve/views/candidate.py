@@ -114,7 +114,6 @@ class MeasurementView(View):
     artifact: str
     protocol: int = Field(description="version of the measurement protocol")
     clock: ClockName
-    noisy: bool
     foreign_cpu: float | None = Field(description="median CPU share of other processes, in cores")
     refused_share: float
     drift: float | None

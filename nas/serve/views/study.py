@@ -122,7 +122,6 @@ class TrialColumns(View):
     origins: tuple[str, ...] = ORIGINS
     rung: list[int | None]
     feasible: list[int | None] = Field(description="1: the budgets are kept; 0: not; null: not known")
-    noisy: list[int] = Field(description="1: a figure uses refused repetitions; such trials are not on the front")
     values: dict[str, list[float]] = Field(description="axis -> values in its unit; null if not known")
 
 
@@ -212,7 +211,7 @@ class KindView(View):
 
 
 class TargetAgreement(View):
-    """Rank correlation of layouts measured on two targets (device and runtime); not of noisy ones and references."""
+    """Rank correlation of layouts measured on two targets (device and runtime); not of references."""
 
     metric: str
     workload: str | None
@@ -619,7 +618,7 @@ def _drawn_kinds(space: str) -> Counter[str] | None:
 
 def target_agreements(study: StudySnapshot) -> Iterator[TargetAgreement]:
     """Compares the order of trials, for every figure, on every two targets that have an axis of it."""
-    counted = study.proposed() & ~study.table["noisy"]
+    counted = study.proposed()
     by_figure: dict[tuple[str, str | None], list[AxisView]] = {}
     for axis in study.axes:
         if axis.target is not None:
@@ -762,7 +761,6 @@ def _columns(study: StudySnapshot, numbers: NDArray[np.intp], keys: Sequence[str
         origin=rows["origin"].tolist(),
         rung=_nullable(rows["rung"], NO_RUNG),
         feasible=_nullable(study.feasible()[numbers], UNKNOWN),
-        noisy=rows["noisy"].astype(int).tolist(),
         values={key: rounded(study.values(key)[numbers]).tolist() for key in keys},
     )
 
