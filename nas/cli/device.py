@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -130,7 +131,8 @@ def add(
         address = str(SshAddress.parse(address))
         _trust(SshAddress.parse(address), trusted, yes)
     attachment = Attachment(address=address, tags=_tags(tag or []), cores=parse_cores(cores) if cores else ())
-    device = _probe(attachment)
+    with closing(open_transport(attachment.address, agent_cache())) as transport:
+        device = find(attachment, transport).device
     own_attachments().add(attachment.model_copy(update={"id": device.id}))
     if json:
         print_json({"address": address, "device": device.model_dump(mode="json")})
@@ -319,14 +321,6 @@ def _calibrated(calibration: dict[str, Any]) -> list[str]:
 def _job_row(job: dict[str, Any]) -> list[object]:
     name = f"{job['id'][:12]}{job['id'][job['id'].rfind('.') :]}"
     return [name, job["kind"], job["study"], job["trial"], job["state"], when(job["updated"]), job["message"]]
-
-
-def _probe(attachment: Attachment) -> Device:
-    transport = open_transport(attachment.address, agent_cache())
-    try:
-        return find(attachment, transport).device
-    finally:
-        transport.close()
 
 
 def _trust(address: SshAddress, fingerprint: str | None, yes: bool) -> None:

@@ -78,15 +78,9 @@ class _Base(NamedTuple):
 
 
 def hardware_report(store: Store, name: str, start: str | None = None) -> HardwareReport:
-    """Evaluates the models of a study.
-
-    Args:
-        store: the database.
-        name: of the study.
-        start: of an earlier study, on any device, whose models this one's start from.
+    """Evaluates the models of a study; `start` names an earlier one, on any device, whose models they start from.
 
     Raises:
-        UnknownName: no such study.
         InvalidInput: it would start from itself, and would have seen what it forecasts.
     """
     if start == name:

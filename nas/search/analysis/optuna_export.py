@@ -138,16 +138,14 @@ def mirror(store: Store, study: str, url: str, name: str | None = None) -> Mirro
         new = [
             _frozen_trial(record, trial, parameters)
             for number, trial in record.records.items()
-            if _is_final(trial) and number not in copied
+            if trial.trial.status.terminal
+            and not trial.trial.status.retryable
+            and trial.trial.origin != "reference"
+            and number not in copied
         ]
         copy.add_trials(new)
         _describe(copy, record)
     return MirrorResult(copy.study_name, target.render_as_string(), len(new), len(copied) + len(new))
-
-
-def _is_final(record: Record) -> bool:
-    status = record.trial.status
-    return status.terminal and not status.retryable and record.trial.origin != "reference"
 
 
 def _frozen_trial(study: StudyRecord, record: Record, parameters: Parameters) -> FrozenTrial:

@@ -73,11 +73,17 @@ def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
         The two paths.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = [_axes_of(pair) for pair in itertools.combinations(report["objectives"], 2)]
+    # (x, y): an objective to maximise is vertical.
+    pairs = [
+        (second, first) if first["direction"] == "max" else (first, second)
+        for first, second in itertools.combinations(report["objectives"], 2)
+    ]
     figure, panels = _figure(len(pairs))
     for panel, (x, y) in zip(panels, pairs, strict=True):
         _draw_panel(panel, report, x, y)
-    figure.suptitle(_title(report), fontsize=11, color=_INK)
+    volume = "" if report["hypervolume"] is None else f", hypervolume {report['hypervolume']:.4g}"
+    title = f"{report['study']}: {len(report['front'])} of {len(report['ranking'])} complete on the front{volume}"
+    figure.suptitle(title, fontsize=11, color=_INK)
     _draw_legend(figure, panels)
     figure.draw_without_rendering()  # lays the panels out: labels need their sizes
     figure.set_layout_engine("none")
@@ -101,12 +107,6 @@ def _figure(count: int) -> tuple[Figure, list[Axes]]:
         rows = slice(None) if index == count - 2 and index % 2 == 0 else index % 2
         panels.append(figure.add_subplot(grid[rows, 1 + index // 2]))
     return figure, panels
-
-
-def _axes_of(pair: tuple[Objective, Objective]) -> tuple[Objective, Objective]:
-    """Returns (x, y): an objective to maximise is vertical."""
-    first, second = pair
-    return (second, first) if first["direction"] == "max" else (first, second)
 
 
 def _draw_panel(panel: Axes, report: Report, x: Objective, y: Objective) -> None:
@@ -341,12 +341,6 @@ def _label(objective: Objective) -> str:
     unit = f" [{objective['unit']}]" if objective["unit"] else ""
     at = f" at {objective['workload']}" if objective["workload"] else ""
     return f"{objective['name']}{at}{unit} {_ARROWS[0, 1 if objective['direction'] == 'max' else -1]}"
-
-
-def _title(report: Report) -> str:
-    volume = report["hypervolume"]
-    suffix = "" if volume is None else f", hypervolume {volume:.4g}"
-    return f"{report['study']}: {len(report['front'])} of {len(report['ranking'])} complete on the front{suffix}"
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -265,7 +265,7 @@ def _report(store: Store, study: StudySnapshot) -> Json:
     record, point, log = study.record, study.reference_point, study.record.log
     axes: TrialAxes = {trial: study.counted[trial] for trial in sorted(study.counted)}
     rows = [_row(record, study.records[row.trial], row) for row in ranking(study)]
-    moments = history(log.completions, axes, point)
+    moments, spent = history(log.completions, axes, point), results.stage_seconds(store, record.study.id)
     names = [objective.name for objective in record.space.objectives]
     return {
         "study": study.name,
@@ -292,7 +292,8 @@ def _report(store: Store, study: StudySnapshot) -> Json:
         "warm_start": record.warm_start,
         "agreement": [agreement.model_dump(mode="json") for agreement in agreements(record)],
         "elapsed_s": log.elapsed_s,
-        "stage_seconds": _stage_seconds(store, record),
+        "stage_seconds": {stage: spent.get(stage, 0.0) for stage in ("export", "measure", "train", "gate")}
+        | {"propose": record.propose_seconds},
         "seed": record.study.seed,
         "version": record.study.version,
     }
@@ -415,12 +416,6 @@ def _budgets(record: StudyRecord) -> list[Json]:
                 }
             )
     return rows
-
-
-def _stage_seconds(store: Store, record: StudyRecord) -> Json:
-    spent = results.stage_seconds(store, record.study.id)
-    stages = {stage: spent.get(stage, 0.0) for stage in ("export", "measure", "train", "gate")}
-    return {**stages, "propose": record.propose_seconds}
 
 
 def trial_row(record: Record, reference: str | None = None) -> Row:

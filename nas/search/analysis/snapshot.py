@@ -385,12 +385,7 @@ class Snapshots:
             self._reader.join()
 
     def get(self, name: str) -> StudySnapshot:
-        """Returns the present snapshot of a study; only changes are read.
-
-        Raises:
-            InvalidInput: its space is not valid in this version, or its records are malformed.
-            UnknownName: no such study.
-        """
+        """Returns the present snapshot of a study; only changes are read. Raises UnknownName and InvalidInput."""
         return self._get(studies.find_id(self._store, name))
 
     def warm(self) -> None:

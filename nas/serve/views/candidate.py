@@ -310,20 +310,12 @@ class ForecastsView(View):
 
 
 def candidate_views(store: Store, study: StudySnapshot, numbers: Sequence[int]) -> list[CandidateView]:
-    """Returns the views of some trials of a study, in the order asked for.
-
-    Raises:
-        UnknownName: no such trial.
-    """
+    """Returns the views of trials of a study, in the order of `numbers`; raises UnknownName if there is none."""
     return [_view(store, study, _record(study, number)) for number in numbers]
 
 
 def card_view(study: StudySnapshot, number: int) -> CardView:
-    """Returns a trial's layout, and why it ended.
-
-    Raises:
-        UnknownName: no such trial.
-    """
+    """Returns a trial's layout, and why it ended."""
     record = _record(study, number)
     return CardView(reason=record.trial.status.reason, layout=record.layout.format())
 

@@ -486,7 +486,7 @@ def _no_front(study: StudySnapshot) -> str | None:
     if not (complete := states.get("complete", 0)):
         counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in states.items() if count)
         return f"no trial is complete ({counts})"
-    return f"of {complete} complete trial(s), each lacks an objective or was measured too noisily"
+    return f"of {complete} complete trial(s), each lacks an objective"
 
 
 def _waiting(study: StudySnapshot) -> str | None:
@@ -698,11 +698,7 @@ def target_names(axes: Sequence[AxisView]) -> list[str]:
 
 
 def axis_of(key: str, axes: Sequence[AxisView]) -> str:
-    """Returns the key of an axis.
-
-    Raises:
-        UnknownName: no axis has it.
-    """
+    """Returns the key of an axis; raises UnknownName if no axis has it."""
     keys = [axis.key for axis in axes]
     if key not in keys:
         raise UnknownName("axis", key[:128], keys)
@@ -710,11 +706,7 @@ def axis_of(key: str, axes: Sequence[AxisView]) -> str:
 
 
 def target_of(target: str | None, axes: Sequence[AxisView]) -> str | None:
-    """Returns the device and runtime.
-
-    Raises:
-        UnknownName: no axis has it.
-    """
+    """Returns the device and runtime; raises UnknownName if no axis has it."""
     targets = target_names(axes)
     if target is not None and target not in targets:
         raise UnknownName("place", target[:128], targets)
