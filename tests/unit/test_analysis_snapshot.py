@@ -220,7 +220,7 @@ def test_a_study_that_is_launched_again_is_not_read_whole_again(lab: LiveLab) ->
     before = snapshots.get("study")
     events.append(lab.store, study, {"what": LAUNCHED, "trials": 9, "warm_start": []})
     after = snapshots.get("study")
-    assert after.records[0] is before.records[0] and after.record.wanted == 9
+    assert after.records[0] is before.records[0] and after.record.requested == 9
     events.append(lab.store, study, {"what": CALIBRATED, "id": "box-2", "device": "local"})
     assert snapshots.get("study").records[0] is not before.records[0]
 
@@ -283,7 +283,7 @@ def test_a_study_that_is_made_anew_is_another_one(lab: LiveLab) -> None:
 def test_the_state_is_the_studys(lab: LiveLab) -> None:
     study = lab.study()
     live = Snapshots(lab.store)
-    assert (live.get("study").state, live.get("study").record.wanted) == (StudyState.RUNNING, 4)
+    assert (live.get("study").state, live.get("study").record.requested) == (StudyState.RUNNING, 4)
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     assert live.get("study").over
 

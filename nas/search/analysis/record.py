@@ -254,7 +254,7 @@ class StudyRecord:
         return [row for note in notes(self.log.notes, WarmStarted) for row in note.studies]
 
     @property
-    def wanted(self) -> int | None:
+    def requested(self) -> int | None:
         """The requested number of trials, references not counted; None if the study was never launched."""
         launched = notes(self.log.notes, Launched)
         return launched[-1].trials if launched else None

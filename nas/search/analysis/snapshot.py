@@ -107,9 +107,9 @@ class StudySnapshot:
         with self._lock:
             entry = self._cached.setdefault(key, _Lazy())
         with entry.lock:  # one lock for each key: a page does not wait for a slow report
-            if not entry.found:
-                entry.found.append(compute())
-            value: T = entry.found[0]
+            if not entry.values:
+                entry.values.append(compute())
+            value: T = entry.values[0]
             return value
 
     @property
@@ -230,7 +230,7 @@ class _Lazy:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.found: list[Any] = []
+        self.values: list[Any] = []
 
 
 class _Noise:

@@ -512,9 +512,9 @@ def _progress(study: StudySnapshot) -> dict[str, Any]:
     states = study.states()
     done = study.state is StudyState.COMPLETE or ended(study.record.log)
     return {
-        "requested": study.record.wanted,
+        "requested": study.record.requested,
         "proposed": sum(states.values()),
-        "expected": sum(states.values()) if done else study.record.wanted,
+        "expected": sum(states.values()) if done else study.record.requested,
         "ended": sum(count for state, count in states.items() if state in TERMINAL),
         "states": states,
         "front": len(study.curve.front),
