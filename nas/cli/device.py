@@ -290,12 +290,10 @@ def _device_fields(entry: dict[str, Any]) -> list[tuple[str, object]]:
 
 def _waiting(entry: dict[str, Any]) -> str | None:
     """Returns who waits for a device, first come first; None if nobody does."""
-    waiting = [f"{line['study'] or 'health checks'} ({_jobs(line['jobs'])})" for line in entry["queue"]]
+    waiting = [
+        f"{line['study'] or 'health checks'} ({line['jobs']} job{'s' * (line['jobs'] != 1)})" for line in entry["queue"]
+    ]
     return ", then ".join(waiting) or None
-
-
-def _jobs(count: int) -> str:
-    return f"{count} job{'s' * (count != 1)}"
 
 
 def _drift_row(drift: dict[str, Any]) -> list[object]:

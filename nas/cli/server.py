@@ -100,7 +100,7 @@ def _pinned_ca(url: str, fingerprint: str | None) -> str:
             raise InvalidInput("not a terminal; give the CA fingerprint printed by 'nas serve'", where="--fingerprint")
         say(f"SHA-256 fingerprint of the certificate authority of {url}:\n  {actual}")
         typer.confirm("Does it match the one printed by 'nas serve'?", abort=True, err=True)
-    elif _plain(fingerprint) != actual:
+    elif fingerprint.lower().removeprefix("sha256:").replace(":", "").replace(" ", "") != actual:
         raise InvalidInput(f"{url} has a different certificate authority: {actual}", where="--fingerprint")
     return pem
 
@@ -127,10 +127,6 @@ def _fingerprint(pem: str) -> str:
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
     except ValueError:
         raise InvalidInput("the certificate authority is not a valid certificate") from None
-
-
-def _plain(fingerprint: str) -> str:
-    return fingerprint.lower().removeprefix("sha256:").replace(":", "").replace(" ", "")
 
 
 def _read_token() -> str:

@@ -486,7 +486,11 @@ class Forecasts:
 def _view(store: Store, study: StudySnapshot, record: Record) -> CandidateView:
     trial, space = record.trial, study.space
     stored = results.of_trial(store, trial.study, trial.number)
-    measurements = _measurements(record, stored)
+    payloads = {row.result_key: row.payload for row in stored}
+    measurements = {
+        key: Measurement.model_validate(payloads[summary.key]["value"])
+        for key, summary in sorted(record.measurements.items())
+    }
     artifact_views = _artifacts(store, record, stored)
     corpora = sorted({note.hash for note in notes(study.record.log.notes, CorpusUsed)})
     windows = [space.workloads[workload].window for workload in space.measured]
@@ -554,13 +558,6 @@ def _qualities(study: StudySnapshot, rung: str) -> dict[str, float | None]:
         name: reference.rungs[rung].value if rung in reference.rungs else None
         for name, reference in study.record.references.items()
     }
-
-
-def _measurements(record: Record, stored: Sequence[Result]) -> dict[MeasurementKey, Measurement]:
-    """Returns the trial's measurements with their repetitions."""
-    payloads = {row.result_key: row.payload for row in stored}
-    summaries = sorted(record.measurements.items())
-    return {key: Measurement.model_validate(payloads[summary.key]["value"]) for key, summary in summaries}
 
 
 def _measurement(study: StudySnapshot, key: MeasurementKey, measurement: Measurement) -> MeasurementView:
