@@ -59,7 +59,12 @@ def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> 
 
     @router.post("/trials/{number}/mark")
     def mark(name: StudyName, number: TrialNumber, form: Form = operate) -> Response:
-        mark_trial(store, name, number, _marks(form))
+        try:
+            request = MarkRequest(star="star" in form, tags=form.get("tags", "").split(), note=form.get("note", ""))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InvalidInput(first["msg"], where=str(first["loc"][0])) from None
+        mark_trial(store, name, number, request)
         return back_from(form, f"/studies/{name}/trials/{number}")
 
     @router.get("/compare")
@@ -72,11 +77,3 @@ def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> 
         return answer("compare.html", request, view, most=MOST)
 
     return router
-
-
-def _marks(form: Form) -> MarkRequest:
-    try:
-        return MarkRequest(star="star" in form, tags=form.get("tags", "").split(), note=form.get("note", ""))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidInput(first["msg"], where=str(first["loc"][0])) from None

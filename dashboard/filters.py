@@ -41,10 +41,7 @@ def show_bytes(count: float) -> str:
 
 
 def moment(at: float) -> Markup:
-    """Returns seconds since the epoch as a date and time in UTC.
-
-    A script shows how long ago it is instead, and on hover the time in the zone of the visitor.
-    """
+    """Returns seconds since the epoch as a date and time in UTC, which a script shows as how long ago it is."""
     return _time(at, "%Y-%m-%d %H:%M UTC")
 
 

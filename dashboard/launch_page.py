@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
@@ -249,17 +248,16 @@ def _text(space: str) -> str:
 def problems_of(error: ValidationError | NasError, form: LaunchForm) -> list[Problem]:
     """Returns the problems of a refused form, each at its field, those of the space at their lines."""
     if isinstance(error, ValidationError):
-        return list(_of_fields(error))
+        return [
+            Problem(
+                field=_field(str(detail["loc"][0]) if detail["loc"] else ""),
+                text=_NAME_RULE if detail["type"] == "string_pattern_mismatch" else detail["msg"],
+            )
+            for detail in error.errors(include_url=False)
+        ]
     if isinstance(error, Conflict):
         return [Problem(field="study", text=str(error))]
     return [_of_line(line, form) for line in str(error).splitlines()]
-
-
-def _of_fields(error: ValidationError) -> Iterator[Problem]:
-    for detail in error.errors(include_url=False):
-        name = str(detail["loc"][0]) if detail["loc"] else ""
-        text = _NAME_RULE if detail["type"] == "string_pattern_mismatch" else detail["msg"]
-        yield Problem(field=_field(name), text=text)
 
 
 def _of_line(message: str, form: LaunchForm) -> Problem:

@@ -53,11 +53,8 @@ def layout_strip(
 
     Areas are weights. Layers with shared weights are hollow; a gap is empty.
 
-    Args:
-        columns: first to last; None leaves a gap, where layouts are compared.
-        label: text alternative.
-        most: weights of the tallest block, where several strips share a scale; None: the tallest of these.
-        marked: positions of columns that differ from others.
+    None leaves a gap, where layouts are compared; `most` is the tallest block's weights where strips share a scale;
+    `marked` has the positions of columns that differ from others.
     """
     most = most or tallest(columns)
     shapes = [
@@ -117,7 +114,11 @@ def aligned_strips(view: ComparisonView) -> list[Markup]:
     for number, candidate in enumerate(view.candidates):
         indices = [row.layers[number] for row in view.rows]
         columns = [None if index is None else candidate.layout.layers[index] for index in indices]
-        marked = [place for place, kinds in enumerate(_kinds_by_row(view)) if kinds[number] != _usual(kinds)]
+        marked = [
+            place
+            for place, kinds in enumerate(_kinds_by_row(view))
+            if kinds[number] != Counter(kinds).most_common(1)[0][0]  # the first of equally frequent ones
+        ]
         drawn.append(layout_strip(columns, f"{candidate.name}: {candidate.layout.text}", most=most, marked=marked))
     return drawn
 
@@ -136,11 +137,6 @@ def _kinds_by_row(view: ComparisonView) -> list[list[tuple[str, ...] | None]]:
         ]
         for row in view.rows
     ]
-
-
-def _usual(kinds: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    """Returns the most frequent one, and of equally frequent ones the first."""
-    return Counter(kinds).most_common(1)[0][0]
 
 
 def layout_legend(*views: CandidateView) -> list[tuple[str, str]]:
@@ -207,7 +203,9 @@ def _column(layer: LayerView, index: int, marked: bool, most: int) -> Element:
         shapes.append(_block(mixer, layer, start + number * width, middle - tall, width, tall))
     if layer.ffn:
         shapes.append(_block(layer.ffn, layer, start, middle + 1, _COLUMN, height(layer.ffn.params) - 1))
-    shapes.append(_element("text", text=_letters(layer), x=start + _COLUMN / 2, y=_HEIGHT + 10, text_anchor="middle"))
+    letters = "&".join(mixer.text[:1] for mixer in layer.mixers) or "-"
+    text = letters if layer.share is None else f"^{layer.share}"
+    shapes.append(_element("text", text=text, x=start + _COLUMN / 2, y=_HEIGHT + 10, text_anchor="middle"))
     return _element("g", *shapes, class_="layer marked" if marked else "layer")
 
 
@@ -233,12 +231,6 @@ def _block_title(block: BlockView, layer: LayerView) -> str:
         parts.append(f"state {show_bytes(block.state_bytes)}")
     parts.append(f"{show_count(block.flops)}FLOP a token")
     return "; ".join(part for part in parts if part)
-
-
-def _letters(layer: LayerView) -> str:
-    if layer.share is not None:
-        return f"^{layer.share}"
-    return "&".join(mixer.text[:1] for mixer in layer.mixers) or "-"
 
 
 def _gap(index: int) -> Element:

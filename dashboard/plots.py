@@ -226,12 +226,7 @@ def token_distributions(view: ComparisonView) -> list[tuple[str, Plot]]:
 
 def counted_ms(measurement: MeasurementView) -> list[float]:
     """Returns milliseconds per token of the repetitions that count, as experienced."""
-    return [
-        ms
-        for repetition in measurement.repetitions
-        if repetition.valid or measurement.noisy
-        for ms in repetition.token_ms
-    ]
+    return [ms for repetition in measurement.repetitions if repetition.valid for ms in repetition.token_ms]
 
 
 def token_limits(axis: Literal["x", "y"], budgets: Sequence[BudgetCheck], key: MeasurementKey) -> list[Limit]:

@@ -50,12 +50,7 @@ def study_report_html(store: Store, name: str) -> str:
 
 
 def family_report_html(name: str) -> str:
-    """Returns the report of a family as one HTML page.
-
-    Raises:
-        InvalidInput: a record of it is damaged.
-        UnknownName: no such family.
-    """
+    """Returns the report of a family as one HTML page; raises UnknownName and InvalidInput as `family_page` does."""
     return render("family_report.html", view=family_page(name), style=_style())
 
 

@@ -103,7 +103,7 @@ class Judge:
                 return f"{where}: {figure.value:.4g} {figure.unit}, limit {limit:.4g} {figure.unit}"
         return None
 
-    def measurement(self, candidate: Candidate, device: str, rng: Rng, *, noisy: bool) -> dict[str, Any]:
+    def measurement(self, candidate: Candidate, device: str, rng: Rng) -> dict[str, Any]:
         """Returns the payload of its result of stage `measure`."""
         median = candidate.figures[device]["decode_p50"].value
         assert median is not None
@@ -119,7 +119,6 @@ class Judge:
             repetitions=[_repetition(median, rng) for _ in range(self._repetitions)],
             refused_share=0.0,
             wall_s=_MEASURE_S,
-            noisy=noisy,
             calibration_ms=361.0,
             drift=float(rng.normal(0, 0.01)),
         )

@@ -19,7 +19,7 @@ from nas.search.proposers.sampling import Rng, Sampler
 from nas.search.study.events import QualityKnown
 
 _PROMOTED_ABOVE = (0.7, 0.75)
-_FAILED, _CANCELLED, _NOISY = 0.010, 0.012, 0.020
+_FAILED, _CANCELLED = 0.010, 0.012
 """Shares of the trials, each on top of the one before."""
 
 
@@ -60,7 +60,7 @@ def life(judge: Judge, layout: Layout, rng: Rng, *, reference: bool = False) -> 
         return
     yield Logged(EventKind.MEASURING, {})
     for device in DEVICES:
-        yield Kept(device, judge.measurement(candidate, device, rng, noisy=luck < _NOISY))
+        yield Kept(device, judge.measurement(candidate, device, rng))
         reason = None if reference else judge.broken(candidate, device)
         if reason is not None:
             yield Logged(EventKind.INFEASIBLE, {"reason": reason})

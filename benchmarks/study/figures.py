@@ -71,7 +71,6 @@ def _study(study: Recorded, corner: Mapping[str, float], union: float) -> Json:
         "seed": study["seed"],
         "trials": len(rows),
         "ended": dict(sorted(Counter(row["status"] for row in rows).items())),
-        "noisy": sum(row["noisy"] for row in rows),
         "hypervolume": {str(mark): by_trial[mark] for mark in (*_MARKS, len(rows)) if mark in by_trial},
         "reached": reached,
         "share": reached / union if union else None,

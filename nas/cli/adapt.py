@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,7 +101,9 @@ def command(
     from nas.train.adapt.space import check_target
     from nas.train.adapt.space import write_space as write
 
-    request = read_request(config, _named_options(context, AdaptRequest.model_fields))
+    sources = {name: context.get_parameter_source(name) for name in AdaptRequest.model_fields}
+    explicit = {name: context.params[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
+    request = read_request(config, explicit)
     if request.write_space is not None:
         check_target(request.write_space)
         require_writable(request.write_space.parent, "--write-space")
@@ -122,12 +123,6 @@ def command(
         print_json(report)
     else:
         _show(report)
-
-
-def _named_options(context: typer.Context, keys: Iterable[str]) -> dict[str, Any]:
-    """Returns those options of the command line and the environment that are among `keys`."""
-    sources = {name: context.get_parameter_source(name) for name in keys}
-    return {name: context.params[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
 
 
 def _measured(request: AdaptRequest) -> Measure:

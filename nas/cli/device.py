@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -130,7 +131,8 @@ def add(
         address = str(SshAddress.parse(address))
         _trust(SshAddress.parse(address), trusted, yes)
     attachment = Attachment(address=address, tags=_tags(tag or []), cores=parse_cores(cores) if cores else ())
-    device = _probe(attachment)
+    with closing(open_transport(attachment.address, agent_cache())) as transport:
+        device = find(attachment, transport).device
     own_attachments().add(attachment.model_copy(update={"id": device.id}))
     if json:
         print_json({"address": address, "device": device.model_dump(mode="json")})
@@ -288,12 +290,10 @@ def _device_fields(entry: dict[str, Any]) -> list[tuple[str, object]]:
 
 def _waiting(entry: dict[str, Any]) -> str | None:
     """Returns who waits for a device, first come first; None if nobody does."""
-    waiting = [f"{line['study'] or 'health checks'} ({_jobs(line['jobs'])})" for line in entry["queue"]]
+    waiting = [
+        f"{line['study'] or 'health checks'} ({line['jobs']} job{'s' * (line['jobs'] != 1)})" for line in entry["queue"]
+    ]
     return ", then ".join(waiting) or None
-
-
-def _jobs(count: int) -> str:
-    return f"{count} job{'s' * (count != 1)}"
 
 
 def _drift_row(drift: dict[str, Any]) -> list[object]:
@@ -319,14 +319,6 @@ def _calibrated(calibration: dict[str, Any]) -> list[str]:
 def _job_row(job: dict[str, Any]) -> list[object]:
     name = f"{job['id'][:12]}{job['id'][job['id'].rfind('.') :]}"
     return [name, job["kind"], job["study"], job["trial"], job["state"], when(job["updated"]), job["message"]]
-
-
-def _probe(attachment: Attachment) -> Device:
-    transport = open_transport(attachment.address, agent_cache())
-    try:
-        return find(attachment, transport).device
-    finally:
-        transport.close()
 
 
 def _trust(address: SshAddress, fingerprint: str | None, yes: bool) -> None:

@@ -606,7 +606,7 @@ def _print_members(view: FamilyView) -> None:
             _runtime(measured),
             METRICS[figure.metric].label,
             figure.prompt,
-            _figure_text(figure) + (" (noisy)" if measured.noisy else ""),
+            _figure_text(figure),
         )
         for row in view.members
         for measured in row.member.measured
@@ -656,7 +656,7 @@ def _print_stages(training: MemberTraining, title: str) -> None:
             stage.label,
             f"{stage.steps:,}",
             f"{stage.tokens:,}",
-            _losses(stage),
+            f"{stage.curve[0][1]:.3f} -> {stage.curve[-1][1]:.3f}" if stage.curve else "",
             _scores(stage),
             _times(stage),
             _memory(stage),
@@ -670,11 +670,6 @@ def _times(training: MemberTraining) -> str:
     """Returns the time of a training, and of its parts where they are on record."""
     parts = ", ".join(f"{name} {show_duration(seconds)}" for name, seconds in training.spent.items() if seconds >= 1)
     return show_duration(training.whole_s) + (f" ({parts})" if parts else "")
-
-
-def _losses(training: MemberTraining) -> str:
-    """Returns the first and last loss of a training, in nats per token."""
-    return f"{training.curve[0][1]:.3f} -> {training.curve[-1][1]:.3f}" if training.curve else ""
 
 
 def _memory(training: MemberTraining) -> str:

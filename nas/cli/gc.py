@@ -65,9 +65,6 @@ def collect(store: Store, limit_bytes: int) -> Freed:
 
     Checkpoints are only removed while no study runs: training without one restarts, with the same result. Export
     caches of runtimes are rebuilt on demand.
-
-    Raises:
-        InfrastructureFailed: a file cannot be removed.
     """
     done = artifacts.collect(store, limit_bytes)
     cache = ContentFolder(agent_cache()).trim(limit_bytes)

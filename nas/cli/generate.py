@@ -34,9 +34,7 @@ def command(
     if json:
         print_json({"file": str(file), "prompt": prompt, "text": written})
     else:
-        typer.echo(prompt + _printable(written))
-
-
-def _printable(text: str) -> str:
-    """Replaces control characters, which a terminal would interpret."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+        # A terminal would interpret control characters.
+        typer.echo(
+            prompt + "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in written)
+        )

@@ -254,17 +254,7 @@ def _report(options: LaunchOptions, state: StudyState, json: bool) -> None:
 
 
 def _launch_remotely(options: LaunchOptions, space: str, server: str, json: bool) -> None:
-    """Submits a study, follows it until it ends, and prints its report.
-
-    Args:
-        options: options of the launch.
-        space: name or file of the space.
-        server: URL of the coordinator.
-        json: prints the report as JSON.
-
-    Raises:
-        NasError: the coordinator rejects the study, or the study fails.
-    """
+    """Submits a study to a coordinator, follows it until it ends, and prints its report."""
     if options.ray_address is not None:
         raise InvalidInput(
             "cannot be combined with --server: the coordinator is configured with its cluster", where="--ray-address"

@@ -21,7 +21,6 @@ from nas.core.errors import InfrastructureFailed, NasError, UnknownName
 from nas.core.trial import TrialState
 from nas.core.units import show_duration, show_number
 from nas.infra.store.store import Store
-from nas.search.analysis.record import Record
 from nas.search.analysis.snapshot import Snapshots, StudySnapshot
 from nas.search.study.estimate import Estimate, estimate_left
 from nas.search.study.events import Launched, notes
@@ -182,22 +181,15 @@ def _active(study: StudySnapshot) -> list[str]:
     references = {layout.id: name for name, layout in study.space.references.layouts().items()}
     lines = []
     for record in study.active(_ACTIVE_READ):
-        trial = record.trial
-        if _awaits_promotion(record, study):
-            continue
+        trial, status = record.trial, record.trial.status
+        training = status.rung if status.state is TrialState.TRAINING else None
+        if training is not None and study.space.quality.rungs[training].name in record.rungs:
+            continue  # it has finished its rung, which is not decided yet
         name = f"trial {trial.number}"
         if trial.origin == "reference":
             name = f"{references.get(record.layout.id, name)} reference"
         lines.append(f"{name}: {trial.status.state.value.replace('_', ' ')}")
     return lines
-
-
-def _awaits_promotion(record: Record, study: StudySnapshot) -> bool:
-    """Returns whether the trial has finished its rung, which is not decided yet."""
-    status = record.trial.status
-    if status.state is not TrialState.TRAINING or status.rung is None:
-        return False
-    return study.space.quality.rungs[status.rung].name in record.rungs
 
 
 def _front_table(study: StudySnapshot) -> Table:

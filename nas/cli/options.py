@@ -78,12 +78,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmat
 def read_layout(text: str, what: str = "published layout") -> Layout:
     """Parses a layout argument: a published name, a layout string, or '-' for the first line of stdin.
 
-    Args:
-        text: the argument.
-        what: other than a layout string the argument can be, for the message.
-
-    Raises:
-        InvalidInput: `text` is neither a published name nor a layout.
+    `what` it can be beside a layout string is said in the message.
     """
     if text == "-":
         text = typer.get_text_stream("stdin").readline()
@@ -94,11 +89,7 @@ def read_layout(text: str, what: str = "published layout") -> Layout:
 
 
 def numbers_of(text: str, flag: str) -> list[int]:
-    """Parses a list of whole numbers, '512,1024'.
-
-    Raises:
-        InvalidInput: it is none.
-    """
+    """Parses a list of whole numbers, '512,1024'; repeated ones count once."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
         raise InvalidInput(f"whole numbers with commas between them, such as 512,1024, not {text!r}", where=flag)

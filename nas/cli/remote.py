@@ -57,11 +57,7 @@ class Fleet(Protocol):
 
 
 def open_server(server: str, db: str | None = None) -> UsersClient:
-    """Returns a client for a known coordinator; `$NAS_TOKEN` overrides the stored token.
-
-    Raises:
-        InvalidInput: the coordinator is not known, or `db` is given as well.
-    """
+    """Returns a client for a known coordinator; `$NAS_TOKEN` overrides the stored token."""
     if db is not None:
         raise InvalidInput("give either --server (or $NAS_SERVER) or --db (or $NAS_DB): a server has its own database")
     return known_client(server)

@@ -96,8 +96,11 @@ def _pinned_ca(url: str, fingerprint: str | None) -> str:
     pem = _fetch_ca(url)
     actual = _fingerprint(pem)
     if fingerprint is None:
-        _ask_for_trust(url, actual)
-    elif _plain(fingerprint) != actual:
+        if not sys.stdin.isatty():
+            raise InvalidInput("not a terminal; give the CA fingerprint printed by 'nas serve'", where="--fingerprint")
+        say(f"SHA-256 fingerprint of the certificate authority of {url}:\n  {actual}")
+        typer.confirm("Does it match the one printed by 'nas serve'?", abort=True, err=True)
+    elif fingerprint.lower().removeprefix("sha256:").replace(":", "").replace(" ", "") != actual:
         raise InvalidInput(f"{url} has a different certificate authority: {actual}", where="--fingerprint")
     return pem
 
@@ -124,17 +127,6 @@ def _fingerprint(pem: str) -> str:
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
     except ValueError:
         raise InvalidInput("the certificate authority is not a valid certificate") from None
-
-
-def _plain(fingerprint: str) -> str:
-    return fingerprint.lower().removeprefix("sha256:").replace(":", "").replace(" ", "")
-
-
-def _ask_for_trust(url: str, fingerprint: str) -> None:
-    if not sys.stdin.isatty():
-        raise InvalidInput("not a terminal; give the CA fingerprint printed by 'nas serve'", where="--fingerprint")
-    say(f"SHA-256 fingerprint of the certificate authority of {url}:\n  {fingerprint}")
-    typer.confirm("Does it match the one printed by 'nas serve'?", abort=True, err=True)
 
 
 def _read_token() -> str:

@@ -22,7 +22,6 @@ from nas.core.layout import Layout
 from nas.core.scoring import measurement_keys
 from nas.core.space import Budget, Objective, ParamBudget, RuntimeSpace, SearchSpace
 from nas.core.units import show_count, show_share
-from nas.core.workload import Workload
 from nas.measure.devices.attachments import own_attachments
 from nas.measure.farm.farm import known_devices
 from nas.measure.runtimes import RUNTIMES
@@ -164,7 +163,9 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
         yield "runtime", f"{runtime.name} {runtime.quantisation} ({runtime.build} build)"
     yield "devices", ", ".join(space.devices)
     for name in space.measured:
-        yield "workload", f"{name}: {_show_workload(space.workloads[name])}"
+        load = space.workloads[name]
+        size = f"{load.prompt} tokens in, {load.gen} out, window {load.window}, {load.threads} thread(s)"
+        yield "workload", f"{name}: {size}"
     for budget in space.budgets:
         yield "budget", _show_budget(budget)
     for objective in space.objectives:
@@ -336,10 +337,6 @@ def _show_params(params: ParamBudget) -> str:
             most = "any" if limits.max is None else show_count(limits.max)
             parts.append(f"{name} {show_count(limits.min)} to {most}")
     return ", ".join(parts) or "any number"
-
-
-def _show_workload(workload: Workload) -> str:
-    return f"{workload.prompt} tokens in, {workload.gen} out, window {workload.window}, {workload.threads} thread(s)"
 
 
 def _show_budget(budget: Budget) -> str:

@@ -102,10 +102,6 @@ def print_front(report: Report) -> None:
     print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights", "layout"), rows)
     if (sure := report["reliability"]) is not None:
         say(sure["text"])
-    if report["noisy_references"]:
-        say(f"noisy reference measurements, all ratios are unreliable: {', '.join(report['noisy_references'])}")
-    if report["noisy"]:
-        say(f"excluded because of noisy measurements: trials {_list(row['trial'] for row in report['noisy'])}")
 
 
 def print_agreement(report: Report) -> None:
@@ -119,10 +115,9 @@ def print_agreement(report: Report) -> None:
 def _agreement(agreement: Mapping[str, Any]) -> list[str]:
     correlation = agreement["correlation"]
     coefficients = [_coefficient(correlation[name]) for name in ("spearman", "kendall")]
-    left_out = f" ({agreement['noisy']} noisy left out)" if agreement["noisy"] else ""
     alike = correlation["reason"] or f"{agreement['alike']} of {agreement['apart']} pairs alike"
     where = f"{agreement['metric']}@{agreement['workload']} on {agreement['device']}"
-    return [where, ", ".join(agreement["runtimes"]), f"{correlation['layouts']}{left_out}", *coefficients, alike]
+    return [where, ", ".join(agreement["runtimes"]), str(correlation["layouts"]), *coefficients, alike]
 
 
 def _coefficient(coefficient: Mapping[str, float] | None) -> str:

@@ -92,7 +92,6 @@ class MeasuredModel(FamilyRecord):
     threads: int
     figures: tuple[RecordedFigure, ...]
     searched: bool = Field(True, description="whether the search used this device")
-    noisy: bool = False
 
 
 class Tried(FamilyRecord):

@@ -94,7 +94,6 @@ class Measurement(BaseModel):
     protocol: int = Field(description="version of the measurement protocol")
     refused_share: float = Field(description="share of repetitions that do not count")
     wall_s: float = Field(0.0, description="seconds of device time, refused repetitions and references included")
-    noisy: bool = Field(False, description="a figure rests on refused repetitions; stays off the reported front")
     clock: ClockName = "wall"
     foreign_cpu: float | None = Field(None, description="median CPU share of other processes, in cores")
     calibration: ReferenceTimes | None = None

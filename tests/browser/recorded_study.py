@@ -100,7 +100,7 @@ def _proposal(told: dict[str, Any]) -> NewTrial:
 def _tell(store: Store, study: int, trial: int, told: dict[str, Any], space: SearchSpace, device: str) -> None:
     made = Measurement(
         artifact=told["layout"], runtime="llama.cpp", build="0" * 64, patched=False, device=device, repetitions=[],
-        workload=space.workloads["chat"], figures=_figures(told), refused_share=0.0, noisy=told["noisy"],
+        workload=space.workloads["chat"], figures=_figures(told), refused_share=0.0,
         protocol=PROTOCOL_VERSION,
     )  # fmt: skip
     seconds = told["stage_seconds"]["measure"]

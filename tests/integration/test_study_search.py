@@ -74,7 +74,7 @@ def test_a_launch_ends_with_a_consistent_report(lab: Lab, first: Report) -> None
     assert counts["running"] == counts["failed"] == 0
     assert sum(counts.values()) == 2 * TRIALS
     assert {row["name"] for row in first["references"]} == {"published", "attention"}
-    assert counts["complete"] == len(first["ranking"]) + len(first["noisy"])
+    assert counts["complete"] == len(first["ranking"])
     assert first["front"]
     assert first["hypervolume"] is not None
     assert first["stage_seconds"]["train"] > 0

@@ -81,9 +81,7 @@ def measured(device: str, decode: float, text: str) -> MeasuredModel:
     speeds = [("decode_tps", 0, decode), ("prefill_tps", 1024, 12 * decode)]
     figures = [RecordedFigure(metric=m, prompt=p, value=v, ci95=(0.9 * v, 1.1 * v)) for m, p, v in speeds]
     figures.append(RecordedFigure(metric="peak_rss", prompt=4096, reason=text))
-    return MeasuredModel(
-        device=device, runtime="llama.cpp", quantisation="q4_0", threads=2, figures=tuple(figures), noisy=decode < 50
-    )
+    return MeasuredModel(device=device, runtime="llama.cpp", quantisation="q4_0", threads=2, figures=tuple(figures))
 
 
 def comparison(family: str, text: str) -> Comparison:

@@ -113,9 +113,9 @@ def figure(value: float | None, spread: float = 0.0, unit: str = "ms", n: int = 
     return Figure(value=value, low=value / (1 + spread), high=value * (1 + spread), log_sd=sd, n=n, unit=unit)
 
 
-def summary(figures: Mapping[str, Figure], *, noisy: bool = False) -> MeasurementSummary:
+def summary(figures: Mapping[str, Figure]) -> MeasurementSummary:
     """A measurement as records hold it."""
-    return MeasurementSummary("0" * 64, noisy, json.dumps({name: each.model_dump() for name, each in figures.items()}))
+    return MeasurementSummary("0" * 64, json.dumps({name: each.model_dump() for name, each in figures.items()}))
 
 
 def snapshot(store: Store) -> StudySnapshot:

@@ -71,33 +71,31 @@ def test_too_few_layouts_and_equal_ones_have_no_order() -> None:
     assert equal.reason == "all layouts have the same value on one of the two"
 
 
-def measurement(noisy: bool, **figures: Figure) -> MeasurementSummary:
-    return summary({name: figures.get(name, figure(None)) for name in COMPARED}, noisy=noisy)
+def measurement(**figures: Figure) -> MeasurementSummary:
+    return summary({name: figures.get(name, figure(None)) for name in COMPARED})
 
 
-def agreement(*pairs: tuple[float | None, float | None], noisy: int = 0, **more: Any) -> dict[str, Agreement]:
-    """By metric, of layouts with these latencies on the two; of the first `noisy` the right one is noisy."""
+def agreement(*pairs: tuple[float | None, float | None], **more: Any) -> dict[str, Agreement]:
+    """By metric, of layouts with these latencies on the two."""
     spread = more.pop("spread", 0.0)
     records = {}
     for number, pair in enumerate(pairs):
         taken = {
-            MeasurementKey("local", runtime, "chat"): measurement(
-                runtime == "right" and number < noisy, latency=figure(value, spread)
-            )
+            MeasurementKey("local", runtime, "chat"): measurement(latency=figure(value, spread))
             for runtime, value in zip(RUNTIMES, pair, strict=True)
         }
         records[number] = Record(cast(Trial, None), LAYOUT, taken)
-    records[99] = Record(cast(Trial, None), LAYOUT, {MeasurementKey("local", "left", "chat"): measurement(False)})
+    records[99] = Record(cast(Trial, None), LAYOUT, {MeasurementKey("local", "left", "chat"): measurement()})
     space = tiny_space(runtimes=[{"name": name, "quantisation": "q4_0"} for name in more.pop("names", RUNTIMES)])
     record = StudyRecord(cast(Study, None), space, records, None, None)
     return {each.metric: each for each in agreements(record)}
 
 
-def test_only_what_both_measured_without_noise_counts() -> None:
-    found = agreement((9, 1), (1, 10), (2, 20), (3, 30), (4, 40), (5, 50), (6, None), noisy=1)
+def test_only_what_both_measured_counts() -> None:
+    found = agreement((1, 10), (2, 20), (3, 30), (4, 40), (5, 50), (6, None))
     latency = found["latency"]
     assert (latency.runtimes, latency.device, latency.workload) == (RUNTIMES, "local", "chat")
-    assert (latency.correlation.layouts, latency.noisy) == (5, 1)
+    assert latency.correlation.layouts == 5
     assert latency.correlation.kendall is not None and latency.correlation.kendall.value == 1
     assert found.keys() == set(COMPARED)
     assert found["peak_rss"].correlation.reason == f"0 layouts; a rank correlation needs {FEWEST}"

@@ -236,7 +236,7 @@ MALFORMED = {
         of_stage("measure"), *MEASURED, "repetitions", 0, "sample", "decode_ns", 0, value=-5
     ),
     "no first token": set_in(of_stage("measure"), *MEASURED, "figures", value={}),
-    "noisy as text": set_in(of_stage("measure"), *MEASURED, "noisy", value="no"),
+    "patched as text": set_in(of_stage("measure"), *MEASURED, "patched", value="no"),
     "an artifact that is a number": set_in(of_stage("export"), *MEASURED, value=5),
     "a training that is a list": set_in(of_stage("train"), *MEASURED, value=[]),
     "a whole number without end": set_in(of_stage("measure"), *MEASURED, "figures", "latency", "n", value=10**400),

@@ -26,17 +26,17 @@ LAYOUTS = draw(24)
 LAPTOP, BOARD = (MeasurementKey(device, "llama.cpp", "chat") for device in ("laptop", "board"))
 
 
-def measurement(ms: float, noisy: bool = False) -> MeasurementSummary:
-    return summary({name: figure(ms if name == "decode_p50" else None, 0.01) for name in FIGURES}, noisy=noisy)
+def measurement(ms: float) -> MeasurementSummary:
+    return summary({name: figure(ms if name == "decode_p50" else None, 0.01) for name in FIGURES})
 
 
-def study(*taken: tuple[MeasurementKey, Sequence[Layout], float], noisy: int = 0) -> StudyRecord:
-    """Places with the layouts measured there and how fast they are; the first `noisy` layouts were so."""
+def study(*taken: tuple[MeasurementKey, Sequence[Layout], float]) -> StudyRecord:
+    """Places with the layouts measured there and how fast they are."""
     records = {number: Record(cast(Trial, None), layout) for number, layout in enumerate(LAYOUTS)}
     for place, layouts, fast in taken:
-        for number, each in records.items():
+        for each in records.values():
             if each.layout in layouts:
-                each.measurements[place] = measurement(time_ms(each.layout, fast=fast), number < noisy)
+                each.measurements[place] = measurement(time_ms(each.layout, fast=fast))
     return StudyRecord(cast(Study, None), SPACE, records, None, None)
 
 
@@ -46,7 +46,7 @@ def decode(models: Sequence[ModelError], device: str) -> ModelError:
 
 
 def test_errors_and_forecasts_of_every_candidate() -> None:
-    found = decode(study_models(study((LAPTOP, LAYOUTS[:20], 1.0), noisy=2)), "laptop")
+    found = decode(study_models(study((LAPTOP, LAYOUTS[2:20], 1.0))), "laptop")
     assert (found.measurements, found.start, found.unit) == (18, None, "ms")
     assert found.mape is not None and found.worst is not None and found.mape < 0.05
     assert found.correlation is not None and found.correlation.spearman is not None

@@ -37,12 +37,11 @@ def test_without_a_front_it_says_so(lab: LiveLab) -> None:
 
 def test_a_study_without_a_front_says_what_became_of_its_trials(lab: LiveLab) -> None:
     study = lab.study()
-    lab.complete(study, 1.2, 0.5, 0.5, noisy=True)
     broken = lab.propose(study)
     for kind in (EventKind.EXPORTED, EventKind.MEASURING, EventKind.INFEASIBLE):
         trials.add_event(lab.store, study, broken, kind, {})
     lab.propose(study)
-    became = "Of 3 trials: 1 complete, but measured under noise, which does not count; 1 with a broken budget."
+    became = "Of 2 trials: 1 with a broken budget."
     assert read(lab).text == f"Nothing has won yet. {became}"
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     assert read(lab).text == f"Nothing has won. {became}"

@@ -12,8 +12,7 @@ from study_support import Bed, tiny_space
 
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.search.analysis.optuna_export import NOISE, Parameters, mirror
-from nas.search.analysis.record import Record
+from nas.search.analysis.optuna_export import Parameters, mirror
 from nas.search.analysis.report import study_report
 from nas.search.proposers import Sampler
 from nas.search.spaces import load_space
@@ -104,15 +103,6 @@ def _no_training_of_the_next() -> object:
                 raise InfrastructureFailed("a worker died")
 
     return fail
-
-
-def test_noise_keeps_a_trial_off_the_front(bed: Bed, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bed.run(3)
-    first = study_report(bed.store, "study")["front"][0]["trial"]
-    monkeypatch.setattr(Record, "noisy", property(lambda self: self.trial.number == first))
-    mirror(bed.store, "study", url)
-    assert [trial.user_attrs["trial"] for trial in load(url).trials if trial.constraints[NOISE] > 0] == [first]
-    assert first not in {trial.user_attrs["trial"] for trial in load(url).best_trials}
 
 
 @pytest.mark.parametrize("name", ["lfm2", "lfm2-mixed", "lfm2-demo", "xlstm"])

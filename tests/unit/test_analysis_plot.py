@@ -50,7 +50,6 @@ def report() -> dict[str, Any]:
         "budgets": [{"metric": "peak_rss", "workload": "chat", "limit": 55.0}],
         "front": front,
         "ranking": [*front, row(3, 0.9, 400, 52)],
-        "noisy": [],
         "references": [reference("published", quality=1.0, latency=310, memory=51)],
     }
 
@@ -120,12 +119,6 @@ def test_budgets_are_not_drawn_on_axes_that_are_ratios(report: dict[str, Any], t
     report["objectives"] = [QUALITY, MEMORY | {"aggregate": "worst", "unit": "x"}]
     _, svg = draw_front(report, tmp_path)
     assert "budget" not in svg.read_text()
-
-
-def test_noisy_trials_are_set_apart(report: dict[str, Any], tmp_path: Path) -> None:
-    report |= {"objectives": [QUALITY, LATENCY], "noisy": [row(4, 1.2, 200, 40)]}
-    _, svg = draw_front(report, tmp_path)
-    assert ">noisy</text>" in svg.read_text()
 
 
 def test_equal_reports_give_equal_files(report: dict[str, Any], tmp_path: Path) -> None:

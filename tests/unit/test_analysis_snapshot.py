@@ -66,7 +66,6 @@ def test_many_points_at_once_are_taken_as_one_by_one() -> None:
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("complete"), GRID, GRID, GRID, st.sampled_from([0, 0, 0, 1])),
-        st.tuples(st.just("noisy"), GRID, GRID, GRID, st.just(0)),
         st.tuples(st.just("better known"), GRID, GRID, GRID, st.integers(0, 5)),
         st.tuples(st.just("proposed"), GRID, GRID, GRID, st.just(0)),
         st.tuples(st.just("failed"), GRID, GRID, GRID, st.just(0)),
@@ -80,8 +79,8 @@ STEPS = st.lists(
 def take(lab: LiveLab, study: int, step: tuple[str, float, float, float, int], complete: list[int]) -> None:
     what, *numbers, which = step
     quality, latency, memory = (0.5 + number for number in numbers)
-    if what in ("complete", "noisy"):
-        complete.append(lab.complete(study, quality, latency, memory, noisy=what == "noisy"))
+    if what == "complete":
+        complete.append(lab.complete(study, quality, latency, memory))
     elif what == "better known" and complete:
         trial = complete[which % len(complete)]
         lab.measure(study, trial, latency, memory, n=3 + which)
@@ -160,7 +159,7 @@ def viewed(before: Points | None, delta: Points) -> Points:
     return delta.model_copy(update=update)
 
 
-_PLAIN = ("status", "origin", "rung", "feasible", "noisy")
+_PLAIN = ("status", "origin", "rung", "feasible")
 
 
 def _merged(old: list[Any], new: list[Any], before: Points, delta: Points) -> list[Any]:
@@ -221,7 +220,7 @@ def test_a_study_that_is_launched_again_is_not_read_whole_again(lab: LiveLab) ->
     before = snapshots.get("study")
     events.append(lab.store, study, {"what": LAUNCHED, "trials": 9, "warm_start": []})
     after = snapshots.get("study")
-    assert after.records[0] is before.records[0] and after.record.wanted == 9
+    assert after.records[0] is before.records[0] and after.record.requested == 9
     events.append(lab.store, study, {"what": CALIBRATED, "id": "box-2", "device": "local"})
     assert snapshots.get("study").records[0] is not before.records[0]
 
@@ -284,7 +283,7 @@ def test_a_study_that_is_made_anew_is_another_one(lab: LiveLab) -> None:
 def test_the_state_is_the_studys(lab: LiveLab) -> None:
     study = lab.study()
     live = Snapshots(lab.store)
-    assert (live.get("study").state, live.get("study").record.wanted) == (StudyState.RUNNING, 4)
+    assert (live.get("study").state, live.get("study").record.requested) == (StudyState.RUNNING, 4)
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     assert live.get("study").over
 

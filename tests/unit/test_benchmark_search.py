@@ -123,7 +123,7 @@ def observed(problem: Problem, count: int, seed: int) -> list[dict[str, Any]]:
         layout = sampler.draw(rng)
         row = problem.observe(layout).to_json()
         row |= {"layout": layout.format(), "trial": trial, "origin": "reference" if trial == 0 else "proposal"}
-        rows.append(row | {"noisy": trial == 1})
+        rows.append(row)
     return rows
 
 

@@ -123,7 +123,7 @@ def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Pa
     ]
     assert str(home) not in json.dumps(view)
     page = shown(visitor, "/families/demo")
-    for text in ("because it is faster", "81 to 99", "\N{EN DASH} because it is faster", "2.25", "1.50", "noisy",
+    for text in ("because it is faster", "81 to 99", "\N{EN DASH} because it is faster", "2.25", "1.50",
                  "random:0", "2M tokens in 20 steps", "2 h 00 min", "No files written", HASH):  # fmt: skip
         assert text in page.text
     plots = [json.loads(str(named["data-plot"])) for _, named in page.tags if "data-plot" in named]

@@ -63,9 +63,7 @@ def run(token_ms: list[float], temperature_c: float | None = None, reason: str |
 
 
 def trace(*repetitions: RepetitionView) -> Plot:
-    place = MeasurementView.model_construct(
-        key=MeasurementKey("box", "fake", "chat"), noisy=False, repetitions=repetitions
-    )
+    place = MeasurementView.model_construct(key=MeasurementKey("box", "fake", "chat"), repetitions=repetitions)
     return token_trace(VIEW, place)
 
 

@@ -77,7 +77,7 @@ def measured() -> dict[str, Any]:
     repetition = Repetition(valid=False, reason=HOSTILE, sample=sample())
     made = Measurement(
         artifact=HOSTILE, runtime="fake", build=HOSTILE, patched=False, device="box", repetitions=[repetition],
-        workload=tiny_space().workloads["chat"], refused_share=1.0, noisy=True, protocol=PROTOCOL_VERSION,
+        workload=tiny_space().workloads["chat"], refused_share=1.0, protocol=PROTOCOL_VERSION,
         figures=figures(1.0, 1.0) | {"latency": nothing, "peak_rss": nothing, HOSTILE: nothing},
     )  # fmt: skip
     return {"value": made.model_dump(mode="json"), "seconds": 2.0}

@@ -179,7 +179,7 @@ def test_only_valid_repetitions_count() -> None:
     assert taken.refused_share == pytest.approx(1 / 3)
     assert taken.drift == pytest.approx(statistics.median([0.0, 0.02]))
     assert taken.foreign_cpu == pytest.approx(0.6)
-    assert (taken.protocol, taken.clock, taken.noisy) == (3, "wall", False)
+    assert (taken.protocol, taken.clock) == (3, "wall")
     assert (taken.calibration, taken.calibration_ms) == (CALIBRATION, CALIBRATION.run_ms)
     assert taken.wall_s == 3.0
 

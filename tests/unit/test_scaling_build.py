@@ -233,9 +233,7 @@ def test_decode_speed_is_tokens_over_their_time(bed: Bed) -> None:
     number = {name: Figure(value=1.0, unit="-") for name in ("prefill_tps", "ttft", "peak_rss")}
     mean = Figure(value=20.0, low=16.0, high=25.0, unit="ms")
     tail = {"decode_p50": Figure(value=10.0, unit="ms"), "decode_mean": mean}
-    taken = SimpleNamespace(
-        device="box", runtime="fake", workload=Workload(prompt=64, gen=16), figures=number | tail, noisy=False
-    )
+    taken = SimpleNamespace(device="box", runtime="fake", workload=Workload(prompt=64, gen=16), figures=number | tail)
     place = MeasurementKey("box", "fake", "chat")
     (measured,) = measured_of({place: cast(Measurement, taken)}, bed.space)
     (speed,) = (each for each in measured.figures if each.metric == "decode_tps")

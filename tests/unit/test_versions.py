@@ -281,7 +281,7 @@ def test_measurements_of_recorded_runs(tmp_path: Path) -> None:
     reference = Reference(plan, reference_times(sample(10.0, 1.0, 16)))
     taken = asyncio.run(measure(subject, reference, ScriptedJobs([*rounds]), "key", 0, 4, limits))
     found = taken.model_dump(mode="json")
-    kept = {name: found[name] for name in ("figures", "refused_share", "noisy", "drift")}
+    kept = {name: found[name] for name in ("figures", "refused_share", "drift")}
     kept["reps"] = [[rep["valid"], rep["reason"], rep["drift"]] for rep in found["repetitions"]]
     check("nas.measure.protocol.repetitions.PROTOCOL_VERSION", PROTOCOL_VERSION, kept)
 

@@ -101,7 +101,6 @@ class ResultSummary(NamedTuple):
         runtime: name.
         workload: as JSON text.
         figures: by name, as JSON text.
-        noisy: whether refused repetitions count.
         foreign_cpu: median CPU share of other processes meanwhile, in cores; None: not known.
     """
 
@@ -114,7 +113,6 @@ class ResultSummary(NamedTuple):
     runtime: str | None
     workload: str | None
     figures: str | None
-    noisy: bool | None
     foreign_cpu: float | None
 
 
@@ -125,7 +123,7 @@ def summaries(store: Store, study: int, trials: Sequence[int] | None = None) -> 
     others = value[("value", "foreign_cpu")].as_float()
     columns = (result.c.result_key, result.c.stage, result.c.seconds, result.c.created, result_use.c.first)
     query = (
-        select(result_use.c.trial, *columns, *texts, value[("value", "noisy")].as_boolean(), others)
+        select(result_use.c.trial, *columns, *texts, others)
         .join(result, result.c.result_key == result_use.c.result_key)
         .where(result_use.c.study == study)
         .order_by(result_use.c.trial, result.c.created, result.c.result_key)

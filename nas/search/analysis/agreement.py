@@ -56,8 +56,6 @@ class Agreement(BaseModel):
     workload: str
     metric: str
     correlation: RankCorrelation
-    noisy: int
-    """Layouts left out because one of the two was measured under noise."""
     apart: int
     """Pairs of layouts that differ on both runtimes: their 95 % intervals do not overlap on either."""
     alike: int
@@ -72,12 +70,9 @@ def agreements(record: StudyRecord) -> list[Agreement]:
     for (first, second), device, workload in itertools.product(pairs, space.devices, space.measured):
         keys = MeasurementKey(device, first, workload), MeasurementKey(device, second, workload)
         measurements = [trial.measurements for trial in record.records.values()]
-        both = [tuple(by_key[key] for key in keys) for by_key in measurements if all(key in by_key for key in keys)]
-        calm = [
-            tuple(summary.figures for summary in pair) for pair in both if not any(summary.noisy for summary in pair)
-        ]
+        both = [[by_key[key].figures for key in keys] for by_key in measurements if all(key in by_key for key in keys)]
         for metric in COMPARED:
-            figures = [(one[metric], other[metric]) for one, other in calm]
+            figures = [(one[metric], other[metric]) for one, other in both]
             values = [(a.value, b.value) for a, b in figures if a.value is not None and b.value is not None]
             orders, others = (_orders([pair[side] for pair in figures]) for side in (0, 1))
             apart = (orders != 0) & (others != 0)
@@ -88,7 +83,6 @@ def agreements(record: StudyRecord) -> list[Agreement]:
                     workload=workload,
                     metric=metric,
                     correlation=rank_correlation([a for a, _ in values], [b for _, b in values]),
-                    noisy=len(both) - len(calm),
                     apart=int(apart.sum()),
                     alike=int((orders == others)[apart].sum()),
                 )

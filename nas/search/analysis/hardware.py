@@ -46,7 +46,7 @@ class ModelError(_Frozen):
     metric: str
     unit: str
     measurements: int
-    """Layouts; those measured under noise are not among them."""
+    """Layouts."""
     start: str | None = None
     """Where it started from, such as 'laptop/llama.cpp' or 'laptop/llama.cpp of study first'; None: from nothing."""
     mape: float | None = None
@@ -78,15 +78,9 @@ class _Base(NamedTuple):
 
 
 def hardware_report(store: Store, name: str, start: str | None = None) -> HardwareReport:
-    """Evaluates the models of a study.
-
-    Args:
-        store: the database.
-        name: of the study.
-        start: of an earlier study, on any device, whose models this one's start from.
+    """Evaluates the models of a study; `start` names an earlier one, on any device, whose models they start from.
 
     Raises:
-        UnknownName: no such study.
         InvalidInput: it would start from itself, and would have seen what it forecasts.
     """
     if start == name:
@@ -192,9 +186,9 @@ def _measured(record: StudyRecord, key: MeasurementKey, metric: str) -> Measured
 
 
 def _figure(trial: Record, key: MeasurementKey, metric: str) -> tuple[float | None, float]:
-    """Returns the value, None where it is not known or noisy, and the standard deviation of its logarithm."""
+    """Returns the value, None where it is not known, and the standard deviation of its logarithm."""
     measurement = trial.measurements.get(key)
-    if measurement is None or measurement.noisy or metric not in measurement.figures:
+    if measurement is None or metric not in measurement.figures:
         return None, 0.0
     return measurement.figures[metric].value, log_sd(measurement.figures[metric])
 

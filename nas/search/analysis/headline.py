@@ -117,7 +117,6 @@ def _without_front(study: StudySnapshot) -> str:
     """Returns why nothing is on the front: what became of the trials."""
     states = study.states()
     ended = {
-        "complete, but measured under noise, which does not count": states.get("complete", 0),
         "with a broken budget": states.get("infeasible", 0),
         "stopped early": states.get("stopped", 0),
         "failed": states.get("failed", 0),

@@ -79,13 +79,7 @@ def hypervolume_curve(
 
 
 def interval(axes: TrialAxes, reference_point: Sequence[float], draws: int = VOLUME_DRAWS) -> Volume | None:
-    """Returns the hypervolume with its 95 % interval; None if too many trials are near the front to draw noise.
-
-    Args:
-        axes: of the trials.
-        reference_point: the reference point.
-        draws: from the noise of the trials near the front.
-    """
+    """Returns the hypervolume with its 95 % interval; None if too many trials are near the front to draw noise."""
     near = near_front(axes)
     draws = affordable_draws(draws, len(near))
     return volume(*arrays(axes, near), reference_point, draws) if near and draws else None

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-NOISE = "measured under noise"
-"""The constraint that keeps trials off Optuna's front that are not on ours."""
 _OURS = {"study", "study_lease", "result_use"}
 """Tables that only a database of hilnas has."""
 _MARK = "hilnas"
@@ -140,16 +138,14 @@ def mirror(store: Store, study: str, url: str, name: str | None = None) -> Mirro
         new = [
             _frozen_trial(record, trial, parameters)
             for number, trial in record.records.items()
-            if _is_final(trial) and number not in copied
+            if trial.trial.status.terminal
+            and not trial.trial.status.retryable
+            and trial.trial.origin != "reference"
+            and number not in copied
         ]
         copy.add_trials(new)
         _describe(copy, record)
     return MirrorResult(copy.study_name, target.render_as_string(), len(new), len(copied) + len(new))
-
-
-def _is_final(record: Record) -> bool:
-    status = record.trial.status
-    return status.terminal and not status.retryable and record.trial.origin != "reference"
 
 
 def _frozen_trial(study: StudyRecord, record: Record, parameters: Parameters) -> FrozenTrial:
@@ -178,7 +174,7 @@ def _frozen_trial(study: StudyRecord, record: Record, parameters: Parameters) ->
             "parents": list(row.parents),
             **measured(record),
         },
-        constraints=excess | {NOISE: float(record.noisy)},
+        constraints=excess,
     )
     trial.datetime_start = datetime.fromtimestamp(row.created)
     trial.datetime_complete = datetime.fromtimestamp(row.updated)

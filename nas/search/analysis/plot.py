@@ -73,11 +73,17 @@ def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
         The two paths.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = [_axes_of(pair) for pair in itertools.combinations(report["objectives"], 2)]
+    # (x, y): an objective to maximise is vertical.
+    pairs = [
+        (second, first) if first["direction"] == "max" else (first, second)
+        for first, second in itertools.combinations(report["objectives"], 2)
+    ]
     figure, panels = _figure(len(pairs))
     for panel, (x, y) in zip(panels, pairs, strict=True):
         _draw_panel(panel, report, x, y)
-    figure.suptitle(_title(report), fontsize=11, color=_INK)
+    volume = "" if report["hypervolume"] is None else f", hypervolume {report['hypervolume']:.4g}"
+    title = f"{report['study']}: {len(report['front'])} of {len(report['ranking'])} complete on the front{volume}"
+    figure.suptitle(title, fontsize=11, color=_INK)
     _draw_legend(figure, panels)
     figure.draw_without_rendering()  # lays the panels out: labels need their sizes
     figure.set_layout_engine("none")
@@ -103,20 +109,12 @@ def _figure(count: int) -> tuple[Figure, list[Axes]]:
     return figure, panels
 
 
-def _axes_of(pair: tuple[Objective, Objective]) -> tuple[Objective, Objective]:
-    """Returns (x, y): an objective to maximise is vertical."""
-    first, second = pair
-    return (second, first) if first["direction"] == "max" else (first, second)
-
-
 def _draw_panel(panel: Axes, report: Report, x: Objective, y: Objective) -> None:
     on_front = {row["trial"] for row in report["front"]}
     others = _points((row for row in report["ranking"] if row["trial"] not in on_front), x, y)
     front = _points(report["front"], x, y)
     if others:
         panel.scatter(*_unzipped(others), s=18, color=_OTHER, linewidths=0, label="other complete trials")
-    if noisy := _points(report["noisy"], x, y):
-        panel.scatter(*_unzipped(noisy), s=18, facecolors="none", edgecolors=_OTHER, label="noisy")
     if front:
         panel.scatter(*_unzipped(front), s=40, color=_FRONT, zorder=3, label="front, with 95 % interval")
     _draw_budgets(panel, report["budgets"], x, y)
@@ -198,7 +196,7 @@ def _draw_bound(panel: Axes, front: Sequence[Point], x: Objective, y: Objective)
 def _label_points(panel: Axes, report: Report, x: Objective, y: Objective, every: bool) -> None:
     """Rings and names the best trial, names references and, if `every`, others of the front where there is room."""
     to_pixels = panel.transData.transform
-    marked = _points([*report["ranking"], *report["noisy"]], x, y)
+    marked = _points(report["ranking"], x, y)
     marked += [_at_edge(panel, at)[0] for at in _points(report["references"], x, y)]
     room = panel.figure.dpi / 72 * 4
     boxes = [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, marked)]
@@ -343,12 +341,6 @@ def _label(objective: Objective) -> str:
     unit = f" [{objective['unit']}]" if objective["unit"] else ""
     at = f" at {objective['workload']}" if objective["workload"] else ""
     return f"{objective['name']}{at}{unit} {_ARROWS[0, 1 if objective['direction'] == 'max' else -1]}"
-
-
-def _title(report: Report) -> str:
-    volume = report["hypervolume"]
-    suffix = "" if volume is None else f", hypervolume {volume:.4g}"
-    return f"{report['study']}: {len(report['front'])} of {len(report['ranking'])} complete on the front{suffix}"
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -91,13 +91,11 @@ class MeasurementSummary:
 
     Args:
         key: of the result that holds all of it.
-        noisy: whether figures rest on refused repetitions.
         figures_json: the figures by name, as stored: parsed, those of a large study would fill the memory.
         foreign_cpu: median CPU share of other processes meanwhile, in cores; None: not known.
     """
 
     key: str
-    noisy: bool
     figures_json: str
     foreign_cpu: float | None = None
 
@@ -136,11 +134,6 @@ class Record:
     observed_after_s: float | None = None
     results: Sequence[ResultSummary] = ()
     changed: int = 0
-
-    @property
-    def noisy(self) -> bool:
-        """Whether a figure rests on refused repetitions."""
-        return any(measurement.noisy for measurement in self.measurements.values())
 
     @property
     def figures(self) -> Figures:
@@ -261,7 +254,7 @@ class StudyRecord:
         return [row for note in notes(self.log.notes, WarmStarted) for row in note.studies]
 
     @property
-    def wanted(self) -> int | None:
+    def requested(self) -> int | None:
         """The requested number of trials, references not counted; None if the study was never launched."""
         launched = notes(self.log.notes, Launched)
         return launched[-1].trials if launched else None
@@ -406,7 +399,7 @@ def best_measurements(stored: Iterable[ResultSummary], lookup: KeyLookup) -> dic
         if result.stage != "measure" or result.device is None:
             continue  # not a measurement, or a failure that is kept as the result
         assert result.runtime and result.workload and result.figures, "a measurement has all of these"
-        summary = MeasurementSummary(result.key, bool(result.noisy), result.figures, result.foreign_cpu)
+        summary = MeasurementSummary(result.key, result.figures, result.foreign_cpu)
         count = summary.figures["ttft"].n
         for key in lookup(result.device, result.runtime, result.workload):
             if count >= repetitions.get(key, 0):

@@ -59,7 +59,9 @@ def _reliability(study: StudySnapshot) -> QualityReliability | None:
     top = qualities[-math.ceil(len(qualities) / 3) :]
     fresh = [record.rescored for record in records if record.rescored is not None]
     spread = paired_spread([rescored.per_seed for rescored in fresh]) if len(fresh) > 1 else None
-    seeds, scale = len(fresh[0].per_seed) if fresh else 0, _top_scale(study)
+    seeds = len(fresh[0].per_seed) if fresh else 0
+    stored = (study.record.study.scales or {}).get("quality", {}).get(study.space.quality.rungs[-1].name)
+    scale = None if stored is None else QualityScale.model_validate(stored)
     chances = [chance for chance in members if chance is not None]
     result = QualityReliability(
         candidates=len(qualities),
@@ -70,20 +72,10 @@ def _reliability(study: StudySnapshot) -> QualityReliability | None:
         seeds=seeds,
         stated_sd=scale.sd_of(seeds) if scale is not None and seeds else None,
         seen_sd=spread.sd / math.sqrt(seeds) if spread is not None and spread.dof else None,
-        left_out=_left_out(scale),
+        left_out={group: scale.reasons[group] for group in sorted(scale.left_out)} if scale else {},
         text="",
     )
     return result.model_copy(update={"text": _text(result)})
-
-
-def _top_scale(study: StudySnapshot) -> QualityScale | None:
-    stored = (study.record.study.scales or {}).get("quality", {}).get(study.space.quality.rungs[-1].name)
-    return None if stored is None else QualityScale.model_validate(stored)
-
-
-def _left_out(scale: QualityScale | None) -> dict[str, str]:
-    """Returns the groups that do not count, and why."""
-    return {group: scale.reasons[group] for group in sorted(scale.left_out)} if scale else {}
 
 
 def _text(summary: QualityReliability) -> str:

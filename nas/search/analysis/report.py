@@ -18,7 +18,6 @@ from nas.core.metrics import METRICS
 from nas.core.pareto import Ranked, TrialAxes, dominates, front_hypervolume, rank_trials
 from nas.core.scoring import Axis, limit_of, log_sd, measurement_keys, ratio_of_limit
 from nas.core.stats import Z95
-from nas.core.trial import TrialState
 from nas.core.units import show_share
 from nas.infra.store import results, studies
 from nas.infra.store.rows import StudyState
@@ -33,7 +32,7 @@ from nas.search.study.estimate import Estimate, estimate_left
 from nas.search.study.events import Marked, marks
 
 _COUNTED = ("complete", "infeasible", "stopped", "failed", "cancelled")
-_WITH_MEASUREMENTS = ("front", "ranking", "references", "noisy")
+_WITH_MEASUREMENTS = ("front", "ranking", "references")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """Prefixes that make a spreadsheet read a cell as a formula."""
 _ROWS_PER_PART = 1000
@@ -199,7 +198,7 @@ def axes_table(study: StudySnapshot) -> tuple[list[str], Iterator[Row]]:
     feasible = study.feasible().tolist()
     names = [f"{axis.key} [{axis.unit}]" if axis.unit else axis.key for axis in study.axes]
     values = [rounded(study.values(axis.key)).tolist() for axis in study.axes]
-    fixed = "trial state origin rung feasible noisy on_front p_front operator reason layout star tags note"
+    fixed = "trial state origin rung feasible on_front p_front operator reason layout star tags note"
     written = marks(study.record.log.notes)
 
     def rows() -> Iterator[Row]:
@@ -211,7 +210,6 @@ def axes_table(study: StudySnapshot) -> tuple[list[str], Iterator[Row]]:
                 "origin": record.trial.origin,
                 "rung": status.rung,
                 "feasible": None if feasible[i] == UNKNOWN else feasible[i],
-                "noisy": int(record.noisy),
                 "on_front": int(placed is not None and placed.on),
                 "p_front": None if placed is None else placed.p_front,
                 "operator": record.trial.operator,
@@ -267,7 +265,7 @@ def _report(store: Store, study: StudySnapshot) -> Json:
     record, point, log = study.record, study.reference_point, study.record.log
     axes: TrialAxes = {trial: study.counted[trial] for trial in sorted(study.counted)}
     rows = [_row(record, study.records[row.trial], row) for row in ranking(study)]
-    moments = history(log.completions, axes, point)
+    moments, spent = history(log.completions, axes, point), results.stage_seconds(store, record.study.id)
     names = [objective.name for objective in record.space.objectives]
     return {
         "study": study.name,
@@ -290,17 +288,12 @@ def _report(store: Store, study: StudySnapshot) -> Json:
         ],
         "reliability": None if (sure := quality_reliability(study)) is None else sure.model_dump(),
         "noise": None if (noise := noise_summary(study)) is None else noise.model_dump(),
-        "noisy_references": [name for name, trial in record.references.items() if trial.noisy],
-        "noisy": [
-            _row(record, trial, None)
-            for trial in record.records.values()
-            if trial.noisy and trial.trial.status.state is TrialState.COMPLETE and trial.trial.origin != "reference"
-        ],
         "told": _observations(record),
         "warm_start": record.warm_start,
         "agreement": [agreement.model_dump(mode="json") for agreement in agreements(record)],
         "elapsed_s": log.elapsed_s,
-        "stage_seconds": _stage_seconds(store, record),
+        "stage_seconds": {stage: spent.get(stage, 0.0) for stage in ("export", "measure", "train", "gate")}
+        | {"propose": record.propose_seconds},
         "seed": record.study.seed,
         "version": record.study.version,
     }
@@ -322,7 +315,6 @@ def _row(record: StudyRecord, trial: Record, ranked: Ranked | None) -> Json:
         "ties": list(ranked.ties) if ranked else [],
         "proxy_id": record.proxy_id(trial),
         "dominated_by": _dominated_by(record, axes),
-        "noisy": trial.noisy,
         "params": {"total": params.total, "active": params.active, "non_embedding": params.non_embedding},
         "measurements": [],
         "quality": trial.quality.model_dump(mode="json") if trial.quality else None,
@@ -352,7 +344,6 @@ def _observations(record: StudyRecord) -> list[Json]:
                     "origin": trial.trial.origin,
                     "operator": trial.trial.operator,
                     "proxy_id": record.proxy_id(trial),
-                    "noisy": trial.noisy,
                     "after_s": trial.observed_after_s,
                     "stage_seconds": seconds,
                 }
@@ -427,12 +418,6 @@ def _budgets(record: StudyRecord) -> list[Json]:
     return rows
 
 
-def _stage_seconds(store: Store, record: StudyRecord) -> Json:
-    spent = results.stage_seconds(store, record.study.id)
-    stages = {stage: spent.get(stage, 0.0) for stage in ("export", "measure", "train", "gate")}
-    return {**stages, "propose": record.propose_seconds}
-
-
 def trial_row(record: Record, reference: str | None = None) -> Row:
     """Returns the columns of a trial without its figures; `reference`: name of the reference layout that it is."""
     status, params = record.trial.status, record.layout.params
@@ -449,7 +434,6 @@ def trial_row(record: Record, reference: str | None = None) -> Row:
         "params_non_embedding": params.non_embedding,
         "quality": record.quality.value if record.quality else None,
         "quality_sd": record.quality.sd if record.quality else None,
-        "noisy": record.noisy,
     }
 
 

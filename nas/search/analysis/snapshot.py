@@ -63,7 +63,7 @@ T = TypeVar("T")
 class StudySnapshot:
     """A study at its newest event. Immutable, shared by threads; derived data are cached in it.
 
-    `table` has a row for each trial: `state` and `origin` (codes), `rung`, `noisy`, `changed` (id of the trial's newest
+    `table` has a row for each trial: `state` and `origin` (codes), `rung`, `changed` (id of the trial's newest
     event), `axes` [A, 3]: value, coordinate and the coordinate's standard deviation of each objective, `further` [F]:
     values of `measured_figures`, `sizes` [3]: parameters, active parameters and bytes of key-value cache, `blocks`
     [len(BLOCK_ROLES), TENTHS]: the part of each tenth of the depth that a kind of block fills. NaN: not known.
@@ -107,9 +107,9 @@ class StudySnapshot:
         with self._lock:
             entry = self._cached.setdefault(key, _Lazy())
         with entry.lock:  # one lock for each key: a page does not wait for a slow report
-            if not entry.found:
-                entry.found.append(compute())
-            value: T = entry.found[0]
+            if not entry.values:
+                entry.values.append(compute())
+            value: T = entry.values[0]
             return value
 
     @property
@@ -230,7 +230,7 @@ class _Lazy:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.found: list[Any] = []
+        self.values: list[Any] = []
 
 
 class _Noise:
@@ -280,7 +280,7 @@ def _counted(record: StudyRecord) -> dict[int, Sequence[Axis]]:
         trial = record.records[completion.trial]
         axes = [axis for axis in trial.axes if axis is not None]
         complete = trial.trial.status.state is TrialState.COMPLETE
-        if complete and trial.trial.origin != "reference" and not trial.noisy and len(axes) == len(trial.axes) > 0:
+        if complete and trial.trial.origin != "reference" and len(axes) == len(trial.axes) > 0:
             counted[completion.trial] = axes
     return counted
 
@@ -292,7 +292,6 @@ def _table(snapshot: StudySnapshot, before: StudySnapshot | None) -> NDArray[np.
         ("state", "u1"),
         ("origin", "u1"),
         ("rung", "i2"),
-        ("noisy", "?"),
         ("changed", "i8"),
         ("axes", "f8", (objectives, 3)),
         ("further", "f8", (further,)),
@@ -312,7 +311,7 @@ def _table(snapshot: StudySnapshot, before: StudySnapshot | None) -> NDArray[np.
         status = record.trial.status
         row = table[number]
         row["state"], row["origin"] = STATES.index(status.state), ORIGINS.index(record.trial.origin)
-        row["rung"], row["noisy"] = NO_RUNG if status.rung is None else status.rung, record.noisy
+        row["rung"] = NO_RUNG if status.rung is None else status.rung
         row["changed"] = record.changed
         row["axes"] = [_NOT_KNOWN if axis is None else (axis.value, axis.coordinate, axis.sd) for axis in record.axes]
         figures = record.figures if snapshot.further else {}
@@ -386,12 +385,7 @@ class Snapshots:
             self._reader.join()
 
     def get(self, name: str) -> StudySnapshot:
-        """Returns the present snapshot of a study; only changes are read.
-
-        Raises:
-            InvalidInput: its space is not valid in this version, or its records are malformed.
-            UnknownName: no such study.
-        """
+        """Returns the present snapshot of a study; only changes are read. Raises UnknownName and InvalidInput."""
         return self._get(studies.find_id(self._store, name))
 
     def warm(self) -> None:

@@ -447,18 +447,7 @@ def page_of_devices(
 def device_detail(
     store: Store, id: str, *, history: int = HISTORY, runs: int = RUNS, submitted: SubmittedStudies | None = None
 ) -> DeviceDetail:
-    """Returns one device, its calibrations and drift, and its latest events and jobs.
-
-    Args:
-        store: where it is registered.
-        id: the device's.
-        history: at most so many events, and so many jobs.
-        runs: at most so many reference runs of each build.
-        submitted: says who submitted the studies that wait for it.
-
-    Raises:
-        UnknownName: no such device.
-    """
+    """Returns one device with at most `history` events and jobs, and at most `runs` reference runs of each build."""
     view = _view(store, id, submitted)
     return DeviceDetail(
         **{name: getattr(view, name) for name in DeviceView.model_fields},
@@ -470,11 +459,7 @@ def device_detail(
 
 
 def page_of_device_events(store: Store, *, after: int, limit: int, device: str | None = None) -> DeviceEventPage:
-    """Returns the events after the id `after` of one device or of all, oldest first.
-
-    Raises:
-        UnknownName: no such device.
-    """
+    """Returns the events after the id `after` of one device or of all, oldest first."""
     latest = devices.events_since(store, after, limit=limit, device=device)
     events = [DeviceEventView.model_validate(event) for event in latest]
     return DeviceEventPage(events=events, last=events[-1].id if events else after)
@@ -528,12 +513,7 @@ def label_device(store: Store, id: str, request: LabelRequest) -> DeviceView:
 
 
 def retire_device(store: Store, id: str) -> DeviceView:
-    """Retires a device; `release` takes it back.
-
-    Raises:
-        UnknownName: no such device.
-        InvalidInput: it has jobs to do.
-    """
+    """Retires a device; `release` takes it back. Raises InvalidInput if it has jobs to do."""
     devices.remove(store, id)
     return _view(store, id)
 
@@ -558,12 +538,7 @@ def page_of_agents(store: Store, *, after: str = "", limit: int) -> AgentPage:
 
 
 def revoke_secret(store: Store, name: str) -> AgentView:
-    """Takes an agent's secret away.
-
-    Raises:
-        UnknownName: no such agent.
-        InvalidInput: it has no secret.
-    """
+    """Takes an agent's secret away; raises InvalidInput if it has none."""
     agents.revoke(store, name)
     return next(agent for agent in page_of_agents(store, limit=len(agents.all(store))).agents if agent.name == name)
 
@@ -577,11 +552,7 @@ def page_of_jobs(
     device: str | None = None,
     study: str | None = None,
 ) -> JobPage:
-    """Returns jobs, newest first, after `after`.
-
-    Raises:
-        InvalidInput: `after` is not the `next` of an earlier page.
-    """
+    """Returns jobs, newest first, after `after`, which is the `next` of an earlier page."""
     cursor = _job_cursor(after) if after is not None else None
     rows = pages.jobs(store, limit=limit + 1, after=cursor, state=state, device=device, study_name=study)
     shown = rows[:limit]

@@ -78,7 +78,6 @@ class TrialView(View):
     reason: str | None
     origin: str
     operator: str | None
-    noisy: bool = Field(description="a figure uses refused repetitions; such trials are not on the front")
     star: bool
     tags: tuple[str, ...]
     note: str
@@ -107,7 +106,6 @@ def trial_fields(study: StudySnapshot, number: int) -> dict[str, Any]:
         "reason": status.reason,
         "origin": record.trial.origin,
         "operator": record.trial.operator,
-        "noisy": record.noisy,
         "star": mark is not None and mark.star,
         "tags": mark.tags if mark else (),
         "note": mark.text if mark else "",

@@ -114,7 +114,6 @@ class MeasurementView(View):
     artifact: str
     protocol: int = Field(description="version of the measurement protocol")
     clock: ClockName
-    noisy: bool
     foreign_cpu: float | None = Field(description="median CPU share of other processes, in cores")
     refused_share: float
     drift: float | None
@@ -311,20 +310,12 @@ class ForecastsView(View):
 
 
 def candidate_views(store: Store, study: StudySnapshot, numbers: Sequence[int]) -> list[CandidateView]:
-    """Returns the views of some trials of a study, in the order asked for.
-
-    Raises:
-        UnknownName: no such trial.
-    """
+    """Returns the views of trials of a study, in the order of `numbers`; raises UnknownName if there is none."""
     return [_view(store, study, _record(study, number)) for number in numbers]
 
 
 def card_view(study: StudySnapshot, number: int) -> CardView:
-    """Returns a trial's layout, and why it ended.
-
-    Raises:
-        UnknownName: no such trial.
-    """
+    """Returns a trial's layout, and why it ended."""
     record = _record(study, number)
     return CardView(reason=record.trial.status.reason, layout=record.layout.format())
 
@@ -495,7 +486,11 @@ class Forecasts:
 def _view(store: Store, study: StudySnapshot, record: Record) -> CandidateView:
     trial, space = record.trial, study.space
     stored = results.of_trial(store, trial.study, trial.number)
-    measurements = _measurements(record, stored)
+    payloads = {row.result_key: row.payload for row in stored}
+    measurements = {
+        key: Measurement.model_validate(payloads[summary.key]["value"])
+        for key, summary in sorted(record.measurements.items())
+    }
     artifact_views = _artifacts(store, record, stored)
     corpora = sorted({note.hash for note in notes(study.record.log.notes, CorpusUsed)})
     windows = [space.workloads[workload].window for workload in space.measured]
@@ -563,13 +558,6 @@ def _qualities(study: StudySnapshot, rung: str) -> dict[str, float | None]:
         name: reference.rungs[rung].value if rung in reference.rungs else None
         for name, reference in study.record.references.items()
     }
-
-
-def _measurements(record: Record, stored: Sequence[Result]) -> dict[MeasurementKey, Measurement]:
-    """Returns the trial's measurements with their repetitions."""
-    payloads = {row.result_key: row.payload for row in stored}
-    summaries = sorted(record.measurements.items())
-    return {key: Measurement.model_validate(payloads[summary.key]["value"]) for key, summary in summaries}
 
 
 def _measurement(study: StudySnapshot, key: MeasurementKey, measurement: Measurement) -> MeasurementView:

@@ -65,10 +65,7 @@ class EffectsView(View):
 def effects_view(store: Store, study: StudySnapshot, most: float = math.inf) -> EffectsView:
     """Returns the effects of knobs on the objectives, from the newest trials; computed once for each snapshot.
 
-    Args:
-        store: the database.
-        study: the snapshot.
-        most: trials of the largest study whose model is fitted for slices.
+    A model is fitted for slices in studies of up to `most` trials.
     """
     return study.cached(("effects", most), lambda: _effects_view(store, study, most))
 

@@ -132,11 +132,7 @@ class FamilyPage(View):
 
 
 def list_families() -> list[Family]:
-    """Returns all families, by name.
-
-    Raises:
-        InvalidInput: a record is damaged; the message names the file.
-    """
+    """Returns all families, by name; raises InvalidInput with the file's name for a damaged record."""
     families = (read_record(path, Family) for path in sorted(families_folder().glob(f"*/{FAMILY}")))
     return [family for family in families if family is not None]
 

@@ -122,7 +122,6 @@ class TrialColumns(View):
     origins: tuple[str, ...] = ORIGINS
     rung: list[int | None]
     feasible: list[int | None] = Field(description="1: the budgets are kept; 0: not; null: not known")
-    noisy: list[int] = Field(description="1: a figure uses refused repetitions; such trials are not on the front")
     values: dict[str, list[float]] = Field(description="axis -> values in its unit; null if not known")
 
 
@@ -212,7 +211,7 @@ class KindView(View):
 
 
 class TargetAgreement(View):
-    """Rank correlation of layouts measured on two targets (device and runtime); not of noisy ones and references."""
+    """Rank correlation of layouts measured on two targets (device and runtime); not of references."""
 
     metric: str
     workload: str | None
@@ -487,7 +486,7 @@ def _no_front(study: StudySnapshot) -> str | None:
     if not (complete := states.get("complete", 0)):
         counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in states.items() if count)
         return f"no trial is complete ({counts})"
-    return f"of {complete} complete trial(s), each lacks an objective or was measured too noisily"
+    return f"of {complete} complete trial(s), each lacks an objective"
 
 
 def _waiting(study: StudySnapshot) -> str | None:
@@ -513,9 +512,9 @@ def _progress(study: StudySnapshot) -> dict[str, Any]:
     states = study.states()
     done = study.state is StudyState.COMPLETE or ended(study.record.log)
     return {
-        "requested": study.record.wanted,
+        "requested": study.record.requested,
         "proposed": sum(states.values()),
-        "expected": sum(states.values()) if done else study.record.wanted,
+        "expected": sum(states.values()) if done else study.record.requested,
         "ended": sum(count for state, count in states.items() if state in TERMINAL),
         "states": states,
         "front": len(study.curve.front),
@@ -619,7 +618,7 @@ def _drawn_kinds(space: str) -> Counter[str] | None:
 
 def target_agreements(study: StudySnapshot) -> Iterator[TargetAgreement]:
     """Compares the order of trials, for every figure, on every two targets that have an axis of it."""
-    counted = study.proposed() & ~study.table["noisy"]
+    counted = study.proposed()
     by_figure: dict[tuple[str, str | None], list[AxisView]] = {}
     for axis in study.axes:
         if axis.target is not None:
@@ -699,11 +698,7 @@ def target_names(axes: Sequence[AxisView]) -> list[str]:
 
 
 def axis_of(key: str, axes: Sequence[AxisView]) -> str:
-    """Returns the key of an axis.
-
-    Raises:
-        UnknownName: no axis has it.
-    """
+    """Returns the key of an axis; raises UnknownName if no axis has it."""
     keys = [axis.key for axis in axes]
     if key not in keys:
         raise UnknownName("axis", key[:128], keys)
@@ -711,11 +706,7 @@ def axis_of(key: str, axes: Sequence[AxisView]) -> str:
 
 
 def target_of(target: str | None, axes: Sequence[AxisView]) -> str | None:
-    """Returns the device and runtime.
-
-    Raises:
-        UnknownName: no axis has it.
-    """
+    """Returns the device and runtime; raises UnknownName if no axis has it."""
     targets = target_names(axes)
     if target is not None and target not in targets:
         raise UnknownName("place", target[:128], targets)
@@ -762,7 +753,6 @@ def _columns(study: StudySnapshot, numbers: NDArray[np.intp], keys: Sequence[str
         origin=rows["origin"].tolist(),
         rung=_nullable(rows["rung"], NO_RUNG),
         feasible=_nullable(study.feasible()[numbers], UNKNOWN),
-        noisy=rows["noisy"].astype(int).tolist(),
         values={key: rounded(study.values(key)[numbers]).tolist() for key in keys},
     )
 

@@ -71,8 +71,7 @@ def _figures(models: Sequence[ComparedModel]) -> list[tuple[str, int]]:
 
 
 def _name(model: ComparedModel) -> str:
-    marks = [mark for mark, holds in (("member", model.member), ("noisy", model.measured.noisy)) if holds]
-    return f"{model.name} ({', '.join(marks)})" if marks else model.name
+    return f"{model.name} (member)" if model.member else model.name
 
 
 def _heading(metric: str, prompt: int) -> str:

@@ -105,8 +105,7 @@ def _measured(measured: Sequence[MeasuredModel]) -> str:
         for one in measured
         for figure in one.figures
     ]
-    notes = [f"{one.device}: measured on a noisy machine." for one in measured if one.noisy]
-    notes += [f"{one.device}: not used by the search." for one in measured if not one.searched]
+    notes = [f"{one.device}: not used by the search." for one in measured if not one.searched]
     return "\n\n".join((_table(("device", "figure", "tokens of context", "median [95 % interval]"), rows), *notes))
 
 

@@ -222,7 +222,6 @@ def measured_of(measurements: Measurements, space: SearchSpace, *, searched: boo
                 for metric in recorded()
             ),
             searched=searched,
-            noisy=any(measurement.noisy for measurement in group),
         )
         for (device, runtime), group in groups.items()
     )

@@ -21,7 +21,7 @@ def test_both_databases_tell_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def told_of(folder: Path) -> Points:
-    """A study that was looked at before and after its last trials came, one of them noisy."""
+    """A study that was looked at before and after its last trials came."""
     folder.mkdir()
     lab = LiveLab(folder)
     study, snapshots = lab.study(), Snapshots(lab.store)
@@ -29,7 +29,7 @@ def told_of(folder: Path) -> Points:
     first = lab.complete(study, 0.8, 0.9, 0.6)
     snapshots.get("study")
     lab.complete(study, 0.7, 0.8, 0.7)
-    lab.complete(study, 0.6, 0.7, 0.5, noisy=True)
+    lab.complete(study, 0.6, 0.7, 0.5)
     lab.note_quality(study, first, 0.9)
     told = points(snapshots.get("study"))
     lab.store.close()
