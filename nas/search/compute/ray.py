@@ -299,11 +299,7 @@ class ClusterCompute:
 
 
 def checked(result: Outcome) -> Outcome:
-    """Returns what a worker returned.
-
-    Raises:
-        InfrastructureFailed: the worker reports an infrastructure failure.
-    """
+    """Returns what a worker returned; raises the `InfrastructureFailed` that it reports."""
     if "infrastructure" in result:
         raise InfrastructureFailed(result["infrastructure"])
     return result
@@ -410,11 +406,9 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def _stay_private() -> None:
-    """Makes clusters of this process listen on the loopback interface only, to whoever has a token of this process.
-
-    Ray reads both when it is imported. Without clusters of several nodes, which the first variable forbids, it takes
-    127.0.0.1 for the node's address; a token of its own it would keep in ~/.ray, for everybody to read.
-    """
+    """Makes clusters of this process listen on the loopback interface only, to whoever has a token of this process."""
+    # Ray reads both when it is imported. Without clusters of several nodes it takes 127.0.0.1 for the node's address; a
+    # token of its own it would keep in ~/.ray, for everybody to read.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 

@@ -177,11 +177,7 @@ PROPOSERS: Registry[ProposerFactory] = Registry(
 
 
 def check_finite(values: Mapping[str, float], what: str) -> None:
-    """Refuses values that are not finite.
-
-    Raises:
-        InvalidInput: naming the first such value.
-    """
+    """Raises `InvalidInput` for the first value that is not finite."""
     for name, value in values.items():
         if not abs(value) < float("inf"):
             raise InvalidInput(f"{what} {name!r} is {value}, not a finite number")

@@ -97,11 +97,7 @@ class Costs:
         return self._amounts(layouts)[:, len(TERMS) : len(TERMS) + self._own + len(self._arguments)]
 
     def sums(self, layouts: Sequence[Layout]) -> Array:
-        """Returns [L, S] amounts of which a figure may be a sum: the terms, those of each kind of block, and excesses.
-
-        Excesses are the width of the model, the greatest number of weights per input of a mixer and of a feed-forward,
-        which determine buffers, and bytes of cache in layers that keep more than a cache of a processor may hold.
-        """
+        """Returns [L, S] amounts of which a figure may be a sum: terms, those of each kind of block, and excesses."""
         amounts, after = self._amounts(layouts), len(TERMS) + self._own
         excesses = amounts[:, after + len(self._arguments) :]
         return np.hstack([amounts[:, self._used], amounts[:, len(TERMS) : after], excesses])

@@ -427,11 +427,7 @@ def ending(log: Iterable[Event]) -> Json | None:
 
 
 def stored_space(study: Study) -> SearchSpace:
-    """Returns the search space of a study.
-
-    Raises:
-        InvalidInput: the space was stored by another version of hilnas and this one cannot read it.
-    """
+    """Returns the search space of a study; raises `InvalidInput` where `read_space` does."""
     try:
         return read_space(study.space)
     except InvalidInput as error:

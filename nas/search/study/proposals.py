@@ -326,12 +326,7 @@ def replay(
 
 
 def require_studies(store: Store, names: Iterable[str], study: str) -> None:
-    """Checks that `study` can learn from studies of these names.
-
-    Raises:
-        UnknownName: no such study.
-        InvalidInput: it is the study itself.
-    """
+    """Raises `UnknownName` or `InvalidInput` unless `study` can learn from studies of these names."""
     for name in names:
         if name == study:
             raise InvalidInput(f"study {study!r} cannot learn from itself", where="--warm-start")
