@@ -198,6 +198,7 @@ class _Failed(BaseModel):
     message: str
 
 
+_HEADER = [name for name in Header.model_fields if name not in ("format", "v")]
 _NOTES: dict[str, type[Note]] = {kind.what: kind for kind in Note.__subclasses__()}
 _VALUES: dict[str, type[BaseModel]] = {"export": Artifact, "measure": Measurement, "train": TrainResult}
 _POINT: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, Coordinate], config=ConfigDict(strict=True))
@@ -211,10 +212,13 @@ def export_study(store: Store, study_id: int, out: BinaryIO) -> int:
         UnknownName: no such study.
     """
     with store.read() as connection, gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=0) as file:
-        lines = 0
-        for line in _exported(connection, studies.get(store, study_id)):
-            file.write(canonical_json(line).encode() + b"\n")
-            lines += 1
+        study, lines = studies.get(store, study_id), 1
+        header = {"format": FORMAT, "v": VERSION} | {name: getattr(study, name) for name in _HEADER}
+        file.write(canonical_json(header).encode() + b"\n")
+        for name, query in _queries(study.id).items():
+            for row in connection.execute(query):
+                file.write(canonical_json({name: dict(row._mapping)}).encode() + b"\n")
+                lines += 1
         file.write(canonical_json({"end": lines}).encode() + b"\n")
     return lines + 1
 
@@ -244,14 +248,6 @@ def import_study(store: Store, source: BinaryIO, *, name: str | None = None, tru
             place = [str(getattr(source, "name", "")), f"{line}" if line else ""]
             where = ":".join(filter(None, place)) if place[0] else f"line {line}" if line else None
             raise InvalidInput(_message(error), where=where) from error
-
-
-def _exported(connection: Connection, study: Study) -> Iterator[dict[str, Any]]:
-    header = ("name", "space", "seed", "version", "created", "state", "scales", "reference_point", "proposer")
-    yield {"format": FORMAT, "v": VERSION} | {field: getattr(study, field) for field in header}
-    for name, query in _queries(study.id).items():
-        for row in connection.execute(query):
-            yield {name: dict(row._mapping)}
 
 
 def _queries(study: int) -> dict[str, Select[Any]]:

@@ -336,7 +336,9 @@ def run_remote_training(spec: Spec, checkpoints: Mapping[str, bytes], text: byte
     # Named by the key: a training that is retried on this host continues from a killed worker's checkpoint.
     folder = paths.home() / "work" / "elsewhere" / jobs_of(spec)[0].key
     for name, content in checkpoints.items():
-        _write_new(folder / name, content)
+        if not (path := folder / name).is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(path, content)
     outcome: Outcome = train({**spec, "checkpoints": str(folder), "lock": str(host_lock_folder())})
     if "value" in outcome:
         trained = [key for key, of_seed in outcome["value"].items() if "value" in of_seed]
@@ -397,12 +399,6 @@ def _run_on_node(work: Work, spec: Mapping[str, Any], home: str) -> Outcome:
 def _worker_environment() -> dict[str, str]:
     """Returns this process's variables that workers on this host need; the node may have been started without them."""
     return {name: os.environ[name] for name in ("NAS_HOME", "NAS_CACHE", "PYTHONPATH", "PATH") if name in os.environ}
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, content)
 
 
 def _stay_private() -> None:
