@@ -30,7 +30,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("candidate")
     made = Bed(open_store(folder, SystemClock()), folder, tiny_space(), FakeRuntime(folder / "fake"))  # type: ignore[arg-type]
     made.run(TRIALS)
-    events.append(made.store, 1, {"what": CORPUS, "hash": "0" * 64})
+    events.append(made.store, 1, {"what": CORPUS, "hash": "0" * 64, "versions": {}, "made_of": {}})
     return made
 
 

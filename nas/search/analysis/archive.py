@@ -17,9 +17,9 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, BinaryIO, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from sqlalchemy import Connection, Select, select, update
 
 from nas.core.canonical import canonical_json, content_hash
@@ -27,7 +27,6 @@ from nas.core.device import DeviceText
 from nas.core.errors import FailureReason, InvalidInput
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement
-from nas.core.profile import ProfileSummary
 from nas.core.scoring import PUBLISHED, figures_from_json
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind, TrialState, TrialStatus, advance
@@ -41,16 +40,30 @@ from nas.infra.store.results import imported_key, insert_use
 from nas.infra.store.rows import Json, Origin, Stage, Study, StudyState, Trial
 from nas.infra.store.store import Store
 from nas.infra.store.trials import insert_trial, status_columns
-from nas.measure.devices.attachments import Tag
 from nas.measure.runtimes.base import Artifact
 from nas.search.analysis.record import read_study, readable
 from nas.search.analysis.report import study_report
 from nas.search.analysis.snapshot import StudySnapshot
-from nas.search.proposers.api import Status
+from nas.search.proposers.api import MOST_COORDINATE, Coordinate, Deviation, RungNumber
 from nas.search.proxy.job import TrainResult
 from nas.search.proxy.quality import QualityScale
-from nas.search.study import events
-from nas.search.study.events import UNREADABLE, Profiled, notes, read_space
+from nas.search.study.events import (
+    LEAST_FIGURE,
+    MOST_FIGURE,
+    UNREADABLE,
+    Hash,
+    Note,
+    Number,
+    Observed,
+    Profiled,
+    QualityKnown,
+    Rescored,
+    Seconds,
+    WarmStarted,
+    adapter,
+    notes,
+    read_space,
+)
 
 FORMAT = "hilnas-study"
 VERSION = 2
@@ -64,30 +77,16 @@ GZIP = b"\x1f\x8b"
 
 LARGEST = 1e100
 """Of numbers with a fraction or an exponent: sums and ratios of them are finite. Whole ones have 64 bits."""
-LEAST_FIGURE = 1e-15
-"""Least measured figure, in its unit."""
-MOST_FIGURE = 1e15
-"""Greatest measured figure, in its unit."""
 LEAST_DRIFT = -0.999
 """Drift of a reference run that takes a thousandth of its calibration."""
 MOST_REPETITIONS = 1_000_000
 """Repetitions behind one figure."""
 MOST_REPORTED = 2000
 """Trials of a study whose report is computed: the time grows with their square."""
-MOST_COORDINATE = 600.0
-"""Its exponential is finite. The logarithm of a ratio of two figures is below 70; a quality is rarely above 2."""
 
-Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Number = Annotated[int, Field(ge=0, lt=1 << 31)]
-RungNumber = Annotated[int, Field(ge=0, lt=1 << 15)]
-Seconds = Annotated[float, Field(ge=0, lt=1 << 37)]
 Word = Annotated[str, Field(max_length=64)]
-Positive = Annotated[float, Field(ge=LEAST_FIGURE, le=MOST_FIGURE)]
-Volume = Annotated[float, Field(ge=0, le=MOST_FIGURE)]
-Coordinate = Annotated[float, Field(ge=-MOST_COORDINATE, le=MOST_COORDINATE)]
-Deviation = Annotated[float, Field(ge=0, le=MOST_COORDINATE)]
 JsonObject = dict[str, JsonValue]
-Model = TypeVar("Model", bound=BaseModel)
+T = TypeVar("T")
 
 
 class _Record(BaseModel):
@@ -177,102 +176,30 @@ class Line(_Record):
     end: Number | None = None
 
 
-class _Strict(BaseModel):
-    """JSON inside of a record: fields have exactly the types that readers use; others are ignored, as readers do."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
-
-
-def _strict(**fields: Any) -> type[_Strict]:
-    """Returns a model with these required fields: name -> type."""
-    required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
-    model: type[_Strict] = create_model("Strict", __base__=_Strict, **required)
-    return model
-
-
-class _Observation(_Strict):
-    layout: Json
-    status: Status
-    objectives: dict[str, Coordinate]
-    constraints: dict[str, Coordinate]
-    rung: RungNumber | None
-    noise: dict[str, Deviation] = {}
-
-
-class _Observed(_Strict):
-    observation: _Observation
-
-
-class _WarmStarted(_Strict):
-    studies: list[_strict(study=str, layouts=Number)]  # type: ignore[valid-type]
-    observations: list[_Observation]
-
-
-class _Transition(_Strict):
+class _Transition(BaseModel):
     rung: RungNumber | None = None
     reason: str | None = None
     retryable: bool = False
 
 
-class _Quality(_Strict):
-    rung: str
-    value: Coordinate
-    per_group: dict[str, Coordinate]
-    sd: Deviation
-    n_seeds: Number
-    recall: Coordinate | None = None
-    recall_sd: Deviation = 0.0
-
-
-class _Scales(_Strict):
+class _Scales(BaseModel):
     figures: dict[str, list[Json]]
     quality: dict[str, Json] = {}
     final_quality: dict[str, tuple[Coordinate, Deviation]] = {}
 
 
-_Threads = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}$")]
-_Seed = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
-_TIMES = _strict(ttft_ms=Positive, decode_ms=Positive, run_ms=Positive)
-_FAILED = _strict(reason=FailureReason, message=str)
-_NOTES: dict[str, type[_Strict]] = {
-    events.LAUNCHED: _strict(trials=Number, warm_start=tuple[str, ...]),
-    events.CALIBRATED: _strict(
-        device=DeviceText,
-        id=DeviceText,
-        runtime=DeviceText,
-        build=DeviceText,
-        ms=Positive,
-        protocol=Number,
-        conditions=Json,
-        times=dict[_Threads, _TIMES],  # type: ignore[valid-type]
-    ),
-    events.CORPUS: _strict(hash=Hash, versions=Json, made_of=dict[str, str]),
-    events.OBSERVED: _Observed,
-    events.REFERENCE_POINT: _strict(point=dict[str, Coordinate]),
-    events.WARM: _WarmStarted,
-    events.EXPECTED: _strict(gain=Coordinate | None, hypervolume=Volume, batch=Number),
-    events.CLOSED: _strict(rule=str, message=str),
-    events.QUALITY: _strict(rung=RungNumber, quality=_Quality),
-    events.SPENT: _strict(stage=str, seconds=Seconds),
-    events.ANCHORS: _strict(layouts=list[Json]),
-    events.RESCORED: _strict(quality=_Quality, per_seed=dict[_Seed, Coordinate]),
-    events.MARKED: _strict(
-        trial=Number,
-        star=bool,
-        tags=Annotated[tuple[Tag, ...], Field(max_length=20)],
-        text=Annotated[str, Field(max_length=500)],
-    ),
-    events.PROFILED: _strict(
-        trial=Number,
-        device=DeviceText,
-        runtime=DeviceText,
-        build=DeviceText,
-        prompt=Number,
-        gen=Number,
-        threads=Number,
-        profile=ProfileSummary,
-    ),
-}
+class _WarmRow(BaseModel):
+    study: str
+    layouts: Number
+
+
+class _Failed(BaseModel):
+    reason: FailureReason
+    message: str
+
+
+_HEADER = [name for name in Header.model_fields if name not in ("format", "v")]
+_NOTES: dict[str, type[Note]] = {kind.what: kind for kind in Note.__subclasses__()}
 _VALUES: dict[str, type[BaseModel]] = {"export": Artifact, "measure": Measurement, "train": TrainResult}
 _POINT: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, Coordinate], config=ConfigDict(strict=True))
 _TEXT: TypeAdapter[str] = TypeAdapter(DeviceText)
@@ -285,10 +212,13 @@ def export_study(store: Store, study_id: int, out: BinaryIO) -> int:
         UnknownName: no such study.
     """
     with store.read() as connection, gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=0) as file:
-        lines = 0
-        for line in _exported(connection, studies.get(store, study_id)):
-            file.write(canonical_json(line).encode() + b"\n")
-            lines += 1
+        study, lines = studies.get(store, study_id), 1
+        header = {"format": FORMAT, "v": VERSION} | {name: getattr(study, name) for name in _HEADER}
+        file.write(canonical_json(header).encode() + b"\n")
+        for name, query in _queries(study.id).items():
+            for row in connection.execute(query):
+                file.write(canonical_json({name: dict(row._mapping)}).encode() + b"\n")
+                lines += 1
         file.write(canonical_json({"end": lines}).encode() + b"\n")
     return lines + 1
 
@@ -297,7 +227,7 @@ def import_study(store: Store, source: BinaryIO, *, name: str | None = None, tru
     """Creates a study from a file, all or nothing. It is paused; `trust_results` lets it be resumed.
 
     Args:
-        store: the database; nothing else is written to it meanwhile.
+        store: the database.
         source: a file on disk, as `export_study` wrote it or uncompressed.
         name: of the study, if not its old one.
         trust_results: keep the file's result keys, so that every study here may reuse the results. Only for one's own
@@ -318,14 +248,6 @@ def import_study(store: Store, source: BinaryIO, *, name: str | None = None, tru
             place = [str(getattr(source, "name", "")), f"{line}" if line else ""]
             where = ":".join(filter(None, place)) if place[0] else f"line {line}" if line else None
             raise InvalidInput(_message(error), where=where) from error
-
-
-def _exported(connection: Connection, study: Study) -> Iterator[dict[str, Any]]:
-    header = ("name", "space", "seed", "version", "created", "state", "scales", "reference_point", "proposer")
-    yield {"format": FORMAT, "v": VERSION} | {field: getattr(study, field) for field in header}
-    for name, query in _queries(study.id).items():
-        for row in connection.execute(query):
-            yield {name: dict(row._mapping)}
 
 
 def _queries(study: int) -> dict[str, Select[Any]]:
@@ -390,7 +312,10 @@ class _Reader:
                 insert_if_absent(self._connection, result, **values)
                 self._results.add(record.result_key)
             case UseRecord() as record:
-                self._store_use(record)
+                self._check_trial(record.trial)
+                if (key := record.result_key) not in self._results:
+                    raise InvalidInput(f"trial {record.trial} uses result {key[:12]}, which is not in the file")
+                insert_use(self._connection, self._key(key), (self._id, record.trial), first=record.first)
             case AttemptRecord() as record:
                 if record.trial is not None:
                     self._check_trial(record.trial)
@@ -434,7 +359,11 @@ class _Reader:
     def _store_trial(self, record: TrialRecord) -> None:
         if record.number != len(self._statuses):
             raise InvalidInput(f"expected trial {len(self._statuses)}, found {record.number}")
-        if _layout(record.layout, f"trial {record.number}").id != record.layout_id:
+        try:
+            layout = Layout.from_json(record.layout)
+        except UNREADABLE as error:  # a value of another JSON type than the form has there
+            raise InvalidInput(f"trial {record.number}: the layout is malformed: {error}") from error
+        if layout.id != record.layout_id:
             raise InvalidInput(f"trial {record.number}: the layout is not the one that its id names")
         if record.layout_id in self._layouts:
             raise InvalidInput(f"trial {record.number}: an earlier trial has the same layout")
@@ -460,23 +389,21 @@ class _Reader:
 
     def _check_payload(self, payload: JsonObject) -> None:
         rungs = [_strictly(_Transition, payload).rung]
-        note = _NOTES.get(str(payload.get("what")))
-        checked = None if note is None else _strictly(note, payload)
-        observations = checked.observations if isinstance(checked, _WarmStarted) else []
-        if isinstance(checked, _Observed):
-            observations = [checked.observation]
-            rungs.append(checked.observation.rung)
-        for observation in observations:
-            _layout(observation.layout, "an observation")
+        kind = _NOTES.get(str(payload.get("what")))
+        match note := None if kind is None else _strictly(kind, payload):
+            case Observed():
+                rungs.append(note.observation.rung)
+            case WarmStarted():
+                for row in note.studies:
+                    _strictly(_WarmRow, row)
+            case QualityKnown(quality=quality) | Rescored(quality=quality):
+                values = quality.value, quality.recall, *quality.per_group.values()
+                _require_within(-MOST_COORDINATE, MOST_COORDINATE, "quality", *values)
+                _require_within(0, MOST_COORDINATE, "sd of the quality", quality.sd, quality.recall_sd)
+                _require_within(0, 1 << 31, "n_seeds", quality.n_seeds)
         for rung in rungs:
             if rung is not None and rung >= len(self._space.quality.rungs):
                 raise InvalidInput(f"the space has no rung {rung}")
-
-    def _store_use(self, record: UseRecord) -> None:
-        self._check_trial(record.trial)
-        if record.result_key not in self._results:
-            raise InvalidInput(f"trial {record.trial} uses result {record.result_key[:12]}, which is not in the file")
-        insert_use(self._connection, self._key(record.result_key), (self._id, record.trial), first=record.first)
 
     def _check_trial(self, number: int) -> None:
         if number >= len(self._statuses):
@@ -508,20 +435,13 @@ class _Reader:
                 canonical_json(study_report(self._store, snapshot))
 
 
-def _layout(data: Json, what: str) -> Layout:
-    try:
-        return Layout.from_json(data)
-    except UNREADABLE as error:  # a value of another JSON type than the form has there
-        raise InvalidInput(f"{what}: the layout is malformed: {error}") from error
-
-
 def _check_outcome(record: ResultRecord) -> None:
     """Checks the payload of a result: a value or the candidate's failure."""
     payload = record.payload
     if ("value" in payload) == ("failed" in payload):
         raise InvalidInput("a result has a value, or says why it failed")
     if "failed" in payload:
-        _strictly(_FAILED, payload["failed"])
+        _strictly(_Failed, payload["failed"])
     elif (model := _VALUES.get(record.stage)) is not None:
         value = _strictly(model, payload["value"])
         if isinstance(value, Measurement):
@@ -580,9 +500,16 @@ def _check_scales(data: Any) -> None:
         _strictly(QualityScale, scale)
 
 
-def _strictly(model: type[Model], data: Any) -> Model:
-    """Parses JSON whose values have the types of the fields: no text for numbers."""
-    return model.model_validate_json(json.dumps(data), strict=True)
+def _strictly(kind: type[T], data: Any) -> T:
+    """Parses JSON whose values have the types of the fields: no text for numbers; keys that are no field are ignored.
+
+    Raises:
+        ValueError: a value of another type, or out of range.
+    """
+    try:
+        return adapter(kind).validate_json(json.dumps(data), strict=True)
+    except UNREADABLE as error:  # a layout inside of it with values of another JSON type
+        raise InvalidInput(_message(error)) from error
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:
@@ -608,7 +535,7 @@ def _parse(line: bytes) -> Any:
     if len(line) > MAX_LINE:
         raise ValueError(f"the line is too long: up to {MAX_LINE >> 20} MiB are read")
     try:
-        return json.loads(line.decode(), parse_constant=_refuse_constant, parse_float=_float, parse_int=_whole)
+        return json.loads(line.decode(), parse_constant=_float, parse_float=_float, parse_int=_whole)
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text: an archive of a study is what 'nas study export' writes") from None
     except json.JSONDecodeError as error:
@@ -619,14 +546,10 @@ def _parse(line: bytes) -> Any:
         raise ValueError("the line is nested too deeply") from None
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
-
-
 def _float(text: str) -> float:
     value = float(text)
-    if abs(value) > LARGEST:
-        raise ValueError(f"the number {text[:40]} is too large")
+    if not abs(value) <= LARGEST:
+        raise ValueError(f"{text[:40]} is too large, or no number")
     return value
 
 
@@ -636,7 +559,7 @@ def _whole(text: str) -> int:
     return value
 
 
-def _message(error: ValueError) -> str:
+def _message(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False, include_input=False)[0]

@@ -299,11 +299,7 @@ class ClusterCompute:
 
 
 def checked(result: Outcome) -> Outcome:
-    """Returns what a worker returned.
-
-    Raises:
-        InfrastructureFailed: the worker reports an infrastructure failure.
-    """
+    """Returns what a worker returned; raises the `InfrastructureFailed` that it reports."""
     if "infrastructure" in result:
         raise InfrastructureFailed(result["infrastructure"])
     return result
@@ -340,7 +336,9 @@ def run_remote_training(spec: Spec, checkpoints: Mapping[str, bytes], text: byte
     # Named by the key: a training that is retried on this host continues from a killed worker's checkpoint.
     folder = paths.home() / "work" / "elsewhere" / jobs_of(spec)[0].key
     for name, content in checkpoints.items():
-        _write_new(folder / name, content)
+        if not (path := folder / name).is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(path, content)
     outcome: Outcome = train({**spec, "checkpoints": str(folder), "lock": str(host_lock_folder())})
     if "value" in outcome:
         trained = [key for key, of_seed in outcome["value"].items() if "value" in of_seed]
@@ -403,18 +401,10 @@ def _worker_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ("NAS_HOME", "NAS_CACHE", "PYTHONPATH", "PATH") if name in os.environ}
 
 
-def _write_new(path: Path, content: bytes) -> None:
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, content)
-
-
 def _stay_private() -> None:
-    """Makes clusters of this process listen on the loopback interface only, to whoever has a token of this process.
-
-    Ray reads both when it is imported. Without clusters of several nodes, which the first variable forbids, it takes
-    127.0.0.1 for the node's address; a token of its own it would keep in ~/.ray, for everybody to read.
-    """
+    """Makes clusters of this process listen on the loopback interface only, to whoever has a token of this process."""
+    # Ray reads both when it is imported. Without clusters of several nodes it takes 127.0.0.1 for the node's address; a
+    # token of its own it would keep in ~/.ray, for everybody to read.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 

@@ -39,12 +39,7 @@ __all__ = [
 
 
 def make_proposer(sampler: Sampler, name: str | None = None, seed: int | None = None) -> Proposer:
-    """Returns the proposer that the sampler's space names.
-
-    Args:
-        sampler: of the space.
-        name: in `PROPOSERS`, instead of the space's own choice.
-        seed: instead of the space's own.
+    """Returns the proposer that the sampler's space names, or another one of `PROPOSERS`.
 
     Raises:
         UnknownName: no such proposer is registered.

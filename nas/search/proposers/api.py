@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import Field, PlainSerializer, PlainValidator
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -17,6 +19,13 @@ from nas.core.registry import Registry
 from nas.search.proposers.sampling import Sampler
 
 Status = Literal["running", "complete", "infeasible", "stopped", "failed", "withdrawn"]
+
+MOST_COORDINATE = 600.0
+"""Its exponential is finite. The logarithm of a ratio of two figures is below 70; a quality is rarely above 2."""
+Coordinate = Annotated[float, Field(ge=-MOST_COORDINATE, le=MOST_COORDINATE)]
+Deviation = Annotated[float, Field(ge=0, le=MOST_COORDINATE)]
+RungNumber = Annotated[int, Field(ge=0, lt=1 << 15)]
+StoredLayout = Annotated[Layout, PlainValidator(Layout.from_json), PlainSerializer(Layout.to_json)]
 
 
 @dataclass(frozen=True)
@@ -76,13 +85,13 @@ class Observation:
             add up to the coordinate.
     """
 
-    layout: Layout
+    layout: StoredLayout
     status: Status
-    objectives: Mapping[str, float] = field(default_factory=dict)
-    constraints: Mapping[str, float] = field(default_factory=dict)
-    rung: int | None = None
-    noise: Mapping[str, float] = field(default_factory=dict)
-    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    objectives: Mapping[str, Coordinate] = field(default_factory=dict)
+    constraints: Mapping[str, Coordinate] = field(default_factory=dict)
+    rung: RungNumber | None = None
+    noise: Mapping[str, Deviation] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, Coordinate]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON form; without noise and parts where none are known."""
@@ -168,11 +177,7 @@ PROPOSERS: Registry[ProposerFactory] = Registry(
 
 
 def check_finite(values: Mapping[str, float], what: str) -> None:
-    """Refuses values that are not finite.
-
-    Raises:
-        InvalidInput: naming the first such value.
-    """
+    """Raises `InvalidInput` for the first value that is not finite."""
     for name, value in values.items():
         if not abs(value) < float("inf"):
             raise InvalidInput(f"{what} {name!r} is {value}, not a finite number")

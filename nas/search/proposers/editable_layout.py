@@ -41,11 +41,7 @@ class Draft:
         return stack
 
     def layout(self, tied: bool) -> Layout:
-        """Returns the checked layout.
-
-        Raises:
-            InvalidInput: the blocks are not valid at this width.
-        """
+        """Returns the layout; raises `InvalidInput` where its blocks are not valid at this width."""
         layers = [Layer(mixers, ffn) for mixers, (ffn,) in self.stack()]
         return Layout.of(self.frame.d_model, self.frame.vocab, layers, tied=tied)
 

@@ -140,7 +140,7 @@ class Features:
             (_windows(len(layers), _HEIGHTS, _BLUR) @ tracks).ravel(),
             steps.ravel(),
             _stretches(mixers),
-            _hashed_pairs(layers),
+            _hashed(layers, 2, _PAIRS),
         )
         return np.concatenate([*parts, *self._string_parts(layers, tracks[:, : len(self._kinds)])])
 
@@ -152,7 +152,7 @@ class Features:
         mixers = present[:, : len(self._mixers)]
         steps = (mixers[:-1, :, None] * mixers[1:, None, :]).reshape(len(layers) - 1, len(self._mixers) ** 2)
         yield (_windows(len(steps), _HEIGHTS, _BLUR) @ steps).ravel()
-        yield _hashed_triples(layers)
+        yield _hashed(layers, 3, _TRIPLES)
 
     def _sizes(self, layout: Layout, work: Array) -> list[float]:
         counts = layout.params
@@ -205,31 +205,16 @@ def _stretches(present: Array) -> list[float]:
     return shares
 
 
-def _hashed_pairs(layers: Sequence[Layer]) -> Array:
-    """Returns [_PAIRS] signed counts of neighbours by the hash of both."""
-    counts = np.zeros(_PAIRS)
-    for below, above in itertools.pairwise(layers):
-        column, sign = _pair(below.mixers, above.mixers)
+def _hashed(layers: Sequence[Layer], length: int, size: int) -> Array:
+    """Returns [size] signed counts of so many mixers in a row, by the hash of all."""
+    counts = np.zeros(size)
+    for start in range(len(layers) - length + 1):
+        column, sign = _column(size, *(layer.mixers for layer in layers[start : start + length]))
         counts[column] += sign
     return counts
 
 
-@lru_cache(maxsize=1 << 16)
-def _pair(below: tuple[Block, ...], above: tuple[Block, ...]) -> tuple[int, float]:
-    code = zlib.crc32(">".join(" ".join(block.format() for block in mixers) for mixers in (below, above)).encode())
-    return code % _PAIRS, 1.0 if code >> 16 & 1 else -1.0
-
-
-def _hashed_triples(layers: Sequence[Layer]) -> Array:
-    """Returns [_TRIPLES] signed counts of three mixers in a row by the hash of all."""
-    counts = np.zeros(_TRIPLES)
-    for three in zip(layers, layers[1:], layers[2:], strict=False):
-        column, sign = _triple(three[0].mixers, three[1].mixers, three[2].mixers)
-        counts[column] += sign
-    return counts
-
-
-@lru_cache(maxsize=1 << 16)
-def _triple(*mixers: tuple[Block, ...]) -> tuple[int, float]:
+@lru_cache(maxsize=1 << 17)
+def _column(size: int, *mixers: tuple[Block, ...]) -> tuple[int, float]:
     code = zlib.crc32(">".join(" ".join(block.format() for block in layer) for layer in mixers).encode())
-    return code % _TRIPLES, 1.0 if code >> 16 & 1 else -1.0
+    return code % size, 1.0 if code >> 16 & 1 else -1.0

@@ -97,11 +97,7 @@ class Costs:
         return self._amounts(layouts)[:, len(TERMS) : len(TERMS) + self._own + len(self._arguments)]
 
     def sums(self, layouts: Sequence[Layout]) -> Array:
-        """Returns [L, S] amounts of which a figure may be a sum: the terms, those of each kind of block, and excesses.
-
-        Excesses are the width of the model, the greatest number of weights per input of a mixer and of a feed-forward,
-        which determine buffers, and bytes of cache in layers that keep more than a cache of a processor may hold.
-        """
+        """Returns [L, S] amounts of which a figure may be a sum: terms, those of each kind of block, and excesses."""
         amounts, after = self._amounts(layouts), len(TERMS) + self._own
         excesses = amounts[:, after + len(self._arguments) :]
         return np.hstack([amounts[:, self._used], amounts[:, len(TERMS) : after], excesses])
@@ -233,7 +229,11 @@ class HardwareModel:
         expected = self._expected(layouts)
         rows = self._placed(layouts, expected)
         between = self.weights.sum(_kernels(rows, self._rows))
-        variances = self.weights.sum(_own_kernels(rows))
+        ones = np.ones(len(rows))
+        kernels = np.array(
+            [ones, rows[:, 0] ** 2, (rows[:, 1:] ** 2).sum(axis=1), ones, ones]
+        )  # of rows with themselves
+        variances = self.weights.sum(kernels)
         share = self._process.scale**2
         mean, sd = self._process.predict(between / share, variances / share)
         away = self._process.offset + self._process.scale * mean
@@ -314,12 +314,6 @@ def _kernels(a: Array, b: Array) -> Array:
     squared = ((amounts[:, None] - others[None]) ** 2).sum(axis=2)
     smooth = [np.exp(-squared / (2 * length**2)) for length in _LENGTHS]
     return np.array([np.ones((len(a), len(b))), np.outer(a[:, 0], b[:, 0]), amounts @ others.T, *smooth])
-
-
-def _own_kernels(a: Array) -> Array:
-    """Returns [5, A] kernels of each row with itself."""
-    ones = np.ones(len(a))
-    return np.array([ones, a[:, 0] ** 2, (a[:, 1:] ** 2).sum(axis=1), ones, ones])
 
 
 def _spaced(count: int, most: int) -> list[int]:

@@ -10,7 +10,7 @@ from nas.core.block import Block
 from nas.core.block_space import EXPANSION, BlockSpace, Choice, arguments, matches
 from nas.core.layout import Layout
 from nas.core.model_choices import Frame, Half, Values, choice_of, ffn_width
-from nas.core.space import DENSE, SearchSpace
+from nas.core.space import DENSE
 from nas.search.proposers.editable_layout import Draft, Gene, layer_kinds
 from nas.search.proposers.membership import EXPERTS, leading_dense, repeats
 from nas.search.proposers.sampling import Rng, Sampler
@@ -43,7 +43,7 @@ def draft_of(layout: Layout, sampler: Sampler, rng: Rng) -> Draft:
         layout.vocab,
         ffn,
         int(_any(space.model.leading_dense.choices, rng)) if shown_lead is None else shown_lead,
-        _period(space, layout, lead),
+        min((int(p) for p in space.pattern.period.choices if p and repeats(layout, int(p), lead)), default=0),
         tuple((block.kind, _values(block, layout, rng)) for block in space.mixers + space.ffn),
     )
     length = min(frame.period, layout.depth) or layout.depth
@@ -66,11 +66,6 @@ def _draft_lead(layout: Layout, lead: int) -> Iterator[Half]:
     for layer in layout.layers[:lead]:
         assert layer.ffn is not None and layer.ffn.kind == DENSE, "leading layers are dense"
         yield (layer.ffn,)
-
-
-def _period(space: SearchSpace, layout: Layout, lead: int) -> int:
-    """Returns the shortest of the space's periods that the stack repeats with; 0 where there is none."""
-    return min((int(p) for p in space.pattern.period.choices if p and repeats(layout, int(p), lead)), default=0)
 
 
 def _values(space: BlockSpace, layout: Layout, rng: Rng) -> Values:

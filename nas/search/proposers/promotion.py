@@ -166,7 +166,8 @@ def step_variance(below: Mapping[int, float], above: Mapping[int, float]) -> flo
         below: trial -> quality at the lower rung; at least one.
         above: the same at the upper rung.
     """
-    centre, width = _moments(list(below.values()))
+    centre = math.fsum(below.values()) / len(below)
+    width = max(math.sqrt(math.fsum((value - centre) ** 2 for value in below.values()) / len(below)), 1e-6)
     both = sorted(below.keys() & above.keys())
     x, y = np.array([below[trial] for trial in both]), np.array([above[trial] for trial in both])
     rows = np.stack([np.ones_like(x), x - centre], axis=1)
@@ -177,9 +178,3 @@ def step_variance(below: Mapping[int, float], above: Mapping[int, float]) -> flo
     dof = _PRIOR_DOF + len(both)
     squares = _PRIOR_DOF * (_PRIOR_SHARE * width) ** 2 + float(residual @ residual) + float(moved @ prior @ moved)
     return squares / (dof - 2.0)
-
-
-def _moments(values: Sequence[float]) -> tuple[float, float]:
-    """Returns mean and standard deviation of at least one value; the deviation is above 0."""
-    mean = math.fsum(values) / len(values)
-    return mean, max(math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)), 1e-6)

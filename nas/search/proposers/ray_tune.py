@@ -51,11 +51,7 @@ class Figures:
             self._limits[budget.name] = (METRICS[budget.metric], limit * published[budget.name] if relative else limit)
 
     def point(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Returns the coordinates of values in their own units.
-
-        Raises:
-            UnknownName: a value of no objective.
-        """
+        """Returns the coordinates of values in their own units; raises `UnknownName` for a value of no objective."""
         for name in values:
             if name not in self._objectives:
                 raise UnknownName("objective", name, self._objectives)

@@ -236,11 +236,7 @@ class BaseProposer(ABC):
         self.log.read_json(state)
 
     def warm_start(self, earlier: Iterable[Observation]) -> None:
-        """Learns from earlier studies.
-
-        Their layouts are bred from and modelled, with an offset of their own, since another study's references may give
-        the same figures other coordinates. They may be proposed again.
-        """
+        """Learns from earlier studies, whose layouts may be proposed again and are modelled with an offset."""
         for observation in earlier:
             self.log.tell_earlier(observation)
 

@@ -29,10 +29,7 @@ class Volume(NamedTuple):
 def volume(points: ArrayLike, sd: ArrayLike, reference: ArrayLike, draws: int = 200) -> Volume:
     """Returns the hypervolume of measured points, and an estimate without the noise in it.
 
-    The best of several noisy measurements is too good, and so is their hypervolume. Drawing the noise once more shows
-    by how much: as draws lie about the measured value, so does that about the true one (the basic bootstrap of Davison
-    and Hinkley 1997, equation 5.6). With many points and much noise, percentiles of the draws miss the true value
-    nearly always.
+    The estimate is the basic bootstrap of Davison and Hinkley (1997), equation 5.6.
 
     Args:
         points: [P, M] minimised coordinates.
@@ -51,12 +48,5 @@ def volume(points: ArrayLike, sd: ArrayLike, reference: ArrayLike, draws: int = 
 
 
 def is_exhausted(expected_gain: float | None, reached: float, batch: int, least: float = 0.005) -> bool:
-    """Returns whether the next batch is expected to add less than a share of what is reached.
-
-    Args:
-        expected_gain: of the best candidate, `EhviSearch.expected_gain`; None where no model chose it: not exhausted.
-        reached: hypervolume.
-        batch: layouts; none of them is expected to gain more than the best.
-        least: the share.
-    """
+    """Returns whether a batch that gains as its best candidate adds less than the share `least` to what is reached."""
     return expected_gain is not None and reached > 0 and batch * expected_gain < least * reached

@@ -148,11 +148,7 @@ class Kernels:
 
 
 def _matern(distance: Array) -> Array:
-    """Returns the Matern covariance with smoothness 5/2 (Rasmussen and Williams 2006, eq. 4.17).
-
-    Args:
-        distance: in length scales.
-    """
+    """Returns the Matern 5/2 covariance of distances in length scales (Rasmussen and Williams 2006, eq. 4.17)."""
     scaled = np.sqrt(5) * distance
     return np.asarray((1 + scaled + scaled**2 / 3) * np.exp(-scaled))
 
@@ -481,13 +477,7 @@ def _stacked(densities: Array) -> Array:
 
 
 def _doubt(errors: Array, latent: Array, noise: Array) -> float:
-    """Returns the most likely factor on standard deviations, at least 1.
-
-    Args:
-        errors: [N] of leave-one-out predictions.
-        latent: [N] variances that they stated for the noise-free target.
-        noise: [N] variances of the noise.
-    """
+    """Returns the likeliest factor, at least 1, on the deviations of [N] leave-one-out predictions."""
     logs = np.linspace(0.0, _MOST_DOUBT, 25)
     scores = np.array([_log_density(errors, np.exp(2 * log) * latent + noise).sum() for log in logs])
     return float(np.exp(logs[np.argmax(scores - 0.5 * (logs / _DOUBT_SD) ** 2)]))

@@ -226,8 +226,5 @@ def proxy_layout(job: TrainJob) -> Layout:
 
 
 def exported_layout(job: TrainJob) -> Layout:
-    """Returns the layout that a finished training's weights are written for: its proxy, padded to quantisers' blocks.
-
-    Runtimes compute the same with it, by the kernels that the model at deploy scale takes.
-    """
+    """Returns the layout that a training's weights are written for: its proxy, padded to quantisers' blocks."""
     return padded(proxy_layout(job))

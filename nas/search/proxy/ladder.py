@@ -29,14 +29,8 @@ def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
 def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
     """Returns every job that enters the quality of `layout` at a rung: trainings, or evaluations under `from: library`.
 
-    Groups accumulate: those of earlier rungs count, too, at their latest settings, so some jobs already have results.
-    A language-model job resumes from the previous rung's if that trained the same seed.
-
-    Args:
-        config: the ladder.
-        rung: its position, counted from 0.
-        layout: at deploy scale, or already narrow.
-        corpus: of the language model; of a library, its file of scores.
+    Groups of earlier rungs count, too, at their latest settings. A language-model job resumes from the previous rung's
+    if that trained the same seed. `corpus` is that of the language model, or the file of a library's scores.
 
     Raises:
         InvalidInput: the layout is narrower than the proxies.

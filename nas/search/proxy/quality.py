@@ -136,20 +136,12 @@ class QualityScale(BaseModel):
         return {seed: self.quality({seed: scores}).value for seed, scores in whole.items()}
 
     def rescored(self, published: Mapping[int, Scores]) -> QualityScale:
-        """Returns the scale for other seeds: the shift that these have for all layouts is in their reference, too.
-
-        Args:
-            published: seed -> scores of the published reference.
-        """
+        """Returns the scale for other seeds, from the scores of the published reference there."""
         means = {group: fmean(_ratios(published, group, 1.0).values()) for group in self.reference}
         return self.model_copy(update={"reference": means})
 
     def with_noise_of(self, layouts: Sequence[Mapping[int, Scores]]) -> QualityScale:
-        """Returns the scale with the spreads over seeds of further layouts, pooled with those that it has.
-
-        Args:
-            layouts: for each layout, seed -> scores; every layout has the same seeds.
-        """
+        """Returns the scale with its spreads pooled with those of further layouts, which have the same seeds."""
         seen = _spreads(layouts, self.reference, self.weights)
         return self.model_copy(update={"spreads": {unit: pool(self.spreads[unit], seen[unit]) for unit in seen}})
 
@@ -336,11 +328,7 @@ def pool(*spreads: Spread) -> Spread:
 
 
 def with_prior(unit: str, seen: Spread) -> Spread:
-    """Returns an estimated spread pooled with the prior, which loses a degree of freedom for every two of the estimate.
-
-    It is gone at 8: from there on the estimate's own relative error is 25 % or less, and a prior would hide a task that
-    is quieter or louder than most.
-    """
+    """Returns an estimated spread pooled with the prior, which loses one degree of freedom for two of the estimate."""
     prior = LM_PRIOR if unit == "lm" else TASK_PRIOR
     return pool(Spread(prior.sd, max(0.0, prior.dof - seen.dof / 2)), seen)
 

@@ -49,7 +49,10 @@ def installed(devices: Mapping[str, Collection[str]] | None, draw_s: float = mat
     def check(value: Any, choices: SearchSpace | None) -> Found:
         document = value if isinstance(value, dict) else {}
         if devices is not None:
-            yield from _unknown_devices(document.get("devices"), devices)
+            names = document.get("devices")
+            for index, name in enumerate(names if isinstance(names, list) else ()):
+                if isinstance(name, str) and name != LOCAL and (error := _error(find_name, name, devices)):
+                    yield ("devices", index), error
         proposer = _at(document.get("search"), "proposer")
         if isinstance(proposer, str) and (error := _error(PROPOSERS.__getitem__, proposer)):
             yield ("search", "proposer"), error
@@ -60,12 +63,6 @@ def installed(devices: Mapping[str, Collection[str]] | None, draw_s: float = mat
             yield from _no_layout(choices, runtimes, draw_s)
 
     return check
-
-
-def _unknown_devices(names: Any, registered: Mapping[str, Collection[str]]) -> Found:
-    for index, name in enumerate(names if isinstance(names, list) else ()):
-        if isinstance(name, str) and name != LOCAL and (error := _error(find_name, name, registered)):
-            yield ("devices", index), error
 
 
 def _runtimes(items: Any) -> tuple[list[tuple[Runtime, str]], list[tuple[KeyPath, str]]]:

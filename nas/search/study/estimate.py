@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -127,15 +127,7 @@ class Estimate(BaseModel):
 
 
 def estimate(store: Store | None, space: SearchSpace, trials: int, ids: Mapping[str, str], workers: int) -> Estimate:
-    """Estimates a study that has not begun.
-
-    Args:
-        store: the database; None: there is none yet.
-        space: to be searched.
-        trials: layouts to propose, references not counted.
-        ids: name of a device in the space -> its id, of registered devices.
-        workers: trainings at the same time.
-    """
+    """Estimates a study that has not begun: `ids` are those of registered devices by their names in the space."""
     devices = {ids.get(name, name) for name in space.devices}
     paces = [] if store is None else _earlier_paces(store, devices, None, workers)
     unproposed = min(trials, len(space.layouts) or trials)
@@ -143,15 +135,7 @@ def estimate(store: Store | None, space: SearchSpace, trials: int, ids: Mapping[
 
 
 def estimate_left(store: Store, study: Study, workers: int | None = None) -> Estimate | None:
-    """Estimates what remains of a study that runs.
-
-    Args:
-        store: the database.
-        study: its row.
-        workers: trainings at the same time; None: as many as this host has cores.
-
-    Returns:
-        None before it was launched.
+    """Estimates what remains of a study; None before it was launched.
 
     Raises:
         InvalidInput: its space cannot be read.
@@ -169,53 +153,33 @@ def estimate_left(store: Store, study: Study, workers: int | None = None) -> Est
 
 
 class _Position(NamedTuple):
-    """Where a trial is.
-
-    Args:
-        done: stages that it has passed, of export, screen, each rung, and confirmation.
-        waits: whether it is not decided that it enters the next one.
-        ended: whether nothing follows.
-    """
+    """How many stages a trial has passed, of export, screen, each rung, and confirmation."""
 
     done: int = 0
-    waits: bool = False
+    waits: bool = False  # it is not decided that it enters the next one
     ended: bool = False
 
 
 @dataclass(frozen=True)
 class _Progress:
-    """How far a study is; the default is one that has not begun.
-
-    Args:
-        space: of the study.
-        unproposed: layouts still to be proposed.
-        candidates: positions of the trials that are no references.
-        references: positions of the references that were proposed.
-        feasible: share of the candidates within their budgets.
-        anchored: lowest rungs that have a scale, so that their anchors and teachers are trained.
-        rescored: trials that were re-scored.
-        devices: ids of those that were calibrated.
-        elapsed_s: seconds that an orchestrator ran.
-    """
+    """How far a study is; the default is one that has not begun."""
 
     space: SearchSpace
     unproposed: int = 0
     candidates: Sequence[_Position] = ()
     references: Sequence[_Position] = ()
     feasible: float = 1.0
-    anchored: int = 0
+    anchored: int = 0  # lowest rungs that have a scale, so that their anchors and teachers are trained
     rescored: int = 0
-    devices: frozenset[str] = frozenset()
+    devices: frozenset[str] = frozenset()  # ids of those that were calibrated
     elapsed_s: float = 0.0
 
     def pace(self, workers: int) -> float | None:
         """Returns the time that passed for a rough second of work; None before a few trials have ended."""
-        counts = [0.0] * (3 + len(self.space.quality.rungs))
-        for position in (*self.candidates, *self.references):
-            for stage in range(position.done):
-                counts[stage] += 1
         if sum(position.ended for position in self.candidates) < _PACE_AFTER:
             return None
+        positions, stages = (*self.candidates, *self.references), range(3 + len(self.space.quality.rungs))
+        counts = [float(sum(position.done > stage for position in positions)) for stage in stages]
         return self.elapsed_s / sum(self._parts(counts, range(self.anchored), self.rescored, 1, workers).values())
 
     def left(self, unproposed: int, workers: int, *, rescore: bool = True) -> dict[str, float]:
@@ -228,16 +192,19 @@ class _Progress:
             shares.append(promoted / entering)
             entering = max(1, promoted)
         shares.append(1.0)
-        counts = [0.0] * (3 + len(rungs))
-        for position, number in [*((position, 1) for position in self.candidates), (_Position(), unproposed)]:
+        counts, all_enter = [0.0] * (3 + len(rungs)), [1.0] * len(shares)
+        groups = [
+            *((position, 1, shares) for position in self.candidates),
+            (_Position(), unproposed, shares),
+            *((position, 1, all_enter) for position in self.references),
+            (_Position(), max(0, references - len(self.references)), all_enter),
+        ]
+        for position, number, entered in groups:
             count = 0.0 if position.ended else float(number)
             for stage in range(position.done, len(counts)):
                 if stage > position.done or position.waits:
-                    count *= shares[stage - 1]
+                    count *= entered[stage - 1]
                 counts[stage] += count
-        for position in [*self.references, *[_Position()] * (references - len(self.references))]:
-            for stage in range(len(counts) if position.ended else position.done, len(counts)):
-                counts[stage] += 1
         complete = counts[-1] + sum(position.done == len(counts) for position in self.candidates)
         rescored = max(0.0, max(1.0, _RESCORED * complete) + references - self.rescored) if rescore else 0.0
         return self._parts(counts, range(self.anchored, len(rungs)), rescored, int(not self.devices), workers)
@@ -245,22 +212,13 @@ class _Progress:
     def _parts(
         self, counts: Sequence[float], anchored: Iterable[int], rescored: float, launches: int, workers: int
     ) -> dict[str, float]:
-        """Returns the rough seconds of each part of some work.
-
-        Args:
-            counts: trials that go through export, screen, each rung, and confirmation.
-            anchored: rungs whose anchors and teachers are trained.
-            rescored: trials that are re-scored.
-            launches: calibrations of all devices.
-            workers: trainings at the same time.
-        """
+        """Returns the rough seconds of each part of some work: `counts` are the trials that go through each stage."""
         quality, protocol = self.space.quality, self.space.protocol
-        layouts, targets = self.space.references.layouts(), len(self.space.runtimes) * len(self.space.devices)
-        published = layouts[PUBLISHED]
-        loads = [self.space.workloads[name] for name in self.space.measured]
+        layouts, runtimes = self.space.references.layouts(), len(self.space.runtimes)
+        published, targets = layouts[PUBLISHED], runtimes * len(self.space.devices)
         repetition_s = targets * math.fsum(
             _START_S + published.params.active * (load.prompt * _PROMPT_S + load.gen * _DECODE_S) / load.threads
-            for load in loads
+            for load in (self.space.workloads[name] for name in self.space.measured)
         )
 
         def jobs(config: QualityConfig, rung: int) -> list[TrainJob]:
@@ -287,7 +245,6 @@ class _Progress:
             rescore_s = rescored * math.fsum(_training_s(job, 0) for job in fresh)
         exported, screened, *trained, confirmed = counts
         training_s = math.fsum(count * rung_s for count, rung_s in zip(trained, rungs_s(quality), strict=True))
-        runtimes = len(self.space.runtimes)
         checks_s = confirmed * runtimes * _CHECK_S / workers
         return {
             "calibration": launches * (_STARTING_S + _CALIBRATION_RUN_S * CALIBRATION_RUNS * targets),
@@ -318,11 +275,7 @@ def _feasible_share(space: SearchSpace, feasible: int = 0, refused: int = 0) -> 
 
 
 def _read(store: Store, study: Study, log: Sequence[Event]) -> _Progress | None:
-    """Reads the progress of a study from its log and trials; None before it was launched.
-
-    Raises:
-        InvalidInput: its space cannot be read.
-    """
+    """Reads the progress of a study from its log and trials; None before it was launched."""
     space, rows = stored_space(study), trials.all(store, study.id)
     if not (launched := notes(log, Launched)):
         return None
@@ -389,14 +342,11 @@ def _estimate(progress: _Progress, pace: float | None, earlier: Sequence[float],
         pace, factor, based_on = 1.0, _GUESSED_FACTOR, "a guess: too few trials have ended here yet"
 
     def span(seconds: float) -> Span:
-        typical = seconds * pace
-        return Span(low=typical / factor, typical=typical, high=typical * factor)
+        return Span(low=seconds * pace / factor, typical=seconds * pace, high=seconds * pace * factor)
 
     unproposed, hours = progress.unproposed, progress.space.search.stop.hours
     if hours is not None and unproposed:  # proposals end then; work grows evenly with their number
-        begun_s, whole_s = (
-            pace * sum(progress.left(count, workers, rescore=False).values()) for count in (0, unproposed)
-        )
+        begun_s, whole_s = (pace * sum(progress.left(n, workers, rescore=False).values()) for n in (0, unproposed))
         share = (hours * 3600 - progress.elapsed_s - begun_s) / max(whole_s - begun_s, 1e-9)
         unproposed = min(unproposed, max(1, math.ceil(unproposed * share)))
     remaining = progress.left(unproposed, workers)
@@ -408,19 +358,17 @@ def _estimate(progress: _Progress, pace: float | None, earlier: Sequence[float],
         seconds=total,
         parts=parts,
         based_on=[based_on],
-        depends_on=[*_conditions(progress, workers)],
+        depends_on=_conditions(progress.space, progress.feasible, workers),
         text=f"{total.text}: {text}" if text else total.text,
     )
 
 
-def _conditions(progress: _Progress, workers: int) -> Iterator[str]:
-    space = progress.space
-    sources = [METRICS[budget.metric].source for budget in space.budgets]
-    if any(source != "proxy" for source in sources):
-        yield f"the share of layouts that keep their budgets ({100 * progress.feasible:.0f} % assumed)"
-    if "proxy" in sources:
-        yield "budgets on quality (assumed to be kept by all that reach the top rung)"
-    yield "what else this machine does"
-    yield f"{workers} training{'s' * (workers != 1)} at the same time"
-    if (hours := space.search.stop.hours) is not None:
-        yield f"the end of proposals after {hours:g} h"
+def _conditions(space: SearchSpace, feasible: float, workers: int) -> list[str]:
+    sources, hours = {METRICS[budget.metric].source for budget in space.budgets}, space.search.stop.hours
+    return [
+        *[f"the share of layouts that keep their budgets ({100 * feasible:.0f} % assumed)"] * bool(sources - {"proxy"}),
+        *["budgets on quality (assumed to be kept by all that reach the top rung)"] * ("proxy" in sources),
+        "what else this machine does",
+        f"{workers} training{'s' * (workers != 1)} at the same time",
+        *([] if hours is None else [f"the end of proposals after {hours:g} h"]),
+    ]

@@ -2,19 +2,21 @@
 
 The log (`nas.infra.store.events`) holds two sorts of events. Transitions of trials have a kind of their own and a
 payload that `nas.core.trial` documents. Notes have the kind `progress` (of a trial) or `study` (of the study as a
-whole) and a payload {"what": NAME, ...}; each class here is one of them, with its reader and writer. Names and
-fields are kept in databases and archives. Readers skip names that they do not know.
+whole) and a payload {"what": NAME, ...}; each class here is one of them. Names and fields are kept in
+databases and archives. Readers skip names that they do not know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError
 
+from nas.core.device import DeviceText
 from nas.core.errors import InvalidInput
+from nas.core.measurement import ReferenceTimes
 from nas.core.profile import ProfileSummary
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
@@ -22,7 +24,9 @@ from nas.core.units import show_number, show_spread
 from nas.infra.store import events
 from nas.infra.store.rows import Json, Study
 from nas.infra.store.store import Store
+from nas.measure.devices.attachments import Tag
 from nas.search.proposers import Observation
+from nas.search.proposers.api import Coordinate, RungNumber, StoredLayout
 from nas.search.proxy.quality import Quality
 
 LAUNCHED = "launched"
@@ -45,8 +49,28 @@ BY_PEOPLE = (MARKED, PROFILED)
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 """What reading malformed JSON raises, beside `InvalidInput`."""
 
+LEAST_FIGURE = 1e-15
+"""Least measured figure, in its unit."""
+MOST_FIGURE = 1e15
+"""Greatest measured figure, in its unit."""
 
+
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Number = Annotated[int, Field(ge=0, lt=1 << 31)]
+Seconds = Annotated[float, Field(ge=0, lt=1 << 37)]
+Positive = Annotated[float, Field(ge=LEAST_FIGURE, le=MOST_FIGURE)]
+StoredObservation = Annotated[Observation, PlainSerializer(Observation.to_json)]
+StoredQuality = Annotated[Quality, PlainSerializer(Quality.to_json)]
+T = TypeVar("T")
 NoteType = TypeVar("NoteType", bound="Note")
+
+
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Returns the validator of a class, which is made once."""
+    return _ADAPTERS.get(kind) or _ADAPTERS.setdefault(kind, TypeAdapter(kind))
 
 
 @dataclass(frozen=True)
@@ -57,12 +81,7 @@ class Note:
 
     def to_json(self) -> Json:
         """Returns the payload as it is stored."""
-        return {"what": self.what, **{item.name: getattr(self, item.name) for item in fields(self)}}
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """Reads what `to_json` wrote."""
-        return cls(**{item.name: payload[item.name] for item in fields(cls)})
+        return {"what": self.what, **adapter(type(self)).dump_python(self, mode="json")}
 
     @classmethod
     def read(cls, payload: Mapping[str, Any]) -> Self | None:
@@ -74,7 +93,7 @@ class Note:
         if payload.get("what") != cls.what:
             return None
         try:
-            return cls.from_json(payload)
+            return adapter(cls).validate_python(payload)
         except UNREADABLE as error:
             raise InvalidInput(f"a malformed note {cls.what!r}: {type(error).__name__}: {error}") from error
 
@@ -89,15 +108,8 @@ class Launched(Note):
     """
 
     what: ClassVar[str] = LAUNCHED
-    trials: int
+    trials: Number
     warm_start: tuple[str, ...] = ()
-
-    def to_json(self) -> Json:
-        return {**super().to_json(), "warm_start": list(self.warm_start)}
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        return cls(payload["trials"], tuple(payload["warm_start"]))
 
 
 @dataclass(frozen=True)
@@ -112,18 +124,18 @@ class Calibrated(Note):
         ms: timed work of a run of the reference model, with the fewest threads that are measured.
         protocol: version of the measurement protocol that the study's figures are measured by.
         conditions: those of `PreparedDevice`, which a resumed study must find unchanged.
-        times: number of threads -> `ReferenceTimes` of the reference model.
+        times: number of threads -> times of the reference model.
     """
 
     what: ClassVar[str] = CALIBRATED
-    device: str
-    runtime: str
-    id: str
-    build: str
-    ms: float
-    protocol: int
+    device: DeviceText
+    runtime: DeviceText
+    id: DeviceText
+    build: DeviceText
+    ms: Positive
+    protocol: Number
     conditions: Mapping[str, Any]
-    times: Mapping[str, Mapping[str, float]]
+    times: Mapping[Annotated[int, Field(ge=1, lt=10_000)], ReferenceTimes]
 
 
 @dataclass(frozen=True)
@@ -139,7 +151,7 @@ class CorpusUsed(Note):
     """
 
     what: ClassVar[str] = CORPUS
-    hash: str
+    hash: Hash
     versions: Mapping[str, Any]
     made_of: Mapping[str, str]
 
@@ -149,14 +161,7 @@ class Observed(Note):
     """An observation of a trial was passed to the proposer, in the order of the log."""
 
     what: ClassVar[str] = OBSERVED
-    observation: Observation
-
-    def to_json(self) -> Json:
-        return {"what": self.what, "observation": self.observation.to_json()}
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        return cls(Observation.from_json(payload["observation"]))
+    observation: StoredObservation
 
 
 @dataclass(frozen=True)
@@ -164,10 +169,7 @@ class ReferencePointFixed(Note):
     """The reference point was passed to the proposer: objective -> coordinate."""
 
     what: ClassVar[str] = REFERENCE_POINT
-    point: Mapping[str, float]
-
-    def to_json(self) -> Json:
-        return {"what": self.what, "point": dict(self.point)}
+    point: Mapping[str, Coordinate]
 
 
 @dataclass(frozen=True)
@@ -181,15 +183,7 @@ class WarmStarted(Note):
 
     what: ClassVar[str] = WARM
     studies: Sequence[Json]
-    observations: Sequence[Observation]
-
-    def to_json(self) -> Json:
-        observations = [observation.to_json() for observation in self.observations]
-        return {"what": self.what, "studies": list(self.studies), "observations": observations}
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        return cls(payload["studies"], [Observation.from_json(observation) for observation in payload["observations"]])
+    observations: Sequence[StoredObservation]
 
 
 @dataclass(frozen=True)
@@ -203,9 +197,9 @@ class Expected(Note):
     """
 
     what: ClassVar[str] = EXPECTED
-    gain: float | None
-    hypervolume: float
-    batch: int
+    gain: Coordinate | None
+    hypervolume: Annotated[float, Field(ge=0, le=MOST_FIGURE)]
+    batch: Number
 
     @property
     def of_batch(self) -> float | None:
@@ -237,15 +231,8 @@ class QualityKnown(Note):
     """
 
     what: ClassVar[str] = QUALITY
-    rung: int
-    quality: Quality
-
-    def to_json(self) -> Json:
-        return {"what": self.what, "rung": self.rung, "quality": self.quality.to_json()}
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        return cls(payload["rung"], Quality.model_validate(payload["quality"]))
+    rung: RungNumber
+    quality: StoredQuality
 
 
 @dataclass(frozen=True)
@@ -253,11 +240,11 @@ class AnchorsChosen(Note):
     """Layouts that the noise of the qualities is estimated from, beside the references.
 
     Args:
-        layouts: canonical JSON of each.
+        layouts: references are not among them.
     """
 
     what: ClassVar[str] = ANCHORS
-    layouts: Sequence[Json]
+    layouts: Sequence[StoredLayout]
 
 
 @dataclass(frozen=True)
@@ -270,17 +257,8 @@ class Rescored(Note):
     """
 
     what: ClassVar[str] = RESCORED
-    quality: Quality
-    per_seed: Mapping[int, float]
-
-    def to_json(self) -> Json:
-        seeds = {str(seed): value for seed, value in self.per_seed.items()}
-        return {"what": self.what, "quality": self.quality.to_json(), "per_seed": seeds}
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        seeds = {int(seed): float(value) for seed, value in payload["per_seed"].items()}
-        return cls(Quality.model_validate(payload["quality"]), seeds)
+    quality: StoredQuality
+    per_seed: Mapping[Annotated[int, Field(ge=0, lt=10**10)], Coordinate]
 
 
 @dataclass(frozen=True)
@@ -289,7 +267,7 @@ class Spent(Note):
 
     what: ClassVar[str] = SPENT
     stage: str
-    seconds: float
+    seconds: Seconds
 
 
 @dataclass(frozen=True)
@@ -304,17 +282,10 @@ class Marked(Note):
     """
 
     what: ClassVar[str] = MARKED
-    trial: int
+    trial: Number
     star: bool
-    tags: tuple[str, ...]
-    text: str
-
-    def to_json(self) -> Json:
-        return {**super().to_json(), "tags": list(self.tags)}
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        return cls(payload["trial"], payload["star"], tuple(payload["tags"]), payload["text"])
+    tags: Annotated[tuple[Tag, ...], Field(max_length=20)]
+    text: Annotated[str, Field(max_length=500)]
 
 
 @dataclass(frozen=True)
@@ -333,21 +304,14 @@ class Profiled(Note):
     """
 
     what: ClassVar[str] = PROFILED
-    trial: int
-    device: str
-    runtime: str
-    build: str
-    prompt: int
-    gen: int
-    threads: int
+    trial: Number
+    device: DeviceText
+    runtime: DeviceText
+    build: DeviceText
+    prompt: Number
+    gen: Number
+    threads: Number
     profile: ProfileSummary
-
-    def to_json(self) -> Json:
-        return {**super().to_json(), "profile": self.profile.model_dump(mode="json")}
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        return super().from_json({**payload, "profile": ProfileSummary.model_validate(payload["profile"])})
 
 
 def all_events(store: Store, study: int) -> list[Event]:
@@ -463,11 +427,7 @@ def ending(log: Iterable[Event]) -> Json | None:
 
 
 def stored_space(study: Study) -> SearchSpace:
-    """Returns the search space of a study.
-
-    Raises:
-        InvalidInput: the space was stored by another version of hilnas and this one cannot read it.
-    """
+    """Returns the search space of a study; raises `InvalidInput` where `read_space` does."""
     try:
         return read_space(study.space)
     except InvalidInput as error:

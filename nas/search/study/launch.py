@@ -25,13 +25,7 @@ OpenCompute = Callable[[LaunchOptions, Log], AbstractContextManager[Compute]]
 
 
 def launch(options: LaunchOptions, on_event: OnEvent, log: Log, compute: OpenCompute | None = None) -> StudyState:
-    """Runs a study to its end, or until it is interrupted or stopped.
-
-    Args:
-        options: what to run.
-        on_event: called with each event: trial, what, payload.
-        log: called with a line before something that takes time.
-        compute: opens what stages run on; None: Ray.
+    """Runs a study to its end, or until it is interrupted or stopped, on Ray if no other `compute` is given.
 
     Raises:
         NasError: the space cannot be searched here, the study is taken, or a reference failed.

@@ -213,11 +213,7 @@ class Ledger:
         return artifacts.intact(self.store, sha256)
 
     def artifact_path(self, sha256: str) -> Path:
-        """Returns the path of an artifact.
-
-        Raises:
-            InfrastructureFailed: the store does not have it.
-        """
+        """Returns the path of an artifact; raises `InfrastructureFailed` if the store does not have it."""
         return artifacts.path(self.store, sha256)
 
 

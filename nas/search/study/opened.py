@@ -13,7 +13,6 @@ from typing import Any
 
 from nas.core.block import BLOCKS
 from nas.core.errors import InvalidInput, NasError, StudyBusy, StudyChanged
-from nas.core.measurement import ReferenceTimes
 from nas.core.quality_config import CorpusFiles
 from nas.core.scoring import require_sensors
 from nas.core.space import SearchSpace
@@ -164,10 +163,8 @@ class OpenedStudy:
         targets = {}
         for name, device in prepared.items():
             if (note := saved.get(name)) is not None:
-                times = {int(threads): ReferenceTimes.model_validate(row) for threads, row in note.times.items()}
-                targets[name] = await calibrator.calibrated(
-                    device, SavedCalibration(note.build, times, note.conditions)
-                )
+                saved_calibration = SavedCalibration(note.build, note.times, note.conditions)
+                targets[name] = await calibrator.calibrated(device, saved_calibration)
                 continue
             targets[name] = target = await calibrator.calibrated(device, None)
             self.ledger.note(
@@ -179,9 +176,7 @@ class OpenedStudy:
                     ms=target.reference.calibration.run_ms,
                     protocol=PROTOCOL_VERSION,
                     conditions=device.conditions,
-                    times={
-                        str(threads): model.calibration.model_dump() for threads, model in target.references.items()
-                    },
+                    times={threads: model.calibration for threads, model in target.references.items()},
                 ),
             )
         return targets

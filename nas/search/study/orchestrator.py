@@ -97,7 +97,10 @@ class Orchestrator:
             self._stop.set()
             await self._cancel()
         if state is StudyState.COMPLETE:
-            self._unpin_others()
+            # Only models of references and of the front stay pinned: `nas gc` may remove the others.
+            front = self.scales.front
+            pinned = [run for number, run in self.runs.items() if run.reference is not None or number in front]
+            self._ledger.pin_only(artifact.stored.sha256 for run in pinned for artifact in run.artifacts.values())
         self._ledger.set_state(state)
         return state
 
@@ -149,7 +152,9 @@ class Orchestrator:
             desired = self._ledger.desired_state()
             if self._stop.is_set() or desired == "stop":
                 return StudyState.STOPPED
-            self._set_state(StudyState.PAUSED if desired == "pause" else StudyState.RUNNING)
+            if (state := StudyState.PAUSED if desired == "pause" else StudyState.RUNNING) is not self._state:
+                self._ledger.set_state(state)
+                self._state = state
             if desired == "run" and self._may_ask():
                 self._asking = asyncio.create_task(self._propose(), name="proposer")
             pending = [task for task in self._all_tasks() if not task.done()]
@@ -193,11 +198,6 @@ class Orchestrator:
         proposed = sum(run.reference is None for run in self.runs.values())
         if not self._promotion.closed and self._stopping.is_due(proposed):
             self._promotion.close()
-
-    def _set_state(self, state: StudyState) -> None:
-        if state is not self._state:
-            self._ledger.set_state(state)
-            self._state = state
 
     def _all_tasks(self) -> list[asyncio.Task[None]]:
         return [*self._tasks.values(), *([self._asking] if self._asking else []), *self._trainings()]
@@ -253,12 +253,6 @@ class Orchestrator:
         stuck = self._promotion.closed and not self._promotion.recalling and all(run.waiting for run in running)
         waited_for = any(task in pending for task in self._trainings())
         assert not (stuck and pending and not waited_for), "trials wait for each other"
-
-    def _unpin_others(self) -> None:
-        """Unpins all models but those of references and of the front, so that `nas gc` may remove the others."""
-        front = self.scales.front
-        pinned = [run for number, run in self.runs.items() if run.reference is not None or number in front]
-        self._ledger.pin_only(artifact.stored.sha256 for run in pinned for artifact in run.artifacts.values())
 
     async def _cancel(self) -> None:
         for task in self._all_tasks():

@@ -118,11 +118,11 @@ class ProposalDriver:
     def anchors(self, ledger: Ledger) -> list[Layout]:
         """Returns the anchors of the study beside its references: those of the log, or new ones, which are logged."""
         if logged := notes(ledger.events(), AnchorsChosen):
-            return [Layout.from_json(layout) for layout in logged[-1].layouts]
+            return [*logged[-1].layouts]
         settings = self._space.quality.anchors
         assert settings is not None
         chosen = anchor_layouts(self._space, self._supported, settings.layouts)
-        ledger.note(None, AnchorsChosen([layout.to_json() for layout in chosen]))
+        ledger.note(None, AnchorsChosen(chosen))
         return chosen
 
     def tell(self, ledger: Ledger, trial: int, observation: Observation) -> None:
@@ -326,12 +326,7 @@ def replay(
 
 
 def require_studies(store: Store, names: Iterable[str], study: str) -> None:
-    """Checks that `study` can learn from studies of these names.
-
-    Raises:
-        UnknownName: no such study.
-        InvalidInput: it is the study itself.
-    """
+    """Raises `UnknownName` or `InvalidInput` unless `study` can learn from studies of these names."""
     for name in names:
         if name == study:
             raise InvalidInput(f"study {study!r} cannot learn from itself", where="--warm-start")

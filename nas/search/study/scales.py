@@ -110,11 +110,7 @@ class Scales:
         return self._rungs[rung]
 
     async def learn_anchors(self, rung: int, anchors: Anchors) -> None:
-        """Takes the scores of the anchors at a rung, once.
-
-        Raises:
-            InvalidInput: the published reference learns nothing on that rung.
-        """
+        """Takes the scores of the anchors at a rung, once."""
         self._anchors[rung] = anchors
         async with self._changed:
             self._fix(rung)
@@ -182,12 +178,7 @@ class Scales:
         return {name: axis.coordinate for name, axis in axes.items() if axis is not None}
 
     def quality_checks(self, run: TrialRun, *, final: bool = False) -> list[BudgetCheck]:
-        """Returns verdicts on budgets on quality, by that of its highest rung so far; none of references.
-
-        Args:
-            run: the trial.
-            final: whether the likelier of the two decides where a verdict is open; always, where no fresh seeds will.
-        """
+        """Returns verdicts on budgets on quality, none of references; open ones are decided if `final`."""
         if run.quality is None or run.reference is not None:
             return []
         return check_quality(self._space, run.quality, final=final or self._space.quality.rescore is None)

@@ -315,15 +315,7 @@ class StageWork:
     async def train_rung(
         self, trial: int, layout: Layout, rung: int, seeds: tuple[int, ...] | None = None, *, anchor: bool = False
     ) -> SeedScores:
-        """Runs all proxy trainings that quality at `rung` is made of: seed -> evaluation group -> score.
-
-        Args:
-            trial: that the trainings are recorded under.
-            layout: at deploy scale.
-            rung: its index.
-            seeds: instead of the rung's own.
-            anchor: the layout is an anchor: its trainings go before all others.
-        """
+        """Runs the proxy trainings of quality at `rung`, those of anchors first: seed -> evaluation group -> score."""
         config = self.space.quality if seeds is None else self.space.quality.with_seeds(seeds)
         jobs = rung_jobs(config, rung, layout, self.corpus)
         results = await asyncio.gather(*(self._train(trial, job, anchor) for job in jobs))
@@ -409,11 +401,7 @@ class StageWork:
 
 
 def value_of(outcome: Outcome) -> Any:
-    """Returns the value of an outcome.
-
-    Raises:
-        CandidateFailed: the outcome is the candidate's failure.
-    """
+    """Returns the value of an outcome; raises the `CandidateFailed` that it reports."""
     if failed := outcome.get("failed"):
         raise CandidateFailed(failed["reason"], failed["message"])
     return outcome["value"]

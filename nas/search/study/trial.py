@@ -216,10 +216,11 @@ def _objectives(run: TrialRun, study: StudyContext) -> list[dict[str, Any]]:
 async def _measure(
     run: TrialRun, study: StudyContext, workloads: Iterable[str], repetitions: int, replicate: int = 0
 ) -> None:
-    tasks = [
-        asyncio.ensure_future(_measure_one(run, study, run.artifacts[key.runtime], key, repetitions, replicate))
-        for key in study.work.measurement_keys(workloads)
-    ]
+    async def measure(key: MeasurementKey) -> None:
+        measurement = await study.work.measure(run.number, run.artifacts[key.runtime], key, repetitions, replicate)
+        run.figures = {**run.figures, **with_file_size({key: measurement.figures})}
+
+    tasks = [asyncio.ensure_future(measure(key)) for key in study.work.measurement_keys(workloads)]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -227,13 +228,6 @@ async def _measure(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _measure_one(
-    run: TrialRun, study: StudyContext, artifact: Artifact, key: MeasurementKey, repetitions: int, replicate: int
-) -> None:
-    measurement = await study.work.measure(run.number, artifact, key, repetitions, replicate)
-    run.figures = {**run.figures, **with_file_size({key: measurement.figures})}
 
 
 async def _update_checks(run: TrialRun, study: StudyContext, *, final: bool = False) -> None:
