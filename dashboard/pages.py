@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from nas.core.errors import NasError
+from nas.core.scoring import SURE
 from nas.core.units import show_count, show_number, show_share, show_spread
 from nas.infra.web.errors import answer_to
 from nas.infra.web.off_loop import off_loop
@@ -63,6 +64,7 @@ _templates = Environment(
 )
 _templates.filters |= FILTERS
 _templates.globals |= {
+    "SURE": SURE,
     "count": show_count,
     "bytes": show_bytes,
     "shown": show_number,
