@@ -19,7 +19,7 @@ from nas.measure.runtimes.base import Runtime
 from nas.measure.runtimes.llama_cpp.binding import evaluate
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
-from nas.measure.runtimes.runner import Feed, here, runner_logits
+from nas.measure.runtimes.runner import Feed, local_machine, runner_logits
 from nas.testing.gate_contract import GateContract
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import MOE_FAULTS, PLANTED_MOE, Fault, checkpoint
@@ -98,7 +98,9 @@ def test_runner_computes_what_the_library_does(llama_build: Build, tmp_path: Pat
     layout, model = PLANTED, tmp_path / "m.gguf"
     LLAMA_CPP.export(layout, "q4_0", checkpoint(layout, tmp_path / "weights"), model)
     feed = Feed(prompt=95, gen=4, batch=71, seed=3)
-    rows = runner_logits(here(llama_build.executable, llama_build.runner.target), model, layout.vocab, feed, tmp_path)
+    rows = runner_logits(
+        local_machine(llama_build.executable, llama_build.runner.target), model, layout.vocab, feed, tmp_path
+    )
     ids = feed.ids(layout.vocab).tolist()
     whole = evaluate(llama_build, model, ids, (71, 24, 1, 1, 1, 1), tmp_path).logits
     np.testing.assert_array_equal(rows[1:], whole[95:])

@@ -16,7 +16,7 @@ def test_both_databases_tell_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     here = told_of(tmp_path / "postgresql")
     monkeypatch.setattr(store_support, "opener", store_support.sqlite_store)
     there = told_of(tmp_path / "sqlite")
-    assert here.told.values["latency"] == [1.0, 0.9, 0.8, 0.7]
+    assert here.columns.values["latency"] == [1.0, 0.9, 0.8, 0.7]
     assert here.model_dump_json() == there.model_dump_json()
 
 
