@@ -26,7 +26,7 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -43,6 +43,8 @@ from benchmarks.runs import ended_or_killed
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
+from nas.core.measurement import Figure
+from nas.core.metrics import METRICS
 from nas.core.quality_config import CorpusSource
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, lender_of, parsed, slots_of
 from nas.model.nn.fit import Precision, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of
@@ -55,6 +57,7 @@ from nas.model.text.documents import read_sources
 from nas.train.adapt import healing, library
 from nas.train.adapt.adapt import write_child
 from nas.train.adapt.alternatives import default_alternatives
+from nas.train.adapt.device import Bench, Measured
 from nas.train.adapt.healing import Healing, batches_of, heal
 from nas.train.adapt.library import Library, LibrarySettings, Replacement, Score, TrainedTeacher
 from nas.train.adapt.prepare import prepare
@@ -420,7 +423,7 @@ def adapt_tiny(lab: Path, folder: Path) -> None:
         device="arithmetic",
         gguf=("f16",),
     )
-    adaptation = prepare(request, _arithmetic, Worker(torch.device("cpu"), lambda line: None))
+    adaptation = prepare(request, lambda layouts: ArithmeticBench(), Worker(torch.device("cpu"), lambda line: None))
     write_child(adaptation, adaptation.run())
 
 
@@ -467,6 +470,24 @@ def _reached(folder: Path) -> str:
 
 def _arithmetic(layout: Layout) -> Mapping[str, float]:
     return {"decode_p50": layout.flops(256) / 1e6, "file_size": layout.params.total / 1e6}
+
+
+@dataclass
+class ArithmeticBench(Bench):
+    """A device whose figures follow from a layout, with the noise that is stated.
+
+    Args:
+        figures: of a layout.
+        log_sd: stated.
+    """
+
+    figures: Callable[[Layout], Mapping[str, float]] = _arithmetic
+    log_sd: float | None = None
+
+    def measure(self, layout: Layout, *, fresh: bool = False) -> Measured:
+        values = self.figures(layout).items()
+        figures = {name: Figure(value=value, unit=METRICS[name].unit, log_sd=self.log_sd) for name, value in values}
+        return Measured(figures, 0.0)
 
 
 def _json(value: Any) -> bytes:

@@ -5,7 +5,8 @@
     python -m benchmarks.any_machine table [--folder ...] [--page docs/measured/any-machine.md]
 
 `demo` is `nas launch --space lfm2-demo`, `two-runtimes` a study of 20 layouts of lfm2-two-runtimes-demo. Conditions:
-`idle`; `loop`, one endless loop; `loops`, one for each core; `setup`, `make setup` of another clone with empty caches,
+`idle`; `loop`, one endless loop; `loops`, one for each core; `later`, the same from the first figure on, when the
+reference model was calibrated on an idle machine; `setup`, `make setup` of another clone with empty caches,
 again and again until the launch ends. Every run has an empty folder of studies and its own database, so that nothing
 measured before is reused; runtime builds come from the usual cache. One file for each run: a run that has its file is
 skipped, so the script may be stopped and started again. Needs the machine for hours; put nothing else on it.
@@ -49,6 +50,7 @@ STUDIES: Mapping[str, tuple[str, ...]] = {
 PLAN = (
     ("demo", "idle"),
     ("demo", "loops"),
+    ("demo", "later"),
     ("demo", "setup"),
     ("two-runtimes", "idle"),
     ("two-runtimes", "loop"),
@@ -103,7 +105,8 @@ def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS, a
     with tempfile.TemporaryDirectory(prefix="hilnas-any-", ignore_cleanup_errors=True) as scratch:
         env = os.environ | {"NAS_HOME": f"{scratch}/home"}
         command = [*nas, "launch", *arguments, "--study", "any", "--yes"]
-        with beside(condition, Path(scratch)):
+        begin = threading.Event()
+        with beside(condition, Path(scratch), begin):
             begun = time.monotonic()
             process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
             assert process.stderr is not None
@@ -115,6 +118,7 @@ def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS, a
                     lines.append(line.rstrip())
                     if first is None and " reference, " in line:
                         first = time.monotonic() - begun
+                        begin.set()
             exit_code = process.returncode
             watchdog.cancel()
             seconds = time.monotonic() - begun
@@ -145,24 +149,31 @@ def summarised(report: Mapping[str, Any]) -> Json:
 
 
 @contextlib.contextmanager
-def beside(condition: str, scratch: Path) -> Iterator[None]:
-    """Keeps the work of a condition running."""
-    count = {"idle": 0, "loop": 1, "loops": os.cpu_count() or 1, "setup": 1}[condition]
+def beside(condition: str, scratch: Path, begin: threading.Event) -> Iterator[None]:
+    """Keeps the work of a condition running, that of `later` from `begin` on."""
+    cores = os.cpu_count() or 1
+    count = {"idle": 0, "loop": 1, "loops": cores, "later": cores, "setup": 1}[condition]
     ended = threading.Event()
+    if condition != "later":
+        begin.set()
     make = partial(_setup, scratch) if condition == "setup" else _loop
-    threads = [threading.Thread(target=_keep_running, args=(make, ended)) for _ in range(count)]
+    threads = [threading.Thread(target=_keep_running, args=(make, begin, ended)) for _ in range(count)]
     for thread in threads:
         thread.start()
     try:
         yield
     finally:
         ended.set()
+        begin.set()
         for thread in threads:
             thread.join()
 
 
-def _keep_running(make: Callable[[int], subprocess.Popen[bytes]], ended: threading.Event) -> None:
+def _keep_running(
+    make: Callable[[int], subprocess.Popen[bytes]], begin: threading.Event, ended: threading.Event
+) -> None:
     turn = 0
+    begin.wait()
     while not ended.is_set():
         process = make(turn)
         turn += 1

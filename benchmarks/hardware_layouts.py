@@ -126,7 +126,7 @@ class Bench:
         self._references = {
             key: plan
             for runtime in RUNTIMES
-            for key, plan in self._plans(runtime, runtime.reference_model(), "reference", WORKLOAD).items()
+            for key, plan in self._plans(runtime, runtime.reference_models()[0], "reference", WORKLOAD).items()
         }
 
     def export(self, layout: Layout, name: str) -> Plans:

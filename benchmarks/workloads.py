@@ -20,7 +20,7 @@ from page import markdown
 from runs import Model, counts, decode_ms, exported, layout_called, print_json, runtime_option, say
 
 from nas.core.measurement import Figure
-from nas.core.stats import p95_figure, repetition_figure
+from nas.core.stats import quantile, repetition_figure
 from nas.core.workload import Workload
 
 GEN = 100
@@ -75,7 +75,7 @@ def _row(model: Model, workload: Workload, repetitions: int) -> dict[str, Any]:
         "ttft_ms": repetition_figure([sample.ttft_ms for sample in samples], "ms"),
         "prefill_tps": repetition_figure([1e3 * workload.prompt / sample.ttft_ms for sample in samples], "tok/s"),
         "decode_p50_ms": repetition_figure([statistics.median(times) for times in tokens], "ms"),
-        "decode_p95_ms": p95_figure(tokens, "ms"),
+        "decode_p95_ms": repetition_figure([tail for run in tokens if (tail := quantile(run, 0.95))], "ms"),
         "peak_rss_mb": repetition_figure([sample.peak_rss_mb for sample in samples if sample.peak_rss_mb], "MB"),
     }
     return {"workload": workload.key(), **{name: figure.model_dump() for name, figure in figures.items()}}

@@ -3,7 +3,7 @@
 - On a loopback address without TLS (`nas launch --open`): everybody who can connect may read, nobody may act. The
   request must name a loopback host, which prevents DNS rebinding by other sites.
 - Behind a proxy that authenticates users: the user named in its header, if the connection comes from a configured
-  address.
+  address. A request with two such headers is refused.
 - A script that sends an API token as `Authorization: Bearer`: may read, whatever the token's role; it acts through
   the users' API.
 - Otherwise: the holder of a session cookie, opened with an API token; with the token's role.
@@ -16,8 +16,9 @@ from __future__ import annotations
 import hmac
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ from starlette.types import Message
 from nas.infra.store import agents
 from nas.infra.store.rows import ApiToken, Role
 from nas.infra.store.store import Store
+from nas.infra.web.connections import plain_ip
 from nas.infra.web.off_loop import off_loop
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -39,8 +41,9 @@ LONGEST_NAME = 128
 SESSION_S = 12 * 3600.0
 """Lifetime of a session."""
 
-_MOST_SESSIONS = 1000
-"""Most open sessions; the oldest is closed first."""
+SESSIONS_OF_ONE = 32
+"""Most open sessions of one API token; its oldest is closed first."""
+_USUAL_PORT = ":443"
 _MAX_FIELDS = 64
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _RANK = {Role.READ: 0, Role.OPERATE: 1, Role.ADMIN: 2}
@@ -56,14 +59,14 @@ class AccessRules:
     Args:
         open_hosts: hosts under which everybody may read; empty: visitors must authenticate.
         secure: the pages are served over TLS.
-        proxies: addresses of trusted proxies.
+        proxies: networks of trusted proxies.
         proxy_header: header in which they name the user.
         proxy_roles: user -> role; other users of a proxy have role read.
     """
 
     open_hosts: frozenset[str] = frozenset()
     secure: bool = True
-    proxies: frozenset[str] = frozenset()
+    proxies: Sequence[IPv4Network | IPv6Network] = ()
     proxy_header: str = "X-Forwarded-User"
     proxy_roles: Mapping[str, Role] = field(default_factory=dict)
 
@@ -104,6 +107,15 @@ class Visitor:
         return _RANK[self.role] >= _RANK[needed]
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """An open session: its API token, the token's name, and its end."""
+
+    secret: str
+    name: str
+    until: float
+
+
 class Sessions:
     """Sessions of one process, by the random id in the visitor's cookie; lost at a restart.
 
@@ -117,17 +129,19 @@ class Sessions:
         self._store = store
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[str, float]] = {}  # id -> API token, end
+        self._open: dict[str, _Session] = {}
 
     def open(self, token: str) -> str | None:
         """Opens a session and returns its id; None if the API token is not valid."""
-        if agents.authenticate_api_token(self._store, token) is None:
+        valid = agents.authenticate_api_token(self._store, token)
+        if valid is None:
             return None
         id = secrets.token_urlsafe(32)
         with self._lock:
-            self._open[id] = token, self._store.now() + SESSION_S
-            while len(self._open) > _MOST_SESSIONS:
-                del self._open[next(iter(self._open))]
+            self._open[id] = _Session(token, valid.name, self._store.now() + SESSION_S)
+            of_token = [other for other, session in self._open.items() if session.name == valid.name]
+            for other in of_token[:-SESSIONS_OF_ONE]:
+                del self._open[other]
         return id
 
     def api_token(self, secret: str) -> ApiToken | None:
@@ -136,8 +150,9 @@ class Sessions:
 
     def token(self, id: str) -> ApiToken | None:
         """Returns the API token of a session; None if the session has ended."""
-        secret, until = self._open.get(id, ("", 0.0))
-        token = agents.authenticate_api_token(self._store, secret) if self._store.now() < until else None
+        session = self._open.get(id)
+        valid = session is not None and self._store.now() < session.until
+        token = agents.authenticate_api_token(self._store, session.secret) if session and valid else None
         if token is None:
             self.close(id)
         return token
@@ -162,15 +177,18 @@ class PageAccess:
         """Returns the visitor; None if a login is needed.
 
         Raises:
-            HTTPException: 421, the request names another host.
+            HTTPException: 421, the request names another host; 400, its proxy named two users.
         """
         rules = self.rules
         if rules.open_hosts:
             self.require_host(request)
             return self._visitor(None, Role.READ, "open")
-        peer = request.client.host if request.client else None
-        if peer in rules.proxies and (user := request.headers.get(rules.proxy_header, "")[:LONGEST_NAME]):
-            return self._visitor(user, rules.proxy_roles.get(user, Role.READ), f"proxy {user}")
+        if self._by_proxy(request) and (users := request.headers.getlist(rules.proxy_header)):
+            if len(users) > 1:
+                # One of them may be the visitor's own, which the proxy should have removed.
+                raise HTTPException(400, f"the proxy sent {rules.proxy_header} more than once: it must replace it")
+            if user := users[0][:LONGEST_NAME]:
+                return self._visitor(user, rules.proxy_roles.get(user, Role.READ), f"proxy {user}")
         scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             held = await off_loop(self.sessions.api_token, secret)
@@ -203,19 +221,31 @@ class PageAccess:
 
         return Depends(check, use_cache=False)
 
+    def _by_proxy(self, request: Request) -> bool:
+        if not self.rules.proxies or request.client is None:
+            return False
+        peer = plain_ip(request.client.host)
+        return any(peer in network for network in self.rules.proxies)
+
     def _visitor(self, name: str | None, role: Role, bound_to: str) -> Visitor:
         return Visitor(name, role, self.sessions.form_token(bound_to), by_session=bound_to.startswith("session "))
 
 
 def require_same_origin(request: Request) -> None:
     """Raises `HTTPException` (403) for a POST that a page of another site may have made."""
-    origin = request.headers.get("Origin")
+    origin, host = request.headers.get("Origin"), request.headers.get("Host", "").lower()
     if origin is None:
-        ours = request.headers.get("Sec-Fetch-Site") == "same-origin"
-    else:
-        ours = urlsplit(origin).netloc.lower() == request.headers.get("Host", "").lower() != ""
-    if not ours:
-        raise HTTPException(403, "this request was not sent by a page of this server")
+        if request.headers.get("Sec-Fetch-Site") != "same-origin":
+            raise HTTPException(403, "this request was not sent by a page of this server")
+        return
+    page = urlsplit(origin).netloc.lower()
+    # Browsers leave the usual port out; some proxies write it.
+    if not page or page != host.removesuffix(_USUAL_PORT if origin.startswith("https:") else ""):
+        raise HTTPException(
+            403,
+            f"this request is of a page of {origin[:LONGEST_NAME]}, and this server was addressed as "
+            f"{host[:LONGEST_NAME] or 'nothing'}: if there is a proxy between, it must keep the header Host",
+        )
 
 
 async def read_form(request: Request) -> Form:

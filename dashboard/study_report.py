@@ -56,12 +56,12 @@ def family_report_html(name: str) -> str:
 
 def _style() -> Markup:
     assets = files("nas.serve.dashboard") / "assets"
-    return Markup("\n".join((assets / style).read_text() for style in _STYLES))
+    return Markup("\n".join((assets / style).read_text(encoding="utf-8") for style in _STYLES))
 
 
 def _picture(report: dict[str, object]) -> Markup:
     """Returns the front as inline SVG."""
     with tempfile.TemporaryDirectory(prefix="hilnas-report-") as folder:
         _, path = draw_front(report, Path(folder))
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     return Markup(text[text.index("<svg") :])  # without the XML declaration, which HTML does not have

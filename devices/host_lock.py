@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 
+from nas.core import paths
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InfrastructureFailed
 from nas.measure.devices.transports.base import Cancelled, never
@@ -165,7 +166,7 @@ def host_lock_folder() -> Path:
     """
     session = Path(f"/run/user/{os.getuid()}")
     usual = session / "hilnas" if session.is_dir() else Path(f"/tmp/hilnas-{os.getuid()}")
-    folder = Path(os.environ.get("NAS_LOCK") or usual).expanduser()
+    folder = paths.expanded(os.environ.get("NAS_LOCK") or usual, "$NAS_LOCK")
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.errors import CandidateFailed, InvalidInput, NasError
@@ -18,14 +20,22 @@ from nas.core.measurement import Sample
 from nas.core.plan import InputFile, Plan, PlanFile, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
-from nas.measure.runtimes.checkpoint_file import StateDict
 
 Verdict = Literal["stock", "patched", "no"]
 Status = Literal["ok", "warning", "failure"]
+Floats = NDArray[np.float32]
 Purpose = Literal["bos", "eos", "eot", "pad", "fim_pre", "fim_suf", "fim_mid"]
 
-REFERENCE_LAYOUT = "d512 v8192 ffn=swiglu:1792 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]"
-"""The layout that calibrates devices with the built-in runtimes: a small lfm2 of 30M weights."""
+REFERENCE_LAYOUTS = (
+    "d512 v8192 ffn=swiglu:1792 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]",
+    "d768 v16384 ffn=swiglu:3072 [C3*2 A12/4 C3*2 A12/4 C3*2 A12/4 C3*2]",
+    "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]",
+    "d2048 v65536 ffn=swiglu:8192 [C3*2 A32/8 C3*2 A32/8 C3*2 A32/8 C3 A32/8 C3 A32/8 C3 A32/8 C3]",
+)
+"""The layouts that calibrate devices with the built-in runtimes: lfm2 of 30M, 100M, 350M and 1.2B weights.
+
+Candidates take turns with the one of like size. The first one checks the health of devices.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,28 @@ class Support:
 
     def __bool__(self) -> bool:
         return self.verdict != "no"
+
+
+class StateDict(Protocol):
+    """Tensors of a state dict of `nas.model.nn.model`, one at a time."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+
+    @property
+    def place(self) -> str:
+        """Their origin, for messages."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a tensor that exists."""
+
+    def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
+        """Returns a tensor, or the part of it that `cut` indexes.
+
+        Raises:
+            InvalidInput: it is missing, or its values cannot be used.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,8 +348,22 @@ class Runtime(Protocol):
             InfrastructureFailed: the disk is full or a build is missing.
         """
 
-    def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
+    def plan(
+        self,
+        artifact: Artifact,
+        runner: Runner,
+        workload: Workload,
+        deadline_s: float,
+        reference: Artifact | None = None,
+    ) -> Plan:
         """Returns one repetition of `workload` as data.
+
+        Args:
+            artifact: the model.
+            runner: the build.
+            workload: the request.
+            deadline_s: seconds after which the process is killed.
+            reference: a model that takes turns with it; only for a runner with the option `--reference`.
 
         Raises:
             Unsupported: the workload needs something that this runtime lacks, or the runner is not for this artifact.
@@ -372,11 +418,14 @@ class Runtime(Protocol):
             InfrastructureFailed: the build is gone.
         """
 
-    def reference_model(self) -> Layout:
-        """Returns the fixed layout (about 30M weights) that calibrates a device and shows its drift."""
+    def reference_models(self) -> Sequence[Layout]:
+        """Returns fixed layouts of growing size that candidates are measured against.
+
+        The first, of about 30M weights, checks the health of devices.
+        """
 
     def reference_workload(self) -> Workload:
-        """Returns the fixed workload of the reference model, about a second long on a laptop core."""
+        """Returns the fixed workload of health checks, about a second long on a laptop core."""
 
     def builds(self) -> Sequence[Build]:
         """Returns the available builds, the best instruction set first."""

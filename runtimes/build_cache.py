@@ -158,7 +158,7 @@ class CachedBuild(Generic[S]):
 
 def write_manifest(folder: Path, runtime: str, spec: BuildSpec) -> None:
     """Writes spec and manifest of the build in `folder`; the manifest comes last and makes the build complete."""
-    (folder / SPEC).write_text(spec.model_dump_json(indent=1))
+    (folder / SPEC).write_text(spec.model_dump_json(indent=1), encoding="utf-8")
     runner = Runner(
         runtime=runtime,
         build=spec.build_id,
@@ -168,7 +168,7 @@ def write_manifest(folder: Path, runtime: str, spec: BuildSpec) -> None:
         main="runner",
     )
     partial = folder / f"{MANIFEST}.partial"
-    partial.write_text(runner.model_dump_json(indent=1, exclude={"options"}))
+    partial.write_text(runner.model_dump_json(indent=1, exclude={"options"}), encoding="utf-8")
     partial.replace(folder / MANIFEST)
 
 

@@ -16,7 +16,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import RawRun, Runner
 from nas.core.workload import Workload
-from nas.measure.runtimes.base import REFERENCE_LAYOUT, Artifact, Weights
+from nas.measure.runtimes.base import REFERENCE_LAYOUTS, Artifact, Weights
 from nas.measure.runtimes.build_cache import (
     MANIFEST,
     SPEC,
@@ -349,9 +349,9 @@ class BuiltRuntime(ABC, Generic[S]):
         """Removes nothing: exports cache nothing."""
         return 0
 
-    def reference_model(self) -> Layout:
-        """Returns a small lfm2 of 30M weights."""
-        return Layout.parse(REFERENCE_LAYOUT)
+    def reference_models(self) -> Sequence[Layout]:
+        """Returns lfm2 of 30M to 1.2B weights."""
+        return [Layout.parse(layout) for layout in REFERENCE_LAYOUTS]
 
     def reference_workload(self) -> Workload:
         """Returns a workload of half a second on a server core, two seconds on a slow one."""

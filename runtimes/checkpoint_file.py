@@ -4,37 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from nas.core.errors import InvalidInput
-
-Floats = NDArray[np.float32]
-
-
-class StateDict(Protocol):
-    """Tensors of a state dict of `nas.model.nn.model`, one at a time."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of all tensors."""
-
-    @property
-    def place(self) -> str:
-        """Their origin, for messages."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of a tensor that exists."""
-
-    def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
-        """Returns a tensor, or the part of it that `cut` indexes.
-
-        Raises:
-            InvalidInput: it is missing, or its values cannot be used.
-        """
+from nas.measure.runtimes.base import Floats
 
 
 class CheckpointFile:

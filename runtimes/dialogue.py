@@ -55,6 +55,18 @@ class Session(Protocol):
         ...
 
 
+class Talker(Protocol):
+    """What continues a sequence of ids, at most `context` of them."""
+
+    context: int
+
+    def answer(
+        self, question: Sequence[int], most: int, ends: Sequence[int], *, temperature: float = 0.0, seed: int = 0
+    ) -> Iterator[int]:
+        """Yields ids as they are computed; see `Dialogue.answer`."""
+        ...
+
+
 class Dialogue:
     """A model in a process that answers one question after another, within the context.
 

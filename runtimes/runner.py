@@ -2,7 +2,8 @@
 
 A runner prints one JSON object on stdout:
 
-    {"v": 1, "load_ms": .., "ttft_ms": .., "decode_ns": [..], "peak_rss_mb": .., "finite": true, "info": {..}, ..}
+    {"v": 1, "load_ms": .., "ttft_ms": .., "decode_ns": [..], "peak_rss_mb": .., "finite": true, "info": {..}, ..,
+     "reference": {"v": 1, ..}}
     {"v": 1, "error": {"kind": "out_of_memory", "message": ".."}}
 
 The fields of a good report are those of `Sample`. Runners of other runtimes may use the same form and parse it here.
@@ -16,6 +17,7 @@ A profiler prints a `nas.core.profile.Profile` or such an error:
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +32,7 @@ from pydantic import BaseModel, ValidationError
 from nas.core.canonical import canonical_json
 from nas.core.errors import CandidateFailed, FailureReason, InfrastructureFailed
 from nas.core.measurement import Sample
-from nas.core.plan import Plan, RawRun, Runner
+from nas.core.plan import REFERENCE, Plan, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import Artifact
@@ -46,6 +48,8 @@ DECODE_FAILED = 70
 """EX_SOFTWARE"""
 NO_MEMORY = 71
 """EX_OSERR"""
+REFERENCE_FAILED = 69
+"""EX_UNAVAILABLE: the reference model did not work, whatever the candidate does."""
 
 _DEADLINE_S = 3600.0
 """Emulation is a hundred times slower than the machine that it emulates."""
@@ -99,16 +103,23 @@ class Feed:
 
 
 def plan_run(
-    artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float, options: Mapping[str, object]
+    artifact: Artifact,
+    runner: Runner,
+    workload: Workload,
+    deadline_s: float,
+    options: Mapping[str, object],
+    reference: Artifact | None = None,
 ) -> Plan:
     """Returns one repetition of `workload` as one fresh process of a runner with these options."""
     first = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
     every = {**first, **options, "seed": _PROMPT_SEED}
     args = [text for name, value in every.items() for text in (f"--{name}", str(value))]
+    models = {"model": artifact} | ({} if reference is None else {REFERENCE: reference})
+    files = [text for name in models for text in (f"--{name}", f"{{{name}}}")]
     return Plan(
         runner=runner,
-        inputs={"model": artifact.file},
-        args=("--model", "{model}", *args),
+        inputs={name: model.file for name, model in models.items()},
+        args=(*files, *args),
         threads=workload.threads,
         affinity=workload.affinity,
         deadline_s=deadline_s,
@@ -124,11 +135,24 @@ def read_sample(raw: RawRun) -> Sample:
         InfrastructureFailed: the runner did not start, or did not take its arguments.
     """
     sample = _read(raw, Sample)
-    numbers = (sample.load_ms, sample.ttft_ms, sample.peak_rss_mb or 0.0, *sample.decode_ns)
-    if not all(0 <= number < _NONSENSE for number in numbers):
-        raise CandidateFailed("garbage_output", "report: a time or size is negative or beyond all measure")
+    _require_plausible(sample)
+    if sample.reference is not None:
+        _require_plausible(sample.reference)
+        if sample.reference.turns != sample.turns:
+            raise CandidateFailed("garbage_output", "report: the reference model took other turns")
     _require_finite(sample.finite)
     return sample
+
+
+def _require_plausible(sample: Sample) -> None:
+    numbers = (sample.load_ms, sample.ttft_ms, sample.peak_rss_mb or 0.0, *sample.decode_ns, *sample.prefill_ns)
+    if not all(0 <= number < _NONSENSE for number in numbers):
+        raise CandidateFailed("garbage_output", "report: a time or size is negative or beyond all measure")
+    pairs = (sample.decode_cpu_ns, sample.decode_ns), (sample.prefill_cpu_ns, sample.prefill_ns)
+    if any(cpu is not None and len(cpu) != len(wall) for cpu, wall in pairs):
+        raise CandidateFailed("garbage_output", "report: other numbers of times on the two clocks")
+    if sample.turns and (min(sample.turns) < 1 or sum(sample.turns) != len(sample.decode_ns)):
+        raise CandidateFailed("garbage_output", "report: turns are not of all decoded tokens")
 
 
 def read_profile(raw: RawRun) -> Profile:
@@ -151,7 +175,8 @@ def _read(raw: RawRun, form: type[M]) -> M:
     if raw.exit_code != 0:
         raise _failure(raw)
     report = _report(raw.stdout)
-    if report is None or report.pop("v", None) != 1:
+    beside = report.get("reference") if report else None
+    if report is None or any(part.pop("v", None) != 1 for part in (report, beside) if isinstance(part, dict)):
         raise CandidateFailed("garbage_output", f"no report of version 1 on stdout: {raw.stdout[:80]!r}")
     try:
         return form.model_validate(report)
@@ -167,7 +192,11 @@ def read_timed_sample(raw: RawRun) -> Sample:
     Raises what `read_sample` raises, and `InfrastructureFailed` where the timed work is longer than the process lived.
     """
     sample = read_sample(raw)
-    timed_ms, lived_ms = sample.load_ms + sample.ttft_ms + sum(sample.decode_ns) / 1e6, raw.wall_s * 1e3
+    timed = [part for part in (sample, sample.reference) if part is not None]
+    timed_ms = sample.load_ms + math.fsum(
+        max(part.ttft_ms, sum(part.prefill_ns) / 1e6) + sum(part.decode_ns) / 1e6 for part in timed
+    )
+    lived_ms = raw.wall_s * 1e3
     if timed_ms > lived_ms + _CLOCK_STEP_MS:
         raise InfrastructureFailed(f"impossible times: {timed_ms:.0f} ms of work in a process of {lived_ms:.0f} ms")
     return sample
@@ -177,6 +206,8 @@ def _failure(raw: RawRun) -> CandidateFailed | InfrastructureFailed:
     error = (_report(raw.stdout) or {}).get("error")
     reported = error.get("message") if isinstance(error, dict) else None
     message = str(reported or raw.stderr_tail.strip()[-400:] or "no message")
+    if raw.exit_code == REFERENCE_FAILED:  # first: both models write to one stderr
+        return InfrastructureFailed(f"the reference model failed: {message}")
     out_of_memory = isinstance(error, dict) and error.get("kind") == "out_of_memory"
     if out_of_memory or "std::bad_alloc" in raw.stderr_tail:  # an uncaught C++ exception ends in SIGABRT
         return CandidateFailed("out_of_memory", message)

@@ -50,7 +50,7 @@ def find_compiler() -> Compiler:
 
 def find_build_tools() -> tuple[str, str]:
     """Returns the paths of cmake and ninja; raises `InfrastructureFailed` where one is missing."""
-    remedy = "pip install '.[build]' in the checkout"
+    remedy = "pip install '.[build]' in a checkout"
     return _find("cmake", remedy=remedy), _find("ninja", remedy=remedy)
 
 
@@ -88,7 +88,7 @@ def host_target() -> str:
 
 def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Returns this machine's CPU features by the kernel's names; every core of an asymmetric processor has them."""
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
     return frozenset.intersection(*(frozenset(line.split()) for line in lines)) if lines else frozenset()
 
 
@@ -186,7 +186,9 @@ def run_pip(
         InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.
     """
     pin = folder / "requirements.txt"
-    pin.write_text(f"{package}=={version} {' '.join(f'--hash=sha256:{sha256}' for sha256 in hashes)}\n")
+    pin.write_text(
+        f"{package}=={version} {' '.join(f'--hash=sha256:{sha256}' for sha256 in hashes)}\n", encoding="utf-8"
+    )
     argv = [*_pip(f"{package} {version}", remedy), *command, "--no-deps", "--require-hashes", "--progress-bar", "off"]
     code, tail = stream([*argv, "-r", str(pin)], deadline_s=_PIP_S, env=dict(os.environ))
     pin.unlink()

@@ -82,9 +82,9 @@ def _write_program(path: Path, zig: Path, command: str) -> None:
     cache = shlex.quote(str(zig.parent / "cache"))
     exports = f"export ZIG_GLOBAL_CACHE_DIR={cache} ZIG_LOCAL_CACHE_DIR={cache}"
     content = f'#!/bin/sh\n{exports}\nexec {shlex.quote(str(zig))} {command} "$@"\n'
-    if path.exists() and path.read_text() == content:
+    if path.exists() and path.read_text(encoding="utf-8") == content:
         return  # another build may be running it
     partial = path.with_suffix(".partial")
-    partial.write_text(content)
+    partial.write_text(content, encoding="utf-8")
     partial.chmod(0o755)
     partial.replace(path)

@@ -19,6 +19,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from io import BytesIO
+from ipaddress import ip_network
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -82,7 +83,7 @@ def served(database: Path, folder: Path) -> Iterator[str]:
         closing(sqlite3.connect(copy)) as target,
     ):
         source.backup(target)
-    rules = AccessRules(secure=False, proxies=frozenset({LOOPBACK}), proxy_roles={VISITOR: Role.OPERATE})
+    rules = AccessRules(secure=False, proxies=(ip_network(LOOPBACK),), proxy_roles={VISITOR: Role.OPERATE})
     with closing(Store.open(f"sqlite:///{copy}", artifacts=database.parent / "artifacts")) as store:
         app = web_app()
         app.include_router(

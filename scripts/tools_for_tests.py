@@ -56,6 +56,10 @@ def _postgresql() -> list[str]:
     return [] if shutil.which("initdb") or any(POSTGRESQL.glob("*/bin/initdb")) else ["initdb"]
 
 
+def _nginx() -> list[str]:
+    return [] if shutil.which("nginx") else ["nginx"]
+
+
 def _arm64() -> list[str]:
     if platform.machine() == "aarch64":
         return []
@@ -82,6 +86,7 @@ GROUPS = {
     "postgresql": Group(
         "run the store on PostgreSQL", ("postgresql",), _postgresql, fixtures=("postgres_server", "postgres")
     ),
+    "nginx": Group("reach the coordinator through a reverse proxy", ("nginx-light",), _nginx),
     "arm64": Group("run arm64 runners by emulation", ("qemu-user-static", "libstdc++6-arm64-cross"), _arm64),
     "devices": Group(
         "reach real adbd and sshd on machines made of namespaces",

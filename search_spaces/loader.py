@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +37,13 @@ def load_space(name_or_path: str | Path, further: Further | None = None) -> Sear
     """
     path = _file(name_or_path)
     name = str(name_or_path) if path.name == str(name_or_path) else str(path)
-    return parse_space(space_text(path), name, further, path.parent)
+    return parse_space(space_text(path), name, further, base_of(path))
+
+
+def base_of(name_or_path: str | Path) -> Path:
+    """Returns the folder that relative paths in a space are taken from: its file's; of others, the current one."""
+    path = Path(name_or_path)
+    return path.parent if path.is_file() else Path()
 
 
 def space_text(name_or_path: str | Path) -> str:
@@ -47,12 +54,21 @@ def space_text(name_or_path: str | Path) -> str:
         InvalidInput: the file is too large or not text.
     """
     path = _file(name_or_path)
-    if path.stat().st_size > 4 * MAX_CHARACTERS:
+    content = _content(path) if path.is_file() else _content_of_pipe(path)
+    if len(content) > 4 * MAX_CHARACTERS:
         raise InvalidInput(f"larger than {MAX_CHARACTERS:,} characters", where=str(path))
     try:
-        return path.read_text(encoding="utf-8")
+        return content.decode()
     except UnicodeDecodeError as error:
         raise InvalidInput(f"not UTF-8 at byte {error.start}", where=str(path)) from None
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4 * MAX_CHARACTERS + 1)
+
+
+_content_of_pipe = cache(_content)  # which has it once
 
 
 def parse_space(text: str, name: str, further: Further | None = None, base: Path | None = None) -> SearchSpace:
@@ -68,6 +84,9 @@ def parse_space(text: str, name: str, further: Further | None = None, base: Path
         InvalidInput: one line for each problem, as `name:line: message`.
     """
     document = read_yaml(text, name)
+    if not isinstance(document.value, dict):
+        what = "is empty" if document.value is None else "is no mapping"
+        raise InvalidInput(f"{what}: a space is a YAML file of keys such as 'name: ...'", where=f"{name}:1")
     space, mistakes = None, []
     try:
         space = SearchSpace.model_validate(document.value)
@@ -108,7 +127,7 @@ def _file(name_or_path: str | Path) -> Path:
     name = str(name_or_path).removesuffix(".yaml")
     if name in packaged and not path.exists():
         return packaged[name]
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise UnknownName("search space (no packaged one, and no such file)", str(name_or_path), packaged)
     return path
 

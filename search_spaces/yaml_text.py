@@ -7,6 +7,7 @@ expand to.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,7 +150,11 @@ class _Builder:
             return _WORDS[text.lower()]
         if _INT.fullmatch(text) and len(text) < _MAX_DIGITS:
             return int(text)
-        return float(text) if _FLOAT.fullmatch(text) else text
+        if not _FLOAT.fullmatch(text):
+            return text
+        if math.isinf(number := float(text)):
+            raise self._error(node, f"{text[:_MAX_DIGITS]} is too large for a number")
+        return number
 
     def _error(self, node: yaml.Node, message: str) -> InvalidInput:
         return InvalidInput(message, where=f"{self._document.name}:{node.start_mark.line + 1}")

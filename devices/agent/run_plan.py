@@ -316,7 +316,7 @@ def run_round(
     enter: Callable[[Phase], None] = lambda phase: None,
     cancelled: Callable[[], bool] = never,
 ) -> RoundResult:
-    """Runs reference and candidate in turn (R, C, R, C, ...), after pushing files and cooling down.
+    """Runs the processes of each repetition in order, after pushing files and cooling down.
 
     The round ends early after a run that failed (exit code, deadline, output limit): repeating it would show nothing
     new. `pairs` then ends with that run, and the coordinator judges it.
@@ -330,6 +330,7 @@ def run_round(
     begun = clock.monotonic()
     candidate = prepare(batch.candidate, transport, files, is_known)
     reference = prepare(batch.reference, transport, files, is_known) if batch.reference else None
+    alone = prepare(batch.alone, transport, files, is_known) if batch.alone else None
 
     if batch.cool_down_s:
         enter("cooling")
@@ -337,11 +338,13 @@ def run_round(
     enter("running")
     pairs: list[Pair] = []
     for _ in range(batch.repetitions):
-        drift = execute(reference, transport, observer, cancelled) if reference else None
-        measured = execute(candidate, transport, observer, cancelled)
-        foreign = foreign_cpu([*([drift] if drift else []), measured])
-        pairs.append(Pair(reference=drift, candidate=measured, foreign_cpu=foreign))
-        if _failed(measured) or (drift and _failed(drift)):
+        pair = Pair(
+            reference=execute(reference, transport, observer, cancelled) if reference else None,
+            alone=execute(alone, transport, observer, cancelled) if alone else None,
+            candidate=execute(candidate, transport, observer, cancelled),
+        )
+        pairs.append(pair.model_copy(update={"foreign_cpu": foreign_cpu(pair.runs)}))
+        if any(map(_failed, pair.runs)):
             break
     return RoundResult(pairs=pairs, wall_s=clock.monotonic() - begun)
 

@@ -5,10 +5,9 @@
 - `adb:HOST:PORT` directly to a device, `adb:usb:SERIAL` directly over USB (`adb_device`)
 
 Commands run by the service `exec:`, which every adbd since Android 5 has: exit code and both streams are in the output
-of `supervise.sh`, so nothing depends on the shell protocol of Android 7. The output is a terminal in raw mode: bytes
-pass unchanged. Files are sent by the service `sync:`; back, `cat` is as fast.
+of `supervise.sh`, so nothing depends on the shell protocol of Android 7. Bytes pass unchanged both ways.
 
-Source: docs/dev of AOSP's packages/modules/adb (services.md, sync.md).
+Source: docs/dev of AOSP's packages/modules/adb (services.md).
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ import contextlib
 import os
 import re
 import socket
-import struct
-import time
 from pathlib import Path
 from typing import Protocol
 
@@ -27,20 +24,16 @@ from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.measure.devices.transports.adb_device import AdbConnection, AdbKey, over_tcp, over_usb
 from nas.measure.devices.transports.base import NotTrusted
 from nas.measure.devices.transports.shell import ShellTransport
-from nas.measure.devices.transports.wire import SILENT_S, Stream, open_socket
+from nas.measure.devices.transports.wire import SILENT_S, Stream, open_socket, open_unix_socket
 
-_SERIAL = re.compile(r"[A-Za-z0-9._-]+")
+_SERIAL = re.compile(r"[A-Za-z0-9._?-][A-Za-z0-9._?() -]{0,126}")
+"""What `adb devices` prints: some have blanks and parentheses (wireless debugging) or are question marks."""
 _HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_SERVER = re.compile(
+    r"tcp:(?:(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):)?(?P<port>[0-9]{1,5})|localfilesystem:(?P<path>/.{1,100})"
+)
 _USB = re.compile(r"usb:(?P<serial>[A-Za-z0-9._-]+)")
 _CHUNK = 1 << 16
-
-_PIECE = 1 << 16
-"""The most that the protocol allows in one DATA."""
-
-_PIECES_AT_ONCE = 15
-"""With their headers just below 1 MiB, the most that adbd accepts in one packet: each costs a round trip."""
-
-_MODE = 0o100644
 
 
 def connect(address: str, cache: Path) -> ShellTransport:
@@ -93,65 +86,56 @@ class AdbWire:
     def start(self, command: str) -> Stream:
         return self._open(f"exec:{command}")
 
-    def put(self, local: Path, remote: str) -> None:
-        stream = self._open("sync:")
-        try:
-            push(stream, local, remote, self.name)
-        finally:
-            stream.close()
-
     def _open(self, service: str) -> Stream:
         if self._services is None:
             raise InfrastructureFailed(f"{self.name}: not connected")
         return self._services.open(service)
 
 
-def push(stream: Stream, local: Path, remote: str, name: str) -> None:
-    """Copies a file to the device over a stream of the service `sync:`; missing folders are created.
-
-    Raises:
-        InfrastructureFailed: the device refuses, or the connection is lost; a partial file may be left.
-    """
-    stream.write(_request(b"SEND", f"{remote},{_MODE}".encode()))
-    with local.open("rb") as file:
-        while pieces := [piece for _ in range(_PIECES_AT_ONCE) if (piece := file.read(_PIECE))]:
-            stream.write(b"".join(_request(b"DATA", piece) for piece in pieces))
-    stream.write(struct.pack("<4sI", b"DONE", int(time.time())))
-    answer = _read(stream, 8, name)
-    if answer[:4] == b"FAIL":
-        size = min(int.from_bytes(answer[4:8], "little"), _PIECE)
-        why = _read(stream, 8 + size, name, answer)[8:]
-        raise InfrastructureFailed(f"{name}: {why.decode(errors='replace')}")
-    if answer[:4] != b"OKAY":
-        raise InfrastructureFailed(f"{name}: unexpected {answer[:4]!r} after a file transfer")
-
-
-def _request(name: bytes, data: bytes) -> bytes:
-    return struct.pack("<4sI", name, len(data)) + data
-
-
-def _read(stream: Stream, size: int, name: str, begun: bytes = b"") -> bytes:
-    """Returns at least `size` bytes, those of `begun` included."""
-    answer, end = begun, time.monotonic() + SILENT_S
-    while len(answer) < size:
-        piece = stream.read(1.0)
-        answer += piece or b""
-        if piece == b"" or time.monotonic() > end:
-            raise InfrastructureFailed(f"{name}: the connection ended during a file transfer")
-    return answer
+_REMEDIES = (
+    ("unauthorized", "accept this computer's key on the device's screen, then try again"),
+    ("authorizing", "accept this computer's key on the device's screen, then try again"),
+    ("offline", "`adb reconnect offline`, or plug it in again"),
+    (
+        "permissions",
+        "Linux lets another user have the USB device: install your distribution's adb udev rules, join the "
+        "group plugdev, then plug it in again",
+    ),
+    ("closed", "is it in recovery or sideload mode? Start Android, with USB debugging on"),
+    ("not found", "`adb devices` lists what the server has"),
+    ("more than one", "give one of them another serial, or use adb:usb:SERIAL or adb:HOST:PORT"),
+    ("connecting", "try again in a moment"),
+)
+"""What a server's refusal contains, and what helps."""
 
 
 class AdbServer:
     """Opens services of one device through the adb server of this host.
 
+    The server is found as adb finds it: by ADB_SERVER_SOCKET (`tcp:PORT`, `tcp:HOST:PORT` or `localfilesystem:PATH`),
+    or by ANDROID_ADB_SERVER_ADDRESS and ANDROID_ADB_SERVER_PORT.
+
     Args:
         serial: as `adb devices` lists it.
+
+    Raises:
+        InfrastructureFailed: these variables name no server.
     """
 
     def __init__(self, serial: str) -> None:
-        self._serial = serial
-        self._host = os.environ.get("ANDROID_ADB_SERVER_ADDRESS", "127.0.0.1")
-        self._port = int(os.environ.get("ANDROID_ADB_SERVER_PORT", "5037"))
+        self._name, self._serial = f"adb:{serial}", serial
+        self._server = os.environ.get("ADB_SERVER_SOCKET") or ":".join(
+            (
+                "tcp",
+                os.environ.get("ANDROID_ADB_SERVER_ADDRESS") or "127.0.0.1",
+                os.environ.get("ANDROID_ADB_SERVER_PORT") or "5037",
+            )
+        )
+        if not _SERVER.fullmatch(self._server):
+            raise InfrastructureFailed(
+                f"{self._name}: ADB_SERVER_SOCKET or ANDROID_ADB_SERVER_PORT: {self._server!r} is no adb server; "
+                "tcp:HOST:PORT, tcp:PORT or localfilesystem:PATH is expected"
+            )
 
     def close(self) -> None:
         """Does nothing: no connection is kept between services."""
@@ -163,13 +147,7 @@ class AdbServer:
             InfrastructureFailed: no server, or it does not reach the device.
             NotTrusted: the device does not accept the server's key.
         """
-        try:
-            opened = open_socket(self._host, self._port)
-        except InfrastructureFailed as error:
-            raise InfrastructureFailed(
-                f"adb:{self._serial}: no adb server ({error}); run `adb start-server`"
-            ) from error
-        stream = SocketStream(opened, f"adb:{self._serial}")
+        stream = SocketStream(self._reach(), self._name)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(stream.close)
             for request in (f"host:transport:{self._serial}", service):
@@ -177,15 +155,29 @@ class AdbServer:
             on_failure.pop_all()
         return stream
 
+    def _reach(self) -> socket.socket:
+        place = _SERVER.fullmatch(self._server)
+        assert place is not None
+        host = (place["host"] or "127.0.0.1").strip("[]")
+        try:
+            return open_unix_socket(place["path"]) if place["path"] else open_socket(host, int(place["port"]))
+        except InfrastructureFailed as error:
+            local = host in ("localhost", "127.0.0.1", "::1")
+            remedy = "run `adb start-server`" if local else "start it there with `adb -a server`"
+            raise InfrastructureFailed(f"{self._name}: no adb server ({error}); {remedy}") from error
+
     def _ask(self, stream: SocketStream, request: bytes) -> None:
         stream.write(b"%04x%b" % (len(request), request))
-        if stream.exactly(4) == b"OKAY":
+        status = stream.exactly(4)
+        if status == b"OKAY":
             return
-        why = stream.exactly(int(stream.exactly(4), 16)).decode(errors="replace")
-        reason = f"adb:{self._serial}: {why.splitlines()[0] if why else 'refused'}"
-        if "unauthorized" in why:
-            raise NotTrusted(f"{reason} Accept this computer's key on the device's screen, then try again")
-        raise InfrastructureFailed(reason)
+        size = stream.exactly(4) if status == b"FAIL" else b""
+        if not re.fullmatch(rb"[0-9a-fA-F]{4}", size):
+            raise InfrastructureFailed(f"{self._name}: {self._server} is no adb server: it answers {status + size!r}")
+        why = " ".join(stream.exactly(int(size, 16)).decode(errors="replace").split()) or "refused"
+        remedy = next((f"; {remedy}" for words, remedy in _REMEDIES if words in why), "")
+        trusted = "unauthorized" not in why and "authorizing" not in why
+        raise (InfrastructureFailed if trusted else NotTrusted)(f"{self._name}: {why}{remedy}")
 
 
 class SocketStream:

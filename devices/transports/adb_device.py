@@ -313,7 +313,9 @@ def over_usb(serial: str) -> BaseTransport:
     try:
         from adb_shell.transport.usb_transport import UsbTransport
     except (ImportError, OSError) as error:
-        raise Unsupported(f"adb:usb:{serial}: needs libusb and its Python package: pip install libusb1") from error
+        raise Unsupported(
+            f"adb:usb:{serial}: needs libusb and its Python package: pip install '.[usb]' in a checkout"
+        ) from error
     try:
         return UsbTransport.find_adb(serial=serial)
     except (exceptions.UsbDeviceNotFoundError, *_USB) as error:

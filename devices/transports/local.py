@@ -45,11 +45,11 @@ class Fence:
 
     def _admit_locked(self, lease: Lease) -> None:
         path = self._folder / lease.authority
-        last = int(path.read_text()) if path.exists() else 0
+        last = int(path.read_text(encoding="utf-8")) if path.exists() else 0
         if lease.epoch < last:
             raise StaleLease(str(self._folder), lease, last)
         temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(str(lease.epoch))
+        temporary.write_text(str(lease.epoch), encoding="utf-8")
         temporary.replace(path)
 
 

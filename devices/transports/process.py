@@ -150,7 +150,8 @@ def _read_report(report: bytes, program: str) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(report)
     if "errno" in fields:
         number = fields["errno"]
-        message = f"this device cannot run {fields['what']}: {os.strerror(number)}"
+        why = "some are offline now" if number == errno.EBUSY else os.strerror(number)
+        message = f"this device cannot run {fields['what']}: {why}"
         raise Unsupported(message) if number in _CANNOT else InfrastructureFailed(message)
     return fields
 

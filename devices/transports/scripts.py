@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -10,11 +11,31 @@ from dataclasses import dataclass
 
 from nas.core.errors import InfrastructureFailed
 
-join = shlex.join
+_CHUNK = 800
+"""Characters of one word of a command line; csh has had a limit of 1024."""
+
+_UNSAFE = re.compile(rb"[^ -~]|[!'\\]")
+"""Bytes that some login shell interprets between single quotes: csh `!` and ends of lines, fish backslashes."""
+
+_CLEAN = 'exec env -i "PATH=$PATH" "HOME=$HOME" LC_ALL=C sh -c "$(printf %b "$@")"'
+
+
+def command(script: str, *arguments: str) -> str:
+    """Returns the command line that has a POSIX `sh` run `script` with `arguments`, whatever the login shell is.
+
+    It is one line that means the same to sh, csh and fish. The script runs with no variables of the user's but PATH
+    and HOME, so that locales, CDPATH, exported functions or LD_PRELOAD do not change what it does or prints.
+    """
+    text = f"set -- {shlex.join(arguments)}\n{script}" if arguments else script
+    octal = _UNSAFE.sub(lambda byte: b"\\0%03o" % byte[0][0], text.encode()).decode()
+    # A chunk must not end within an escape.
+    chunks = re.findall(rf"(?:\\0...|[^\\]){{1,{_CHUNK // 5}}}", octal)
+    return " ".join(["sh", "-c", f"'{_CLEAN}'", "sh", *(f"'{chunk}'" for chunk in chunks)])
+
 
 TOOLS = (
     *("cat", "chmod", "cp", "cut", "df", "env", "find", "flock", "grep", "head", "ls", "mkdir", "mv", "rm", "sed"),
-    *("setsid", "sh", "sha256sum", "sleep", "tail", "taskset", "touch", "true", "wc"),
+    *("setsid", "sh", "sha256sum", "sleep", "tail", "taskset", "touch", "wc"),
 )
 """Programs that a device must have; dash with coreutils, toybox (Android 8) or a full busybox suffice."""
 
@@ -22,9 +43,12 @@ REPORT_LIMIT = 1024
 """Bytes that a script may print about its own end."""
 
 
-def with_exit_code(script: str, mark: str) -> str:
-    """Returns a script that prints `mark`, the output of `script`, and `mark` with its exit code, a line each."""
-    return f"echo {mark}\n(\n{script}\n) </dev/null 2>&1\nprintf '\\n%s %s\\n' {mark} $?"
+def with_exit_code(script: str, mark: str, source: str) -> str:
+    """Returns a script that prints `mark`, the output of `script`, and `mark` with its exit code, a line each.
+
+    `source` redirects the input of `script`; empty: it has that of the command line.
+    """
+    return f"echo {mark}\n(\n{script}\n) {source} 2>&1\nprintf '\\n%s %s\\n' {mark} $?"
 
 
 PREPARE = """
@@ -32,11 +56,16 @@ umask 077
 mkdir -p "$1" && cd "$1" && mkdir -p content bundles runs fences tmp || exit
 shift
 find tmp -mindepth 1 -maxdepth 1 -mtime +1 -exec rm -rf {} + 2>/dev/null
-pwd -P
-echo "$PATH"
-for tool; do command -v "$tool" >/dev/null || echo "$tool"; done
+echo "folder: $(pwd -P)"
+echo "path: $PATH"
+for tool; do command -v "$tool" >/dev/null || echo "lacks: $tool"; done
 """
-"""$1: folder, others: tools. Prints the folder's full path, PATH, and missing tools."""
+"""$1: folder, others: tools. Prints lines that start with `folder:`, `path:`, and `lacks:` for each missing tool."""
+
+RECEIVE = """
+head -c "$2" >"$1" && [ "$(wc -c <"$1")" -eq "$2" ]
+"""
+"""Writes $2 bytes of standard input to the new file $1. Not `cat`: adb cannot end a command's input."""
 
 VERIFY = """
 [ -e "$1" ] || exit 3
@@ -89,22 +118,15 @@ cd ../bundles && ls -1t | tail -n +17 | while read -r old; do rm -rf "$old"; don
 """Keeps $2 kB (mksh counts to 2^31) of content below the root $1, and 16 bundles; the least recently used go."""
 
 READ_MANY = """
-cd "$3" || exit
-commands=$2
+cd "$4" || exit
+first=$1 rest=$2 commands=$3
 IFS='
 '
-set -- $1
-for path; do
-    shift
-    if [ ! -e "$path" ]; then
-        echo "==! 2 $path <=="
-    elif [ ! -r "$path" ]; then
-        echo "==! 13 $path <=="
-    else
-        set -- "$@" "$path"
-    fi
-done
-head -c 65536 /dev/null "$@" 2>/dev/null
+show() { { said=$(head -c 65536 /dev/null "$@" 2>&1 >&3 3>&-); } 3>&1 && return; errors="$errors$IFS$said"; }
+errors=
+[ "$first" ] && show $first
+[ "$rest" ] && show $rest
+printf '\\n==> errors <==\\n%s\\n' "$errors"
 set -f
 for line in $commands; do
     if command -v "${line%% *}" >/dev/null; then
@@ -117,17 +139,22 @@ for line in $commands; do
     fi
 done
 """
-"""The files of $1 and the output of the commands of $2, one a line, run in the folder $3.
+"""The files of $1, then those of $2, then the output of the commands of $3, one a line, in the folder $4.
 
-Each comes under a line `==> NAME <==`, as `head` prints it for several files; if it cannot be read, `==! ERRNO NAME
-<==` is printed instead. One `head` reads all files, and `echo` is built into every shell: a process for each file
-would cost more than all the rest. Commands have no backslashes, which some shells' `echo` would interpret."""
+Each comes under a line `==> NAME <==`, as `head` prints it for several files. What `head` says of files that it cannot
+read follows as `errors`. One `head` reads them all: a process for each file would cost more than all the rest, and
+nothing is done for each file, so that even the thousands of files of a server cost little. Those of $1 are read
+before patterns are expanded, which takes time. Commands have no backslashes, which some shells' `echo` would
+interpret."""
 
 SPACE = 'df -Pk "$1" | tail -n 1 | { read -r device size used free rest; echo "$free"; }'
 """Free kB below $1."""
 
 
 _HEAD = re.compile(r"\n?^==(?:>|! (\d{1,3})) (.+) <==\n", re.MULTILINE)
+_CANNOT = re.compile(r"^\S*head: (?:cannot open |error reading )?'?(/.+?)'?(?: for reading)?: ([^:]+)$", re.MULTILINE)
+"""What GNU, busybox and toybox say of a file: the first quotes its name."""
+_NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 _TIME = re.compile(r"(\d+)m([\d.]+)s")
 
 
@@ -184,8 +211,9 @@ def read_report(said: bytes, run: str, name: str) -> Report:
     line, _, errors = rest.partition(b"\n")
     words = line.decode(errors="replace").split()
     try:
-        if not begun or not separator or len(errors) != int(words[0]):
+        if not begun or not separator or len(errors) < int(words[0]):
             raise ValueError("incomplete")
+        errors = errors[: int(words[0])]  # what follows is said by the login shell
         times = [_seconds(word) for word in words[1:9]]
         verdict = tuple(words[9:])
         ran = _ran(verdict) if verdict[0] == "ran" else None
@@ -197,12 +225,18 @@ def read_report(said: bytes, run: str, name: str) -> Report:
 def read_sections(output: str, paths: Sequence[str]) -> dict[str, str | OSError]:
     """Parses the output of `READ_MANY` for `paths`: name -> text, or the error."""
     _, *parts = _HEAD.split(output)
-    wildcards = {path for path in paths if "*" in path or "?" in path}
     contents: dict[str, str | OSError] = {}
     for number, name, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-        if name not in wildcards and name != os.devnull:
-            contents[name] = OSError(int(number), os.strerror(int(number)), name) if number else text
-    return contents
+        contents[name] = OSError(int(number), os.strerror(int(number)), name) if number else text
+    contents.pop(os.devnull, None)
+    for name, reason in _CANNOT.findall(str(contents.pop("errors", ""))):
+        contents[name] = OSError(_NUMBERS.get(reason, errno.EIO), reason, name)
+    return {name: answer for name, answer in contents.items() if not (name in paths and is_pattern(name))}
+
+
+def is_pattern(path: str) -> bool:
+    """Returns whether a path stands for those that it matches."""
+    return "*" in path or "?" in path
 
 
 def _ran(verdict: tuple[str, ...]) -> Ran:

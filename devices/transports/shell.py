@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nas.core.canonical import content_hash
+from nas.core.device import show_cores
 from nas.core.errors import InfrastructureFailed, Unsupported
 from nas.measure.devices.files import file_sha256
 from nas.measure.devices.transports import scripts
@@ -30,12 +32,16 @@ from nas.measure.devices.transports.base import (
     StaleLease,
     never,
 )
-from nas.measure.devices.transports.scripts import Ran, Report, find_report, read_report, read_sections
+from nas.measure.devices.transports.scripts import Ran, Report, find_report, is_pattern, read_report, read_sections
 from nas.measure.devices.transports.wire import Stream, Wire
 
 SLICE_S = 0.2
 """Interval at which a wait checks the clock."""
 
+NOISE = 1 << 16
+"""Bytes that a login shell may print before and after."""
+
+_PIECE = 1 << 17
 _SHORT_S = 30.0
 LONG_S = 600.0
 """For scripts that read whole files."""
@@ -64,28 +70,48 @@ class RemoteShell:
         return text
 
     def call(
-        self, script: str, *arguments: str, timeout_s: float = _SHORT_S, limit: int = TEXT_LIMIT
+        self,
+        script: str,
+        *arguments: str,
+        timeout_s: float = _SHORT_S,
+        limit: int = TEXT_LIMIT,
+        sending: Iterable[bytes] = (),
     ) -> tuple[int, bytes]:
         """Returns the exit code and output of a script, standard error included.
+
+        Args:
+            script: for the device's `sh`.
+            arguments: its $1, $2, ...
+            timeout_s: for its end, once all is sent.
+            limit: of its output, bytes.
+            sending: pieces for its standard input, of which it must not read more.
 
         Raises:
             InfrastructureFailed: the connection is lost, or the script does not end.
         """
-        mark = secrets.token_hex(8)
-        command = scripts.join(["sh", "-c", scripts.with_exit_code(script, mark), "sh", *arguments])
-        said, end = bytearray(), time.monotonic() + timeout_s
+        answer = _Answer(self.wire.name, secrets.token_hex(8), limit)
+        source = "" if sending else "</dev/null"
+        command = scripts.command(scripts.with_exit_code(script, answer.mark, source), *arguments)
         with self.stream(command) as stream:
-            while (piece := stream.read(SLICE_S)) != b"":
-                said += piece or b""
-                if len(said) > limit + scripts.REPORT_LIMIT:
-                    raise InfrastructureFailed(f"{self.wire.name}: sent more than was asked for")
+            try:
+                for piece in sending:
+                    stream.write(piece)
+                    answer.take(stream.read(0) or b"")
+                    if answer.complete:
+                        break
+            except InfrastructureFailed:
+                # A script that ended early gives its reason; a lost connection gives none.
+                with contextlib.suppress(InfrastructureFailed):
+                    while rest := stream.read(SLICE_S):
+                        answer.take(rest)
+                if not answer.complete:
+                    raise
+            end = time.monotonic() + timeout_s
+            while (output := stream.read(SLICE_S)) != b"":
+                answer.take(output or b"")
                 if time.monotonic() > end:
-                    raise InfrastructureFailed(f"{self.wire.name}: no answer within {timeout_s:g} s")
-        _, begun, body = bytes(said).partition(mark.encode() + b"\n")
-        output, ended, code = body.rpartition(b"\n" + mark.encode() + b" ")
-        if not (begun and ended and code.strip().isdigit()):
-            raise InfrastructureFailed(f"{self.wire.name}: the connection ended: {bytes(said[-200:])!r}")
-        return int(code), output
+                    raise InfrastructureFailed(f"{self.wire.name}: {answer.why_late(timeout_s)}")
+        return answer.parsed()
 
     @contextlib.contextmanager
     def stream(self, command: str) -> Iterator[Stream]:
@@ -108,15 +134,75 @@ class RemoteShell:
             raise
 
 
+class _Answer:
+    """What a device says of one script: noise of the login shell, the output between two marks, more noise.
+
+    Args:
+        name: of the device, for messages.
+        mark: announces the output and its end.
+        limit: of the output, bytes.
+    """
+
+    def __init__(self, name: str, mark: str, limit: int) -> None:
+        self.mark = mark
+        self._name, self._limit, self._said = name, limit, bytearray()
+
+    def take(self, piece: bytes) -> None:
+        """Appends what arrived."""
+        self._said += piece
+        if len(self._said) > self._limit + scripts.REPORT_LIMIT + NOISE:
+            raise InfrastructureFailed(f"{self._name}: sent more than was asked for")
+
+    @property
+    def complete(self) -> bool:
+        """Whether the exit code has arrived."""
+        return self._end() is not None
+
+    def parsed(self) -> tuple[int, bytes]:
+        """Returns the exit code and the output."""
+        end = self._end()
+        if end is None:
+            raise InfrastructureFailed(f"{self._name}: {self._why_incomplete()}")
+        _, _, body = bytes(self._said[: end.start()]).partition(self.mark.encode() + b"\n")
+        return int(end[1]), body
+
+    def why_late(self, timeout_s: float) -> str:
+        """Describes a script that did not end."""
+        if self.mark.encode() in self._said:
+            return f"no answer within {timeout_s:g} s"
+        return f"no answer within {timeout_s:g} s: {_LOGIN_SHELL}, or waits for input{self._noise()}"
+
+    def _why_incomplete(self) -> str:
+        begun = self.mark.encode() + b"\n" in self._said
+        return f"the connection ended{self._noise()}" if begun else f"{_LOGIN_SHELL}{self._noise()}"
+
+    def _noise(self) -> str:
+        text = self._said[-NOISE:].decode(errors="replace").strip()
+        return f"; it said: {text[-200:]!r}" if text else ""
+
+    def _end(self) -> re.Match[bytes] | None:
+        return re.search(rb"\n%b (\d{1,3})\n" % self.mark.encode(), self._said)
+
+
+_LOGIN_SHELL = "its login shell did not start `sh` (try: ssh or adb shell with the command `sh -c 'echo works'`)"
+
+
+_SHELL_CODES = (1, 2, 126, 127)
+"""Exit codes of shells for what is no script."""
+
+
+def _taken_for_script(errors: bytes, program: str) -> bool:
+    """Returns whether a shell complains of a program, which libraries try as a script after the kernel."""
+    complaint = rb"(?:\S+: )?%b(?:\[\d+\])?: .*(?:[Ss]yntax error|not found|cannot execute|Exec format error)"
+    return re.match(complaint % re.escape(program.encode()), errors) is not None
+
+
 KEPT_KB = 8_000_000
 """Size of the device's cache."""
 
 _SUPERVISOR = Path(__file__).with_name("supervise.sh")
 _GRACE_S = 10.0
 """After the deadline: up to 2 s for the lock, 1 s of rounding, and the transfer."""
-_NOISE = 4096
-"""Bytes that a login shell may print first."""
-
 _KILL = b"\n"
 
 
@@ -161,11 +247,14 @@ class ShellTransport:
         with self._shell.hanging_up_on_failure():
             self._wire.connect()
         said = self._shell.must(scripts.PREPARE, self._wire.folder, *scripts.TOOLS)
-        root, path, *missing = said.splitlines()
-        if missing:
+        lines = re.findall(r"^(folder|path|lacks): (.*)$", said, re.MULTILINE)
+        if missing := [tool for word, tool in lines if word == "lacks"]:
             raise Unsupported(f"{self._wire.name} lacks {', '.join(missing)}")
-        self._ready = _Ready(root, path, "")
-        self._ready = _Ready(root, path, self.push(_SUPERVISOR, file_sha256(_SUPERVISOR)))
+        facts = dict(lines)
+        if "folder" not in facts or "path" not in facts:
+            raise InfrastructureFailed(f"{self._wire.name}: no folder for hilnas there: {said.strip()[-200:]!r}")
+        self._ready = _Ready(facts["folder"], facts["path"], "")
+        self._ready = _Ready(facts["folder"], facts["path"], self.push(_SUPERVISOR, file_sha256(_SUPERVISOR)))
 
     def claim(self, lease: Lease) -> None:
         self._lease = lease
@@ -189,7 +278,7 @@ class ShellTransport:
         run, seconds = secrets.token_hex(8), math.ceil(deadline_s)
         words = self._command(run, argv, env, seconds, output_limit, cpu_affinity)
         started_at = time.time()
-        with self._shell.stream(scripts.join(words)) as stream:
+        with self._shell.stream(scripts.command('exec sh "$@"', *words)) as stream:
             said = self._follow(stream, run, seconds + _GRACE_S, output_limit, cancelled)
         report = read_report(said, run, self._wire.name)
         ran = self._ran(report, argv[0], cpu_affinity)
@@ -209,13 +298,13 @@ class ShellTransport:
         self, run: str, argv: Sequence[str], env: Mapping[str, str], seconds: int, limit: int, cpus: Sequence[int]
     ) -> list[str]:
         ready, lease = self._prepared(), self._lease
-        mask = f"{sum(1 << cpu for cpu in set(cpus)):x}" if cpus else "-"
+        mask, cores = (f"{sum(1 << cpu for cpu in set(cpus)):x}", show_cores(cpus)) if cpus else ("-", "-")
         fence = (lease.authority, str(lease.epoch)) if lease else ("-", "0")
-        bounds = (str(seconds), str(limit + 1), str(STDERR_TAIL), mask, argv[0])
+        bounds = (str(seconds), str(limit + 1), str(STDERR_TAIL), mask, cores, argv[0])
         pin = ["taskset", mask] if cpus else []
         variables = {"PATH": ready.path, "LANG": "C.UTF-8"} | dict(env)
         exactly = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
-        return ["sh", ready.supervisor, "run", ready.root, run, *fence, *bounds, *pin, *exactly, *argv]
+        return [ready.supervisor, "run", ready.root, run, *fence, *bounds, *pin, *exactly, *argv]
 
     def _follow(self, stream: Stream, run: str, timeout_s: float, limit: int, cancelled: Callable[[], bool]) -> bytes:
         """Returns the supervisor's output, reading no more than the limits allow."""
@@ -226,10 +315,10 @@ class ShellTransport:
                 break
             said += piece or b""
             unwanted = unwanted or cancelled()
-            if not killed and (unwanted or (len(said) > limit + _NOISE and not find_report(said, run))):
+            if not killed and (unwanted or (len(said) > limit + NOISE and not find_report(said, run))):
                 stream.write(_KILL)
                 killed, end = True, min(end, time.monotonic() + _GRACE_S)
-            if len(said) > limit + _NOISE + STDERR_TAIL + scripts.REPORT_LIMIT:
+            if len(said) > limit + NOISE + STDERR_TAIL + scripts.REPORT_LIMIT:
                 raise InfrastructureFailed(f"{self._wire.name}: sent more than was asked for")
             if time.monotonic() > end:
                 raise InfrastructureFailed(
@@ -244,6 +333,8 @@ class ShellTransport:
             raise self._refusal(report.verdict, program, cpus)
         if report.ran.exit_code in (126, 127) and report.errors.startswith((b"env:", b"toybox:")):
             raise Unsupported(f"{self._wire.name} cannot run {program}: {report.errors.decode(errors='replace')}")
+        if report.ran.exit_code in _SHELL_CODES and not report.output and _taken_for_script(report.errors, program):
+            raise Unsupported(f"{self._wire.name} cannot run {program}: it is a program of another ABI")
         return report.ran
 
     def _refusal(
@@ -253,12 +344,22 @@ class ShellTransport:
             case ["missing"]:
                 return Unsupported(f"{self._wire.name} cannot run {program}: no such program")
             case ["processors"]:
-                return Unsupported(f"{self._wire.name} cannot run {program} on processors {list(cpus)}")
+                return self._no_processors(program, cpus)
             case ["stale", last] if self._lease and last.isdecimal():
                 return StaleLease(self._wire.name, self._lease, int(last))
             case ["busy", *process]:
                 return InfrastructureFailed(f"{self._wire.name}: in use by another, process {' '.join(process)} there")
         return InfrastructureFailed(f"{self._wire.name}: the run ended without a result")
+
+    def _no_processors(self, program: str, cpus: Sequence[int]) -> Unsupported | InfrastructureFailed:
+        states = {cpu: f"/sys/devices/system/cpu/cpu{cpu}/online" for cpu in cpus}
+        answers = self.read_many(list(states.values()))
+        if offline := [cpu for cpu, path in states.items() if str(answers.get(path)).strip() == "0"]:
+            return InfrastructureFailed(
+                f"{self._wire.name}: cores {show_cores(offline)} are offline now; keep them online, or choose others: "
+                "nas device add ADDRESS --cores LIST"
+            )
+        return Unsupported(f"{self._wire.name} cannot run {program} on processors {list(cpus)}")
 
     def push(self, local: Path, sha256: str) -> str:
         """Copies a file to the device unless it has it; damaged content is replaced."""
@@ -266,12 +367,21 @@ class ShellTransport:
         if not self._has(path, sha256):
             with self._temporary() as temporary:
                 try:
-                    self._wire.put(local, temporary)
+                    self._send(local, temporary)
                 except InfrastructureFailed as error:
                     raise InfrastructureFailed(f"{error}{self._space_left()}") from error
                 self._settle(temporary, sha256, path)
             self._trim()
         return path
+
+    def _send(self, local: Path, remote: str) -> None:
+        """Copies a file through the shell; on failure a part of it may be left at `remote`."""
+        with local.open("rb") as file:
+            size, pieces = os.fstat(file.fileno()).st_size, iter(lambda: file.read(_PIECE), b"")
+            code, said = self._shell.call(scripts.RECEIVE, remote, str(size), timeout_s=LONG_S, sending=pieces)
+        if code:
+            why = said.decode(errors="replace").strip()[-400:]
+            raise InfrastructureFailed(f"{self._wire.name}: {why or 'it kept only a part of the file'}")
 
     def make(self, sha256: str, produce: Callable[[str], None]) -> str:
         path = self._content(sha256)
@@ -292,7 +402,8 @@ class ShellTransport:
 
     def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
         assert not any("\n" in line or "\\" in line for line in commands), commands
-        arguments = ("\n".join(paths), "\n".join(commands), self._prepared().root)
+        first = next((place for place, path in enumerate(paths) if is_pattern(path)), len(paths))
+        arguments = ("\n".join(paths[:first]), "\n".join(paths[first:]), "\n".join(commands), self._prepared().root)
         _, said = self._shell.call(scripts.READ_MANY, *arguments, limit=READING_LIMIT)
         return read_sections(said.decode(errors="replace"), paths)
 

@@ -16,7 +16,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.hostkeys import InvalidHostKey
 from paramiko.packet import Packetizer
+from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadHostKeyException,
@@ -114,8 +117,17 @@ def pin(address: SshAddress, key: paramiko.PKey | None, keys: Path) -> None:
 
 
 def _known_hosts(keys: Path) -> paramiko.HostKeys:
+    """Returns the pinned keys.
+
+    Raises:
+        NotTrusted: the file is damaged.
+    """
     path = keys / "known_hosts"
-    return paramiko.HostKeys(str(path) if path.exists() else None)
+    try:
+        return paramiko.HostKeys(str(path) if path.exists() else None)
+    except (SSHException, InvalidHostKey, UnicodeDecodeError) as error:
+        line = f"the line {error.line.strip()[:60]!r}" if isinstance(error, InvalidHostKey) else str(error)
+        raise NotTrusted(f"{path} is damaged: {line}; remove what is not a line of OpenSSH's known_hosts") from error
 
 
 class SshWire:
@@ -132,7 +144,6 @@ class SshWire:
         self.name = str(address)
         self._address, self._keys = address, keys
         self._client: paramiko.SSHClient | None = None
-        self._files: paramiko.SFTPClient | None = None
 
     def connect(self) -> None:
         if self._client is not None and _active(self._client):
@@ -140,29 +151,57 @@ class SshWire:
         self.close()
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(_Refuse(self._keys / "known_hosts"))
-        if (self._keys / "known_hosts").exists():
-            client.load_host_keys(str(self._keys / "known_hosts"))
+        client.get_host_keys().update(_known_hosts(self._keys))
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(client.close)
+            key = self._key()
             with _errors_of(self.name):
                 try:
-                    self._log_in(client)
+                    self._log_in(client, key)
                 except AuthenticationException as error:
-                    place = self._keys / "id_ed25519"
-                    raise NotTrusted(f"{self.name}: no key is accepted ({error}); this agent's is {place}") from error
+                    raise NotTrusted(
+                        f"{self.name}: no key is accepted ({error}); this agent's is {self._key_file}"
+                    ) from error
+                except (SSHException, EOFError) as error:
+                    transport = client.get_transport()
+                    if key is not None or transport is None or not transport.initial_kex_done:
+                        raise
+                    raise NotTrusted(
+                        f"{self.name}: hung up while keys of ssh-agent and ~/.ssh were tried ({error}), maybe because "
+                        f"they are too many for it; put the right one, without a passphrase, into {self._key_file}"
+                    ) from error
             on_failure.pop_all()
         self._client = client
 
-    def _log_in(self, client: paramiko.SSHClient) -> None:
-        key = self._keys / "id_ed25519"
+    @property
+    def _key_file(self) -> Path:
+        return self._keys / "id_ed25519"
+
+    def _key(self) -> paramiko.PKey | None:
+        """Returns this agent's key; None where it has none.
+
+        Raises:
+            NotTrusted: the file is no key that can be used.
+        """
+        if not self._key_file.exists():
+            return None
+        try:
+            return paramiko.PKey.from_path(self._key_file)
+        except (ValueError, TypeError, UnsupportedAlgorithm, SSHException, UnknownKeyType, OSError) as error:
+            raise NotTrusted(
+                f"{self._key_file} is no private key without a passphrase ({error}); "
+                f"make one: ssh-keygen -t ed25519 -N '' -f {self._key_file}"
+            ) from error
+
+    def _log_in(self, client: paramiko.SSHClient, key: paramiko.PKey | None) -> None:
         client.connect(
             self._address.host,
             self._address.port,
             self._address.user,
             sock=open_socket(self._address.host, self._address.port),
-            key_filename=str(key) if key.exists() else None,
-            allow_agent=not key.exists(),
-            look_for_keys=not key.exists(),
+            pkey=key,
+            allow_agent=key is None,
+            look_for_keys=key is None,
             timeout=CONNECT_S,
             banner_timeout=CONNECT_S,
             auth_timeout=CONNECT_S,
@@ -176,7 +215,7 @@ class SshWire:
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
-        self._client = self._files = None
+        self._client = None
 
     def start(self, command: str) -> Stream:
         with _errors_of(self.name):
@@ -184,24 +223,6 @@ class SshWire:
             channel.settimeout(SILENT_S)
             channel.exec_command(command)
         return _ChannelStream(channel, self.name)
-
-    def put(self, local: Path, remote: str) -> None:
-        with _errors_of(self.name):
-            self._sftp().put(str(local), remote)
-
-    def _sftp(self) -> paramiko.SFTPClient:
-        if self._files is None:
-            try:
-                self._files = paramiko.SFTPClient.from_transport(self._transport(), _WINDOW, _PACKET)
-            except SSHException as error:
-                if self._transport().is_active():
-                    raise Unsupported(f"{self.name}: no SFTP there: {error}") from error
-                raise
-            assert self._files is not None
-            channel = self._files.get_channel()
-            assert channel is not None
-            channel.settimeout(SILENT_S)
-        return self._files
 
     def _transport(self) -> paramiko.Transport:
         transport = self._client.get_transport() if self._client else None
@@ -251,8 +272,15 @@ class _Refuse(paramiko.MissingHostKeyPolicy):
         raise NotTrusted(f"{hostname} shows the key {key.fingerprint}, which is not pinned in {self._known_hosts}")
 
 
+class _Transport(paramiko.Transport):
+    """Asks nobody: paramiko would prompt on this process's terminal for a second factor."""
+
+    def auth_interactive_dumb(self, *args: Any, **options: Any) -> list[str]:
+        raise AuthenticationException("it asks for more than a key")
+
+
 def _transport(sock: Any, /, **options: Any) -> paramiko.Transport:
-    transport = paramiko.Transport(
+    transport = _Transport(
         sock,
         default_window_size=_WINDOW,
         default_max_packet_size=_PACKET,
@@ -278,7 +306,7 @@ def _errors_of(name: str) -> Iterator[None]:
         raise NotTrusted(f"{name}: another machine, or its host key changed: {keys}") from error
     except IncompatiblePeer as error:
         raise Unsupported(f"{name}: no cipher or key type in common: {error}") from error
-    except (SSHException, NoValidConnectionsError, OSError, EOFError) as error:
+    except (SSHException, NoValidConnectionsError, OSError, EOFError, ValueError) as error:
         raise InfrastructureFailed(f"{name}: {error or type(error).__name__}") from error
 
 

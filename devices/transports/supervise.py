@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -96,7 +97,25 @@ def _become_runner(parent: int, affinity: list[int]) -> None:
         file.write("1000")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if affinity:
-        os.sched_setaffinity(0, affinity)
+        _pin(affinity)
+
+
+def _pin(cores: list[int]) -> None:
+    """Restricts this process to exactly these cores; of those that a cpuset forbids, the kernel says nothing."""
+    try:
+        os.sched_setaffinity(0, cores)
+        if os.sched_getaffinity(0) == set(cores):
+            return
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    raise OSError(errno.EBUSY if any(map(_is_offline, cores)) else errno.EINVAL, "sched_setaffinity")
+
+
+def _is_offline(core: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/sys/devices/system/cpu/cpu{core}/online", encoding="ascii") as file:  # noqa: PTH123
+        return file.read().strip() == "0"
+    return False
 
 
 def _kill_descendants() -> None:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs one process for an agent and enforces its end on the device itself, without agent, connection or correct clock.
 #
-#   sh supervise.sh run ROOT RUN FENCE EPOCH SECONDS STDOUT_MAX STDERR_TAIL MASK PROGRAM COMMAND...
+#   sh supervise.sh run ROOT RUN FENCE EPOCH SECONDS STDOUT_MAX STDERR_TAIL MASK CORES PROGRAM COMMAND...
 #   sh supervise.sh claim ROOT RUN FENCE EPOCH
 #
 # `claim` records an epoch, ends what an older one left running, and prints the outcome.
@@ -121,15 +121,21 @@ keep() {
     echo "ran $code $from $to $late" >"$here/end"
 }
 
+# Whether exactly the wanted cores can be had: of those that a cpuset forbids, the kernel says nothing.
+has_cores() {
+    allowed=$(taskset "$mask" sed -n 's/^Cpus_allowed_list:.//p' /proc/self/status 2>/dev/null) &&
+        [ "${allowed:-$cores}" = "$cores" ]
+}
+
 run() {
-    seconds=$1 limit=$2 tail=$3 mask=$4 program=$5
-    shift 5
+    seconds=$1 limit=$2 tail=$3 mask=$4 cores=$5 program=$6
+    shift 6
     trap : HUP PIPE
     # Output of a login shell ends here.
     echo "$run"
     if ! command -v "$program" >/dev/null; then
         echo "missing" >"$here/end"
-    elif [ "$mask" != - ] && ! taskset "$mask" true 2>/dev/null; then
+    elif [ "$mask" != - ] && ! has_cores; then
         echo "processors" >"$here/end"
     else
         # `exec` closes for good: a shell keeps a copy of what it closes for one command only.

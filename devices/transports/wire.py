@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import Protocol
 
 from nas.core.errors import InfrastructureFailed
@@ -32,7 +31,7 @@ class Stream(Protocol):
 
 
 class Wire(Protocol):
-    """Starts shell commands on a device and copies files to it.
+    """Starts shell commands on a device.
 
     Methods raise `InfrastructureFailed` if the device cannot be reached, `NotTrusted` if one side does not trust the
     other, `Unsupported` if the device lacks a service.
@@ -54,9 +53,6 @@ class Wire(Protocol):
     def start(self, command: str) -> Stream:
         """Starts a command line in the device's shell. The stream must be closed before the next one is started."""
 
-    def put(self, local: Path, remote: str) -> None:
-        """Copies a file; on failure a partial file may be left at `remote`."""
-
 
 def open_socket(host: str, port: int) -> socket.socket:
     """Opens a TCP connection that reports within `SILENT_S` when the other side has vanished.
@@ -74,4 +70,20 @@ def open_socket(host: str, port: int) -> socket.socket:
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_S // 3)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)
+    return opened
+
+
+def open_unix_socket(path: str) -> socket.socket:
+    """Connects to a socket in the file system.
+
+    Raises:
+        InfrastructureFailed: nobody listens.
+    """
+    opened = socket.socket(socket.AF_UNIX)
+    opened.settimeout(CONNECT_S)
+    try:
+        opened.connect(path)
+    except OSError as error:
+        opened.close()
+        raise InfrastructureFailed(f"{path}: {error.strerror or error}") from error
     return opened

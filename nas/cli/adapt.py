@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,12 +18,10 @@ from nas.cli.options import (
     RuntimeOption,
     ThreadsOption,
 )
-from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
+from nas.cli.output import JsonFlag, print_fields, print_json, print_table
+from nas.cli.progress import shown
+from nas.core.durable import require_output
 from nas.measure.runtimes import DEFAULT_RUNTIME
-
-if TYPE_CHECKING:
-    from nas.train.adapt.costs import Measure
-    from nas.train.adapt.request import AdaptRequest
 
 app = command_app()
 
@@ -95,8 +94,9 @@ def command(
 
     from nas.model.nn.fit import Worker
     from nas.train.adapt.adapt import write_child
+    from nas.train.adapt.device import DeviceBench
     from nas.train.adapt.parallel import workers_of
-    from nas.train.adapt.prepare import prepare, require_writable
+    from nas.train.adapt.prepare import prepare, reserved
     from nas.train.adapt.request import AdaptRequest, read_request
     from nas.train.adapt.space import check_target
     from nas.train.adapt.space import write_space as write
@@ -106,46 +106,23 @@ def command(
     request = read_request(config, explicit)
     if request.write_space is not None:
         check_target(request.write_space)
-        require_writable(request.write_space.parent, "--write-space")
+        require_output(request.write_space, flag="--write-space")
     accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    adaptation = prepare(request, _measured(request), Worker(accelerator, say), workers_of(request))
-    adaptation.check_text()
-    if request.write_space is not None:
-        written = write(adaptation, request.write_space, request.mixes)
-        if json:
-            print_json(written)
+    trainers = workers_of(request)
+    with reserved(request.output), shown(f"preparing {request.model}") as log:
+        adaptation = prepare(request, partial(DeviceBench, request, log), Worker(accelerator, log), trainers)
+        adaptation.check_text()
+        if request.write_space is not None:
+            result = write(adaptation, request.write_space, request.mixes)
         else:
-            print_fields(written.items())
-        return
-    report = adaptation.run()
-    report["files"] = write_child(adaptation, report)
+            result = adaptation.run()
+            result["files"] = write_child(adaptation, result)
     if json:
-        print_json(report)
+        print_json(result)
+    elif request.write_space is not None:
+        print_fields(result.items())
     else:
-        _show(report)
-
-
-def _measured(request: AdaptRequest) -> Measure:
-    """Returns what measures a layout with random weights as `nas bench` does."""
-    from nas.core.layout import Layout
-    from nas.measure.protocol.bench import BenchOptions, bench
-
-    def measure(layout: Layout) -> dict[str, float]:
-        say(f"measuring {layout}")
-        options = BenchOptions(
-            subject=layout,
-            runtime=request.runtime,
-            quantisation=request.quantisation,
-            device=request.device,
-            workload=request.workload,
-            repetitions=request.reps,
-            db=request.db,
-        )
-        report = bench(options, say)
-        figures = {name: figure["value"] for name, figure in report["figures"].items()}
-        return {name: value for name, value in figures.items() if value is not None}
-
-    return measure
+        _show(result)
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -164,9 +141,16 @@ def _show(report: dict[str, Any]) -> None:
     print_fields(
         (
             ("child", child["layout"]),
-            *((name, f"{child['measured'][name]:.4g}, model {teacher['measured'][name]:.4g}") for name in names),
+            *((name, _figure(child, teacher, name)) for name in names),
             ("bits per byte", f"{child['bits_per_byte']:.4f}, model {teacher['bits_per_byte']:.4f} ({change:+.1%})"),
             ("text", ", ".join(report["text"])),
             *(("file", path) for path in report["files"]),
         )
     )
+
+
+def _figure(child: dict[str, Any], teacher: dict[str, Any], name: str) -> str:
+    """Formats a budget's figure of the child and of the model, and the chance that the child keeps the budget."""
+    chance = child["chances"].get(name)
+    odds = "" if chance is None else f", kept with a chance of {chance:.1%}"
+    return f"{child['measured'][name]:.4g}, model {teacher['measured'][name]:.4g}{odds}"

@@ -23,9 +23,11 @@ from nas.cli.options import (
     workload_of,
 )
 from nas.cli.output import JsonFlag, Output, Row, print_fields, print_json, print_rows, print_table, say
+from nas.cli.progress import shown
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.profile import ProfileSummary
+from nas.core.progress import Progress
 from nas.core.space import MeasurementSettings
 from nas.core.units import show_figure, show_share, show_spread
 from nas.infra.store import events, studies, trials
@@ -100,7 +102,11 @@ def command(
     if profile and output in (Output.MARKDOWN, Output.CSV):
         raise InvalidInput("profiles are shown by the formats table and json", where="--profile")
     recorder = None if trial is None else _trial_of(trial, benches)
-    reports = list(bench_all(benches, say))
+    reports = []
+    with shown("preparing the device") as log:
+        for number, report in enumerate(bench_all(benches, log), start=1):
+            reports.append(report)
+            log(Progress("measured", number, len(benches)))
     if recorder is not None:
         _keep(recorder, reports[0], db)
         say(f"kept with trial {trial}")
@@ -260,7 +266,7 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("decode", _speed(report["tokens_per_s"]["decode"])),
         ("decode p50", _shown(decode["p50"], "ms/token", ends=decode["ci95"])),
         ("  as experienced", _shown(decode["typical"], "ms/token")),
-        ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"])),
+        ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"], decode["p95_ci95"])),
         ("peak memory", _shown(memory["total"], "MB")),
         ("load", _shown(report["load_ms"], "ms")),
         ("file size", _shown(report["file_mb"], "MB")),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,16 +20,20 @@ from nas.cli.options import (
     numbers_of,
     workload_of,
 )
-from nas.cli.output import JsonFlag, Output, Row, print_json, print_rows, say
+from nas.cli.output import JsonFlag, Output, Row, print_json, print_rows
+from nas.cli.progress import shown
 from nas.core.errors import InvalidInput, NasError
 from nas.core.limit import Limit
+from nas.core.progress import Progress
 from nas.measure.protocol.bench import BenchOptions, bench_each
 from nas.measure.protocol.file_choice import (
+    Bits,
     Candidate,
     Check,
     bits_of,
     check_limits,
     figures_of,
+    problem_of,
     ranked,
     runtime_of,
     sentence,
@@ -77,6 +80,7 @@ def command(
     files = list(dict.fromkeys(files))
     runtimes = {file: runtime_of(file) for file in files}
     texts = _texts(corpus, text_bytes) if corpus else []
+    unread = {file: problem for file in files if (problem := problem_of(file))}
     lists = (numbers_of(threads, "--threads"), numbers_of(context, "--context"), _kinds(kv))
     benches = [
         BenchOptions(
@@ -90,14 +94,22 @@ def command(
         )
         for file, count, window, kind in product(files, *lists)
     ]
-    bits = {file: bits_of(file, texts, len(os.sched_getaffinity(0)), say) if texts else (None, "") for file in files}
-    candidates, device_id = [], device
-    for options, report in zip(benches, bench_each(benches, say), strict=True):
-        candidate = _candidate(options, report, limits)
-        value, reason = bits[candidate.file]
-        candidates.append(replace(candidate, bits_per_byte=value, why_no_bits=reason))
-        if not isinstance(report, NasError):
-            device_id = report["device"]["id"]
+    candidates = [
+        Candidate(file, bench.workload, {}, failure=unread[file])
+        for bench in benches
+        if isinstance(file := bench.subject, Path) and file in unread
+    ]
+    benches = [bench for bench in benches if bench.subject not in unread]
+    device_id = device
+    with shown("preparing the device") as log:
+        cores = len(os.sched_getaffinity(0))
+        bits = {file: bits_of(file, texts, cores, log) if texts else Bits() for file in files if file not in unread}
+        for options, report in zip(benches, bench_each(benches, log) if benches else (), strict=True):
+            candidate = _candidate(options, report, limits)
+            candidates.append(bits[candidate.file].of(candidate))
+            log(Progress("measured", len(candidates), len(benches)))
+            if not isinstance(report, NasError):
+                device_id = report["device"]["id"]
     candidates = ranked(candidates)
     advice = sentence(candidates, limits, device_id)
     if json or output is Output.JSON:
@@ -165,9 +177,11 @@ def _interval(low: float | None, high: float | None) -> str:
 
 
 def _verdict(check: Check) -> str:
-    if check.chance is None:
+    if check.verdict == "unknown":
         return f"unknown: {check.figure.reason or 'not read'}"
-    return check.verdict if check.verdict != "open" else f"open (kept with a chance of {check.chance:.0%})"
+    if check.verdict != "open":
+        return check.verdict
+    return "open (no interval)" if check.chance is None else f"open (kept with a chance of {check.chance:.0%})"
 
 
 def _row(candidate: Candidate) -> Row:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
+import resource
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
 import typer
 
 from nas.cli import preflight
-from nas.cli.lazy import command_app
+from nas.cli.lazy import command_app, extras, pip_line
 from nas.cli.options import DatabaseOption
 from nas.cli.output import JsonFlag, print_json, say
 from nas.core import paths
@@ -32,7 +35,34 @@ from nas.measure.runtimes.base import Finding, Status, finding_of
 FREE_DISK_GB = 5.0
 FREE_MEMORY_MB = 2000.0
 
-SEARCH_PACKAGES = ("torch", "ray", "sqlalchemy", "moocore", "scipy", "gguf", "llama_cpp")
+FREE_SHARED_MB = 128.0
+"""Ray's store of objects is there."""
+FEW_FILES = 4096
+
+EXTRAS = {
+    "corpora": "corpora in Parquet, Arrow or Zstandard",
+    "judge": "reward models that judge answers",
+    "evaluation": "public benchmarks of family members",
+    "languages": "filtering of conversations by language",
+    "postgres": "databases on a PostgreSQL server",
+    "usb": "phones on a USB port without adb",
+}
+"""Extra -> what works with its packages alone; the runtimes' own are checked by `Runtime.doctor`."""
+NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "9p",
+    "afs",
+    "ceph",
+    "lustre",
+    "glusterfs",
+    "beegfs",
+    "gpfs",
+    "fuse.sshfs",
+)
+"""Beginnings of their types."""
+
 GOOD_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
 MARKS = {"ok": "ok  ", "warning": "warn", "failure": "FAIL"}
 
@@ -43,7 +73,8 @@ app = command_app()
 def doctor(db: DatabaseOption = None, json: JsonFlag = False) -> None:
     """Diagnose problems on this machine and suggest fixes.
 
-    Exit code 1 if `nas launch` cannot work here; 0 if there are only warnings.
+    Exit code 1 if `nas launch` cannot work here, 0 if there are only warnings. Where the packages of searches are not
+    installed, this is checked as a host of devices.
     """
     findings = []
     for finding in run_checks(db):
@@ -58,25 +89,47 @@ def doctor(db: DatabaseOption = None, json: JsonFlag = False) -> None:
 
 
 def run_checks(database: str | None) -> Iterator[Finding]:
-    """Runs all checks and yields their findings.
+    """Runs all checks and yields their findings; a check that fails itself is a finding, too.
 
     Args:
         database: URL of the database to check; None for the default one.
     """
-    yield Finding("python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
-    yield _packages()
-    yield from RUNTIMES[DEFAULT_RUNTIME].doctor()
-    yield _writable("home", paths.home(), "NAS_HOME")
-    yield _writable("cache", paths.cache(), "NAS_CACHE")
-    yield _disk(paths.home())
-    yield _database(database)
-    yield finding_of("key", _signing_key)
-    yield _clock()
-    yield _cores()
-    yield from _sensors(LocalTransport(paths.cache() / "devices"))
-    for name in RUNTIMES:
-        if name != DEFAULT_RUNTIME:
-            yield from RUNTIMES[name].doctor()
+    for name, check in _checks(database):
+        try:
+            yield from check()
+        except Exception as error:
+            problem = str(error) if isinstance(error, (NasError, OSError)) else f"{type(error).__name__}: {error}"
+            yield Finding(name, "failure", problem, "see the message")
+
+
+def _checks(database: str | None) -> Iterator[tuple[str, Callable[[], Iterable[Finding]]]]:
+    searches = True
+    try:
+        required = extras()["search"]
+        searches = any(map(_installed, required))
+    except (PackageNotFoundError, KeyError):
+        required = []
+    yield "python", lambda: [Finding("python", "ok", f"{sys.version.split()[0]} ({sys.executable})")]
+    yield "packages", lambda: [_packages(required)]
+    if searches:
+        yield DEFAULT_RUNTIME, lambda: RUNTIMES[DEFAULT_RUNTIME].doctor()
+    yield "home", lambda: _home_checks(paths.home())
+    yield "cache", lambda: [_writable("cache", paths.cache(), "NAS_CACHE")]
+    if searches:
+        yield "database", lambda: [_database(database)]
+        yield "tmpdir", lambda: [finding_of("tmpdir", _short_sockets)]
+        yield "shm", _shared_memory
+    yield "key", lambda: [finding_of("key", _signing_key)]
+    yield "files", lambda: [_open_files()]
+    yield "clock", lambda: [_clock()]
+    yield "cores", lambda: [_cores()]
+    yield "load", lambda: [_busy()]
+    yield "sensors", lambda: _sensors(LocalTransport(Path(tempfile.gettempdir())))
+    if searches:
+        for name in RUNTIMES:
+            if name != DEFAULT_RUNTIME:
+                yield name, RUNTIMES[name].doctor
+        yield "extras", _extras
 
 
 def worst(findings: Iterable[Finding]) -> Status:
@@ -91,22 +144,46 @@ def _show(finding: Finding) -> None:
         typer.echo(f"      {'':<12}fix: {finding.fix}")
 
 
-def _packages() -> Finding:
-    missing = [name for name in SEARCH_PACKAGES if find_spec(name) is None]
-    if missing:
+def _installed(distribution: str) -> bool:
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
+
+
+def _packages(required: list[str]) -> Finding:
+    if not required:
+        return Finding("packages", "failure", "hilnas is not installed", "in the checkout: make setup")
+    if missing := [name for name in required if not _installed(name)]:
+        text = f"not installed: {', '.join(missing)}"
+        if len(missing) < len(required):
+            return Finding("packages", "failure", text, pip_line("search"))
         return Finding(
             "packages",
-            "failure",
-            f"not installed: {', '.join(missing)}",
-            "run 'make setup', or in the checkout: pip install '.[search]'",
+            "warning",
+            "agents and attached devices work; searches, exports and databases do not",
+            f"none needed on a host of devices; else {pip_line('search')}",
         )
-    return Finding("packages", "ok", f"{len(SEARCH_PACKAGES)} required packages installed")
+    return Finding("packages", "ok", f"{len(required)} required packages installed")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, purpose in EXTRAS.items():
+        if missing := [name for name in extras()[extra] if not _installed(name)]:
+            yield Finding(extra, "ok", f"{purpose} would need {', '.join(missing)}: {pip_line(extra)}")
+
+
+def _home_checks(home: Path) -> Iterator[Finding]:
+    yield _writable("home", home, "NAS_HOME")
+    yield _disk(home)
 
 
 def _writable(name: str, folder: Path, variable: str) -> Finding:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return Finding(name, "ok", str(folder))
     except OSError as error:
         return Finding(
@@ -134,11 +211,47 @@ def _database(url: str | None) -> Finding:
         if path is not None and not path.exists():
             return Finding("database", "ok", f"{shown}: none yet, created by the first launch")
         Store.open(url, create=False).close()
+        if path is not None and (kind := _file_system(path)).startswith(NETWORK_FILE_SYSTEMS):
+            fix = "use it from one machine at a time, or a PostgreSQL server; or set NAS_HOME to a local disk"
+            return Finding("database", "warning", f"{shown}: {kind} does not lock SQLite files reliably", fix)
         return Finding("database", "ok", shown)
     except NasError as error:
         return Finding(
             "database", "failure", str(error), "see the message; `nas db upgrade` upgrades an older database"
         )
+
+
+def _file_system(path: Path) -> str:
+    """Returns the type of the file system that a path is on, such as 'ext4'."""
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    return next((mounts[folder] for folder in path.resolve().parents if folder in mounts), "")
+
+
+def _short_sockets() -> str:
+    paths.require_short_sockets()
+    return tempfile.gettempdir()
+
+
+def _shared_memory() -> Iterator[Finding]:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return
+    free = shutil.disk_usage(folder).free / 1e6
+    if not os.access(folder, os.W_OK):
+        yield Finding("shm", "failure", f"{folder} cannot be written", "mount a tmpfs of mode 1777")
+    elif free < FREE_SHARED_MB:
+        fix = f"mount one of {FREE_SHARED_MB:.0f} MB or more (Docker: --shm-size=1g); without it Ray is slower"
+        yield Finding("shm", "warning", f"{free:.0f} MB free in {folder}", fix)
+    else:
+        yield Finding("shm", "ok", f"{free:.0f} MB free in {folder}")
+
+
+def _open_files() -> Finding:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
+        fix = "raise it (ulimit -Hn; systemd: LimitNOFILE=; Docker: --ulimit nofile=65536)"
+        return Finding("files", "warning", f"a process may open {hard}", fix)
+    return Finding("files", "ok", f"a process may open {'any number' if hard == resource.RLIM_INFINITY else hard}")
 
 
 def _signing_key() -> str:
@@ -152,7 +265,7 @@ def _signing_key() -> str:
 def _clock() -> Finding:
     resolution = time.get_clock_info("monotonic").resolution
     source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-    name = source.read_text().strip() if source.exists() else "unknown source"
+    name = source.read_text(encoding="utf-8").strip() if source.exists() else "unknown source"
     detail = f"{name}, {resolution * 1e9:.0f} ns"
     if resolution > 1e-6 or (source.exists() and name not in GOOD_CLOCKS):
         return Finding(
@@ -169,7 +282,6 @@ def _cores() -> Finding:
 
 
 def _sensors(tree: LocalTransport) -> Iterator[Finding]:
-    yield _busy()
     yield _reading("memory", lambda: _enough_memory(free_memory_mb(tree)))
     yield _reading("governor", lambda: _steady(governor(tree)))
     yield _reading("temperature", lambda: Finding("temperature", "ok", f"{temperature_c(tree):.0f} C"))

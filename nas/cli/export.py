@@ -5,17 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.options import LayoutArgument, OutputOption, QuantisationOption, RuntimeOption, SeedOption, read_layout
-from nas.cli.output import JsonFlag, print_fields, print_json
+from nas.cli.output import JsonFlag, print_fields, print_json, say
+from nas.cli.progress import shown
+from nas.core.durable import output_file
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.units import show_count
 from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from nas.measure.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights, WholeExporter
+from nas.measure.runtimes.llama_cpp.runtime import LlamaCpp
+
+if TYPE_CHECKING:
+    from nas.train.release.found_tokenizer import FoundTokenizer
 
 app = command_app()
 
@@ -34,6 +40,14 @@ def export(
         Path | None,
         typer.Option("--checkpoint", help="Trained weights, a safetensors file of the PyTorch model."),
     ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            help="tokenizer.json for the file, with its settings and chat template beside it.",
+            show_default="what `nas import` kept beside the checkpoint",
+        ),
+    ] = None,
     whole: Annotated[
         int | None,
         typer.Option(
@@ -45,23 +59,31 @@ def export(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Export a layout to a model file of a runtime, with random weights unless --checkpoint is given.
+    """Export a layout to a model file of a runtime, with random weights unless --checkpoint is option.
 
     Speed and memory do not depend on weight values, so random weights are enough for benchmarks. With --whole the file
     is in the runtime's own format and does not depend on hilnas; compiling it takes minutes at full size. See
     docs/how-to/releasing-a-model.md for its use in an app.
     """
-    if not output.absolute().parent.is_dir():
-        raise InvalidInput(f"there is no folder {output.parent}", where="--output")
     model, target = read_layout(layout), RUNTIMES[runtime]
     weights = _weights(checkpoint, seed)
+    carried = _tokenizer(checkpoint, tokenizer, whole)
     name = quantisation or target.quantisations[0]
-    if whole is None:
-        artifact = target.export(model, name, weights, output, recipe=recipe)
-    elif isinstance(target, WholeExporter):
-        artifact = target.export_whole(model, name, weights, whole, output)
-    else:
+    if whole is not None and not isinstance(target, WholeExporter):
         raise Unsupported(f"files of {runtime} can be used in apps without it", where="--whole")
+    with (
+        shown(f"exporting {model} to {output}"),
+        output_file(output, reads=[checkpoint] if checkpoint else []) as file,
+    ):
+        if isinstance(weights, Checkpoint) and isinstance(target, LlamaCpp) and not recipe:
+            vocabulary = None if carried is None else carried.tokenizer.vocabulary(model.vocab)
+            context = 0 if carried is None else carried.context
+            artifact = target.export_trained(model, name, weights, file, output.stem, vocabulary, context)
+        elif whole is None:
+            artifact = target.export(model, name, weights, file, recipe=recipe)
+        else:
+            assert isinstance(target, WholeExporter), "checked above"
+            artifact = target.export_whole(model, name, weights, whole, file)
     if json:
         counts = {"parameters": model.params.total, "active_parameters": model.params.active}
         print_json({"file": str(output), "layout": model.format(), **counts, **artifact.model_dump(mode="json")})
@@ -75,9 +97,12 @@ def export(
             ("layout", model),
             ("architecture", artifact.arch + (" (patched build)" if artifact.patched else "")),
             ("quantisation", artifact.quantisation),
+            *_without_tokenizer(checkpoint is not None and whole is None and carried is None),
             ("sha256", artifact.sha256),
         )
     )
+    if carried is not None:
+        say(carried.describe())
 
 
 def _weights(checkpoint: Path | None, seed: int) -> Weights:
@@ -88,6 +113,23 @@ def _weights(checkpoint: Path | None, seed: int) -> Weights:
     except OSError as error:
         raise InvalidInput(str(error), where="--checkpoint") from error
     return Checkpoint(checkpoint, hashlib.sha256(content).hexdigest())
+
+
+def _tokenizer(checkpoint: Path | None, option: Path | None, whole: int | None) -> FoundTokenizer | None:
+    """Returns the tokenizer for a file of a checkpoint."""
+    if option is not None and (checkpoint is None or whole is not None):
+        raise InvalidInput("only GGUF files of a --checkpoint hold a tokenizer", where="--tokenizer")
+    if checkpoint is None:
+        return None
+    from nas.train.release.found_tokenizer import beside, found_tokenizer
+
+    path = option or beside(checkpoint)
+    return found_tokenizer(path) if option or path.is_dir() else None
+
+
+def _without_tokenizer(lacks: bool) -> Iterator[tuple[str, str]]:
+    if lacks:
+        yield "tokenizer", "none: the file knows token ids only; name one with --tokenizer"
 
 
 def _recipe(artifact: Artifact) -> Iterator[tuple[str, str]]:

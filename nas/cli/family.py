@@ -17,6 +17,7 @@ from nas.cli.options import (
     INTERRUPTED,
     ContextOption,
     DatabaseOption,
+    DateOption,
     DeviceOption,
     FamilyArgument,
     OutputOption,
@@ -28,8 +29,9 @@ from nas.cli.options import (
     YesOption,
     read_layout,
 )
-from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.core.durable import write_durably
+from nas.cli.output import JsonFlag, asked_lines, print_answers, print_fields, print_json, print_table, say
+from nas.cli.progress import shown
+from nas.core.durable import output_file, write_output
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import (
     PRETRAININGS,
@@ -42,7 +44,6 @@ from nas.core.family import (
     member_folder,
 )
 from nas.core.layout import Layout
-from nas.core.logs import visible
 from nas.core.metrics import METRICS
 from nas.core.units import show_count, show_duration, show_figure
 from nas.serve.views.family import FamilyView, family_view, list_families
@@ -138,7 +139,8 @@ def build(
         _show_candidates(options)
         typer.confirm("Start?", default=True, abort=True, err=True)
     try:
-        family = build_family(options, say)
+        with shown(f"building {options.name}") as log:
+            family = build_family(options, log)
     except KeyboardInterrupt:
         say("interrupted; repeat the command to continue")
         raise typer.Exit(INTERRUPTED) from None
@@ -231,7 +233,8 @@ def train(
         workers=workers,
         files=kept_options(files_of(folder), context, pte, pte_context, license),
     )
-    record = train_member(name, size, request, say)
+    with shown(f"preparing {name} {size}") as log:
+        record = train_member(name, size, request, log)
     if json:
         print_json(record.model_dump(mode="json"))
         return
@@ -272,9 +275,10 @@ def post(
 
     stages = read_recipe(recipe)
     files = kept_options(files_of(member_folder(name, size)), None, pte, None)
-    record = run_recipe(
-        name, size, stages, recipe.resolve().parent, say, workers=workers, files=files, checkpoint_s=checkpoint
-    )
+    with shown(f"preparing {name} {size}") as log:
+        record = run_recipe(
+            name, size, stages, recipe.resolve().parent, log, workers=workers, files=files, checkpoint_s=checkpoint
+        )
     if json:
         print_json(record.model_dump(mode="json"))
         return
@@ -284,10 +288,12 @@ def post(
 @app.command()
 def tasks(
     output: Annotated[Path, typer.Option("--output", "-o", help="Output folder.", show_default=False)],
-    train: Annotated[int, typer.Option("--train", min=1, help="Number of training conversations.")] = 4000,
-    test: Annotated[int, typer.Option("--test", min=1, help="Number of test conversations.")] = 300,
-    pairs: Annotated[int, typer.Option("--pairs", min=1, help="Number of preferences.")] = 1000,
-    lines: Annotated[int, typer.Option("--lines", min=1, help="Lines of text for pre-training.")] = 4000,
+    train: Annotated[
+        int, typer.Option("--train", min=1, max=1_000_000, help="Number of training conversations.")
+    ] = 4000,
+    test: Annotated[int, typer.Option("--test", min=1, max=1_000_000, help="Number of test conversations.")] = 300,
+    pairs: Annotated[int, typer.Option("--pairs", min=1, max=1_000_000, help="Number of preferences.")] = 1000,
+    lines: Annotated[int, typer.Option("--lines", min=1, max=1_000_000, help="Lines of text for pre-training.")] = 4000,
     seed: SeedOption = 0,
 ) -> None:
     """Generate small conversations with checkable answers, for trying out post-training."""
@@ -321,6 +327,7 @@ def evaluate(
         ),
     ] = None,
     context: ContextOption = 4096,
+    date: DateOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Compare a member's answers with expected ones, with PyTorch and with its GGUF and .pte files.
@@ -329,18 +336,22 @@ def evaluate(
     docs/how-to/post-training.md.
     """
     from nas.train.posttrain.evaluate import Conversations, Questions, evaluate_member
+    from nas.train.release.templates import DATE
 
     questions: Questions
     if (conversations is None) == (data is None):
         raise InvalidInput("give either --tasks or --benchmarks")
-    if conversations is not None:
-        questions = Conversations(conversations)
-    else:
-        from nas.train.posttrain.harness import Benchmarks
+    if data is not None and not data.is_dir():
+        raise InvalidInput(f"there is no folder {data}", where="--benchmarks")
+    with shown(f"evaluating {name} {size}") as log:
+        if conversations is not None:
+            questions = Conversations(conversations)
+        else:
+            from nas.train.posttrain.harness import Benchmarks
 
-        assert data is not None
-        questions = Benchmarks(data, benchmark or (), context, limit, say)
-    scores = evaluate_member(name, size, questions, quantisation or ["q4_0", "8da4w"], context, say)
+            assert data is not None
+            questions = Benchmarks(data, benchmark or (), context, limit, log)
+        scores = evaluate_member(name, size, questions, quantisation or ["q4_0", "8da4w"], context, log, date or DATE)
     if json:
         print_json(scores.model_dump(mode="json"))
         return
@@ -359,6 +370,7 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.3,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum tokens of an answer.")] = 512,
     context: ContextOption = 4096,
+    date: DateOption = None,
     seed: SeedOption = 0,
 ) -> None:
     """Chat with a member: each line of stdin is a message; answers are streamed to stdout.
@@ -367,25 +379,14 @@ def chat(
     """
     from nas.train.posttrain.evaluate import Chat, chat_tokenizer, open_dialogue, read_tools
     from nas.train.release.files import find_member
+    from nas.train.release.templates import DATE
 
     folder, _, _ = find_member(name, size)
-    tokenizer = chat_tokenizer(folder)
+    tokenizer = chat_tokenizer(folder, date or DATE)
     functions = read_tools(tools, tokenizer.special) if tools else ()
     with open_dialogue(folder, quantisation, context) as dialogue:
         talk = Chat(dialogue, tokenizer, system, functions, say)
-        while True:
-            if sys.stdin.isatty():
-                typer.echo("> ", nl=False, err=True)
-            if not (line := sys.stdin.readline()):
-                return
-            if not (text := line.strip()):
-                continue
-            try:
-                for piece in talk.say(text, most=tokens, temperature=temperature, seed=seed):
-                    typer.echo(visible(piece, keep="\n\t"), nl=False)
-            except InvalidInput as error:
-                say(str(error))
-            typer.echo()
+        print_answers(talk.answers(asked_lines(), most=tokens, temperature=temperature, seed=seed))
 
 
 @app.command()
@@ -432,7 +433,8 @@ def tokenizer(
     """
     from nas.train.pretrain.tokenizer_training import train_tokenizer
 
-    vocabulary = train_tokenizer(corpus or [], vocab, output, say)
+    with shown("reading the corpus") as log, output_file(output, reads=corpus or []) as file:
+        vocabulary = train_tokenizer(corpus or [], vocab, file, log)
     say(f"wrote {output}: {len(vocabulary.tokens):,} tokens, including {len(vocabulary.special)} special tokens")
 
 
@@ -470,15 +472,16 @@ def compare(
     """
     from nas.train.compare.compare import CompareOptions, ModelSelection
     from nas.train.compare.compare import compare as measure
-    from nas.train.compare.tables import check_suffix, draw_comparison
+    from nas.train.compare.tables import check_plot, draw_comparison
 
     if plot is not None:
-        check_suffix(plot)
+        check_plot(plot)
     models = ModelSelection(family, tuple(reference or ()), tuple(layout or ()), tuple(size_class or ()), alone)
     options = CompareOptions(
         models, device=device, threads=threads, repetitions=reps, flash_attn=flash_attn, replicate=replicate, db=db
     )
-    record, path = measure(options, say, say)
+    with shown("preparing the device") as log:
+        record, path = measure(options, log)
     say(f"wrote {path}")
     if plot is not None:
         draw_comparison(record, plot)
@@ -516,7 +519,7 @@ def report(name: FamilyArgument, output: OutputOption) -> None:
     """Write a report of a family to send: one HTML file with its members, comparisons, scores and decisions."""
     from nas.serve.dashboard.study_report import family_report_html  # matplotlib takes a second to load
 
-    write_durably(output, family_report_html(name).encode())
+    write_output(output, family_report_html(name).encode())
     say(f"wrote {output}")
 
 

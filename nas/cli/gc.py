@@ -14,7 +14,7 @@ from nas.cli.options import DatabaseOption, open_store
 from nas.cli.output import JsonFlag, print_json, say
 from nas.core import paths
 from nas.core.errors import InvalidInput
-from nas.core.units import parse_limit
+from nas.core.units import parse_size
 from nas.infra.store import artifacts, leases, studies
 from nas.infra.store.store import Store
 from nas.measure.devices.attachments import agent_cache
@@ -47,11 +47,12 @@ def gc(
     Files of running measurements, reference models and Pareto fronts of finished studies are always kept, and so is
     the library in $NAS_HOME while `nas adapt` runs.
     """
-    megabytes, relative = parse_limit(keep, "MB")
-    if relative:
-        raise InvalidInput(f"{keep!r} is not a size; use a value such as 500MB or 20GB", where="--keep")
+    try:
+        limit = parse_size(keep)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, where="--keep") from None
     with open_store(db) as store:
-        done = collect(store, round(megabytes * 1e6))
+        done = collect(store, limit)
     if json:
         print_json(dataclasses.asdict(done))
     else:

@@ -1,4 +1,4 @@
-"""`nas generate`: generate text with a trained byte-level model."""
+"""`nas generate`: continue a text with any model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.options import SeedOption
-from nas.cli.output import JsonFlag, print_json
+from nas.cli.output import JsonFlag, print_json, say
 from nas.core.errors import InvalidInput
+from nas.core.logs import visible
 from nas.measure.runtimes.llama_cpp.binding import generate
 
 app = command_app()
@@ -18,23 +19,33 @@ app = command_app()
 
 @app.command("generate")
 def command(
-    file: Annotated[Path, typer.Argument(help="GGUF file of a trained proxy model with byte tokens.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="GGUF file, or folder with config.json and safetensors.")
+    ],
     prompt: Annotated[str, typer.Option("--prompt", help="Start of the text.")] = "The ",
-    tokens: Annotated[int, typer.Option("--tokens", min=1, max=4096, help="Number of bytes to generate.")] = 200,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, max=4096, help="Maximum tokens to generate; a proxy's are bytes.")
+    ] = 200,
     temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.8,
     seed: SeedOption = 0,
     json: JsonFlag = False,
 ) -> None:
-    """Generate text with a trained proxy model, for a quick look at its quality."""
-    if not file.is_file():
-        raise InvalidInput("no such file", where=str(file))
+    """Continue a text with a model: a GGUF file, or a folder of Hugging Face's transformers.
+
+    No chat template is used. GGUF files run in llama.cpp, whose tokenizer is used; folders of transformers in PyTorch.
+    """
+    if not model.exists():
+        raise InvalidInput("no such file", where=str(model))
     if not prompt:
         raise InvalidInput("must not be empty", where="--prompt")
-    written = generate(file, prompt.encode(), tokens, temperature=temperature, seed=seed).decode(errors="replace")
-    if json:
-        print_json({"file": str(file), "prompt": prompt, "text": written})
+    if model.is_dir():
+        from nas.train.posttrain.model_source import continued
+
+        written = continued(model, prompt, tokens, temperature=temperature, seed=seed, log=say)
     else:
-        # A terminal would interpret control characters.
-        typer.echo(
-            prompt + "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in written)
-        )
+        written = generate(model, prompt.encode(), tokens, temperature=temperature, seed=seed).decode(errors="replace")
+        say(f"tokenizer of {model}, by llama.cpp; no chat template")
+    if json:
+        print_json({"file": str(model), "prompt": prompt, "text": written})
+    else:
+        typer.echo(prompt + visible(written, keep="\n\t"))

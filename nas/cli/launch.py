@@ -32,8 +32,8 @@ from nas.infra.store.rows import StudyState
 from nas.measure.devices.attachments import own_attachments
 from nas.measure.farm.farm import LOCAL, find_name, known_devices, this_machine
 from nas.search.analysis.report import study_report
-from nas.search.spaces import load_space, space_key, space_text
-from nas.search.study.check import support_filter
+from nas.search.spaces import base_of, load_space, space_key, space_text
+from nas.search.study.check import installed, support_filter
 from nas.search.study.estimate import Estimate, estimate
 from nas.search.study.events import event_line, stored_space
 from nas.search.study.launch import launch
@@ -93,13 +93,16 @@ def command(
         raise InvalidInput("name a packaged space or a YAML file", where="--space")
     name = space or ""
     # A coordinator checks what is submitted to it; a resumed study continues with the settings that it began with.
-    remote = server is not None
-    checks = None if resume or (remote and not dry_run) else installed_here(db, devices=not remote)
+    checks = None
+    if server is not None:
+        checks = installed(None) if dry_run and not resume else None
+    elif not resume:
+        checks = installed_here(db, base_of(name))
     options = LaunchOptions(
         space=_stored_space(study or "", db) if space is None else load_space(space, checks),
-        study=study or f"{Path(name).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}",
+        study=study or _usual_name(Path(name).stem),
         trials=trials,
-        base=Path(name).parent if Path(name).is_file() else Path(),
+        base=base_of(name),
         db=db,
         ray_address=ray_address,
         train_gpus=train_gpus,
@@ -115,6 +118,8 @@ def command(
     if resume:
         support_filter(options.space)
     if dry_run:
+        if server is None and not resume:
+            _require_free(options)
         _show_plan(options, json, name, server)
         return
     if sys.stdin.isatty() and not (yes or resume or json):
@@ -123,6 +128,23 @@ def command(
     with _dashboard(options.db) if open_pages else nullcontext():
         state = _run(options)
     _report(options, state, json)
+
+
+def _require_free(options: LaunchOptions) -> None:
+    """Checks that a new study can have its name."""
+    studies.check_name(options.study)
+    try:
+        with open_store(options.db) as store:
+            studies.get(store, options.study)
+    except InvalidInput:  # no such study, or no database yet
+        return
+    raise studies.taken(options.study)
+
+
+def _usual_name(stem: str) -> str:
+    """Returns the name of a study of a space's file: its stem, with what names may not have replaced, and the time."""
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:40] or "study"
+    return f"{word}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _show_plan(options: LaunchOptions, json: bool, space_name: str = "", server: str | None = None) -> None:

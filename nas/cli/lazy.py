@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import importlib
+import re
+from importlib.metadata import requires
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+
+from nas.core.errors import InvalidInput
 
 COMMANDS = {
     "launch": "Search an architecture space and report its Pareto front.",
@@ -22,8 +26,9 @@ COMMANDS = {
     "compare": "Show which of several model files, with which settings, is best on a device under budgets.",
     "export": "Export a layout to a model file.",
     "adapt": "Search inside a trained model for a child that keeps budgets on a device.",
-    "import": "Import a trained model of Hugging Face's transformers.",
-    "generate": "Generate text with a trained proxy model.",
+    "import": "Import a trained model: a GGUF file, or a folder of Hugging Face's transformers.",
+    "chat": "Chat with a model: a GGUF file, or a folder of Hugging Face's transformers.",
+    "generate": "Continue a text with a model: a GGUF file, or a folder of Hugging Face's transformers.",
     "agent": "Run and manage device agents.",
     "runtime": "List and build runtimes.",
     "serve": "Run the coordinator: dashboard, API and remote device agents.",
@@ -37,6 +42,40 @@ COMMANDS = {
 
 MODULES = {"import": "import_model"}
 """Command -> module, where the command's name is a keyword of Python."""
+
+_DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "multipart": "python-multipart", "usb1": "libusb1"}
+"""Module -> distribution, where their names differ."""
+
+
+def extras() -> dict[str, list[str]]:
+    """Returns extra -> names of its distributions, as this installation of hilnas states them.
+
+    Raises:
+        PackageNotFoundError: hilnas is not installed.
+    """
+    packages: dict[str, list[str]] = {}
+    for line in requires("hilnas") or ():
+        if match := re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", line):
+            packages.setdefault(match[2], []).append(match[1].replace("_", "-").lower())
+    return packages
+
+
+def pip_line(extra: str) -> str:
+    """Returns how to install the packages of an extra; no index has hilnas, and somebody could take its name there."""
+    return f"pip install '.[{extra}]' in a checkout"
+
+
+def missing_package(error: ImportError) -> InvalidInput | None:
+    """Returns what to tell of a package that is not installed, with its extra; None: it is hilnas itself."""
+    module = (error.name or "").partition(".")[0]
+    if module in ("", "nas"):
+        return None
+    if not isinstance(error, ModuleNotFoundError):
+        return InvalidInput(f"the package {module} cannot be loaded: {error}")
+    name = _DISTRIBUTIONS.get(module, module).replace("_", "-")
+    extra = next((extra for extra, names in extras().items() if name in names), None)
+    line = f"pip install {name}" if extra is None else pip_line(extra)
+    return InvalidInput(f"this needs the package {name}, which is not installed: {line}")
 
 
 class LazyGroup(TyperGroup):

@@ -5,6 +5,9 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 invalid configuration or input, 4 transie
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
 import sys
 from importlib.metadata import version
@@ -12,11 +15,14 @@ from typing import Annotated
 
 import typer
 
-from nas.cli.lazy import LazyGroup
+from nas.cli.lazy import LazyGroup, missing_package
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.logs import visible, without_passwords
 
 DEBUG = "NAS_DEBUG"
+_TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE}
+_TRANSIENT |= {errno.ENOMEM, errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT}
+"""Errors of files after which a retry can help; others are of a path that the user gave."""
 
 app = typer.Typer(
     name="nas",
@@ -52,14 +58,47 @@ def root(
 
 def main() -> None:
     """Runs the command line; expected errors become one message on stderr and an exit code."""
+    _open_streams()
     try:
+        _require_text()
         app(prog_name="nas")
     except NasError as error:
         _fail(error, error.exit_code)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
-        _fail(error, InvalidInput.exit_code)  # a path given by the user
+    except ImportError as error:
+        if (missing := missing_package(error)) is None:
+            raise
+        _fail(missing, missing.exit_code)
     except OSError as error:
-        _fail(error, InfrastructureFailed.exit_code)
+        transient = error.filename is None or error.errno in _TRANSIENT
+        _fail(error, InfrastructureFailed.exit_code if transient else InvalidInput.exit_code)
+    except RuntimeError as error:  # of pathlib before Python 3.13, for a link that leads to itself
+        if not str(error).startswith("Symlink loop"):
+            raise
+        _fail(error, InvalidInput.exit_code)
+
+
+def _open_streams() -> None:
+    """Opens the standard streams that the caller has closed, so that no file of ours gets their numbers.
+
+    What the locale cannot encode is escaped.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - in this order: 0, 1, 2
+    if isinstance(sys.stdout, io.TextIOWrapper):  # layouts and tables have characters that some locales have not
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _require_text() -> None:
+    """Checks that arguments and our variables are text in the locale's encoding.
+
+    Raises:
+        InvalidInput: one is not.
+    """
+    variables = {name: value for name, value in os.environ.items() if name.startswith("NAS_")}
+    for text in (*sys.argv[1:], *variables.values()):
+        if any("\udc80" <= character <= "\udcff" for character in text):
+            raise InvalidInput(f"{text!a} is not text in the encoding of the locale")
 
 
 def _fail(error: Exception, code: int) -> None:
@@ -67,5 +106,6 @@ def _fail(error: Exception, code: int) -> None:
         raise error
     message = visible(without_passwords(str(error)), keep="\n\t")
     # Several problems in one file: one `file:line: message` per line, the format that editors parse.
-    typer.echo(message if "\n" in message else f"nas: {message}", err=True)
+    with contextlib.suppress(OSError):  # nothing can be told
+        typer.echo(message if "\n" in message else f"nas: {message}", err=True)
     sys.exit(code)

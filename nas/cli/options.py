@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +51,25 @@ BudgetOption = Annotated[
     ),
 ]
 ContextOption = Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")]
+
+
+def _date_of(text: str) -> str:
+    try:
+        return str(date.fromisoformat(text))
+    except ValueError:
+        raise InvalidInput(f"no date: {text!r}; dates are YYYY-MM-DD", where="--date") from None
+
+
+DateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--date",
+        metavar="YYYY-MM-DD",
+        parser=_date_of,
+        help="Today, for chat templates that name the date.",
+        show_default="2025-01-01",
+    ),
+]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Output file.")]
 FamilyArgument = Annotated[str, typer.Argument(help="Family name.", show_default=False)]

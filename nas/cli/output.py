@@ -5,11 +5,12 @@ Text may come from devices and agents, so terminal control characters are escape
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -34,13 +35,37 @@ class Output(StrEnum):
 
 
 def say(message: str) -> None:
-    """Prints a message on stderr, without passwords in URLs."""
-    typer.echo(visible(without_passwords(message), keep="\n\t"), err=True)
+    """Prints a message on stderr, without passwords in URLs; where nobody can read it any more, it is lost.
+
+    The terminal of a launch may be closed, or the program that read its messages; the study goes on.
+    """
+    with contextlib.suppress(OSError):
+        typer.echo(visible(without_passwords(message), keep="\n\t"), err=True)
+
+
+def _is_unicode(encoding: str | None) -> bool:
+    return encoding is None or encoding.lower().startswith("utf")
+
+
+def asked_lines() -> Iterator[str]:
+    """Yields the lines of stdin, with a prompt before each where a terminal asks."""
+    while True:
+        if sys.stdin.isatty():
+            typer.echo("> ", nl=False, err=True)
+        if not (line := sys.stdin.readline()):
+            return
+        yield line
+
+
+def print_answers(pieces: Iterable[str]) -> None:
+    """Prints pieces of text on stdout as they come, without what a terminal would interpret."""
+    for piece in pieces:
+        typer.echo(visible(piece, keep="\n\t"), nl=False)
 
 
 def print_json(value: Any) -> None:
     """Prints `value` as indented JSON on stdout."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, indent=2, ensure_ascii=not _is_unicode(sys.stdout.encoding), allow_nan=False)
     if not text.replace("\n", "").isprintable():
         text = "".join(
             character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.output import JsonFlag, print_json, print_table, say
+from nas.cli.output import JsonFlag, print_json, print_table
+from nas.cli.progress import shown
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Build, Runtime
 
@@ -80,5 +81,6 @@ def build_runtime(
     aarch64-linux it downloads the libraries (18 MB) and the same compiler.
     """
     runtime = RUNTIMES[name]
-    build = runtime.build(target, log=say, patched=patched, variant=variant, tools=tools, static=static)
+    with shown(f"building {name}") as log:
+        build = runtime.build(target, log=log, patched=patched, variant=variant, tools=tools, static=static)
     typer.echo(build.folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -17,6 +18,7 @@ from nas.cli.output import LogJsonFlag, print_fields, say
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.logs import configure_logs
 from nas.infra.store.rows import Role
+from nas.infra.web.connections import plain_ip
 from nas.infra.web.tls import OwnCertificate
 from nas.measure.runtimes import RUNTIMES
 from nas.serve.api.serve import PORT, WEB_PORT, ServeOptions, serving
@@ -43,7 +45,7 @@ def serve(
         typer.Option(
             "--proxy",
             metavar="ADDRESS",
-            help="Trust X-Forwarded-User from this proxy address (read-only). Repeatable.",
+            help="Trust X-Forwarded-User from a proxy at this IP address or network (read-only). Repeatable.",
         ),
     ] = None,
     proxy_role: Annotated[
@@ -95,7 +97,7 @@ def serve(
     options = ServeOptions(
         host, port, tuple(name or ()), studies, webhook and checked_url(webhook), certificate, web_port
     )
-    rules = AccessRules(secure=True, proxies=frozenset(proxy or ()), proxy_roles=proxy_roles(proxy_role or ()))
+    rules = AccessRules(secure=True, proxies=proxy_networks(proxy or ()), proxy_roles=proxy_roles(proxy_role or ()))
     if proxy_role and not proxy:
         raise InvalidInput("requires --proxy, the address of the proxy", where="--proxy-role")
     with (
@@ -116,6 +118,25 @@ def serve(
         service.snapshots.warm()
         stop.wait()
         say("stopping")
+
+
+def proxy_networks(texts: Sequence[str]) -> tuple[IPv4Network | IPv6Network, ...]:
+    """Parses IP addresses and networks of proxies.
+
+    Raises:
+        InvalidInput: a text is neither, or the network is everybody.
+    """
+    networks = []
+    for text in texts:
+        try:
+            network = ip_network(text if "/" in text else plain_ip(text))
+        except ValueError:
+            valid = "an IP address such as 10.0.0.5, or a network such as 10.0.0.0/24"
+            raise InvalidInput(f"{text!r} is not {valid}", where="--proxy") from None
+        if network.prefixlen == 0:
+            raise InvalidInput(f"{text!r} trusts everybody; name the proxy", where="--proxy")
+        networks.append(network)
+    return tuple(networks)
 
 
 def proxy_roles(settings: Sequence[str]) -> dict[str, Role]:

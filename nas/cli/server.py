@@ -13,7 +13,7 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, print_table, say
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.core.trust import is_certificate_error
+from nas.core.trust import is_certificate_error, open_http
 from nas.core.wire import CA_PATH
 from nas.serve.client import (
     KnownServer,
@@ -83,7 +83,8 @@ def remove(url: UrlArgument) -> None:
 def _trusted(url: str) -> bool:
     """Returns whether the system's certificate authorities verify the server's certificate."""
     try:
-        httpx.head(url, verify=ssl.create_default_context(), timeout=_TIMEOUT_S)
+        with open_http(url, verify=ssl.create_default_context(), timeout=_TIMEOUT_S) as http:
+            http.head(url)
     except httpx.HTTPError as error:
         if is_certificate_error(error):
             return False
@@ -110,7 +111,8 @@ def _fetch_ca(url: str) -> str:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        answer = httpx.get(f"{url}{CA_PATH}", verify=context, timeout=_TIMEOUT_S)
+        with open_http(url, verify=context, timeout=_TIMEOUT_S) as http:
+            answer = http.get(f"{url}{CA_PATH}")
     except httpx.HTTPError as error:
         raise InfrastructureFailed(f"{url}: {error or type(error).__name__}") from error
     if answer.status_code != 200 or len(answer.content) > _LONGEST_CA:

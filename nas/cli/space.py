@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from nas.measure.farm.farm import known_devices
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Support
 from nas.search.proposers.sampling import Sampler
-from nas.search.spaces import list_spaces, load_space, space_json, space_key
+from nas.search.spaces import base_of, list_spaces, load_space, space_json, space_key
 from nas.search.spaces.loader import Further
 from nas.search.study.check import installed
 
@@ -44,7 +45,7 @@ class RuntimeSupport:
     """Support of sampled layouts by a runtime.
 
     Args:
-        runtime: its name.
+        runtime: its label.
         sampled: number of layouts.
         stock: layouts that run on the stock build.
         patched: further layouts that run on the patched build.
@@ -103,7 +104,7 @@ def validate(space: SpaceArgument, db: DatabaseOption = None, json: JsonFlag = F
 
     Runtimes, proposers and devices are those of this host and database.
     """
-    loaded = load_space(space, installed_here(db))
+    loaded = load_space(space, installed_here(db, base_of(space)))
     if json:
         print_json({"valid": True, "name": loaded.name, "key": space_key(loaded)})
     else:
@@ -131,16 +132,14 @@ def sample(
     )
 
 
-def installed_here(db: str | None, *, devices: bool = True) -> Further:
-    """Returns the checks of a space against this host's runtimes, proposers and, if `devices`, devices."""
-    if not devices:
-        return installed(None)
+def installed_here(db: str | None, base: Path) -> Further:
+    """Returns the checks of a space, with paths relative to `base`, against this host's runtimes and devices."""
     attached = own_attachments().read()
     try:
         with open_store(db) as store:
-            return installed(known_devices(store, attached))
+            return installed(known_devices(store, attached), base=base)
     except InvalidInput:  # no database yet
-        return installed(known_devices(None, attached))
+        return installed(known_devices(None, attached), base=base)
 
 
 def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
@@ -160,7 +159,7 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
     if space.parallel:
         yield "in parallel", ", ".join(map("&".join, space.parallel))
     for runtime in space.runtimes:
-        yield "runtime", f"{runtime.name} {runtime.quantisation} ({runtime.build} build)"
+        yield "runtime", f"{runtime.title} ({runtime.build} build)"
     yield "devices", ", ".join(space.devices)
     for name in space.measured:
         load = space.workloads[name]
@@ -180,7 +179,7 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
     protocol, references = space.protocol, len(space.references.layouts())
     yield "space", space.name
     yield "devices", ", ".join(space.devices)
-    yield "runtimes", ", ".join(f"{runtime.name} {runtime.quantisation}" for runtime in space.runtimes)
+    yield "runtimes", ", ".join(runtime.title for runtime in space.runtimes)
     trials = min(trials, len(space.layouts) or trials)
     targets = len(space.measured) * len(space.devices) * len(space.runtimes)
     yield "screen", f"{trials} + {references} references x {targets} workload(s) x {protocol.screen_repetitions} runs"
@@ -195,6 +194,9 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
     if (anchors := space.quality.anchors) is not None:
         yield "anchors", f"{anchors.layouts} + {references} references at every rung, {len(anchors.seeds)} seeds"
     yield "confirm", f"the top rung again, {protocol.confirm_repetitions} runs a workload"
+    if (again := protocol.remeasure) is not None:
+        runs = f"{again.rounds} rounds of {again.repetitions} runs a workload"
+        yield "re-measure", f"the published reference and at most {again.members} of the front, {runs}"
     if (fresh := space.quality.rescore) is not None:
         yield "re-score", f"the front and {references} references at the top rung, {len(fresh.seeds)} fresh seeds"
 
@@ -223,18 +225,18 @@ def draw_layouts(space: SearchSpace) -> list[Layout]:
 
 def survey(space: SearchSpace, layouts: Sequence[Layout]) -> list[RuntimeSupport]:
     """Counts the support of `layouts` by each runtime of the space."""
-    return [_survey_one(runtime, layouts) for runtime in space.runtimes]
+    return [_survey_one(label, runtime, layouts) for label, runtime in space.labelled.items()]
 
 
 def support_by_layout(space: SearchSpace, layouts: Sequence[Layout]) -> list[dict[str, Any]]:
     """Returns for each layout the verdict and reasons of every runtime, and whether all admit it."""
     rows = []
     for layout in layouts:
-        supports = {runtime.name: RUNTIMES[runtime.name].supports(layout) for runtime in space.runtimes}
+        supports = {label: RUNTIMES[runtime.name].supports(layout) for label, runtime in space.labelled.items()}
         rows.append(
             {
                 "layout": layout.format(),
-                "admitted": all(admits(runtime, supports[runtime.name]) for runtime in space.runtimes),
+                "admitted": all(admits(runtime, supports[label]) for label, runtime in space.labelled.items()),
                 "runtimes": {
                     name: {"verdict": support.verdict, "reasons": list(support.reasons)}
                     for name, support in supports.items()
@@ -244,12 +246,12 @@ def support_by_layout(space: SearchSpace, layouts: Sequence[Layout]) -> list[dic
     return rows
 
 
-def _survey_one(runtime: RuntimeSpace, layouts: Sequence[Layout]) -> RuntimeSupport:
+def _survey_one(label: str, runtime: RuntimeSpace, layouts: Sequence[Layout]) -> RuntimeSupport:
     supports = [RUNTIMES[runtime.name].supports(layout) for layout in layouts]
     kinds = [{block.kind for layer in layout.layers for block in layer.blocks} for layout in layouts]
     admitted = [admits(runtime, support) for support in supports]
     return RuntimeSupport(
-        runtime=runtime.name,
+        runtime=label,
         sampled=len(layouts),
         stock=sum(support.verdict == "stock" for support in supports),
         patched=sum(support.verdict == "patched" for support in supports),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +17,7 @@ from nas.cli.options import DatabaseOption, OutputOption, StudyArgument, YesOpti
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.remote import ServerOption, open_server
 from nas.cli.study_view import print_agreement, print_effects, print_front, report_fields
-from nas.core.durable import write_durably
+from nas.core.durable import output_file, write_output
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.trial import TrialState
@@ -122,13 +121,13 @@ def report(
     """Write a report of a study to send: one HTML file with the front, what won and how sure that is."""
     if server is not None:
         with open_server(server, db) as client:
-            _write_bytes(output, client.get_bytes(f"/studies/{part(study)}/report"))
+            _write(output, client.get_bytes(f"/studies/{part(study)}/report"))
         return
     from nas.serve.dashboard.study_report import study_report_html  # matplotlib takes a second to load
 
     with open_store(db) as store:
         text = study_report_html(store, study)
-    _write_whole(output, lambda file: file.write(text.encode()))
+    _write(output, text.encode())
 
 
 @app.command("follow", no_args_is_help=True)
@@ -285,7 +284,7 @@ def export(
     """Export a study to a file, as an archive, a report or a table of trials."""
     if format is Format.JSON:
         report = _read_report(study, server, db)
-        _write_whole(output, lambda file: file.write(json.dumps(report, indent=1, allow_nan=False).encode() + b"\n"))
+        _write(output, json.dumps(report, indent=1, allow_nan=False).encode() + b"\n")
         return
     if server is not None:
         with open_server(server, db) as client:
@@ -293,18 +292,17 @@ def export(
                 content = client.get_bytes(f"/v1/studies/{part(study)}/archive")
             else:
                 content = client.get_bytes(f"/v1/studies/{part(study)}/trials", format=format.value)
-        _write_bytes(output, content)
+        _write(output, content)
         return
     with open_store(db) as store:
         if format is Format.ARCHIVE:
             id = studies.get(store, study).id
-            _write_whole(output, lambda file: export_study(store, id, file))
+            with output_file(output) as scratch, scratch.open("wb") as file:
+                export_study(store, id, file)
+            say(f"wrote {output}")
             return
         table = study_table(StudySnapshot(read_study(store, study)))
-    if format is Format.PARQUET:
-        _write_bytes(output, parquet_bytes(*table))
-    else:
-        _write_whole(output, lambda file: file.writelines(part.encode() for part in csv_parts(*table)))
+    _write(output, parquet_bytes(*table) if format is Format.PARQUET else "".join(csv_parts(*table)).encode())
 
 
 @app.command("import")
@@ -400,20 +398,8 @@ def _request(study: str, desired: DesiredState, server: str | None, db: str | No
     say(f"{study}: {desired} requested")
 
 
-def _write_whole(output: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file, whole or not at all."""
-    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            write(file)
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)
-    say(f"wrote {output}")
-
-
-def _write_bytes(output: Path, content: bytes) -> None:
-    write_durably(output, content)
+def _write(output: Path, content: bytes) -> None:
+    write_output(output, content)
     say(f"wrote {output}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
@@ -32,7 +33,7 @@ class _Choices(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    _kinds: ClassVar[tuple[type, ...]] = (bool, int, float)
+    _kinds: ClassVar[tuple[type, ...]] = (int, float)
     scope: Scope = "model"
 
     @model_validator(mode="before")
@@ -42,17 +43,19 @@ class _Choices(BaseModel):
             return {"choices": (data,)}
         if isinstance(data, (list, tuple)):
             return {"choices": tuple(data)}
-        if isinstance(data, Mapping) and "min" in data:
+        if isinstance(data, Mapping) and not data.keys().isdisjoint(("min", "max", "step")):
             return _range(data)
         return data
 
     @field_validator("choices", mode="before", check_fields=False)
     @classmethod
     def _readable(cls, choices: Any) -> Any:
-        for choice in choices if isinstance(choices, (list, tuple)) else ():
-            if not isinstance(choice, cls._kinds):
-                raise ValueError(f"a choice must be a number, not {choice!r}")
-        return choices
+        if not isinstance(choices, (list, tuple)):
+            return choices
+        for choice in choices:
+            if type(choice) not in cls._kinds or (isinstance(choice, float) and not math.isfinite(choice)):
+                raise ValueError(f"a choice must be a number, not {_shown(choice)}")
+        return tuple(int(choice) if isinstance(choice, float) and choice.is_integer() else choice for choice in choices)
 
     @field_validator("choices", check_fields=False)
     @classmethod
@@ -185,7 +188,7 @@ def _knob_problems(kind: str, role: Role, knobs: Mapping[str, ArgKnob], names: s
             yield problem((kind, name), UnknownName(f"knob of {kind}", name, valid))
         elif name != EXPANSION:
             yield from _choice_problems(spec, name, knob)
-        elif any(isinstance(choice, str) or choice <= 0 for choice in knob.choices):
+        elif any(isinstance(choice, (str, bool)) or choice <= 0 for choice in knob.choices):
             yield problem((kind, name), InvalidInput(f"{kind}: expansion must be a number above 0"))
     # A mistyped name is reported once: the name that was meant is not reported as missing, too.
     meant = {close for name in names - set(valid) for close in get_close_matches(name, valid, n=1)}
@@ -203,6 +206,8 @@ def _choice_problems(spec: BlockKind, name: str, knob: ArgKnob) -> Iterator[Init
     arg = spec.arg(name)
     for choice in knob.choices:
         try:
+            if isinstance(choice, bool) and arg.type is not bool:
+                raise InvalidInput(f"a choice must be a number, not {_shown(choice)}")
             if not isinstance(choice, str):
                 arg.check(choice, spec.name)
             elif choice != arg.same_as:
@@ -213,16 +218,37 @@ def _choice_problems(spec: BlockKind, name: str, knob: ArgKnob) -> Iterator[Init
 
 
 def _range(data: Mapping[str, Any]) -> dict[str, Any]:
-    extra = {key: value for key, value in data.items() if key not in ("min", "max", "step")}
-    try:
-        low, high, step = int(data["min"]), int(data["max"]), int(data.get("step", 1))
-    except (KeyError, TypeError, ValueError):
-        raise ValueError("a range needs whole numbers: {min: 8, max: 16, step: 2}") from None
-    if step < 1 or high < low:
-        raise ValueError(f"empty range: min {low}, max {high}, step {step}")
-    if (high - low) // step >= MAX_CHOICES:
+    """Returns a range as choices, exactly those of its decimal numbers.
+
+    Raises:
+        ValueError: what is written does not say which numbers these are.
+    """
+    ends = {"min": data.get("min"), "max": data.get("max"), "step": data.get("step", 1)}
+    for name, value in ends.items():
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"a range needs numbers, such as {{min: 8, max: 16, step: 2}}; {name} is {_shown(value)}")
+    if "choices" in data:
+        raise ValueError("give choices, or min and max, not both")
+    low, high, step = (Fraction(str(value)) for value in ends.values())
+    written = f"min {float(low):g}, max {float(high):g}, step {float(step):g}"
+    if "step" not in data and low.denominator * high.denominator > 1:
+        raise ValueError("a range with fractions needs a step, such as {min: 2.5, max: 3.5, step: 0.5}")
+    if step <= 0 or high < low:
+        raise ValueError(f"empty range: {written}")
+    count = (high - low) / step + 1
+    if count > MAX_CHOICES:
         raise ValueError(f"a range of more than {MAX_CHOICES} choices: raise step")
-    return {"choices": tuple(range(low, high + 1, step)), **extra}
+    if count.denominator > 1:
+        last = float(low + (math.floor(count) - 1) * step)
+        raise ValueError(f"max is not a whole number of steps above min: {written}; the last choice would be {last:g}")
+    numbers = (low + index * step for index in range(count.numerator))
+    choices = tuple(number.numerator if number.denominator == 1 else float(number) for number in numbers)
+    return {"choices": choices, **{key: value for key, value in data.items() if key not in ends}}
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as YAML writes it."""
+    return "missing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 _KNOBS = TypeAdapter(dict[str, dict[str, ArgKnob]])

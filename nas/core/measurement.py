@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,18 +27,29 @@ class Sample(BaseModel):
     decode_rss_mb: float | None = Field(None, description="VmHWM of the decode alone (clear_refs before it)")
     prefill_cpu_ms: float | None = None
     decode_cpu_ns: list[int] | None = None
+    prefill_ns: list[int] = Field(default_factory=list, description="wall nanoseconds of each pass over the prompt")
+    prefill_cpu_ns: list[int] | None = None
+    turns: list[int] = Field(
+        default_factory=list, description="tokens decoded in each turn; before each, the reference decoded as many"
+    )
     finite: bool = True
     info: dict[str, Any] = Field(default_factory=dict, description="build info, system info, buffer sizes")
+    reference: Sample | None = Field(None, description="the reference model's, which took turns with this one")
 
 
 class ReferenceTimes(BaseModel):
-    """What the reference model takes on a device: floors over several runs, on the runs' own clock."""
+    """What the reference model takes on a device that nothing disturbs, on the runs' own clock."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ttft_ms: float = Field(gt=0)
-    decode_ms: float = Field(gt=0, description="per token")
-    run_ms: float = Field(gt=0, description="all timed work of one run")
+    decode_ms: float = Field(gt=0, description="per token, median")
+    run_ms: float = Field(gt=0, description="the prompt and all tokens of one run")
+    decode_mean_ms: float | None = Field(None, gt=0, description="per token, mean")
+    decode_p95_ms: float | None = Field(None, gt=0, description="per token, 95th percentile")
+    log_sd: dict[str, float] = Field(
+        default_factory=dict, description="time, without its unit -> standard deviation of its logarithm"
+    )
 
 
 class Repetition(BaseModel):
@@ -50,20 +62,29 @@ class Repetition(BaseModel):
     attempt: int = 0
     sample: Sample | None
     reference: Sample | None = None
-    drift: float | None = Field(None, description="reference run's time / its calibration - 1")
-    foreign_cpu: float | None = Field(None, description="CPU share of other processes, in cores, over both runs")
+    drift: float | None = Field(None, description="reference's time / its calibration - 1")
+    foreign_cpu: float | None = Field(None, description="CPU share of other processes, in cores, over its processes")
     conditions: Conditions = Field(default_factory=Conditions)
 
 
 class Figure(BaseModel):
-    """A statistic over repetitions. A missing `value` is null with a reason, never 0."""
+    """A statistic over repetitions. A missing `value` is null with a reason, never 0; unknown noise is null, never 0.
+
+    Its noise has two parts. Two figures of one device and calibration differ by their own noise alone; a figure and a
+    number of another origin, such as a limit in milliseconds, differ by the shared noise as well.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     value: float | None
-    low: float | None = Field(None, description="lower end of the 95 % interval")
+    low: float | None = Field(None, description="lower end of the 95 % interval, of all noise")
     high: float | None = None
-    log_sd: float | None = Field(None, description="standard deviation of the logarithm of `value`")
+    log_sd: float | None = Field(
+        None, description="standard deviation of the logarithm of `value`, of its own noise; null: not known"
+    )
+    shared_log_sd: float | None = Field(
+        None, description="the same of the noise that all figures of its device share; null: there is none"
+    )
     typical: float | None = Field(None, description="median as experienced: time that passed, not corrected")
     minimum: float | None = None
     maximum: float | None = None
@@ -72,13 +93,19 @@ class Figure(BaseModel):
     resolution: float | None = Field(None, description="smallest difference that could be seen, where it is coarse")
     reason: str | None = None
 
+    @property
+    def whole_log_sd(self) -> float | None:
+        """Standard deviation of the logarithm of `value`, of all noise; None: not known."""
+        return None if self.log_sd is None else math.hypot(self.log_sd, self.shared_log_sd or 0.0)
+
 
 class Measurement(BaseModel):
     """The result of one measure stage.
 
     `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
-    decode_rss, load, energy_mj_per_token, file_size. TTFT, decode p50 and mean, and what is computed from them, are
-    floors on `clock`, corrected for the speed of the machine (`nas.measure.protocol.estimator`).
+    decode_rss, load, energy_mj_per_token, file_size. TTFT, decode p50, p95 and mean, and what is computed from them,
+    are estimates of a device that nothing disturbs: measured ratio to the reference model, on `clock`, times what that
+    takes by its calibration (`nas.measure.protocol.estimator`).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -98,4 +125,4 @@ class Measurement(BaseModel):
     foreign_cpu: float | None = Field(None, description="median CPU share of other processes, in cores")
     calibration: ReferenceTimes | None = None
     calibration_ms: float | None = Field(None, description="`calibration.run_ms`")
-    drift: float | None = Field(None, description="median drift of the reference runs")
+    drift: float | None = Field(None, description="median drift of the reference model")

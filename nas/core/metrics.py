@@ -103,8 +103,8 @@ METRICS: dict[str, Metric] = {
             "min",
             "log",
             "device",
-            "floor of the time per decoded token: of the fastest fifth of repetitions, each by its fastest tokens; the "
-            "median as experienced is its `typical`",
+            "median time per decoded token when nothing disturbs the device; the median as experienced is its "
+            "`typical`",
             compared=True,
         ),
         Metric(
@@ -114,7 +114,7 @@ METRICS: dict[str, Metric] = {
             "min",
             "log",
             "device",
-            "95th percentile of the time per decoded token",
+            "95th percentile of the time per decoded token when nothing disturbs the device",
             compared=True,
         ),
         Metric(

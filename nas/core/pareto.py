@@ -97,7 +97,8 @@ class Ranked:
         trial: number.
         rank: 0 for the front, 1 for the front without that, ...; None for one behind it that was not ranked.
         hv_contribution: hypervolume that only this trial adds within its rank.
-        p_front: share of draws from the trials' noise in which it is on the front; None if too many are on it to draw.
+        p_front: share of draws from the trials' noise in which it is on the front; None if too many are on it to draw,
+            or if the noise of one near it is not known.
         ties: trials that no axis separates from it.
     """
 
@@ -159,15 +160,18 @@ def front_hypervolume(axes: TrialAxes, reference_point: Sequence[float]) -> floa
 
 
 def arrays(axes: TrialAxes, trials: Sequence[int]) -> tuple[Floats, Floats]:
-    """Returns the coordinates [P, M] and standard deviations [P, M] of some trials."""
+    """Returns the coordinates [P, M] and standard deviations [P, M] of some trials; NaN: noise that is not known."""
     values = np.array([[(axis.coordinate, axis.sd) for axis in axes[trial]] for trial in trials], dtype=np.float64)
     values = values.reshape(len(trials), -1, 2)
     return values[:, :, 0], values[:, :, 1]
 
 
 def tied(points: Floats, sd: Floats, i: int) -> list[int]:
-    """Returns which of `points` [P, M] are closer than 2 `sd` [P, M] to point `i` on every axis, as indices."""
-    alike = (np.abs(points - points[i]) <= 2 * np.hypot(sd, sd[i])).all(axis=1)
+    """Returns which of `points` [P, M] are closer than 2 `sd` [P, M] to point `i` on every axis, as indices.
+
+    No difference separates values of unknown noise.
+    """
+    alike = ~(np.abs(points - points[i]) > 2 * np.hypot(sd, sd[i])).any(axis=1)
     alike[i] = False
     return [int(j) for j in np.flatnonzero(alike)]
 
@@ -193,7 +197,7 @@ def near_front(axes: TrialAxes, most: int = MOST_NEAR, front: Collection[int] | 
     for i in np.flatnonzero(on):
         with np.errstate(divide="ignore", invalid="ignore"):
             apart = (points[near] - points[i]) / np.hypot(sd[near], sd[i])
-        # Without noise equal values are 0 apart, all others infinitely far.
+        # Without noise equal values are 0 apart, all others infinitely far; of unknown noise all are 0 apart.
         margins = np.maximum(margins, np.nan_to_num(apart, nan=0.0).min(axis=1))
         possible = margins < _SURELY
         near, margins = near[possible], margins[possible]
@@ -209,27 +213,55 @@ def affordable_draws(most: int, trials: int) -> int:
 
 
 def front_chances(axes: TrialAxes, draws: int = DRAWS) -> dict[int, float | None]:
-    """Returns the share of draws from the noise in which each trial is on the front; None if they are too many.
+    """Returns the share of draws from the noise in which each trial is on the front.
+
+    None if they are too many, or if the noise of one of them is not known: the chances of all depend on it.
 
     Args:
         axes: of the trials that are drawn, in the order in which they get their noise; values with the same `source`
             get the same, for one proxy has one error, however many layouts it is trained for.
         draws: at most.
     """
+    drawn = _drawn_fronts(axes, draws)
+    if drawn is None:
+        return dict.fromkeys(axes)
+    return {trial: float(share) for trial, share in zip(axes, drawn.mean(axis=0), strict=True)}
+
+
+def front_noise(axes: TrialAxes, draws: int = DRAWS) -> float | None:
+    """Returns the share of a front's members that are there by noise alone; None where `front_chances` is.
+
+    The measured values hold noise once. So it is the share that one more draw of noise brings to the front of those
+    which are not on the measured front, as that draw is to the measured values what these are to the true ones. That
+    members have to stay there through one more draw (1 - their chances) says 1.3 to 1.5 times too much.
+
+    Args:
+        axes: as in `front_chances`.
+        draws: at most.
+    """
+    drawn = _drawn_fronts(axes, draws)
+    if drawn is None:
+        return None
+    members = drawn.sum(axis=1)
+    strangers = drawn[:, ~front_mask(arrays(axes, [*axes])[0])].sum(axis=1)
+    return float((strangers / members).mean())
+
+
+def _drawn_fronts(axes: TrialAxes, draws: int) -> NDArray[np.bool_] | None:
+    """Returns [draws, len(axes)] which trials are on the front under each draw of noise; None if none can be drawn."""
     draws = affordable_draws(draws, len(axes))
     if not axes or not draws:
-        return dict.fromkeys(axes)
+        return None
     points, sd = arrays(axes, [*axes])
+    if np.isnan(sd).any():
+        return None
     noise = np.random.default_rng(_SEED).standard_normal((draws, *points.shape))
     for column in range(points.shape[1]):
         first: dict[str, int] = {}
         for i, row in enumerate(axes.values()):
             if (source := row[column].source) is not None:
                 noise[:, i, column] = noise[:, first.setdefault(source, i), column]
-    hits = np.zeros(len(points))
-    for draw in noise:
-        hits += front_mask(points + sd * draw)
-    return {trial: float(share) for trial, share in zip(axes, hits / draws, strict=True)}
+    return np.array([front_mask(points + sd * draw) for draw in noise])
 
 
 _CHUNK = 1024

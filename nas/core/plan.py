@@ -133,13 +133,21 @@ class RawRun(BaseModel):
     conditions: Conditions = Field(default_factory=Conditions)
 
 
+REFERENCE = "reference"
+"""Input of a plan whose runner lets a reference model take turns with the candidate."""
+
+
 class Round(BaseModel):
-    """One batch of a measurement job: the reference runs before each repetition of the candidate."""
+    """One batch of a measurement job.
+
+    The reference model is an input of the candidate's own process, or else a process before each repetition.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     candidate: Plan
     reference: Plan | None = None
+    alone: Plan | None = Field(None, description="the candidate without the reference, for its energy")
     repetitions: int = Field(ge=1, le=MAX_REPETITIONS)
     cool_down_s: float = Field(0.0, ge=0)
     v: int = 1
@@ -147,7 +155,12 @@ class Round(BaseModel):
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The processes of one repetition."""
-        return (self.candidate, self.reference) if self.reference else (self.candidate,)
+        return tuple(plan for plan in (self.reference, self.alone, self.candidate) if plan is not None)
+
+    @property
+    def compares(self) -> bool:
+        """Whether a candidate is measured against the reference model."""
+        return self.reference is not None or REFERENCE in self.candidate.inputs
 
     @property
     def deadline_s(self) -> float:
@@ -161,13 +174,19 @@ class Round(BaseModel):
 
 
 class Pair(BaseModel):
-    """One repetition: the reference run (if any) and the candidate run after it."""
+    """The runs of one repetition, in order."""
 
     model_config = ConfigDict(extra="forbid")
 
     reference: RawRun | None
+    alone: RawRun | None = None
     candidate: RawRun
-    foreign_cpu: float | None = Field(None, description="CPU share of other processes, in cores, over both runs")
+    foreign_cpu: float | None = Field(None, description="CPU share of other processes, in cores, over all of them")
+
+    @property
+    def runs(self) -> tuple[RawRun, ...]:
+        """All runs, in order."""
+        return tuple(run for run in (self.reference, self.alone, self.candidate) if run is not None)
 
 
 class RoundResult(BaseModel):

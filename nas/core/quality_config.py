@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from nas.core.block_space import problem, refuse
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
+from nas.core.strict import Strict
 from nas.core.task import Setting, make_task
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -28,13 +29,11 @@ def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
     return seeds
 
 
-class CorpusFiles(BaseModel):
+class CorpusFiles(Strict):
     """Files of text, JSON lines, JSON, Parquet or Arrow, and folders of them; relative to the file of the space.
 
     A list in place of the keys is `files`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     files: tuple[str, ...] = Field(min_length=1, description="paths, globs and folders; each is a domain of its own")
     text: str = Field("text", min_length=1, description="key or column that holds the text of a record")
@@ -43,26 +42,22 @@ class CorpusFiles(BaseModel):
 CorpusSource = Literal["default", "installed"] | CorpusFiles
 
 
-class ProxyTokenizer(BaseModel):
+class ProxyTokenizer(Strict):
     """Byte-pair tokens in place of bytes, trained once on the corpus; bits per byte stay the unit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     vocab: int = Field(ge=512, le=8192, multiple_of=32, description="tokens, of which 256 are the bytes")
 
 
-class Teacher(BaseModel):
+class Teacher(Strict):
     """A teacher of a rung's language models, trained once per study; its likeliest tokens are cached for all students.
 
     The loss is (1 - weight) of cross-entropy and `weight` of the decoupled Top-K objective of the LFM2 report (3.3).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     layout: str = Field("published", description="a layout at deploy scale; 'published': that reference")
     steps: int | None = Field(None, ge=1, description="of its training; none: as many as the rung's")
     weight: float = Field(0.5, gt=0, le=1, description="of the teacher's term")
-    temperature: float = Field(2.0, ge=1, allow_inf_nan=False, description="of the tokens within the Top-K")
+    temperature: float = Field(2.0, ge=1, description="of the tokens within the Top-K")
     k: int = Field(8, ge=1, le=64, description="tokens of the teacher at each position")
 
     @field_validator("layout")
@@ -73,10 +68,8 @@ class Teacher(BaseModel):
         return layout
 
 
-class TaskStage(BaseModel):
+class TaskStage(Strict):
     """One synthetic task in a rung, trained from scratch for `steps`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: str | None = Field(None, description="the quality task; the entry's name where left out")
     steps: int = Field(ge=1, description="optimiser steps")
@@ -85,10 +78,8 @@ class TaskStage(BaseModel):
     batch: int | None = Field(None, ge=1, description="examples per step, instead of `task_batch`")
 
 
-class Anchors(BaseModel):
+class Anchors(Strict):
     """Layouts of the space, spread over it, that are trained beside the references to estimate signal and noise."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     layouts: int = Field(3, ge=1, description="layouts beside the references")
     seeds: tuple[Seed, ...] = Field((0, 1, 2), min_length=2, description="of references and anchors alike")
@@ -109,10 +100,8 @@ class Anchors(BaseModel):
         return self
 
 
-class Rescore(BaseModel):
+class Rescore(Strict):
     """Seeds with which the candidates on and near the front are trained once more when the search has ended."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seeds: tuple[Seed, ...] = Field((100, 101, 102, 103), min_length=1, description="none that a rung trains")
     p_front: float = Field(0.1, gt=0, le=1, description="least chance to be on the front of those that are re-scored")
@@ -123,7 +112,7 @@ class Rescore(BaseModel):
         return _different(seeds)
 
 
-class LibrarySource(BaseModel):
+class LibrarySource(Strict):
     """Scores of a library of blocks in place of trainings; `nas adapt --write-space` writes all of these keys.
 
     In a space, its keys stand beside `from: library`, with `keep` at most. Candidates are mixes of a
@@ -131,13 +120,9 @@ class LibrarySource(BaseModel):
     assembled mix on the held-out text that the scores are from.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     path: str = Field(min_length=1, description="file of scores, relative to the space's file")
-    sum_sd: float = Field(
-        gt=0, allow_inf_nan=False, description="deviation of quality by the sum from the assembled mix's"
-    )
-    part_sd: float = Field(gt=0, allow_inf_nan=False, description="deviation of quality on one quarter of the text")
+    sum_sd: float = Field(gt=0, description="deviation of quality by the sum from the assembled mix's")
+    part_sd: float = Field(gt=0, description="deviation of quality on one quarter of the text")
     mixes: int = Field(ge=2, description="assembled mixes that these deviations were computed from")
 
 
@@ -145,14 +130,12 @@ _REFERENCES = 2
 _LEAST_DOF = 8
 
 
-class Rung(BaseModel):
+class Rung(Strict):
     """One rung of the ladder: what is trained there, and how many candidates are promoted.
 
     A language-model run of a later rung continues the one of the same seed from the rung before, so its `lm_steps`
     count from the start; under another teacher than there it starts again.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="what the rung is called in results")
     lm_steps: int = Field(0, ge=0, description="0: no language model in this rung")
@@ -226,10 +209,8 @@ LIBRARY_PARTS = 4
 _LIBRARY = "library"
 
 
-class QualityConfig(BaseModel):
+class QualityConfig(Strict):
     """Corpus, optimiser and ladder of the proxy trainings of one study. All of it enters their result keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     proxy_d_model: int = Field(64, ge=32, multiple_of=32, description="width of the proxies")
     corpus: CorpusSource | tuple[str, ...] = Field(
@@ -250,10 +231,8 @@ class QualityConfig(BaseModel):
         "adamw", description="muon: for matrices of hidden layers; AdamW for embeddings, gains, taps and routers"
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decays of AdamW's moments")
-    lr: float = Field(
-        3e-3, gt=0, allow_inf_nan=False, description="learning rate; in wider proxies proportional to 1 / width"
-    )
-    task_lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate for tasks")
+    lr: float = Field(3e-3, gt=0, description="learning rate; in wider proxies proportional to 1 / width")
+    task_lr: float = Field(3e-3, gt=0, description="learning rate for tasks")
     warmup: int = Field(20, ge=0, description="steps of linear learning-rate warm-up")
     decay: float = Field(
         0.0,
@@ -263,8 +242,8 @@ class QualityConfig(BaseModel):
         " resumes from before",
     )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of matrix products in training")
-    weight_decay: float = Field(0.05, ge=0, allow_inf_nan=False, description="of the optimiser")
-    clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest gradient norm")
+    weight_decay: float = Field(0.05, ge=0, description="of the optimiser")
+    clip: float = Field(1.0, gt=0, description="largest gradient norm")
     ema: float = Field(
         0.99, ge=0, lt=1, description="decay of the weight average that is evaluated; 0: the last weights"
     )

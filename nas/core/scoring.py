@@ -8,7 +8,7 @@ value for quality. Nothing here is normalised over the study's own trials.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,7 +24,7 @@ Verdict = Literal["feasible", "infeasible", "borderline", "unknown"]
 
 
 class MeasurementKey(NamedTuple):
-    """Device, runtime and workload of a figure. `workload` is '' for figures of the artifact alone."""
+    """Device, runtime (its label, see `SearchSpace.labelled`) and workload of a figure; '' of the artifact alone."""
 
     device: str
     runtime: str
@@ -82,15 +82,16 @@ class BudgetCheck(BaseModel):
     key: MeasurementKey = Field(serialization_alias="place")
     value: float | None
     low: float | None
+    """Lower end of the 95 % interval of `value` as far as it is compared with the limit: of `log_sd`."""
     high: float | None
     limit: float
     unit: str
     log_excess: float | None
     """log(value / limit), signed so that above 0 is broken; of quality, which may be negative, limit - value."""
-    log_sd: float = 0.0
-    """Standard deviation of `log_excess`; 0 if unknown."""
+    log_sd: float | None = None
+    """Standard deviation of `log_excess`, the noise of a relative limit included; None: not known."""
     chance: float | None = None
-    """Chance that the budget is kept."""
+    """Chance that the budget is kept; None: not known, as a value or its noise is not."""
     verdict: Verdict
 
     @property
@@ -112,8 +113,10 @@ class Axis(BaseModel):
     """In the metric's unit; over several measurement keys, the ratio to the published reference."""
     coordinate: float
     """Minimised."""
-    sd: float
-    """Standard deviation of the coordinate: measurement interval, or spread over seeds."""
+    sd: float | None
+    """Standard deviation of the coordinate between trials of a study, which share the reference; None: not known."""
+    value_sd: float | None = None
+    """Standard deviation of `value`, of all its noise: of its logarithm, or of a quality itself; None: not known."""
     source: str | None = None
     """Id of what the value was computed from, such as a proxy: axes of one source share their error."""
 
@@ -123,8 +126,8 @@ def measurement_keys(space: SearchSpace, item: Budget | Objective) -> list[Measu
     if METRICS[item.metric].source == "proxy":
         return [PROXY]
     devices = [item.device] if item.device else list(space.devices)
-    runtimes = [item.runtime] if item.runtime else [runtime.name for runtime in space.runtimes]
-    return [MeasurementKey(device, runtime, item.workload or "") for device in devices for runtime in runtimes]
+    labels = space.labels(item.runtime)
+    return [MeasurementKey(device, runtime, item.workload or "") for device in devices for runtime in labels]
 
 
 def check_name(budget: str, key: MeasurementKey) -> str:
@@ -146,7 +149,8 @@ def check_budgets(
             figure = figures.get(key, {}).get(budget.metric)
             limit = limit_of(budget, published, key)
             if figure is not None and limit is not None:
-                checks.append(_check(budget, key, figure, limit, final))
+                base = published.get(key, {}).get(budget.metric)
+                checks.append(_check(budget, key, figure, limit, base, final))
     return checks
 
 
@@ -154,10 +158,11 @@ def check_quality(space: SearchSpace, quality: SeededQuality, *, final: bool) ->
     """Checks every budget on `quality` or `quality.recall` that is known at the rung; the rule is for the top one."""
     checks = []
     for budget in space.budgets:
-        value, sd = _of_proxy(budget.metric, quality)
+        value, sd = of_proxy(budget.metric, quality)
         limit = limit_of(budget, {}, PROXY)
         if METRICS[budget.metric].source != "proxy" or value is None or limit is None:
             continue
+        sd = ratio_sd(value, sd)
         chance = chance_to_keep(limit - value, sd)
         checks.append(
             BudgetCheck(
@@ -171,7 +176,7 @@ def check_quality(space: SearchSpace, quality: SeededQuality, *, final: bool) ->
                 log_excess=limit - value,
                 log_sd=sd,
                 chance=chance,
-                verdict=_verdict(chance, final),
+                verdict=_verdict(limit - value, chance, final),
             )
         )
     return checks
@@ -183,10 +188,14 @@ def axis(
     """Returns the objective's value and coordinate; None while a figure that it needs is missing."""
     metric = METRICS[objective.metric]
     if metric.source == "proxy":
-        value, sd = _of_proxy(metric.name, quality)
-        return None if value is None else Axis(value=value, coordinate=-value, sd=sd, source=quality.proxy)
-    ratios, sds, values = [], [], []
-    for key in measurement_keys(space, objective):
+        value, sd = of_proxy(metric.name, quality)
+        if value is None:
+            return None
+        return Axis(value=value, coordinate=-value, sd=sd, value_sd=ratio_sd(value, sd), source=quality.proxy)
+    ratios, values = list[float](), list[float]()
+    sds, whole = list[float | None](), list[float | None]()
+    keys = measurement_keys(space, objective)
+    for key in keys:
         figure = figures.get(key, {}).get(objective.metric)
         base = published.get(key, {}).get(objective.metric)
         if figure is None or base is None or figure.value is None or base.value is None:
@@ -194,14 +203,18 @@ def axis(
         ratio = figure.value / base.value
         ratios.append(ratio if metric.direction == "min" else 1 / ratio)
         values.append(figure.value)
-        sds.append(log_sd(figure))
-    worst = max(range(len(ratios)), key=ratios.__getitem__)
+        sds.append(own_log_sd(metric.name, figure))
+        # A single figure is shown in its unit, several as their ratio to the reference's.
+        other = figure.shared_log_sd or 0.0 if len(keys) == 1 else own_log_sd(metric.name, base)
+        whole.append(together(sds[-1], other))
     if objective.aggregate == "worst":
-        coordinate, sd = math.log(ratios[worst]), sds[worst]
+        worst = max(range(len(ratios)), key=ratios.__getitem__)
+        coordinate, between, alone = math.log(ratios[worst]), sds[worst], whole[worst]
     else:
         coordinate = math.fsum(map(math.log, ratios)) / len(ratios)
-        sd = math.sqrt(math.fsum(s * s for s in sds)) / len(sds)
-    return Axis(value=values[0] if len(values) == 1 else math.exp(coordinate), coordinate=coordinate, sd=sd)
+        between, alone = _mean_sd(sds), _mean_sd(whole)
+    single = values[0] if len(values) == 1 else math.exp(coordinate)
+    return Axis(value=single, coordinate=coordinate, sd=between, value_sd=alone)
 
 
 def reference_point(
@@ -219,7 +232,7 @@ def reference_point(
             worst = axis(space, objective, {}, {}, attention_quality)
             assert worst is not None, "a scale without recall is refused where that is an objective"
             least = limit_at(space, objective.metric, PROXY, published)
-            corner.append(worst.coordinate + 3 * worst.sd if least is None else -least)
+            corner.append(worst.coordinate + 3 * (worst.sd or 0.0) if least is None else -least)
             continue
         bounds = [_bound(space, objective, key, published, attention) for key in measurement_keys(space, objective)]
         corner.append(max(bounds) if objective.aggregate == "worst" else math.fsum(bounds) / len(bounds))
@@ -316,9 +329,23 @@ def limit_at(space: SearchSpace, name: str, key: MeasurementKey, published: Figu
     return min(limits) if METRICS[name].direction == "min" else max(limits)
 
 
-def log_sd(figure: Figure) -> float:
-    """Returns the standard deviation of the logarithm of a figure; 0 if it has none."""
-    return figure.log_sd or 0.0
+def own_log_sd(name: str, figure: Figure) -> float | None:
+    """Returns a figure's own noise; 0 of what is counted, not measured, such as a file's size; None: not known."""
+    return 0.0 if METRICS[name].source == "artifact" else figure.log_sd
+
+
+def ratio_sd(value: float, sd: float) -> float:
+    """Returns the deviation of a quality as a ratio to the published reference, which was trained on the same seeds.
+
+    `sd` is that of one of the two without what their seeds have in common.
+    """
+    return sd * math.hypot(1, value)
+
+
+def together(*sds: float | None) -> float | None:
+    """Returns the standard deviation of a sum of independent parts; None if that of one is not known."""
+    finite = [sd for sd in sds if sd is not None]
+    return math.hypot(*finite) if len(finite) == len(sds) else None
 
 
 def _published_value(budget: Budget, published: Figures, key: MeasurementKey) -> float | None:
@@ -329,18 +356,26 @@ def _published_value(budget: Budget, published: Figures, key: MeasurementKey) ->
     return None if figure is None else figure.value
 
 
-def _of_proxy(name: str, quality: SeededQuality) -> tuple[float | None, float]:
+def of_proxy(name: str, quality: SeededQuality) -> tuple[float | None, float]:
     """Returns the value of a metric of quality and its standard deviation."""
     return (quality.recall, quality.recall_sd) if name == RECALL_METRIC else (quality.value, quality.sd)
 
 
-def _check(budget: Budget, key: MeasurementKey, figure: Figure, limit: float, final: bool) -> BudgetCheck:
+def _check(
+    budget: Budget, key: MeasurementKey, figure: Figure, limit: float, base: Figure | None, final: bool
+) -> BudgetCheck:
+    """Checks a figure; `base` is the published reference's, which a relative limit has its noise from."""
     metric = METRICS[budget.metric]
     sign = 1 if metric.direction == "min" else -1
     excess = None if figure.value is None else sign * math.log(figure.value / limit)
-    low, high = figure.low or figure.value, figure.high or figure.value
-    sd = log_sd(figure)
+    _, relative = budget.limit
+    # Both figures of a relative limit have the shared noise: it does not separate them.
+    other = own_log_sd(metric.name, base) if relative and base is not None else figure.shared_log_sd or 0.0
+    sd = together(own_log_sd(metric.name, figure), other)
     chance = None if excess is None else chance_to_keep(excess, sd)
+    low = high = None
+    if figure.value is not None and sd is not None:
+        low, high = (figure.value * math.exp(off * sd) for off in (-Z95, Z95))
     return BudgetCheck(
         budget=budget.name,
         key=key,
@@ -352,23 +387,36 @@ def _check(budget: Budget, key: MeasurementKey, figure: Figure, limit: float, fi
         log_excess=excess,
         log_sd=sd,
         chance=chance,
-        verdict=_verdict(chance, final),
+        verdict=_verdict(excess, chance, final),
     )
 
 
-def chance_to_keep(log_excess: float, sd: float) -> float:
-    """Returns the chance that a budget is kept: that a normal variable of this mean and deviation is 0 or less."""
+def chance_to_keep(log_excess: float, sd: float | None) -> float | None:
+    """Returns the chance that a budget is kept: that a normal variable of this mean and deviation is 0 or less.
+
+    None without a deviation: a figure of unknown noise is not certain.
+    """
+    if sd is None:
+        return None
     if sd == 0:
         return float(log_excess <= 0)
     return 0.5 * math.erfc(log_excess / (sd * math.sqrt(2)))
 
 
-def _verdict(chance: float | None, final: bool) -> Verdict:
-    if chance is None:
+def _verdict(excess: float | None, chance: float | None, final: bool) -> Verdict:
+    """Returns what is decided; by the value alone if `final`, for it is then the likelier of the two."""
+    if excess is None:
         return "unknown"
-    if chance >= (0.5 if final else SURE):
-        return "feasible"
-    return "infeasible" if final or chance <= 1 - SURE else "borderline"
+    if final:
+        return "feasible" if excess <= 0 else "infeasible"
+    if chance is None:
+        return "borderline"
+    return "feasible" if chance >= SURE else "infeasible" if chance <= 1 - SURE else "borderline"
+
+
+def _mean_sd(sds: Sequence[float | None]) -> float | None:
+    sum_sd = together(*sds)
+    return None if sum_sd is None else sum_sd / len(sds)
 
 
 def _bound(

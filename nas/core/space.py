@@ -10,10 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AllowInfNan,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -29,20 +26,16 @@ from nas.core.layout import Layout
 from nas.core.metrics import METRICS, metric
 from nas.core.quality_config import QualityConfig
 from nas.core.stats import P95_MIN_TOKENS
+from nas.core.strict import Strict
 from nas.core.units import parse_count, parse_limit
 from nas.core.workload import Workload
 
 DENSE = "swiglu"
 """The feed-forward of leading dense layers, as in lfm2moe."""
-Finite = Annotated[float, AllowInfNan(False)]
 WeightCount = Annotated[int, BeforeValidator(parse_count)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Range(_Strict):
+class Range(Strict):
     """Least and greatest, both allowed."""
 
     min: int = Field(0, ge=0)
@@ -59,7 +52,7 @@ class Range(_Strict):
         return self.min <= value and (self.max is None or value <= self.max)
 
 
-class WeightRange(_Strict):
+class WeightRange(Strict):
     """A range of weight counts, written as 350000000 or '350M'."""
 
     min: WeightCount = 0
@@ -76,7 +69,7 @@ class WeightRange(_Strict):
         return self.min <= value and (self.max is None or value <= self.max)
 
 
-class ParamBudget(_Strict):
+class ParamBudget(Strict):
     """Limits on `Layout.params`; what is left out is free."""
 
     total: WeightRange = Field(WeightRange(), description="all weights; tied tables count once")
@@ -84,7 +77,7 @@ class ParamBudget(_Strict):
     non_embedding: WeightRange = Field(WeightRange(), description="without embedding and output tables")
 
 
-class ModelSpace(_Strict):
+class ModelSpace(Strict):
     """Knobs of the whole model."""
 
     d_model: Knob = Field(description="residual width, a multiple of 32")
@@ -98,21 +91,26 @@ class ModelSpace(_Strict):
     )
 
 
-class Pattern(_Strict):
+class Pattern(Strict):
     """`period: 0` lets every layer be its own; a period of p repeats the first p layers down the stack."""
 
     period: Knob = Field(Knob(choices=(0,)), description="layers after which the stack repeats; 0: never")
 
 
-class RuntimeSpace(_Strict):
+class RuntimeSpace(Strict):
     """A runtime that candidates are measured on."""
 
     name: str = Field(description="see `nas runtime list`")
     quantisation: str = Field(description="one that the runtime exports")
     build: Literal["stock", "any"] = Field("stock", description="'any' also admits layouts that need the patched build")
 
+    @property
+    def title(self) -> str:
+        """Name and quantisation, such as 'llama.cpp q4_0'."""
+        return f"{self.name} {self.quantisation}"
 
-class Budget(_Strict):
+
+class Budget(Strict):
     """A hard constraint: a candidate that breaks it is infeasible, whatever else it does well."""
 
     metric: str = Field(description="one of the metrics below")
@@ -124,7 +122,7 @@ class Budget(_Strict):
     )
     workload: str | None = Field(None, description="one of `workloads`; required for what is measured on a device")
     device: str | None = Field(None, description="one of `devices`; left out: every device")
-    runtime: str | None = Field(None, description="one of `runtimes`; left out: every runtime")
+    runtime: str | None = Field(None, description="one of `runtimes`, as `name` or 'name quantisation'; left out: all")
 
     @model_validator(mode="after")
     def _readable(self) -> Budget:
@@ -155,14 +153,16 @@ class Budget(_Strict):
         return "".join(parts) + "".join(f"/{part}" for part in (self.device, self.runtime) if part)
 
 
-class Objective(_Strict):
+class Objective(Strict):
     """An axis of the front."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="what the axis is called in results")
     metric: str = Field(description="one of the metrics below")
     workload: str | None = Field(None, description="one of `workloads`; required for what is measured on a device")
     device: str | None = Field(None, description="one of `devices`; left out: all of them, see `aggregate`")
-    runtime: str | None = Field(None, description="one of `runtimes`; left out: all of them, see `aggregate`")
+    runtime: str | None = Field(
+        None, description="one of `runtimes`, as `name` or 'name quantisation'; left out: all, see `aggregate`"
+    )
     aggregate: Literal["worst", "geomean"] = Field(
         "worst", description="over several devices or runtimes: of the ratio to the published reference"
     )
@@ -173,7 +173,7 @@ class Objective(_Strict):
         return metric(name).name
 
 
-class References(_Strict):
+class References(Strict):
     """Run first in every study, to the top rung, exempt from budgets."""
 
     published: str = Field(description="layout that every ratio refers to")
@@ -186,6 +186,13 @@ class References(_Strict):
     @classmethod
     def _parses(cls, text: str) -> str:
         return Layout.parse(text).format()
+
+    @field_validator("attention")
+    @classmethod
+    def _differs(cls, text: str, info: ValidationInfo) -> str:
+        if text == info.data.get("published"):
+            raise ValueError("is the layout of `published`; give another one, such as with other key-value heads")
+        return text
 
     @field_validator("further")
     @classmethod
@@ -206,7 +213,19 @@ class References(_Strict):
         return {name: Layout.parse(text) for name, text in texts.items()}
 
 
-class MeasurementSettings(_Strict):
+class Remeasure(Strict):
+    """The second measurement of what the first one chose, when the search has ended.
+
+    Members of the front and the published reference take turns, round by round. What a study says of them is computed
+    from these figures alone, so that luck in the search is not part of it.
+    """
+
+    rounds: int = Field(5, ge=2, le=100, description="times that each is measured; noise is estimated between rounds")
+    repetitions: int = Field(2, ge=2, description="processes per workload and round")
+    members: int = Field(6, ge=1, le=100, description="layouts of the front at most, those that stand out first")
+
+
+class MeasurementSettings(Strict):
     """Measurement protocol (docs/explanation/measurement-protocol.md)."""
 
     screen_repetitions: int = Field(3, ge=2, description="processes per workload before training")
@@ -214,14 +233,17 @@ class MeasurementSettings(_Strict):
     max_attempts: int = Field(
         3, ge=1, description="further rounds per measurement, after failed runs, before it fails as retryable"
     )
-    deadline_s: Finite = Field(600.0, gt=0, description="per process")
+    deadline_s: float = Field(600.0, gt=0, description="per process")
+    remeasure: Remeasure | None = Field(
+        Remeasure(), description="of the front when the search has ended; null: it is not measured again"
+    )
 
 
-class StopRules(_Strict):
+class StopRules(Strict):
     """Conditions that end proposals, besides `trials`; running trials are finished."""
 
-    hours: Finite | None = Field(None, gt=0, description="of a running orchestrator, over all launches; none: no limit")
-    gain: Finite | None = Field(
+    hours: float | None = Field(None, gt=0, description="of a running orchestrator, over all launches; none: no limit")
+    gain: float | None = Field(
         None,
         gt=0,
         lt=1,
@@ -229,7 +251,7 @@ class StopRules(_Strict):
     )
 
 
-class SearchSettings(_Strict):
+class SearchSettings(Strict):
     """Settings of the proposer."""
 
     proposer: str = Field("ehvi", description="what chooses the next layouts")
@@ -240,7 +262,7 @@ class SearchSettings(_Strict):
     stop: StopRules = Field(StopRules(), description="when a study ends before its trials are used up")
 
 
-class SearchSpace(_Strict):
+class SearchSpace(Strict):
     """A whole space; `docs/reference/search-space.md` is generated from these fields."""
 
     v: Literal[1] = Field(1, description="version of this format")
@@ -349,6 +371,16 @@ class SearchSpace(_Strict):
         return (*(block.kind for block in self.mixers), *map("&".join, self.parallel))
 
     @property
+    def labelled(self) -> dict[str, RuntimeSpace]:
+        """The runtimes by the label of their figures: the name, or where it occurs more than once, the title."""
+        names = [runtime.name for runtime in self.runtimes]
+        return {runtime.name if names.count(runtime.name) == 1 else runtime.title: runtime for runtime in self.runtimes}
+
+    def labels(self, runtime: str | None) -> list[str]:
+        """Returns the labels of the runtimes that a budget or objective names: by name or title; None: all."""
+        return [label for label, spec in self.labelled.items() if runtime in (None, spec.name, spec.title)]
+
+    @property
     def measured(self) -> tuple[str, ...]:
         """Workloads that a budget or an objective needs, in the order of the file; at least one."""
         items: tuple[Budget | Objective, ...] = (*self.budgets, *self.objectives)
@@ -364,7 +396,7 @@ def cross_problems(data: Any) -> list[InitErrorDetails]:
         data: a space as JSON, or a document in which other parts may be wrong: those are not looked at.
     """
     data = _mapping(data)
-    problems = [*_limit_problems(data), *_repeated_objectives(data)]
+    problems = [*_limit_problems(data), *_repeated(data)]
     for part in ("budgets", "objectives"):
         for index, item in enumerate(_items(data.get(part))):
             problems += [problem((part, index, *key), error) for key, error in _selector_problems(data, _mapping(item))]
@@ -398,7 +430,7 @@ def _selector_problems(
     for key, valid in (
         ("workload", list(workloads)),
         ("device", _names(data.get("devices", ("local",)))),
-        ("runtime", _names(data.get("runtimes"), "name")),
+        ("runtime", [*_names(data.get("runtimes"), "name"), *_titles(data)]),
     ):
         if isinstance(value := item.get(key), str) and value not in valid and valid:
             yield (key,), UnknownName(key, value, valid)
@@ -418,11 +450,22 @@ def _too_few_tokens(data: Mapping[str, Any], workload: str) -> Iterator[tuple[tu
         yield (), InvalidInput(f"{text} {gen * repetitions}")
 
 
-def _repeated_objectives(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
-    names = [_mapping(item).get("name") for item in _items(data.get("objectives"))]
-    for index, name in enumerate(names):
-        if name is not None and name in names[:index]:
-            yield problem(("objectives", index, "name"), InvalidInput(f"objective {name!r} occurs twice"))
+def _repeated(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
+    objectives = [_mapping(item).get("name") for item in _items(data.get("objectives"))]
+    for part, key, values in (
+        ("devices", (), _items(data.get("devices"))),
+        ("runtimes", (), _titles(data)),
+        ("objectives", ("name",), [name and f"objective {name!r}" for name in objectives]),
+    ):
+        for index, value in enumerate(values):
+            if value is not None and value in values[:index]:
+                yield problem((part, index, *key), InvalidInput(f"{value} occurs twice"))
+
+
+def _titles(data: Mapping[str, Any]) -> list[str]:
+    """Returns name and quantisation of the runtimes."""
+    items = map(_mapping, _items(data.get("runtimes")))
+    return [f"{item.get('name')} {item.get('quantisation')}" for item in items]
 
 
 def _mapping(data: Any) -> Mapping[str, Any]:

@@ -19,9 +19,9 @@ __all__ = [
     "Z95",
     "floor",
     "geometric_mean",
-    "p95_figure",
     "quantile",
     "repetition_figure",
+    "sum_log_sd",
     "t_critical",
 ]
 
@@ -83,27 +83,31 @@ def quantile(values: Sequence[float], q: float) -> float | None:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
+def sum_log_sd(*parts: tuple[float, float]) -> float:
+    """Returns the standard deviation of the logarithm of a sum of positive parts, from those of the parts.
+
+    No correlation makes it greater. Parts of one measurement are corrected by the same runs of the reference, so they
+    are not independent, and how far they are not is not known.
+
+    Args:
+        parts: value, and standard deviation of its logarithm.
+    """
+    return math.fsum(value * sd for value, sd in parts) / math.fsum(value for value, _ in parts)
+
+
 def repetition_figure(per_repetition: Sequence[float], unit: str, reason: str = "no valid repetition") -> Figure:
     """Returns the median of one positive value per repetition, with range and 95 % t-interval on logarithms.
 
-    The standard error of the median is taken as that of the mean times sqrt(pi / 2), as for normal values.
+    The standard error of the median is taken as that of the mean times sqrt(pi / 2), as for normal values. `log_sd` is
+    that of a normal variable with the same interval: chances count, too, that few repetitions hardly tell the noise.
     """
-    if len(per_repetition) < 2:
-        return _figure(per_repetition, unit, reason)
-    n, middle = len(per_repetition), median(per_repetition)
-    sd = math.sqrt(math.pi / 2 / n) * stdev(map(math.log, per_repetition))
-    width = math.exp(t_critical(0.95, n - 1) * sd)
-    ends = {"low": middle / width, "high": middle * width, "log_sd": sd}
-    return _figure(per_repetition, unit, reason).model_copy(update=ends)
-
-
-def p95_figure(per_repetition: Sequence[Sequence[float]], unit: str) -> Figure:
-    """Returns the median of the repetitions' 95th percentiles, with range; null below `P95_MIN_TOKENS` samples."""
-    samples = sum(map(len, per_repetition))
-    if samples < P95_MIN_TOKENS:
-        return Figure(value=None, unit=unit, n=0, reason=f"{samples} samples; a p95 needs {P95_MIN_TOKENS}")
-    tails = [tail for values in per_repetition if (tail := quantile(values, 0.95)) is not None]
-    return _figure(tails, unit, "no repetition has the 20 samples that a p95 needs")
+    figure = _figure(per_repetition, unit, reason)
+    if figure.value is None or figure.n < 2:
+        return figure
+    error = math.sqrt(math.pi / 2 / figure.n) * stdev(map(math.log, per_repetition))
+    sd = t_critical(0.95, figure.n - 1) * error / Z95
+    low, high = (figure.value * math.exp(off * sd) for off in (-Z95, Z95))
+    return figure.model_copy(update={"low": low, "high": high, "log_sd": sd})
 
 
 def _figure(values: Sequence[float], unit: str, reason: str) -> Figure:

@@ -18,9 +18,11 @@ import re
 import socket
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.canonical import canonical_json
@@ -71,9 +73,10 @@ class Invitation:
             url, ca_sha256, token = (
                 base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True).decode().split("\n")
             )
+            scheme = urlsplit(url).scheme
         except (binascii.Error, ValueError):
             raise InvalidInput(f"incomplete enrolment line: it begins with {_PREFIX} and has no spaces") from None
-        if urlsplit(url).scheme != "https" or not _SHA256.fullmatch(ca_sha256) or not token:
+        if scheme != "https" or not _SHA256.fullmatch(ca_sha256) or not token:
             raise InvalidInput("the enrolment line is damaged; get another one with 'nas agent token'")
         return cls(url, ca_sha256, token)
 
@@ -130,6 +133,25 @@ def signed_bytes(text: str) -> bytes:
 def fingerprint(key: str) -> str:
     """Returns the SHA-256 of the public key's 32 bytes, 64 hex digits, which people compare."""
     return hashlib.sha256(bytes.fromhex(key)).hexdigest()
+
+
+def open_http(url: str, **settings: Any) -> httpx.Client:
+    """Returns a client for requests to `url` through the proxy that the environment names, if any.
+
+    Addresses of this machine itself are asked directly: no proxy reaches them.
+
+    Raises:
+        InvalidInput: the environment names a proxy that is none.
+    """
+    host = (urlsplit(url).hostname or "").removeprefix("[").removesuffix("]")
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    try:
+        return httpx.Client(trust_env=not local, **settings)
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        raise InvalidInput(f"this is no proxy: {error}", where="$HTTPS_PROXY, $ALL_PROXY or $HTTP_PROXY") from error
 
 
 def is_certificate_error(error: BaseException) -> bool:

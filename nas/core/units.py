@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 
 from nas.core.errors import InvalidInput
 
@@ -16,7 +17,7 @@ _DECIMAL = r"\d{1,18}(?:\.\d{1,18})?"
 _MOST_DIGITS = 6
 _LEAST_SHARE = 1e-5
 """Shares below it are shown as 0."""
-_COUNT = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9}
+_COUNT = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 _UNITS = {
     **{"ms": ("ms", 1.0), "s": ("ms", 1e3), "MB": ("MB", 1.0), "GB": ("MB", 1e3), "tok/s": ("tok/s", 1.0)},
     **{"mJ": ("mJ", 1.0), "J": ("mJ", 1e3)},
@@ -28,7 +29,22 @@ def parse_count(text: str | int | float) -> int:
     match = re.fullmatch(rf"\s*({_DECIMAL})\s*([KMB]?)\s*", str(text).replace("_", ""))
     if match is None:
         raise InvalidInput(f"{text!r} is not a count; write 350000000, '350M' or '8.3B'")
-    return round(float(match[1]) * _COUNT[match[2]])
+    count = Fraction(match[1]) * _COUNT[match[2]]
+    if count.denominator > 1:
+        raise InvalidInput(f"{text!r} is not a whole number")
+    return count.numerator
+
+
+def parse_size(text: str) -> int:
+    """Parses a size of files: '500MB' -> 500000000 bytes; 0 needs no unit.
+
+    Raises:
+        InvalidInput: no size.
+    """
+    match = re.fullmatch(rf"\s*(?:({_DECIMAL})\s*([kMGT])B|0)\s*", text)
+    if match is None:
+        raise InvalidInput(f"{text!r} is not a size; use a value such as 500MB or 20GB")
+    return int(Fraction(match[1]) * 1000 ** (1 + "kMGT".index(match[2]))) if match[1] else 0
 
 
 def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:

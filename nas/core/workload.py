@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from nas.core.strict import Strict
 
 MAX_CONTEXT = 1 << 20
 """Tokens of a prompt."""
-MAX_GEN = 1 << 15
-"""Decoded tokens: a runner prints two numbers for each, which may have 15 digits within `nas.core.plan.MAX_OUTPUT`."""
+MAX_GEN = 1 << 14
+"""Decoded tokens: a runner prints four numbers for each, which may have 15 digits within `nas.core.plan.MAX_OUTPUT`."""
 
 
-class Workload(BaseModel):
+class Workload(Strict):
     """One batch-1 request: a prompt of `prompt` tokens, then `gen` decoded tokens.
 
     Field names follow llama.cpp's own. `context` is the allocated window; `affinity` the cores to pin to
     (empty: not pinned).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt: int = Field(512, ge=16, le=MAX_CONTEXT, description="prompt tokens")
     gen: int = Field(64, ge=1, le=MAX_GEN, description="decoded tokens per repetition")

@@ -15,15 +15,15 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import httpx
-import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nas.core import paths
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
-from nas.core.trust import certificate_fault
+from nas.core.trust import certificate_fault, open_http
 
 Json = dict[str, Any]
 Table = Literal["trials", "measurements"]
@@ -117,8 +117,8 @@ class UsersClient:
         self.url = url
         headers = {"Authorization": f"Bearer {token}"}
         self._tls, self._pinned = ssl.create_default_context(cadata=ca_pem), ca_pem is not None
-        self._http = httpx.Client(
-            base_url=url, headers=headers, verify=self._tls, timeout=_TIMEOUT_S, transport=transport
+        self._http = open_http(
+            url, base_url=url, headers=headers, verify=self._tls, timeout=_TIMEOUT_S, transport=transport
         )
 
     def __enter__(self) -> Self:
@@ -189,8 +189,7 @@ class UsersClient:
 
 def servers_file() -> Path:
     """Returns the path of the known servers, in `$NAS_CONFIG` or the user's configuration folder."""
-    folder = os.environ.get("NAS_CONFIG") or platformdirs.user_config_dir("hilnas")
-    return Path(folder).expanduser() / "servers.json"
+    return paths.config() / "servers.json"
 
 
 def known_servers() -> dict[str, KnownServer]:
@@ -235,19 +234,13 @@ def server_url(text: str) -> str:
     Raises:
         InvalidInput: `text` is neither.
     """
-    parts = urlsplit(text if "://" in text else f"https://{text}")
     try:
+        parts = urlsplit(text if "://" in text else f"https://{text}")
         port = parts.port or DEFAULT_PORT
+        (parts.hostname or "").encode("idna")  # as a look-up does
     except ValueError:
-        port = 0
-    if (
-        not port
-        or parts.scheme != "https"
-        or not parts.hostname
-        or parts.path.strip("/")
-        or parts.query
-        or parts.username
-    ):
+        parts, port = SplitResult("", "", "", "", ""), 0
+    if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
         raise InvalidInput(f"{text!r} is not a server URL; use https://HOST:PORT", where="--server")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"https://{host}:{port}"

@@ -24,8 +24,8 @@ def fake_environment(folder: Path, faults: Mapping[str, Fault] | None = None, ru
     """
     package = folder / "hilnas_fake-1.dist-info"
     package.mkdir(parents=True, exist_ok=True)
-    (package / "METADATA").write_text(_METADATA)
-    (package / "entry_points.txt").write_text(_ENTRY_POINTS)
+    (package / "METADATA").write_text(_METADATA, encoding="utf-8")
+    (package / "entry_points.txt").write_text(_ENTRY_POINTS, encoding="utf-8")
     options = {"folder": str(folder / "runners"), "faults": dict(faults or {}), "run_s": run_s}
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths), _VARIABLE: json.dumps(options)}

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 PROFILES = False
 """`FakeRuntime.profiler` writes the script with True here."""
@@ -21,18 +22,32 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
+    parser.add_argument("--reference")
     for name in ("prompt", "gen", "context"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--fault", default="none")
     args = parser.parse_args()
-    with open(args.model, encoding="utf-8") as file:  # noqa: PTH123 - pathlib doubles the start-up time of the script
-        model = json.load(file)
+    model = read_model(args.model)
     time.sleep(args.seconds)
     misbehave(args.fault)
     figures = model["figures"]
     output = profile(figures, model["layout"]["layers"], args) if PROFILES else report(figures, args)
+    if args.reference:
+        try:
+            reference = read_model(args.reference)
+        except ValueError as error:
+            print(json.dumps({"v": 1, "error": {"kind": "reference", "message": str(error)}}))
+            sys.exit(69)
+        output["reference"] = report(reference["figures"], args)
     print(json.dumps(output | ({"finite": False} if args.fault == "not_finite" else {})))
+
+
+def read_model(path: str) -> dict[str, Any]:
+    """Returns the content of a model file."""
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib doubles the start-up time of the script
+        model: dict[str, Any] = json.load(file)
+    return model
 
 
 def make_model(recipe: str, output: str) -> None:
@@ -62,6 +77,9 @@ def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, obj
         "prefill_cpu_ms": ttft_ms,
         "decode_ns": decode,
         "decode_cpu_ns": decode,
+        "prefill_ns": [round(ttft_ms * 1e6)],
+        "prefill_cpu_ns": [round(ttft_ms * 1e6)],
+        "turns": [args.gen],
         "peak_rss_mb": memory,
         "prefill_rss_mb": memory,
         "decode_rss_mb": memory,

@@ -18,7 +18,7 @@ from typing import Literal
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
-from nas.core.plan import Plan, PlanFile, RawRun, Runner
+from nas.core.plan import REFERENCE, Plan, PlanFile, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import (
@@ -62,6 +62,7 @@ class FakeRuntime:
         slowdown: factor on every reported time, to simulate a slower machine.
         run_s: seconds that a run really takes, so that tests can interrupt it.
         targets: ABIs it has a runner for.
+        paired: whether a reference model takes turns with the candidate in its runner.
     """
 
     folder: Path
@@ -70,6 +71,7 @@ class FakeRuntime:
     slowdown: float = 1.0
     run_s: float = 0.0
     targets: tuple[str, ...] = ("x86_64-linux", "aarch64-linux")
+    paired: bool = True
     name: str = "fake"
     quantisations: tuple[str, ...] = ("q4_0",)
     writer_version: str = "1"
@@ -106,15 +108,24 @@ class FakeRuntime:
             recipe=_described(backwards) if backwards else None,
         )
 
-    def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
+    def plan(
+        self,
+        artifact: Artifact,
+        runner: Runner,
+        workload: Workload,
+        deadline_s: float,
+        reference: Artifact | None = None,
+    ) -> Plan:
         """Returns one run of the script."""
         sizes = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
         options = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
         options += ["--seconds", str(self.run_s)]
+        models = {"model": artifact} | ({} if reference is None else {REFERENCE: reference})
+        files = [text for name in models for text in (f"--{name}", f"{{{name}}}")]
         return Plan(
             runner=runner,
-            inputs={"model": artifact.file},
-            args=("--model", "{model}", *options, "--fault", self.faults.get(artifact.layout_id, "none")),
+            inputs={name: model.file for name, model in models.items()},
+            args=(*files, *options, "--fault", self.faults.get(artifact.layout_id, "none")),
             threads=workload.threads,
             affinity=workload.affinity,
             deadline_s=deadline_s,
@@ -154,7 +165,8 @@ class FakeRuntime:
         if not path.exists():
             _write(path, content, mode=0o755)
         files = {"runner": _described(content)}
-        options = ("--model", "--prompt", "--gen", "--context", "--seconds", "--fault")
+        pairing = (f"--{REFERENCE}",) if self.paired else ()
+        options = ("--model", *pairing, "--prompt", "--gen", "--context", "--seconds", "--fault")
         return Runner(runtime=self.name, build=digest, target=target, files=files, main="runner", options=options)
 
     def runner_folder(self, runner: Runner) -> Path:
@@ -194,9 +206,9 @@ class FakeRuntime:
         """Returns a release without files: apps load none."""
         return Release(f"none: {self.name} has no files for apps")
 
-    def reference_model(self) -> Layout:
-        """Returns a layout of about 30M weights."""
-        return Layout.parse("d512 v4096 ffn=swiglu:1536 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]")
+    def reference_models(self) -> Sequence[Layout]:
+        """Returns one layout of about 30M weights."""
+        return [Layout.parse("d512 v4096 ffn=swiglu:1536 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]")]
 
     def reference_workload(self) -> Workload:
         """Returns a short prompt and a few tokens."""

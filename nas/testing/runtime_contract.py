@@ -75,7 +75,7 @@ class RuntimeContract:
 
     def test_support_names_arch_or_reasons(self, runtime: Runtime, layout: Layout, refused: Layout) -> None:
         assert runtime.supports(layout).arch
-        assert runtime.supports(runtime.reference_model()).verdict == "stock"
+        assert all(runtime.supports(layout).verdict == "stock" for layout in runtime.reference_models())
         no = runtime.supports(refused)
         assert not no and no.arch is None and no.reasons
 
@@ -121,6 +121,29 @@ class RuntimeContract:
         assert output.read_bytes() == (tmp_path / "model").read_bytes()
         assert hashlib.sha256(recipe.read_bytes()).hexdigest() == other.recipe.sha256
 
+    def test_a_reference_model_takes_turns(
+        self, runtime: Runtime, artifact: Artifact, plan: Plan, good: RawRun, tmp_path: Path
+    ) -> None:
+        """Only of runners that can; the others' processes alternate with those of the reference model."""
+        if "--reference" not in plan.runner.options:
+            return
+        both = runtime.plan(artifact, plan.runner, self.workload, 120, reference=artifact)
+        folder, paths = runtime.runner_folder(plan.runner), {"model": tmp_path / "model"}
+        sample = runtime.parse(run_plan(both, folder, paths | {"reference": tmp_path / "model"}))
+        reference, alone = sample.reference, runtime.parse(good)
+        assert reference is not None and alone.reference is None
+        assert sample.turns == reference.turns and sum(sample.turns) == self.workload.gen == len(sample.decode_ns)
+        assert len(sample.prefill_ns) == len(reference.prefill_ns) >= 1
+        assert sample.prefill_ns[0] == pytest.approx(1e6 * sample.ttft_ms)
+        for part in (sample, reference, alone):
+            assert part.finite and len(part.decode_ns) == self.workload.gen
+            assert part.decode_cpu_ns is None or len(part.decode_cpu_ns) == self.workload.gen
+        if sample.peak_rss_mb is not None and alone.peak_rss_mb is not None:
+            assert sample.peak_rss_mb == pytest.approx(alone.peak_rss_mb, rel=0.2), "the candidate's memory alone"
+        (tmp_path / "damaged").write_bytes(b"no model")
+        with pytest.raises(InfrastructureFailed, match="the reference model failed"):
+            runtime.parse(run_plan(both, folder, paths | {"reference": tmp_path / "damaged"}))
+
     def test_plan_survives_json(self, plan: Plan, artifact: Artifact) -> None:
         assert Plan.model_validate_json(plan.model_dump_json()) == plan
         assert plan.inputs["model"] == artifact.file
@@ -142,7 +165,7 @@ class RuntimeContract:
 
         assert run(*plan.args).pairs[0].candidate.exit_code == 0
         victim = tmp_path / "victim"
-        victim.write_text("kept")
+        victim.write_text("kept", encoding="utf-8")
         for words in (
             (*plan.args, "--logits", str(victim)),
             ("--recipe", "{model}", "--output", str(victim)),
@@ -151,7 +174,7 @@ class RuntimeContract:
         ):
             with pytest.raises(InvalidInput):
                 run(*words)
-        assert victim.read_text() == "kept"
+        assert victim.read_text(encoding="utf-8") == "kept"
 
     def test_a_profiler_takes_the_plan_and_times_every_part(
         self, runtime: Runtime, layout: Layout, artifact: Artifact, plan: Plan, tmp_path: Path

@@ -139,7 +139,7 @@ class TransportContract:
 
     def test_missing_interpreters_are_not_retried(self, transport: Transport, tmp_path: Path) -> None:
         script = tmp_path / "script"
-        script.write_text("#!/no/such/interpreter\n")
+        script.write_text("#!/no/such/interpreter\n", encoding="utf-8")
         sha256 = hashlib.sha256(script.read_bytes()).hexdigest()
         transport.push(script, sha256)
         folder = transport.bundle({"script": sha256})
@@ -184,9 +184,9 @@ class TransportContract:
 
     def test_bundle_makes_files_executable_under_their_names(self, transport: Transport, tmp_path: Path) -> None:
         script = tmp_path / "script"
-        script.write_text('#!/bin/sh\ncat "${0%/*}/data"\n')
+        script.write_text('#!/bin/sh\ncat "${0%/*}/data"\n', encoding="utf-8")
         data = tmp_path / "data"
-        data.write_text("next to it\n")
+        data.write_text("next to it\n", encoding="utf-8")
         hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (script, data)}
         for path in (script, data):
             transport.push(path, hashes[path.name])

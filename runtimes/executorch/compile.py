@@ -124,7 +124,7 @@ def installed_sdk() -> Sdk:
     spec = importlib.util.find_spec(PACKAGE)
     folders = list(spec.submodule_search_locations or ()) if spec else []
     if not folders:
-        raise InfrastructureFailed("ExecuTorch is not installed here: pip install '.[executorch]' in the checkout")
+        raise InfrastructureFailed("ExecuTorch is not installed here: pip install '.[executorch]' in a checkout")
     sdk = Sdk(Path(folders[0]), importlib.metadata.version(PACKAGE))
     missing = [name for name in LIBRARIES if not sdk.library(name).exists()]
     if missing:

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput
-from nas.measure.runtimes.checkpoint_file import CheckpointFile, Floats
+from nas.measure.runtimes.base import Floats
+from nas.measure.runtimes.checkpoint_file import CheckpointFile
 from nas.measure.runtimes.executorch.chain import Method
 from nas.measure.runtimes.executorch.programs import GROUP, Constant
 from nas.measure.runtimes.recipe import Bytes, Fill, Recipe, uniform_floats

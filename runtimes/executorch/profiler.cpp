@@ -142,6 +142,7 @@ void print_phase(const char *name, Phase which, const int64_t whole[2], const in
 }
 
 int profile() {
+    runtime_init();
     start_threads();
     trace_own_kernels();
     File file(opt.model);

@@ -1,4 +1,5 @@
 /* Measures one request on one model: load, warm up, timed prompt, timed decode; one JSON object on stdout.
+ * With --reference, a reference model in a process of its own takes turns with it, and its report is part of this one's.
  *
  * Or, with --recipe, makes the model file that a recipe describes.
  *
@@ -61,8 +62,8 @@ using executorch::extension::MallocMemoryAllocator;
 using namespace executorch::runtime;
 
 struct Options {
-    const char *model = nullptr, *kv = "f16", *logits = nullptr, *recipe = nullptr, *output = nullptr;
-    long prompt = 512, gen = 64, context = 0, batch = 512, threads = 1, mmap = 0, seed = 0, warmup = 16;
+    const char *model = nullptr, *reference = nullptr, *kv = "f16", *logits = nullptr, *recipe = nullptr, *output = nullptr;
+    long prompt = 512, gen = 64, context = 0, batch = 512, threads = 1, mmap = 0, seed = 0, warmup = -1;
 } opt;
 
 /* ---- failing ------------------------------------------------------------------------------------------------- */
@@ -86,7 +87,7 @@ void check(Error error, int code, const char *what) {
 
 [[noreturn]] void usage(const std::string &what) {
     fail(USAGE, "usage", "usage: runner --model FILE [--prompt N] [--gen N] [--context N] [--batch N] [--threads N] "
-                         "[--kv f16|f32] [--mmap 0|1] [--seed N] [--warmup N] [--logits FILE] | "
+                         "[--kv f16|f32] [--mmap 0|1] [--seed N] [--warmup N] [--reference FILE | --logits FILE] | "
                          "runner --recipe FILE --output FILE: " + what);
 }
 
@@ -94,10 +95,10 @@ void parse_arguments(int argc, char **argv) {
     const struct { const char *name; long *value, low, high; } numbers[] = {
         {"--prompt", &opt.prompt, 1, 1 << 22}, {"--gen", &opt.gen, 0, 1 << 22}, {"--context", &opt.context, 0, 1 << 22},
         {"--batch", &opt.batch, 1, 1 << 20}, {"--threads", &opt.threads, 1, 1024}, {"--mmap", &opt.mmap, 0, 1},
-        {"--seed", &opt.seed, 0, INT32_MAX}, {"--warmup", &opt.warmup, 0, 1024},
+        {"--seed", &opt.seed, 0, INT32_MAX}, {"--warmup", &opt.warmup, 0, 1 << 20},
     };
     const struct { const char *name; const char **value; } texts[] = {
-        {"--model", &opt.model}, {"--kv", &opt.kv}, {"--logits", &opt.logits},
+        {"--model", &opt.model}, {"--reference", &opt.reference}, {"--kv", &opt.kv}, {"--logits", &opt.logits},
         {"--recipe", &opt.recipe}, {"--output", &opt.output},
     };
     for (int i = 1; i < argc; i += 2) {
@@ -113,12 +114,15 @@ void parse_arguments(int argc, char **argv) {
         if (!known) usage(argv[i]);
     }
     if (opt.recipe || opt.output) {
-        if (!opt.recipe || !opt.output || opt.model) usage("--recipe and --output go together, without --model");
+        if (!opt.recipe || !opt.output || opt.model || opt.reference) usage("--recipe and --output go together, without a model");
         if (access(opt.recipe, R_OK)) usage("--recipe cannot be read");
         return;
     }
     if (!opt.model) usage("--model is missing");
     if (access(opt.model, R_OK)) usage("--model cannot be read");
+    if (opt.reference && opt.logits) usage("--reference and --logits exclude each other");
+    /* The first prompt of a process is slower where fewer tokens warmed it up. */
+    if (opt.warmup < 0) opt.warmup = std::min(opt.prompt, opt.batch);
     if (strcmp(opt.kv, "f16") && strcmp(opt.kv, "f32")) usage("--kv");
     if (!opt.context) opt.context = opt.prompt + opt.gen;
     if (opt.context < opt.prompt + opt.gen) usage("--context is shorter than prompt + gen");
@@ -1020,8 +1024,25 @@ void warm_up(Model &model, const std::vector<int64_t> &ids) {
     model.reset();
 }
 
+struct Loaded {
+    Model *model;
+    const std::vector<int64_t> *ids;
+    const float *logits;
+
+    void feed(long first, long count) {
+        logits = ::feed(*model, &(*ids)[first], count);
+        volatile int64_t chosen = std::max_element(logits, logits + model->vocab) - logits;
+        (void)chosen;
+    }
+};
+
 int measure() {
     measurement m{};
+    reference other, *beside = opt.reference ? &other : nullptr;
+    const bool serves = beside && fork_reference(beside);
+    if (serves) opt.model = opt.reference;
+    else if (beside) await_reference(beside);
+    runtime_init();
     int64_t begun = wall();
     start_threads();
     File file(opt.model);
@@ -1029,47 +1050,32 @@ int measure() {
     m.load_ms = (double)(wall() - begun) / 1e6;
 
     const std::vector<int64_t> ids = draw_ids(model->vocab);
-    std::vector<int64_t> decode_ns, decode_cpu_ns;
-    decode_ns.reserve(opt.gen), decode_cpu_ns.reserve(opt.gen);
+    Loaded loaded{model.get(), &ids, nullptr};
+    request r = new_request(&loaded, opt.gen, opt.logits);
+    r.prepare = [](void *state, bool prompt) { if (prompt) ((Loaded *)state)->model->reset(); };
+    r.read_prompt = [](void *state) { ((Loaded *)state)->feed(0, opt.prompt); };
+    r.decode_token = [](void *state, long index) { ((Loaded *)state)->feed(opt.prompt + index, 1); };
+    r.check = [](void *state) {
+        auto &l = *(Loaded *)state;
+        keep_logits(l.logits, l.model->vocab);
+        return all_finite(l.logits, l.model->vocab);
+    };
+    r.rest = [](void *) {};
     begun = wall();
     warm_up(*model, ids);
     m.warmup_ms = (double)(wall() - begun) / 1e6;
 
-    m.load_mb = peak_mb();
-    m.phases = reset_peak();
-    int64_t t = wall(), c = cpu();
-    const float *logits = feed(*model, ids.data(), opt.prompt);
-    volatile int64_t chosen = std::max_element(logits, logits + model->vocab) - logits;
-    m.ttft_ms = (double)(wall() - t) / 1e6, m.prefill_cpu_ms = (double)(cpu() - c) / 1e6;
-    m.finite = all_finite(logits, model->vocab);
-    keep_logits(logits, model->vocab);
-    m.prefill_mb = peak_mb();
-
-    m.phases = reset_peak() && m.phases;
-    /* The ids that are fed do not depend on the argmax, so every run and every model walks the same sequence. */
-    for (long i = 0; i < opt.gen; i++) {
-        t = wall(), c = cpu();
-        logits = feed(*model, &ids[opt.prompt + i], 1);
-        chosen = std::max_element(logits, logits + model->vocab) - logits;
-        decode_ns.push_back(wall() - t);
-        decode_cpu_ns.push_back(cpu() - c);
-        m.finite = m.finite && all_finite(logits, model->vocab);
-        keep_logits(logits, model->vocab);
-    }
-    (void)chosen;
-    m.decode_mb = peak_mb();
-    m.gen = opt.gen, m.decode_ns = decode_ns.data(), m.decode_cpu_ns = decode_cpu_ns.data();
-
-    begin_report(&m);
+    if (serves) serve_request(&m, &r, beside);
+    else time_request(&m, &r, beside);
+    begin_report(&m, &r);
     printf(",\"model_bytes\":%zu,\"programs\":%zu,\"vocab\":%" PRId64 ",\"chunk\":%" PRId64 ",\"kv\":\"%s\"", file.size(),
            model->programs, model->vocab, model->chunk, model->kv);
-    return end_report();
+    return end_report(serves ? nullptr : beside);
 }
 
 /* Runs `request`, or makes a model file. */
 int run(int argc, char **argv, int (*request)()) {
     parse_arguments(argc, argv);
-    runtime_init();
     std::set_new_handler([] { fail(NO_MEMORY, "out_of_memory", "the runner's own buffers"); });
     /* Constants are read, packed and freed one by one: what is freed goes back, and is not counted twice. */
 #ifdef M_MMAP_THRESHOLD /* Android's C library has none */

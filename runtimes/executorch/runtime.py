@@ -21,13 +21,13 @@ from nas.measure.runtimes.base import (
     Release,
     ReleasePart,
     ReleaseRequest,
+    StateDict,
     Support,
     Weights,
     finding_of,
 )
 from nas.measure.runtimes.build_cache import BuildRequest, CachedBuild, Log
 from nas.measure.runtimes.built_runtime import BuiltRuntime
-from nas.measure.runtimes.checkpoint_file import StateDict
 from nas.measure.runtimes.executorch.chain import ARCH, Quantisation, build_chain, require, supports
 from nas.measure.runtimes.executorch.kinds import KINDS
 from nas.measure.runtimes.executorch.templates import PACKAGES, templates_folder, trim_templates
@@ -52,7 +52,10 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         _FOLDER.parent / "report.h",
     )
     profiler_sources = (_FOLDER / "profiler.cpp", *runner_sources)
-    options = ("--model", "--prompt", "--gen", "--context", "--batch", "--threads", "--kv", "--mmap", "--seed")
+    options = (
+        *("--model", "--reference", "--prompt", "--gen", "--context", "--batch", "--threads"),
+        *("--kv", "--mmap", "--seed"),
+    )
     disk_bytes = 100 << 20
 
     @property
@@ -92,7 +95,14 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         written = Written(write_whole_graph(layout, weights, context, destination))
         return self.artifact(written, layout, quantisation, weights, "whole graph")
 
-    def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
+    def plan(
+        self,
+        artifact: Artifact,
+        runner: Runner,
+        workload: Workload,
+        deadline_s: float,
+        reference: Artifact | None = None,
+    ) -> Plan:
         """Returns a run as one fresh process of the runner."""
         if workload.kv_type != "f16":
             raise Unsupported(f"ExecuTorch has no {workload.kv_type} cache; its runner keeps f16")
@@ -104,7 +114,7 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
             "kv": workload.kv_type,
             "mmap": int(workload.mmap),
         }
-        return plan_run(artifact, runner, workload, deadline_s, options)
+        return plan_run(artifact, runner, workload, deadline_s, options, reference)
 
     def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:
         """Returns the profile that `profiler.cpp` printed: its steps of a chain become layers of the layout."""
@@ -154,7 +164,7 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         """Checks packages, runner and lowered programs; none is a failure, because a search can do without them."""
         pinned, installed = _pinned_versions(), _installed_versions()
         if missing := [name for name in PACKAGES if name not in installed]:
-            fix = "pip install '.[executorch]' in the checkout; spaces that measure with llama.cpp alone do without"
+            fix = "pip install '.[executorch]' in a checkout; spaces that measure with llama.cpp alone do without"
             yield Finding(NAME, "warning", f"not installed: {', '.join(missing)}", fix)
             return
         other = [
@@ -165,7 +175,7 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         if other:
             # Lowering leans on private parts of just these versions.
             yield Finding(
-                NAME, "warning", ", ".join(other), "pip install '.[executorch]' in the checkout, which pins them"
+                NAME, "warning", ", ".join(other), "pip install '.[executorch]' in a checkout, which pins them"
             )
         else:
             yield Finding(NAME, "ok", ", ".join(f"{name} {installed[name]}" for name in PACKAGES))

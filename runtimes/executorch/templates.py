@@ -134,7 +134,7 @@ def tool_versions() -> dict[str, str]:
         return {package: importlib.metadata.version(package) for package in PACKAGES} | {"own": PROGRAMS_VERSION}
     except importlib.metadata.PackageNotFoundError as error:
         raise InfrastructureFailed(
-            f"{error.name} is not installed here: pip install '.[executorch]' in the checkout"
+            f"{error.name} is not installed here: pip install '.[executorch]' in a checkout"
         ) from error
 
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.build_cache import plan_file
 from nas.measure.runtimes.dialogue import Dialogue, draw, serve
+from nas.measure.runtimes.llama_cpp.gguf_file import read_header
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED
 from nas.measure.runtimes.llama_cpp.variants import Build
@@ -110,10 +110,15 @@ class Session:
             raise SystemExit("the text cannot be tokenised")
         return list(ids[:count])
 
-    def length_of(self, token: int) -> int:
-        """Returns the bytes of text that a token stands for; 0 for a special one."""
+    def text_of(self, token: int) -> bytes:
+        """Returns the text that a token stands for; none for a special one."""
         piece = ctypes.create_string_buffer(1 << 10)
-        return max(0, int(self._lib.llama_token_to_piece(self._words, token, piece, len(piece), 0, False)))
+        count = int(self._lib.llama_token_to_piece(self._words, token, piece, len(piece), 0, False))
+        return piece.raw[: max(0, count)]
+
+    def ends(self, token: int) -> bool:
+        """Returns whether a token ends a text or an answer."""
+        return bool(self._lib.llama_vocab_is_eog(self._words, token))
 
     def reset(self) -> None:
         """Begins another sequence."""
@@ -251,42 +256,55 @@ def _decode(model: str, prompt: str, tokens: str, temperature: str, seed: str, o
 
 
 _BYTES = 256
+_CHUNK = 512
 
 
 def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.8, seed: int = 0) -> bytes:
-    """Generates `tokens` bytes after `prompt` with a model whose tokens are bytes, on this machine's build.
+    """Generates at most `tokens` tokens of text after `prompt`, on this machine's build, until the model ends it.
+
+    Text becomes tokens, and tokens text, as llama.cpp does it; in a file without tokenizer, tokens are bytes.
 
     Raises:
-        InvalidInput: no GGUF file, or not one of byte tokens.
+        InvalidInput: no GGUF file, or one without tokenizer whose tokens are no bytes.
         InfrastructureFailed: no available build runs it.
         CandidateFailed: llama.cpp died on the file (crash).
     """
-    arch, vocab = _architecture(model)
-    if vocab != _BYTES:
-        raise InvalidInput(f"not a model of byte tokens: its vocabulary has {vocab}, not {_BYTES}", where=str(model))
-    build = LLAMA_CPP.find_build(patched=arch == PATCHED)
-    return bytes(_decoded(build, model, list(prompt), tokens, temperature, seed))
-
-
-def _architecture(model: Path) -> tuple[str, int]:
-    """Returns the architecture of a GGUF file and its vocabulary size."""
-    try:
-        fields = GGUFReader(model).fields
-        arch = str(fields["general.architecture"].contents())
-        vocab = int(fields[f"{arch}.vocab_size"].contents())
-    except (ValueError, KeyError, IndexError, TypeError, OSError) as error:
+    header = read_header(model)
+    if header.tokenizer == "none" and header.vocab != _BYTES:
         raise InvalidInput(
-            f"no GGUF file with an architecture and a vocabulary size: {error}", where=str(model)
-        ) from error
-    return arch, vocab
+            f"holds no tokenizer, and its tokens are no bytes ({header.vocab}): export it again with --tokenizer",
+            where=str(model),
+        )
+    build = LLAMA_CPP.find_build(patched=header.arch == PATCHED)
+    if header.tokenizer == "none":
+        return bytes(_decoded(build, model, list(prompt), tokens, temperature, seed))
+    with tempfile.TemporaryDirectory() as folder:
+        start, out = Path(folder) / "prompt.txt", Path(folder) / "text"
+        start.write_bytes(prompt)
+        run_command(build, "complete", model, [str(start), str(tokens), str(temperature), str(seed), str(out)])
+        return out.read_bytes()
 
 
-_CHUNK = 512
+def _complete(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
+    text = Path(prompt).read_bytes()
+    session, rng = Session(model, len(text) + 2 + int(tokens), _CHUNK), np.random.default_rng(int(seed))
+    ids, written = session.tokens(text), b""
+    if not ids:
+        raise SystemExit("the prompt has no tokens")
+    for start in range(0, len(ids), _CHUNK):
+        logits = session.feed(ids[start : start + _CHUNK])
+    for _ in range(int(tokens)):
+        token = draw(logits[-1].astype(np.float64), float(temperature), rng)
+        if session.ends(token):
+            break
+        written += session.text_of(token)
+        logits = session.feed([token])
+    Path(out).write_bytes(written)
 
 
 def dialogue(model: Path, context: int) -> Dialogue:
     """Returns a dialogue of at most `context` tokens with a GGUF file that an available build runs."""
-    build = LLAMA_CPP.find_build(patched=_architecture(model)[0] == PATCHED)
+    build = LLAMA_CPP.find_build(patched=read_header(model).arch == PATCHED)
     argv = [sys.executable, "-m", __name__, "dialogue", str(model), str(context)]
     return Dialogue("llama.cpp", model, argv, context, _environment(build))
 
@@ -307,27 +325,26 @@ def bits_per_byte(build: Build, model: Path, texts: Sequence[str], threads: int)
     Raises:
         Unsupported: the file holds no tokenizer.
         InvalidInput: it is no GGUF file.
-        CandidateFailed: the process died or hung on this model (crash).
+        CandidateFailed: the process died or hung on this model (crash), or gives no finite figure (not_finite).
     """
-    try:
-        held = GGUFReader(model).fields["tokenizer.ggml.model"].contents()
-    except (ValueError, KeyError, IndexError, OSError) as error:
-        raise InvalidInput(f"no GGUF file with a tokenizer: {error}", where=str(model)) from error
-    if held == "none":
+    if read_header(model).tokenizer == "none":
         raise Unsupported("the file holds no tokenizer", where=str(model))
     with tempfile.TemporaryDirectory() as folder:
         path, out = Path(folder) / "texts.json", Path(folder) / "bits.json"
-        path.write_text(json.dumps(list(texts)))
+        path.write_text(json.dumps(list(texts)), encoding="utf-8")
         run_command(build, "bits", model, [str(path), str(threads), str(out)], deadline_s=_BITS_S)
-        return float(json.loads(out.read_text()))
+        bits = float(json.loads(out.read_text(encoding="utf-8")))
+    if not math.isfinite(bits):
+        raise CandidateFailed("not_finite", f"{model.name}: its logits of the text hold NaN or infinity")
+    return bits
 
 
 def _bits(model: str, texts_path: str, threads: str, out: str) -> None:
     session = Session(model, _CHUNK, _CHUNK, threads=int(threads))
     nats = size = 0.0
-    for text in json.loads(Path(texts_path).read_text()):
+    for text in json.loads(Path(texts_path).read_text(encoding="utf-8")):
         ids = session.tokens(text.encode())
-        size += len(text.encode()) - session.length_of(ids[0])
+        size += len(text.encode()) - len(session.text_of(ids[0]))
         for start in range(0, len(ids) - 1, _CHUNK):
             window = ids[start : start + _CHUNK + 1]
             session.reset()
@@ -335,7 +352,7 @@ def _bits(model: str, texts_path: str, threads: str, out: str) -> None:
             most = logits.max(-1, keepdims=True)
             likely = logits - most - np.log(np.exp(logits - most).sum(-1, keepdims=True))
             nats -= float(np.take_along_axis(likely, np.asarray(window[1:])[:, None], -1).sum())
-    Path(out).write_text(json.dumps(nats / math.log(2) / size))
+    Path(out).write_text(json.dumps(nats / math.log(2) / size), encoding="utf-8")
 
 
 FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}
@@ -376,6 +393,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "logits": _logits,
     "bits": _bits,
     "decode": _decode,
+    "complete": _complete,
     "dialogue": _dialogue,
     "quantise": _quantise,
 }

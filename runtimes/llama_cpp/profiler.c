@@ -108,8 +108,10 @@ static void print_phase(const char *name, enum phase which, const int64_t whole[
 
 static int profile(void) {
     node_callback = on_node;
+    llama_backend_init();
     struct llama_model *model = load_model();
-    struct llama_context *context = new_context(model);
+    struct ggml_threadpool *threads;
+    struct llama_context *context = new_context(model, &threads);
     int vocab = vocab_of(model);
     llama_token *ids = draw_ids(vocab);
     warm_up(context, ids);

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 from nas.core.family import MemberFile
-from nas.core.plan import PlanFile
-from nas.measure.runtimes.base import Release, ReleasePart, ReleaseRequest
-from nas.measure.runtimes.checkpoint_file import StateDict
+from nas.core.layout import Layout
+from nas.measure.runtimes.base import Release, ReleasePart, ReleaseRequest, StateDict, Weights
 from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.binding import FILE_TYPES, quantise_file
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation, supports
 from nas.measure.runtimes.llama_cpp.writer import Released, write_gguf
+from nas.measure.runtimes.writing import Written
 
 FOLDER = "gguf"
 
@@ -60,32 +59,41 @@ def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iter
     path = request.folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
 
-    def write(quantisation: str, path: Path) -> PlanFile:
-        released = Released(request.name, request.license, request.vocabulary(), request.context)
-        return write_gguf(request.layout, cast(Quantisation, quantisation), state, path, released=released).file
-
-    if quantisation not in FILE_TYPES:
-        written = write(quantisation, path)
-    else:
-        build = LLAMA_CPP.find_build(patched=supports(request.layout).arch == PATCHED)
-        with _half(request.folder / _file_name(request.name, "f16"), "f16" in request.quantisations) as (half, exists):
-            if not exists:
-                write("f16", half)
-            written = quantise_file(build, half, quantisation, path, len(os.sched_getaffinity(0)))
+    released = Released(request.name, request.license, request.vocabulary(), request.context)
+    half = request.folder / _file_name(request.name, "f16")
+    written = write_file(
+        request.layout, quantisation, state, path, released, half if "f16" in request.quantisations else None
+    ).file
     yield MemberFile(path=name, kind="gguf", quantisation=quantisation, sha256=written.sha256, size=written.size)
 
 
-@contextmanager
-def _half(path: Path, is_there: bool) -> Iterator[tuple[Path, bool]]:
-    """Yields the path of the float16 file and whether it is written: a temporary path unless it was requested.
+def write_file(
+    layout: Layout,
+    quantisation: str,
+    weights: Weights | StateDict,
+    destination: Path,
+    released: Released | None,
+    half: Path | None = None,
+) -> Written:
+    """Writes one GGUF file; llama.cpp's own quantiser makes those types that our writer has not, from float16.
 
-    A file of that name that was not asked for may be of other weights.
+    Args:
+        layout: of the model.
+        quantisation: of the file.
+        weights: of the model.
+        destination: of the file.
+        released: what the file has for others; None: token ids only.
+        half: a float16 file of the same weights, if it is there; None: one is made for the time being.
     """
-    if is_there:
-        yield path, True
-        return
-    scratch = path.with_name(f"{path.name}.partial")
+    if quantisation not in FILE_TYPES:
+        return write_gguf(layout, cast(Quantisation, quantisation), weights, destination, released=released)
+    build = LLAMA_CPP.find_build(patched=supports(layout).arch == PATCHED)
+    threads = len(os.sched_getaffinity(0))
+    if half is not None and half.is_file():
+        return Written(quantise_file(build, half, quantisation, destination, threads))
+    scratch = destination.with_name(f"{destination.name}-f16.partial")
     try:
-        yield scratch, False
+        write_gguf(layout, "f16", weights, scratch, released=released)
+        return Written(quantise_file(build, scratch, quantisation, destination, threads))
     finally:
         scratch.unlink(missing_ok=True)

@@ -1,4 +1,5 @@
 /* Measures one request on one model: load, warm up, timed prompt, timed decode; one JSON object on stdout.
+ * With --reference, a reference model in a process of its own takes turns with it, and its report is part of this one's.
  * Or, with --recipe, makes the model file that a recipe describes: a few KB travel instead of the model.
  *
  * Needs only llama.h and ggml-cpu.h, so the same file serves hosts and phones. A run is one fresh process: nothing is left over from
@@ -11,6 +12,7 @@
 
 struct options {
     const char *model;
+    const char *reference;
     const char *kv;
     const char *logits;
     const char *recipe;
@@ -20,7 +22,7 @@ struct options {
 
 static struct options opt = {
     .kv = "f16", .prompt = 512, .gen = 64, .context = 0, .batch = 2048, .ubatch = 512, .threads = 1,
-    .flash = 1, .mmap = 0, .repack = 1, .seed = 0, .warmup = 16,
+    .flash = 1, .mmap = 0, .repack = 1, .seed = 0, .warmup = -1,
 };
 
 static char last_error[512];
@@ -59,7 +61,7 @@ static void usage(const char *what) {
     snprintf(last_error, sizeof last_error, "%s", what);
     fail(USAGE, "usage", "usage: runner --model FILE [--prompt N] [--gen N] [--context N] [--batch N] [--ubatch N] "
                          "[--threads N] [--kv f16|q8_0] [--flash 0|1] [--mmap 0|1] [--repack 0|1] [--seed N] [--warmup N] "
-                         "[--logits FILE] | runner --recipe FILE --output FILE");
+                         "[--reference FILE | --logits FILE] | runner --recipe FILE --output FILE");
 }
 
 static void parse_arguments(int argc, char **argv) {
@@ -67,12 +69,13 @@ static void parse_arguments(int argc, char **argv) {
         {"--prompt", &opt.prompt, 1, 1 << 22}, {"--gen", &opt.gen, 0, 1 << 22}, {"--context", &opt.context, 0, 1 << 22},
         {"--batch", &opt.batch, 1, 1 << 20}, {"--ubatch", &opt.ubatch, 1, 1 << 20}, {"--threads", &opt.threads, 1, 1024},
         {"--flash", &opt.flash, 0, 1}, {"--mmap", &opt.mmap, 0, 1}, {"--repack", &opt.repack, 0, 1},
-        {"--seed", &opt.seed, 0, INT32_MAX}, {"--warmup", &opt.warmup, 0, 1024},
+        {"--seed", &opt.seed, 0, INT32_MAX}, {"--warmup", &opt.warmup, 0, 1 << 20},
     };
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc) usage(argv[i]);
         bool known = true;
         if (!strcmp(argv[i], "--model")) opt.model = argv[i + 1];
+        else if (!strcmp(argv[i], "--reference")) opt.reference = argv[i + 1];
         else if (!strcmp(argv[i], "--kv")) opt.kv = argv[i + 1];
         else if (!strcmp(argv[i], "--logits")) opt.logits = argv[i + 1];
         else if (!strcmp(argv[i], "--recipe")) opt.recipe = argv[i + 1];
@@ -86,11 +89,14 @@ static void parse_arguments(int argc, char **argv) {
         if (!known) usage(argv[i]);
     }
     if (opt.recipe || opt.output) {
-        if (!opt.recipe || !opt.output || opt.model) usage("--recipe and --output go together, without --model");
+        if (!opt.recipe || !opt.output || opt.model || opt.reference) usage("--recipe and --output go together, without a model");
         return;
     }
     if (!opt.model) usage("--model is missing");
     if (access(opt.model, R_OK)) usage("--model cannot be read");
+    if (opt.reference && opt.logits) usage("--reference and --logits exclude each other");
+    /* The first prompt of a process is slower where fewer tokens warmed it up. */
+    if (opt.warmup < 0) opt.warmup = opt.prompt < opt.ubatch ? opt.prompt : opt.ubatch;
     if (strcmp(opt.kv, "f16") && strcmp(opt.kv, "q8_0")) usage("--kv");
     if (!opt.context) opt.context = opt.prompt + opt.gen;
     if (opt.context < opt.prompt + opt.gen) usage("--context is shorter than prompt + gen");
@@ -280,7 +286,7 @@ static struct llama_model *load_model(void) {
 
 static ggml_backend_sched_eval_callback node_callback; /* NULL where nothing is profiled */
 
-static struct llama_context *new_context(struct llama_model *model) {
+static struct llama_context *new_context(struct llama_model *model, struct ggml_threadpool **threadpool) {
     struct llama_context_params params = llama_context_default_params();
     params.n_ctx = (uint32_t)opt.context;
     params.n_batch = (uint32_t)opt.batch;
@@ -296,9 +302,9 @@ static struct llama_context *new_context(struct llama_model *model) {
     if (!context) fail(DECODE_FAILED, "context", "no context for this model and workload");
     /* Without a pool of its own a context starts and ends its threads with every token. */
     struct ggml_threadpool_params threads = ggml_threadpool_params_default((int)opt.threads);
-    struct ggml_threadpool *pool = ggml_threadpool_new(&threads);
-    if (!pool) fail(DECODE_FAILED, "context", "no threads");
-    llama_attach_threadpool(context, pool, NULL);
+    *threadpool = ggml_threadpool_new(&threads);
+    if (!*threadpool) fail(DECODE_FAILED, "context", "no threads");
+    llama_attach_threadpool(context, *threadpool, NULL);
     return context;
 }
 
@@ -323,55 +329,74 @@ static int vocab_of(const struct llama_model *model) {
     return vocab;
 }
 
+struct loaded {
+    struct llama_model *model;
+    struct llama_context *context;
+    struct ggml_threadpool *threads;
+    int vocab;
+    llama_token *ids;
+    const float *logits;
+};
+
+static void prepare(void *state, bool prompt) {
+    struct loaded *l = state;
+    if (prompt) llama_memory_clear(llama_get_memory(l->context), true);
+    if (opt.threads > 1) ggml_threadpool_resume(l->threads);
+}
+
+static void rest(void *state) {
+    struct loaded *l = state;
+    if (opt.threads > 1) ggml_threadpool_pause(l->threads);
+}
+
+static void feed(struct loaded *l, long first, long count) {
+    decode(l->context, l->ids + first, count);
+    l->logits = llama_get_logits_ith(l->context, -1);
+    volatile int chosen = argmax(l->logits, l->vocab);
+    (void)chosen;
+}
+
+static void read_prompt(void *state) { feed(state, 0, opt.prompt); }
+
+static void decode_token(void *state, long index) { feed(state, opt.prompt + index, 1); }
+
+static bool check(void *state) {
+    struct loaded *l = state;
+    keep_logits(l->logits, l->vocab);
+    return all_finite(l->logits, l->vocab);
+}
+
 static int measure(void) {
-    struct measurement m = {.gen = opt.gen};
+    struct measurement m = {0};
+    struct reference reference, *beside = opt.reference ? &reference : NULL;
+    bool serves = beside && fork_reference(beside);
+    if (serves) opt.model = opt.reference;
+    else if (beside) await_reference(beside);
+    llama_backend_init();
+    struct loaded l = {0};
     int64_t begun = wall();
-    struct llama_model *model = load_model();
-    struct llama_context *context = new_context(model);
+    l.model = load_model();
+    l.context = new_context(l.model, &l.threads);
     m.load_ms = (double)(wall() - begun) / 1e6;
 
-    int vocab = vocab_of(model);
-    llama_token *ids = draw_ids(vocab);
-    int64_t *decode_ns = allocate((size_t)opt.gen + 1, sizeof *decode_ns);
-    int64_t *decode_cpu_ns = allocate((size_t)opt.gen + 1, sizeof *decode_cpu_ns);
+    l.vocab = vocab_of(l.model);
+    l.ids = draw_ids(l.vocab);
+    struct request r = new_request(&l, opt.gen, opt.logits != NULL);
+    r.prepare = prepare, r.read_prompt = read_prompt, r.decode_token = decode_token, r.check = check, r.rest = rest;
     begun = wall();
-    warm_up(context, ids);
+    warm_up(l.context, l.ids);
     m.warmup_ms = (double)(wall() - begun) / 1e6;
+    rest(&l);
 
-    m.load_mb = peak_mb();
-    m.phases = reset_peak();
-    int64_t t = wall(), c = cpu();
-    decode(context, ids, opt.prompt);
-    const float *logits = llama_get_logits_ith(context, -1);
-    volatile int chosen = argmax(logits, vocab);
-    m.ttft_ms = (double)(wall() - t) / 1e6, m.prefill_cpu_ms = (double)(cpu() - c) / 1e6;
-    m.finite = all_finite(logits, vocab);
-    keep_logits(logits, vocab);
-    m.prefill_mb = peak_mb();
-
-    m.phases = reset_peak() && m.phases;
-    /* The ids that are fed do not depend on the argmax, so every run and every model walks the same sequence. */
-    for (long i = 0; i < opt.gen; i++) {
-        t = wall(), c = cpu();
-        decode(context, ids + opt.prompt + i, 1);
-        logits = llama_get_logits_ith(context, -1);
-        chosen = argmax(logits, vocab);
-        decode_ns[i] = wall() - t;
-        decode_cpu_ns[i] = cpu() - c;
-        m.finite = m.finite && all_finite(logits, vocab);
-        keep_logits(logits, vocab);
-    }
-    (void)chosen;
-    m.decode_mb = peak_mb();
-    m.decode_ns = decode_ns, m.decode_cpu_ns = decode_cpu_ns;
-
-    begin_report(&m);
+    if (serves) serve_request(&m, &r, beside);
+    else time_request(&m, &r, beside);
+    begin_report(&m, &r);
     printf(",\"model_bytes\":%llu,\"model_params\":%llu,\"vocab\":%d,\"llama_version\":",
-           (unsigned long long)llama_model_size(model), (unsigned long long)llama_model_n_params(model), vocab);
+           (unsigned long long)llama_model_size(l.model), (unsigned long long)llama_model_n_params(l.model), l.vocab);
     print_string(llama_version());
     printf(",\"system_info\":");
     print_string(llama_print_system_info());
-    return end_report();
+    return end_report(serves ? NULL : beside);
 }
 
 /* Runs `request`, or makes a model file. */
@@ -379,7 +404,6 @@ static int run(int argc, char **argv, int (*request)(void)) {
     parse_arguments(argc, argv);
     if (opt.recipe) return make_model();
     llama_log_set(on_log, NULL);
-    llama_backend_init();
     return request();
 }
 

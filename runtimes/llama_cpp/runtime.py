@@ -22,6 +22,7 @@ from nas.measure.runtimes.base import (
     Release,
     ReleaseRequest,
     Support,
+    Vocabulary,
     Weights,
     finding_of,
 )
@@ -51,7 +52,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
     runner_sources = (_FOLDER / "runner.c", _REPORT)
     profiler_sources = (_FOLDER / "profiler.c", *runner_sources)
     options = (
-        *("--model", "--prompt", "--gen", "--context", "--batch", "--ubatch", "--threads"),
+        *("--model", "--reference", "--prompt", "--gen", "--context", "--batch", "--ubatch", "--threads"),
         *("--kv", "--flash", "--mmap", "--repack", "--seed"),
     )
     disk_bytes = 600 << 20
@@ -78,19 +79,47 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         written = write_gguf(layout, self._quantisation(quantisation), weights, destination, recipe=recipe)
         return self.artifact(written, layout, quantisation, weights, arch, patched=arch == support.PATCHED)
 
+    def export_trained(
+        self,
+        layout: Layout,
+        quantisation: str,
+        weights: Checkpoint,
+        destination: Path,
+        name: str,
+        vocabulary: Vocabulary | None,
+        context: int,
+    ) -> Artifact:
+        """Writes a GGUF file of trained weights that other programs can use.
+
+        Args:
+            layout: of the model.
+            quantisation: also those that llama.cpp's quantiser makes of a float16 file.
+            weights: of the model.
+            destination: of the file.
+            name: of the model.
+            vocabulary: for text; None: the file knows token ids only.
+            context: tokens that the model is meant for.
+        """
+        from nas.measure.runtimes.llama_cpp.binding import FILE_TYPES
+        from nas.measure.runtimes.llama_cpp.release import write_file
+        from nas.measure.runtimes.llama_cpp.writer import Released
+
+        if quantisation not in FILE_TYPES:
+            self.require_quantisation(quantisation)
+        arch = support.architecture(layout)
+        released = None if vocabulary is None else Released(name, None, vocabulary, context)
+        written = write_file(layout, quantisation, weights, destination, released)
+        return self.artifact(written, layout, quantisation, weights, arch, patched=arch == support.PATCHED)
+
     def _quantisation(self, name: str) -> Quantisation:
         self.require_quantisation(name)
         return cast(Quantisation, name)
 
     def needs_patched(self, model: Path) -> bool:
         """Returns whether the architecture of a GGUF file is ours."""
-        from gguf import GGUFReader
+        from nas.measure.runtimes.llama_cpp.gguf_file import read_header
 
-        try:
-            arch = GGUFReader(model).fields["general.architecture"].contents()
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            raise InvalidInput(f"not a GGUF file: {error}", where=str(model)) from error
-        return bool(arch == support.PATCHED)
+        return read_header(model).arch == support.PATCHED
 
     def bits_per_byte(self, model: Path, texts: Sequence[str], threads: int) -> float:
         """Returns bits per byte of `texts`, by llama.cpp on this machine."""
@@ -98,7 +127,14 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
 
         return bits_per_byte(self.find_build(patched=self.needs_patched(model)), model, texts, threads)
 
-    def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
+    def plan(
+        self,
+        artifact: Artifact,
+        runner: Runner,
+        workload: Workload,
+        deadline_s: float,
+        reference: Artifact | None = None,
+    ) -> Plan:
         """Returns a run as one fresh process of the runner."""
         if workload.kv_type != "f16" and not workload.flash_attn:
             raise Unsupported(f"llama.cpp needs flash_attn for a {workload.kv_type} cache")
@@ -113,7 +149,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
             "mmap": int(workload.mmap),
             "repack": int(workload.repack),
         }
-        return plan_run(artifact, runner, workload, deadline_s, options)
+        return plan_run(artifact, runner, workload, deadline_s, options, reference)
 
     def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:
         """Returns the profile that `profiler.c` printed; GGUF names the layers."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.measure.runtimes.checkpoint_file import StateDict
+from nas.measure.runtimes.base import StateDict
 from nas.measure.runtimes.llama_cpp.kinds import (
     KINDS,
     Part,

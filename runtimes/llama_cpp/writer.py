@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layout
-from nas.measure.runtimes.base import Checkpoint, Purpose, RandomWeights, Vocabulary, Weights
-from nas.measure.runtimes.checkpoint_file import CheckpointFile, StateDict
+from nas.measure.runtimes.base import Checkpoint, Purpose, RandomWeights, StateDict, Vocabulary, Weights
+from nas.measure.runtimes.checkpoint_file import CheckpointFile
 from nas.measure.runtimes.llama_cpp.kinds import (
     ATTENTION,
     IN_EVERY_FILE,

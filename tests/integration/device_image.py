@@ -17,7 +17,10 @@ PACKAGES = (
     *("adb", "adbd", "openssh-server", "openssh-sftp-server"),
     *("bash", "busybox-static", "coreutils", "dash", "findutils", "grep", "mksh", "procps", "sed", "toybox"),
     *("libfaketime", "time", "util-linux"),
+    *("fish", "gzip", "ksh93u+m", "locales", "tcsh", "zsh"),
 )
+LOCALES = ("de_DE", "tr_TR")
+"""With a decimal comma; in the second the capital of `i` is another letter."""
 TOOLS = ("apt-get", "chroot", "dpkg-deb", "ip", "mount", "ssh-keygen", "unshare")
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -34,7 +37,7 @@ and two calls it stores 0 in `auth_required`. That byte made 1 gives the adbd th
 
 def image() -> Path:
     """The root file system of a device, made once."""
-    wanted = hashlib.sha256(" ".join([RELEASE, *PACKAGES]).encode()).hexdigest()[:12]
+    wanted = hashlib.sha256(" ".join([RELEASE, *PACKAGES, *LOCALES]).encode()).hexdigest()[:12]
     folder = paths.cache() / "test-devices" / wanted
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{wanted}.lock").open("w") as lock:
@@ -96,6 +99,9 @@ def _complete(root: Path) -> None:
             (root / name / applet).symlink_to(program)
     (root / "android" / "sh").unlink(missing_ok=True)
     (root / "android" / "sh").symlink_to("/usr/bin/mksh-static")
+    for locale in LOCALES:
+        compile_one = ["localedef", "--inputfile", locale, "--charmap", "UTF-8", f"{locale}.UTF-8"]
+        subprocess.run(["chroot", str(root), *compile_one], check=True)
     # Debian builds busybox without this one.
     (root / "busybox" / "flock").symlink_to("/usr/bin/flock")
 

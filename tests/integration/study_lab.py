@@ -51,7 +51,12 @@ SPACE: dict[str, Any] = {
             {"name": "third", "lm_steps": 24, "seeds": [0, 1]},
         ],
     },
-    "protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "deadline_s": 20},
+    "protocol": {
+        "screen_repetitions": 2,
+        "confirm_repetitions": 2,
+        "deadline_s": 20,
+        "remeasure": {"rounds": 2, "repetitions": 2, "members": 2},
+    },
     "search": {"proposer": "random", "seeds": 2},
 }
 

@@ -8,19 +8,19 @@ import subprocess
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from adapt_lab import LAYOUT, QUICK, work_of, write_lab
 from cli_runner import Outcome, nas
 
+from benchmarks.adapt import ArithmeticBench
 from nas.core.canonical import sha256_of
 from nas.core.layout import Layout
-from nas.measure.protocol.bench import BenchOptions
 from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.executorch.variants import Build as ExecuTorchBuild
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.model.text.documents import read_sources
+from nas.train.adapt.device import DeviceBench, Measured
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 
@@ -97,16 +97,15 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def arithmetic_bench(options: BenchOptions, log: Any) -> dict[str, Any]:
-    assert isinstance(options.subject, Layout)
-    return {"figures": {name: {"value": value} for name, value in work_of(options.subject).items()}}
+def arithmetic(bench: DeviceBench, layout: Layout, *, fresh: bool = False) -> Measured:
+    return ArithmeticBench(work_of).measure(layout, fresh=fresh)
 
 
 @pytest.mark.needs("devices")
 def test_a_disk_that_fills_up_is_said_and_the_same_command_continues(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Callable[[int], Path]
 ) -> None:
-    monkeypatch.setattr("nas.measure.protocol.bench.bench", arithmetic_bench)
+    monkeypatch.setattr(DeviceBench, "measure", arithmetic)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1 << 40))  # others fill it later
     limit = f"file_size<={0.8 * work_of(LAYOUT)['file_size']}MB"
     reached = []

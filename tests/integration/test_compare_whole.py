@@ -48,7 +48,7 @@ def test_members_and_references_are_measured_once(
     monkeypatch.setattr("nas.measure.protocol.calibration.off_by", lambda ratios: (0.0, False))
     options = CompareOptions(small, workloads=TASKS)
     told: list[str] = []
-    first, path = compare(options, told.append, told.append)
+    first, path = compare(options, told.append)
     assert [model.name for model in first.models] == ["demo-1M", "Qwen3-0.6B", "PLM-1.8B", "Zebra-Llama-1B-8MLA"]
     assert [model.architecture for model in first.models] == ["lfm2", "qwen3", "plm", "hilnas"]
     for model in first.models:
@@ -64,5 +64,5 @@ def test_members_and_references_are_measured_once(
     assert "AVX2" in first.conditions["instructions"] or "NEON" in first.conditions["instructions"]
     assert read_record(path, Comparison) == first
     assert path.parent.name == "demo"
-    again, _ = compare(options, told.append, told.append)
+    again, _ = compare(options, told.append)
     assert json.loads(again.model_dump_json(exclude={"made"})) == json.loads(first.model_dump_json(exclude={"made"}))

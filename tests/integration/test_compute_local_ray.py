@@ -1,4 +1,4 @@
-"""The Ray of a plain launch is for its own machine and its own process."""
+"""The Ray of a plain launch is for its own machine and its own process, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 LIMIT_S = 240
@@ -24,9 +25,11 @@ with RayCompute(1):
 
 
 def test_it_listens_on_loopback_only_and_leaves_no_token(tmp_path: Path) -> None:
-    env = os.environ | {"HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
+    with tempfile.TemporaryDirectory() as folder:  # a short one, for Ray's sockets
+        env = os.environ | {"HOME": str(tmp_path), "RAY_TMPDIR": folder}
+        done = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stderr
+        assert not [path for path in Path(folder).glob("ray/session_*") if path.is_dir()]
     listens, niceness = json.loads(done.stdout.splitlines()[-1])
     assert niceness == os.nice(0)
     assert listens and {address.removeprefix("::ffff:") for address in listens} == {"127.0.0.1"}

@@ -175,7 +175,7 @@ def test_no_adb_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ShellTransport(AdbWire("adb:R5CT1234567", tmp_path)).connect()
 
 
-@pytest.mark.parametrize("text", ["adb:", "R5CT1234567", "adb:a b", "adb:host:port", "adb:x;y", "ssh://u@host"])
+@pytest.mark.parametrize("text", ["adb:", "R5CT1234567", "adb: b", "adb:host:port", "adb:x;y", "ssh://u@host"])
 def test_addresses_of_another_form(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput):
         AdbWire(text, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from nas.measure.runtimes.runner import Feed, local_machine, relative_l2, runner
 from nas.measure.runtimes.toolchain import host_target
 from nas.testing.planted_faults import checkpoint
 from nas.testing.runtime_contract import RuntimeContract
+from tests.support.turns import assert_neither_outlives_the_other
 
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time
 
@@ -92,12 +94,25 @@ def test_wrong_header_is_refused(
     refusal(executorch_build, tmp_path / "wrong")
 
 
-def refusal(build: Build, model: Path) -> None:
+def refusal(build: Build, model: Path, *options: str) -> None:
     """The runner says that the file is bad; it does not die of it."""
-    argv = [str(build.executable), "--model", str(model), "--prompt", "32", "--gen", "2"]
+    argv = [str(build.executable), "--model", str(model), "--prompt", "32", "--gen", "2", *options]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode in (65, 70), (done.returncode, done.stdout[:200])
     assert json.loads(done.stdout)["error"]["message"]
+
+
+def test_a_bad_model_beside_a_good_reference_is_refused(executorch_build: Build, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut").write_bytes(model.read_bytes()[:500])
+    refusal(executorch_build, tmp_path / "cut", "--reference", str(model))
+
+
+@pytest.mark.parametrize("killed", ["reference", "candidate"])
+def test_neither_process_outlives_the_other(
+    executorch_build: Build, model: Path, killed: Literal["reference", "candidate"]
+) -> None:
+    argv = [executorch_build.executable, "--model", model, "--reference", model, "--prompt", "64", "--gen", "200000"]
+    assert_neither_outlives_the_other([*map(str, argv)], killed)
 
 
 def test_cache_in_half_precision_is_close(executorch_build: Build, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -19,6 +20,7 @@ from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.toolchain import host_target
 from nas.testing.run_plan import run_plan
 from nas.testing.runtime_contract import RuntimeContract
+from tests.support.turns import assert_neither_outlives_the_other
 
 TINY = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/2]")
 
@@ -118,6 +120,31 @@ def test_too_little_memory_for_the_weights(llama_build: Build, tmp_path: Path) -
     assert failure.value.reason == "out_of_memory"
 
 
+def test_a_model_that_does_not_load_beside_a_good_reference_has_failed(llama_build: Build, model: Path) -> None:
+    raw = run(llama_build, "--model", "/dev/null", "--reference", model)
+    assert raw.exit_code == 65
+    with pytest.raises(CandidateFailed):
+        LLAMA_CPP.parse(raw)
+
+
+@pytest.mark.parametrize("killed", ["reference", "candidate"])
+def test_neither_process_outlives_the_other(
+    llama_build: Build, model: Path, killed: Literal["reference", "candidate"]
+) -> None:
+    argv = [llama_build.executable, "--model", model, "--reference", model, "--prompt", "64", "--gen", "200000"]
+    assert_neither_outlives_the_other([*map(str, argv)], killed)
+
+
+def test_memory_is_of_the_candidate_alone(llama_build: Build, model: Path, tmp_path: Path) -> None:
+    large = Layout.parse("d1024 v16384 ffn=swiglu:4096 [C3*4 A16/4]")
+    LLAMA_CPP.export(large, "q4_0", RandomWeights(), tmp_path / "large")
+    beside = LLAMA_CPP.parse(run(llama_build, "--model", model, "--reference", tmp_path / "large", "--gen", "4"))
+    alone = LLAMA_CPP.parse(run(llama_build, "--model", model, "--gen", "4"))
+    assert beside.reference and beside.peak_rss_mb and alone.peak_rss_mb and beside.reference.peak_rss_mb
+    assert beside.reference.peak_rss_mb > 2 * alone.peak_rss_mb
+    assert beside.peak_rss_mb == pytest.approx(alone.peak_rss_mb, rel=0.1)
+
+
 @pytest.mark.parametrize("damage", ["text", "cut", "empty"])
 def test_damaged_file_is_refused(llama_build: Build, model: Path, tmp_path: Path, damage: str) -> None:
     content = {"text": b"no model", "cut": model.read_bytes()[:20_000], "empty": b""}[damage]
@@ -145,11 +172,12 @@ def test_nan_weights_are_told(llama_build: Build, tmp_path: Path) -> None:
     [
         (),
         ("--model",),
-        ("--model", "/nonexistent"),
+        ("--model", "/dev/null/model"),
         ("--model", "/dev/null", "--promt", "1"),
         ("--model", "/dev/null", "--prompt", "1x"),
         ("--model", "/dev/null", "--threads", "0"),
         ("--model", "/dev/null", "--kv", "q5_0"),
+        ("--model", "/dev/null", "--reference", "/dev/null", "--logits", "/tmp/rows"),
         ("--model", "/dev/null", "--prompt", "64", "--gen", "64", "--context", "100"),
     ],
 )
@@ -183,7 +211,7 @@ def test_libraries_are_found_beside_the_runner_only(llama_build: Build) -> None:
 
 def test_reference_run_is_short(llama_build: Build, tmp_path: Path) -> None:
     path = tmp_path / "reference.gguf"
-    artifact = LLAMA_CPP.export(LLAMA_CPP.reference_model(), "q4_0", RandomWeights(), path)
+    artifact = LLAMA_CPP.export(LLAMA_CPP.reference_models()[0], "q4_0", RandomWeights(), path)
     plan = LLAMA_CPP.plan(artifact, llama_build.runner, LLAMA_CPP.reference_workload(), deadline_s=60)
     sample = LLAMA_CPP.parse(run_plan(plan, llama_build.folder, {"model": path}))
     assert len(sample.decode_ns) == LLAMA_CPP.reference_workload().gen

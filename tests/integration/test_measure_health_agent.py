@@ -71,7 +71,7 @@ def test_a_device_whose_runner_crashes_is_bad(store: Store, tmp_path: Path, monk
     monkeypatch.setattr(health, "_PROTOCOL", health.MeasurementSettings(max_attempts=1))
     monkeypatch.setattr(health, "COOL_DOWN_S", 0.0)
     sound = FakeRuntime(tmp_path / "fake")
-    install(monkeypatch, FakeRuntime(tmp_path / "fake", faults={sound.reference_model().id: "crash"}))
+    install(monkeypatch, FakeRuntime(tmp_path / "fake", faults={sound.reference_models()[0].id: "crash"}))
     with open_farm(store) as farm:
         local = farm.device("local")
         with keeper(farm, tmp_path):

@@ -43,7 +43,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     space = yaml.safe_load(path_of(lab).read_text())
     space["objectives"].append({"name": "recall", "metric": "quality.recall"})
     space["budgets"].append({"metric": "quality.recall", "min": LEAST_RECALL})
-    space |= {"protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "deadline_s": 20}}
+    again = {"rounds": 2, "repetitions": 2, "members": 2}
+    space |= {"protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "deadline_s": 20, "remeasure": again}}
     path_of(lab).write_text(yaml.safe_dump(space, sort_keys=False))
     return lab
 

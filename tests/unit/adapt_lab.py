@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from pretrain_lab import write_corpus, write_tokenizer
 
-from benchmarks.adapt import TINY, TINY_SETTINGS
+from benchmarks.adapt import TINY, TINY_SETTINGS, ArithmeticBench
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.model.nn.fit import Worker
@@ -18,7 +18,7 @@ from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
 from nas.model.text.documents import read_sources
 from nas.train.adapt.adapt import Adaptation
-from nas.train.adapt.costs import Measure
+from nas.train.adapt.device import Bench
 from nas.train.adapt.parallel import Workers
 from nas.train.adapt.prepare import prepare
 from nas.train.adapt.request import AdaptRequest, AdaptSettings
@@ -78,8 +78,9 @@ def adaptation(
     library: Path,
     worker: Worker | None = None,
     budget: str = "",
-    measure: Measure = work_of,
+    measure: Callable[[Layout], Mapping[str, float]] = work_of,
     *,
+    bench: Bench | None = None,
     settings: AdaptSettings = SETTINGS,
     teacher: Path | None = None,
     tokenizer: Path | None = None,
@@ -97,4 +98,4 @@ def adaptation(
         output=out,
         library_folder=library,
     )
-    return prepare(request, measure, worker or alone(), workers)
+    return prepare(request, lambda layouts: bench or ArithmeticBench(measure), worker or alone(), workers)

@@ -72,9 +72,10 @@ class DashboardLab(LiveLab):
         self.app.include_router(dashboard_router(self.store, rules or AccessRules(), self.submitted))
         self.tokens = {role: agents.create_api_token(self.store, role.value, role) for role in Role}
 
-    def stranger(self) -> TestClient:
+    def stranger(self, peer: str = "10.0.0.9") -> TestClient:
         """Somebody who has not logged in."""
-        return TestClient(self.app, base_url=HOST, raise_server_exceptions=False, follow_redirects=False)
+        return TestClient(self.app, base_url=HOST, raise_server_exceptions=False, follow_redirects=False,
+                          client=(peer, 50_000))  # fmt: skip
 
     def visitor(self, role: Role) -> Visitor:
         """Somebody with a session."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -15,6 +15,7 @@ from nas.core.family import FAMILY, Family, Member, families_folder, write_recor
 from nas.core.layout import Layout
 from nas.model.nn.fit import Log, TrainingState, Worker
 from nas.model.nn.model import Model
+from nas.train.posttrain import prefer
 from nas.train.pretrain import member_training
 from nas.train.pretrain.member_training import MemberToTrain, Work, run_plan, train_plan
 from nas.train.pretrain.next_token import Pretraining, PretrainingRequest
@@ -124,3 +125,14 @@ def tiny_family(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_corpus(folder / "corpus")
     write_tokenizer(folder / "tokenizer.json", folder / "corpus")
     write_family()
+
+
+def end_sampled_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts an end behind each sampled answer: models that hardly learnt seldom say one."""
+    generate = prefer.generate
+
+    def ended(model: Model, questions: Sequence[Sequence[int]], most: int, ends: Sequence[int], **more: Any) -> Any:
+        answers = generate(model, questions, most, ends, **more)
+        return [ids if ids[-1] in ends else [*ids, ends[0]] for ids in answers]
+
+    monkeypatch.setattr(prefer, "generate", ended)

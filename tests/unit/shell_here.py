@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -54,6 +53,3 @@ class ShellHere:
 
     def start(self, command: str) -> Stream:
         return Pipe(command)
-
-    def put(self, local: Path, remote: str) -> None:
-        shutil.copyfile(local, remote)

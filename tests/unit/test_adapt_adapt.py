@@ -18,6 +18,7 @@ from cli_runner import nas
 from pretrain_lab import write_tokenizer
 from tokenizer_lab import FORMS, write_model_tokenizer
 
+from benchmarks.adapt import ArithmeticBench
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
@@ -25,7 +26,6 @@ from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.replacement import RECALL_GROUP, Slot, assembled, block_name, lender_of, parsed, slots_of, with_blocks
 from nas.infra.store.store import Store
-from nas.measure.protocol.bench import BenchOptions
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
@@ -34,6 +34,7 @@ from nas.train.adapt import adapt
 from nas.train.adapt import library as library_module
 from nas.train.adapt.adapt import CHILD, REPORT, Adaptation, write_child
 from nas.train.adapt.alternatives import default_alternatives, started
+from nas.train.adapt.device import DeviceBench, Measured
 from nas.train.adapt.healing import batches_of, heal
 from nas.train.adapt.hours import RESERVE, LibraryTimes, PartTimes, time_library
 from nas.train.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, trim
@@ -565,7 +566,7 @@ def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, mon
 
 def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("nas.measure.protocol.bench.bench", arithmetic_bench)
+    monkeypatch.setattr(DeviceBench, "measure", arithmetic)
     (tmp_path / "settings.json").write_text(SETTINGS.model_dump_json())
     size = work_of(LAYOUT)["file_size"] * 0.9
     given = (
@@ -585,9 +586,8 @@ def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypa
     assert json.loads(again.out)["child"]["measured"]["file_size"] <= size
 
 
-def arithmetic_bench(options: BenchOptions, log: Any) -> dict[str, Any]:
-    assert isinstance(options.subject, Layout)
-    return {"figures": {name: {"value": value} for name, value in work_of(options.subject).items()}}
+def arithmetic(bench: DeviceBench, layout: Layout, *, fresh: bool = False) -> Measured:
+    return ArithmeticBench(work_of).measure(layout, fresh=fresh)
 
 
 def test_a_model_without_a_tokenizer_is_refused(lab: Path, tmp_path: Path) -> None:
@@ -627,11 +627,11 @@ def refused(lab: Path, tmp_path: Path, **other: Path) -> str:
 
 @pytest.fixture
 def nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bench(options: BenchOptions, log: Any) -> dict[str, Any]:
+    def measure(bench: DeviceBench, layout: Layout, *, fresh: bool = False) -> Measured:
         raise AssertionError("measured")
 
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("nas.measure.protocol.bench.bench", bench)
+    monkeypatch.setattr(DeviceBench, "measure", measure)
 
 
 @pytest.mark.usefixtures("nothing_is_measured")
@@ -844,3 +844,88 @@ def test_gc_removes_blocks_that_no_adaptation_uses(lab: Path, text: list[Tokens]
     assert len(list((tmp_path / "library" / "scores").iterdir())) == 2
     library.train({Slot(0, "ffn"): (old,)})
     assert (tmp_path / "library" / "blocks" / f"{second}.safetensors").stat().st_size == files[second]
+
+
+def test_errors_and_their_key_depend_on_the_text_that_they_are_of(
+    lab: Path, tmp_path: Path, text: list[Tokens]
+) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    slot, block = Slot(0, "ffn"), Block.parse("swiglu:64", "ffn")
+    errors: dict[tuple[str, int], set[float]] = {}
+    for order in ((64, 1024), (1024, 64)):
+        for tokens in order:
+            settings = QUICK.library.model_copy(update={"score_tokens": tokens})
+            library = Library(tmp_path / str(order), teacher, text, settings, alone())
+            library.train({slot: (block,)})
+            errors.setdefault((library.key(slot, block), tokens), set()).add(library.record(slot, block).error)
+    assert len(errors) == 2 and all(len(values) == 1 for values in errors.values())
+
+
+def test_an_alternative_that_diverges_is_left_out_alone(
+    lab: Path, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    slot, sound = Slot(0, "ffn"), tuple(Block.parse(name, "ffn") for name in ("swiglu:64", "swiglu:32"))
+    wild = Block.parse("swiglu:96", "ffn")
+    calm = Library(tmp_path / "calm", teacher, text, SETTINGS.library, alone())
+    calm.train({slot: sound})
+
+    def started_wildly(block: Block, *rest: Any) -> torch.nn.Module:
+        module = started(block, *rest)
+        if block == wild:
+            with torch.no_grad():
+                next(module.parameters()).mul_(1e30)
+        return module
+
+    monkeypatch.setattr(library_module, "started", started_wildly)
+    lines: list[str] = []
+    worker = Worker(torch.device("cpu"), lines.append)
+    for _ in range(2):
+        library = Library(tmp_path / "library", teacher, text, SETTINGS.library, worker)
+        assert library.train({slot: (wild, *sound, None)}) == {slot: (*sound, None)}
+    assert len([line for line in lines if "swiglu:96 in place of the ffn diverged and is left out" in line]) == 1
+    assert library.missing_bytes({slot: (wild, *sound)}) == 0
+    for block in sound:
+        assert sha256_of(library.file(slot, block)) == sha256_of(calm.file(slot, block))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: b"", lambda content: content[:-1], lambda content: bytes(len(content))]
+)
+def test_a_damaged_block_is_trained_again(lab: Path, tmp_path: Path, text: list[Tokens], damage: Any) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    lines: list[str] = []
+    library = Library(tmp_path, teacher, text, QUICK.library, Worker(torch.device("cpu"), lines.append))
+    slot, block = Slot(0, "ffn"), Block.parse("swiglu:64", "ffn")
+    library.train({slot: (block,)})
+    path = library.file(slot, block)
+    content = path.read_bytes()
+    path.write_bytes(damage(content))
+    library.train({slot: (block,)})
+    assert path.read_bytes() == content
+    assert [line for line in lines if "is damaged and removed" in line]
+
+
+def test_a_healing_does_not_resume_one_of_other_start_weights(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    slot, block = Slot(0, "ffn"), Block.parse("swiglu:64", "ffn")
+    packed = batches_of(text, QUICK.healing)
+    found = {}
+    for name, tokens, folder in (("old", 256, "one"), ("new", 4096, "one"), ("apart", 4096, "two")):
+        settings = QUICK.library.model_copy(update={"tokens": tokens})
+        library = Library(tmp_path / "library", teacher, text, settings, alone())
+        library.train({slot: (block,)})
+        model = heal(lambda: library.mix({slot: block}), library, packed, QUICK.healing, tmp_path / folder)  # noqa: B023
+        found[name] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert torch.equal(found["new"], found["apart"])
+    assert not torch.equal(found["new"], found["old"])
+
+
+def test_a_healing_that_diverges_is_undone(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    lines: list[str] = []
+    library = Library(tmp_path, teacher, text, QUICK.library, Worker(torch.device("cpu"), lines.append))
+    healing = QUICK.healing.model_copy(update={"lr": 1e30})
+    model = heal(lambda: library.mix({}), library, batches_of(text, healing), healing, tmp_path / "training")
+    assert library.divergence(model) == 0
+    assert [line for line in lines if line.startswith("healing is undone: the loss is not finite")]

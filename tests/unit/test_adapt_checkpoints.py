@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "granite", "embedding_multiplier": 6.0, "residual_multiplier": 0.25,
         "attention_multiplier": 0.1, "logits_scaling": 4.0, "tie_word_embeddings": True,
     },
+    "arcee": {"model_type": "arcee", "rope_parameters": ROPE},
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 32, "pad_token_id": 0},
+    "helium": {"model_type": "helium", "head_dim": 16},
+    "nemotron_h": {
+        "model_type": "nemotron_h", "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+        "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
+    },
+    "phi3": {"model_type": "phi3", "sliding_window": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     "granite-hybrid": {
         "model_type": "granitemoehybrid", "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_state": 16,
@@ -175,11 +185,22 @@ def test_models_of_350m_have_the_same_logits(name: str, tmp_path: Path) -> None:
         ("llama", {"partial_rotary_factor": 0.5}, ["RoPE on a part of each head"]),
         ("llama", {"quantization_config": {"bits": 4}}, ["quantised"]),
         ("llama", {"hidden_size": 72}, ["multiple of 32"]),
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, ["RoPE of type 'longrope'"]),
+        ("ernie4_5", {"use_bias": True}, ["biases (use_bias)"]),
+        ("nemotron_h", {"mamba_num_heads": 6}, ["inner width 96, no multiple of the width 64"]),
+        (
+            "nemotron_h",
+            {"layers_block_type": ["moe", 3, "x"], "mlp_hidden_act": "gelu"},
+            ["experts of squared ReLU", "layers of type 3", "layers of type 'x'", "activation 'gelu'"],
+        ),
         ("lfm2", {"conv_bias": True}, ["biases (conv_bias)"]),
         ("lfm2-moe", {"norm_topk_prob": False}, ["add up to one"]),
         ("granite-hybrid", {"num_local_experts": 8, "mamba_proj_bias": True}, ["experts beside", "mamba_proj_bias"]),
         ("granite-hybrid", {"rms_norm_eps": 1e-6}, ["epsilon 1e-06"]),
-        ("llama", {"model_type": "nobodys"}, ["'nobodys'; families that are read: granite"]),
+        ("lfm2", {"layer_types": ["a", "b", ["c"]]}, ["layers of type 'a'", "layers of type 'b'", "type ['c']"]),
+        ("granite-hybrid", {"layer_types": [1, "b", "c"]}, ["layers of type 1", "layers of type 'b'"]),
+        ("llama", {"model_type": ["llama"]}, ["['llama']; families that are read: arcee"]),
+        ("llama", {"model_type": "nobodys"}, ["'nobodys'; families that are read: arcee"]),
     ],
 )
 def test_what_no_layout_says_is_listed(name: str, changed: dict[str, Any], messages: list[str], tmp_path: Path) -> None:
@@ -192,7 +213,6 @@ def test_what_no_layout_says_is_listed(name: str, changed: dict[str, Any], messa
 
 UNREAD = {
     "qwen2": ({}, {"biases on queries, keys and values"}),
-    "phi3": ({"rope_scaling": {"type": "longrope"}}, {"projections that are stored", "RoPE of type 'longrope'"}),
     "gpt2": ({}, {"learned positions", "LayerNorm", "without a gate", "biases on every", "activation 'gelu_new'"}),
     "gemma3_text": ({}, {"norms behind blocks", "activation 'gelu_pytorch_tanh'"}),
     "gemma2": (
@@ -280,3 +300,175 @@ def test_the_command_prints_the_layout(tmp_path: Path) -> None:
     report = json.loads(result.out)
     assert report["family"] == "qwen3"
     assert report["layout"] == "d64 v288 ffn=swiglu:96 [A4/2:32(rope_theta=10000)*3]"
+
+
+def changed_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file(
+        {name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+
+
+def changed_config(folder: Path, *without: str, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config = {name: value for name, value in config.items() if name not in without} | values
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def with_equal_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return tensors | {HEAD: tensors[EMBEDDING]}
+
+
+def with_head_alone(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    head = tensors.pop(EMBEDDING)
+    return tensors | {HEAD: head}
+
+
+def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+
+
+HEADS: dict[str, tuple[bool, Any]] = {
+    "another head, though tied": (False, lambda tensors: tensors),
+    "an equal head": (True, with_equal_head),
+    "the head alone": (True, with_head_alone),
+    "saved without the head": (True, without_prefix),
+    "saved without the prefix, with the head": (False, without_prefix),
+}
+"""Name -> whether the model was saved as tied, and what was done to its tensors; the configuration says tied."""
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+@torch.no_grad()
+def test_heads_are_tied_where_transformers_ties_them(family: str, name: str, tmp_path: Path) -> None:
+    tied, change = HEADS[name]
+    save_theirs(tmp_path, {**FAMILIES[family], "tie_word_embeddings": tied})
+    changed_tensors(tmp_path, change)
+    changed_config(tmp_path, tie_word_embeddings=True)
+    ours = ours_of(tmp_path, tmp_path / "weights.safetensors")
+    assert ours.layout == read_model(tmp_path).layout and ours.layout.tied is tied
+    torch.testing.assert_close(ours(random_ids()), _theirs(tmp_path)(random_ids()).logits, rtol=0, atol=1e-4)
+
+
+def test_an_untied_model_without_a_head_is_refused(tmp_path: Path) -> None:
+    save_theirs(tmp_path, {**FAMILIES["llama"], "tie_word_embeddings": True})
+    changed_config(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(InvalidInput, match=r"lacks lm_head\.weight; if the embedding is the head, set tie_word"):
+        import_model(tmp_path, tmp_path / "out.safetensors")
+
+
+ROPES: list[dict[str, Any]] = [
+    {"rope_scaling": {"rope_type": "default", "rope_theta": 20000.0}},
+    {"rope_scaling": {"type": "default", "rope_theta": 20000.0}, "rope_theta": 7.0},
+    {"rope_scaling": {"rope_type": "default", "rope_theta": 20000.0}, "rope_parameters": {"rope_theta": 7.0}},
+    {"rope_scaling": {}, "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}},
+    {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}, "rope_theta": 7.0},
+    {"rope_scaling": {"rope_type": "default"}, "rope_theta": 20000.0},
+    {"rope_scaling": {"rope_type": "default"}, "rope_parameters": {"rope_theta": 7.0}, "rope_theta": 20000.0},
+    {"rope_theta": 20000},
+    {},
+]
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=str)
+def test_the_base_of_rope_is_the_one_that_transformers_takes(rope: dict[str, Any], tmp_path: Path) -> None:
+    config = {**SIZES, "model_type": "llama", **rope}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = AutoConfig.from_pretrained(tmp_path, local_files_only=True).rope_parameters["rope_theta"]
+    mixer = read_model(tmp_path).layout.layers[0].mixers[0]
+    assert mixer.get("rope_theta") == theirs
+
+
+def test_constants_that_make_weights_infinite_are_refused(tmp_path: Path) -> None:
+    save_theirs(tmp_path, FAMILIES["granite"])
+    changed_config(tmp_path, embedding_multiplier=1e300)
+    with pytest.raises(InvalidInput, match=r"embed_tokens.weight becomes infinite: constants .* multiply it by 3"):
+        import_model(tmp_path, tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+    changed_config(tmp_path, rms_norm_eps=1e-90)
+    with pytest.raises(Unsupported, match="norms of epsilon 1e-90"):
+        import_model(tmp_path, tmp_path / "out.safetensors")
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 26906\n"
+HTML = b"<!DOCTYPE html><html><head><title>429 Too Many Requests</title></head></html>"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    ("content", "problem"), [(LFS, "git lfs pull"), (HTML, "a web page"), (b"", "it is empty"), (None, "incomplete")]
+)
+def test_what_a_download_left_is_named(name: str, content: bytes | None, problem: str, tmp_path: Path) -> None:
+    save_theirs(tmp_path, FAMILIES["llama"])
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:-60] if content is None else content)
+    if content is None and name == "config.json":
+        problem = "no JSON"
+    with pytest.raises(InvalidInput, match=problem) as caught:
+        import_model(tmp_path, tmp_path / "out.safetensors")
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_folders_of_something_else_are_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a"}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(InvalidInput, match=r"holds an adapter \(PEFT\).*merge_and_unload"):
+        read_model(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(InvalidInput, match=r"model\.gguf: not a GGUF file"):
+        read_model(tmp_path / "model.gguf")
+    with pytest.raises(InvalidInput, match="no such file: name a folder of transformers"):
+        read_model(tmp_path / "nothing")
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    save_theirs(tmp_path, FAMILIES["llama"], shard="60KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    stale = load_file(shards[0])
+    save_file(load_file(shards[-1]) | {name: -tensor for name, tensor in stale.items()}, shards[-1])
+    with pytest.raises(InvalidInput, match=rf"{shards[-1].name}: holds .*, as {shards[0].name} does"):
+        import_model(tmp_path, tmp_path / "out.safetensors")
+
+
+def odd_configurations() -> list[dict[str, Any]]:
+    """Returns configurations in which one value is replaced by each of many odd ones."""
+    values: list[Any] = [
+        None, True, False, 0, -1, 1, 3, 2**31, 10**12, 10**30, 1e308, 1e-308, 0.5, "", "x", "Infinity", [], [1],
+        ["conv"] * 2, [["conv"]], [{}, None], {}, {"a": 1}, {"rope_type": "linear"}, {"rope_theta": None},
+        {"rope_theta": "x"}, {"rope_type": None}, {"x": {}}, "a" * 1000, float("nan"),
+    ]  # fmt: skip
+    odd = []
+    own = {"mixers": [{"kind": "conv", "kernel": 3}], "ffn": {"kind": "swiglu", "width": 96}}
+    hilnas = {"model_type": "hilnas", **SIZES, "layers": [own, {"share": 0}], "norm_eps": 1e-5}
+    for base in [hilnas, *({**SIZES, **family} for family in FAMILIES.values())]:
+        more = dict.fromkeys(("rope_theta", "rope_scaling", "tie_word_embeddings", "quantization_config", "head_dim"))
+        for key in {**more, "hidden_act": "silu", "rms_norm_eps": 1e-6, **base}:
+            odd += [base | {key: value} for value in values]
+    for value in values:
+        odd += [hilnas | {"layers": [own | {part: value}, {"share": 0}]} for part in ("mixers", "ffn", "share")]
+        block = {"kind": "conv", "kernel": value}
+        layers = [value], [{"mixers": [{"kind": value}]}], [{"mixers": [block], "ffn": block}], [{"mixers": [value]}]
+        odd += [hilnas | {"layers": list(one)} for one in layers]
+    return odd
+
+
+ALL_ODD = odd_configurations()
+
+
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.exhaustive), 37], ids=["all", "some"])
+def test_odd_configurations_are_read_or_refused(step: int, tmp_path: Path) -> None:
+    assert len(ALL_ODD) > 4000
+    begin = time.process_time()
+    for config in ALL_ODD[::step]:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        try:
+            read_model(tmp_path)
+        except InvalidInput as error:
+            assert 0 < len(str(error)) < 3000, config
+        except Exception as error:
+            raise AssertionError(config) from error
+    assert time.process_time() - begin < 60

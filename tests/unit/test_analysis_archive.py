@@ -124,7 +124,7 @@ class Lab:
         numbers = range(len(trials.all(self.store, studies.get(self.store, name).id)))
         study = f"/studies/{name}"
         found = ["/studies", "/studies.json", study, f"{study}.json", f"{study}/now", f"{study}/points"]
-        found += [f"{study}/trials.csv", f"{study}/front.json", f"{study}/effects", f"{study}/effects.json"]
+        found += [f"{study}/{page}" for page in ("trials.csv", "front.json", "report", "effects", "effects.json")]
         found += [f"{study}/trials/{number}{twin}" for number in numbers for twin in ("", ".json")]
         found += [f"{study}/compare{twin}?trial=0&trial=2&trial=3" for twin in ("", ".json")]
         found += [f"{study}/trials/2/forecasts{twin}" for twin in ("", ".json")]
@@ -208,6 +208,13 @@ MALFORMED = {
     "calibrated without a device": append(note(None, what="calibrated")),
     "launched without trials": append(note(None, what="launched")),
     "launched with trials of text": set_in(of_note("launched"), "event", "payload", "trials", value="8"),
+    "a second time below nothing": set_in(
+        of_note("remeasured"), "event", "payload", "measurements", 0, "figures", "latency", "value", value=-1.0
+    ),
+    "a second measurement without a result": set_in(
+        of_note("remeasured"), "event", "payload", "measurements", 0, "result", value="none"
+    ),
+    "a trial is named that is not there": append(note(None, what="front named", trials=[900])),
     "told nothing": append(note(1, what="observed")),
     "told a number": set_in(of_note("observed"), "event", "payload", "observation", value=5),
     "told of no layout": set_in(of_note("observed"), "event", "payload", "observation", "layout", value={"layers": 3}),

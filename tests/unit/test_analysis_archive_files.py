@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,15 @@ def test_compressed_and_plain_files_are_the_same_study(store: Store, tmp_path: P
             import_study(store, file, name=name, trust_results=True)
     plain, packed = (exported(store, name)[1:] for name in ("plain", "packed"))
     assert without_attempts(plain) == without_attempts(packed)
+
+
+def test_a_pipe_is_read(store: Store) -> None:
+    packed = gzip.compress(to_text(genuine()).encode())
+    source, target = os.pipe()
+    with ThreadPoolExecutor() as threads, os.fdopen(source, "rb") as reader:
+        written = threads.submit(lambda: Path(f"/dev/fd/{target}").write_bytes(packed) and os.close(target))
+        assert import_study(store, reader).name == genuine()[0]["name"]
+        written.result()
 
 
 def test_figures_of_a_file_are_never_found_by_other_studies(store: Store) -> None:

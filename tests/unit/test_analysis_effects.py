@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nas.core.layout import Layout
-from nas.search.analysis.effects import FEWEST, _left_out_error, _ridge, effects, features
+from nas.search.analysis.effects import FEWEST, effects, features
 from nas.search.spaces import load_space
 
 
@@ -31,23 +31,29 @@ def test_noise_explains_nothing() -> None:
 
 def test_too_few_trials_say_nothing() -> None:
     table, target = np.arange(2.0 * FEWEST).reshape(-1, 1), np.full(2 * FEWEST, np.nan)
-    target[: FEWEST - 1] = np.arange(FEWEST - 1)
+    target[: FEWEST + 1] = np.arange(FEWEST + 1)
     assert effects(table, target) is None
-    target[:FEWEST] = 1.0
+    target[: FEWEST + 2] = 1.0
     assert effects(table, target) is None, "equal values"
 
 
-def test_the_error_of_leaving_one_out_is_that_of_leaving_one_out() -> None:
-    rng = np.random.default_rng(2)
-    x, y = rng.normal(size=(20, 4)), rng.normal(size=20)
-    x, y = x - x.mean(axis=0), y - y.mean()
-    square = []
-    for left in range(20):
-        rest = np.arange(20) != left
-        middle, mean = x[rest].mean(axis=0), y[rest].mean()
-        weights = _ridge(x[rest] - middle, y[rest] - mean, 3.0)
-        square.append((y[left] - mean - (x[left] - middle) @ weights) ** 2)
-    assert _left_out_error(x, y, 3.0) == pytest.approx(np.mean(square))
+def test_intervals_hold_the_effect_as_often_as_they_say() -> None:
+    rng, held = np.random.default_rng(3), 0
+    for _ in range(400):
+        x = rng.standard_normal((30, 8))
+        found = effects(x, x[:, 0] + rng.standard_normal(30))
+        assert found is not None
+        held += int(found.low[0] <= np.ptp(x[:, 0]) <= found.high[0])
+    assert 0.925 <= held / 400 <= 0.975
+
+
+def test_a_knob_that_others_determine_has_no_effect() -> None:
+    rng = np.random.default_rng(0)
+    first = rng.integers(0, 5, 30).astype(float)
+    found = effects(np.column_stack([first, 8 - first]), first + rng.normal(0, 0.1, 30))
+    assert found is not None
+    assert found.change[0] == pytest.approx(4, abs=0.3)
+    assert np.isnan(found.change[1])
 
 
 def test_features_are_counts_shares_and_means_of_knobs_that_differ() -> None:

@@ -19,7 +19,7 @@ from store_support import add_device
 from nas.core.errors import InvalidInput
 from nas.infra.store import devices, studies
 from nas.infra.store.rows import Health, StudyState
-from nas.serve.api.webhook import Webhook, checked_url
+from nas.serve.api.webhook import EVERY_S, LONGEST_PAUSE_S, LONGEST_REASON, REFUSALS, Webhook, checked_url
 
 DEADLINE_S = 30.0
 
@@ -30,15 +30,20 @@ class Receiver:
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []
         self.status = 200
+        self.refused: dict[str, int] = {}
+        """Name of a study or device -> answer to messages about it."""
+        self.refusals = 0
         self.arrived = threading.Event()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if receiver.status == 200:
-                    receiver.received.append(json.loads(body))
-                self.send_response(receiver.status)
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status = receiver.refused.get(body["name"], receiver.status)
+                if status == 200:
+                    receiver.received.append(body)
+                receiver.refusals += status != 200
+                self.send_response(status)
                 self.send_header("Content-Length", "0")
                 self.send_header("Location", "/elsewhere")
                 self.end_headers()
@@ -105,18 +110,67 @@ def test_ends_of_studies_and_bad_devices_are_sent_once(lab: LiveLab, receiver: R
     assert receiver.texts[2:] == ["device box: good", "study new: complete"]
 
 
-@pytest.mark.parametrize("status", [307, 400, 503])
-def test_a_message_that_is_refused_is_sent_again(lab: LiveLab, receiver: Receiver, tmp_path: Path, status: int) -> None:
+@pytest.mark.parametrize("status", [307, 400, 429, 503])
+def test_a_message_that_is_refused_is_sent_again_after_a_pause(
+    lab: LiveLab, receiver: Receiver, tmp_path: Path, status: int
+) -> None:
     study = lab.study()
     sender = hook(lab, receiver, tmp_path)
     sender.send_changes()
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     receiver.status = status
-    with pytest.raises(httpx.HTTPError, match=str(status)):
-        sender.send_changes()
+    assert sender.send_changes() == 0
     receiver.status = 200
-    assert hook(lab, receiver, tmp_path).send_changes() == 1
+    assert sender.send_changes() == 0
+    lab.clock.time += EVERY_S
+    assert sender.send_changes() == 1
     assert receiver.texts == ["study study: complete"]
+
+
+@pytest.mark.parametrize("status", [301, 400, 404, 503])
+def test_a_message_that_is_refused_for_ever_keeps_back_no_other(
+    lab: LiveLab, receiver: Receiver, tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = hook(lab, receiver, tmp_path)
+    receiver.refused["first"] = status
+    sender.send_changes()
+    for name in ("first", "second", "third"):
+        studies.set_state(lab.store, lab.study(name), StudyState.COMPLETE)
+    assert sender.send_changes() == 2
+    assert receiver.texts == ["study second: complete", "study third: complete"]
+    for _ in range(2 * REFUSALS):
+        lab.clock.time += LONGEST_PAUSE_S
+        assert sender.send_changes() == 0
+    given_up = [record.message for record in caplog.records if "given up" in record.message]
+    if status < 500:
+        assert len(given_up) == 1 and f"first is complete is given up: it was answered {status}, 5 times" in given_up[0]
+        assert receiver.refusals == REFUSALS
+    else:
+        assert given_up == [] and receiver.refusals == 2 * REFUSALS + 1
+        receiver.refused.clear()
+        lab.clock.time += LONGEST_PAUSE_S
+        assert sender.send_changes() == 1
+
+
+def test_a_long_reason_is_cut(lab: LiveLab, receiver: Receiver, tmp_path: Path) -> None:
+    study, sender = lab.study(), hook(lab, receiver, tmp_path)
+    sender.send_changes()
+    studies.set_state(lab.store, study, StudyState.FAILED, reason="x" * 100_000)
+    assert sender.send_changes() == 1
+    [message] = receiver.received
+    assert len(message["reason"]) == LONGEST_REASON and len(message["text"]) < LONGEST_REASON + 50
+
+
+def test_a_receiver_that_cannot_be_reached_is_told_of_everything_later(
+    lab: LiveLab, receiver: Receiver, tmp_path: Path
+) -> None:
+    study = lab.study()
+    sender = hook(lab, receiver, tmp_path)
+    sender.send_changes()
+    studies.set_state(lab.store, study, StudyState.COMPLETE)
+    with pytest.raises(httpx.HTTPError):
+        Webhook(lab.store, "http://127.0.0.1:9/", tmp_path, "https://farm.example:7711").send_changes()
+    assert sender.send_changes() == 1
 
 
 def test_the_thread_outlives_a_receiver_that_is_down_and_logs_no_url(
@@ -130,9 +184,10 @@ def test_the_thread_outlives_a_receiver_that_is_down_and_logs_no_url(
         assert receiver.arrived.wait(DEADLINE_S)
         receiver.status = 200
         receiver.arrived.clear()
+        lab.clock.time += 1
         assert receiver.arrived.wait(DEADLINE_S)
     assert receiver.texts == ["study study: complete"]
-    assert "is not delivered (it answered 503)" in caplog.text and "secret-part" not in caplog.text
+    assert "is complete is not delivered (it answered 503)" in caplog.text and "secret-part" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_a_launch_that_left_no_study_says_so(tmp_path: Path) -> None:
 def test_other_work_ends_with_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"import os, time; open('{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(60)"
     monkeypatch.setattr(any_machine, "_LOOP", (sys.executable, "-I", "-S", "-c", program))
-    with beside("loop", tmp_path):
+    with beside("loop", tmp_path, threading.Event()):
         pass
     assert all(not Path(f"/proc/{path.name}").exists() for path in tmp_path.iterdir())
 

@@ -138,7 +138,7 @@ def test_a_second_agent_of_a_home_is_refused(coordinator: TlsCoordinator) -> Non
         (["local"], "--this-machine"),
         (["box"], "ssh:"),
         (["ssh://box"], "ssh://USER@HOST"),
-        (["adb:a b"], "adb:SERIAL"),
+        (["adb:a;b"], "adb:SERIAL"),
         (["adb:R5CT1", "--tag", "a b"], "--tag"),
         (["adb:R5CT1", "--cores", "x"], "cores 'x'"),
     ],

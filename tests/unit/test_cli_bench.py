@@ -35,7 +35,14 @@ def report(options: BenchOptions) -> dict[str, Any]:
     assert isinstance(options.subject, Layout)
     rate = {"value": 100.0, "ci95": [95.0, 105.0], "mean": 97.5, "sd": 1.25, "n": 2}
     time = {"value": 8.6, "typical": 8.8, "ci95": [8.0, 9.2], "n": 2}
-    decode = {"p50": 10.0, "typical": 10.2, "p95": None, "p95_reason": "too few", "ci95": [9.5, 10.5]}
+    decode = {
+        "p50": 10.0,
+        "typical": 10.2,
+        "p95": None,
+        "p95_reason": "too few",
+        "p95_ci95": [None, None],
+        "ci95": [9.5, 10.5],
+    }
     return {
         "layout": options.subject.format(), "file_mb": 1.5, "runtime": {"name": "llama.cpp", "build": "b" * 64},
         "device": {"id": "box", "cpu": "CPU"}, "workload": options.workload.key(), "ttft_ms": time,

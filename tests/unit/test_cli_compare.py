@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cli_runner import nas
 
-from nas.core.errors import CandidateFailed, NasError
+from nas.core.errors import CandidateFailed, InvalidInput, NasError
 from nas.measure.protocol.bench import BenchOptions, Log
 
 FIGURES: dict[tuple[str, int], tuple[float, float]] = {
@@ -58,7 +58,7 @@ def report(name: str, threads: int) -> dict[str, Any] | NasError:
              "file_size": (40.0, None, "MB"), "ttft": (5.0, sd, "ms"), "decode_p95": (None, None, "ms")}  # fmt: skip
     figures = {
         name: {"value": value, "ci95": [value and value * (1 - 2 * (sd or 0)), value and value * (1 + 2 * (sd or 0))],
-               "log_sd": sd, "n": 5, "unit": unit, "reason": None if value else "too few tokens"}
+               "log_sd": sd, "shared_log_sd": None, "n": 5, "unit": unit, "reason": None if value else "too few tokens"}
         for name, (value, sd, unit) in known.items()
     }  # fmt: skip
     return {"device": {"id": "box"}, "figures": figures}
@@ -122,6 +122,42 @@ def test_a_file_that_fails_is_a_row_with_its_reason() -> None:
     assert "the runner died" in done.out
     assert "unknown: too few tokens" in done.out
     assert order("small.gguf", "-t", "1,7") == [("small.gguf", 1, "kept"), ("small.gguf", 7, "failed")]
+
+
+@pytest.mark.parametrize(
+    "error", [CandidateFailed("not_finite", "small.gguf: its logits hold NaN"), InvalidInput("no GGUF file")]
+)
+def test_a_file_that_cannot_score_text_is_never_the_best(
+    error: NasError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bits(build: object, file: Path, *_: object) -> float:
+        if file.name == "small.gguf":
+            raise error
+        return BITS[file.name]
+
+    monkeypatch.setattr("nas.measure.runtimes.llama_cpp.binding.bits_per_byte", bits)
+    (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
+    for files in (("small.gguf", "big.gguf"), ("big.gguf", "small.gguf")):
+        given = (*files, "-c", "text.txt", "-b", "decode_p50<=20ms")
+        assert order(*given) == [("big.gguf", 1, "broken"), ("small.gguf", 1, "failed")]
+        failed = json.loads(nas("compare", *given, "--json").out)["candidates"][1]
+        assert failed["bits_per_byte"] is None and failed["failure"] == str(error)
+        assert str(error) in nas("compare", *given).out
+
+
+def test_what_is_no_model_is_a_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_patched(self: object, model: Path) -> bool:
+        if model.name == "lfs.gguf":
+            raise InvalidInput("not a GGUF file: it is a pointer of git-lfs")
+        return False
+
+    monkeypatch.setattr("nas.measure.runtimes.llama_cpp.runtime.LlamaCpp.needs_patched", needs_patched)
+    (tmp_path / "lfs.gguf").write_bytes(b"version https://git-lfs")
+    assert order("lfs.gguf", "small.gguf", "-t", "1,2") == [
+        ("small.gguf", 2, "kept"), ("small.gguf", 1, "kept"), ("lfs.gguf", 1, "failed"), ("lfs.gguf", 2, "failed"),
+    ]  # fmt: skip
+    done = nas("compare", "lfs.gguf")
+    assert done.code == 0 and "a pointer of git-lfs" in done.out and "No file ran on local." in done.out
 
 
 def test_formats_hold_the_same_figures() -> None:

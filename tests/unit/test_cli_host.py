@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_runner import nas
 
 from nas.cli import doctor
 from nas.cli.doctor import Finding, worst
+from nas.cli.lazy import extras
+from nas.cli.preflight import Load
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.published import LFM2
@@ -27,6 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NAS_DB", raising=False)
     monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("nas.cli.preflight.load", lambda: Load(0.1, 2, ()))  # it watches for two seconds
     return tmp_path / "home"
 
 
@@ -96,6 +102,74 @@ def test_little_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "FREE_DISK_GB", 1e9)
     _, found = _doctor()
     assert found["disk"]["status"] == "warning"
+
+
+@pytest.mark.parametrize(("limit", "check"), [("FREE_SHARED_MB", "shm"), ("FEW_FILES", "files")])
+def test_a_low_limit_is_a_warning(limit: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, limit, 1e12)
+    _, found = _doctor()
+    assert found[check]["status"] == "warning"
+
+
+def test_a_database_on_a_network_file_system_is_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store.open().close()
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(home), fstype="nfs4")]
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)
+    _, found = _doctor()
+    assert found["database"]["status"] == "warning" and "nfs4" in found["database"]["detail"]
+
+
+def test_a_long_folder_of_temporary_files_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/" + "x" * 60)
+    _, found = _doctor()
+    assert found["tmpdir"]["status"] == "failure" and "set RAY_TMPDIR" in found["tmpdir"]["fix"]
+
+
+def test_without_a_home_folder_the_other_checks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_HOME", "~nobody-of-that-name/x")
+    code, found = _doctor()
+    assert code == 1 and {"packages", "cache", "clock", "memory"} <= set(found)
+    assert found["home"]["status"] == found["database"]["status"] == "failure"
+
+
+def test_a_check_that_fails_itself_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Finding:
+        raise RuntimeError("no such clock")
+
+    monkeypatch.setattr(doctor, "_clock", broken)
+    _, found = _doctor()
+    assert found["clock"]["detail"] == "RuntimeError: no such clock" and "cores" in found
+
+
+def test_packages_of_an_extra_are_named_with_the_line_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+    gone = {"pyarrow", "gguf"}
+
+    def lacking(name: str) -> str:
+        if name in gone:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(doctor, "version", lacking)
+    _, found = _doctor()
+    assert (
+        found["corpora"]["status"] == "ok"
+        and "pyarrow: pip install '.[corpora]' in a checkout" in found["corpora"]["detail"]
+    )
+    assert (found["packages"]["status"], found["packages"]["fix"]) == (
+        "failure",
+        "pip install '.[search]' in a checkout",
+    )
+
+
+def test_every_extra_is_checked() -> None:
+    assert set(doctor.EXTRAS) | {"search", "executorch", "build", "test"} == set(extras())
+
+
+def test_the_doctor_needs_no_streams(tmp_path: Path) -> None:
+    script = f'"{sys.executable}" -m nas.cli doctor <&- >&- 2>"{tmp_path / "errors"}"'
+    assert subprocess.run(["sh", "-c", script], check=False).returncode == 1
+    assert (tmp_path / "errors").read_text() == "hilnas cannot work here: see the fixes above\n"
 
 
 def test_worst_status_counts() -> None:

@@ -8,7 +8,7 @@ import pytest
 from cli_runner import nas
 from dashboard_lab import HTML, DashboardLab, Inputs
 
-from nas.cli.serve import proxy_roles
+from nas.cli.serve import proxy_networks, proxy_roles
 from nas.core.errors import InvalidInput
 from nas.infra.store import studies
 from nas.infra.store.rows import Role
@@ -40,12 +40,22 @@ def test_roles_without_a_proxy_are_refused() -> None:
     assert done.code == 3 and "--proxy-role" in done.err and "--proxy" in done.err
 
 
+@pytest.mark.parametrize("text", ["localhost", "10.0.0.300", "10.0.0.1/24", "", "0.0.0.0/0", "::/0", "10.0.0.1:80"])
+def test_a_proxy_that_never_matches_or_is_everybody_is_refused(text: str) -> None:
+    done = nas("serve", "--proxy", text)
+    assert done.code == 3 and done.err.startswith("nas: --proxy: ")
+
+
+def test_proxies_are_addresses_and_networks() -> None:
+    networks = proxy_networks(["10.0.0.5", "10.1.0.0/24", "fd00::/64", "::ffff:10.0.0.6"])
+    assert [str(network) for network in networks] == ["10.0.0.5/32", "10.1.0.0/24", "fd00::/64", "10.0.0.6/32"]
+
+
 def test_proxy_users_have_their_roles(tmp_path: Path) -> None:
-    proxy = "testclient"
-    rules = AccessRules(proxies=frozenset({proxy}), proxy_roles=proxy_roles(["ann=operate"]))
+    rules = AccessRules(proxies=proxy_networks(["10.0.0.1"]), proxy_roles=proxy_roles(["ann=operate"]))
     lab = DashboardLab(tmp_path, rules)
     study = lab.study()
-    visitor = lab.stranger()
+    visitor = lab.stranger("10.0.0.1")
     for user, status in (("bob", 403), ("ann", 303)):
         named = {"X-Forwarded-User": user, "Origin": str(visitor.base_url)} | HTML
         token = Inputs(visitor.get("/studies", headers=named).text).fields.get("form_token", "")

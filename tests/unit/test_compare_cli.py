@@ -19,7 +19,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[compare.Compa
     """What the command asks for; it is answered with a record that was measured before."""
     seen: list[compare.CompareOptions] = []
 
-    def answer(options: compare.CompareOptions, log: compare.Log, progress: compare.Log) -> tuple[Comparison, Path]:
+    def answer(options: compare.CompareOptions, log: compare.Log) -> tuple[Comparison, Path]:
         seen.append(options)
         if options.device == "gone":
             raise InfrastructureFailed("gone: offline. What was measured is kept: the same command resumes")

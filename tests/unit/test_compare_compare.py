@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from store_support import open_store
-from study_support import DEVICE, InlineJobs, reference_times
+from study_support import InlineJobs, calibrated
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.family import (
@@ -28,8 +28,6 @@ from nas.core.plan import Round, RoundResult
 from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
 from nas.infra.store.store import Store
-from nas.measure.protocol.calibration import MeasurementTarget
-from nas.measure.protocol.rounds import Reference
 from nas.measure.runtimes.base import Artifact
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.testing.fake_runtime import FakeRuntime
@@ -79,19 +77,10 @@ class Lab:
         self.runtime = FakeRuntime(folder / "fake", faults=faults)  # type: ignore[arg-type]
         self.store: Store = open_store(folder)
         self.folder = folder
-        runner = self.runtime.runner(DEVICE.target)
-        reference = self.contenders(SMALL)[0][1]
-        plan = self.runtime.plan(reference, runner, Workload(prompt=16, gen=4), 60.0)
         self.jobs = WatchedJobs(InlineJobs(self.store))
-        alone = Round(candidate=plan, repetitions=1, reference=None)
-        calibrated = asyncio.run(self.jobs.inner.run("calibration", 0, DEVICE.id, alone)).pairs[0].candidate
-        self.bench = MeasurementTarget(
-            DEVICE,
-            self.runtime,
-            runner,
-            "q4_0",
-            {1: Reference(plan, reference_times(self.runtime.parse(calibrated)))},
-        )
+        reference = self.contenders(SMALL)[0][1]
+        self.bench = calibrated(self.jobs.inner, self.runtime, reference, [task.workload for task in TASKS])
+        self.benches = {self.runtime.reference_models()[0]: self.bench}
         self.told: list[str] = []
 
     def contenders(self, *texts: str) -> list[tuple[Contender, Artifact]]:
@@ -100,7 +89,7 @@ class Lab:
 
     def run(self, *texts: str, replicate: int = 0) -> PartialResults:
         interleaved = InterleavedBench(
-            self.bench, self.jobs, self.store, MeasurementSettings(max_attempts=1), replicate=replicate
+            self.benches, self.jobs, self.store, MeasurementSettings(max_attempts=1), replicate=replicate
         )
         return asyncio.run(
             interleaved.run(self.contenders(*texts), TASKS, lambda partial, what: self.told.append(what))
@@ -181,7 +170,7 @@ def test_a_model_that_crashes_has_reasons_and_the_others_have_figures(tmp_path: 
 def test_a_model_larger_than_the_memory_is_not_tried(lab: Lab) -> None:
     ((contender, artifact),) = lab.contenders(SMALL)
     vast = artifact.model_copy(update={"size": 9_000_000_000})
-    interleaved = InterleavedBench(lab.bench, lab.jobs, lab.store, MeasurementSettings())
+    interleaved = InterleavedBench(lab.benches, lab.jobs, lab.store, MeasurementSettings())
     partial = asyncio.run(interleaved.run([(contender, vast)], TASKS, lambda partial, what: None))
     record = lab.record(partial, SMALL)
     assert {each.reason for each in record.models[0].measured.figures} == {
@@ -193,7 +182,7 @@ def test_a_model_larger_than_the_memory_is_not_tried(lab: Lab) -> None:
 def test_pending_figures_are_marked(lab: Lab) -> None:
     lab.jobs.gone_after = 1
     kept: list[Comparison] = []
-    interleaved = InterleavedBench(lab.bench, lab.jobs, lab.store, MeasurementSettings())
+    interleaved = InterleavedBench(lab.benches, lab.jobs, lab.store, MeasurementSettings())
     with pytest.raises(InfrastructureFailed):
         asyncio.run(
             interleaved.run(lab.contenders(SMALL), TASKS, lambda partial, what: kept.append(lab.record(partial, SMALL)))
@@ -215,8 +204,9 @@ def test_the_workloads_are_the_reports() -> None:
 
 def test_the_estimate_grows_with_models_and_repetitions(lab: Lab) -> None:
     small, large = (each for each, _ in lab.contenders(SMALL, LARGE))
-    one = expected_seconds([small], TASKS, lab.bench)
-    assert 0 < one < expected_seconds([large], TASKS, lab.bench) < expected_seconds([small, large], TASKS, lab.bench)
+    one = expected_seconds([small], TASKS, lab.benches)
+    other, both = (expected_seconds(models, TASKS, lab.benches) for models in ([large], [small, large]))
+    assert 0 < one < other < both
 
 
 def family(folder: Path, *layouts: str, files: bool = False) -> None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Picture
 from nas.core.errors import InvalidInput
 from nas.core.family import ComparedModel, Comparison, MeasuredModel, RecordedFigure
 from nas.train.compare.lfm2_report import COLUMNS, HX370, REPORT, S25, ratios, report_ratios, size_class
-from nas.train.compare.tables import _write_names, draw_comparison, figures_table, ratios_table, reasons
+from nas.train.compare.tables import _write_names, check_plot, draw_comparison, figures_table, ratios_table, reasons
 
 SPEEDS = {"prefill_tps": 100.0, "decode_tps": 10.0}
 
@@ -124,7 +124,7 @@ def test_missing_figures_are_explained() -> None:
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_the_plot_names_every_model_that_has_figures(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / "new" / f"speed.{suffix}"
+    path = tmp_path / f"speed.{suffix}"
     draw_comparison(record(MEMBER, LFM2, GONE), path)
     first = path.read_bytes()
     assert first
@@ -150,3 +150,8 @@ def test_names_of_models_at_the_same_point_do_not_overlap() -> None:
 def test_an_unknown_plot_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"--plot: .*\.png, \.svg, \.pdf"):
         draw_comparison(record(MEMBER), tmp_path / "speed.gif")
+
+
+def test_a_plot_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--plot: there is no folder"):
+        check_plot(tmp_path / "nowhere" / "speed.svg")

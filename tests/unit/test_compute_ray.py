@@ -75,13 +75,15 @@ def test_a_node_that_is_late_is_the_machines_fault() -> None:
 
 
 @pytest.mark.parametrize("late", [2, 9])
-def test_a_local_ray_that_is_late_is_started_again(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_ray_that_is_late_is_started_again(late: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     starts, ends = [], []
+    (tmp_path / "session").mkdir()
 
-    def init(**options: Any) -> None:
+    def init(**options: Any) -> SimpleNamespace:
         starts.append(os.environ["HILNAS_RAY"])
         if len(starts) <= late:
             raise Exception("The current node timed out during startup.")
+        return SimpleNamespace(address_info={"session_dir": str(tmp_path / "session")})
 
     nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}]
     fake = SimpleNamespace(init=init, shutdown=lambda: ends.append(None), nodes=lambda: nodes)
@@ -92,6 +94,7 @@ def test_a_local_ray_that_is_late_is_started_again(late: int, monkeypatch: pytes
     else:
         with RayCompute(2) as compute:
             assert compute.workers == 2
+        assert not (tmp_path / "session").exists()
     assert len(starts) == len(set(starts)) == len(ends) == min(late + 1, 4)
 
 

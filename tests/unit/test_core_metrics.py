@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from release_lab import comparison, files, write_family
 from study_support import figure
 
-from nas.cli import adapt
 from nas.core.errors import UnknownName
 from nas.core.family import FAMILY, RecordedFigure, family_folder, read_family, write_record
 from nas.core.layout import Layout
@@ -20,9 +19,10 @@ from nas.core.limit import Limit
 from nas.core.measurement import Figure, Measurement
 from nas.core.metrics import METRICS, Metric, metric
 from nas.core.workload import Workload
-from nas.measure.protocol import bench
 from nas.serve.views import candidate
 from nas.serve.views.family import kind_of
+from nas.train.adapt import device
+from nas.train.adapt.device import DeviceBench
 from nas.train.adapt.request import AdaptRequest
 from nas.train.compare.tables import figures_table
 from nas.train.release.model_card import card
@@ -42,7 +42,7 @@ def row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured() -> Measurement:
     names = {"wakeups": figure(12.0, 0.1, "1/s"), "decode_mean": Figure(value=20.0, low=16.0, high=25.0, unit="ms")}
-    return cast(Measurement, SimpleNamespace(figures=names, workload=Workload(prompt=64, gen=16)))
+    return cast(Measurement, SimpleNamespace(figures=names, workload=Workload(prompt=64, gen=16), wall_s=1.0))
 
 
 def in_records() -> RecordedFigure:
@@ -79,17 +79,20 @@ def test_commands_pages_cards_and_comparisons_show_it(tmp_path: Path) -> None:
 
 
 def test_trials_are_compared_by_it() -> None:
-    measurement = SimpleNamespace(key=("box", "fake", "chat"), figures=measured().figures)
+    measurement = SimpleNamespace(key=("box", "fake", "chat"), calibration_ms=1.0, figures=measured().figures)
     (line,) = candidate._figures([cast(Any, SimpleNamespace(measurements=[measurement]))])
     assert (line.metric, line.unit, line.direction) == ("wakeups", "1/s", "min")
 
 
 def test_an_adaptation_measures_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = {"figures": {"wakeups": {"value": 12.0}, "ttft": {"value": None}}}
-    monkeypatch.setattr(bench, "bench", lambda options, say: report)
+    async def measure_layout(*_: Any) -> Measurement:
+        return measured()
+
+    monkeypatch.setattr(device, "measure_layout", measure_layout)
+    monkeypatch.setattr(DeviceBench, "_open", lambda bench: (None, None))
     request = AdaptRequest(model=Path("m"), budget=("wakeups<=20",), corpus=(Path("c"),), output=Path("o"))
-    measure = adapt._measured(request)
-    assert measure(Layout.parse("d64 v256 ffn=swiglu:64 [C3 A2/1]")) == {"wakeups": 12.0}
+    layout = Layout.parse("d64 v256 ffn=swiglu:64 [C3 A2/1]")
+    assert DeviceBench(request, print, [layout]).measure(layout).figures["wakeups"].value == 12.0
 
 
 def test_budgets_name_it_but_not_inverses_of_others() -> None:

@@ -24,6 +24,7 @@ from nas.core.scoring import (
     require_figures,
 )
 from nas.core.space import SearchSpace
+from nas.core.stats import Z95
 
 HERE = MeasurementKey("local", "fake", "chat")
 THERE = HERE._replace(device="phone")
@@ -77,8 +78,69 @@ def test_in_the_end_the_likelier_of_the_two_decides(value: float, verdict: str) 
     assert check.verdict == verdict
 
 
+@pytest.mark.parametrize(("value", "final"), [(9.0, "feasible"), (11.0, "infeasible")])
+def test_a_figure_without_an_interval_is_never_sure(value: float, final: str) -> None:
+    each = space({"metric": "ttft", "max": "10ms"})
+    taken = at(ttft=Figure(value=value, n=1, unit="ms"))
+    for settled, verdict in ((False, "borderline"), (True, final)):
+        (check,) = check_budgets(each, taken, {}, final=settled)
+        assert (check.verdict, check.chance, check.log_sd, check.low, check.high) == (verdict, None, None, None, None)
+
+
+def test_a_file_is_counted_and_needs_no_interval() -> None:
+    each = tiny_space(budgets=[{"metric": "file_size", "max": "10MB"}])
+    (check,) = check_budgets(each, at(HERE._replace(workload=""), file_size=Figure(value=9.9, n=1, unit="MB")), {})
+    assert (check.verdict, check.chance, check.low, check.high) == ("feasible", 1.0, 9.9, 9.9)
+
+
+@pytest.mark.parametrize(
+    ("limit", "sd"),
+    [("10ms", math.hypot(0.03, 0.04)), ("0.5x", math.hypot(0.03, 0.02))],
+    ids=[
+        "an absolute limit: shared noise as well",
+        "a relative limit: the reference's noise, and none that both share",
+    ],
+)
+def test_a_limit_counts_all_of_the_noise_against_it(limit: str, sd: float) -> None:
+    each = space({"metric": "ttft", "max": limit})
+    taken = Figure(value=9.5, log_sd=0.03, shared_log_sd=0.04, n=3, unit="ms")
+    published = Figure(value=20.0, log_sd=0.02, shared_log_sd=0.04, n=3, unit="ms")
+    (check,) = check_budgets(each, at(ttft=taken), at(ttft=published))
+    assert check.log_sd == pytest.approx(sd)
+    assert check.chance == pytest.approx(0.5 * math.erfc(math.log(0.95) / sd / math.sqrt(2)))
+    assert (check.low, check.high) == pytest.approx((9.5 * math.exp(-Z95 * sd), 9.5 * math.exp(Z95 * sd)))
+
+
+def test_a_relative_limit_of_a_reference_of_unknown_noise_is_not_sure() -> None:
+    each = space({"metric": "ttft", "max": "0.5x"})
+    (check,) = check_budgets(each, at(ttft=figure(2.0, 0.1)), at(ttft=Figure(value=20.0, n=1, unit="ms")))
+    assert (check.verdict, check.chance) == ("borderline", None)
+
+
+def test_trials_differ_by_their_own_noise_and_a_value_has_all_of_it() -> None:
+    each = space()
+    taken = Figure(value=20.0, log_sd=0.03, shared_log_sd=0.04, n=3, unit="ms")
+    found = axis(each, each.objectives[1], at(latency=taken), at(latency=figure(10.0, 0.1)), QUALITY)
+    assert found is not None
+    assert (found.sd, found.value_sd) == pytest.approx((0.03, 0.05))
+    unknown = axis(each, each.objectives[1], at(latency=Figure(value=20.0, unit="ms")), at(latency=10.0), QUALITY)
+    assert unknown is not None
+    assert (unknown.sd, unknown.value_sd) == (None, None)
+
+
+def test_over_devices_a_value_has_the_noise_of_the_reference() -> None:
+    each = two_devices("geomean")
+    taken, theirs = (
+        Figure(value=9.0, log_sd=0.03, shared_log_sd=0.5, unit="ms"), Figure(value=9.0, log_sd=0.04, unit="ms")
+    )  # fmt: skip
+    places = (at(ttft=taken), at(THERE, ttft=taken)), (at(ttft=theirs), at(THERE, ttft=theirs))
+    found = axis(each, each.objectives[1], *({**here, **there} for here, there in places), QUALITY)
+    assert found is not None
+    assert (found.sd, found.value_sd) == pytest.approx((0.03 / math.sqrt(2), 0.05 / math.sqrt(2)))
+
+
 @pytest.mark.parametrize(("value", "verdict"), [(9.99, "feasible"), (10.01, "infeasible")])
-def test_a_figure_without_noise_is_sure(value: float, verdict: str) -> None:
+def test_a_figure_of_no_noise_is_sure(value: float, verdict: str) -> None:
     each = space({"metric": "ttft", "max": "10ms"})
     assert [check.verdict for check in check_budgets(each, at(ttft=figure(value)), {})] == [verdict]
 
@@ -147,6 +209,7 @@ def test_a_budget_on_quality_is_judged_by_the_chance_to_keep_it(
         (check,) = check_quality(each, quality, final=settled)
         assert (check.verdict, check.limit, check.key) == (verdict, 0.95, PROXY)
         assert check.log_excess == pytest.approx(0.95 - recall)
+        assert check.log_sd == pytest.approx(0.02 * math.hypot(1, recall)), "the reference has the same noise"
     assert str(check) == f"quality.recall on the proxy: {recall:g}, limit 0.95"
     assert check_budgets(each, at(ttft=1.0), {}) == []
 
@@ -171,6 +234,7 @@ def test_quality_is_maximised() -> None:
     found = axis(each, each.objectives[0], {}, {}, QUALITY)
     assert found is not None
     assert (found.value, found.coordinate, found.sd) == (0.9, -0.9, 0.02)
+    assert found.value_sd == pytest.approx(0.02 * math.hypot(1, 0.9))
 
 
 def test_an_objective_is_unknown_while_a_figure_is_missing() -> None:

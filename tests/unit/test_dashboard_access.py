@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from live_lab import LiveLab
 from nas.infra.store import agents
 from nas.infra.store.rows import Role
 from nas.infra.web.server import RequestLog, web_app
-from nas.serve.dashboard.access import LOOPBACK_HOSTS, SESSION_S, AccessRules
+from nas.serve.dashboard.access import LOOPBACK_HOSTS, SESSION_S, SESSIONS_OF_ONE, AccessRules, Sessions
 from nas.serve.dashboard.app import dashboard_router
 from nas.serve.dashboard.local_server import dashboard_here
 from nas.serve.dashboard.pages import CONTENT_SECURITY_POLICY
@@ -150,6 +151,25 @@ def test_an_action_needs_our_page_and_its_form(visitor: TestClient, token: str |
     assert visitor.get("/studies").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("https://lab.example", "lab.example:443", 303),
+        ("https://lab.example:8443", "lab.example:8443", 303),
+        ("https://lab.example:8443", "lab.example", 403),
+        ("https://lab.example", "127.0.0.1:7711", 403),
+        ("https://lab.example:443", "lab.example", 403),
+        ("https://", ":443", 403),
+    ],
+)
+def test_a_proxy_that_changes_the_host_is_told_of(lab: LiveLab, origin: str, host: str, status: int) -> None:
+    form = {"token": agents.create_api_token(lab.store, "ann", Role.READ)}
+    answer = client(lab).post("/login", data=form, headers={"Origin": origin, "Host": host})
+    assert answer.status_code == status
+    if status == 403:
+        assert f"addressed as {host}" in answer.text and "must keep the header Host" in answer.text
+
+
 def test_a_form_token_is_of_one_session(lab: LiveLab, visitor: TestClient) -> None:
     mine = Form(visitor.get("/studies").text).fields
     assert log_in(visitor, agents.create_api_token(lab.store, "bob", Role.ADMIN)).status_code == 303
@@ -178,13 +198,37 @@ def test_a_long_address_is_not_returned_to_after_the_login(lab: LiveLab) -> None
     assert stranger.get("/studies?x=" + "x" * 2000, headers=HTML).headers["Location"] == "/login"
 
 
+PROXIES = AccessRules(proxies=(ip_network("10.0.0.1"), ip_network("10.1.0.0/24")), proxy_roles={"boss": Role.ADMIN})
+
+
 def test_only_configured_proxies_name_users(lab: LiveLab) -> None:
-    rules = AccessRules(proxies=frozenset({"10.0.0.1"}))
     named = {"X-Forwarded-User": "carol"} | HTML
-    assert "carol (read)" in client(lab, rules, peer="10.0.0.1").get("/studies", headers=named).text
-    assert client(lab, rules, peer="10.0.0.2").get("/studies", headers=named).status_code == 303
-    assert client(lab, rules, peer="10.0.0.1").get("/studies", headers=HTML).status_code == 303
+    for peer in ("10.0.0.1", "::ffff:10.0.0.1", "10.1.0.77"):
+        assert "carol (read)" in client(lab, PROXIES, peer=peer).get("/studies", headers=named).text, peer
+    for peer in ("10.0.0.2", "10.1.1.1", "::1"):
+        assert client(lab, PROXIES, peer=peer).get("/studies", headers=named).status_code == 303, peer
+    assert client(lab, PROXIES, peer="10.0.0.1").get("/studies", headers=HTML).status_code == 303
     assert client(lab, peer="10.0.0.1").get("/studies", headers=named).status_code == 303
+
+
+@pytest.mark.parametrize("names", [("boss", "guest"), ("guest", "boss"), ("boss", "boss"), ("", "boss")])
+def test_a_request_in_which_a_proxy_names_two_users_is_refused(lab: LiveLab, names: tuple[str, str]) -> None:
+    sent = [("X-Forwarded-User", name) for name in names]
+    answer = client(lab, PROXIES, peer="10.0.0.1").get("/studies", headers=sent)
+    assert answer.status_code == 400 and "more than once" in answer.json()["error"]
+    # Of others the header means nothing.
+    assert client(lab, PROXIES, peer="10.0.0.2").get("/studies", headers=sent).status_code == 401
+
+
+def test_a_reader_ends_nobodys_session_but_its_own(lab: LiveLab) -> None:
+    admin = agents.create_api_token(lab.store, "boss", Role.ADMIN)
+    reader = agents.create_api_token(lab.store, "guest", Role.READ)
+    sessions = Sessions(lab.store)
+    of_admin, of_reader = sessions.open(admin), sessions.open(reader)
+    assert of_admin and of_reader
+    newer = [sessions.open(reader) for _ in range(SESSIONS_OF_ONE)]
+    assert sessions.token(of_admin) and sessions.token(of_reader) is None
+    assert all(id and sessions.token(id) for id in newer)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost:1", "localhost", "[::1]:8000", "LOCALHOST:8000"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ PROXY = "10.0.0.1"
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardLab]:
     """A store in which every text that somebody else may have chosen is hostile."""
-    rules = AccessRules(proxies=frozenset({PROXY}), proxy_roles={MARKUP: Role.ADMIN})
+    rules = AccessRules(proxies=(ip_network(PROXY),), proxy_roles={MARKUP: Role.ADMIN})
     made = DashboardLab(tmp_path_factory.mktemp("stored"), rules)
     fill_studies(made)
     fill_devices(made)

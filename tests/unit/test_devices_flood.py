@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import struct
 import sys
@@ -15,6 +16,7 @@ import pytest
 from nas.core.errors import InfrastructureFailed, Unsupported
 from nas.measure.devices.transports.adb import AdbWire
 from nas.measure.devices.transports.adb_device import AdbKey
+from nas.measure.devices.transports.shell import RemoteShell
 from nas.measure.devices.transports.ssh import LARGEST_PACKET, SshAddress, SshWire, host_key
 
 PIECE = b"x" * (1 << 16)
@@ -122,12 +124,11 @@ def challenges_without_end(server: Flood, connection: socket.socket) -> None:
 @pytest.mark.parametrize("talk", [data_in_place_of_an_acknowledgement, large_adb_packet, challenges_without_end])
 def test_an_adbd_without_end(talk: Talk, tmp_path: Path) -> None:
     AdbKey.load(tmp_path / "adb")
-    (tmp_path / "file").write_bytes(bytes(8 << 20))
     with flood(talk) as server:
         wire = AdbWire(f"adb:127.0.0.1:{server.port}", tmp_path)
         with pytest.raises(InfrastructureFailed):
             wire.connect()
-            wire.put(tmp_path / "file", "/data/file")
+            RemoteShell(wire).call("", sending=itertools.repeat(PIECE, 128))
         wire.close()
     assert server.sent < MUCH
 
@@ -135,5 +136,5 @@ def test_an_adbd_without_end(talk: Talk, tmp_path: Path) -> None:
 def test_usb_without_libusb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "usb1", None)
     monkeypatch.delitem(sys.modules, "adb_shell.transport.usb_transport", raising=False)
-    with pytest.raises(Unsupported, match="pip install libusb1"):
+    with pytest.raises(Unsupported, match=r"pip install '\.\[usb\]' in a checkout"):
         AdbWire("adb:usb:R5CT1234567", tmp_path).connect()

@@ -67,8 +67,11 @@ def test_files_that_are_named_exist(page: Path) -> None:
             assert (ROOT / code).exists(), f"{page_id(page)}: {code}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_no_page_installs_a_package_of_this_name_from_an_index(page: Path) -> None:
+MESSAGES = [path for package in ("nas", "devices", "runtimes", "dashboard") for path in (ROOT / package).rglob("*.py")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *MESSAGES], ids=page_id)
+def test_nobody_is_told_to_install_a_package_of_this_name_from_an_index(page: Path) -> None:
     """There is none yet, and somebody else could take the name."""
     assert not re.search(r"""pip install ['"]?hilnas""", page.read_text(encoding="utf-8"))
 

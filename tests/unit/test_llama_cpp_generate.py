@@ -32,12 +32,12 @@ def test_missing_file(tmp_path: Path) -> None:
 def test_file_that_is_no_gguf(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.gguf").write_bytes(content)
     done = nas("generate", str(tmp_path / "m.gguf"))
-    assert done.code == 3 and "no GGUF file" in done.err
+    assert done.code == 3 and "not a GGUF file" in done.err
 
 
 def test_tokens_that_are_no_bytes(tmp_path: Path) -> None:
     done = nas("generate", model(tmp_path, 512))
-    assert done.code == 3 and "its vocabulary has 512, not 256" in done.err
+    assert done.code == 3 and "holds no tokenizer, and its tokens are no bytes (512)" in done.err
 
 
 def test_empty_prompt(tmp_path: Path) -> None:

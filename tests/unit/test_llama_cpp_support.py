@@ -100,6 +100,6 @@ def test_everything_that_needs_the_patch_is_told() -> None:
 
 
 def test_reference_model_is_small_stock_lfm2() -> None:
-    reference = LLAMA_CPP.reference_model()
+    reference = LLAMA_CPP.reference_models()[0]
     assert LLAMA_CPP.supports(reference).arch == "lfm2"
     assert 25e6 < reference.params.total < 40e6

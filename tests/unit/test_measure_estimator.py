@@ -1,35 +1,43 @@
-"""Floors, the clock that they are read from, their correction, and how sure they are."""
+"""Ratios to the reference model, the clock that they are read from, and how sure figures are."""
 
 from __future__ import annotations
 
 import math
 import random
-from statistics import median
-from typing import Any
+from statistics import fmean, median
 
 import pytest
-from study_support import reference_times, sample
+from study_support import sample
 
 from nas.core.measurement import Figure, ReferenceTimes, Sample
-from nas.core.stats import Z95
-from nas.measure.protocol import estimator
+from nas.core.stats import Z95, t_critical
 from nas.measure.protocol.estimator import (
+    DISTURBED_LOG_SD,
     NOISE,
     SLICE,
-    NoiseModel,
+    RunTimes,
+    clock_of,
+    log_ratios,
     rate,
-    read_times,
-    slowness,
+    reference_times,
     spread,
     time_figures,
     token_time,
 )
 
-STILL = {"ttft": 1.0, "decode": 1.0}
+CALM = reference_times([sample(10.0, 1.0)], 1)
 
 
-def figures(samples: list[Sample], threads: int = 1, slow: Any = None, gen: int = 16) -> dict[str, Figure]:
-    return time_figures(samples, read_times(samples, threads), slow or STILL, gen)
+def figures(
+    samples: list[Sample],
+    beside: list[Sample] | None = None,
+    calibration: ReferenceTimes | None = CALM,
+    threads: int = 1,
+    gen: int = 16,
+) -> dict[str, Figure]:
+    """Of samples, each beside a calm reference."""
+    references = [sample(10.0, 1.0) for _ in samples] if beside is None else beside
+    return time_figures(samples, references, calibration, threads, gen)
 
 
 def on_cpu(ttft_ms: float, token_ms: float, wall: float = 3.0) -> Sample:
@@ -38,13 +46,14 @@ def on_cpu(ttft_ms: float, token_ms: float, wall: float = 3.0) -> Sample:
 
 
 def test_one_thread_is_timed_by_its_processor_time() -> None:
-    found = figures([on_cpu(10.0, 1.0, wall) for wall in (1.0, 3.0, 7.0)])
-    assert found["ttft"].value == pytest.approx(10.0)
-    assert found["decode_p50"].value == pytest.approx(1.0)
-    assert found["decode_mean"].value == pytest.approx(1.0)
-    assert found["ttft"].typical == pytest.approx(30.0), "the median that people wait for"
-    assert found["decode_p50"].typical == pytest.approx(3.0)
-    assert found["latency"].typical == pytest.approx(30.0 + 16 * 3.0)
+    beside = [on_cpu(10.0, 1.0)] * 3
+    measured = figures([on_cpu(20.0, 3.0, wall) for wall in (1.0, 3.0, 7.0)], beside)
+    assert measured["ttft"].value == pytest.approx(20.0)
+    assert measured["decode_p50"].value == pytest.approx(3.0)
+    assert measured["decode_mean"].value == pytest.approx(3.0)
+    assert measured["ttft"].typical == pytest.approx(60.0), "the median that people wait for"
+    assert measured["decode_p50"].typical == pytest.approx(9.0)
+    assert measured["latency"].typical == pytest.approx(60.0 + 16 * 9.0)
 
 
 @pytest.mark.parametrize(
@@ -57,83 +66,117 @@ def test_one_thread_is_timed_by_its_processor_time() -> None:
     ids=["two threads", "one run does not report it", "a clock that stands still"],
 )
 def test_anything_else_is_timed_by_the_wall(threads: int, samples: list[Sample]) -> None:
-    assert read_times(samples, threads).clock == "wall"
-    assert figures(samples, threads)["ttft"].value == pytest.approx(30.0)
+    assert clock_of(samples, threads) == "wall"
+    assert figures(samples, threads=threads)["ttft"].value == pytest.approx(30.0)
 
 
 def test_tokens_that_were_interrupted_do_not_count_and_a_longer_context_does() -> None:
     growing = [1.0 + place / 100 for place in range(3 * SLICE + 2)]
     calm = token_time(growing)
-    assert calm == growing[16], "the fastest token of the middle one of three slices"
+    assert calm == growing[17], "the second token of the middle one of three slices"
     assert token_time([time * (1 if place % SLICE < 2 else 5) for place, time in enumerate(growing)]) == calm
     assert token_time([3.0, 2.0, 4.0]) == 2.0, "too few for two slices"
-    assert token_time([3.0, 2.0, 4.0, 5.0], size=2) == 3.0
+    assert token_time([1.0, 3.0, 2.0, 4.0, 5.0, 6.0], turns=[3, 3]) == 3.5, "the first token of a turn is left out"
 
 
-def test_slow_repetitions_do_not_move_a_figure() -> None:
-    fast = [sample(10.0 + i / 10, 1.0) for i in range(4)]
-    calm, busy = figures(fast + [sample(11.0, 1.0)] * 8), figures(fast + [sample(90.0, 9.0)] * 8)
-    assert busy["ttft"].value == pytest.approx(calm["ttft"].value)
-    assert busy["ttft"].log_sd is not None and calm["ttft"].log_sd is not None
-    assert busy["ttft"].log_sd > calm["ttft"].log_sd, "but it is less sure"
-    assert (busy["ttft"].minimum, busy["ttft"].maximum, busy["ttft"].n) == (pytest.approx(10.0), 90.0, 12)
+def turns(speeds: list[float], size: int = 4, token_ms: float = 1.0) -> RunTimes:
+    """A run on a machine whose speed is another one in each turn."""
+    tokens = [token_ms * speed for speed in speeds for _ in range(size)]
+    return RunTimes((10.0,), tuple(tokens), (size,) * len(speeds))
 
 
-def test_the_speed_of_the_machine_is_taken_out_each_phase_by_its_own() -> None:
-    slow = slowness(reference_times(sample(11.0, 1.3)), reference_times(sample(10.0, 1.0)))
-    assert slow == {"ttft": pytest.approx(1.1), "decode": pytest.approx(1.3)}
-    found = figures([sample(22.0, 2.6)] * 3, slow=slow)
-    assert found["ttft"].value == pytest.approx(20.0)
-    assert found["decode_p50"].value == pytest.approx(2.0)
-    assert found["latency"].value == pytest.approx(20.0 + 16 * 2.0)
-    assert found["ttft"].typical == 22.0, "as experienced"
+def test_a_machine_that_changes_its_speed_between_turns_changes_no_ratio() -> None:
+    speeds = [1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 1.5]
+    between = [1.0, 1.0, 2.5, 4.0, 4.0, 2.75, 1.5]  # of the candidate's turn: between two of the reference's
+    ratios = log_ratios(turns(between, token_ms=2.0), turns(speeds))
+    assert math.exp(ratios["decode"]) == pytest.approx(2.0)
+    assert math.exp(ratios["decode_mean"]) == pytest.approx(2.0)
 
 
-def test_without_a_reference_or_a_calibration_nothing_is_corrected() -> None:
-    times = ReferenceTimes(ttft_ms=1, decode_ms=1, run_ms=1)
-    assert slowness(None, times) == slowness(times, None) == STILL
+def test_passes_over_the_prompt_are_compared_with_those_beside_them() -> None:
+    candidate = RunTimes((20.0, 60.0, 20.0), (1.0,) * 4)
+    reference = RunTimes((10.0, 10.0, 50.0), (1.0,) * 4)
+    assert math.exp(log_ratios(candidate, reference)["ttft"]) == pytest.approx(2.0)
 
 
-def test_the_exponent_tells_how_much_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
-    half = NoiseModel(exponent=0.5, base=0.01, spread_weight=1.0, correction_weight=0.0)
-    monkeypatch.setattr(estimator, "NOISE", {"wall": {"ttft": half, "decode": half}})
-    found = figures([sample(40.0)] * 3, slow={"ttft": 4.0, "decode": 1.0})
-    assert found["ttft"].value == pytest.approx(20.0)
-    assert found["ttft"].log_sd == pytest.approx(0.01)
+def test_turns_of_other_sizes_are_not_compared_one_by_one() -> None:
+    odd = RunTimes((10.0,), (2.0,) * 28, (14, 14))
+    assert math.exp(log_ratios(odd, turns([1.0] * 7))["decode"]) == pytest.approx(2.0)
 
 
-def test_an_interval_is_made_of_base_spread_and_correction() -> None:
-    values = [10.0, 10.0, 10.4, 10.4, 10.4, 11.0]
+def test_the_speed_of_the_machine_is_no_part_of_a_figure() -> None:
+    measured = figures([sample(22.0, 2.6)] * 3, [sample(11.0, 1.3)] * 3)
+    assert measured["ttft"].value == pytest.approx(20.0)
+    assert measured["decode_p50"].value == pytest.approx(2.0)
+    assert measured["latency"].value == pytest.approx(20.0 + 16 * 2.0)
+    assert measured["ttft"].typical == 22.0, "as experienced"
+
+
+def test_a_95th_percentile_is_a_ratio_too() -> None:
+    def run(token_ms: float, slow: float) -> Sample:
+        times = [round(token_ms * slow * (1.5 if token % 10 == 9 else 1.0) * 1e6) for token in range(500)]
+        return sample(10.0).model_copy(update={"decode_ns": times})
+
+    calm = reference_times([run(1.0, 1.0)], 1)
+    measured = figures([run(2.0, 3.0)] * 2, [run(1.0, 3.0)] * 2, calm)
+    assert measured["decode_p95"].value == pytest.approx(3.0)
+    assert measured["decode_p95"].typical == pytest.approx(9.0), "as experienced"
+    assert measured["decode_p95"].log_sd is not None
+
+
+def test_without_a_reference_or_a_calibration_the_noise_is_unknown() -> None:
+    for measured in (figures([sample(20.0, 3.0)] * 3, []), figures([sample(20.0, 3.0)] * 3, calibration=None)):
+        assert measured["ttft"].value == pytest.approx(20.0)
+        assert measured["decode_p50"].value == pytest.approx(3.0)
+        assert {figure.log_sd for figure in measured.values()} == {None}
+
+
+def test_noise_is_made_of_spread_base_and_slowness() -> None:
     noise = NOISE["wall"]["ttft"]
-    found = figures([sample(each) for each in values], slow={"ttft": 1.2, "decode": 1.0})["ttft"]
+    values = [20.0, 20.4, 21.0, 20.2]
+    measured = figures([sample(value * 1.2) for value in values], [sample(12.0)] * 4)["ttft"]
+    logs = [math.log(value) for value in values]
+    dof = noise.weight + 3
+    variance = (noise.weight * noise.run_sd**2 + sum((log - fmean(logs)) ** 2 for log in logs)) / dof
+    error = t_critical(0.95, round(dof)) / Z95 * math.sqrt(variance / 4)
+    expected = math.hypot(error, noise.base, noise.slowdown * math.log(1.2))
+    assert measured.log_sd == pytest.approx(expected)
+    assert measured.shared_log_sd == pytest.approx(noise.calibration)
+    whole = math.hypot(expected, noise.calibration)
+    assert measured.value is not None
+    assert (measured.low, measured.high) == pytest.approx(
+        (measured.value * math.exp(-Z95 * whole), measured.value * math.exp(Z95 * whole))
+    )
+
+
+def test_a_calibration_is_the_floor_of_its_runs_and_knows_its_noise() -> None:
+    values = [10.0, 10.0, 10.4, 10.4, 10.4, 11.0]
+    calibration = reference_times([sample(value) for value in values], 1)
+    assert calibration.ttft_ms == 10.0
     assert spread(values) == pytest.approx(math.log(1.04))
-    expected = math.sqrt(
-        noise.base**2
-        + noise.spread_weight**2 * math.log(1.04) ** 2 / 6
-        + noise.correction_weight**2 * noise.exponent**2 * math.log(1.2) ** 2
-    )
-    assert found.log_sd == pytest.approx(expected)
-    assert found.value is not None
-    assert (found.low, found.high) == pytest.approx(
-        (found.value * math.exp(-Z95 * expected), found.value * math.exp(Z95 * expected))
-    )
+    expected = math.hypot(NOISE["wall"]["ttft"].calibration, math.log(1.04) * math.sqrt(2 / 6))
+    assert calibration.log_sd["ttft"] == pytest.approx(expected)
+    disturbed = reference_times([sample(value) for value in values], 1, disturbed=True)
+    assert disturbed.ttft_ms == 10.0
+    assert disturbed.log_sd["ttft"] == pytest.approx(math.hypot(expected, DISTURBED_LOG_SD))
+    assert calibration.decode_p95_ms is None, "too few tokens"
 
 
 def test_the_errors_of_a_latency_are_those_of_its_parts() -> None:
-    found = figures([sample(100.0, 1.0)] * 3, gen=100)
-    ttft, p50, latency = (found[name].log_sd for name in ("ttft", "decode_p50", "latency"))
+    measured = figures([sample(100.0, 1.0)] * 3, gen=100)
+    ttft, p50, latency = (measured[name].log_sd for name in ("ttft", "decode_p50", "latency"))
     assert ttft is not None and p50 is not None
-    assert latency == pytest.approx(math.hypot(ttft, p50) / 2), "two parts of equal length"
+    assert latency == pytest.approx((ttft + p50) / 2), "two parts of equal length"
 
 
 def test_one_repetition_has_no_interval() -> None:
-    found = figures([sample(20.0)])
-    assert {each.low for each in found.values()} == {each.log_sd for each in found.values()} == {None}
-    assert found["latency"].value == pytest.approx(36.0)
+    measured = figures([sample(20.0)])
+    assert {figure.low for figure in measured.values()} == {figure.log_sd for figure in measured.values()} == {None}
+    assert measured["latency"].value == pytest.approx(36.0)
 
 
 def test_no_repetition_is_null_with_a_reason() -> None:
-    assert {(each.value, each.reason) for each in figures([]).values()} == {(None, "no valid repetition")}
+    assert {(figure.value, figure.reason) for figure in figures([]).values()} == {(None, "no valid repetition")}
 
 
 def test_a_rate_turns_the_interval_round() -> None:
@@ -145,19 +188,23 @@ def test_a_rate_turns_the_interval_round() -> None:
     assert rate(Figure(value=None, unit="ms", reason="none"), 64, "tok/s").unit == "tok/s"
 
 
-def test_the_floor_errs_less_than_the_median_beside_bursts() -> None:
-    """Half of the runs lose up to twice their time to others: the median is pulled up, the floor is not."""
+def test_intervals_hold_the_truth_on_a_machine_that_changes_its_speed_all_the_time() -> None:
+    """Medians of the same runs err by tens of per cent."""
     rng = random.Random(0)
 
-    def run() -> Sample:
-        lost = rng.choice([0.0, rng.random() * 2])
-        return sample(100.0 * (1 + lost) * math.exp(rng.gauss(0, 0.005)))
+    def repetition() -> tuple[Sample, Sample]:
+        speed = math.exp(rng.gauss(0.2, 0.3))
+        runs = [speed * math.exp(rng.gauss(0, 0.01)) for _ in range(2)]
+        return sample(20.0 * runs[0]), sample(10.0 * runs[1])
 
-    errors: dict[str, list[float]] = {"floor": [], "median": []}
-    for _ in range(200):
-        samples = [run() for _ in range(10)]
-        value = figures(samples)["ttft"].value
-        assert value is not None
-        errors["floor"].append(abs(value / 100 - 1))
-        errors["median"].append(abs(median(each.ttft_ms for each in samples) / 100 - 1))
-    assert median(errors["floor"]) < 0.02 < median(errors["median"])
+    held, errors, medians = 0, [], []
+    for _ in range(400):
+        pairs = [repetition() for _ in range(5)]
+        ttft = figures([candidate for candidate, _ in pairs], [reference for _, reference in pairs])["ttft"]
+        assert ttft.value and ttft.log_sd
+        error = math.log(ttft.value / 20.0)
+        held += abs(error) <= Z95 * ttft.log_sd
+        errors.append(abs(error))
+        medians.append(abs(math.log(median(candidate.ttft_ms for candidate, _ in pairs) / 20.0)))
+    assert held >= 0.93 * 400
+    assert median(errors) < 0.01 < 0.1 < median(medians)

@@ -75,7 +75,8 @@ class Lab:
         return self.device()
 
     def calibrate(self) -> None:
-        keep_calibration(self.store, (DEVICE.id, "fake", calibration_name(self.plan)), [sample()] * 10, self.plan)
+        key = DEVICE.id, "fake", calibration_name(self.plan)
+        keep_calibration(self.store, key, [sample()] * 10, self.plan, disturbed=False)
 
     def device(self) -> DeviceRow:
         return devices.get(self.store, DEVICE.id)

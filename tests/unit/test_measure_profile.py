@@ -16,7 +16,7 @@ from study_support import DEVICE, tiny_space
 
 from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.layout import Layout
-from nas.core.plan import Pair, Plan, RawRun, Round, RoundResult
+from nas.core.plan import InputFile, Pair, Plan, RawRun, Round, RoundResult
 from nas.core.profile import Profile, ProfileSummary, summary
 from nas.infra.store import agents, artifacts, devices, events, studies, trials
 from nas.infra.store.rows import NewTrial
@@ -176,13 +176,19 @@ class HereJobs:
         return RoundResult(pairs=pairs)
 
     def _run(self, plan: Plan) -> RawRun:
-        given = plan.inputs["model"]
-        model = artifacts.path(self.store, given.travels.sha256)
-        if given.recipe:
-            made = model.with_suffix(".made")
-            made.write_bytes(model.read_bytes()[::-1])
-            model = made
-        return run_plan(plan, self.runtime.runner_folder(plan.runner), {"model": model})
+        return run_plan(
+            plan,
+            self.runtime.runner_folder(plan.runner),
+            {name: self._made(file) for name, file in plan.inputs.items()},
+        )
+
+    def _made(self, file: InputFile) -> Path:
+        model = artifacts.path(self.store, file.travels.sha256)
+        if file.recipe is None:
+            return model
+        made = model.with_suffix(".made")
+        made.write_bytes(model.read_bytes()[::-1])
+        return made
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ def subject(tmp_path: Path) -> Subject:
 
 
 def reference(subject: Subject) -> Reference:
-    plan = subject.runtime.plan(subject.artifact, subject.runner, Workload(prompt=16, gen=4), 60.0)
-    return Reference(plan, reference_times())
+    plan = subject.runtime.plan(subject.artifact, subject.runner, subject.workload, 60.0)
+    return Reference(subject.artifact, plan, reference_times())
 
 
 def answer(*candidates: RawRun, beside: RawRun = CALM) -> RoundResult:
@@ -67,7 +67,34 @@ def test_one_round_is_enough_on_a_calm_machine(subject: Subject) -> None:
     ((key, number, round_),) = jobs.asked
     assert (key, number, round_.repetitions, round_.cool_down_s) == ("key", 0, 2, 0.0)
     assert round_.candidate.inputs["model"].sha256 == subject.artifact.sha256
-    assert round_.reference is not None
+    assert round_.candidate.inputs["reference"] == reference(subject).model.file
+    assert round_.candidate.deadline_s == LIMITS.deadline_s + 60.0
+    assert (round_.reference, round_.alone, round_.compares) == (None, None, True)
+
+
+def test_energy_is_measured_in_runs_of_the_candidate_alone(subject: Subject) -> None:
+    counted = replace(subject, device=DEVICE.model_copy(update={"energy_counter": "RAPL package"}))
+    _, jobs = measured(counted, answer(CALM, CALM))
+    alone = jobs.asked[0][2].alone
+    assert alone is not None and list(alone.inputs) == ["model"]
+
+
+@pytest.mark.parametrize("why", ["runner", "memory"])
+def test_processes_alternate_where_one_cannot_hold_both_models(subject: Subject, why: str) -> None:
+    if why == "runner":
+        runtime = replace(subject.runtime, paired=False)  # type: ignore[type-var]
+        subject = replace(subject, runtime=runtime, runner=runtime.runner(DEVICE.target))
+    else:
+        subject = replace(subject, artifact=subject.artifact.model_copy(update={"size": 700_000_000}))
+    _, jobs = measured(subject, answer(CALM, CALM))
+    round_ = jobs.asked[0][2]
+    assert round_.reference == reference(subject).plan
+    assert list(round_.candidate.inputs) == ["model"]
+
+
+def test_after_a_failure_the_reference_also_runs_by_itself(subject: Subject) -> None:
+    _, jobs = measured(subject, answer(CRASHED), answer(CALM, CALM))
+    assert [round_.reference is not None for _, _, round_ in jobs.asked] == [False, True]
 
 
 def test_noise_fails_nothing_and_is_recorded(subject: Subject) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import weakref
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from nas.core.errors import InvalidInput
 from nas.model.nn.primitives import generator_of
-from nas.train.posttrain.merging import MergeSettings, Method, Shards, della_rates, dropped, merge, merge_tensors, trim
+from nas.train.posttrain.merging import MergeSettings, Method, della_rates, dropped, merge, merge_tensors, trim
+from nas.train.release.shards import Shards
 
 BASED: tuple[Method, ...] = ("task-arithmetic", "ties", "dare-linear", "dare-ties", "della")
 
@@ -141,10 +143,10 @@ def resident_bytes(path: Path) -> int:
 def test_what_was_read_of_a_file_does_not_stay_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({str(i): torch.ones(1 << 18) for i in range(16)}, path)
-    with Shards(path) as shards:
-        for name in shards.names:
-            assert shards.tensor(name).sum() == 1 << 18
-        assert resident_bytes(path) < path.stat().st_size / 4
+    shards = Shards(path)
+    for name in shards.names:
+        assert shards.tensor(name).sum() == 1 << 18
+    assert resident_bytes(path) < path.stat().st_size / 4
 
 
 @pytest.mark.parametrize("count", [3, 30])
@@ -197,6 +199,7 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / "lacks")
     save_file({"a": torch.zeros(2), "b": torch.zeros(4)}, tmp_path / "wider")
     save_file({"a": torch.zeros(2, dtype=torch.int64)}, tmp_path / "whole")
+    save_file({"a": torch.zeros(2)}, tmp_path / "nan-free")
     (tmp_path / "text").write_text("hello")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../one"}}')
@@ -214,10 +217,22 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert "b has shape [4], not [3]" in refused("one", base="wider", settings=ties)
     assert "type I64" in refused("whole")
     assert "not a safetensors file" in refused("text")
-    assert "'../one' is not a file of this folder" in refused("folder")
+    index = tmp_path / "folder" / "model.safetensors.index.json"
+    assert "'../one' is no safetensors file of this folder" in refused("folder")
+    for mapping in ("{}", "[]", "null", '{"a": 1}'):
+        index.write_text(f'{{"weight_map": {mapping}}}')
+        assert "model.safetensors.index.json" in refused("folder")
     assert "ties needs the model" in refused("one", settings=ties)
     assert "2 weights for 1 models" in refused("one", settings=MergeSettings(weights=(1.0, 2.0)))
-    assert "add up to 0" in refused("one", "one", settings=MergeSettings(weights=(1.0, -1.0)))
+    for weights in ((1.0, -1.0), (1e308, 1e308)):
+        assert "do not add up to" in refused("one", "one", settings=MergeSettings(weights=weights))
+    with pytest.raises(ValueError, match="finite number"):
+        MergeSettings(weights=(math.nan, 1.0))
+    save_file({"a": torch.tensor([1.0, math.nan])}, tmp_path / "nan")
+    save_file({"a": torch.tensor([1.0, 2.0]).half()}, tmp_path / "half")
+    assert "a of the merged model holds NaN or infinity" in refused("nan")
+    arithmetic = MergeSettings(method="task-arithmetic", weights=(60000.0,))
+    assert "too great for float16" in refused("half", base="nan-free", settings=arithmetic)
 
 
 def test_drop_rates_stay_probabilities() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretrain_lab import LAYOUT, SETTINGS, tiny_family
+from pretrain_lab import LAYOUT, SETTINGS, end_sampled_answers, tiny_family
 from safetensors.torch import load_file, save_file
 
 from nas.core.errors import InvalidInput
@@ -177,7 +177,9 @@ def test_names_of_stages_are_their_own(names: list[str], problem: str) -> None:
         PostTrainingRecipe.model_validate({"stages": stages})
 
 
-def test_training_data_is_apart_from_evaluations_and_benchmarks(member: Path) -> None:
+def test_training_data_is_apart_from_evaluations_and_benchmarks(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_sampled_answers(monkeypatch)
+
     def lines(name: str, *found: dict[str, Any]) -> None:
         (member / name).parent.mkdir(parents=True, exist_ok=True)
         (member / name).write_text("".join(json.dumps(line) + "\n" for line in found))

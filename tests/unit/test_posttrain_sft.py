@@ -22,10 +22,11 @@ from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
 from nas.core.layout import Layout
 from nas.core.task import IGNORE
+from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
 from nas.serve.views.family import member_folder
-from nas.train.posttrain import curriculum, languages
+from nas.train.posttrain import curriculum, languages, sft
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines
 from nas.train.posttrain.curriculum import CurriculumSettings, solved_shares, solvers
 from nas.train.posttrain.filters import (
@@ -42,7 +43,17 @@ from nas.train.posttrain.filters import (
 from nas.train.posttrain.generation import generate
 from nas.train.posttrain.objective import answer_nats, dropped_embeddings
 from nas.train.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
-from nas.train.posttrain.sft import HELD_OUT, Mixture, TokenisedConversations, padded, passes_of
+from nas.train.posttrain.sft import (
+    HELD_OUT,
+    DataSource,
+    Mixture,
+    Sft,
+    SftSettings,
+    TokenisedConversations,
+    held_out_by_question,
+    padded,
+    passes_of,
+)
 from nas.train.pretrain import member_training
 from nas.train.pretrain.member_training import MemberToTrain, Work
 from nas.train.release.options import FileOptions
@@ -69,11 +80,11 @@ def chat() -> ChatTokenizer:
     ("line", "problem"),
     [
         ('{"messages": [', "Invalid JSON: EOF while parsing a list at column 14"),
-        ("[1]", "Input should be an object"),
+        ("[1]", "no JSON object"),
         ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "Invalid JSON: "),
         ('{"messages": []}', "messages: Tuple should have at least 1 item"),
-        ('{"messages": [{"role": "bot", "content": "a"}]}', "messages.0.role: Input should be"),
-        ('{"messages": [{"role": "user", "content": "a", "name": "b"}]}', "messages.0.name: Extra inputs"),
+        ('{"messages": [{"role": "narrator", "content": "a"}]}', "messages.0.role: Input should be"),
+        ('{"messages": [{"role": "user", "content": {"text": "a"}}]}', "messages.0.content: Input should be a valid"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "message 1 has role assistant, expected system or"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "the last message has role user, expected assistant"),
         ('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " "}]}', "message 2 (assi"),
@@ -148,17 +159,61 @@ def test_packed_conversations_have_the_losses_and_gradients_of_single_ones_for_e
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_dropout_scales_what_it_keeps_and_depends_on_its_seed() -> None:
-    model, inputs = Model(LAYOUT), torch.arange(6)[None]
-    plain = model.embed(inputs)
-    with dropped_embeddings(model, 0.5, 3):
-        first = model.embed(inputs)
-    with dropped_embeddings(model, 0.5, 3):
-        assert torch.equal(model.embed(inputs), first)
-    assert torch.equal(model.embed(inputs), plain)
-    kept = first != 0
+def test_dropout_of_a_row_depends_on_its_seed_alone() -> None:
+    model, labels, seeds = Model(LAYOUT), torch.full((2, 6), IGNORE), torch.tensor([3, 4])
+    labels[0, 5] = labels[1, 2] = 7
+    ids = torch.arange(9)[None]  # as packed: all of the first row, three of the second
+    plain = model.embed(ids)
+    with dropped_embeddings(model, 0.5, labels, seeds):
+        both = model.embed(ids)
+    with dropped_embeddings(model, 0.5, labels[1:, :4], seeds[1:]):
+        assert torch.equal(model.embed(ids[:, 6:]), both[:, 6:])
+    assert torch.equal(model.embed(ids), plain)
+    kept = both != 0
     assert 0.3 < kept.float().mean() < 0.7
-    torch.testing.assert_close(first[kept], 2 * plain[kept])
+    torch.testing.assert_close(both[kept], 2 * plain[kept])
+
+
+def test_a_step_of_several_workers_or_smaller_passes_is_that_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path))
+    rng, rows = np.random.default_rng(0), []
+    for _ in range(40):
+        length = int(rng.integers(8, 40))
+        rows.append((rng.integers(0, LAYOUT.vocab, length).astype(np.int32), rng.random(length) < 0.5))
+    path = sft.tokens_path("key")
+    path.parent.mkdir()
+    TokenisedConversations.write(path, rows, [0] * 40, [False] * 40, {})
+    settings = SftSettings(data=(DataSource(path="x"),), batch=16, dropout=0.1, held_out=0.0)
+    plan = Sft(
+        layout=LAYOUT.to_json(), seed=0, tokenizer=tmp_path, tokenizer_sha256="", tokens="key", weights=tmp_path,
+        weights_sha256="", pad=0, settings=settings, date="2026-01-01",
+    )  # fmt: skip
+
+    def gradient(workers: int) -> torch.Tensor:
+        model = Model(LAYOUT, seed=1)
+        for rank in range(workers):
+            (phase,) = plan.phases(Worker(torch.device("cpu"), print, rank=rank, world=workers))
+            for tensors in phase.batches(1):
+                phase.loss(model, *tensors).backward()
+        return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+
+    expected = gradient(1)
+    torch.testing.assert_close(gradient(2), expected, rtol=1e-3, atol=1e-6)
+    monkeypatch.setattr(sft, "TOKENS_AT_ONCE", (64, 64))
+    torch.testing.assert_close(gradient(1), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_all_conversations_of_a_question_are_held_out_or_none() -> None:
+    lines = [conversation(f"question {number % 50}", f"answer {number}") for number in range(500)]
+    held_out = held_out_by_question(lines, 0.3)
+    by_question = {number: {held_out[other] for other in range(number, 500, 50)} for number in range(50)}
+    assert all(len(sides) == 1 for sides in by_question.values())
+    assert 0.1 < sum(held_out) / 500 < 0.5
+    assert not any(held_out_by_question(lines, 0.0))
+    with pytest.raises(InvalidInput, match="all 500 conversations are of questions that are held out"):
+        held_out_by_question(lines, 1.0)
 
 
 def test_exact_duplicates_and_overlap_with_evaluations() -> None:
@@ -329,7 +384,9 @@ def test_shares_are_those_of_models_asked_directly_and_kept_by_content(
 
     def shares(**changed: Any) -> list[float]:
         own = settings.model_copy(update=changed)
-        return [float(each) for each in solved_shares(own, ensemble, asked, path, lambda line: None)]
+        return [
+            float(each) for each in solved_shares(own, ensemble, asked, ChatTokenizer.read(path), lambda line: None)
+        ]
 
     with pytest.raises(Killed):
         shares()

@@ -124,7 +124,7 @@ def test_a_recipe_starts_from_an_adapted_child(here: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "problem"),
     [
-        (None, "tokenizer.json: has no special tokens for a chat template"),
+        (None, "tokenizer.json: has no chat template"),
         (CHATML, "chat template does not continue a question with the answer and one of"),
         ("{{ nothing.there }}", "its chat template refuses a conversation: 'nothing'"),
         ("{% for", "its chat template refuses a conversation: "),

@@ -164,7 +164,7 @@ def test_corpora_that_cannot_be_used_are_refused(corpus: Path, tmp_path: Path) -
 
 
 def test_the_command_writes_a_tokenizer(corpus: Path, tmp_path: Path) -> None:
-    app, out = typer.Typer(), tmp_path / "new" / "t.json"
+    app, out = typer.Typer(), tmp_path / "t.json"
     app.command()(command)
     done = CliRunner().invoke(app, ["--vocab", "300", "--corpus", str(corpus), "-o", str(out)])
     assert done.exit_code == 0, done.output

@@ -61,6 +61,12 @@ def test_a_runner_that_does_not_work_here_is_no_candidates_fault(exit_code: int)
         read_sample(run(exit_code=exit_code, stderr_tail="cannot open libggml.so"))
 
 
+def test_a_reference_model_without_memory_is_no_candidates_fault() -> None:
+    """Both models write to one stderr."""
+    with pytest.raises(InfrastructureFailed, match="the reference model failed"):
+        read_sample(run(exit_code=69, stderr_tail="what(): std::bad_alloc"))
+
+
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "-1.0"])
 def test_times_that_are_no_numbers_are_garbage(value: str) -> None:
     text = json.dumps(GOOD).replace("20.0", value)

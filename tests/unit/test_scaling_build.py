@@ -191,6 +191,9 @@ def test_a_pattern_that_the_runtime_does_not_carry_is_refused(bed: Bed) -> None:
 # The measured search, with the fake runtime's runs in this process.
 
 
+REFERENCE = FakeRuntime(Path()).reference_models()[0].id
+
+
 @dataclass
 class Here:
     """The part of a farm that measuring needs."""
@@ -206,7 +209,7 @@ def search(bed: Bed, jobs: Jobs | None = None, log: BuildLog | None = None) -> S
     origin = study_origin(bed.store, "study", (), (), None)
     farm = cast(Farm, Here(bed.store, jobs or bed.jobs))
     log = log or BuildLog()
-    measurer = Measurer(farm, origin.criteria.space, 2, log, {("local", "fake"): bed.target()})
+    measurer = Measurer(farm, origin.criteria.space, 2, log, {("local", "fake", REFERENCE): bed.target()})
     return SizeSearch(origin, measurer, log)
 
 
@@ -272,7 +275,7 @@ def test_the_winner_is_measured_on_a_device_that_the_search_did_not_use(bed: Bed
     other = DEVICE.model_copy(update={"id": add_device(bed.store, "other", "elsewhere")})
     found = search(bed)
     assert found.measurer is not None
-    found.measurer.benches["other", "fake"] = replace(bed.target(), device=other)
+    found.measurer.benches["other", "fake", REFERENCE] = replace(bed.target(), device=other)
     try:
         member = found.member(parse_size("5M"), shapes(bed, "5M"))
     finally:
@@ -285,7 +288,7 @@ def test_another_device_that_fails_once_is_tried_again_at_the_next_size(bed: Bed
     other = DEVICE.model_copy(update={"id": add_device(bed.store, "third", "elsewhere")})
     found = search(bed)
     assert found.measurer is not None
-    found.measurer.benches["third", "fake"] = replace(bed.target(), device=other)
+    found.measurer.benches["third", "fake", REFERENCE] = replace(bed.target(), device=other)
     whole = found.measurer.measure
 
     def busy(layout: Layout, on: Sequence[str]) -> Any:

@@ -19,12 +19,16 @@ from nas.infra.store.store import Store
 from nas.measure.runtimes import RUNTIMES
 from nas.search.proxy.quality import Quality
 from nas.search.study.estimate import Estimate, Span, estimate, estimate_left
-from nas.search.study.events import Calibrated, Closed, Launched, Note, QualityKnown, Rescored
+from nas.search.study.events import Calibrated, Closed, Launched, Note, QualityKnown, Remeasured, Rescored
 from nas.testing.fake_runtime import FakeRuntime
 
 RUNGS = [{**rung, "keep": None} for rung in TINY["quality"]["rungs"]]
-ALL_CLIMB: dict[str, Any] = {"budgets": [], "quality": TINY["quality"] | {"rungs": RUNGS}}
-"""Changes of the tiny space after which every layout is screened, trained and confirmed."""
+ALL_CLIMB: dict[str, Any] = {
+    "budgets": [],
+    "quality": TINY["quality"] | {"rungs": RUNGS},
+    "protocol": TINY["protocol"] | {"remeasure": None},
+}
+"""Changes of the tiny space after which every layout is screened, trained and confirmed, and nothing is done again."""
 PATH = (EventKind.EXPORTED, EventKind.MEASURING, EventKind.GATED_IN, EventKind.TRAINING, EventKind.CONFIRMING)
 QUALITY = Quality(rung="third", value=1.0, per_group={}, sd=0.1, n_seeds=1)
 
@@ -127,6 +131,22 @@ def test_fresh_seeds_that_were_trained_are_not_counted_again(store: Store, clock
         remaining.append(left(store).seconds.typical > 0)
         trials.add_event(store, study, trial, EventKind.PROGRESS, Rescored(QUALITY, {20: 1.0}).to_json())
     assert remaining == [True] * 4 + [False], "two references, and half of four candidates"
+
+
+def test_rounds_of_the_second_measurement_are_counted_until_they_are_done(store: Store, clock: StillClock) -> None:
+    again = {**TINY["protocol"], "remeasure": {"rounds": 3, "repetitions": 4, "members": 1}}
+    space = tiny_space(**ALL_CLIMB | {"protocol": again})
+    parts = seconds(estimate(None, space, 4, {}, workers=1))
+    # 3 rounds x 4 runs of one layout and the reference; 2 runs of four layouts and two references.
+    assert parts["re-measure"] / parts["screen"] == pytest.approx(3 * 4 * 2 / (2 * 6))
+    study = half_done(store, space, clock, 600.0)
+    log(store, study, Closed("trials", "4 layouts were proposed"))
+    remaining = []
+    for round_ in range(3):
+        remaining.append(left(store).seconds.typical > 0)
+        for trial in (0, 2):
+            trials.add_event(store, study, trial, EventKind.PROGRESS, Remeasured(round_, ()).to_json())
+    assert remaining == [True] * 3 and left(store).seconds.typical == 0
 
 
 def test_a_finished_rung_of_a_waiting_trial_is_not_counted_again(store: Store) -> None:

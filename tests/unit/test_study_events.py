@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nas.core.layout import Layout
+from nas.core.measurement import Figure
 from nas.core.trial import Event, EventKind
 from nas.search.proposers import Observation
 from nas.search.study.events import (
@@ -18,11 +19,13 @@ from nas.search.study.events import (
     Expected,
     Launched,
     Marked,
+    Named,
     Note,
     Observed,
     Profiled,
     QualityKnown,
     ReferencePointFixed,
+    Remeasured,
     Rescored,
     Spent,
     WarmStarted,
@@ -36,7 +39,14 @@ LAYOUT = Layout.parse("d64 v256 ffn=swiglu:96 [C3 A2/1]")
 SEEN = Observation(LAYOUT, "complete", {"quality": -1.0}, {"ttft@chat": -0.1}, 2, {"quality": 0.1}).to_json()
 QUALITY = {"rung": "top", "value": 1.0, "per_group": {"lm": 1.0}, "sd": 0.1, "n_seeds": 2}
 CALIBRATED = {"what": "calibrated", "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 3.5}
-TIMES = {"times": {"1": {"ttft_ms": 1.5, "decode_ms": 0.1, "run_ms": 3.5}}}
+TIMES = {
+    "times": {
+        "chat": {
+            "ttft_ms": 1.5, "decode_ms": 0.1, "run_ms": 3.5, "decode_mean_ms": 0.1, "decode_p95_ms": None,
+            "log_sd": {"ttft": 0.01},
+        }
+    }
+}  # fmt: skip
 REQUEST = {"prompt": 32, "gen": 4, "threads": 1}
 SPENT = {"prefill_ms": 0.5, "prefill_share": 1.0, "decode_ms": 0.25, "decode_share": 1.0}
 PHASE = {"whole_ms": 1.5, "profiled_ms": 2.0, "sum_ms": 1.5}
@@ -57,6 +67,23 @@ STORED: list[tuple[type[Note], dict[str, Any]]] = [
     (QualityKnown, {"what": "quality", "rung": 2, "quality": {**QUALITY, "recall": 0.5, "recall_sd": 0.25}}),
     (AnchorsChosen, {"what": "anchors", "layouts": [LAYOUT.to_json()]}),
     (Rescored, {"what": "rescored", "quality": QUALITY, "per_seed": {"100": 1.0, "101": 0.5}}),
+    (Named, {"what": "front named", "trials": [7, 3]}),
+    (
+        Remeasured,
+        {
+            "what": "remeasured",
+            "round": 1,
+            "measurements": [
+                {
+                    "device": "local",
+                    "runtime": "fake",
+                    "workload": "chat",
+                    "result": "0" * 64,
+                    "figures": {"latency": Figure(value=2.5, unit="ms").model_dump()},
+                },
+            ],
+        },
+    ),
     (Spent, {"what": "spent", "stage": "propose", "seconds": 0.25}),
     (
         Profiled,

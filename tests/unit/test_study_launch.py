@@ -34,7 +34,7 @@ from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, LocalAgent
 from nas.measure.farm.queue import JobNotifier, LeaseMonitor
 from nas.measure.farm.trust import Admissions, SigningKey
-from nas.measure.protocol.reference import CALIBRATION_RUNS
+from nas.measure.protocol.reference import CALIBRATION_RUNS, CHECK_RUNS
 from nas.measure.runtimes import RUNTIMES
 from nas.model.text.corpus import CorpusRef
 from nas.search.analysis.archive import export_study, import_study
@@ -115,7 +115,9 @@ def test_of_processes_elsewhere_nothing_is_known(
     holder = dead_holder()
     if elsewhere == "machine":
         read = Path.read_text
-        monkeypatch.setattr(Path, "read_text", lambda path: "other" if path.name == "boot_id" else read(path))
+        monkeypatch.setattr(
+            Path, "read_text", lambda path, **how: "other" if path.name == "boot_id" else read(path, **how)
+        )
     else:
         monkeypatch.setattr(Path, "readlink", lambda path: Path("pid:[4026532000]"))
     hold(store, study, holder)
@@ -369,8 +371,8 @@ def test_a_resumed_study_runs_nothing_where_a_device_has_changed(
     admissions = Admissions(tmp_path, SigningKey.generate(), store.clock)
     monitor = LeaseMonitor(store, JobNotifier(), agent="local-box")
     farm = Farm(store, cast(LocalAgent, None), monitor, admissions)
-    calm = RoundResult(pairs=[Pair(reference=None, candidate=raw(sample()))] * CALIBRATION_RUNS)
-    scripted = ScriptedJobs([calm])
+    calm = [Pair(reference=None, candidate=raw(sample()))] * CALIBRATION_RUNS
+    scripted = ScriptedJobs([RoundResult(pairs=calm[:CHECK_RUNS]), RoundResult(pairs=calm[CHECK_RUNS:])])
     monkeypatch.setattr(Farm, "jobs", lambda self, of: scripted)
     chosen = options(space=tiny_space(devices=["box"]))
 
@@ -381,12 +383,12 @@ def test_a_resumed_study_runs_nothing_where_a_device_has_changed(
 
     prepare()
     prepare()
-    assert len(scripted.asked) == 1
+    assert len(scripted.asked) == 2
     studies.set_state(store, study.id, StudyState.COMPLETE)
     devices.register(store, "local", [DEVICE.model_copy(update={"energy_counter": "RAPL"})], boot_id="boot")
     with pytest.raises(StudyChanged, match="began with energy counter none, which is RAPL now"):
         prepare()
-    assert len(scripted.asked) == 1
+    assert len(scripted.asked) == 2
     assert studies.get(store, study.id).state is StudyState.COMPLETE
 
 

@@ -5,29 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from store_support import open_store
-from study_support import DEVICE, TINY, Bed, InlineJobs, tiny_space
+from study_support import TINY, Bed, InlineJobs, calibrated, tiny_space
 
 from nas.cli.study_view import print_agreement
 from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
 from nas.core.layout import Layout
 from nas.core.plan import Plan, Round, RoundResult, Runner
+from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.core.workload import Workload
-from nas.infra.store import artifacts, trials
+from nas.infra.store import artifacts, studies, trials
 from nas.infra.store.rows import StudyState
+from nas.infra.store.store import Store
 from nas.measure.protocol.calibration import MeasurementTarget
-from nas.measure.protocol.estimator import read_times
-from nas.measure.protocol.rounds import Reference
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Artifact, Checkpoint, GateReport, RandomWeights, Weights
-from nas.search.analysis.report import study_report
+from nas.search.analysis.archive import export_study, import_study
+from nas.search.analysis.record import read_study
+from nas.search.analysis.report import study_report, study_table
+from nas.search.analysis.snapshot import StudySnapshot
 from nas.search.study.ledger import Ledger
 from nas.search.study.stages import StageWork
 from nas.testing.fake_runtime import FakeRuntime
@@ -84,12 +90,10 @@ class DualBed(Bed):
         return replace(first, targets={**first.targets, ("local", "other"): self.other_target()})
 
     def other_target(self) -> MeasurementTarget:
-        runner, reference = self.other.runner(DEVICE.target), self.folder / "other-reference"
-        model = FakeRuntime.export(self.other, self.other.reference_model(), "q4_0", RandomWeights(), reference)
+        reference = self.folder / "other-reference"
+        model = FakeRuntime.export(self.other, self.other.reference_models()[0], "q4_0", RandomWeights(), reference)
         artifacts.put_file(self.store, reference)
-        plan = self.other.plan(model, runner, self.other.reference_workload(), 60.0)
-        calibration = read_times([self.other.parse(self.jobs._run(plan))], plan.threads).floors()
-        return MeasurementTarget(DEVICE, self.other, runner, "q4_0", {1: Reference(plan, calibration)})
+        return calibrated(self.jobs, self.other, model, self.space.workloads.values())
 
 
 def bed(folder: Path, other: type[FakeRuntime] = FakeRuntime, **changes: Any) -> DualBed:
@@ -183,10 +187,17 @@ class Stuck(InlineJobs):
 class Crashing(FakeRuntime):
     """Runs nothing but references."""
 
-    def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
-        plan = super().plan(artifact, runner, workload, deadline_s)
+    def plan(
+        self,
+        artifact: Artifact,
+        runner: Runner,
+        workload: Workload,
+        deadline_s: float,
+        reference: Artifact | None = None,
+    ) -> Plan:
+        plan = super().plan(artifact, runner, workload, deadline_s, reference)
         references = (Layout.parse(text) for text in TINY["references"].values())
-        good = {self.reference_model().id, *(layout.id for layout in references)}
+        good = {self.reference_models()[0].id, *(layout.id for layout in references)}
         return plan if artifact.layout_id in good else plan.model_copy(update={"args": (*plan.args[:-1], "crash")})
 
 
@@ -217,3 +228,88 @@ def test_a_graph_that_is_wrong_on_one_runtime_is_found_though_the_other_is_right
     made = bed(tmp_path, Wrong)
     with pytest.raises(NasError, match=r"the .* reference failed.*differ from PyTorch by 50"):
         made.run(2)
+
+
+class Quantised(FakeRuntime):
+    """Three times as slow in f16."""
+
+    def export(
+        self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
+    ) -> Artifact:
+        as_slow = replace(self, slowdown=3.0 if quantisation == "f16" else 1.0)
+        return FakeRuntime.export(as_slow, layout, quantisation, weights, destination, recipe=recipe)
+
+
+class QuantisedBed(Bed):
+    """With one runtime and two quantisations."""
+
+    def work(self, ledger: Ledger) -> StageWork:
+        first = super().work(ledger)
+        target = self.target()
+        targets = {("local", f"fake {name}"): replace(target, quantisation=name) for name in ("q4_0", "f16")}
+        return replace(first, targets=targets)
+
+
+def quantised_space(**changes: Any) -> SearchSpace:
+    quantised = {
+        "runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "fake", "quantisation": "f16"}],
+        "budgets": [{"metric": "decode_p50", "max": "9x", "workload": "chat", "runtime": "fake f16"}],
+        "objectives": [
+            {"name": "quality", "metric": "quality"},
+            {"name": "latency", "metric": "latency", "workload": "chat", "aggregate": "geomean"},
+            {"name": "small", "metric": "latency", "workload": "chat", "runtime": "fake q4_0"},
+            {"name": "both", "metric": "latency", "workload": "chat", "runtime": "fake"},
+        ],
+    }
+    return tiny_space(**(quantised | changes))
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    folder = tmp_path_factory.mktemp("quantised")
+    runtime = Quantised(folder / "fake", quantisations=("q4_0", "f16"))
+    made = QuantisedBed(open_store(folder, SystemClock()), folder, quantised_space(), runtime)
+    assert made.run(6) is StudyState.COMPLETE
+    yield made.store
+
+
+def test_two_quantisations_of_a_runtime_have_their_own_figures(quantised: Store) -> None:
+    report = study_report(quantised, "study")
+    for row in [*report["references"], *report["ranking"]]:
+        latency = {one["place"]["runtime"]: one["figures"]["latency"]["value"] for one in row["measurements"]}
+        assert latency.keys() == {"fake q4_0", "fake f16"}
+        assert latency["fake f16"] == pytest.approx(3 * latency["fake q4_0"], rel=1e-3)
+        assert row["objectives"]["small"] == latency["fake q4_0"]
+        assert row["objectives"]["both"] == pytest.approx(row["objectives"]["latency"], rel=1e-3)
+    assert [(budget["metric"], budget["runtime"]) for budget in report["budgets"]] == [("decode_p50", "fake f16")]
+    assert {tuple(row["runtimes"]) for row in report["agreement"]} == {("fake q4_0", "fake f16")}
+    assert all(row["correlation"]["layouts"] for row in report["agreement"])
+    columns = study_table(StudySnapshot(read_study(quantised, "study")))[0]
+    assert {"latency@chat local/fake q4_0 [ms]", "latency@chat local/fake f16 [ms]"} <= set(columns)
+
+
+def test_two_quantisations_survive_an_archive(quantised: Store, tmp_path: Path) -> None:
+    archive = BytesIO()
+    export_study(quantised, studies.get(quantised, "study").id, archive)
+    archive.seek(0)
+    with closing(open_store(tmp_path, SystemClock())) as other:
+        import_study(other, archive, name="copy", trust_results=False)
+        first, copy = study_report(quantised, "study"), study_report(other, "copy")
+    assert [row["objectives"] for row in copy["ranking"]] == [row["objectives"] for row in first["ranking"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"runtimes": [{"name": "fake", "quantisation": "q4_0"}] * 2}, "fake q4_0 occurs twice"),
+        ({"devices": ["local", "local"]}, "local occurs twice"),
+        (
+            {"references": dict.fromkeys(("published", "attention"), TINY["references"]["attention"])},
+            "is the layout of",
+        ),
+        ({"budgets": [{"metric": "ttft", "max": "2x", "workload": "chat", "runtime": "fake q8"}]}, "unknown runtime"),
+    ],
+)
+def test_what_occurs_twice_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        quantised_space(**changes)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from store_support import key, open_store
-from study_support import Bed, _trained, lm_job, tiny_space
+from study_support import Bed, lm_job, tiny_space
 
 from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed
@@ -20,6 +20,7 @@ from nas.measure.runtimes.base import Checkpoint
 from nas.search.proxy.job import TrainJob
 from nas.search.study.ledger import Ledger
 from nas.search.study.stages import Outcome, Stages, Trainings
+from nas.testing import inline_study
 from nas.testing.fake_runtime import FakeRuntime
 
 KEY = key("stage")
@@ -46,7 +47,10 @@ def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path) -> None:
         async def run(self, work: Any, spec: Any, kind: str = "short") -> Outcome:
             (job,) = (TrainJob.model_validate(each) for each in spec["jobs"])
             trained.append(job.key)
-            return {"value": {job.key: {"value": _trained(job, spec).model_dump(mode="json")}}, "seconds": 1.0}
+            return {
+                "value": {job.key: {"value": inline_study.trained(job, spec).model_dump(mode="json")}},
+                "seconds": 1.0,
+            }
 
     work = bed.work(made)
     work = replace(work, trainings=Trainings(cast(Any, Trainer()), work.scratch, work.lock))

@@ -270,7 +270,7 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path, mon
 def test_without_pyarrow_the_message_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InvalidInput, match=r"a\.parquet needs pyarrow: pip install pyarrow"):
+    with pytest.raises(InvalidInput, match=r"a\.parquet needs pyarrow: pip install '\.\[corpora\]' in a checkout"):
         build_corpus(["a.parquet"], tmp_path)
 
 

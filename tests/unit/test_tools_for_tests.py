@@ -12,7 +12,7 @@ import pytest
 import tools_for_tests
 
 ROOT = Path(__file__).parents[2]
-EVERY_TOOL = (*tools_for_tests.DEVICE_TOOLS, "chromium", "initdb", "qemu-aarch64")
+EVERY_TOOL = (*tools_for_tests.DEVICE_TOOLS, "chromium", "initdb", "nginx", "qemu-aarch64")
 
 
 @pytest.fixture
@@ -38,6 +38,7 @@ def test_a_bare_machine_has_no_group(programs: Path) -> None:
     assert tools_for_tests.absent() == {
         "browser": "chromium",
         "postgresql": "initdb",
+        "nginx": "nginx",
         "arm64": "qemu-aarch64, libstdc++.so.6",
         "devices": ", ".join(tools_for_tests.DEVICE_TOOLS),
     }
@@ -55,7 +56,7 @@ def test_groups_are_apart(programs: Path) -> None:
     put(programs, "google-chrome")
     (tools_for_tests.POSTGRESQL / "15/bin").mkdir(parents=True)
     (tools_for_tests.POSTGRESQL / "15/bin/initdb").touch()
-    assert set(tools_for_tests.absent()) == {"arm64", "devices"}
+    assert set(tools_for_tests.absent()) == {"nginx", "arm64", "devices"}
 
 
 def test_what_no_package_mends(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +74,7 @@ def test_what_no_package_mends(programs: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_report_names_one_line_that_adds_them(
     programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (*tools_for_tests.DEVICE_TOOLS, "initdb"):
+    for name in (*tools_for_tests.DEVICE_TOOLS, "initdb", "nginx"):
         put(programs, name)
     assert tools_for_tests.main("report") == 0
     told = capsys.readouterr().err.splitlines()
@@ -87,7 +88,7 @@ def test_root_on_debian_installs_what_is_missing_and_says_so(
     programs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One package that apt does not have keeps nothing else away."""
-    for name in (*tools_for_tests.DEVICE_TOOLS, "initdb"):
+    for name in (*tools_for_tests.DEVICE_TOOLS, "initdb", "nginx"):
         put(programs, name)
     calls = tmp_path / "calls"
     qemu = f": > {programs}/qemu-aarch64; : > {tools_for_tests.ARM64}"

@@ -275,10 +275,10 @@ def test_measurements_of_recorded_runs(tmp_path: Path) -> None:
     layout = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
     artifact = runtime.export(layout, "q4_0", RandomWeights(), tmp_path / "model")
     subject = Subject(artifact, runtime, runtime.runner(DEVICE.target), DEVICE, Workload(prompt=64, gen=16))
-    plan = runtime.plan(artifact, subject.runner, Workload(prompt=16, gen=16), 60.0)
+    plan = runtime.plan(artifact, subject.runner, subject.workload, 60.0)
     rounds = [RoundResult(pairs=pairs[:4], wall_s=4.0), RoundResult(pairs=pairs[4:], wall_s=2.0)]
     limits = MeasurementSettings(max_attempts=1)
-    reference = Reference(plan, reference_times(sample(10.0, 1.0, 16)))
+    reference = Reference(artifact, plan, reference_times(sample(10.0, 1.0, 16)))
     taken = asyncio.run(measure(subject, reference, ScriptedJobs([*rounds]), "key", 0, 4, limits))
     found = taken.model_dump(mode="json")
     kept = {name: found[name] for name in ("figures", "refused_share", "drift")}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 import ssl
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -15,6 +18,7 @@ from store_support import StillClock
 
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.infra.web.server import listen_tcp
 from nas.infra.web.tls import Certificates, Renewal, names_of, own_addresses, url_of
 
 YEAR_S = 365 * 86400.0
@@ -93,11 +97,37 @@ def test_names_follow_from_what_a_server_listens_on() -> None:
     assert not any(ipaddress.ip_address(each).is_link_local for each in own_addresses())
 
 
-def test_the_url_is_one_that_others_can_use() -> None:
-    assert url_of("0.0.0.0", 7711, ["box", "other"]) == "https://box:7711"
-    assert url_of("fd00::2", 7711) == "https://[fd00::2]:7711"
-    assert "127.0.0.1" not in url_of("0.0.0.0", 7711)
-    assert "0.0.0.0" not in url_of("0.0.0.0", 7711)
+@pytest.mark.parametrize(
+    ("host", "more", "shown"),
+    [
+        ("0.0.0.0", ["box", "other"], "box"),
+        ("127.0.0.1", [], "127.0.0.1"),
+        ("::1", [], "[::1]"),
+        ("localhost", [], "localhost"),
+    ],
+)
+def test_the_url_has_the_first_name_or_the_host(host: str, more: list[str], shown: str) -> None:
+    with listen_tcp(host, 0) as listening:
+        assert url_of(listening, host, more) == f"https://{shown}:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "::0"])
+def test_the_url_of_all_interfaces_has_an_address_that_answers(host: str) -> None:
+    with listen_tcp(host, 0) as listening:
+        parts = urlsplit(url_of(listening, host))
+        socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10).close()
+        if listening.family == socket.AF_INET6:
+            for address in ("127.0.0.1", "::1"):
+                socket.create_connection((address, parts.port or 0), timeout=10).close()
+
+
+def test_a_server_of_ipv6_alone_is_announced_by_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {"eth0": [SimpleNamespace(family=family, address=address) for family, address in
+                      ((socket.AF_INET, "192.0.2.2"), (socket.AF_INET6, "fd00::2"))]}  # fmt: skip
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: cards)
+    for both, shown in ((True, "192.0.2.2"), (False, "[fd00::2]")):
+        with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=both) as listening:
+            assert url_of(listening, "::") == f"https://{shown}:{listening.getsockname()[1]}"
 
 
 def test_a_client_that_trusts_the_authority_is_served(tmp_path: Path) -> None:

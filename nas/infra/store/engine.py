@@ -12,12 +12,17 @@ deleted while one of its jobs fails) can still cause one; then the database roll
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -54,6 +59,11 @@ _LEAST_FREE = 1 << 20
 _CONFLICTS = ("40001", "40P01")
 """SQLSTATE of a serialization failure and of a deadlock."""
 
+_PRIMARY = 0xFF
+"""Of SQLite's error codes: the kind, without its details."""
+_DAMAGES = ("no such table", "no such column", "Could not decode to UTF-8")
+"""Beginnings of messages about a database whose revision says that it has these."""
+
 _POOL_WAIT_S = 30.0
 _SERVER_TIME = text("SELECT extract(epoch FROM clock_timestamp())")
 _FOLLOW_S = 30.0
@@ -86,27 +96,44 @@ class Conflict(InfrastructureFailed):
     """The database rolled back a transaction in favour of another one; trying again can succeed at once."""
 
 
-def database_url(url: str | None) -> URL:
+class DatabaseUnusable(InfrastructureFailed):
+    """The database is damaged, may only be read, or cannot be opened: trying again changes nothing."""
+
+    exit_code = 3
+
+
+def database_url(url: str | None, where: str = "--db") -> URL:
     """Returns the parsed `url`, by default that of `$NAS_HOME/hilnas.db`.
+
+    Args:
+        url: the text, or None.
+        where: the option that it comes from.
 
     Raises:
         InvalidInput: not the URL of a supported database.
     """
+    if not url and "?" in str(home()):
+        raise InvalidInput(f"{home()}: a database URL cannot name a path with '?'", where="NAS_HOME")
     try:
-        parsed = make_url(url or f"sqlite:///{home() / 'hilnas.db'}")
-    except ArgumentError:
+        parsed = make_url(url) if url else URL.create("sqlite", database=str(home() / "hilnas.db"))
+        backend = parsed.get_backend_name()
+    except (ArgumentError, ValueError):
         valid = "sqlite:////path/to/file.db or postgresql://user@host/name"
         # The text is not repeated: it may contain a password.
-        raise InvalidInput(f"this is no database URL; write {valid}", where="--db") from None
-    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-        raise InvalidInput(f"{parsed.get_backend_name()!r} databases are not supported; use sqlite or postgresql")
-    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise InvalidInput("an SQLite database must be a file: threads and processes share it")
+        raise InvalidInput(f"this is no database URL; write {valid}", where=where) from None
+    if backend not in ("sqlite", "postgresql"):
+        raise InvalidInput(f"{backend!r} databases are not supported; use sqlite or postgresql", where=where)
+    if backend == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise InvalidInput("an SQLite database must be a file: threads and processes share it", where=where)
+    if backend == "sqlite" and parsed.query:
+        raise InvalidInput("an SQLite URL names a file and has no options after '?'", where=where)
     return parsed.set(drivername=POSTGRESQL) if parsed.drivername == "postgresql" else parsed
 
 
 def make_engine(url: URL, *, create: bool, foreign_keys: bool = True) -> Engine:
     """Returns an engine; SQLite connections leave the beginning of transactions to this module.
+
+    An SQLite file that this user cannot write, or whose folder, is opened for reading.
 
     Raises:
         InvalidInput: the driver is not installed or not supported, or there is no SQLite file and `create` is false.
@@ -116,11 +143,15 @@ def make_engine(url: URL, *, create: bool, foreign_keys: bool = True) -> Engine:
     if path is None:
         return _make_postgresql_engine(url)
     _prepare(path, create)
+    writable = not path.exists() or _may_write(path)
+    settings: dict[str, Any] = {} if writable else {"creator": partial(_connect_for_reading, path)}
     try:
-        engine = create_engine(url, json_serializer=canonical_json)
+        engine = create_engine(
+            url, json_serializer=canonical_json, json_deserializer=partial(_stored_json, url), **settings
+        )
     except (NoSuchModuleError, ImportError) as error:
         raise InvalidInput(f"the driver of {url.drivername!r} is not installed: {error}") from None
-    event.listen(engine, "connect", partial(_configure, foreign_keys))
+    event.listen(engine, "connect", partial(_configure, foreign_keys, writable))
     event.listen(engine, "begin", _begin)
     return engine
 
@@ -208,6 +239,7 @@ def translated(url: URL) -> Iterator[None]:
     Raises:
         InfrastructureFailed: locked, full, unreachable.
         Conflict: rolled back in favour of another transaction.
+        DatabaseUnusable: the file is damaged, may only be read, or cannot be opened.
         InvalidInput: the file is no database, or a value cannot be stored in this one.
     """
     shown = url.render_as_string(hide_password=True)
@@ -216,6 +248,8 @@ def translated(url: URL) -> Iterator[None]:
     except PoolTimeoutError as error:
         raise InfrastructureFailed(f"database {shown}: all connections of this process are in use") from error
     except (OperationalError, InternalError) as error:
+        if (unusable := _unusable(url, error)) is not None:
+            raise unusable from error
         kind = Conflict if getattr(error.orig, "sqlstate", None) in _CONFLICTS else InfrastructureFailed
         message = str(error.orig).strip()
         # SQLite calls it an I/O error where the disk is too full for its write-ahead log.
@@ -225,9 +259,37 @@ def translated(url: URL) -> Iterator[None]:
     except DataError as error:
         raise InvalidInput(f"the database cannot store this: {str(error.orig).strip()}") from error
     except DatabaseError as error:
-        if "file is not a database" in str(error.orig):
-            raise InvalidInput(f"{shown} is not an SQLite database") from error
+        if (unusable := _unusable(url, error)) is not None:
+            raise unusable from error
         raise
+
+
+def _unusable(url: URL, error: DatabaseError) -> InfrastructureFailed | InvalidInput | None:
+    """Returns the error of a file that no further try can use; None if the reason is another one."""
+    path, reason = sqlite_file(url), str(error.orig).strip()
+    if path is None:
+        return None
+    code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_OK) & _PRIMARY
+    if code == sqlite3.SQLITE_NOTADB:
+        return InvalidInput(f"{url.render_as_string(hide_password=True)} is not an SQLite database")
+    if code == sqlite3.SQLITE_CORRUPT or reason.startswith(_DAMAGES):
+        return damaged(url, reason)
+    if code == sqlite3.SQLITE_READONLY:
+        return DatabaseUnusable(f"{path} may only be read: this user cannot write the file or its folder")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return DatabaseUnusable(f"{path} cannot be opened: check that this user may read the file and its folder")
+    return None
+
+
+def damaged(url: URL, reason: str) -> DatabaseUnusable:
+    """Returns the error of a database whose content is not what was written."""
+    path = sqlite_file(url)
+    if path is None:
+        return DatabaseUnusable(f"database {url.render_as_string(hide_password=True)} is damaged ({reason})")
+    return DatabaseUnusable(
+        f"{path} is damaged ({reason}): restore a copy of it ('nas db upgrade' leaves {path.name}.*.backup), or save "
+        f"what can be read with: sqlite3 {shlex.quote(str(path))} .recover | sqlite3 saved.db"
+    )
 
 
 def insert_if_absent(connection: Connection, table: Table, **values: Any) -> bool:
@@ -246,7 +308,7 @@ def _make_postgresql_engine(url: URL) -> Engine:
     try:
         engine = create_engine(url, json_serializer=canonical_json, connect_args=settings, **pool)
     except ImportError as error:
-        raise InvalidInput(f"PostgreSQL needs its driver: pip install 'psycopg[binary]' ({error})") from None
+        raise InvalidInput(f"PostgreSQL needs its driver: pip install '.[postgres]' in a checkout ({error})") from None
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, record: Any) -> None:
@@ -268,14 +330,32 @@ def _prepare(path: Path, create: bool) -> None:
         raise InfrastructureFailed(f"cannot make the folder of the database: {error}") from error
 
 
-def _configure(foreign_keys: bool, connection: Any, record: Any) -> None:
+def _may_write(path: Path) -> bool:
+    """Returns whether this process may change a database file and make SQLite's files beside it."""
+    return all(os.access(place, os.W_OK, effective_ids=True) for place in (path, path.parent))
+
+
+def _connect_for_reading(path: Path) -> sqlite3.Connection:
+    # A database that somebody has open has a log, which readers need. One without cannot change under this process,
+    # short of its owner opening it meanwhile; SQLite would make a log to read it, and cannot.
+    mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
+    return sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, check_same_thread=False)
+
+
+def _stored_json(url: URL, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise damaged(url, f"a value is not JSON: {error}") from error
+
+
+def _configure(foreign_keys: bool, writable: bool, connection: Any, record: Any) -> None:
     # None: the driver does not begin transactions; `_begin` does.
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in (
         f"busy_timeout={_BUSY_TIMEOUT_MS}",
-        "journal_mode=WAL",
-        "synchronous=NORMAL",
+        *(["journal_mode=WAL", "synchronous=NORMAL"] if writable else []),
         f"foreign_keys={int(foreign_keys)}",
     ):
         cursor.execute(f"PRAGMA {pragma}")

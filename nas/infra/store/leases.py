@@ -61,13 +61,13 @@ def has_died(holder: str) -> bool:
 
 def _process_ids() -> str:
     """Returns a name of the set of processes that this one belongs to: one boot of one kernel, one container."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8", errors="replace").strip()
     return hashlib.sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:12]
 
 
 def _process(pid: int) -> tuple[str, str]:
     """Returns the state of a process, one letter, and its start in ticks since the boot."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return fields[0], fields[19]
 
 
@@ -86,7 +86,8 @@ def acquire(store: Store, study: int, holder: str) -> StudyLease:
         old = _current(connection, study, lock=True)
         if old is not None and old.expires > now:
             raise StudyBusy(
-                f"study {study} is run by {old.holder}; its lease ends in {old.expires - now:.0f} s unless renewed"
+                f"study {study_name(connection, study)} is run by {old.holder}; its lease ends in "
+                f"{old.expires - now:.0f} s unless renewed"
             )
         lease = StudyLease(study, holder, old.epoch + 1 if old else 1, now + LEASE_S)
         values = {"holder": holder, "epoch": lease.epoch, "expires": lease.expires}
@@ -158,7 +159,14 @@ def fence(connection: Connection, study: int, lease: StudyLease | None) -> None:
     row = _current(connection, study)
     if row is None or (row.epoch, row.holder) != (lease.epoch, lease.holder):
         holder = f"is run by {row.holder} now" if row else "was deleted"
-        raise StudyBusy(f"study {study} {holder}; this process lost its lease (epoch {lease.epoch})")
+        name = study_name(connection, study)
+        raise StudyBusy(f"study {name} {holder}; this process lost its lease (epoch {lease.epoch})")
+
+
+def study_name(connection: Connection, study: int) -> str:
+    """Returns the name of a study, for messages."""
+    name = connection.scalar(select(study_table.c.name).where(study_table.c.id == study))
+    return str(name or study)
 
 
 def _current(connection: Connection, study: int, *, lock: bool = False) -> StudyLease | None:

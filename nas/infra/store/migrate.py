@@ -21,6 +21,11 @@ from nas.infra.store.models import metadata
 REVISION = "0.2.0"
 """The newest of `migrations/versions`. Kept here so that opening a current database does not load Alembic."""
 
+OURS = frozenset({"study", "study_lease", "result_use"})
+"""Tables that only a database of hilnas has."""
+
+_OPTUNAS = {"studies", "study_directions", "version_info"}
+
 _UPGRADE_LOCK = 0x68696C6E6173
 """An arbitrary number that no other user of the database takes for an advisory lock."""
 
@@ -96,8 +101,9 @@ def _revision(connection: Connection) -> str | None:
     revision = (
         connection.scalar(text("SELECT version_num FROM alembic_version")) if "alembic_version" in tables else None
     )
-    if revision is None:
-        raise InvalidInput(f"{_shown(connection)} holds tables of something else than hilnas")
+    if revision is None or not set(tables) >= OURS:
+        owner = "Optuna" if set(tables) >= _OPTUNAS else "something else than hilnas"
+        raise InvalidInput(f"{_shown(connection)} holds tables of {owner}; name another database with --db")
     if revision != REVISION and revision not in _known_revisions():
         raise InvalidInput(
             f"{_shown(connection)} is of a newer hilnas, or of one before 0.2.0 (revision {revision}; this one reads "

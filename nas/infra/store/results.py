@@ -89,7 +89,7 @@ def of_trial(store: Store, study: int, number: int) -> list[Result]:
 
 
 class ResultSummary(NamedTuple):
-    """A result without the bulk of its payload; what follows `first` is None unless it is a measurement.
+    """A result without the bulk of its payload; what follows `first` is None where its stage has none of it.
 
     Args:
         key: of the result.
@@ -101,6 +101,8 @@ class ResultSummary(NamedTuple):
         runtime: name.
         workload: as JSON text.
         figures: by name, as JSON text.
+        artifact: SHA-256 of the model file that was measured or exported.
+        quantisation: of an export.
         foreign_cpu: median CPU share of other processes meanwhile, in cores; None: not known.
     """
 
@@ -113,6 +115,8 @@ class ResultSummary(NamedTuple):
     runtime: str | None
     workload: str | None
     figures: str | None
+    artifact: str | None
+    quantisation: str | None
     foreign_cpu: float | None
 
 
@@ -120,6 +124,9 @@ def summaries(store: Store, study: int, trials: Sequence[int] | None = None) -> 
     """Returns trial number -> its results, oldest first, without the samples of measurements; None: of all trials."""
     value = result.c.payload
     texts = [value[("value", name)].as_string() for name in ("device", "runtime", "workload", "figures")]
+    # A measurement names its artifact, which an export is.
+    texts.append(func.coalesce(value[("value", "artifact")].as_string(), value[("value", "sha256")].as_string()))
+    texts.append(value[("value", "quantisation")].as_string())
     others = value[("value", "foreign_cpu")].as_float()
     columns = (result.c.result_key, result.c.stage, result.c.seconds, result.c.created, result_use.c.first)
     query = (

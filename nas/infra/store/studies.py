@@ -66,8 +66,14 @@ def create(store: Store, name: str, space: Json, *, seed: int, version: str) -> 
             created=store.now(),
         )
         if not created:
-            raise InvalidInput(f"a study named {name!r} exists; choose another name, or continue it with --resume")
+            raise taken(name)
         return get(store, name)
+
+
+def taken(name: str) -> InvalidInput:
+    """Returns the error of a name that a study has."""
+    again = f"or continue it with 'nas launch --study {name} --resume'"
+    return InvalidInput(f"a study named {name!r} exists; choose another name, {again}")
 
 
 def check_name(name: str) -> None:
@@ -186,7 +192,7 @@ def delete(store: Store, study_id: int) -> None:
         lock_study(connection, study_id)
         lease = leases.current(store, study_id)
         if lease is not None and lease.expires > store.now():
-            raise StudyBusy(f"study {study_id} is run by {lease.holder}; stop it first")
+            raise StudyBusy(f"study {leases.study_name(connection, study_id)} is run by {lease.holder}; stop it first")
         pin_only(store, study_owner(study_id), ())
         connection.execute(study.delete().where(study.c.id == study_id))
 

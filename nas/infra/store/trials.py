@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, func, select, update
 from nas.core.errors import UnknownName
 from nas.core.trial import Event, EventKind, TrialState, TrialStatus, advance
 from nas.infra.store.events import insert_event
-from nas.infra.store.leases import lock_study
+from nas.infra.store.leases import lock_study, study_name
 from nas.infra.store.models import trial
 from nas.infra.store.rows import NewTrial, StudyLease, Trial
 from nas.infra.store.store import Store, retried
@@ -116,7 +116,7 @@ def _get(connection: Connection, study: int, number: int) -> Trial:
     if row is None:
         count = connection.scalar(select(func.count()).where(trial.c.study == study)) or 0
         valid = [f"0 to {count - 1}"] if count else []
-        raise UnknownName(f"trial of study {study}", str(number), valid)
+        raise UnknownName(f"trial of study {study_name(connection, study)}", str(number), valid)
     return _trial(row)
 
 

@@ -22,20 +22,28 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nas.core.errors import InfrastructureFailed
+from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.logs import log_fields
+from nas.infra.web.connections import (
+    STRANGERS_OF_ALL,
+    STRANGERS_OF_ONE,
+    AcceptingServer,
+    Strangers,
+    authenticated,
+)
 from nas.infra.web.errors import ErrorBody, documented, fault, install_errors
 from nas.infra.web.metrics import REQUEST_SECONDS
+from nas.infra.web.tls import is_wildcard
 
 log = logging.getLogger(__name__)
 UNAUTHENTICATED_BODY = 4 << 10
 """Bytes of the body of a request that nobody has authenticated: an enrolment or a login."""
 BODY = 1 << 20
 """Bytes of the body of an authenticated request, unless its endpoint is marked with `max_body`."""
-UNAUTHENTICATED_AT_ONCE = 64
-"""Bodies of unauthenticated requests that are read at the same time; further ones are answered 503."""
+UNAUTHENTICATED_BODY_S = 5.0
+"""Time limit of such a body, in seconds."""
 BODY_S = 60.0
-"""Time limit of a request's body, in seconds."""
+"""Time limit of the body of an authenticated request, in seconds."""
 REQUEST_ID = "X-Request-Id"
 _START_S = 10.0
 _DRAIN_S = 10
@@ -59,7 +67,7 @@ def web_app(**settings: Any) -> FastAPI:
     """Returns an application without routes."""
     any_may_fail = documented(408, 413, 422, 503) | {400: {"model": ErrorBody}}
     app = FastAPI(title="hilnas coordinator", docs_url=None, redoc_url=None, responses=any_may_fail, **settings)
-    app.add_middleware(BodyLimit, at_once=UNAUTHENTICATED_AT_ONCE, seconds=BODY_S)
+    app.add_middleware(BodyLimit, seconds=BODY_S, unauthenticated_s=UNAUTHENTICATED_BODY_S)
     install_errors(app)
     return app
 
@@ -80,6 +88,7 @@ def max_body(bytes: int) -> Callable[[Endpoint], Endpoint]:
 def allow_body(request: Request, endpoint: Callable[..., Any]) -> None:
     """Raises the limit of a request's body to its endpoint's. Called once its sender is authenticated."""
     request.scope[_LIMIT] = getattr(endpoint, "_max_body", BODY)
+    authenticated(request.scope)
 
 
 class Server:
@@ -92,9 +101,10 @@ class Server:
     """
 
     def __init__(self, app: FastAPI, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        settings: dict[str, Any] = {"ssl_context_factory": lambda config, default: tls} if tls else {}
+        most = _max_connections()
         config = uvicorn.Config(
             app,
+            loop="asyncio",
             http="h11",
             ws="none",
             lifespan="off",
@@ -104,13 +114,13 @@ class Server:
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_DRAIN_S,
-            limit_concurrency=_max_connections(),
+            limit_concurrency=most,
             h11_max_incomplete_event_size=_MAX_HEAD,
-            **settings,
         )
         self._listening = listening
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listening],), name="coordinator", daemon=True)
+        strangers = Strangers(min(STRANGERS_OF_ONE, most // 4), min(STRANGERS_OF_ALL, most // 2))
+        self._server = AcceptingServer(config, listening, tls, strangers)
+        self._thread = threading.Thread(target=self._server.run, name="coordinator", daemon=True)
 
     @property
     def port(self) -> int:
@@ -139,7 +149,7 @@ def listen_unix(path: Path) -> socket.socket:
         InfrastructureFailed: the path is too long.
     """
     if len(str(path)) > _LONGEST_SOCKET_PATH:
-        raise InfrastructureFailed(f"{path} is too long for a Unix socket; set TMPDIR to a shorter folder")
+        raise InvalidInput(f"{path} is too long for a Unix socket; set TMPDIR to a shorter folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -150,16 +160,25 @@ def listen_unix(path: Path) -> socket.socket:
 def listen_tcp(host: str, port: int) -> socket.socket:
     """Returns a TCP socket bound to `host`, a name or an address of this machine; port 0 takes a free one.
 
+    "::" listens for IPv4 as well, where the system can.
+
     Raises:
+        InvalidInput: there is no such host.
         InfrastructureFailed: the port is taken, or the host is not of this machine.
     """
+    if not host:
+        raise InvalidInput("name a host or an address; 0.0.0.0 or ::: all interfaces", where="--host")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address[:2], family=family)
+        both = is_wildcard(str(address[0])) and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        listening = socket.create_server(address[:2], family=family, dualstack_ipv6=both)
         # Inherited by connections. asyncio sets it only where a socket names its protocol, which this one does not;
         # without it the body of an answer waits 40 ms for the acknowledgement of its head.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
+    except (socket.gaierror, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a name"
+        raise InvalidInput(f"{host!r} is no host or address of this machine: {reason}", where="--host") from error
     except OSError as error:
         raise InfrastructureFailed(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}") from error
 
@@ -168,19 +187,18 @@ class BodyLimit:
     """ASGI middleware that limits bodies, by their `Content-Length` and by what is received.
 
     Until `allow_body` is called for a request, its body may have `UNAUTHENTICATED_BODY` bytes. Answers 413 for a larger
-    one, 408 for one that is too slow, and 503 where too many unauthenticated ones are read already. After an answer
-    that was given before the body was read, the connection is closed: the client cannot keep sending.
+    one, and 408 for one that is too slow. After an answer that was given before the body was read, the connection is
+    closed: the client cannot keep sending.
 
     Args:
         app: the application.
-        at_once: bodies of unauthenticated requests that are read at the same time.
         seconds: time limit of the whole body, from its first read.
+        unauthenticated_s: of a body that is read before its sender is authenticated.
     """
 
-    def __init__(self, app: ASGIApp, at_once: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, seconds: float, unauthenticated_s: float) -> None:
         self._app = app
-        self._at_once, self._seconds = at_once, seconds
-        self._unauthenticated = 0
+        self._seconds, self._unauthenticated_s = seconds, unauthenticated_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, counting the bytes of its body."""
@@ -189,30 +207,22 @@ class BodyLimit:
             return
         headers = Headers(scope=scope)
         declared = headers.get("Content-Length", "0")
-        read, deadline, counted_in = 0, 0.0, False
+        read, deadline, seconds = 0, 0.0, 0.0
         whole = declared == "0" and "Transfer-Encoding" not in headers
 
-        def begin() -> None:
-            nonlocal counted_in
-            _require_at_most(scope, int(declared) if declared.isdecimal() else 0)
-            if _LIMIT not in scope:
-                if self._unauthenticated >= self._at_once:
-                    raise HTTPException(503, "too many requests without credentials", {"Retry-After": "5"})
-                self._unauthenticated += 1
-                counted_in = True
-
         async def counted() -> Message:
-            nonlocal read, whole, deadline
+            nonlocal read, whole, deadline, seconds
             if whole:
                 return await receive()  # returns when the client disconnects
             now = asyncio.get_running_loop().time()
             if not deadline:
-                begin()
-                deadline = now + self._seconds
+                _require_at_most(scope, int(declared) if declared.isdecimal() else 0)
+                seconds = self._seconds if _LIMIT in scope else self._unauthenticated_s
+                deadline = now + seconds
             try:
                 message = await asyncio.wait_for(receive(), deadline - now)
             except TimeoutError:
-                raise HTTPException(408, f"not whole after {self._seconds:g} s") from None
+                raise HTTPException(408, f"not whole after {seconds:g} s") from None
             read += len(message.get("body", b""))
             _require_at_most(scope, read)
             whole = not message.get("more_body", False)
@@ -223,10 +233,7 @@ class BodyLimit:
                 MutableHeaders(scope=message)["Connection"] = "close"
             await send(message)
 
-        try:
-            await self._app(scope, counted, closing)
-        finally:
-            self._unauthenticated -= counted_in
+        await self._app(scope, counted, closing)
 
 
 class RequestLog:
@@ -271,6 +278,14 @@ def _require_at_most(scope: Scope, bytes: int) -> None:
     limit = scope.get(_LIMIT, UNAUTHENTICATED_BODY)
     if bytes > limit:
         raise HTTPException(413, f"more than {limit} bytes")
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files as its user may let it: shells start with few for old programs' sake."""
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if files != resource.RLIM_INFINITY and files < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _max_connections() -> int:

@@ -43,7 +43,6 @@ SERVER_FILE = "server.pem"
 _LABEL = r"\w([\w-]{0,61}\w)?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_WILDCARDS = ("0.0.0.0", "::")
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _DAY = datetime.timedelta(days=1)
 _CA_VALID = 20 * 365 * _DAY
@@ -255,27 +254,53 @@ class Renewal:
 
 def names_of(host: str, more: Sequence[str] = ()) -> list[str]:
     """Returns the names in the certificate of a server that listens on `host`: `more`, and those of its host."""
-    if host in _WILDCARDS:
+    if is_wildcard(host):
         return [*more, socket.gethostname(), *_LOOPBACK, *own_addresses()]
     return [*more, *(_LOOPBACK if host in _LOOPBACK else (host,))]
 
 
-def url_of(host: str, port: int, more: Sequence[str] = ()) -> str:
-    """Returns the URL to announce: with the first of `more`, else with an address that other machines can reach."""
+def url_of(listening: socket.socket, host: str, more: Sequence[str] = ()) -> str:
+    """Returns the URL to announce: with the first of `more`, else with an address that other machines can reach.
+
+    Args:
+        listening: the server's socket.
+        host: that it was asked to listen on, a name or an address.
+        more: names given by the operator.
+    """
+    bound, port = listening.getsockname()[:2]
     if more:
         shown = more[0]
-    elif host in _WILDCARDS:
-        shown = next((address for address in own_addresses() if address not in _LOOPBACK), "localhost")
+    elif is_wildcard(bound):
+        version = 4 if listening.family == socket.AF_INET else 6 if _only_ipv6(listening) else None
+        usable = [address for address in own_addresses(version) if address not in _LOOPBACK]
+        shown = next(iter(usable), "localhost")
     else:
         shown = host
     return f"https://[{shown}]:{port}" if ":" in shown else f"https://{shown}:{port}"
 
 
-def own_addresses() -> list[str]:
-    """Returns the addresses of this machine's interfaces, IPv4 first, without link-local ones."""
+def is_wildcard(host: str) -> bool:
+    """Returns whether who listens on a host listens on all interfaces."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def own_addresses(version: int | None = None) -> list[str]:
+    """Returns the addresses of this machine's interfaces, IPv4 first, without link-local ones.
+
+    Args:
+        version: 4 or 6; None for both.
+    """
     every = {card.address for cards in psutil.net_if_addrs().values() for card in cards if card.family in _FAMILIES}
     parsed = [ipaddress.ip_address(address) for address in every if "%" not in address]
-    return [str(ip) for ip in sorted(parsed, key=lambda ip: (ip.version, int(ip))) if not ip.is_link_local]
+    shown = [ip for ip in parsed if not ip.is_link_local and version in (None, ip.version)]
+    return [str(ip) for ip in sorted(shown, key=lambda ip: (ip.version, int(ip)))]
+
+
+def _only_ipv6(listening: socket.socket) -> bool:
+    return bool(listening.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
 
 
 def _server_context() -> ssl.SSLContext:

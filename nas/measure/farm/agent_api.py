@@ -194,8 +194,7 @@ def end_if_damaged(store: Store, find_file: FindFile, id: str) -> None:
     job = jobs.get(store, id)
     if job is None or job.state not in jobs.LIVE:
         return
-    plans = [plan for plan in (job.payload.candidate, job.payload.reference) if plan is not None]
-    runners = {file.sha256 for plan in plans for file in plan.runner.files.values()}
+    runners = {file.sha256 for plan in job.payload.plans for file in plan.runner.files.values()}
     for sha256 in sorted(job.payload.files):
         if (fault := _fault(find_file(sha256), sha256)) is not None:
             remedy = "build the runtime again" if sha256 in runners else "run or resume this again to export it again"

@@ -187,8 +187,8 @@ class DeviceJobs:
 
     def _queue(self, key: str, number: int, device: str, round_: Round, trial: int | None) -> JobRow:
         of = None if self._study is None else (self._study, trial)
-        # A round without reference runs is of the reference model itself, which devices in bad health may run.
-        kind = JobKind.MEASURE if round_.reference else JobKind.CHECK
+        # Devices in bad health may run the reference model itself.
+        kind = JobKind.MEASURE if round_.compares else JobKind.CHECK
         with self._store.write():
             row = jobs.enqueue(self._store, key, round_, device=device, number=number, trial=of, kind=kind)
             if row.state is JobState.FAILED and row.blame is not Blame.CANDIDATE:

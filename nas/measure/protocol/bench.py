@@ -109,7 +109,7 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     jobs = farm.jobs(None)
     scratch = paths.home() / "work"
     workloads = {"bench": options.workload}
-    calibrator = Calibrator(farm, jobs, options.protocol, scratch, log, workloads)
+    calibrator = Calibrator(farm, jobs, options.protocol, scratch, log, workloads, weights_of(options.subject))
     target = await calibrator.target(options.device, spec, None)
     begun = time.monotonic()
     artifact = _artifact(options, spec, target.runtime, farm.store, scratch)
@@ -123,10 +123,17 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     log(f"measuring {options.repetitions} repetitions on {target.device.id}: {what}")
     # A key of its own: earlier results are never reused.
     key = content_hash({"bench": artifact.sha256, "at": time.time()})
-    reference = target.reference_beside(workload)
+    reference = target.references[workload]
     measurement = await measure(subject, reference, jobs, key, None, options.repetitions, options.protocol)
     seconds = {"export": exported, "measure": time.monotonic() - begun - exported}
     return {**_report(options, target, artifact, measurement, seconds), **profile}
+
+
+def weights_of(subject: Layout | Path) -> int:
+    """Returns about how many weights a token passes through: of a file, as many as its bytes hold in 4.5 bits each."""
+    if isinstance(subject, Layout):
+        return subject.params.active
+    return max(1, subject.stat().st_size * 2 * 8 // 9)
 
 
 async def _profile(options: BenchOptions, subject: Subject, farm: Farm, jobs: Jobs, log: Log) -> Json:
@@ -216,6 +223,7 @@ def _report(
             "p50": figures["decode_p50"].value,
             "typical": figures["decode_p50"].typical,
             "p95": figures["decode_p95"].value,
+            "p95_ci95": [figures["decode_p95"].low, figures["decode_p95"].high],
             "p95_reason": figures["decode_p95"].reason,
             "mean": figures["decode_mean"].value,
             "ci95": [figures["decode_p50"].low, figures["decode_p50"].high],
@@ -251,11 +259,12 @@ def _rate(figure: Figure, experienced: Sequence[float]) -> Json:
 
 
 def _figure(figure: Figure) -> Json:
-    """Returns a metric's figure; `log_sd` is the standard deviation of its logarithm."""
+    """Returns a metric's figure; its noise as in `Figure`."""
     return {
         "value": figure.value,
         "ci95": [figure.low, figure.high],
         "log_sd": figure.log_sd,
+        "shared_log_sd": figure.shared_log_sd,
         "n": figure.n,
         "unit": figure.unit,
         "reason": figure.reason,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from nas.infra.store import calibrations, devices
 from nas.infra.store.calibrations import off_by
 from nas.infra.store.rows import Health
 from nas.measure.farm.farm import Farm
-from nas.measure.protocol.estimator import read_times
+from nas.measure.protocol.estimator import clock_of, run_times
 from nas.measure.protocol.reference import (
     CALIBRATION_RUNS,
+    CALIBRATION_S,
     CHECK_RUNS,
-    DEADLINE_S,
     calibration_name,
     keep_calibration,
     known_calibration,
@@ -67,12 +68,12 @@ class SavedCalibration:
 
     Args:
         build: of the runner.
-        times: number of threads -> of the reference model.
+        times: workload -> of the reference model.
         conditions: `PreparedDevice.conditions` at that time.
     """
 
     build: str
-    times: Mapping[int, ReferenceTimes]
+    times: Mapping[str, ReferenceTimes]
     conditions: Mapping[str, Any]
 
 
@@ -86,8 +87,9 @@ class PreparedDevice:
         runtime: of the runner.
         runner: for the device.
         quantisation: of the models.
-        plans: number of threads -> one run of the reference model; every number that a workload has.
-        cores: workload -> the cores that it runs on; (): any.
+        model: the reference model.
+        workloads: name -> what will be measured, with the cores that it runs on.
+        plans: workload -> one run of the reference model alone.
     """
 
     name: str
@@ -95,8 +97,9 @@ class PreparedDevice:
     runtime: Runtime
     runner: Runner
     quantisation: str
-    plans: Mapping[int, Plan]
-    cores: Mapping[str, tuple[int, ...]]
+    model: Artifact
+    workloads: Mapping[str, Workload]
+    plans: Mapping[str, Plan]
 
     @property
     def conditions(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class PreparedDevice:
             "build": self.runner.build,
             "energy_counter": self.device.energy_counter,
             "page_size": self.device.page_size,
-            "cores": {name: list(cores) for name, cores in self.cores.items()},
+            "cores": {name: list(workload.affinity) for name, workload in self.workloads.items()},
             "calibration": references[0] if len(references) == 1 else content_hash(references),
             "protocol": PROTOCOL_VERSION,
             "writer": self.runtime.writer_version,
@@ -141,26 +144,19 @@ class MeasurementTarget:
         runtime: of the runner.
         runner: for the device.
         quantisation: of the models.
-        references: number of threads -> the reference model run with as many.
+        references: workload, with its cores -> the reference model under it.
     """
 
     device: Device
     runtime: Runtime
     runner: Runner
     quantisation: str
-    references: Mapping[int, Reference]
+    references: Mapping[Workload, Reference]
 
     @property
-    def reference(self) -> Reference:
-        """The reference model with the fewest threads."""
-        return self.references[min(self.references)]
-
-    def reference_beside(self, workload: Workload) -> Reference:
-        """Returns the reference model with as many threads as `workload` has.
-
-        Threads that wait for each other are slowed down by other processes far more than one thread is.
-        """
-        return self.references[workload.threads]
+    def shortest(self) -> Reference:
+        """The reference model under the workload that takes it the least time."""
+        return min(self.references.values(), key=lambda reference: reference.calibration.run_ms)
 
 
 @dataclass(frozen=True)
@@ -174,6 +170,7 @@ class Calibrator:
         scratch: folder for files being written.
         log: called with a line before something that takes time.
         workloads: what will be measured.
+        weights: about as many as the models have that will be measured; None: as the smallest reference model.
     """
 
     farm: Farm
@@ -181,7 +178,8 @@ class Calibrator:
     protocol: MeasurementSettings
     scratch: Path
     log: Log
-    workloads: Mapping[str, Workload] = field(default_factory=dict)
+    workloads: Mapping[str, Workload]
+    weights: int | None = None
 
     async def target(
         self, device_name: str, spec: RuntimeSpace, saved: SavedCalibration | None = None
@@ -208,11 +206,10 @@ class Calibrator:
         patched = spec.build == "any"
         runner = runtime.runner(device.target, device.cpu_features, patched=patched, libc=device.libc)
         self.farm.admit(runtime, runner)
-        model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation)
-        cores = self._require_workloads(runtime, model, runner, device)
-        threads = sorted({workload.threads for workload in self.workloads.values()}) or [1]
-        plans = {count: reference_plan(runtime, runner, model, device, count) for count in threads}
-        return PreparedDevice(device_name, device, runtime, runner, spec.quantisation, plans, cores)
+        model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation, self.weights)
+        plans = self._plans(runtime, model, runner, device)
+        workloads = {name: device.pinned(workload) for name, workload in self.workloads.items()}
+        return PreparedDevice(device_name, device, runtime, runner, spec.quantisation, model, workloads, plans)
 
     async def calibrated(self, prepared: PreparedDevice, saved: SavedCalibration | None) -> MeasurementTarget:
         """Calibrates a prepared device; `saved` is that of `target`.
@@ -222,43 +219,37 @@ class Calibrator:
         """
         device, runtime, plans = prepared.device, prepared.runtime, prepared.plans
         if saved is None:
-            times = {threads: await self._calibration(device, runtime, plan) for threads, plan in plans.items()}
+            times = {name: await self._calibration(device, runtime, plan, name) for name, plan in plans.items()}
         else:
             prepared.require_unchanged({**saved.conditions, "build": saved.build})
             times = dict(saved.times)
             if devices.get(self.farm.store, device.id).health is Health.BAD:
-                await self._run_reference(device, runtime, plans[min(plans)], CHECK_RUNS)
-        references = {threads: self._reference(prepared, plan, times[threads]) for threads, plan in plans.items()}
+                await self._run_reference(device, runtime, next(iter(plans.values())), CHECK_RUNS)
+        references = {
+            prepared.workloads[name]: self._reference(prepared, plan, times[name]) for name, plan in plans.items()
+        }
         return MeasurementTarget(device, runtime, prepared.runner, prepared.quantisation, references)
 
     def _reference(self, prepared: PreparedDevice, plan: Plan, times: ReferenceTimes) -> Reference:
         key = (prepared.device.id, prepared.runtime.name, calibration_name(plan))
         note = partial(calibrations.note_runs, self.farm.store, key, calibration_ms=times.run_ms)
-        return Reference(plan, times, note)
+        return Reference(prepared.model, plan, times, note)
 
-    def _require_workloads(
-        self, runtime: Runtime, model: Artifact, runner: Runner, device: Device
-    ) -> dict[str, tuple[int, ...]]:
-        """Plans each workload once, so that what a runtime or a device lacks is reported before the study runs.
-
-        Returns:
-            workload -> the cores that it runs on.
-        """
-        cores = {}
+    def _plans(self, runtime: Runtime, model: Artifact, runner: Runner, device: Device) -> dict[str, Plan]:
+        """Returns workload -> a run of the reference model; what a runtime or device lacks is reported here."""
+        plans = {}
         for name, workload in self.workloads.items():
             try:
-                pinned = device.pinned(workload)
-                runtime.plan(model, runner, pinned, DEADLINE_S)
+                plans[name] = reference_plan(runtime, runner, model, device, workload, self.protocol.deadline_s)
             except Unsupported as error:
                 raise Unsupported(f"workload {name!r} on {runtime.name}: {error}", where="workloads") from error
             except InvalidInput as error:
                 raise InvalidInput(f"workload {name!r}: {error}", where="workloads") from error
             if pinning := device.pinning(workload):
                 self.log(f"{device.id}: {name} runs on {pinning}")
-            cores[name] = pinned.affinity
-        return cores
+        return plans
 
-    async def _calibration(self, device: Device, runtime: Runtime, plan: Plan) -> ReferenceTimes:
+    async def _calibration(self, device: Device, runtime: Runtime, plan: Plan, workload: str) -> ReferenceTimes:
         """Returns the device's calibration; calibrates the device if there is none, or it does not hold any more.
 
         The device need not be calm. A few runs of the reference model decide whether a known calibration is kept; if
@@ -272,9 +263,16 @@ class Calibrator:
             runs = await self._run_reference(device, runtime, plan, CHECK_RUNS)
             if not _off([sample for sample, _ in runs], plan, times)[1]:
                 return times
-        threads = f", {plan.threads} threads" if plan.threads > 1 else ""
-        self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model{threads})")
-        runs += await self._run_reference(device, runtime, plan, CALIBRATION_RUNS)
+        what = f"{device.id}: calibrating {runtime.name}"
+        more = CALIBRATION_RUNS
+        if not runs:
+            self.log(f"{what}: the reference model on {workload!r}")
+            runs = await self._run_reference(device, runtime, plan, CHECK_RUNS)
+            more -= CHECK_RUNS
+        run_s = statistics.median(_whole_ms(sample) for sample, _ in runs) / 1e3
+        if (more := min(more, int(CALIBRATION_S / run_s))) > 0:
+            self.log(f"{what}: {more} more runs of {run_s:.1f} s on {workload!r}")
+            runs += await self._run_reference(device, runtime, plan, more)
         samples = [sample for sample, _ in runs]
         if times is not None:
             off, replace = _off(samples, plan, times)
@@ -286,7 +284,9 @@ class Calibrator:
                 return times
             why = "it was calibrated in a bad minute" if off < 0 else "the device changed"
             self.log(f"{device.id}: {moved} off its calibration: {why}; calibrated again")
-        return keep_calibration(self.farm.store, key, samples, plan)
+        if disturbed := all(busy for _, busy in runs):
+            self.log(f"{device.id}: other processes ran all the while: milliseconds are less certain than ratios")
+        return keep_calibration(self.farm.store, key, samples, plan, disturbed=disturbed)
 
     async def _run_reference(
         self, device: Device, runtime: Runtime, plan: Plan, runs: int
@@ -324,7 +324,12 @@ class Calibrator:
 
 def _off(samples: Sequence[Sample], plan: Plan, reference: ReferenceTimes) -> tuple[float, bool]:
     """Returns the drift from a calibration, as a share, and whether to calibrate again."""
-    return off_by([ms / reference.run_ms for ms in read_times(samples, plan.threads).run])
+    clock = clock_of(samples, plan.threads)
+    return off_by([run_times(sample, clock).run_ms / reference.run_ms for sample in samples])
+
+
+def _whole_ms(sample: Sample) -> float:
+    return sample.load_ms + max(sample.ttft_ms, sum(sample.prefill_ns) / 1e6) + sum(sample.decode_ns) / 1e6
 
 
 def known_runtime(spec: RuntimeSpace) -> Runtime:

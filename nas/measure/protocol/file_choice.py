@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.limit import Limit
 from nas.core.measurement import Figure
 from nas.core.metrics import metric
-from nas.core.scoring import SURE, chance_to_keep, log_sd
+from nas.core.scoring import SURE, chance_to_keep, own_log_sd, together
+from nas.core.stats import Z95
 from nas.core.workload import Workload
 from nas.measure.protocol.bench import Log
 from nas.measure.runtimes import RUNTIMES
-from nas.measure.runtimes.base import TextScorer
+from nas.measure.runtimes.base import FileInspector, TextScorer
 
 RUNTIME_OF = {".gguf": "llama.cpp", ".pte": "executorch"}
 """Ending of a model file -> runtime."""
@@ -45,7 +46,7 @@ class Check:
     Args:
         limit: the budget.
         figure: measured.
-        chance: that it is kept; None: the figure could not be read.
+        chance: that it is kept; None: the figure could not be read, or its noise is not known.
     """
 
     limit: Limit
@@ -54,17 +55,18 @@ class Check:
 
     @staticmethod
     def of(limit: Limit, figure: Figure) -> Check:
-        """Computes the chance from the figure's own noise, as studies do."""
+        """Computes the chance from all noise of the figure, as studies do."""
         if figure.value is None:
             return Check(limit, figure, None)
         excess = math.log(figure.value / limit.value) if figure.value > 0 else -math.inf
-        return Check(limit, figure, chance_to_keep(excess, log_sd(figure)))
+        sd = together(own_log_sd(limit.metric, figure), figure.shared_log_sd or 0.0)
+        return Check(limit, figure, chance_to_keep(excess, sd))
 
     @property
     def verdict(self) -> Verdict:
         """What can be said: a budget is kept or broken where the chance is high or low enough for studies."""
         if self.chance is None:
-            return "unknown"
+            return "unknown" if self.figure.value is None else "open"
         return "kept" if self.chance >= SURE else "broken" if self.chance <= 1 - SURE else "open"
 
     def to_json(self) -> dict[str, Any]:
@@ -154,24 +156,56 @@ def sentence(candidates: Sequence[Candidate], limits: Sequence[Limit], device: s
 
 
 def _overlap(one: Candidate, other: Candidate) -> bool:
-    """Returns whether the intervals of two candidates' times of a token overlap."""
+    """Returns whether two candidates' times of a token cannot be told apart, by their own noise."""
     first, second = one.figures["decode_p50"], other.figures["decode_p50"]
-    ends = (first.low, first.high, second.low, second.high)
-    if any(end is None for end in ends):
+    sd = together(first.log_sd, second.log_sd)
+    if first.value is None or second.value is None:
         return False
-    return first.low <= second.high and second.low <= first.high  # type: ignore[operator]
+    return sd is None or abs(math.log(first.value / second.value)) <= Z95 * sd
 
 
-def bits_of(file: Path, texts: Sequence[str], threads: int, log: Log) -> tuple[float | None, str]:
-    """Returns bits per byte of texts under a file, or None and why there are none."""
+def problem_of(file: Path) -> str:
+    """Returns why a file holds no model that its runtime could measure; empty: nothing is seen in its header."""
+    runtime = RUNTIMES[runtime_of(file)]
+    try:
+        if isinstance(runtime, FileInspector):
+            runtime.needs_patched(file)
+    except InvalidInput as error:
+        return str(error)
+    return ""
+
+
+class Bits(NamedTuple):
+    """Bits per byte of text under a file.
+
+    Args:
+        value: None: there are none.
+        reason: why there are none.
+        failed: the reason is that the file is broken.
+    """
+
+    value: float | None = None
+    reason: str = ""
+    failed: bool = False
+
+    def of(self, candidate: Candidate) -> Candidate:
+        """Returns a candidate of the file with these bits; a broken file fails, however fast it is."""
+        failure = candidate.failure or (self.reason if self.failed else "")
+        return replace(candidate, bits_per_byte=self.value, why_no_bits=self.reason, failure=failure)
+
+
+def bits_of(file: Path, texts: Sequence[str], threads: int, log: Log) -> Bits:
+    """Returns bits per byte of texts under a file, or why there are none."""
     runtime = RUNTIMES[runtime_of(file)]
     if not isinstance(runtime, TextScorer):
-        return None, f"a {file.suffix} holds no tokenizer"
+        return Bits(reason=f"a {file.suffix} holds no tokenizer")
     log(f"scoring text with {file.name}")
     try:
-        return runtime.bits_per_byte(file, texts, threads), ""
-    except (Unsupported, CandidateFailed) as error:
-        return None, str(error)
+        return Bits(runtime.bits_per_byte(file, texts, threads))
+    except Unsupported as error:
+        return Bits(reason=error.message)
+    except (InvalidInput, CandidateFailed) as error:
+        return Bits(reason=str(error), failed=True)
 
 
 def figures_of(report: Mapping[str, Any]) -> dict[str, Figure]:
@@ -181,7 +215,7 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, Figure]:
             value=figure["value"],
             low=figure["ci95"][0],
             high=figure["ci95"][1],
-            **{key: figure[key] for key in ("log_sd", "n", "unit", "reason")},
+            **{key: figure[key] for key in ("log_sd", "shared_log_sd", "n", "unit", "reason")},
         )
         for name, figure in report["figures"].items()
     }

@@ -26,7 +26,7 @@ from nas.infra.store.jobs import CHECK_PRIORITY
 from nas.infra.store.rows import Blame, CheckOutcome, DeviceRow, JobKind, JobRow, JobState
 from nas.infra.store.store import Store
 from nas.measure.farm.trust import Admissions
-from nas.measure.protocol.estimator import read_times
+from nas.measure.protocol.estimator import clock_of, run_times
 from nas.measure.protocol.reference import (
     CALIBRATION_RUNS,
     CHECK_RUNS,
@@ -68,12 +68,14 @@ class CheckResult:
         reason: why it did not pass.
         runs: those that worked, as ratios to the calibration, if there is one.
         calibration: the same as they are, to calibrate a device that was not; empty if there are too few.
+        disturbed: whether other processes ran during all of them.
     """
 
     outcome: CheckOutcome
     reason: str | None = None
     runs: tuple[ReferenceRun, ...] = ()
     calibration: tuple[Sample, ...] = ()
+    disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,9 @@ class HealthKeeper:
     def _keep(self, device: DeviceRow, verdict: CheckResult, last: JobRow) -> None:
         plan = last.payload.candidate
         if verdict.calibration:
-            keep_calibration(self._store, _calibration_key(device, plan), verdict.calibration, plan)
+            keep_calibration(
+                self._store, _calibration_key(device, plan), verdict.calibration, plan, disturbed=verdict.disturbed
+            )
         calibration = self._known(device, plan)
         if calibration is not None and verdict.runs:
             calibrations.note_runs(
@@ -266,7 +270,7 @@ def judge_check(
 
     A device passes if enough runs worked unthrottled and their floor is within the limits of the calibration, which a
     check without one makes. It fails if the runs failed. If they were slower or faster than that, the cause may be the
-    device or other processes: the verdict is unsure, and figures are corrected by their own reference runs.
+    device or other processes: the verdict is unsure, and figures are ratios to the reference beside them.
     """
     worked: list[_Run] = []
     failure: NasError | None = None
@@ -314,8 +318,11 @@ def _run(sample: Sample, pair: Pair) -> _Run:
 def _passed_or_drifted(good: Sequence[_Run], calibration: ReferenceTimes | None, threads: int) -> CheckResult:
     samples = tuple(run.sample for run in good)
     if calibration is None:
-        return CheckResult(CheckOutcome.PASSED, calibration=samples if len(samples) >= CALIBRATION_RUNS else ())
-    ratios = [ms / calibration.run_ms for ms in read_times(samples, threads).run]
+        disturbed = not any(run.calm for run in good)
+        enough = len(samples) >= CALIBRATION_RUNS
+        return CheckResult(CheckOutcome.PASSED, calibration=samples if enough else (), disturbed=disturbed)
+    clock = clock_of(samples, threads)
+    ratios = [run_times(sample, clock).run_ms / calibration.run_ms for sample in samples]
     runs = tuple(ReferenceRun(ratio, run.temperature_c, run.calm) for ratio, run in zip(ratios, good, strict=True))
     off, too_far = off_by(ratios)
     if not too_far:

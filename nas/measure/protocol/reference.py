@@ -5,6 +5,7 @@ Also the keys under which exports, measurements and equivalence checks are store
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from nas.core.workload import Workload
 from nas.infra.store import artifacts, calibrations, results
 from nas.infra.store.calibrations import CalibrationKey
 from nas.infra.store.store import Store
-from nas.measure.protocol.estimator import read_times
+from nas.measure.protocol.estimator import clock_of, reference_times, run_times
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.measure.runtimes.base import Artifact, RandomWeights, Runtime
 
@@ -33,7 +34,10 @@ CHECK_RUNS = 3
 """Runs of the reference model in a health check, or before a known calibration is used."""
 
 CALIBRATION_RUNS = 10
-"""Runs of the reference model of which a calibration is the floor."""
+"""Runs of the reference model of which a calibration is the floor, unless they take very long."""
+
+CALIBRATION_S = 90.0
+"""Seconds of a calibration above which it is the floor of fewer runs, at least `CHECK_RUNS`."""
 
 
 def export_key(layout: Layout, runtime: Runtime, quantisation: str, weights: str) -> str:
@@ -89,20 +93,33 @@ def gate_key(artifact: str, build: str) -> str:
     return result_key("gate", artifact=artifact, build=build, gate=GATE_VERSION)
 
 
-def reference_model(store: Store, scratch: Path, runtime: Runtime, quantisation: str) -> Artifact:
-    """Returns the exported reference model, from the store if it is there.
+def reference_layout(runtime: Runtime, weights: int | None) -> Layout:
+    """Returns the reference model whose size is next to `weights`; None: the one of health checks.
+
+    Other processes slow models of like size down alike.
+    """
+    layouts = runtime.reference_models()
+    if weights is None:
+        return layouts[0]
+    return min(layouts, key=lambda layout: abs(math.log(layout.params.active / weights)))
+
+
+def reference_model(
+    store: Store, scratch: Path, runtime: Runtime, quantisation: str, weights: int | None = None
+) -> Artifact:
+    """Returns the exported reference model for models of so many weights, from the store if it is there.
 
     Raises:
         InfrastructureFailed: the disk is full.
     """
-    layout, weights = runtime.reference_model(), RandomWeights()
-    key = export_key(layout, runtime, quantisation, weights.describe())
+    layout, values = reference_layout(runtime, weights), RandomWeights()
+    key = export_key(layout, runtime, quantisation, values.describe())
     row = results.get(store, key)
     if row is not None and "value" in row.payload:  # else a failure, such as of an imported study
         artifact = Artifact.model_validate(row.payload["value"])
         if artifacts.intact(store, artifact.stored.sha256):
             return artifact
-    artifact = export_to_store(store, scratch, runtime, layout, quantisation, weights)
+    artifact = export_to_store(store, scratch, runtime, layout, quantisation, values)
     artifacts.pin(store, artifact.stored.sha256, f"reference:{runtime.name}")
     results.put(store, key, "export", {"value": artifact.model_dump(mode="json")})
     return artifact
@@ -124,10 +141,16 @@ def export_to_store(
     return artifact
 
 
-def reference_plan(runtime: Runtime, runner: Runner, model: Artifact, device: Device, threads: int = 1) -> Plan:
-    """Plans one reference run with `threads`, on the cores that the device measures on."""
-    workload = runtime.reference_workload().model_copy(update={"threads": threads})
-    return runtime.plan(model, runner, device.pinned(workload), DEADLINE_S)
+def reference_plan(
+    runtime: Runtime,
+    runner: Runner,
+    model: Artifact,
+    device: Device,
+    workload: Workload | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> Plan:
+    """Plans one run of the reference model alone; `workload` None: that of health checks."""
+    return runtime.plan(model, runner, device.pinned(workload or runtime.reference_workload()), deadline_s)
 
 
 def calibration_name(plan: Plan) -> str:
@@ -143,14 +166,16 @@ def known_calibration(store: Store, key: CalibrationKey) -> ReferenceTimes | Non
     return None if row is None else ReferenceTimes.model_validate(row.samples["times"])
 
 
-def keep_calibration(store: Store, key: CalibrationKey, samples: Sequence[Sample], plan: Plan) -> ReferenceTimes:
-    """Stores the floors of reference runs of a plan as the device's calibration, and returns them."""
-    read = read_times(samples, plan.threads)
-    times = read.floors()
+def keep_calibration(
+    store: Store, key: CalibrationKey, samples: Sequence[Sample], plan: Plan, *, disturbed: bool
+) -> ReferenceTimes:
+    """Stores what reference runs of a plan tell as the device's calibration, and returns it."""
+    times = reference_times(samples, plan.threads, disturbed=disturbed)
+    clock = clock_of(samples, plan.threads)
     stored = {
         "times": times.model_dump(),
-        "clock": read.clock,
-        "runs_ms": list(read.run),
+        "clock": clock,
+        "runs_ms": [run_times(sample, clock).run_ms for sample in samples],
         "build": plan.runner.build,
     }
     calibrations.put(store, *key, times.run_ms, stored)

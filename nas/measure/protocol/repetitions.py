@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from nas.core.errors import CandidateFailed, NasError
 from nas.core.measurement import Figure, Measurement, ReferenceTimes, Repetition, Sample
 from nas.core.plan import Conditions, Pair, RawRun
-from nas.core.stats import p95_figure, repetition_figure
+from nas.core.stats import repetition_figure
 from nas.core.units import show_share
 from nas.core.workload import Workload
 from nas.infra.store.calibrations import ReferenceRun
-from nas.measure.protocol.estimator import rate, read_times, slowness, time_figures
+from nas.measure.protocol.estimator import clock_of, rate, run_times, time_figures
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 5
 """Version of the measurement protocol (warm-up, timing, interleaving). Raise it when figures change their meaning."""
 
 UNDISTURBED_CPU = 0.05
@@ -37,24 +37,32 @@ Parse = Callable[[RawRun], Sample]
 def judge(
     pair: Pair, parse: Parse, calibration: ReferenceTimes | None, attempt: int, threads: int = 1
 ) -> tuple[Repetition, CandidateFailed | None]:
-    """Judges one repetition: the reference run and the candidate run after it.
+    """Judges one repetition: the candidate's run, and the reference model in it or before it.
 
     Returns the repetition, and the candidate's failure if its run failed and the reference's did not. `attempt` is the
-    number of the round; `calibration` is None where no reference is run.
+    number of the round; `calibration` is None where no reference is run. Of a candidate that also ran alone, energy is
+    that run's.
     """
     conditions = pair.candidate.conditions
     reference, broken = read_run(pair.reference, parse) if pair.reference else (None, None)
     if broken is not None:
         return _refused(f"the reference run failed: {broken}", attempt, conditions), None
-    sample, failed = read_run(pair.candidate, parse)
-    if failed is not None:
-        candidates_fault = failed if isinstance(failed, CandidateFailed) else None
-        return _refused(f"the run failed: {failed}", attempt, conditions), candidates_fault
+    runs = [run for run in (pair.alone, pair.candidate) if run is not None]
+    sample: Sample | None = None
+    for run in runs:
+        sample, failed = read_run(run, parse)
+        if failed is not None:
+            candidates_fault = failed if isinstance(failed, CandidateFailed) else None
+            return _refused(f"the run failed: {failed}", attempt, conditions), candidates_fault
+    if sample is not None and sample.reference is not None:
+        sample, reference = sample.model_copy(update={"reference": None}), sample.reference
+    if pair.alone is not None:
+        energy = {"energy": pair.alone.conditions.energy, "unread": pair.alone.conditions.unread}
+        conditions = conditions.model_copy(update=energy)
     drift = None
     if reference is not None and calibration is not None:
-        drift = read_times([reference], threads).run[0] / calibration.run_ms - 1
-    runs = [run.conditions for run in (pair.reference, pair.candidate) if run is not None]
-    throttled = any(run.throttled for run in runs)
+        drift = run_times(reference, clock_of([reference], threads)).run_ms / calibration.run_ms - 1
+    throttled = any(run.conditions.throttled for run in pair.runs)
     return Repetition(
         valid=not throttled,
         reason=THROTTLED if throttled else None,
@@ -62,21 +70,21 @@ def judge(
         sample=sample,
         reference=reference,
         drift=drift,
-        foreign_cpu=foreign_cpu(runs, pair.foreign_cpu),
+        foreign_cpu=foreign_cpu([run.conditions for run in pair.runs], pair.foreign_cpu),
         conditions=conditions,
     ), None
 
 
 def reference_runs(pairs: Sequence[Pair], repetitions: Sequence[Repetition]) -> list[ReferenceRun]:
-    """Returns the reference runs of pairs in which both runs worked, and whether anything disturbed them."""
+    """Returns the reference's times in repetitions that worked, and whether anything disturbed them."""
     return [
         ReferenceRun(
             ratio=1 + rep.drift,
-            temperature_c=pair.reference.conditions.temperature_c,
-            calm=undisturbed([pair.reference.conditions, pair.candidate.conditions], pair.foreign_cpu),
+            temperature_c=pair.runs[0].conditions.temperature_c,
+            calm=undisturbed([run.conditions for run in pair.runs], pair.foreign_cpu),
         )
         for pair, rep in zip(pairs, repetitions, strict=True)
-        if pair.reference is not None and rep.drift is not None
+        if rep.drift is not None
     ]
 
 
@@ -108,7 +116,7 @@ def measurement(
         figures=summarise(counted, workload, file_bytes, calibration),
         repetitions=list(repetitions),
         protocol=PROTOCOL_VERSION,
-        clock=read_times(samples, workload.threads).clock,
+        clock=clock_of(samples, workload.threads),
         refused_share=sum(not rep.valid for rep in repetitions) / max(1, len(repetitions)),
         foreign_cpu=statistics.median(shares) if shares else None,
         calibration=calibration,
@@ -123,18 +131,15 @@ def summarise(
 ) -> dict[str, Figure]:
     """Computes the figures of the repetitions that count.
 
-    TTFT and decode times are floors, corrected by the reference runs (`nas.measure.protocol.estimator`); p95, load,
-    memory and energy are medians as experienced.
+    Times are estimates of a device that nothing disturbs (`nas.measure.protocol.estimator`); load, memory and energy
+    are medians as experienced.
     """
     samples = [rep.sample for rep in repetitions if rep.sample is not None]
-    beside = [rep.reference for rep in repetitions if rep.reference is not None]
-    reference = read_times(beside, workload.threads).floors() if beside else None
-    figures = time_figures(
-        samples, read_times(samples, workload.threads), slowness(reference, calibration), workload.gen
-    )
+    beside = [rep.reference for rep in repetitions if rep.sample is not None and rep.reference is not None]
+    paired = beside if len(beside) == len(samples) else []
+    figures = time_figures(samples, paired, calibration, workload.threads, workload.gen)
     figures |= {
         "prefill_tps": rate(figures["ttft"], workload.prompt, "tok/s"),
-        "decode_p95": p95_figure([[ns / 1e6 for ns in sample.decode_ns] for sample in samples], "ms"),
         "load": repetition_figure([sample.load_ms for sample in samples], "ms"),
         "energy_mj_per_token": energy_figure([rep for rep in repetitions if rep.sample is not None], workload.gen),
         "file_size": Figure(value=file_bytes / 1e6, n=1, unit="MB"),

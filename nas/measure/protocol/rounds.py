@@ -1,6 +1,8 @@
 """Measures one artifact: rounds of repetitions on a device until enough of them count.
 
-A round is a job that an agent claims; its result is judged here. Repetitions that do not count are repeated, after a
+In each repetition one process holds the candidate and the reference model, which take turns. Where a runner cannot do
+that, or the device has too little memory for both, their processes alternate. A round is a job that an agent claims;
+its result is judged here. Repetitions that do not count are repeated, after a
 pause if the device throttled. A run that fails twice while the reference runs work is the candidate's failure; all
 other failures are infrastructure failures.
 """
@@ -10,12 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from nas.core.device import Device
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.measurement import Measurement, ReferenceTimes, Repetition, Sample
-from nas.core.plan import Pair, Plan, Round, RoundResult, Runner
+from nas.core.plan import REFERENCE, Pair, Plan, Round, RoundResult, Runner
 from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
 from nas.infra.store import jobs as jobs_table
@@ -24,6 +27,9 @@ from nas.measure.protocol.repetitions import THROTTLED, commonest, judge, measur
 from nas.measure.runtimes.base import Artifact, Runtime
 
 _FAULTS_TO_FAIL = 2
+
+_MEMORY_SHARE = 0.6
+"""Share of a device's memory that the files of two models may have together."""
 
 COOL_DOWN_S = 5.0
 """Pause before repetitions are tried again on a device that throttled; doubles each time."""
@@ -46,14 +52,16 @@ class Jobs(Protocol):
 
 @dataclass(frozen=True)
 class Reference:
-    """A device's calibrated reference model.
+    """A device's calibrated reference model for one workload.
 
     Args:
-        plan: one run of it, with as many threads as what is measured beside it.
+        model: the exported model.
+        plan: one run of it alone, of the workload that is measured against it.
         calibration: what it takes, as figures refer to it.
         note: stores the reference runs of a job, given its id.
     """
 
+    model: Artifact
     plan: Plan
     calibration: ReferenceTimes
     note: Callable[[str, Sequence[ReferenceRun]], None] = lambda job, runs: None
@@ -81,7 +89,7 @@ async def measure(
     *,
     past_tries: int = 0,
 ) -> Measurement:
-    """Measures `subject` until `repetitions` count, each after a run of `reference`.
+    """Measures `subject` against `reference` until `repetitions` count.
 
     `key` is the stage's result key, which names the jobs, and `trial` what they belong to. Lower numbers of jobs
     belong to the `past_tries` that failed.
@@ -90,14 +98,16 @@ async def measure(
         CandidateFailed: the runner failed twice on this candidate while the reference ran.
         InfrastructureFailed: runs failed, or the device throttled, in all attempts; the message says which.
     """
-    plan = subject.runtime.plan(subject.artifact, subject.runner, subject.workload, protocol.deadline_s)
+    plans = _plans(subject, reference, protocol.deadline_s)
     done: list[Repetition] = []
     faults: list[CandidateFailed] = []
     wall_s = cool_down_s = 0.0
     for attempt in range(protocol.max_attempts + 1):
         number = past_tries * _ROUNDS_PER_TRY + attempt
         missing = repetitions - sum(rep.valid for rep in done)
-        round_ = Round(candidate=plan, reference=reference.plan, repetitions=missing, cool_down_s=cool_down_s)
+        # After a failure the reference model also runs by itself: where that fails, too, the device is at fault.
+        beside = {"reference": reference.plan} if faults else {}
+        round_ = plans.model_copy(update={"repetitions": missing, "cool_down_s": cool_down_s, **beside})
         result = await jobs.run(key, number, subject.device.id, round_, trial)
         wall_s += result.wall_s
         judged = [
@@ -118,6 +128,18 @@ async def measure(
     raise InfrastructureFailed(
         f"{subject.device.id}: {len(failed)} of {len(done)} repetitions do not count: {commonest(failed)}"
     )
+
+
+def _plans(subject: Subject, reference: Reference, deadline_s: float) -> Round:
+    """Returns one repetition."""
+    artifact, runner, device = subject.artifact, subject.runner, subject.device
+    plan_of = partial(subject.runtime.plan, artifact, runner, subject.workload)
+    alone = plan_of(deadline_s)
+    room = artifact.size + reference.model.size <= _MEMORY_SHARE * 1e6 * device.memory_mb
+    if f"--{REFERENCE}" not in runner.options or not room:
+        return Round(candidate=alone, reference=reference.plan, repetitions=1)
+    both = plan_of(deadline_s + reference.plan.deadline_s, reference=reference.model)
+    return Round(candidate=both, alone=alone if device.energy_counter else None, repetitions=1)
 
 
 async def calibrate(

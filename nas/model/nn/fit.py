@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.progress import Progress
 from nas.model.nn.moe import ExpertBias, balance_experts
 from nas.model.nn.optimisers import Optimiser, clip_gradients, make_optimisers
 from nas.model.nn.seeds import of_seed, of_seeds
@@ -260,7 +261,7 @@ def fit(
         checkpoints: one per seed, in the order of the stacked models; written now and then, by worker 0. All resume
             from the same number of steps.
         worker: this process.
-        name: of the training, for its first progress line.
+        name: of the training, for its progress lines.
         precision: context of forward passes, such as `torch.autocast`.
         check_steps: steps between checks for a loss that is not finite; each check waits for the GPU.
 
@@ -275,6 +276,7 @@ def fit(
     _resume(state, checkpoints, worker.log)
     state.model.train()
     worker.log(f"training {name} from step {state.step:,} to {state.steps:,}")
+    worker.log(Progress(f"training {name}", state.step, state.steps))
     objective = _Objective(state.model)
     # Buffers are the experts' loads, which each worker counts, and biases, which stay equal without an exchange.
     parallel = DistributedDataParallel(objective, broadcast_buffers=False) if worker.world > 1 else objective
@@ -296,7 +298,8 @@ def fit(
                 interval = next_interval(checkpoints[0].interval_s, saved - began)
             if time.monotonic() - logged > _LOG_S or state.step == end:
                 loss = float(state.losses[state.step - 1].mean())
-                worker.log(f"{phase.name}: step {state.step:,} of {state.steps:,}, loss {loss:.3f}, lr {rate:.2e}")
+                detail = f"{f'{phase.name}, ' * (len(phases) > 1)}loss {loss:.3f}, lr {rate:.2e}"
+                worker.log(Progress(f"training {name}", state.step, state.steps, detail))
                 logged = time.monotonic()
             if state.step == end and phase.keep is not None and worker.rank == 0:
                 state.save([path.with_name(phase.keep) for path in paths], identities)
@@ -418,7 +421,7 @@ def thinned(losses: Tensor, points: int) -> list[tuple[int, float]]:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, scalars: Scalars) -> None:
-    """Writes a safetensors file atomically, with `scalars` as JSON in its header.
+    """Writes a safetensors file atomically and durably, with `scalars` as JSON in its header.
 
     Raises:
         InfrastructureFailed: the disk is full.
@@ -429,6 +432,8 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, scalars: Scalars) ->
     try:
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, temporary, metadata={"scalars": json.dumps(scalars)})
+        with Path(temporary).open("rb") as file:
+            os.fsync(file.fileno())
         Path(temporary).replace(path)
     except SafetensorError as error:  # raised for a full disk, too
         raise InfrastructureFailed(f"cannot write {path}: {error}") from error

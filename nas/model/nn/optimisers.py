@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -132,7 +133,9 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, largest: float, stacked: bool) -> None:
-    """Scales gradients down to norm `largest`; those of stacked models each by their own norm."""
+    """Scales gradients down to norm `largest`, where it is finite; those of stacked models each by their own norm."""
+    if math.isinf(largest):
+        return  # the factor of a norm that is not finite would be none, and spoil gradients that are
     if not stacked:
         torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
         return

@@ -57,12 +57,17 @@ class TensorName:
         theirs: transformers' name.
         tap_axis: whether theirs has a middle axis of length 1, as Conv1d's weights do.
         axis: along which several tensors are joined.
+        sizes: of each of ours along it; none: they are equal.
+        pairs: head size, where RoPE turns neighbouring rows of theirs, and of ours rows half a head
+            apart; 0: it does not.
     """
 
     ours: tuple[str, ...]
     theirs: str
     tap_axis: bool = False
     axis: int = 1
+    sizes: tuple[int, ...] = ()
+    pairs: int = 0
 
     def under(self, ours: str, theirs: str) -> TensorName:
         """Returns the name with prefixes on both sides."""
@@ -72,6 +77,8 @@ class TensorName:
         """Returns their tensor from `tensors` under our names."""
         parts = [_take(tensors, name) for name in self.ours]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, self.axis)
+        if self.pairs:
+            whole = whole.reshape(-1, 2, self.pairs // 2, *whole.shape[1:]).transpose(1, 2).flatten(0, 2)
         return whole[:, None] if self.tap_axis else whole
 
     def split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -82,7 +89,14 @@ class TensorName:
         """
         whole = _take(tensors, self.theirs)
         whole = whole[:, 0] if self.tap_axis else whole
-        parts = (whole,) if len(self.ours) == 1 else whole.chunk(len(self.ours), self.axis)
+        if self.pairs:
+            if whole.shape[0] % self.pairs:
+                raise InvalidInput(f"{self.theirs} has {whole.shape[0]} rows, not whole heads of {self.pairs}")
+            whole = whole.reshape(-1, self.pairs // 2, 2, *whole.shape[1:]).transpose(1, 2).flatten(0, 2)
+        sizes = self.sizes or (whole.shape[self.axis] // len(self.ours),) * len(self.ours) if len(self.ours) > 1 else ()
+        if sizes and sum(sizes) != whole.shape[self.axis]:
+            raise InvalidInput(f"{self.theirs} of shape {list(whole.shape)} does not split into {len(self.ours)}")
+        parts = torch.split(whole, list(sizes), self.axis) if sizes else (whole,)
         return dict(zip(self.ours, parts, strict=True))
 
 
@@ -119,7 +133,10 @@ _NORMS = (("mixer_norm", "operator_norm"), ("ffn_norm", "ffn_norm"))
 _STOCK_NORMS = (("mixer_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
 _STOCK_ATTENTION = tuple(weight_name(name, f"self_attn.{name}_proj") for name in "qkvo")
 _STOCK_QK_NORM = tuple(weight_name(f"{name}_norm", f"self_attn.{name}_norm") for name in "qk")
-_STOCK_DENSE = tuple(weight_name(name, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
+_STOCK_DENSE = {
+    "swiglu": tuple(weight_name(name, f"mlp.{name}_proj") for name in ("gate", "up", "down")),
+    "relu2": tuple(weight_name(name, f"mlp.{name}_proj") for name in ("up", "down")),
+}
 
 
 def transformers_config(layout: Layout) -> dict[str, Any]:
@@ -158,7 +175,7 @@ def _is_attention_only(layout: Layout) -> bool:
     return all(
         [mixer.kind in _LAYER_TYPES for mixer in layer.mixers] == [True]
         and layer.ffn is not None
-        and layer.ffn.kind == "swiglu"
+        and layer.ffn.kind in _STOCK_DENSE
         for layer in layout.layers
     )
 
@@ -175,6 +192,11 @@ def _attention_only(layout: Layout) -> dict[str, Any]:
         "intermediate_size": width.int("width"),
         **_attention_config(attention, 0),
     }
+    if width.kind == "relu2":
+        if windows or attention.get("qk_norm"):
+            raise Unsupported("transformers' Arcee, its class with squared ReLU, has neither windows nor QK-norm")
+        arcee = {"architectures": ["ArceeForCausalLM"], "model_type": "arcee", "hidden_act": "relu2"}
+        return {**stock, **arcee, "mlp_bias": False}
     if not attention.get("qk_norm"):
         if windows:
             raise Unsupported("transformers' Llama has no sliding windows, and its Qwen3 none without QK-norm")
@@ -318,8 +340,8 @@ def _block_names(block: Block, index: int) -> tuple[TensorName, ...]:
 
 
 def _attention_only_names(block: Block, index: int) -> tuple[TensorName, ...]:
-    if block.kind == "swiglu":
-        return _STOCK_DENSE
+    if block.kind in _STOCK_DENSE:
+        return _STOCK_DENSE[block.kind]
     if {"kv", "sink", "canon"} & dict(block.given).keys():
         raise Unsupported(f"layer {index}: transformers' stock classes have no {block.format()}")
     return _STOCK_ATTENTION + (_STOCK_QK_NORM if block.get("qk_norm") else ())

@@ -222,7 +222,7 @@ def refer_scores(library: LibrarySource, base: Path) -> CorpusRef:
 def made_of(ref: CorpusRef) -> dict[str, str]:
     """Returns the versions of what the corpus of `ref` was taken from; empty for files, and where it is not known."""
     note = _folder() / f"{ref.hash}.json"
-    return dict(json.loads(note.read_text())) if note.is_file() else {}
+    return dict(json.loads(note.read_text(encoding="utf-8"))) if note.is_file() else {}
 
 
 def open_corpus(ref: CorpusRef) -> Corpus:
@@ -273,7 +273,7 @@ def _reason(before: str, now: str) -> str:
     notes = [_folder() / f"{corpus}.json" for corpus in (before, now)]
     if not all(note.is_file() for note in notes):
         return f"its files changed, or this Python ({_python()}) or a package differs"
-    first, second = (json.loads(note.read_text()) for note in notes)
+    first, second = (json.loads(note.read_text(encoding="utf-8")) for note in notes)
     names = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
     shown = ", ".join(f"{name} was {first.get(name, 'missing')}, is {second.get(name, 'missing')}" for name in names)
     return shown or "its files changed"

@@ -203,7 +203,7 @@ def _documents(path: Path, column: str, budget: _Budget) -> list[Document]:
             raise InvalidInput(f"cannot be read: {error.strerror}", where=str(path)) from error
         key = [content, path.suffix.lower(), suffix, column]
         folder = stored_folder("texts", _VERSION, key, lambda folder: _unpack(path, column, budget, folder))
-        texts, index = folder / "texts", json.loads((folder / "index.json").read_text())
+        texts, index = folder / "texts", json.loads((folder / "index.json").read_text(encoding="utf-8"))
     budget.take(sum(size for _, size in index))
     starts = accumulate((size for _, size in index), initial=0)
     return [
@@ -220,7 +220,7 @@ def _unpack(path: Path, column: str, budget: _Budget, folder: Path) -> None:
                 budget.require(total)
                 file.write(text)
                 index.append(_described(text))
-    (folder / "index.json").write_text(json.dumps(index))
+    (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def _described(text: bytes) -> tuple[str, int]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nas.core.errors import InvalidInput
+from nas.core.paths import expanded
 
 MAX_RECORD = 1 << 26
 """Most bytes of a line of JSON."""
@@ -50,7 +51,7 @@ def files_of(entry: str | Path, base: Path, where: str) -> list[tuple[Path, bool
     Raises:
         InvalidInput: there is no such file, or a folder without readable files.
     """
-    path = base.absolute() / Path(entry).expanduser()
+    path = base.absolute() / expanded(entry, where)
     if path.is_dir():
         files = [(file, False) for file in _files_below(path)]
         if not files:
@@ -102,7 +103,12 @@ def suffix_of(path: Path) -> str:
 
 def is_plain(path: Path) -> bool:
     """Returns whether the bytes of a file are its text: no records, and not compressed."""
-    return path.suffix.lower() not in _COMPRESSED and suffix_of(path) not in _READERS
+    return not is_compressed(path) and suffix_of(path) not in _READERS
+
+
+def is_compressed(path: Path) -> bool:
+    """Returns whether the name of a file ends as those of compressed ones."""
+    return path.suffix.lower() in _COMPRESSED
 
 
 def read_texts(path: Path, column: str) -> Iterator[bytes]:
@@ -118,7 +124,7 @@ def read_texts(path: Path, column: str) -> Iterator[bytes]:
 
 
 def _plain_text(path: Path, column: str) -> Iterator[bytes]:
-    content = path.read_bytes() if is_plain(path) else _unpacked(path)
+    content = path.read_bytes() if is_plain(path) else unpacked(path)
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -141,7 +147,7 @@ def _json_file(path: Path, column: str) -> Iterator[bytes]:
     if not begin.startswith(b"["):
         yield from _json_lines(path, column)
         return
-    for number, record in enumerate(_parsed(_unpacked(path), str(path)), 1):
+    for number, record in enumerate(_parsed(unpacked(path), str(path)), 1):
         yield _text_of(record, column, f"{path}, record {number}")
 
 
@@ -184,7 +190,12 @@ def _lines(file: io.BufferedIOBase, path: Path) -> Iterator[bytes]:
         yield line
 
 
-def _unpacked(path: Path) -> bytes:
+def unpacked(path: Path) -> bytes:
+    """Returns the content of a file that may be compressed.
+
+    Raises:
+        InvalidInput: it cannot be read, or is too large.
+    """
     with _unpacking(str(path)), closing(_opened(path)) as file:
         content = file.read(MAX_FILE + 1)
     if len(content) > MAX_FILE:
@@ -230,8 +241,7 @@ def _arrow(path: Path, column: str) -> Iterator[bytes]:
 
 
 def _arrow_source(pyarrow: Any, path: Path) -> Any:
-    compressed = path.suffix.lower() in _COMPRESSED
-    return pyarrow.BufferReader(_unpacked(path)) if compressed else pyarrow.memory_map(str(path))
+    return pyarrow.BufferReader(unpacked(path)) if is_compressed(path) else pyarrow.memory_map(str(path))
 
 
 def _cells(columns: Iterable[Any], path: Path, column: str) -> Iterator[bytes]:
@@ -276,7 +286,9 @@ def _pyarrow(path: Path) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise InvalidInput(f"{path.name} needs pyarrow: pip install pyarrow", where=str(path)) from error
+        raise InvalidInput(
+            f"{path.name} needs pyarrow: pip install '.[corpora]' in a checkout", where=str(path)
+        ) from error
     return pyarrow
 
 

@@ -57,7 +57,7 @@ class Agreement(BaseModel):
     metric: str
     correlation: RankCorrelation
     apart: int
-    """Pairs of layouts that differ on both runtimes: their 95 % intervals do not overlap on either."""
+    """Pairs of layouts that differ on both runtimes: their 95 % intervals, of their own noise, overlap on neither."""
     alike: int
     """Of those, the pairs in the same order on both."""
 
@@ -65,7 +65,7 @@ class Agreement(BaseModel):
 def agreements(record: StudyRecord) -> list[Agreement]:
     """Compares every two of the space's runtimes, for each device, measured workload and metric of `COMPARED`."""
     space = record.space
-    pairs = [*itertools.combinations([runtime.name for runtime in space.runtimes], 2)]
+    pairs = [*itertools.combinations(space.labelled, 2)]
     rows = []
     for (first, second), device, workload in itertools.product(pairs, space.devices, space.measured):
         keys = MeasurementKey(device, first, workload), MeasurementKey(device, second, workload)
@@ -93,10 +93,11 @@ def agreements(record: StudyRecord) -> list[Agreement]:
 def _orders(figures: Sequence[Figure]) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
     """Returns for each pair of figures 1 if the first is above, -1 if it is below, 0 if their intervals overlap."""
     measured = [
-        (math.nan, math.nan) if figure.low is None or figure.high is None else (figure.low, figure.high)
+        (math.nan, math.nan) if figure.value is None or figure.log_sd is None else (figure.value, figure.log_sd)
         for figure in figures
     ]
-    low, high = np.reshape(measured, (-1, 2)).T
+    value, sd = np.reshape(measured, (-1, 2)).T
+    low, high = value * np.exp(-Z95 * sd), value * np.exp(Z95 * sd)
     above, below = low[:, None] > high, high[:, None] < low
     return (above.astype(np.int8) - below)[np.triu_indices(len(low), 1)]
 

@@ -14,6 +14,7 @@ a figure or counts a failure from somebody's file.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
@@ -52,11 +53,13 @@ from nas.search.study.events import (
     MOST_FIGURE,
     UNREADABLE,
     Hash,
+    Named,
     Note,
     Number,
     Observed,
     Profiled,
     QualityKnown,
+    Remeasured,
     Rescored,
     Seconds,
     WarmStarted,
@@ -228,7 +231,7 @@ def import_study(store: Store, source: BinaryIO, *, name: str | None = None, tru
 
     Args:
         store: the database.
-        source: a file on disk, as `export_study` wrote it or uncompressed.
+        source: a file or a pipe, as `export_study` wrote it or uncompressed.
         name: of the study, if not its old one.
         trust_results: keep the file's result keys, so that every study here may reuse the results. Only for one's own
             files.
@@ -401,6 +404,12 @@ class _Reader:
                 _require_within(-MOST_COORDINATE, MOST_COORDINATE, "quality", *values)
                 _require_within(0, MOST_COORDINATE, "sd of the quality", quality.sd, quality.recall_sd)
                 _require_within(0, 1 << 31, "n_seeds", quality.n_seeds)
+            case Named(trials=named):
+                for number in named:
+                    self._check_trial(number)
+            case Remeasured(measurements=measurements):
+                for measurement in measurements:
+                    _check_figures(measurement.figures)
         for rung in rungs:
             if rung is not None and rung >= len(self._space.quality.rungs):
                 raise InvalidInput(f"the space has no rung {rung}")
@@ -470,7 +479,7 @@ def _check_figures(figures: Mapping[str, Figure]) -> None:
     """Checks that ratios and logarithms of figures can be computed."""
     for name, figure in figures.items():
         _require_within(LEAST_FIGURE, MOST_FIGURE, name, figure.value, figure.low, figure.high)
-        _require_within(0, MOST_COORDINATE, f"log_sd of {name}", figure.log_sd)
+        _require_within(0, MOST_COORDINATE, f"log_sd of {name}", figure.log_sd, figure.shared_log_sd)
         _require_within(0, MOST_REPETITIONS, f"n of {name}", figure.n)
         if figure.low is not None and figure.high is not None and figure.high < figure.low:
             raise InvalidInput(f"{name}: its interval ends before it begins")
@@ -512,6 +521,29 @@ def _strictly(kind: type[T], data: Any) -> T:
         raise InvalidInput(_message(error)) from error
 
 
+class _Continued(io.RawIOBase):
+    """A file of which the first bytes have been read.
+
+    Args:
+        start: these bytes.
+        rest: the file.
+    """
+
+    def __init__(self, start: bytes, rest: BinaryIO) -> None:
+        self._start, self._rest = start, rest
+
+    def readable(self) -> bool:
+        """Returns true."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads into a buffer; returns the number of bytes."""
+        read = self._start or self._rest.read(len(buffer))
+        self._start = b""
+        buffer[: len(read)] = read
+        return len(read)
+
+
 def _lines(source: BinaryIO) -> Iterator[bytes]:
     """Yields the lines, each cut at one byte more than is allowed; decompressed, if they are compressed.
 
@@ -519,8 +551,8 @@ def _lines(source: BinaryIO) -> Iterator[bytes]:
         ValueError: the file cannot be decompressed, or all of it is too long.
     """
     start, total = source.read(len(GZIP)), 0
-    source.seek(0)
-    file = gzip.GzipFile(fileobj=source, mode="rb") if start == GZIP else source
+    whole = io.BufferedReader(_Continued(start, source))  # a pipe cannot be set back to its beginning
+    file = gzip.GzipFile(fileobj=whole, mode="rb") if start == GZIP else whole
     try:
         while line := file.readline(MAX_LINE + 1):
             total += len(line)

@@ -63,7 +63,7 @@ def measured_figures(space: SearchSpace) -> list[MeasuredFigure]:
     of_objectives = {
         MeasuredFigure(objective.metric, key) for objective in space.objectives if (key := only_key(space, objective))
     }
-    everywhere = [(device, runtime.name) for device in space.devices for runtime in space.runtimes]
+    everywhere = [(device, runtime) for device in space.devices for runtime in space.labelled]
     figures = [
         MeasuredFigure(metric, MeasurementKey(*where, workload)) for where in everywhere for metric, workload in named
     ]

@@ -1,8 +1,7 @@
 """Which knobs of a space move an objective: main effects of a linear model of the trials.
 
-The model is ridge regression on standardised features of layouts, with the penalty that predicts left-out trials best.
-It is no part of the search. Layouts that a search proposes are not drawn at random, so knobs that it changed together
-share their effect.
+The model is least squares on features of layouts, with t intervals. It is no part of the search. Layouts that a search
+proposes are not drawn at random, so knobs that it changed together have wide intervals.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ from numpy.typing import NDArray
 
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
+from nas.core.stats import t_critical
 
 Floats = NDArray[np.float64]
-FEWEST = 12
-"""Trials with an objective's value, with fewer of which no effects are given."""
-_PENALTIES = np.geomspace(0.01, 1000, 26)
-_RESAMPLES = 200
+FEWEST = 10
+"""Trials more than features, at or below which no effects are given."""
+_DEPENDENT = 1e-8
+"""Share of a feature's variance that others leave, below which it is theirs."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Effects:
     """How an objective changes from the least to the greatest value of each feature, all others equal.
 
     Args:
-        change: [F] in the objective's coordinate; 0 for a feature that is the same in all trials.
-        low: [F] lower end of the 95 % interval over resampled trials.
+        change: [F] in the objective's coordinate; NaN for a feature that features before it determine.
+        low: [F] lower end of the 95 % interval.
         high: [F] its upper end.
         explained: share of the variance of left-out trials that the model predicts; below 0: none.
     """
@@ -71,7 +71,7 @@ def features(space: SearchSpace, layouts: Sequence[Layout]) -> dict[str, Floats]
 
 
 def effects(table: Floats, target: Floats) -> Effects | None:
-    """Fits the model; None where fewer than `FEWEST` trials have a value.
+    """Fits the model; None unless more than F + `FEWEST` trials have a value, which differ.
 
     Args:
         table: [N, F] features.
@@ -79,32 +79,35 @@ def effects(table: Floats, target: Floats) -> Effects | None:
     """
     finite = np.isfinite(target)
     table, target = table[finite], target[finite]
-    if len(target) < FEWEST or np.ptp(target) == 0:
+    if len(target) <= table.shape[1] + FEWEST or np.ptp(target) == 0:
         return None
-    scale = table.std(axis=0)
-    x, y = (table - table.mean(axis=0)) / np.where(scale > 0, scale, 1.0), target - target.mean()
-    errors = [_left_out_error(x, y, penalty) for penalty in _PENALTIES]
-    penalty = float(_PENALTIES[int(np.argmin(errors))])
-    spread = np.ptp(table, axis=0) / np.where(scale > 0, scale, 1.0)
-    rng, drawn = np.random.default_rng(0), np.empty((_RESAMPLES, table.shape[1]))
-    for row in drawn:
-        rows = rng.integers(len(y), size=len(y))
-        row[:] = _ridge(x[rows], y[rows], penalty)
-    low, high = np.quantile(drawn, (0.025, 0.975), axis=0) * spread
-    return Effects(_ridge(x, y, penalty) * spread, low, high, 1 - min(errors) / float(np.var(target)))
+    spread, x, y = np.ptp(table, axis=0), table - table.mean(axis=0), target - target.mean()
+    columns = _independent(x)
+    x, dof = x[:, columns], len(y) - 1 - len(columns)
+    inverse = np.linalg.inv(x.T @ x)
+    slopes = inverse @ x.T @ y
+    residuals = y - x @ slopes
+    errors = np.sqrt(np.diag(inverse) * float(residuals @ residuals) / dof)
+    ends = np.full((3, table.shape[1]), np.nan)
+    ends[:, columns] = [slopes + side * t_critical(0.95, dof) * errors for side in (0, -1, 1)]
+    leverage = np.einsum("nf,fg,ng->n", x, inverse, x) + 1 / len(y)  # the diagonal of the hat matrix
+    left_out = float(np.mean((residuals / np.maximum(1 - leverage, 1e-9)) ** 2))
+    change, low, high = ends * spread
+    return Effects(change, low, high, explained=1 - left_out / float(np.var(target)))
+
+
+def _independent(x: Floats) -> list[int]:
+    """Returns the columns that those before them do not determine, such as counts that add up to a fixed depth."""
+    columns = list[int]()
+    basis = np.empty((len(x), 0))
+    for place, column in enumerate(x.T):
+        rest = column - basis @ (basis.T @ column)
+        if (square := float(rest @ rest)) > _DEPENDENT * float(column @ column):
+            columns.append(place)
+            basis = np.column_stack([basis, rest / np.sqrt(square)])
+    return columns
 
 
 def _mean(values: Sequence[object]) -> float:
     numbers = [float(value) for value in values if isinstance(value, (int, float))]
     return float(np.mean(numbers)) if numbers else np.nan
-
-
-def _ridge(x: Floats, y: Floats, penalty: float) -> Floats:
-    return np.asarray(np.linalg.solve(x.T @ x + penalty * np.eye(x.shape[1]), x.T @ y), np.float64)
-
-
-def _left_out_error(x: Floats, y: Floats, penalty: float) -> float:
-    """Returns the mean square error of leaving one out, in closed form; the intercept is left out with it."""
-    solved = np.linalg.solve(x.T @ x + penalty * np.eye(x.shape[1]), x.T)
-    leverage = np.einsum("nf,fn->n", x, solved) + 1 / len(y)  # the diagonal of the hat matrix
-    return float(np.mean(((y - y.mean() - x @ (solved @ y)) / (1 - leverage)) ** 2))

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nas.core.errors import InvalidInput
 from nas.core.metrics import METRICS
-from nas.core.scoring import MeasurementKey, log_sd
+from nas.core.scoring import MeasurementKey
 from nas.core.stats import Z95
 from nas.infra.store.store import Store
 from nas.search.analysis.agreement import RankCorrelation, rank_correlation
@@ -186,11 +186,12 @@ def _measured(record: StudyRecord, key: MeasurementKey, metric: str) -> Measured
 
 
 def _figure(trial: Record, key: MeasurementKey, metric: str) -> tuple[float | None, float]:
-    """Returns the value, None where it is not known, and the standard deviation of its logarithm."""
+    """Returns the value, None where it is not known, and the deviation of its logarithm, 0 where that is not."""
     measurement = trial.measurements.get(key)
     if measurement is None or metric not in measurement.figures:
         return None, 0.0
-    return measurement.figures[metric].value, log_sd(measurement.figures[metric])
+    figure = measurement.figures[metric]
+    return figure.value, figure.log_sd or 0.0
 
 
 def _costs(record: StudyRecord, key: MeasurementKey, metric: str) -> Costs:

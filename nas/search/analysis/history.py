@@ -79,10 +79,16 @@ def hypervolume_curve(
 
 
 def interval(axes: TrialAxes, reference_point: Sequence[float], draws: int = VOLUME_DRAWS) -> Volume | None:
-    """Returns the hypervolume with its 95 % interval; None if too many trials are near the front to draw noise."""
+    """Returns the hypervolume with its 95 % interval; None if no noise can be drawn.
+
+    Too many trials are near the front for that, or the noise of one of them is not known.
+    """
     near = near_front(axes)
     draws = affordable_draws(draws, len(near))
-    return volume(*arrays(axes, near), reference_point, draws) if near and draws else None
+    if not near or not draws:
+        return None
+    points, sd = arrays(axes, near)
+    return None if np.isnan(sd).any() else volume(points, sd, reference_point, draws)
 
 
 def history(completions: Sequence[Completion], axes: TrialAxes, reference_point: Sequence[float] | None) -> list[Json]:

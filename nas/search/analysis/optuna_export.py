@@ -26,7 +26,8 @@ from nas.core.layout import Layout
 from nas.core.model_choices import choice_of, ffn_width
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
-from nas.infra.store.engine import database_url
+from nas.infra.store.engine import database_url, translated
+from nas.infra.store.migrate import OURS
 from nas.infra.store.store import Store
 from nas.search.analysis.axes import axis_views
 from nas.search.analysis.record import Record, StudyRecord, read_study
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-_OURS = {"study", "study_lease", "result_use"}
-"""Tables that only a database of hilnas has."""
 _MARK = "hilnas"
 
 
@@ -127,7 +126,7 @@ def mirror(store: Store, study: str, url: str, name: str | None = None) -> Mirro
         InvalidInput: the URL cannot be used, is a database of hilnas, or the Optuna study is not a copy of this one.
         InfrastructureFailed: the database cannot be reached.
     """
-    record, target = read_study(store, study), database_url(url)
+    record, target = read_study(store, study), database_url(url, "--optuna")
     lock = paths.home() / "studies" / record.study.name / "mirror.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with locked(lock), _database_errors(target):
@@ -226,7 +225,7 @@ def _set(copy: Study, key: str, value: Any) -> None:
 def _refuse_ours(url: URL) -> None:
     engine = create_engine(url)
     try:
-        if set(inspect(engine).get_table_names()) >= _OURS:
+        if set(inspect(engine).get_table_names()) >= OURS:
             raise InvalidInput("this is a database of hilnas; give Optuna one of its own", where="--optuna")
     finally:
         engine.dispose()
@@ -234,12 +233,15 @@ def _refuse_ours(url: URL) -> None:
 
 @contextmanager
 def _database_errors(url: URL) -> Iterator[None]:
-    """Raises errors of the database as `InfrastructureFailed`, without the password."""
+    """Raises errors of Optuna's database as the store raises those of its own, without the password."""
     from optuna.exceptions import StorageInternalError
 
     try:
-        yield
+        with translated(url):
+            try:
+                yield
+            except StorageInternalError as error:
+                raise error.__cause__ or error from error
     except (SQLAlchemyError, StorageInternalError) as error:
-        cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
-        reason = str(getattr(cause, "orig", None) or cause).splitlines()[0]
+        reason = str(getattr(error, "orig", None) or error).splitlines()[0]
         raise InfrastructureFailed(f"database {url.render_as_string()}: {reason}") from error

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from nas.core.durable import output_file
 from nas.core.metrics import METRICS
 from nas.core.scoring import PUBLISHED
 from nas.core.stats import Z95
@@ -344,8 +345,7 @@ def _label(objective: Objective) -> str:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    partial = path.with_name(f".{path.name}.partial")
     # No date in the file: equal results give equal bytes.
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type")) if path.suffix == ".svg" else None
-    figure.savefig(partial, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
-    partial.replace(path)
+    with output_file(path, flag="--picture") as scratch:
+        figure.savefig(scratch, format=path.suffix[1:], dpi=_DPI, metadata=metadata)

@@ -47,10 +47,13 @@ from nas.search.study.events import (
     LAUNCHED,
     OBSERVED,
     QUALITY,
+    REMEASURED,
     RESCORED,
     UNREADABLE,
     Launched,
+    Named,
     QualityKnown,
+    Remeasured,
     Rescored,
     Spent,
     WarmStarted,
@@ -63,8 +66,8 @@ log = logging.getLogger(__name__)
 _FROZEN = ("scales", "reference_point")
 """Fields of study events that change how all trials are scored."""
 _EVENTS_PER_READ = 1000
-KeyLookup = Callable[[str, str, str], Sequence[MeasurementKey]]
-"""A device's id, a runtime's name and a workload's JSON -> the measurement keys of the space for them."""
+KeyLookup = Callable[[str, str, str | None, str], Sequence[MeasurementKey]]
+"""A device's id, a runtime's name, a quantisation (None: not known) and a workload's JSON -> the space's keys."""
 
 _FIGURES: TypeAdapter[dict[str, Figure]] = TypeAdapter(dict[str, Figure])
 
@@ -117,6 +120,7 @@ class Record:
         quality: at the highest rung so far; on fresh seeds, if it was re-scored.
         rungs: rung -> quality there, in the order in which they were reached.
         rescored: quality on fresh seeds; None: only candidates near the front are re-scored.
+        remeasured: round -> the second figures, of what was measured again; `measurements` and `axes` are of the first.
         observed: JSON of the last observation that was reported to the proposer, without the layout.
         observed_after_s: when, in seconds while an orchestrator ran.
         results: of all stages, oldest first.
@@ -130,6 +134,7 @@ class Record:
     quality: Quality | None = None
     rungs: dict[str, Quality] = field(default_factory=dict)
     rescored: Rescored | None = None
+    remeasured: dict[int, Remeasured] = field(default_factory=dict)
     observed: Mapping[str, Any] | None = None
     observed_after_s: float | None = None
     results: Sequence[ResultSummary] = ()
@@ -157,6 +162,8 @@ class Record:
                 self.quality = reached.quality
         elif fresh := Rescored.read(event.payload):
             self.quality, self.rescored = fresh.quality, fresh
+        elif again := Remeasured.read(event.payload):
+            self.remeasured[again.round] = again
         elif what == OBSERVED:
             observation = event.payload["observation"]
             self.observed = {name: value for name, value in observation.items() if name != "layout"}
@@ -212,7 +219,7 @@ class StudyLog:
             self.notes.append(event)
             if what == CALIBRATED or any(name in event.payload for name in _FROZEN):
                 self.judged = event.id
-        elif event.kind is EventKind.PROGRESS and what not in (QUALITY, RESCORED, OBSERVED):
+        elif event.kind is EventKind.PROGRESS and what not in (QUALITY, RESCORED, REMEASURED, OBSERVED):
             self.notes.append(event)
         elif event.kind is EventKind.COMPLETE and event.trial is not None:
             self.completions.append(Completion(event.trial, event.at, self.elapsed_s))
@@ -258,6 +265,12 @@ class StudyRecord:
         """The requested number of trials, references not counted; None if the study was never launched."""
         launched = notes(self.log.notes, Launched)
         return launched[-1].trials if launched else None
+
+    @property
+    def named(self) -> tuple[int, ...]:
+        """The trials that are measured again, as the first measurement chose them; none before the search has ended."""
+        named = notes(self.log.notes, Named)
+        return named[-1].trials if named else ()
 
     @cached_property
     def references(self) -> dict[str, Record]:
@@ -353,9 +366,12 @@ def _read(
     for number, summaries in results.summaries(store, study.id, [*read] if before else None).items():
         if number in read:
             read[number].results = summaries
-            read[number].measurements = best_measurements(summaries, lookup)
+            keys = {row.result for again in read[number].remeasured.values() for row in again.measurements}
+            second = keys | {results.imported_key(study.id, key) for key in keys}
+            first = [summary for summary in summaries if summary.key not in second]
+            read[number].measurements = best_measurements(first, lookup)
     for record in read.values():
-        record.axes = _axes(record, after)
+        record.axes = axes_of(record, after)
     return after
 
 
@@ -364,7 +380,8 @@ def _record(row: Trial, before: Record | None) -> Record:
     row = replace(row, layout={})
     if before is None:
         return Record(row, layout)
-    return replace(before, trial=row, rungs={**before.rungs}, measurements={}, results=())
+    copies: dict[str, Any] = {"rungs": {**before.rungs}, "remeasured": {**before.remeasured}}
+    return replace(before, trial=row, measurements={}, results=(), **copies)
 
 
 def key_lookup(space: SearchSpace, devices: Sequence[tuple[str, str]]) -> KeyLookup:
@@ -376,11 +393,20 @@ def key_lookup(space: SearchSpace, devices: Sequence[tuple[str, str]]) -> KeyLoo
     """
 
     @cache
-    def lookup(device: str, runtime: str, workload: str) -> Sequence[MeasurementKey]:
+    def lookup(device: str, runtime: str, quantisation: str | None, workload: str) -> Sequence[MeasurementKey]:
         settings = Workload.model_validate_json(workload).key()
         names = [name for name, named in space.workloads.items() if named.key() == settings]
+        labels = [
+            label
+            for label, spec in space.labelled.items()
+            if runtime == label or (runtime, quantisation) == (spec.name, spec.quantisation)
+        ]
         return [
-            MeasurementKey(device_name, runtime, name) for id, device_name in devices if id == device for name in names
+            MeasurementKey(device_name, label, name)
+            for id, device_name in devices
+            if id == device
+            for label in labels
+            for name in names
         ]
 
     return lookup
@@ -393,6 +419,8 @@ def best_measurements(stored: Iterable[ResultSummary], lookup: KeyLookup) -> dic
         stored: its results, oldest first.
         lookup: of the study.
     """
+    stored = list(stored)
+    quantisations = {result.artifact: result.quantisation for result in stored if result.quantisation is not None}
     best: dict[MeasurementKey, MeasurementSummary] = {}
     repetitions: dict[MeasurementKey, int] = {}
     for result in stored:
@@ -401,13 +429,14 @@ def best_measurements(stored: Iterable[ResultSummary], lookup: KeyLookup) -> dic
         assert result.runtime and result.workload and result.figures, "a measurement has all of these"
         summary = MeasurementSummary(result.key, result.figures, result.foreign_cpu)
         count = summary.figures["ttft"].n
-        for key in lookup(result.device, result.runtime, result.workload):
+        quantisation = quantisations.get(result.artifact)
+        for key in lookup(result.device, result.runtime, quantisation, result.workload):
             if count >= repetitions.get(key, 0):
                 best[key], repetitions[key] = summary, count
     return best
 
 
-def _axes(record: Record, study: StudyRecord) -> list[Axis | None]:
+def axes_of(record: Record, study: StudyRecord) -> list[Axis | None]:
     """Computes the objectives of a record."""
     space, published = study.space, study.published
     if published is None:

@@ -26,7 +26,9 @@ class QualityReliability(BaseModel):
     candidates: int = Field(description="complete ones that count for the front")
     overall: float | None = Field(description="of all of them; null for fewer than three")
     top_third: float | None = Field(description="of the third of highest quality; null for fewer than three in it")
-    front_noise: float | None = Field(description="share of front membership that is noise: 1 - mean P(front) on it")
+    front_noise: float | None = Field(
+        description="share of the front's members that are there by noise alone; null if it cannot be drawn"
+    )
     rescored: int = Field(description="candidates whose quality is of fresh seeds")
     seeds: int = Field(description="fresh seeds")
     stated_sd: float | None = Field(
@@ -50,24 +52,41 @@ def reliability(values: Sequence[float], sds: Sequence[float]) -> float | None:
     return max(0.0, 1 - fmean(sd * sd for sd in sds) / between) if between > 0 else 0.0
 
 
+def part_reliability(part: Sequence[float], values: Sequence[float], overall: float | None) -> float | None:
+    """Returns the reliability within a part of the values that was cut by the values themselves.
+
+    Noise helped to choose such a part, so that its variance is not noise + signal: with normal signal and noise its
+    squared correlation is rho^2 V / (rho^2 V + rho (1 - rho) S), of the variances V of the part and S of all.
+
+    Args:
+        part: of the values.
+        values: all of them.
+        overall: their reliability rho.
+    """
+    if len(part) < _FEWEST or overall is None:
+        return None
+    signal, rest = overall * overall * variance(part), overall * (1 - overall) * variance(values)
+    return signal / (signal + rest) if signal > 0 else 0.0
+
+
 def _reliability(study: StudySnapshot) -> QualityReliability | None:
-    members = [row.p_front for row in study.front if row.on]
-    if not members:
+    if not study.curve.front:
         return None
     records = [study.records[trial] for trial in study.counted]
     qualities = sorted((record.quality.value, record.quality.sd) for record in records if record.quality is not None)
-    top = qualities[-math.ceil(len(qualities) / 3) :]
+    values = [value for value, _ in qualities]
+    top = values[-math.ceil(len(values) / 3) :]
+    overall = reliability(*zip(*qualities, strict=True)) if qualities else None
     fresh = [record.rescored for record in records if record.rescored is not None]
     spread = paired_spread([rescored.per_seed for rescored in fresh]) if len(fresh) > 1 else None
     seeds = len(fresh[0].per_seed) if fresh else 0
     stored = (study.record.study.scales or {}).get("quality", {}).get(study.space.quality.rungs[-1].name)
     scale = None if stored is None else QualityScale.model_validate(stored)
-    chances = [chance for chance in members if chance is not None]
     result = QualityReliability(
         candidates=len(qualities),
-        overall=reliability(*zip(*qualities, strict=True)) if qualities else None,
-        top_third=reliability(*zip(*top, strict=True)) if top else None,
-        front_noise=1 - fmean(chances) if chances else None,
+        overall=overall,
+        top_third=part_reliability(top, values, overall),
+        front_noise=study.front_noise,
         rescored=len(fresh),
         seeds=seeds,
         stated_sd=scale.sd_of(seeds) if scale is not None and seeds else None,
@@ -84,7 +103,7 @@ def _text(summary: QualityReliability) -> str:
         top = "" if summary.top_third is None else f", {summary.top_third:.2f} in the top third"
         parts.append(f"reliability of quality {summary.overall:.2f} over {summary.candidates} candidates{top}")
     if summary.front_noise is not None:
-        parts.append(f"{show_share(summary.front_noise)} of front membership is noise")
+        parts.append(f"{show_share(summary.front_noise)} of the front's members are there by noise")
     if summary.rescored:
         deviations = ((summary.stated_sd, "as stated before"), (summary.seen_sd, "by these seeds"))
         sds = ", ".join(f"{sd:.3f} {how}" for sd, how in deviations if sd is not None)

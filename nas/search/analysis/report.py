@@ -16,7 +16,7 @@ from nas.core.errors import InvalidInput
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
 from nas.core.pareto import Ranked, TrialAxes, dominates, front_hypervolume, rank_trials
-from nas.core.scoring import Axis, limit_of, log_sd, measurement_keys, ratio_of_limit
+from nas.core.scoring import Axis, limit_of, measurement_keys, ratio_of_limit
 from nas.core.stats import Z95
 from nas.core.units import show_share
 from nas.infra.store import results, studies
@@ -110,7 +110,7 @@ def noise_summary(study: StudySnapshot) -> NoiseSummary | None:
     ]
     measurements = measurements[-_NOISE_OF_LATEST:]
     figures = [measurement.figures[name] for measurement in measurements for name in ("ttft", "decode_p50")]
-    widths = [math.expm1(Z95 * sd) for figure in figures if (sd := log_sd(figure))]
+    widths = [math.expm1(Z95 * sd) for figure in figures if (sd := figure.whole_log_sd)]
     shares = [measurement.foreign_cpu for measurement in measurements if measurement.foreign_cpu is not None]
     if not widths and not shares:
         return None

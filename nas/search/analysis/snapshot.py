@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nas.core.block import BLOCKS
 from nas.core.errors import NasError
 from nas.core.layout import Layout
-from nas.core.pareto import Ranked, arrays, contributions, front_chances, near_front, tied
+from nas.core.pareto import Ranked, arrays, contributions, front_chances, front_noise, near_front, tied
 from nas.core.scoring import Axis
 from nas.core.trial import TERMINAL, TrialState
 from nas.infra.store import listings as pages
@@ -54,7 +54,7 @@ _MOST_DECIMALS = 22
 
 _PASSED = ("gated_in", "training", "confirming", "complete", "stopped")
 _FEASIBLE = np.array([KEPT if s in _PASSED else BROKEN if s == "infeasible" else UNKNOWN for s in STATES], np.int8)
-_NOT_KNOWN = (math.nan,) * 3
+_NOT_KNOWN = (math.nan,) * 4
 
 Floats = NDArray[np.float64]
 T = TypeVar("T")
@@ -64,9 +64,10 @@ class StudySnapshot:
     """A study at its newest event. Immutable, shared by threads; derived data are cached in it.
 
     `table` has a row for each trial: `state` and `origin` (codes), `rung`, `changed` (id of the trial's newest
-    event), `axes` [A, 3]: value, coordinate and the coordinate's standard deviation of each objective, `further` [F]:
-    values of `measured_figures`, `sizes` [3]: parameters, active parameters and bytes of key-value cache, `blocks`
-    [len(BLOCK_ROLES), TENTHS]: the part of each tenth of the depth that a kind of block fills. NaN: not known.
+    event), `axes` [A, 4]: value, coordinate, and the standard deviations of the coordinate and of the value (`Axis`) of
+    each objective, `further` [F]: values of `measured_figures`, `sizes` [3]: parameters, active parameters and bytes of
+    key-value cache, `blocks` [len(BLOCK_ROLES), TENTHS]: the part of each tenth of the depth that a kind of block
+    fills. NaN: not known.
 
     Args:
         record: of the study.
@@ -154,6 +155,11 @@ class StudySnapshot:
     def chances(self) -> Mapping[int, float | None]:
         """Share of draws from the noise in which a trial is on the front; missing trials are never on it."""
         return self._noise.chances
+
+    @property
+    def front_noise(self) -> float | None:
+        """Share of the front's members that are there by noise alone; None where it cannot be drawn."""
+        return self._noise.of_front
 
     @property
     def volume(self) -> Volume | None:
@@ -255,6 +261,10 @@ class _Noise:
         return front_chances({trial: self._sourced(trial) for trial in self._near})
 
     @cached_property
+    def of_front(self) -> float | None:
+        return front_noise({trial: self._sourced(trial) for trial in self._near})
+
+    @cached_property
     def volume(self) -> Volume | None:
         return interval(self._near, self._reference_point) if self._reference_point is not None else None
 
@@ -293,7 +303,7 @@ def _table(snapshot: StudySnapshot, before: StudySnapshot | None) -> NDArray[np.
         ("origin", "u1"),
         ("rung", "i2"),
         ("changed", "i8"),
-        ("axes", "f8", (objectives, 3)),
+        ("axes", "f8", (objectives, 4)),
         ("further", "f8", (further,)),
         ("sizes", "f8", (3,)),
         ("blocks", "f8", (len(snapshot.block_roles), TENTHS)),
@@ -313,7 +323,7 @@ def _table(snapshot: StudySnapshot, before: StudySnapshot | None) -> NDArray[np.
         row["state"], row["origin"] = STATES.index(status.state), ORIGINS.index(record.trial.origin)
         row["rung"] = NO_RUNG if status.rung is None else status.rung
         row["changed"] = record.changed
-        row["axes"] = [_NOT_KNOWN if axis is None else (axis.value, axis.coordinate, axis.sd) for axis in record.axes]
+        row["axes"] = [_NOT_KNOWN if axis is None else _numbers(axis) for axis in record.axes]
         figures = record.figures if snapshot.further else {}
         values = [figures.get(figure.key, {}).get(figure.metric) for figure in snapshot.further]
         row["further"] = [math.nan if figure is None or figure.value is None else figure.value for figure in values]
@@ -322,6 +332,11 @@ def _table(snapshot: StudySnapshot, before: StudySnapshot | None) -> NDArray[np.
             row["sizes"] = layout.params.total, layout.params.active, layout.kv_bytes(snapshot.context)
             row["blocks"] = _blocks(layout, snapshot.block_roles)
     return table
+
+
+def _numbers(axis: Axis) -> tuple[float, ...]:
+    sd, value_sd = (math.nan if number is None else number for number in (axis.sd, axis.value_sd))
+    return axis.value, axis.coordinate, sd, value_sd
 
 
 def _blocks(layout: Layout, roles: Sequence[tuple[str, str]]) -> Floats:

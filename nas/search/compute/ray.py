@@ -157,8 +157,10 @@ class RayCompute:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+        if kind is None:  # else its logs may tell why
+            shutil.rmtree(self._session, ignore_errors=True)
 
     @property
     def workers(self) -> int:
@@ -177,7 +179,7 @@ class RayCompute:
         self._reaper = _start_reaper(mark)
         os.environ[_MARK] = mark
         try:
-            _connect(
+            self._session = _connect(
                 self._ray,
                 "local",
                 num_cpus=workers,
@@ -421,9 +423,11 @@ def _import_ray() -> Any:
     return ray
 
 
-def _connect(ray: Any, address: str, **more: Any) -> None:
+def _connect(ray: Any, address: str, **more: Any) -> str:
+    """Connects this process to a cluster; returns the folder of its session on this machine."""
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
+        context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
+        return str(context.address_info["session_dir"])
     except Exception as error:
         # Classes of Python and Ray, and a bare `Exception` where the node of a busy machine is late.
         where = "Ray did not start" if address == "local" else f"cannot use the Ray cluster at {address}"

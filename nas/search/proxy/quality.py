@@ -19,7 +19,7 @@ priors are most of what is known about noise and all that is known about signal.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -97,7 +97,10 @@ class QualityScale(BaseModel):
     reference: dict[str, float] = Field(description="group -> the published reference's mean score")
     left_out: dict[str, float] = Field(description="group that does not count -> the published reference's mean score")
     minimum: float
-    spreads: dict[str, Spread] = Field(description="unit -> paired spread of one seed")
+    spreads: dict[str, Spread] = Field(description="unit -> paired spread of one seed, of its part of the quality")
+    recall_spreads: dict[str, Spread] = Field(
+        default_factory=dict, description="the same of its part of recall; none where no group of recall counts"
+    )
     reasons: dict[str, str] = Field(default_factory=dict, description="group that does not count -> why")
     weights: dict[str, float] = Field(default_factory=dict, description="group -> weight; none: all are equal")
     signals: dict[str, Signal] = Field(default_factory=dict, description="group -> what the anchors show of it")
@@ -117,9 +120,9 @@ class QualityScale(BaseModel):
             raise KeyError(f"rung {self.rung}: no score in {', '.join(missing)}")
         per_group = {group: fmean(values.values()) for group, values in ratios.items()}
         seeds = {unit_of(group): len(values) for group, values in ratios.items()}
-        value, sd = self._mean(per_group, self.group_weights, seeds)
-        recalled = {group: 1.0 for group in per_group if group.startswith(RECALL)}
-        recall, recall_sd = self._mean(per_group, recalled, seeds) if recalled else (None, 0.0)
+        value, sd = _mean(per_group, self.group_weights, seeds, self.spreads)
+        recalled = recall_of(per_group)
+        recall, recall_sd = _mean(per_group, recalled, seeds, self.recall_spreads) if recalled else (None, 0.0)
         return Quality(
             rung=self.rung,
             value=value,
@@ -142,32 +145,21 @@ class QualityScale(BaseModel):
 
     def with_noise_of(self, layouts: Sequence[Mapping[int, Scores]]) -> QualityScale:
         """Returns the scale with its spreads pooled with those of further layouts, which have the same seeds."""
-        seen = _spreads(layouts, self.reference, self.weights)
-        return self.model_copy(update={"spreads": {unit: pool(self.spreads[unit], seen[unit]) for unit in seen}})
+        changes = {}
+        for name, members in (("spreads", self.group_weights), ("recall_spreads", recall_of(self.reference))):
+            before: Mapping[str, Spread] = getattr(self, name)
+            seen = _spreads(layouts, self.reference, members)
+            changes[name] = {unit: pool(before[unit], seen[unit]) for unit in seen}
+        return self.model_copy(update=changes)
 
     def sd_of(self, seeds: int) -> float:
         """Returns the paired standard deviation of a quality that is the mean of so many seeds."""
-        return self._mean(self.reference, self.group_weights, dict.fromkeys(self.spreads, seeds))[1]
+        return _mean(self.reference, self.group_weights, dict.fromkeys(self.spreads, seeds), self.spreads)[1]
 
     @property
     def group_weights(self) -> Mapping[str, float]:
         """Group -> its weight, not normalised."""
         return self.weights or dict.fromkeys(self.reference, 1.0)
-
-    def _mean(
-        self, values: Mapping[str, float], weights: Mapping[str, float], seeds: Mapping[str, int]
-    ) -> tuple[float, float]:
-        """Returns the weighted mean over groups and its deviation; `seeds` has the number of seeds per unit.
-
-        Units are independent trainings, so the variances of their parts of the mean add up.
-        """
-        total = math.fsum(weights.values())
-        share = dict.fromkeys(map(unit_of, weights), 0.0)
-        for group, weight in weights.items():
-            share[unit_of(group)] += weight / total
-        variances = ((part * self.spreads[unit].sd) ** 2 / seeds[unit] for unit, part in share.items())
-        mean = math.fsum(weight * values[group] for group, weight in weights.items()) / total
-        return mean, math.sqrt(math.fsum(variances))
 
 
 @dataclass(frozen=True)
@@ -218,12 +210,14 @@ def fix_scale(
         if group not in learned:
             reasons[group] = f"the published reference scores {mean:.3g} above chance, less than {minimum:g}"
     weights = _weights({group: signals.get(group) or _prior_signal(group, published) for group in reference})
+    recalled = _spreads(layouts, reference, recall_of(reference))
     return QualityScale(
         rung=rung,
         reference=reference,
         left_out={group: mean for group, mean in means.items() if group not in reference},
         minimum=minimum,
-        spreads={unit: with_prior(unit, seen) for unit, seen in _spreads(layouts, reference, weights).items()},
+        spreads={unit: with_prior(_prior(unit), seen) for unit, seen in _spreads(layouts, reference, weights).items()},
+        recall_spreads={unit: with_prior(TASK_PRIOR, seen) for unit, seen in recalled.items()},
         reasons=dict(sorted(reasons.items())),
         weights=weights,
         signals=signals,
@@ -271,17 +265,39 @@ def _signal(anchors: Anchors, group: str, base: float) -> Signal:
     values = [_ratios(layout, group, base) for layout in anchors.layouts]
     seeds = sorted(set.intersection(*map(set, values)))
     means = [fmean(ratios[seed] for seed in seeds) for ratios in values]
-    spread = with_prior(unit_of(group), paired_spread(values))
+    spread = with_prior(_prior(unit_of(group)), paired_spread(values))
     between = max(0.0, _variance(means) - spread.sd**2 / len(seeds))
     return Signal(math.sqrt(between), spread.sd / math.sqrt(anchors.seeds[unit_of(group)]))
+
+
+def _mean(
+    values: Mapping[str, float], weights: Mapping[str, float], seeds: Mapping[str, int], spreads: Mapping[str, Spread]
+) -> tuple[float, float]:
+    """Returns the weighted mean over groups and its deviation; `seeds` has the number of seeds per unit.
+
+    Units are independent trainings, so the variances of their parts of the mean add up.
+    """
+    total = math.fsum(weights.values())
+    share = dict.fromkeys(map(unit_of, weights), 0.0)
+    for group, weight in weights.items():
+        share[unit_of(group)] += weight / total
+    variances = ((part * spreads[unit].sd) ** 2 / seeds[unit] for unit, part in share.items())
+    mean = math.fsum(weight * values[group] for group, weight in weights.items()) / total
+    return mean, math.sqrt(math.fsum(variances))
+
+
+def recall_of(groups: Iterable[str]) -> dict[str, float]:
+    """Returns the weights of the groups of recall among `groups`: all are equal."""
+    return {group: 1.0 for group in groups if group.startswith(RECALL)}
 
 
 def _spreads(
     layouts: Sequence[Mapping[int, Scores]], reference: Scores, weights: Mapping[str, float]
 ) -> dict[str, Spread]:
+    """Returns unit -> paired spread of the weighted mean over those of its groups that have a weight."""
     spreads = {}
-    for unit in sorted(set(map(unit_of, reference))):
-        members = {group: weights.get(group, 1.0) for group in reference if unit_of(group) == unit}
+    for unit in sorted(set(map(unit_of, weights))):
+        members = {group: weight for group, weight in weights.items() if unit_of(group) == unit}
         spreads[unit] = paired_spread([_unit_values(runs, reference, members) for runs in layouts])
     return spreads
 
@@ -327,9 +343,12 @@ def pool(*spreads: Spread) -> Spread:
     return Spread(math.sqrt(math.fsum(s.dof * s.sd * s.sd for s in spreads) / dof), dof)
 
 
-def with_prior(unit: str, seen: Spread) -> Spread:
-    """Returns an estimated spread pooled with the prior, which loses one degree of freedom for two of the estimate."""
-    prior = LM_PRIOR if unit == "lm" else TASK_PRIOR
+def _prior(unit: str) -> Spread:
+    return LM_PRIOR if unit == "lm" else TASK_PRIOR
+
+
+def with_prior(prior: Spread, seen: Spread) -> Spread:
+    """Returns an estimated spread pooled with a prior, which loses one degree of freedom for two of the estimate."""
     return pool(Spread(prior.sd, max(0.0, prior.dof - seen.dof / 2)), seen)
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.space import RuntimeSpace, SearchSpace
-from nas.measure.farm.farm import LOCAL, find_name
+from nas.core.workload import Workload
+from nas.measure.farm.farm import LOCAL, find_name, this_machine
 from nas.measure.protocol.calibration import known_runtime
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Runtime
+from nas.model.text.reader import files_of
 from nas.search.proposers import PROPOSERS, Sampler
 from nas.search.spaces.loader import Further
 from nas.search.spaces.yaml_text import KeyPath
@@ -38,12 +43,15 @@ def support_filter(space: SearchSpace) -> Callable[[Layout], bool]:
     return lambda layout: all(_carries(runtime, layout, build) for runtime, build in runtimes)
 
 
-def installed(devices: Mapping[str, Collection[str]] | None, draw_s: float = math.inf) -> Further:
+def installed(
+    devices: Mapping[str, Collection[str]] | None, draw_s: float = math.inf, base: Path | None = None
+) -> Further:
     """Returns the further checks of `parse_space` that need this installation.
 
     Args:
         devices: id -> tags of the devices that can be used; None: devices are not checked.
         draw_s: seconds after which a space of which no layout was found yet is refused.
+        base: folder of relative paths; None: files of corpora are not looked for.
     """
 
     def check(value: Any, choices: SearchSpace | None) -> Found:
@@ -53,6 +61,10 @@ def installed(devices: Mapping[str, Collection[str]] | None, draw_s: float = mat
             for index, name in enumerate(names if isinstance(names, list) else ()):
                 if isinstance(name, str) and name != LOCAL and (error := _error(find_name, name, devices)):
                     yield ("devices", index), error
+            if LOCAL in (names if isinstance(names, list) else [LOCAL]):
+                yield from _absent_cores(document.get("workloads"))
+        if base is not None:
+            yield from _missing_texts(_at(document.get("quality"), "corpus"), base)
         proposer = _at(document.get("search"), "proposer")
         if isinstance(proposer, str) and (error := _error(PROPOSERS.__getitem__, proposer)):
             yield ("search", "proposer"), error
@@ -100,6 +112,26 @@ def _unsupported_references(references: Any, runtimes: list[tuple[Runtime, str]]
         reasons = [_refusal(str(key_path[-1]), layout, runtime, build) for runtime, build in runtimes]
         problems += [(("references", *key_path), reason) for reason in reasons if reason]
     return problems
+
+
+def _absent_cores(workloads: Any) -> Found:
+    """Finds workloads that are pinned to cores which this machine has not."""
+    for name in workloads if isinstance(workloads, dict) else ():
+        cores = _at(workloads[name], "affinity")
+        if not isinstance(cores, list):
+            continue
+        with contextlib.suppress(ValidationError):
+            if error := _error(this_machine().pinned, Workload(affinity=tuple(cores))):
+                yield ("workloads", name, "affinity"), error.removeprefix("affinity: ")
+
+
+def _missing_texts(corpus: Any, base: Path) -> Found:
+    """Finds entries of a corpus that name no file."""
+    keys: KeyPath = ("quality", "corpus") if isinstance(corpus, list) else ("quality", "corpus", "files")
+    entries = corpus if isinstance(corpus, list) else _at(corpus, "files")
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        if isinstance(entry, str) and (error := _error(files_of, entry, base, "corpus")):
+            yield (*keys, index), error
 
 
 def _no_layout(choices: SearchSpace, runtimes: list[tuple[Runtime, str]], draw_s: float) -> Found:

@@ -36,6 +36,7 @@ from nas.search.study.events import (
     MARKED,
     Launched,
     QualityKnown,
+    Remeasured,
     Rescored,
     all_events,
     calibrated_devices,
@@ -71,6 +72,8 @@ _PRIOR_TRIALS = 4.0
 """Trials that the assumed share is worth."""
 _RESCORED = 0.5
 """Share of complete candidates that is assumed to be near the front."""
+_ON_FRONT = 0.3
+"""Share of complete candidates that is assumed to be on the front."""
 _PACE_AFTER = 3
 """Trials that must have ended before a study's pace counts."""
 _OWN_FACTOR = 1.4
@@ -100,7 +103,9 @@ class Span(BaseModel):
 class EstimatePart(BaseModel):
     """One kind of work of a study."""
 
-    name: str = Field(description="calibration, anchors, export, screen, training, check, confirm or re-score")
+    name: str = Field(
+        description="calibration, anchors, export, screen, training, check, confirm, re-measure or re-score"
+    )
     seconds: Span
 
 
@@ -171,6 +176,7 @@ class _Progress:
     feasible: float = 1.0
     anchored: int = 0  # lowest rungs that have a scale, so that their anchors and teachers are trained
     rescored: int = 0
+    remeasured: int = 0  # rounds of the second measurement, of all trials together
     devices: frozenset[str] = frozenset()  # ids of those that were calibrated
     elapsed_s: float = 0.0
 
@@ -180,7 +186,9 @@ class _Progress:
             return None
         positions, stages = (*self.candidates, *self.references), range(3 + len(self.space.quality.rungs))
         counts = [float(sum(position.done > stage for position in positions)) for stage in stages]
-        return self.elapsed_s / sum(self._parts(counts, range(self.anchored), self.rescored, 1, workers).values())
+        return self.elapsed_s / sum(
+            self._parts(counts, range(self.anchored), self.rescored, self.remeasured, 1, workers).values()
+        )
 
     def left(self, unproposed: int, workers: int, *, rescore: bool = True) -> dict[str, float]:
         """Returns the rough seconds of each part of the work that remains, with so many layouts to be proposed."""
@@ -207,10 +215,20 @@ class _Progress:
                 counts[stage] += count
         complete = counts[-1] + sum(position.done == len(counts) for position in self.candidates)
         rescored = max(0.0, max(1.0, _RESCORED * complete) + references - self.rescored) if rescore else 0.0
-        return self._parts(counts, range(self.anchored, len(rungs)), rescored, int(not self.devices), workers)
+        again, rounds = self.space.protocol.remeasure, 0.0
+        if again is not None and rescore:
+            members = min(float(again.members), max(1.0, _ON_FRONT * complete))
+            rounds = max(0.0, again.rounds * (1 + members) - self.remeasured)
+        return self._parts(counts, range(self.anchored, len(rungs)), rescored, rounds, int(not self.devices), workers)
 
     def _parts(
-        self, counts: Sequence[float], anchored: Iterable[int], rescored: float, launches: int, workers: int
+        self,
+        counts: Sequence[float],
+        anchored: Iterable[int],
+        rescored: float,
+        remeasured: float,
+        launches: int,
+        workers: int,
     ) -> dict[str, float]:
         """Returns the rough seconds of each part of some work: `counts` are the trials that go through each stage."""
         quality, protocol = self.space.quality, self.space.protocol
@@ -253,6 +271,9 @@ class _Progress:
             "screen": screened * protocol.screen_repetitions * repetition_s,
             "training": training_s / workers,
             "confirm": confirmed * protocol.confirm_repetitions * repetition_s + checks_s,
+            "re-measure": remeasured
+            * (0 if protocol.remeasure is None else protocol.remeasure.repetitions)
+            * repetition_s,
             "re-score": rescore_s / workers,
         }
 
@@ -292,6 +313,7 @@ def _read(store: Store, study: Study, log: Sequence[Event]) -> _Progress | None:
         feasible=_feasible_share(space, feasible, refused),
         anchored=max((rung + 1 for _, rung in trained), default=0),
         rescored=len({event.trial for event in log if Rescored.read(event.payload)}),
+        remeasured=len(notes(log, Remeasured)),
         devices=frozenset(id for _, id in calibrated_devices(log)),
         elapsed_s=elapsed(log)[-1],
     )

@@ -16,7 +16,7 @@ from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError
 
 from nas.core.device import DeviceText
 from nas.core.errors import InvalidInput
-from nas.core.measurement import ReferenceTimes
+from nas.core.measurement import Figure, ReferenceTimes
 from nas.core.profile import ProfileSummary
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
@@ -39,6 +39,8 @@ EXPECTED = "expected gain"
 CLOSED = "closed"
 QUALITY = "quality"
 RESCORED = "rescored"
+NAMED = "front named"
+REMEASURED = "remeasured"
 ANCHORS = "anchors"
 SPENT = "spent"
 MARKED = "marked"
@@ -118,13 +120,13 @@ class Calibrated(Note):
 
     Args:
         device: its name in the space.
-        runtime: name.
+        runtime: its label there.
         id: of the device.
         build: of the runtime's runner.
-        ms: timed work of a run of the reference model, with the fewest threads that are measured.
+        ms: timed work of a run of the reference model, of the shortest workload.
         protocol: version of the measurement protocol that the study's figures are measured by.
         conditions: those of `PreparedDevice`, which a resumed study must find unchanged.
-        times: number of threads -> times of the reference model.
+        times: workload -> times of the reference model.
     """
 
     what: ClassVar[str] = CALIBRATED
@@ -135,7 +137,7 @@ class Calibrated(Note):
     ms: Positive
     protocol: Number
     conditions: Mapping[str, Any]
-    times: Mapping[Annotated[int, Field(ge=1, lt=10_000)], ReferenceTimes]
+    times: Mapping[DeviceText, ReferenceTimes]
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,51 @@ class Rescored(Note):
     what: ClassVar[str] = RESCORED
     quality: StoredQuality
     per_seed: Mapping[Annotated[int, Field(ge=0, lt=10**10)], Coordinate]
+
+
+@dataclass(frozen=True)
+class Named(Note):
+    """The layouts of the front that are measured again, as the first measurement chose them; the newest is valid.
+
+    Args:
+        trials: in the order in which they are spoken of.
+    """
+
+    what: ClassVar[str] = NAMED
+    trials: Annotated[tuple[Number, ...], Field(max_length=100)]
+
+
+@dataclass(frozen=True)
+class SecondFigures:
+    """The figures of one measurement of a `Remeasured` round.
+
+    Args:
+        device: its name in the space.
+        runtime: its label there.
+        workload: its name there.
+        result: key of the result that holds all of the measurement.
+        figures: those that objectives need.
+    """
+
+    device: DeviceText
+    runtime: DeviceText
+    workload: DeviceText
+    result: Hash
+    figures: Mapping[str, Figure]
+
+
+@dataclass(frozen=True)
+class Remeasured(Note):
+    """A round of the second measurement of a trial. It chose nothing, and no proposer sees it.
+
+    Args:
+        round: from 0.
+        measurements: one for each device, runtime and workload.
+    """
+
+    what: ClassVar[str] = REMEASURED
+    round: Annotated[int, Field(ge=0, lt=1000)]
+    measurements: Annotated[tuple[SecondFigures, ...], Field(max_length=1000)]
 
 
 @dataclass(frozen=True)

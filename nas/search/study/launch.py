@@ -31,6 +31,8 @@ def launch(options: LaunchOptions, on_event: OnEvent, log: Log, compute: OpenCom
         NasError: the space cannot be searched here, the study is taken, or a reference failed.
     """
     supported = support_filter(options.space)
+    if options.ray_address is None and compute is None:
+        paths.require_short_sockets()
     with OpenedStudy.open(options, on_event, log) as study:
         return asyncio.run(_run(study, supported, lambda: (compute or _open_ray)(options, log), log))
 
@@ -47,7 +49,7 @@ async def _run(
     with open_farm(ledger.store) as farm:
         targets = await study.targets(farm, scratch, log)  # while nothing else runs here
         warm_start(ledger, space, supported, study.warm_start, log)
-        plans = {target.device.id: target.reference.plan for target in targets.values()}
+        plans = {target.device.id: target.shortest.plan for target in targets.values()}
         health = HealthKeeper(ledger.store, farm.notifier.notify, lambda device: plans[device.id], among=plans)
         with health, open_compute() as compute:
             work = StageWork(
@@ -77,19 +79,22 @@ def _open_ray(options: LaunchOptions, log: Log) -> RayCompute | ClusterCompute:
 
 @contextmanager
 def _interrupts(orchestrator: Orchestrator, log: Log) -> Iterator[None]:
-    """Handles signals: the first Ctrl-C stops the study cleanly, the second at once."""
+    """Handles signals: the first Ctrl-C, or the end of the terminal, stops the study cleanly, the second at once."""
     loop = asyncio.get_running_loop()
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
 
     def stop() -> None:
         log("stopping; once more to stop at once")
         orchestrator.stop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in numbers:
         loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)

@@ -14,7 +14,7 @@ from typing import Any
 from nas.core.block import BLOCKS
 from nas.core.errors import InvalidInput, NasError, StudyBusy, StudyChanged
 from nas.core.quality_config import CorpusFiles
-from nas.core.scoring import require_sensors
+from nas.core.scoring import PUBLISHED, require_sensors
 from nas.core.space import SearchSpace
 from nas.core.task import TASKS
 from nas.infra.store import jobs, leases, studies
@@ -143,7 +143,7 @@ class OpenedStudy:
             log: called with a line before something that takes time.
 
         Returns:
-            (device, runtime) as the space names them -> what measures there.
+            (device, label of a runtime) as the space names them -> what measures there.
 
         Raises:
             StudyChanged: the study began under other conditions; nothing was run.
@@ -152,10 +152,13 @@ class OpenedStudy:
         space = self.space
         require_sensors(space, {name: farm.device(name) for name in space.devices})
         workloads = {name: space.workloads[name] for name in space.measured}
-        calibrator = Calibrator(farm, farm.jobs(self.ledger.study.id), space.protocol, scratch, log, workloads)
+        weights = space.references.layouts()[PUBLISHED].params.active
+        calibrator = Calibrator(farm, farm.jobs(self.ledger.study.id), space.protocol, scratch, log, workloads, weights)
         saved = {(note.device, note.runtime): note for note in notes(self.ledger.events(), Calibrated)}
         prepared = {
-            (device, spec.name): calibrator.prepare(device, spec) for device in space.devices for spec in space.runtimes
+            (device, label): calibrator.prepare(device, spec)
+            for device in space.devices
+            for label, spec in space.labelled.items()
         }
         for name in prepared.keys() & saved.keys():  # all of them before the first run
             prepared[name].require_unchanged(saved[name].conditions)
@@ -167,16 +170,19 @@ class OpenedStudy:
                 targets[name] = await calibrator.calibrated(device, saved_calibration)
                 continue
             targets[name] = target = await calibrator.calibrated(device, None)
+            calibrations = {
+                workload: target.references[pinned].calibration for workload, pinned in device.workloads.items()
+            }
             self.ledger.note(
                 None,
                 Calibrated(
                     *name,
                     id=device.device.id,
                     build=device.runner.build,
-                    ms=target.reference.calibration.run_ms,
+                    ms=target.shortest.calibration.run_ms,
                     protocol=PROTOCOL_VERSION,
                     conditions=device.conditions,
-                    times={threads: model.calibration for threads, model in target.references.items()},
+                    times=calibrations,
                 ),
             )
         return targets

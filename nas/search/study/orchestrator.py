@@ -19,6 +19,7 @@ from nas.search.study.events import Expected
 from nas.search.study.ledger import Ledger
 from nas.search.study.promotion import PromotionController
 from nas.search.study.proposals import ProposalDriver
+from nas.search.study.remeasuring import Remeasuring
 from nas.search.study.rescoring import Rescoring
 from nas.search.study.scales import Scales, train_anchors
 from nas.search.study.stages import StageWork
@@ -70,6 +71,7 @@ class Orchestrator:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asking: asyncio.Task[None] | None = None
         self._anchoring: asyncio.Task[None] | None = None
+        self._remeasuring: asyncio.Task[None] | None = None
         self._rescoring: asyncio.Task[None] | None = None
         self._failed_in_a_row: list[TrialRun] = []
         self._retried = False
@@ -161,6 +163,12 @@ class Orchestrator:
             if self._promotion.closed and not pending:
                 if self._retry_failed():
                     continue
+                if self._work.space.protocol.remeasure is not None and self._remeasuring is None:
+                    # Before any value of the front changes, and before trainings keep this machine busy.
+                    self._log("measuring the front again")
+                    remeasuring = Remeasuring(self._context, self.runs, self._log)
+                    self._remeasuring = asyncio.create_task(remeasuring.run(), name="re-measured front")
+                    continue
                 if self._work.space.quality.rescore is not None and self._rescoring is None:
                     self._log("re-scoring the front on fresh seeds")
                     rescoring = Rescoring(self._context, self.runs, self._log)
@@ -200,11 +208,11 @@ class Orchestrator:
             self._promotion.close()
 
     def _all_tasks(self) -> list[asyncio.Task[None]]:
-        return [*self._tasks.values(), *([self._asking] if self._asking else []), *self._trainings()]
+        return [*self._tasks.values(), *([self._asking] if self._asking else []), *self._common()]
 
-    def _trainings(self) -> list[asyncio.Task[None]]:
-        """Returns the trainings that belong to no trial: of anchors, and of the front on fresh seeds."""
-        return [task for task in (self._anchoring, self._rescoring) if task is not None]
+    def _common(self) -> list[asyncio.Task[None]]:
+        """Returns the work that belongs to no trial: of anchors, and what is done again with the front."""
+        return [task for task in (self._anchoring, self._remeasuring, self._rescoring) if task is not None]
 
     def _may_ask(self) -> bool:
         asking = self._asking is not None and not self._asking.done()
@@ -251,7 +259,7 @@ class Orchestrator:
     def _require_progress(self, pending: list[asyncio.Task[None]]) -> None:
         running = [run for number, run in self.runs.items() if not self._tasks[number].done()]
         stuck = self._promotion.closed and not self._promotion.recalling and all(run.waiting for run in running)
-        waited_for = any(task in pending for task in self._trainings())
+        waited_for = any(task in pending for task in self._common())
         assert not (stuck and pending and not waited_for), "trials wait for each other"
 
     async def _cancel(self) -> None:

@@ -242,10 +242,10 @@ class BoundSpace:
         return canonical_json([objective.metric, meanings, objective.aggregate if len(meanings) > 1 else ""])
 
     def _where(self, key: MeasurementKey) -> list[str]:
-        (quantisation,) = {runtime.quantisation for runtime in self.space.runtimes if runtime.name == key.runtime}
+        runtime = self.space.labelled[key.runtime]
         workload = canonical_json(self.space.workloads[key.workload].key()) if key.workload else ""
         build = self.builds.get((key.device, key.runtime), "")
-        return [self.devices.get(key.device, ""), key.runtime, build, quantisation, workload]
+        return [self.devices.get(key.device, ""), runtime.name, build, runtime.quantisation, workload]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from nas.core.scoring import (
     figures_json,
     reference_point,
     require_figures,
+    together,
 )
 from nas.core.space import Budget, Objective, SearchSpace
 from nas.search.proxy.ladder import proxy_of, rung_jobs, seed_counts
@@ -211,12 +212,12 @@ class Scales:
             rung_noise: standard deviation that is added to its quality for a rung below the top.
         """
         deviations = {check.name: check.log_sd for check in run.checks}
-        deviations |= {check.name: math.hypot(check.log_sd, rung_noise) for check in self.quality_checks(run)}
+        deviations |= {check.name: together(check.log_sd, rung_noise) for check in self.quality_checks(run)}
         for index, objective in enumerate(self._space.objectives):
             if (own_axis := self._axis(run, index)) is not None:
                 extra = rung_noise if METRICS[objective.metric].source == "proxy" else 0.0
-                deviations[objective.name] = math.hypot(own_axis.sd, extra)
-        return {name: sd for name, sd in deviations.items() if sd > 0}
+                deviations[objective.name] = together(own_axis.sd, extra)
+        return {name: sd for name, sd in deviations.items() if sd}
 
     def coordinates(self, run: TrialRun) -> tuple[float, ...]:
         """Returns all coordinates of a trial that finished a rung, quality first; infinity for unknown ones."""

@@ -278,20 +278,9 @@ class StageWork:
         """Measures `repetitions` of one workload on one device and runtime; a higher `replicate` measures once more."""
         target = self.targets[where.device, where.runtime]
         workload = target.device.pinned(self.space.workloads[where.workload])
-        reference = target.reference_beside(workload)
+        reference = target.references[workload]
         protocol = self.space.protocol
-        key = measure_key(
-            artifact.sha256,
-            target.runner,
-            target.device.id,
-            workload,
-            repetitions,
-            protocol,
-            reference.calibration,
-            replicate,
-            target.device.energy_counter,
-            target.device.page_size,
-        )
+        key = self.measurement_result(artifact, where, repetitions, replicate)
         subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
 
         async def act() -> Outcome:
@@ -311,6 +300,25 @@ class StageWork:
             return {"value": measurement.model_dump(mode="json"), "seconds": measurement.wall_s}
 
         return Measurement.model_validate(await self.stages.run("measure", key, trial, act))
+
+    def measurement_result(
+        self, artifact: Artifact, where: MeasurementKey, repetitions: int, replicate: int = 0
+    ) -> str:
+        """Returns the key of the result of `measure`."""
+        target = self.targets[where.device, where.runtime]
+        workload = target.device.pinned(self.space.workloads[where.workload])
+        return measure_key(
+            artifact.sha256,
+            target.runner,
+            target.device.id,
+            workload,
+            repetitions,
+            self.space.protocol,
+            target.references[workload].calibration,
+            replicate,
+            target.device.energy_counter,
+            target.device.page_size,
+        )
 
     async def train_rung(
         self, trial: int, layout: Layout, rung: int, seeds: tuple[int, ...] | None = None, *, anchor: bool = False
@@ -334,7 +342,7 @@ class StageWork:
             await self._check_on(target, trial, exported_layout(job), weights)
 
     def _target_of_runtimes(self) -> dict[str, MeasurementTarget]:
-        """Returns runtime -> one of its targets: what is exported does not depend on the device."""
+        """Returns label of a runtime -> one of its targets: what is exported does not depend on the device."""
         return {runtime: target for (_, runtime), target in self.targets.items()}
 
     async def _check_on(self, target: MeasurementTarget, trial: int, proxy: Layout, weights: Checkpoint) -> None:

@@ -22,8 +22,8 @@ from nas.infra.store.store import Store
 from nas.infra.web import metrics
 from nas.infra.web.errors import documented
 from nas.infra.web.events import Streams
-from nas.infra.web.server import RequestLog, Server, listen_tcp, web_app
-from nas.infra.web.tls import Certificates, OwnCertificate, Renewal, names_of, url_of
+from nas.infra.web.server import RequestLog, Server, listen_tcp, raise_file_limit, web_app
+from nas.infra.web.tls import Certificates, OwnCertificate, Renewal, is_wildcard, names_of, url_of
 from nas.measure.farm import agent_api, enrolment
 from nas.measure.farm.agent_api import Access, SecretAccess, guarded
 from nas.measure.farm.farm import Farm, open_farm
@@ -117,17 +117,20 @@ def serving(
     """
     home = store.artifacts.parent
     home.mkdir(parents=True, exist_ok=True)
+    raise_file_limit()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_only_one(home))
         listening = stack.enter_context(contextlib.closing(listen_tcp(options.host, options.port)))
         certificates = Certificates(home, store.clock)
-        url = web_url = url_of(options.host, listening.getsockname()[1], options.names)
-        renewals = [Renewal(lambda: certificates.context(names_of(options.host, options.names)))]
+        url = web_url = url_of(listening, options.host, options.names)
+        bound = str(listening.getsockname()[0])
+        named = bound if is_wildcard(bound) else options.host  # "0" and "::0" are wildcards, too
+        renewals = [Renewal(lambda: certificates.context(names_of(named, options.names)))]
         if options.own_certificate is not None:
             renewals.append(Renewal(options.own_certificate.context))
             web = stack.enter_context(contextlib.closing(listen_tcp(options.host, options.web_port)))
             host = options.own_certificate.host()
-            web_url = url_of(options.host, web.getsockname()[1], [host] if host else options.names)
+            web_url = url_of(web, options.host, [host] if host else options.names)
         hook = Webhook(store, options.webhook, home, web_url) if options.webhook else contextlib.nullcontext()
         # Opening the farm extends every lease to its full time before the first agent can connect.
         farm = stack.enter_context(open_farm(store, serves_others=True))

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
@@ -16,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, NasError
 from nas.core.logs import visible
+from nas.core.trust import open_http
 from nas.infra.store import devices, listings
 from nas.infra.store.rows import Health, StudyState
 from nas.infra.store.store import Store
@@ -27,9 +29,17 @@ STATE_FILE = "webhook.json"
 EVERY_S = 5.0
 LONGEST_PAUSE_S = 300.0
 _TIMEOUT_S = 10.0
+REFUSALS = 5
+"""Answers 4xx to one message after which it is given up: a receiver that does not take it now never will."""
+LONGEST_REASON = 500
+"""Characters of a reason that are sent: receivers refuse long messages."""
+_TRY_AGAIN = (408, 425, 429)
+"""Answers 4xx of a receiver that is busy."""
 _LATEST = 200
 """Studies that are watched, newest first."""
 _ENDED = (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED, INTERRUPTED)
+
+_SUCCESS = range(200, 300)
 
 _States = TypeAdapter(dict[str, str])
 
@@ -51,12 +61,22 @@ def checked_url(url: str) -> str:
     raise InvalidInput("is an https URL, or http to a loopback address", where="--webhook")
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """What became of a message: how often it was sent, was refused for good, and when it is sent again."""
+
+    tries: int = 0
+    final_tries: int = 0
+    next_try: float = 0.0
+
+
 class Webhook:
     """Sends messages from a thread while the context is open.
 
     States are compared with those that the receiver was sent, which are in a file: changes while the coordinator was
-    down are sent when it starts, a message that was not accepted is sent again after growing pauses, and the first
-    start sends nothing. A message arrives twice if the coordinator is killed between the answer and the write.
+    down are sent when it starts, a message that was not accepted is sent again after growing pauses of its own, so that
+    it holds up no other, and the first start sends nothing. A message that is refused for good is given up. A message
+    arrives twice if the coordinator is killed between the answer and the write.
 
     Args:
         store: the database.
@@ -69,8 +89,9 @@ class Webhook:
     def __init__(self, store: Store, url: str, folder: Path, pages: str, *, every_s: float = EVERY_S) -> None:
         self._store, self._url, self._pages, self._every_s = store, checked_url(url), pages, every_s
         self._file = folder / STATE_FILE
+        self._refusals: dict[tuple[str, str], _Refusal] = {}  # (study or device, state)
         self._stop = threading.Event()
-        self._http = httpx.Client(timeout=_TIMEOUT_S, follow_redirects=False)
+        self._http = open_http(url, timeout=_TIMEOUT_S, follow_redirects=False)
         self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
 
     def __enter__(self) -> Self:
@@ -83,10 +104,10 @@ class Webhook:
         self._http.close()
 
     def send_changes(self) -> int:
-        """Sends a message for each change; returns how many were accepted.
+        """Sends a message for each change whose time has come; returns how many were accepted.
 
         Raises:
-            httpx.HTTPError: the receiver cannot be reached, or refuses a message; it and later ones are sent again.
+            httpx.HTTPError: the receiver cannot be reached; all messages are sent again.
             NasError: the database or the file cannot be used.
         """
         try:
@@ -96,19 +117,41 @@ class Webhook:
         original, count = dict(states), 0
         try:
             for kind, id, name, state, reason in self._present():
-                before = states.get(f"{kind} {id}")
+                key = f"{kind} {id}"
+                before = states.get(key)
                 if state == before:
                     continue
                 if not first and (state in (*_ENDED, Health.BAD) or (state == Health.GOOD and before is not None)):
-                    self._post(kind, name, state, reason)
-                    count += 1
-                states[f"{kind} {id}"] = state
+                    refusal = self._refusals.get((key, state), _Refusal())
+                    if self._store.clock.monotonic() < refusal.next_try:
+                        continue
+                    status = self._post(kind, name, state, reason)
+                    if not self._is_done((key, state), name, status):
+                        continue
+                    count += status in _SUCCESS
+                states[key] = state
                 if count:  # what was accepted is not sent again
                     self._write(states)
         finally:
             if first or states != original:
                 self._write(states)
         return count
+
+    def _is_done(self, message: tuple[str, str], name: str, status: int) -> bool:
+        """Returns whether a message was accepted or is given up; else it is tried again after a pause."""
+        refusal = self._refusals.pop(message, _Refusal())
+        if status in _SUCCESS:
+            return True
+        final = 300 <= status < 500 and status not in _TRY_AGAIN
+        tries, final_tries = refusal.tries + 1, refusal.final_tries + final
+        what = f"the webhook's message that {name} is {message[1]}"
+        if final_tries >= REFUSALS:
+            log.warning("%s is given up: it was answered %d, %d times", what, status, final_tries)
+            return True
+        pause_s = min(self._every_s * 2 ** min(tries - 1, 16), LONGEST_PAUSE_S)
+        log.warning("%s is not delivered (it answered %d); next try in %.0f s", what, status, pause_s)
+        self._refusals[message] = _Refusal(tries, final_tries, self._store.clock.monotonic() + pause_s)
+        return False
 
     def _present(self) -> Iterator[tuple[str, str, str, str, str | None]]:
         """Yields kind, id, name, state and its reason of studies, and of devices whose health is known."""
@@ -118,7 +161,10 @@ class Webhook:
             if device.health in (Health.GOOD, Health.BAD):
                 yield "device", device.id, device.id, device.health.value, device.health_reason
 
-    def _post(self, kind: str, name: str, state: str, reason: str | None) -> None:
+    def _post(self, kind: str, name: str, state: str, reason: str | None) -> int:
+        """Sends a message and returns the status of the answer."""
+        if reason is not None and len(reason) > LONGEST_REASON:
+            reason = reason[: LONGEST_REASON - 1] + "…"
         message: dict[str, Any] = {
             "event": kind,
             "name": name,
@@ -129,8 +175,7 @@ class Webhook:
             "text": visible(f"{kind} {name}: {state}{f': {reason}' if reason else ''}"),
         }
         with self._http.stream("POST", self._url, json=message) as response:  # its body is not read
-            if not response.is_success:
-                raise httpx.HTTPError(f"it answered {response.status_code}")
+            return response.status_code
 
     def _write(self, states: dict[str, str]) -> None:
         write_durably(self._file, _States.dump_json(states))
@@ -143,6 +188,5 @@ class Webhook:
                 pause_s = self._every_s
             except (httpx.HTTPError, NasError, OSError) as error:
                 pause_s = min(max(2 * pause_s, self._every_s), LONGEST_PAUSE_S)
-                # An error of the connection may name the URL, which may be secret.
-                what = str(error) if type(error) is httpx.HTTPError else type(error).__name__
-                log.warning("a webhook message is not delivered (%s); next try in %.0f s", what, pause_s)
+                # Only its name: an error of the connection may name the URL, which may be secret.
+                log.warning("no webhook message is delivered (%s); next try in %.0f s", type(error).__name__, pause_s)

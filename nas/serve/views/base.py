@@ -160,7 +160,7 @@ def bounds_fields(study: StudySnapshot, trials: Sequence[int], keys: Sequence[st
 
 
 def _objective_intervals(study: StudySnapshot, trials: Sequence[int], index: int) -> list[tuple[float, float]]:
-    value, _, sd = study.table["axes"][[*trials], index].T
+    value, _, _, sd = study.table["axes"][[*trials], index].T
     half = Z95 * sd
     if METRICS[study.space.objectives[index].metric].transform == "log":
         low, high = value * np.exp(-half), value * np.exp(half)

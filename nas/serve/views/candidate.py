@@ -19,7 +19,7 @@ from nas.core.measurement import ClockName, Figure, Measurement, Repetition
 from nas.core.metrics import METRICS
 from nas.core.profile import ProfileSummary
 from nas.core.quality_config import QualityConfig
-from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, log_sd
+from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, together
 from nas.core.stats import Z95
 from nas.core.workload import Workload
 from nas.infra.store import artifacts, results
@@ -722,7 +722,7 @@ def _commands(
         flags = [f"--{flag} {getattr(measurement.workload, flag)}" for flag in _BENCH_FLAGS]
         if quantisation := quantisations.get(measurement.artifact):
             flags.insert(0, f"-q {shlex.quote(quantisation)}")
-        where = f"--runtime {shlex.quote(key.runtime)} --device {shlex.quote(key.device)}"
+        where = f"--runtime {shlex.quote(measurement.runtime)} --device {shlex.quote(key.device)}"
         bench, beside = f"nas bench {layout} {where} {' '.join(flags)}", _other_settings(measurement.workload)
         yield CommandView(
             what=f"measure {key.workload} on {key.device}/{key.runtime}",
@@ -756,6 +756,7 @@ def _figures(candidates: Sequence[CandidateView]) -> Iterator[FigureRow]:
     by_key = [{measurement.key: measurement for measurement in view.measurements} for view in candidates]
     for key in dict.fromkeys(key for measurements in by_key for key in sorted(measurements)):
         measured = [measurements[key].figures if key in measurements else {} for measurements in by_key]
+        calibrations = [measurements[key].calibration_ms if key in measurements else None for measurements in by_key]
         for metric in METRICS.values():
             row = tuple(figures.get(metric.name) for figures in measured) if metric.compared else ()
             if any(figure and figure.value is not None for figure in row):
@@ -765,14 +766,21 @@ def _figures(candidates: Sequence[CandidateView]) -> Iterator[FigureRow]:
                     unit=metric.unit,
                     direction=metric.direction,
                     figures=row,
-                    ratios=(None, *(_ratio(figure, row[0]) for figure in row[1:])),
+                    ratios=(
+                        None,
+                        *(
+                            ratio(figure, row[0], alike=calibration == calibrations[0])
+                            for figure, calibration in zip(row[1:], calibrations[1:], strict=True)
+                        ),
+                    ),
                 )
 
 
-def _ratio(figure: Figure | None, base: Figure | None) -> Ratio | None:
+def ratio(figure: Figure | None, base: Figure | None, *, alike: bool) -> Ratio | None:
+    """Returns the ratio of two figures; `alike`: they have one calibration, so that they share that noise."""
     if figure is None or base is None or not figure.value or not base.value:
         return None
-    sd = math.hypot(log_sd(figure), log_sd(base))
+    sd = together(*(one.log_sd if alike else one.whole_log_sd for one in (figure, base)))
     if not sd:
         return None
     mean = math.log(figure.value / base.value)

@@ -32,7 +32,8 @@ class KnobView(View):
     greatest: float
     effects: list[Interval | None] = Field(
         description="for each objective, its change from the least to the greatest value, all others equal: in percent "
-        "of a figure, or in the objective's unit for a quality; more is more; null where too few trials have the knob"
+        "of a figure, or in the objective's unit for a quality; more is more; null where too few trials have a value, "
+        "or other knobs determine the knob"
     )
 
 
@@ -126,8 +127,10 @@ def _slice(study: StudySnapshot, along: Slice) -> SliceView:
     )
 
 
-def _effect(fit: Effects, place: int, axis: AxisView) -> Interval:
-    """Returns an effect in percent, or turned so that more is more where the objective is maximised."""
+def _effect(fit: Effects, place: int, axis: AxisView) -> Interval | None:
+    """Returns an effect in percent, or turned so that more is more for a maximised objective; None: no effect."""
+    if np.isnan(fit.change[place]):
+        return None
     ends = np.array([fit.change[place], fit.low[place], fit.high[place]])
     if axis.transform == "log":
         ends = 100 * np.expm1(ends)

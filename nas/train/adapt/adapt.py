@@ -2,7 +2,7 @@
 
     OUT/teacher.safetensors  the imported model, where a folder of transformers was named
     OUT/request.json         what was requested; another request needs another folder
-    OUT/measured/ID.json     figures of a layout on the device, by its id
+    OUT/device.json          conditions of all figures (`nas.train.adapt.device`)
     OUT/front.json           choices at several limits, with predicted and measured figures
     OUT/training/            checkpoint of the healing
     OUT/child.safetensors    healed weights of the chosen child
@@ -12,8 +12,10 @@
 Each step does nothing where its result exists: after a kill the same command continues, and gives the same child. The
 library is a folder of its own, for all devices and budgets (`nas.train.adapt.library`).
 
-Costs of alternatives add up only roughly (`nas.train.adapt.costs`), so the chosen child is measured itself; if it
-exceeds a budget, the limits of the selection are lowered by the excess, up to `_ROUNDS` times.
+Costs of alternatives add up only roughly (`nas.train.adapt.costs`), so the chosen child is measured itself, by the rule
+of studies: where the chance that it keeps the budgets is not below 1 - SURE (`nas.core.scoring`), fresh repetitions
+decide for the likelier of the two. If it exceeds a budget, the limits of the selection are lowered by the excess, up to
+`_ROUNDS` times.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,18 +35,23 @@ from torch.nn.functional import cross_entropy
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
-from nas.core.errors import InvalidInput, Unsupported
+from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
+from nas.core.limit import Limit
+from nas.core.measurement import Figure
 from nas.core.metrics import metric
+from nas.core.progress import Progress
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, with_blocks
+from nas.measure.protocol.file_choice import Check
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import ScoredText, compared
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights, save_weights
-from nas.train.adapt.costs import Choices, Figures, Measure, Problem, replaced_by
+from nas.train.adapt.costs import Choices, Figures, Problem, replaced_by
+from nas.train.adapt.device import Bench, BenchOf, figure_of
 from nas.train.adapt.healing import heal
-from nas.train.adapt.hours import PartTimes, seconds_of, step_seconds, time_library
+from nas.train.adapt.hours import PartTimes, step_seconds, time_library
 from nas.train.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher, neighbouring_pairs
 from nas.train.adapt.parallel import ParallelLibrary, Workers
 from nas.train.adapt.request import AdaptRequest
@@ -81,12 +88,14 @@ class Child:
         predicted: sums of losses ("loss") and costs.
         measured: figures on the device.
         layout: of the child.
+        chances: budget's metric -> chance that it is kept.
     """
 
     choice: Mapping[Slot, Block | None]
     predicted: Figures
     measured: Figures
     layout: Layout
+    chances: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as JSON."""
@@ -96,13 +105,28 @@ class Child:
             "choice": blocks,
             "predicted": dict(self.predicted),
             "measured": dict(self.measured),
+            "chances": dict(self.chances),
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Child:
         """Reads what `to_json` returned."""
         choice = {Slot(depth, part): parsed(text, part) for depth, part, text in data["choice"]}
-        return Child(choice, data["predicted"], data["measured"], Layout.parse(data["layout"]))
+        return Child(choice, data["predicted"], data["measured"], Layout.parse(data["layout"]), data["chances"])
+
+
+class Selected(NamedTuple):
+    """What the selection gave.
+
+    Args:
+        teacher: figures of the trained model.
+        front: children at several limits, best first.
+        chosen: the best one that keeps the budgets.
+    """
+
+    teacher: Figures
+    front: Sequence[Child]
+    chosen: Child
 
 
 @dataclass(eq=False)
@@ -112,7 +136,7 @@ class Adaptation:
     Args:
         request: what was requested.
         record: content of request.json, which `claim` writes.
-        measure: returns the figures of a layout on the device.
+        bench_of: returns what measures layouts on the device.
         worker: this process.
         workers: processes that train the library; None: this one, depth after depth.
         tokenizer: of the trained model.
@@ -128,7 +152,7 @@ class Adaptation:
 
     request: AdaptRequest
     record: dict[str, Any]
-    measure: Measure
+    bench_of: BenchOf
     worker: Worker
     workers: Workers | None
     tokenizer: MemberTokenizer
@@ -138,9 +162,11 @@ class Adaptation:
     healing_text: Packed
     alternatives: Mapping[Slot, Sequence[Block | None]]
     library: Library = field(init=False)
+    bench: Bench = field(init=False)
 
     def __post_init__(self) -> None:
         self.library = self._open_library(self.request.library_folder, self.request.library, self.worker)
+        self.bench = self.bench_of(self.choices.examples)
 
     @property
     def folder(self) -> Path:
@@ -214,9 +240,9 @@ class Adaptation:
         path = self.folder / REPORT
         if not path.is_file():
             with self.library.in_use():
-                front, chosen = self._front()
-                self.library.train({slot: (block,) for slot, block in chosen.choice.items()})
-                write_durably(path, _json(self._report(front, chosen, self._healed(chosen))))
+                selected = self._select()
+                self.library.train({slot: (block,) for slot, block in selected.chosen.choice.items()})
+                write_durably(path, _json(self._report(selected, self._healed(selected.chosen))))
         report: dict[str, Any] = json.loads(path.read_bytes())
         return report
 
@@ -225,31 +251,26 @@ class Adaptation:
         if (self.folder / REPORT).is_file():
             return {}
         if (self.folder / FRONT).is_file():
-            return {slot: (block,) for slot, block in self._front()[1].choice.items()}
+            return {slot: (block,) for slot, block in self._select().chosen.choice.items()}
         return self.alternatives
 
     def _measured(self, layout: Layout) -> Figures:
-        """Returns the figures of a layout, measured once.
+        """Returns the figures of a layout that the device has.
 
         Raises:
             Unsupported: the runtime does not carry it.
+            CandidateFailed: it does not run.
+            InvalidInput: a budget's metric is not among them.
         """
-        path = self.folder / "measured" / f"{layout.id}.json"
-        if not path.is_file():
-            try:
-                figures: dict[str, Any] = {name: float(value) for name, value in self.measure(layout).items()}
-            except Unsupported as error:
-                figures = {"unsupported": error.message}
-            write_durably(path, _json({"layout": layout.format(), "figures": figures}))
-        recorded: dict[str, Any] = json.loads(path.read_bytes())["figures"]
-        if "unsupported" in recorded:
-            raise Unsupported(recorded["unsupported"])
-        if missing := sorted(self.budgets.keys() - recorded.keys()):
-            raise InvalidInput(f"{', '.join(missing)} cannot be measured here", where="--budget")
-        return recorded
+        return self._values(self.bench.measure(layout).figures)
 
-    def _front(self) -> tuple[list[Child], Child]:
-        """Returns children at several limits, best first, and the best that keeps the budgets.
+    def _values(self, figures: Mapping[str, Figure]) -> Figures:
+        for name in self.budgets:
+            figure_of(figures, name)
+        return {name: figure.value for name, figure in figures.items() if figure.value is not None}
+
+    def _select(self) -> Selected:
+        """Returns children at several limits, and the best that keeps the budgets.
 
         Raises:
             InvalidInput: no choice keeps the budgets.
@@ -257,21 +278,26 @@ class Adaptation:
         path = self.folder / FRONT
         if path.is_file():
             record = json.loads(path.read_bytes())
-            return [Child.from_json(child) for child in record["front"]], Child.from_json(record["chosen"])
-        problem = self.choices.problem()
-        chosen = self._within(problem)
-        first = next(iter(self.budgets))
-        most = problem.base[first]
-        least = most + sum(min(option.costs[first] for option in options) for options in problem.options.values())
-        children = {chosen.layout.id: chosen}
-        for point in range(self.request.points):
-            limit = least + (most - least) * point / (self.request.points - 1)
-            picked = select(problem.options, problem.base, {first: limit}, problem.terms)
-            if picked is not None and (child := self._child(problem, picked)) is not None:
-                children.setdefault(child.layout.id, child)
+            front = [Child.from_json(child) for child in record["front"]]
+            return Selected(record["teacher"], front, Child.from_json(record["chosen"]))
+        with self.bench.opened():
+            problem = self.choices.problem()
+            chosen = self._within(problem)
+            first = next(iter(self.budgets))
+            most = problem.base[first]
+            least = most + sum(min(option.costs[first] for option in options) for options in problem.options.values())
+            children = {chosen.layout.id: chosen}
+            for point in range(self.request.points):
+                self.worker.log(Progress("measured points of the front", point, self.request.points))
+                limit = least + (most - least) * point / (self.request.points - 1)
+                picked = select(problem.options, problem.base, {first: limit}, problem.terms)
+                if picked is not None and (child := self._child(problem, picked)) is not None:
+                    children.setdefault(child.layout.id, child)
+        self.worker.log(Progress("measured points of the front", self.request.points, self.request.points))
         front = _undominated(children.values(), first)
-        write_durably(path, _json({"front": [child.to_json() for child in front], "chosen": chosen.to_json()}))
-        return front, chosen
+        record = {"front": [child.to_json() for child in front], "chosen": chosen.to_json()}
+        write_durably(path, _json(record | {"teacher": dict(problem.base)}))
+        return Selected(problem.base, front, chosen)
 
     def _healed(self, chosen: Child) -> Model:
         """Returns the child, trained end to end against the trained model."""
@@ -306,7 +332,8 @@ class Adaptation:
         """Times the parts of the adaptation, and scales the tokens of library and healing."""
         self.worker.log("timing the parts of the adaptation")
         layout, library, healing = self.teacher.layout, self.request.library, self.request.healing
-        measured = seconds_of(lambda: self._measured(layout))
+        with self.bench.opened():
+            measured = self.bench.measure(layout).seconds
         count = 1 + len(self.choices.kinds) + len(set(layout.layers)) + self.request.points
         quiet = replace(self.worker, log=lambda line: None)
         training = time_library(
@@ -353,11 +380,12 @@ class Adaptation:
         """
         limits = dict(self.budgets)
         for _ in range(_ROUNDS):
+            self.worker.log("selecting and measuring a child")
             picked = select(problem.options, problem.base, limits, problem.terms)
             if picked is None:
                 break
             excess: dict[str, float] = {}
-            if (child := self._child(problem, picked)) is not None:
+            if (child := self._child(problem, picked, decide=True)) is not None:
                 excess = {name: child.measured[name] / limit for name, limit in self.budgets.items()}
                 excess = {name: ratio for name, ratio in excess.items() if ratio > 1}
                 if not excess:
@@ -368,19 +396,31 @@ class Adaptation:
         figures = ", ".join(f"{name} {problem.base[name]:.4g}" for name in self.budgets)
         raise InvalidInput(f"no choice of blocks keeps {budgets}; the model itself has {figures}", where="--budget")
 
-    def _child(self, problem: Problem, picked: Mapping[Slot, Option[Slot]]) -> Child | None:
-        """Returns a choice with its figures; None: the runtime does not carry it."""
+    def _child(self, problem: Problem, picked: Mapping[Slot, Option[Slot]], *, decide: bool = False) -> Child | None:
+        """Returns a choice with its figures; None: the runtime does not carry it, or it does not run.
+
+        decide: its figures are fresh ones, unless the first ones break a budget.
+        """
         choice = replaced_by(self.teacher.layout, picked)
         layout, _ = with_blocks(self.teacher.layout, choice)
         try:
-            figures = self._measured(layout)
-        except Unsupported as error:
-            self.worker.log(f"a choice is left out: {error.message}")
+            figures = self.bench.measure(layout).figures
+            if decide and not any(check.verdict == "broken" for check in self._checks(figures)):
+                figures = self.bench.measure(layout, fresh=True).figures
+        except (Unsupported, CandidateFailed) as error:
+            self.worker.log(f"a choice is left out: {error}")
             return None
-        return Child(choice, total(picked, problem.base, problem.terms), figures, layout)
+        chances = {check.limit.metric: check.chance for check in self._checks(figures) if check.chance is not None}
+        predicted = total(picked, problem.base, problem.terms)
+        return Child(choice, predicted, self._values(figures), layout, chances)
 
-    def _report(self, front: Sequence[Child], chosen: Child, healed: Model) -> dict[str, Any]:
+    def _checks(self, figures: Mapping[str, Figure]) -> list[Check]:
+        return [Check.of(Limit(name, limit), figure_of(figures, name)) for name, limit in self.budgets.items()]
+
+    def _report(self, selected: Selected, healed: Model) -> dict[str, Any]:
         """Returns what was measured, and what the child loses on text that nothing was chosen by."""
+        self.worker.log("comparing the child and the model on text that nothing was chosen by")
+        chosen = selected.chosen
         library, unhealed = self.request.library, self.library.mix(chosen.choice)
         text = report_text(self.sources, library.length, library.score_tokens)
         if library.recall_tokens:
@@ -396,7 +436,7 @@ class Adaptation:
             "teacher": {
                 "layout": self.teacher.layout.format(),
                 "bits_per_byte": self._bits_per_byte(self.teacher.model),
-                "measured": dict(self._measured(self.teacher.layout)),
+                "measured": dict(selected.teacher),
             },
             "child": chosen.to_json()
             | {
@@ -405,7 +445,7 @@ class Adaptation:
             }
             | divergences(healed)
             | divergences(unhealed, "_before_healing"),
-            "front": [child.to_json() for child in front],
+            "front": [child.to_json() for child in selected.front],
             "budgets": self.budgets,
             "text": [source.name for source in self.sources],
             "held_out": {

@@ -6,12 +6,14 @@ which every second block of its kind is replaced. They add up only roughly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nas.core.block import Block
-from nas.core.errors import Unsupported
+from nas.core.errors import CandidateFailed, Unsupported
 from nas.core.layout import Layer, Layout
+from nas.core.progress import Progress
 from nas.core.replacement import RECALL_GROUP, Slot, block_name, lender_of, parsed, with_blocks
 from nas.train.adapt.library import Library, Pair, Score, neighbouring_pairs
 from nas.train.adapt.request import AdaptSettings
@@ -26,6 +28,7 @@ Measure = Callable[[Layout], Figures]
 
 Raises:
     Unsupported: the runtime does not carry it.
+    CandidateFailed: it does not run.
 """
 
 
@@ -52,7 +55,7 @@ class Choices:
         library: of their blocks.
         alternatives: of each slot.
         settings: which pairs have terms, and how much recall weighs.
-        measured: returns the budgets' metrics of a layout on the device; raises `Unsupported` as `Measure` does.
+        measured: returns the budgets' metrics of a layout on the device; raises what `Measure` does.
     """
 
     library: Library
@@ -63,26 +66,33 @@ class Choices:
     def problem(self) -> Problem:
         """Returns what the selection chooses from.
 
-        Alternatives that the runtime does not carry are left out before any is trained.
+        Alternatives that do not run on the device are left out before any is trained.
         """
-        layout = self.library.teacher.layout
+        layout, log = self.library.teacher.layout, self.library.worker.log
+        log(f"measuring {layout}")
         base = self.measured(layout)
         costs: dict[tuple[Block | None, Block | None], Figures | None] = {}
-        for trained, block in sorted(self.kinds, key=lambda pair: (block_name(pair[0]), block_name(pair[1]))):
+        kinds = sorted(self.kinds, key=lambda pair: (block_name(pair[0]), block_name(pair[1])))
+        for number, (trained, block) in enumerate(kinds):
+            log(Progress("measured kinds of replacement", number, len(kinds), block_name(block)))
             choice = self.every_second(trained, block)
             what = f"{block_name(block)} in place of {block_name(trained)}"
             costs[trained, block] = self._added(choice, len(choice), base, what)
+        log(Progress("measured kinds of replacement", len(kinds), len(kinds)))
         alternatives = self.carried(lambda block, trained: costs[trained, _kind(block)] is not None)
-        self.library.train(alternatives)
+        alternatives = self.library.train(alternatives)
         scores = self.library.scores(alternatives)
         options: dict[Slot, list[Option[Slot]]] = {}
         for slot, blocks in alternatives.items():
             trained = slot.block(layout)
             options[slot] = [Option(block_name(trained), 0.0, dict.fromkeys(base, 0.0))]
             for block in blocks:
-                cost = costs[trained, _kind(block)]
+                cost, loss = costs[trained, _kind(block)], self._loss(scores[slot, block])
                 assert cost is not None
-                loss, needs = self._loss(scores[slot, block]), lent(layout, block)
+                if not math.isfinite(loss):
+                    log(f"depth {slot.depth}: {block_name(block)} is left out: its score is not finite")
+                    continue
+                needs = lent(layout, block)
                 options[slot].append(Option(block_name(block), loss, cost, empty=block is None, needs=needs))
         self._add_whole_layers(options, base)
         terms = [
@@ -117,6 +127,13 @@ class Choices:
             if _kind(alternative) == _kind(block)
         ]
         return dict(replacements[::2])
+
+    @property
+    def examples(self) -> list[Layout]:
+        """The trained model's layout, and one for each kind of replacement."""
+        layout = self.library.teacher.layout
+        choices = [self.every_second(*kind) for kind in self.kinds]
+        return [layout, *(with_blocks(layout, choice)[0] for choice in choices)]
 
     @property
     def kinds(self) -> set[tuple[Block | None, Block | None]]:
@@ -165,12 +182,12 @@ class Choices:
             options[mixer].append(Option(_WHOLE_LAYER, loss, beyond, empty=True, needs=without))
 
     def _added(self, choice: Mapping[Slot, Block | None], count: int, base: Figures, what: str) -> Figures | None:
-        """Returns what each of `count` equal replacements adds to each metric; None: the runtime does not carry it."""
+        """Returns what each of `count` equal replacements adds to each metric; None: such a model does not run."""
         try:
             layout, _ = with_blocks(self.library.teacher.layout, choice)
             figures = self.measured(layout)
-        except Unsupported as error:
-            self.library.worker.log(f"{what} is left out: {error.message}")
+        except (Unsupported, CandidateFailed) as error:
+            self.library.worker.log(f"{what} is left out: {error}")
             return None
         return {name: (figures[name] - value) / count for name, value in base.items() if name in figures}
 

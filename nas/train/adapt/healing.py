@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.canonical import content_hash
+from nas.core.errors import CandidateFailed
 from nas.model.nn.fit import Precision, TrainingCheckpoint, TrainingPhase, TrainingState, fit, precision_of
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
-from nas.train.adapt.library import Library
+from nas.train.adapt.library import LIBRARY_VERSION, Library
 from nas.train.pretrain.data import Tokens
 from nas.train.pretrain.loss import Distilled, pretraining_loss
 from nas.train.pretrain.next_token import Packed
@@ -57,7 +59,7 @@ def heal(start: Callable[[], Model], library: Library, text: Packed, healing: He
     """Returns a child, trained against the teacher's likeliest tokens; resumes from the checkpoint in `folder`.
 
     A child that is nearly the teacher can be moved away from it by training on little text. If its divergence on the
-    text of scores has grown, it gets its start weights back.
+    text of scores has grown, or the training diverges, it gets its start weights back.
 
     Args:
         start: assembles the child on the worker's device.
@@ -89,19 +91,40 @@ def heal(start: Callable[[], Model], library: Library, text: Packed, healing: He
         loss=loss,
         rate=lambda step: healing.lr * wsdc(step, steps, warmup=0.05, decay=0.5, final=0.1),
     )
-    key = content_hash([model.layout.to_json(), teacher.sha256, library.text_keys, healing.model_dump()])
+    key = content_hash(
+        [
+            LIBRARY_VERSION,
+            model.layout.to_json(),
+            _digest(model),
+            teacher.sha256,
+            library.text_keys,
+            healing.model_dump(),
+        ]
+    )
     checkpoint = TrainingCheckpoint(folder / f"{key}.safetensors", {"key": key}, interval_s=_CHECKPOINT_S)
     state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=1e-3), steps)
-    fit(
-        state,
-        [phase],
-        [checkpoint],
-        worker,
-        name=f"the child of {model.layout.params.total:,} weights",
-        precision=lambda: precision_of(worker.device, healing.precision),
-    )
+    try:
+        fit(
+            state,
+            [phase],
+            [checkpoint],
+            worker,
+            name=f"the child of {model.layout.params.total:,} weights",
+            precision=lambda: precision_of(worker.device, healing.precision),
+        )
+    except CandidateFailed as error:
+        worker.log(f"healing is undone: {error}")
+        return start()
     after = library.divergence(model.eval())
     if not after < before:
         worker.log(f"healing raised the divergence from {before:.4g} to {after:.4g} nats per token: it is undone")
         return start()
     return model
+
+
+def _digest(model: Model) -> str:
+    """Returns the SHA-256 of a model's weights, in the order of their names."""
+    digest = hashlib.sha256()
+    for _, tensor in sorted(model.state_dict().items()):
+        digest.update(tensor.cpu().contiguous().numpy())
+    return digest.hexdigest()

@@ -122,7 +122,8 @@ def time_library(
             blocks = {slot: blocks for slot, blocks in alternatives.items() if slot.depth == depth}
             step = step_seconds(lambda steps: library(depth, steps).train(blocks)) / step_tokens  # noqa: B023 - called here
             token += count * max(0.0, step - _recomputed(depth) * layer_token)
-            scores += count * seconds_of(lambda: library(depth, 1).scores(blocks))  # noqa: B023 - called here
+            trained = library(depth, 1).train(blocks)
+            scores += count * seconds_of(lambda: library(depth, 1).scores(trained))  # noqa: B023 - called here
     return LibraryTimes(token, layer_token * sum(map(_recomputed, depths)), scores)
 
 

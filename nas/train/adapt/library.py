@@ -8,12 +8,13 @@ replacements cost beyond the sum of their scores is the term of the pair.
 
     FOLDER/blocks/KEY.safetensors     weights of a trained alternative, with its errors
     FOLDER/scores/KEY.json            score of an alternative, or of two replacements together
+    FOLDER/diverged/KEY.json          an alternative whose training diverged; it is left out
     FOLDER/training/KEY.safetensors   checkpoint of the trainings at one depth; removed when they are done
 
 A key is the hash of all inputs: model, slot, block, text, settings. So a library serves every device and budget, grows
 when alternatives are added, and can be killed at any moment. While an adaptation runs, it holds a shared lock on
 FOLDER/.use.lock, and nothing is removed. The alternatives of one depth are trained in one pass over the text; each has
-its own gradients and optimiser state, so that it does not depend on the others.
+its own gradients and optimiser state, so that it does not depend on the others, one that diverges among them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from nas.core.block import BLOCKS, Block
@@ -39,6 +40,7 @@ from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
+from nas.core.progress import Progress
 from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, lender_of, slots_of
 from nas.model.nn.base import BlockModule, FeedForward, Mixer, State
 from nas.model.nn.fit import (
@@ -341,29 +343,56 @@ class Library:
 
     def key(self, slot: Slot, block: Block) -> str:
         """Returns the key of a trained alternative."""
-        settings = self.settings.model_dump(exclude={"score_tokens", "recall_tokens"})
+        settings = self.settings.model_dump(exclude={"recall_tokens"})
         replaced = self._identity(slot, block)
         return content_hash([LIBRARY_VERSION, replaced, self.text_keys, settings, BLOCKS.version(block.kind)])
 
-    def train(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> None:
+    def train(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Slot, tuple[Block | None, ...]]:
         """Trains the alternatives that the library lacks, depth by depth.
 
+        Returns:
+            The alternatives without those whose training diverged.
+
         Raises:
-            CandidateFailed: a loss is not finite.
             InfrastructureFailed: the disk is full, or another process trains the same for hours.
         """
         for slot, block in self._trained(alternatives):
-            if (path := self.file(slot, block)).is_file():
-                path.touch()  # `trim` removes the least recently used first
+            if self.is_trained(slot, block):
+                self.file(slot, block).touch()  # `trim` removes the least recently used first
         streams = _Streams(self.teacher, max((slot.depth for slot in alternatives), default=0))
-        for depth in range(self.teacher.layout.depth):
-            trained = [(slot, block) for slot, block in self._trained(alternatives) if slot.depth == depth]
-            if all(self.file(slot, block).is_file() for slot, block in trained):
-                continue
+        missing: dict[int, list[tuple[Slot, Block]]] = {}
+        for slot, block in self._trained(alternatives):
+            if not self.is_done(slot, block):
+                missing.setdefault(slot.depth, []).append((slot, block))
+        for number, (depth, pairs) in enumerate(sorted(missing.items())):
+            self.worker.log(Progress("layers with trained blocks", number, len(missing)))
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = self.folder / f".{self.teacher.sha256[:16]}-{depth}.lock"
             with locked(lock, _LOCK_S, waiting=lambda: self.worker.log("another process trains these blocks")):
-                self._train([pair for pair in trained if not self.file(*pair).is_file()], depth, streams)
+                self._train([pair for pair in pairs if not self.is_done(*pair)], depth, streams)
+        if missing:
+            self.worker.log(Progress("layers with trained blocks", len(missing), len(missing)))
+        return {
+            slot: tuple(block for block in blocks if block is None or self.is_trained(slot, block))
+            for slot, blocks in alternatives.items()
+        }
+
+    def is_trained(self, slot: Slot, block: Block) -> bool:
+        """Returns whether an alternative is trained; a damaged file is removed."""
+        path = self.file(slot, block)
+        try:
+            with safe_open(path, "pt"):  # compares the header with the file's size
+                return True
+        except FileNotFoundError:
+            return False
+        except SafetensorError as error:
+            self.worker.log(f"{path} is damaged and removed: {error}")
+            path.unlink(missing_ok=True)
+            return False
+
+    def is_done(self, slot: Slot, block: Block) -> bool:
+        """Returns whether an alternative need not be trained: it is, or its training diverged."""
+        return self._diverged(slot, block).is_file() or self.is_trained(slot, block)
 
     def in_use(self) -> AbstractContextManager[None]:
         """Returns a context in which no file of the library is removed by `trim`.
@@ -380,7 +409,7 @@ class Library:
         """
         sizes = [0] * self.teacher.layout.depth
         for slot, block in self._trained(alternatives):
-            if not self.file(slot, block).is_file():
+            if not self.is_done(slot, block):
                 with torch.device("meta"):
                     module = MODULES[block.kind](block, self.teacher.layout.d_model)
                 sizes[slot.depth] += 4 * sum(tensor.numel() for tensor in module.state_dict().values())
@@ -432,6 +461,9 @@ class Library:
         kl = compared(self.teacher.model, model, self.selection, self.worker.yield_hook).kl
         return self.selection.means(kl)[TEXT_GROUP]
 
+    def _diverged(self, slot: Slot, block: Block) -> Path:
+        return self.folder / "diverged" / f"{self.key(slot, block)}.json"
+
     @staticmethod
     def _trained(alternatives: Mapping[Slot, Sequence[Block | None]]) -> Iterator[tuple[Slot, Block]]:
         return ((slot, block) for slot, blocks in alternatives.items() for block in blocks if block is not None)
@@ -466,8 +498,8 @@ class Library:
             with torch.no_grad():
                 before = streams.before(int(step), tokens, depth)
                 pairs = teacher.inputs_and_outputs(before, depth)
-            errors = [error_of(module, *pairs[parts[key]], before.cache) for key, module in model.items()]
-            return torch.stack(errors).sum()
+            errors = torch.stack([error_of(module, *pairs[parts[key]], before.cache) for key, module in model.items()])
+            return torch.where(errors.isfinite(), errors, 0.0).sum()  # a block that diverges ends alone
 
         state = TrainingState(blocks, Optimiser(weight_decay=0.0, clip=float("inf"), balance_rate=0.0), settings.steps)
         phase = TrainingPhase(
@@ -492,9 +524,19 @@ class Library:
         )
         after = self._errors(blocks.eval(), parts, depth)
         for key, (slot, block) in keys.items():
+            if not all(tensor.isfinite().all() for tensor in (*modules[key].parameters(), torch.tensor(after[key]))):
+                self._note_diverged(slot, block)
+                continue
             scalars = {"block": block_name(block), "part": slot.part, "depth": depth, "error_start": before[key]}
             save_tensors(modules[key].state_dict(), self.file(slot, block), scalars | {"error": after[key]})
         checkpoint.path.unlink(missing_ok=True)
+
+    def _note_diverged(self, slot: Slot, block: Block) -> None:
+        name = f"depth {slot.depth}: {block_name(block)} in place of the {slot.part}"
+        self.worker.log(f"{name} diverged and is left out; a lower library.lr may help")
+        path = self._diverged(slot, block)
+        path.parent.mkdir(exist_ok=True)
+        write_durably(path, json.dumps({"diverged": name}).encode())
 
     @torch.no_grad()
     def _errors(self, blocks: nn.ModuleDict, parts: Mapping[str, Part], depth: int) -> dict[str, float]:
@@ -517,8 +559,11 @@ class Library:
         for replaced in replacements:
             if not self._score_path(replaced).is_file():
                 missing.setdefault(replaced[0][0].depth, []).append(replaced)
-        for depth, pending in sorted(missing.items()):
+        for number, (depth, pending) in enumerate(sorted(missing.items())):
+            self.worker.log(Progress("layers with scores", number, len(missing)))
             self._score(pending, depth)
+        if missing:
+            self.worker.log(Progress("layers with scores", len(missing), len(missing)))
         contents = {replaced: json.loads(self._score_path(replaced).read_bytes()) for replaced in replacements}
         return {replaced: Score(content["kl"], tuple(content["windows"])) for replaced, content in contents.items()}
 
@@ -528,8 +573,11 @@ class Library:
         used = dict.fromkeys(chain.from_iterable(pending))
         modules = {(slot, block): None if block is None else self.module(slot, block) for slot, block in used}
         divergences: list[list[Tensor]] = [[] for _ in pending]
+        count = 0
         for window in self.text.passes(teacher.layout.vocab):
             self.worker.yield_hook()
+            self.worker.log(Progress(f"scores of depth {depth}", count, len(self.text.ids)))
+            count += len(window)
             before = teacher.before(window.to(self.worker.device), depth)
             trained = Predictions.of(teacher.logits(teacher.between(before, depth, last)))
             for values, replaced in zip(divergences, pending, strict=True):
@@ -548,6 +596,7 @@ class Library:
                 "windows": windows,
             }
             write_durably(self._score_path(replaced), json.dumps(content).encode())
+        self.worker.log(Progress(f"scores of depth {depth}", count, len(self.text.ids)))
         self.worker.log(f"depth {depth}: {len(pending)} scores computed")
 
 

@@ -21,6 +21,7 @@ import torch
 
 from nas.core.block import Block
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
+from nas.core.progress import Progress
 from nas.core.replacement import Slot, block_name, parsed
 from nas.measure.devices.host_lock import host_lock_folder
 from nas.model.nn.fit import Worker
@@ -37,6 +38,8 @@ _PAUSE_S = 0.5
 """Time between two tries, and between two looks at a network file system."""
 _LATE_S = 60.0
 """Longest time after which a network file system shows what another host has written."""
+
+_DEPTHS = "layers with trained and scored blocks"
 
 _log = logging.getLogger("nas.train.adapt")
 
@@ -102,11 +105,11 @@ class ParallelLibrary(Library):
             "lock": str(host_lock_folder()),
         }
 
-    def train(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> None:
-        """Trains the alternatives that the library lacks, and computes their scores.
+    def train(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Slot, tuple[Block | None, ...]]:
+        """Trains the alternatives that the library lacks, computes their scores, and returns those that are sound.
 
         Raises:
-            CandidateFailed: a loss is not finite.
+            CandidateFailed: see `Compute.run`.
             InfrastructureFailed: the disk is full, workers died again and again, or a node does not share the folders.
         """
         missing: dict[int, list[tuple[Slot, Block | None]]] = {}
@@ -123,13 +126,22 @@ class ParallelLibrary(Library):
                 threads = max(1, torch.get_num_threads() // compute.workers)
                 spec = self._spec | {"mark": mark.name, "threads": threads}
                 asyncio.run(self._run(compute, spec, missing))
-        super().train(alternatives)
+        return super().train(alternatives)
 
     async def _run(
         self, compute: Compute, spec: Spec, missing: Mapping[int, Sequence[tuple[Slot, Block | None]]]
     ) -> None:
+        done = 0
+
+        async def filled(depth: int) -> None:
+            nonlocal done
+            await self._fill(compute, spec, depth, missing[depth])
+            done += 1
+            self.worker.log(Progress(_DEPTHS, done, len(missing)))
+
+        self.worker.log(Progress(_DEPTHS, 0, len(missing)))
         # The deepest take longest. The first error cancels the other tasks.
-        await asyncio.gather(*(self._fill(compute, spec, depth, missing[depth]) for depth in sorted(missing)[::-1]))
+        await asyncio.gather(*map(filled, sorted(missing)[::-1]))
 
     async def _fill(
         self, compute: Compute, spec: Spec, depth: int, missing: Sequence[tuple[Slot, Block | None]]
@@ -155,8 +167,10 @@ class ParallelLibrary(Library):
         self.worker.log(f"depth {depth}: {len(missing)} blocks trained and scored")
 
     def _has(self, slot: Slot, block: Block | None) -> bool:
-        """Returns whether an alternative is trained and scored."""
-        return (block is None or self.file(slot, block).is_file()) and self._score_path([(slot, block)]).is_file()
+        """Returns whether an alternative is trained and scored, or its training diverged."""
+        if block is not None and self._diverged(slot, block).is_file():
+            return True
+        return (block is None or self.is_trained(slot, block)) and self._score_path([(slot, block)]).is_file()
 
 
 @under_host_lock
@@ -185,5 +199,4 @@ def fill(spec: Spec, share: Share) -> None:
     alternatives: dict[Slot, list[Block | None]] = {}
     for depth, part, name in spec["blocks"]:
         alternatives.setdefault(Slot(depth, part), []).append(parsed(name, part))
-    library.train(alternatives)
-    library.scores(alternatives)
+    library.scores(library.train(alternatives))

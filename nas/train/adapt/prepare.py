@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.durable import locked
+from nas.core.errors import InfrastructureFailed, InvalidInput, StudyBusy
 from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.replacement import slots_of
@@ -19,18 +21,21 @@ from nas.model.text.documents import read_sources
 from nas.train.adapt.adapt import REQUEST, Adaptation, child_bytes
 from nas.train.adapt.alternatives import default_alternatives, further_mixers
 from nas.train.adapt.checkpoints import import_once, is_imported, read_model
-from nas.train.adapt.costs import Measure
+from nas.train.adapt.device import BenchOf
 from nas.train.adapt.healing import batches_of
-from nas.train.adapt.library import TrainedTeacher
+from nas.train.adapt.library import LIBRARY_VERSION, TrainedTeacher
 from nas.train.adapt.parallel import Workers
 from nas.train.adapt.request import AdaptRequest
 from nas.train.pretrain.data import Vocabulary, tokenise
 from nas.train.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
 
 _TEACHER = "teacher.safetensors"
+_LOCK = ".lock"
+_LOCK_S = 5.0
+"""Longest wait for another process that adapts into the same folder."""
 
 
-def prepare(request: AdaptRequest, measure: Measure, worker: Worker, workers: Workers | None = None) -> Adaptation:
+def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: Workers | None = None) -> Adaptation:
     """Returns an adaptation that can run.
 
     What follows from the model's configuration, the request and the disk is checked before the weights are read. The
@@ -39,7 +44,7 @@ def prepare(request: AdaptRequest, measure: Measure, worker: Worker, workers: Wo
 
     Args:
         request: what is adapted to what.
-        measure: returns the figures of a layout on the device.
+        bench_of: returns what measures layouts on the device.
         worker: this process.
         workers: processes that train the library; None: this one, depth after depth.
 
@@ -72,6 +77,7 @@ def prepare(request: AdaptRequest, measure: Measure, worker: Worker, workers: Wo
     further = further_mixers(request.mixers, layout.d_model)
     alternatives = {slot: default_alternatives(layout, slot, request.window, further) for slot in slots}
     record = request.record() | {
+        "version": LIBRARY_VERSION,
         "layout": layout.format(),
         "tokenizer": vocabulary.sha256,
         "budgets": {limit.metric: limit.value for limit in limits},
@@ -83,7 +89,6 @@ def prepare(request: AdaptRequest, measure: Measure, worker: Worker, workers: Wo
 
     require_writable(output, "--output")
     require_writable(request.library_folder, "--library")
-    (output / "measured").mkdir(exist_ok=True)
     teacher = TrainedTeacher.load(_imported(model, output, layout, worker) if model.is_dir() else model, worker.device)
     sources = [
         tokenise(source, vocabulary, None, request.library.seed, 1 << 20)
@@ -94,7 +99,7 @@ def prepare(request: AdaptRequest, measure: Measure, worker: Worker, workers: Wo
     adaptation = Adaptation(
         request=request,
         record=record,
-        measure=measure,
+        bench_of=bench_of,
         worker=worker,
         workers=workers,
         tokenizer=tokenizer,
@@ -107,6 +112,23 @@ def prepare(request: AdaptRequest, measure: Measure, worker: Worker, workers: Wo
     library_bytes = adaptation.library.missing_bytes(adaptation.required_blocks())
     _check_room({request.library_folder: library_bytes, output: child_bytes(output, layout)})
     return adaptation
+
+
+@contextmanager
+def reserved(output: Path) -> Iterator[None]:
+    """Reserves a folder of results for this process; the kernel releases it when the process dies.
+
+    Raises:
+        InvalidInput: files cannot be written there.
+        StudyBusy: another process is at work there.
+    """
+    require_writable(output, "--output")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(output / _LOCK, _LOCK_S))
+        except InfrastructureFailed as error:
+            raise StudyBusy(f"another process adapts into {output}: wait for it, or name another --output") from error
+        yield
 
 
 def require_writable(folder: Path, where: str) -> None:

@@ -23,7 +23,7 @@ import yaml
 
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
-from nas.core.durable import write_durably
+from nas.core.durable import write_output
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.metrics import metric, searchable
@@ -103,7 +103,7 @@ def write_space(adaptation: Adaptation, path: Path, count: int) -> dict[str, Any
     alternatives = adaptation.choices.carried(is_carried)
     adaptation.claim()
     with library.in_use():
-        library.train(alternatives)
+        alternatives = library.train(alternatives)
         scores = _scores(adaptation, alternatives, path)
         mixes = _mixes(adaptation, alternatives, scores, count, lambda layout: carried(layout).verdict != "no")
         sum_sd, part_sd, compared = _deviations(adaptation, scores, mixes)
@@ -117,7 +117,7 @@ def write_space(adaptation: Adaptation, path: Path, count: int) -> dict[str, Any
     }
     build = "any" if any(carried(layout).verdict == "patched" for layout in mixes) else "stock"
     space = _space(adaptation, path.stem, build, [layout for layout in mixes if layout != start], start, quality)
-    write_durably(path, yaml.safe_dump(space, sort_keys=False, width=1000).encode())
+    write_output(path, yaml.safe_dump(space, sort_keys=False, width=1000).encode(), flag="--write-space")
     load_space(path)
     return {
         "space": str(path),
@@ -164,7 +164,8 @@ def _scores(adaptation: Adaptation, alternatives: Alternatives, path: Path) -> L
         blocks=tuple(blocks),
         pairs=tuple(pairs),
     )
-    write_durably(_beside(path, "-scores.json"), (scores.model_dump_json(indent=1) + "\n").encode())
+    content = (scores.model_dump_json(indent=1) + "\n").encode()
+    write_output(_beside(path, "-scores.json"), content, flag="--write-space")
     return scores
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from nas.core import paths
@@ -35,6 +36,7 @@ from nas.core.family import (
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
+from nas.core.progress import Progress
 from nas.core.published import MODELS
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.units import show_duration
@@ -42,8 +44,8 @@ from nas.core.workload import Workload
 from nas.infra.store import artifacts
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, open_farm
-from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget
-from nas.measure.protocol.reference import export_key
+from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, known_runtime
+from nas.measure.protocol.reference import export_key, reference_layout
 from nas.measure.protocol.repetitions import measurement
 from nas.measure.protocol.rounds import Jobs, Subject, measure
 from nas.measure.runtimes import RUNTIMES
@@ -69,10 +71,6 @@ _REPLICATES = 1000
 """Offset of the repetition numbers of the next replicate: more than the maximum number of repetitions."""
 _PENDING = "not measured yet"
 """Reason of a figure that is missing so far."""
-_DECODED = 6.0
-"""Time of a decoded token, in tokens of a prompt: weights are read for one token instead of hundreds."""
-_LONG = 1.4
-"""Factor for attention at a few thousand tokens, mean over kinds of models."""
 _LOADED_PER_S = 3e8
 """Parameters that are drawn, read and repacked per second."""
 
@@ -169,7 +167,7 @@ class Contender:
     patched: bool = False
 
 
-def compare(options: CompareOptions, log: Log, progress: Log) -> tuple[Comparison, Path]:
+def compare(options: CompareOptions, log: Log) -> tuple[Comparison, Path]:
     """Measures missing repetitions; returns the comparison and the file that it was written to.
 
     The file is replaced after every repetition, so that a page can show progress. Each device, selection of models and
@@ -188,7 +186,7 @@ def compare(options: CompareOptions, log: Log, progress: Log) -> tuple[Compariso
             destination = comparison_path(options, device.id)
             destination.parent.mkdir(parents=True, exist_ok=True)
             with locked(destination.with_suffix(".lock"), _LOCK_S):
-                record = asyncio.run(_compare(options, contenders, device, farm, destination, log, progress))
+                record = asyncio.run(_compare(options, contenders, device, farm, destination, log))
                 return record, destination
     finally:
         store.close()
@@ -201,24 +199,39 @@ async def _compare(
     farm: Farm,
     destination: Path,
     log: Log,
-    progress: Log,
 ) -> Comparison:
     jobs = farm.jobs(None)
     tasks = options.workloads or report_tasks(options.threads, options.repetitions, flash_attn=options.flash_attn)
     protocol = MeasurementSettings(deadline_s=DEADLINE_S)
-    workloads = {f"{task.at} tokens": task.workload for task in tasks}
-    calibrator = Calibrator(farm, jobs, protocol, paths.home() / "work", log, workloads)
+    workloads = {
+        f"{task.at} tokens{'' if fused else ' without flash attention'}": task.workload.model_copy(
+            update={"flash_attn": fused}
+        )
+        for task in tasks
+        for fused in sorted({task.workload.flash_attn and contender.flash_attn for contender in contenders})
+    }
     patched = any(contender.patched for contender in contenders)
     spec = RuntimeSpace(name=options.runtime, quantisation=QUANTISATION, build="any" if patched else "stock")
-    bench = await calibrator.target(options.device, spec)
-    log(f"{len(contenders)} models on {device.id}: about {show_duration(expected_seconds(contenders, tasks, bench))}")
+    calibrator = partial(Calibrator, farm, jobs, protocol, paths.home() / "work", log, workloads)
+    benches: dict[Layout, MeasurementTarget] = {}
+    for contender in contenders:
+        reference = reference_layout(known_runtime(spec), contender.active)
+        if reference not in benches:
+            benches[reference] = await calibrator(contender.active).target(options.device, spec)
+    bench = next(iter(benches.values()))
+    log(f"{len(contenders)} models on {device.id}: about {show_duration(expected_seconds(contenders, tasks, benches))}")
     entries = [(contender, artifact_of(contender, farm.store, bench.runtime)) for contender in contenders]
-    interleaved = InterleavedBench(bench, jobs, farm.store, protocol, options.replicate)
+    interleaved = InterleavedBench(benches, jobs, farm.store, protocol, options.replicate)
     at = datetime.now(UTC).isoformat(timespec="seconds")
     conditions = Conditions(options, bench, tasks, at)
 
+    total, done = len(entries) * sum(task.repetitions for task in tasks), 0
+    log(Progress("repetitions", done, total))
+
     def write(partial: PartialResults, what: str) -> None:
-        progress(what)
+        nonlocal done
+        done += 1
+        log(Progress("repetitions", done, total, what))
         write_record(destination, comparison(conditions, contenders, partial))
 
     return comparison(conditions, contenders, await interleaved.run(entries, tasks, write))
@@ -264,21 +277,33 @@ def report_tasks(threads: int, repetitions: int, *, flash_attn: bool = True) -> 
     )
 
 
-def expected_seconds(contenders: Sequence[Contender], tasks: Sequence[BenchTask], bench: MeasurementTarget) -> float:
-    """Returns the expected time of all repetitions with their reference runs, if none is stored.
+def expected_seconds(
+    contenders: Sequence[Contender], tasks: Sequence[BenchTask], benches: Mapping[Layout, MeasurementTarget]
+) -> float:
+    """Returns the expected time of all repetitions with their reference models, if none is stored.
 
-    Time grows with active parameters times tokens, at the rate at which the reference model runs with as many threads.
+    Time grows with active parameters, at the rate at which the reference model runs.
     """
-    reference, workload = bench.runtime.reference_model(), bench.runtime.reference_workload()
-    work = reference.params.active * (workload.prompt + _DECODED * workload.gen)
     total = 0.0
     for contender in contenders:
+        layout, bench = bench_of(benches, contender.active)
         for task in tasks:
-            tokens = task.workload.prompt + _DECODED * task.workload.gen
-            run_s = bench.reference_beside(task.workload).calibration.run_ms / 1e3
-            computed = _LONG * contender.active * tokens * run_s / work
-            total += task.repetitions * (computed + contender.parameters / _LOADED_PER_S + run_s)
+            run_s = bench.references[_workload(bench, task, contender)].calibration.run_ms / 1e3
+            both = run_s * (1 + contender.active / layout.params.active)
+            loaded = (contender.parameters + layout.params.total) / _LOADED_PER_S
+            total += task.repetitions * (both + loaded)
     return total
+
+
+def bench_of(benches: Mapping[Layout, MeasurementTarget], weights: int) -> tuple[Layout, MeasurementTarget]:
+    """Returns the reference model of like size and what was calibrated with it."""
+    layout = reference_layout(next(iter(benches.values())).runtime, weights)
+    return layout, benches[layout]
+
+
+def _workload(bench: MeasurementTarget, task: BenchTask, contender: Contender) -> Workload:
+    fused = task.workload.flash_attn and contender.flash_attn
+    return bench.device.pinned(task.workload.model_copy(update={"flash_attn": fused}))
 
 
 # Selection of models.
@@ -470,14 +495,14 @@ class InterleavedBench:
     """Measures contenders in turns.
 
     Args:
-        bench: device, runtime, reference run.
+        benches: reference model -> device and runtime, calibrated with it.
         jobs: runs rounds on the device.
         store: keeps repetitions.
         protocol: deadline and attempts.
         replicate: a higher number measures again.
     """
 
-    bench: MeasurementTarget
+    benches: Mapping[Layout, MeasurementTarget]
     jobs: Jobs
     store: Store
     protocol: MeasurementSettings
@@ -503,30 +528,29 @@ class InterleavedBench:
                     result = partial[contender.name, task.at]
                     if result.failed:
                         continue
-                    size_mb, memory_mb = artifact.size / 1e6, self.bench.device.memory_mb
+                    _, bench = bench_of(self.benches, contender.active)
+                    size_mb, memory_mb = artifact.size / 1e6, bench.device.memory_mb
                     if size_mb > memory_mb:
                         result.failed = (
                             f"too large: {size_mb:,.0f} MB of weights, {memory_mb:,} MB of memory on the device"
                         )
                     else:
-                        await self._repeat(result, contender, artifact, task, turn)
+                        await self._repeat(result, bench, artifact, _workload(bench, task, contender), turn)
                     after_each(partial, f"{contender.name} at {task.at} tokens, {turn + 1} of {task.repetitions}")
         return partial
 
     async def _repeat(
-        self, result: PartialResult, contender: Contender, artifact: Artifact, task: BenchTask, turn: int
+        self, result: PartialResult, bench: MeasurementTarget, artifact: Artifact, workload: Workload, turn: int
     ) -> None:
-        fused = task.workload.flash_attn and contender.flash_attn
-        workload = self.bench.device.pinned(task.workload.model_copy(update={"flash_attn": fused}))
-        outcome = await self._repetition(artifact, workload, turn)
+        outcome = await self._repetition(bench, artifact, workload, turn)
         if "failed" in outcome:
             failed = outcome["failed"]
             result.failed = f"{failed['reason']}: {failed['message'].splitlines()[0]}"
         else:
             result.runs.append(Measurement.model_validate(outcome["value"]))
 
-    async def _repetition(self, artifact: Artifact, workload: Workload, turn: int) -> Outcome:
-        bench, reference = self.bench, self.bench.reference_beside(workload)
+    async def _repetition(self, bench: MeasurementTarget, artifact: Artifact, workload: Workload, turn: int) -> Outcome:
+        reference = bench.references[workload]
         subject = Subject(artifact, bench.runtime, bench.runner, bench.device, workload)
         key = subject_key(subject, reference, 1, self.protocol, self.replicate * _REPLICATES + turn)
 
@@ -619,7 +643,10 @@ def _described(conditions: Conditions, partial: PartialResults) -> dict[str, str
         "flash attention": "on" if conditions.options.flash_attn else "off",
         "key-value cache": first.kv_type,
         "repetitions": "; ".join(f"{task.repetitions} at {task.at} tokens" for task in conditions.tasks),
-        "calibration": f"{conditions.bench.reference.calibration.run_ms:.1f} ms of the reference run",
+        "calibration": ", ".join(
+            f"{reference.calibration.run_ms:.1f} ms of the reference model on {workload.prompt} + {workload.gen} tokens"
+            for workload, reference in conditions.bench.references.items()
+        ),
     }
 
 

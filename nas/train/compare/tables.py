@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nas.core.durable import output_file, require_output
 from nas.core.errors import InvalidInput
 from nas.core.family import ComparedModel, Comparison, RecordedFigure
 from nas.core.metrics import METRICS, recorded
@@ -93,7 +94,7 @@ def _ratio(value: float | None) -> str:
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Plots tokens per second against parameters; writes the file atomically, in the format of its suffix.
+    """Plots tokens per second against parameters; writes the file in the format of its suffix.
 
     Raises:
         InvalidInput: a suffix that is none of .png, .svg and .pdf.
@@ -101,29 +102,30 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure as Plot
 
-    check_suffix(path)
+    check_plot(path)
     figure = Plot(figsize=(11, 4.8), layout="constrained")
     for panel, (metric, prompt) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
         _draw_panel(panel, comparison, metric, prompt)
         panel.set_ylabel(f"{METRICS[metric].label} at {_at(prompt)} [{METRICS[metric].unit}]")
     figure.suptitle(f"{comparison.device}, {comparison.conditions.get('threads', '?')} thread(s), Q4_0", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with matplotlib.rc_context({"svg.hashsalt": "hilnas", "svg.fonttype": "none"}):
+    with (
+        output_file(path, flag="--plot") as scratch,
+        matplotlib.rc_context({"svg.hashsalt": "hilnas", "svg.fonttype": "none"}),
+    ):
         # No date in the file: equal results give equal bytes.
         metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
-        figure.savefig(partial, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
-    partial.replace(path)
+        figure.savefig(scratch, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
 
 
-def check_suffix(path: Path) -> None:
-    """Checks the suffix of a plot's file.
+def check_plot(path: Path) -> None:
+    """Checks the file of a plot before what it shows is measured.
 
     Raises:
-        InvalidInput: it is none of .png, .svg and .pdf.
+        InvalidInput: its suffix is none of .png, .svg and .pdf, or it cannot be written.
     """
     if path.suffix not in _SUFFIXES:
         raise InvalidInput(f"{path}: write {', '.join(_SUFFIXES)}", where="--plot")
+    require_output(path, flag="--plot")
 
 
 def _draw_panel(panel: Axes, comparison: Comparison, metric: str, prompt: int) -> None:

@@ -1,45 +1,50 @@
 """Conversations: JSON lines with checked roles, the chat template, token ids and which of them are answers. No torch.
 
 A line is {"messages": [{"role": ..., "content": ...}, ...], "tools": [...], "task": ..., "solved": ...}; all but the
-messages may be left out, and other keys are ignored. Roles are system (first, if at all), user, assistant and tool; the
-last message is an assistant's, which is trained on, or expected where models are evaluated. A line of preferences ends
-with a question instead and has "chosen" and "rejected" answers.
+messages may be left out, and other keys are ignored. Roles are system or developer (first, if at all), user, assistant
+and tool; the last message is an assistant's, which is trained on, or expected where models are evaluated. A line of
+preferences ends with a question instead and has "chosen" and "rejected" answers. Other forms are converted, see
+`nas.train.posttrain.formats`.
+
+Templates see messages as transformers gives them: with tool calls, reasoning and whatever else a message has.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
-from jinja2 import Template, TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
+from nas.core.downloads import download_problem
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
+from nas.model.text.reader import is_compressed, unpacked
+from nas.train.posttrain.formats import converted
 from nas.train.release.model_tokenizer import ModelTokenizer, read_member_tokenizer
+from nas.train.release.templates import DATE, DEFAULT, TOOLS, TURN, rendered
 from nas.train.release.tokenizer import SPECIAL, MemberTokenizer
 
-Role = Literal["system", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 Tool = str | dict[str, Any]
 
 _FOLLOWS: dict[str, tuple[str, ...]] = {
-    "": ("system", "user"),
+    "": ("system", "developer", "user"),
     "system": ("user",),
+    "developer": ("user",),
     "user": ("assistant",),
     "assistant": ("user", "tool"),
     "tool": ("tool", "assistant"),
 }
 _IN_ANSWERS = ("<|tool_call_start|>", "<|tool_call_end|>")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of what a model thinks before it answers; templates get it under the first two, as in transformers."""
 _MOST_PROBLEMS = 20
 
 
@@ -59,12 +64,53 @@ class Line(BaseModel, ABC):
 
 
 class Message(BaseModel):
-    """A turn of a conversation."""
+    """A turn of a conversation; what else it has is for templates.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Args:
+        content: its text; None: it calls tools without a word.
+        tool_calls: of an assistant, in the form that templates read.
+        weight: 0: an answer that is not trained on.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     role: Role
-    content: str
+    content: str | None = None
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    weight: Literal[0, 1] = 1
+
+    @property
+    def said(self) -> str:
+        """The content; empty: none."""
+        return self.content or ""
+
+    @property
+    def reasoning(self) -> Any:
+        """What an assistant thinks before it answers; None: nothing is said of it."""
+        extra = self.model_extra or {}
+        return next((extra[name] for name in _REASONING if extra.get(name)), None)
+
+    def variables(self) -> dict[str, Any]:
+        """Returns the message as templates see it."""
+        message = self.model_dump(exclude_unset=True, exclude={"weight"})
+        if (reasoning := self.reasoning) is None:
+            return message
+        return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+    def texts(self) -> Iterator[str]:
+        """Yields all texts that a template may read, but the role."""
+        yield from _texts(list(self.model_dump(exclude_unset=True, exclude={"role"}).values()))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.items():
+            yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)
 
 
 class Conversation(Line):
@@ -86,11 +132,13 @@ class Conversation(Line):
 
     @property
     def answer(self) -> str:
-        """Content of the last message."""
-        return self.messages[-1].content
+        """Content of the last message; see `ChatTokenizer.plain` for one that calls tools."""
+        return self.messages[-1].said
 
     def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
-        return problem_of(self.messages, "assistant", special)
+        problem = problem_of(self.messages, "assistant", special) or problem_of_tools(self.tools, special)
+        trained = any(message.weight for message in self.messages if message.role == "assistant")
+        return problem or (None if trained else "every answer has weight 0")
 
 
 class Preference(Line):
@@ -133,12 +181,11 @@ def problem_of(messages: Sequence[Message], last: Role, special: Sequence[str] =
         if message.role not in _FOLLOWS[before]:
             expected = " or ".join(_FOLLOWS[before])
             return f"message {number} has role {message.role}, expected {expected} {_position(before)}"
-        if not message.content.strip():
+        if message.role in ("user", "assistant") and not message.said.strip() and not message.tool_calls:
             return f"message {number} ({message.role}) is empty"
         allowed = _IN_ANSWERS if message.role == "assistant" else ()
-        for token in special:
-            if token in message.content and token not in allowed:
-                return f"message {number} ({message.role}) contains the special token {token}"
+        if token := _special_in(message.texts(), [token for token in special if token not in allowed]):
+            return f"message {number} ({message.role}) contains the special token {token}"
         before = message.role
     return None if before == last else f"the last message has role {before or 'none'}, expected {last}"
 
@@ -147,91 +194,134 @@ def _position(before: str) -> str:
     return f"after {before}" if before else "at the start"
 
 
+def problem_of_tools(tools: Sequence[Tool], special: Sequence[str] = SPECIAL) -> str | None:
+    """Returns the special token that a tool spells, in words; None: none does."""
+    token = _special_in(_texts(tools), special)
+    return f"a tool contains the special token {token}" if token else None
+
+
+def _special_in(texts: Iterable[str], special: Sequence[str]) -> str | None:
+    return next((token for text in texts for token in special if token in text), None)
+
+
 def read_lines(path: Path, kind: type[AnyLine]) -> list[AnyLine]:
-    """Reads a file of conversations or preferences; see `read_numbered_lines`."""
-    return [line for _, line in read_numbered_lines(path, kind)]
+    """Reads a file of conversations or preferences; see `read_placed_lines`."""
+    return [line for _, line in read_placed_lines(path, kind)]
 
 
-def read_numbered_lines(path: Path, kind: type[AnyLine], special: Sequence[str] = SPECIAL) -> list[tuple[int, AnyLine]]:
-    """Reads a file of conversations or preferences, each with the number of its line, from 1; empty lines are skipped.
+def read_placed_lines(
+    path: Path, kind: type[AnyLine], special: Sequence[str] = SPECIAL, bad: list[str] | None = None
+) -> list[tuple[str, AnyLine]]:
+    """Reads a file of conversations or preferences, each with its place, `file:line`; empty lines are skipped.
+
+    A file may also hold one JSON list, whose places are `file, record N`, and may be compressed.
 
     Args:
         path: of the file.
         kind: of its lines.
         special: tokens that contents may not spell.
+        bad: takes the problems of bad lines, which are left out; None: they are raised.
 
     Raises:
-        InvalidInput: there is no such file or it is empty; or one line for each of the first problems, as
+        InvalidInput: there is no such file or it holds no good line; or one line for each of the first problems, as
             `file:line: message`.
     """
+    lines: list[tuple[str, AnyLine]] = []
+    problems: list[str] = []
+    for place, record in _records(path):
+        parsed = _parsed(record, kind, special)
+        if not isinstance(parsed, str):
+            lines.append((place, parsed))
+            continue
+        problems.append(f"{place}: {parsed}")
+        if bad is None and len(problems) == _MOST_PROBLEMS:
+            break
+    if problems and (bad is None or not lines):
+        raise InvalidInput("\n".join(problems[:_MOST_PROBLEMS]))
+    if not lines:
+        raise InvalidInput("holds no line", where=str(path))
+    if bad is not None:
+        bad += problems
+    return lines
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields place and content of the records of a file; the content of a line that is no JSON is a `ValueError`."""
     try:
-        content = path.read_bytes()
+        content = (unpacked(path) if is_compressed(path) else path.read_bytes()).removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise InvalidInput(f"cannot read it: {error.strerror}", where=str(path)) from error
-    parsed_lines: list[tuple[int, AnyLine]] = []
-    problems: list[str] = []
+    if content.startswith(b"PAR1"):
+        raise InvalidInput("is Parquet: write it as JSON lines, as `datasets` does with `to_json`", where=str(path))
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InvalidInput("is UTF-16: save it as UTF-8", where=str(path))
+    if content.lstrip().startswith(b"["):
+        try:
+            records = from_json(content)
+            yield from ((f"{path}, record {number}", record) for number, record in enumerate(records, 1))
+            return
+        except ValueError:  # lines that are lists, or broken ones
+            pass
     for number, line in enumerate(content.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        parsed = _parsed(line, kind, special)
-        if isinstance(parsed, str):
-            problems.append(f"{path}:{number}: {parsed}")
-            if len(problems) == _MOST_PROBLEMS:
-                break
-        else:
-            parsed_lines.append((number, parsed))
-    if problems:
-        raise InvalidInput("\n".join(problems))
-    if not parsed_lines:
-        raise InvalidInput("holds no line", where=str(path))
-    return parsed_lines
+        if line.strip():
+            yield f"{path}:{number}", _json_or_error(line, path if number == 1 else None)
 
 
-def check_files(files: Iterable[tuple[str, type[Line]]], tokenizer: Path | None = None) -> None:
+def _json_or_error(line: bytes, path: Path | None) -> Any:
+    """Returns a line's JSON, or the error with what the file is instead, if its first line is given with its path."""
+    try:
+        return from_json(line)
+    except ValueError as error:
+        problem = f"Invalid JSON: {error}".replace(" at line 1 column ", " at column ")
+        return ValueError(problem if path is None else download_problem(path, problem))
+
+
+def check_files(
+    files: Iterable[tuple[str, type[Line]]],
+    tokenizer: Path | None = None,
+    date: str = DATE,
+    *,
+    skip: Collection[str] = (),
+) -> None:
     """Reads files of conversations or preferences, to find their problems before hours of training.
 
     Args:
         files: with what their lines are.
         tokenizer: tokenizer.json, whose special tokens they may not spell; None: one of a family.
+        date: of chat templates.
+        skip: those of `files` whose bad lines are left out.
 
     Raises:
-        InvalidInput: the problems of all files; see `read_numbered_lines`.
+        InvalidInput: the problems of all files; see `read_placed_lines`.
     """
-    chat = None if tokenizer is None else ChatTokenizer.read(tokenizer)
+    chat = None if tokenizer is None else ChatTokenizer.read(tokenizer, date)
     problems = []
     for path, kind in dict.fromkeys(files):
+        bad: list[str] | None = [] if path in skip else None
         try:
-            lines = read_numbered_lines(Path(path), kind, chat.special if chat else SPECIAL)
-            if chat and chat.identity:  # a family's own template says all conversations
-                _check_rendered(path, lines, chat)
+            lines = read_placed_lines(Path(path), kind, chat.special if chat else SPECIAL, bad)
+            if chat:
+                chat.placed(lines, bad)
         except InvalidInput as error:
             problems.append(str(error))
     if problems:
         raise InvalidInput("\n".join(problems))
 
 
-def _check_rendered(path: str, lines: Iterable[tuple[int, Line]], chat: ChatTokenizer) -> None:
-    """Checks that a chat template says all lines.
-
-    Raises:
-        InvalidInput: the first that it does not.
-    """
-    for number, line in lines:
-        try:
-            for conversation in line.conversations:
-                chat.conversation(conversation)
-        except InvalidInput as error:
-            raise InvalidInput(f"{path}:{number}: {error.message}") from error
-
-
-def _parsed(line: bytes, kind: type[AnyLine], special: Sequence[str]) -> AnyLine | str:
-    """Returns the parsed line, or what is wrong with it."""
+def _parsed(record: Any, kind: type[AnyLine], special: Sequence[str]) -> AnyLine | str:
+    """Returns the parsed record, or what is wrong with it."""
     try:
-        parsed = kind.model_validate_json(line)
+        if isinstance(record, ValueError):
+            raise record
+        if not isinstance(record, dict):
+            return "no JSON object"
+        parsed = kind.model_validate(converted(record))
     except ValidationError as error:
         first = error.errors()[0]
-        place, message = ".".join(map(str, first["loc"])), first["msg"].replace(" at line 1 column ", " at column ")
-        return f"{place}: {message}" if place else message
+        place = ".".join(map(str, first["loc"]))
+        return f"{place}: {first['msg']}" if place else first["msg"]
+    except ValueError as error:
+        return str(error)
     return parsed.problem(special) or parsed
 
 
@@ -246,45 +336,59 @@ class ChatTokenizer:
     """Conversations as token ids, in the chat template of the tokenizer.
 
     Questions and answers are encoded apart, as they are at inference, where a model continues the ids of a question.
-    Templates get `enable_thinking: false`, with which those of reasoning models ask for the answer itself.
+    Templates get `enable_thinking: false`, with which those of reasoning models ask for the answer itself, but for
+    answers that have reasoning.
 
     Args:
         tokenizer: of the member.
         where: its file, for messages.
+        date: of today, for templates that name it, YYYY-MM-DD.
 
     Raises:
         InvalidInput: it has no chat template, or one that answers cannot be told from.
     """
 
-    def __init__(self, tokenizer: MemberTokenizer, where: str) -> None:
-        if tokenizer.chat_template is None or not tokenizer.ends:
-            raise InvalidInput("has no special tokens for a chat template", where=where)
-        self.template, self._where = tokenizer.chat_template, where
+    def __init__(self, tokenizer: MemberTokenizer, where: str, date: str = DATE) -> None:
+        self._templates, self._date, self._where = tokenizer.chat_templates, date, where
+        if DEFAULT not in self._templates or not tokenizer.ends:
+            others = f": its named ones are {', '.join(self._templates)}" if self._templates else ""
+            lacks = "no token that ends an answer" if DEFAULT in self._templates else f"no chat template{others}"
+            raise InvalidInput(f"has {lacks}", where=where)
         self._tokenizer = tokenizer.tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         texts = {token: text for text, token in self._tokenizer.get_vocab(with_added_tokens=True).items()}
-        self._names = {f"{purpose}_token": texts[token] for purpose, token in tokenizer.ids().items()}
+        self._named = tokenizer.named
         self.special = tuple(dict.fromkeys((*SPECIAL, *tokenizer.special)))
         """Tokens that messages may not spell."""
         self.ends = tokenizer.ends
         """Ids after which an answer is over."""
+        self._ends = [texts[token] for token in self.ends]
         self.pad = tokenizer.ids().get("pad", self.ends[0])
-        self.identity = [tokenizer.describe()] if isinstance(tokenizer, ModelTokenizer) else []
+        self._checked = isinstance(tokenizer, ModelTokenizer)
+        self.content = hashlib.sha256(tokenizer.content).hexdigest()
+        """SHA-256 of tokenizer.json."""
+        self.dated = any("strftime_now" in template for template in self._templates.values())
+        """Whether the date counts."""
+        self.identity = ([tokenizer.describe()] if self._checked else []) + ([date] if self.dated else [])
         """What ids depend on besides tokenizer.json, for keys."""
-        self._end, self._keeps_answers = "", True
-        self._end = self._end_of_turn([texts[token] for token in self.ends])
+        self._blank = self._tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith("\u2581")
         self._keeps_answers = self._has_earlier_answers()
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path, date: str = DATE) -> Self:
         """Returns that of a tokenizer.json, with the files beside it."""
-        return cls(read_member_tokenizer(path), str(path))
+        return cls(read_member_tokenizer(path), str(path), date)
+
+    @property
+    def template(self) -> str:
+        """The chat template of conversations without tools."""
+        return self._templates[DEFAULT]
 
     @property
     def begin(self) -> str:
         """Text of the token that the template puts in front of a conversation; empty: none."""
-        begin = self._names.get("bos_token", "")
+        begin = self._named.get("bos_token", "")
         return begin if self.render(_PROBE[:1], ask=True).startswith(begin) else ""
 
     def encode(self, text: str) -> list[int]:
@@ -302,26 +406,28 @@ class ChatTokenizer:
         end = next((i for i, token in enumerate(ids) if token in self.ends), len(ids))
         return self.decode(ids[:end])
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, ask: bool = False) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, ask: bool = False, think: bool = False
+    ) -> str:
         """Returns a conversation in the chat template; with `ask`, the start of an answer follows, for generation.
 
         Raises:
             InvalidInput: the template refuses it.
         """
-        try:
-            return _compiled(self.template).render(
-                messages=[message.model_dump() for message in messages],
-                tools=list(tools),
-                add_generation_prompt=ask,
-                enable_thinking=False,
-                **self._names,
-            )
-        except TemplateError as error:
-            raise InvalidInput(f"its chat template refuses a conversation: {error}", where=self._where) from error
+        variables = {
+            **TURN,
+            **self._named,
+            "messages": [message.variables() for message in messages],
+            "tools": list(tools) or None,
+            "add_generation_prompt": ask,
+            "enable_thinking": think,
+        }
+        template = self._templates[TOOLS if tools and TOOLS in self._templates else DEFAULT]
+        return rendered(template, variables, self._where, self._date)
 
     def question(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the ids that a model continues with its answer to `messages`."""
-        return [token for text, _ in self._parts(messages, tools, ask=True) for token in self.encode(text)]
+        return [token for ids, _ in self._encoded(self._parts(messages, tools, ask=True)) for token in ids]
 
     def conversation(
         self, conversation: Conversation, *, last: bool = False
@@ -335,84 +441,143 @@ class ChatTokenizer:
         """
         ids: list[int] = []
         answers: list[bool] = []
-        for text, is_answer in self._parts(conversation.messages, conversation.tools, ask=False):
-            part = self.encode(text)
+        for part, counts in self._encoded(self._parts(conversation.messages, conversation.tools, ask=False)):
             ids += part
-            if last and is_answer:
+            if last and counts:
                 answers = [False] * len(answers)
-            answers += [is_answer] * len(part)
+            answers += [counts] * len(part)
         return np.asarray(ids, np.int32), np.asarray(answers, np.bool_)
 
-    def _parts(self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool) -> Iterator[tuple[str, bool]]:
-        """Yields the rendered text in parts, and whether a part is an answer."""
-        places = [number for number, message in enumerate(messages) if message.role == "assistant"]
-        if not self._keeps_answers:
-            places = [] if ask else places[-1:]
-        done = ""
-        for number in places:
-            before = self.render(messages[:number], tools, ask=True)
-            whole = self.render(messages[: number + 1], tools)
-            answer, end, _ = whole.removeprefix(before).partition(self._end)
-            if not (before.startswith(done) and whole.startswith(before) and end) or (
-                answer.strip() != messages[number].content.strip()
-            ):
-                raise InvalidInput(
-                    f"its chat template changes the answer {messages[number].content[:40]!r}", where=self._where
-                )
-            yield before[len(done) :], False
-            yield answer + end, True
-            done = before + answer + end
-        if ask:
-            yield self.render(messages, tools, ask=True).removeprefix(done), False
-
-    def _end_of_turn(self, ends: Sequence[str]) -> str:
-        """Returns the one of `ends` that the template puts behind an answer.
+    def plain(self, conversation: Conversation) -> Conversation:
+        """Returns a conversation whose answer is text: tool calls are as the template says them.
 
         Raises:
-            InvalidInput: it puts none of those there that end answers, or answers are no continuation of questions.
+            InvalidInput: the template refuses it, or changes its answers.
         """
-        before, whole = self.render(_PROBE[:1], ask=True), self.render(_PROBE[:2])
-        behind = whole.removeprefix(before + _PROBE[1].content)
-        matches = [end for end in ends if whole != behind and behind.lstrip().startswith(end)]
-        if not matches:
-            raise InvalidInput(
-                f"its chat template does not continue a question with the answer and one of {', '.join(ends)}",
-                where=self._where,
-            )
-        return matches[0]
+        if not conversation.messages[-1].tool_calls:
+            return conversation
+        *_, (answer, _) = self._parts(conversation.messages, conversation.tools, ask=False)
+        message = Message(role="assistant", content=self._split(answer)[0].strip())
+        return conversation.model_copy(update={"messages": (*conversation.question, message)})
+
+    def placed(self, lines: Iterable[tuple[str, AnyLine]], bad: list[str] | None = None) -> list[tuple[str, AnyLine]]:
+        """Returns the lines that the chat template says.
+
+        Args:
+            lines: with their places.
+            bad: takes the problems of the others; None: the first is raised.
+
+        Raises:
+            InvalidInput: see `bad`; or the template says none of them.
+        """
+        good, problems = [], []
+        for place, line in lines:
+            try:
+                # A family's template says all that is plain.
+                if self._checked or any(map(_is_rich, line.conversations)):
+                    for conversation in line.conversations:
+                        self.conversation(conversation)
+                good.append((place, line))
+            except InvalidInput as error:
+                problems.append(f"{place}: {error.message}")
+                if bad is None:
+                    break
+        if problems and (bad is None or not good):
+            raise InvalidInput("\n".join(problems[:_MOST_PROBLEMS]))
+        if bad is not None:
+            bad += problems
+        return good
+
+    def _encoded(self, parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[int], bool]]:
+        done = ""
+        for text, counts in parts:
+            yield self._encoded_after(done, text), counts
+            done += text
+
+    def _encoded_after(self, before: str, text: str) -> list[int]:
+        """Returns the ids of a part of a text.
+
+        Tokenizers that put a blank in front of a text, as Llama 2's, would put one into the midst of it.
+        """
+        if not (self._blank and before):
+            return self.encode(text)
+        start, whole = self.encode(before), self.encode(before + text)
+        return whole[len(start) :] if whole[: len(start)] == start else self.encode(text)
+
+    def _parts(self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool) -> list[tuple[str, bool]]:
+        """Returns the rendered text in parts, and whether a part is an answer that counts.
+
+        The template may change what is before the last turns: then the last answer alone counts.
+        """
+        places = [number for number, message in enumerate(messages) if message.role == "assistant"]
+        last = [] if ask else places[-1:]
+        if self._keeps_answers and places != last:
+            try:
+                return list(self._parts_at(places, messages, tools, ask=ask))
+            except InvalidInput:  # which is raised again where the last one is refused, too
+                pass
+        return list(self._parts_at(last, messages, tools, ask=ask))
+
+    def _parts_at(
+        self, places: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool
+    ) -> Iterator[tuple[str, bool]]:
+        done = ""
+        for number in places:
+            message = messages[number]
+            think = message.reasoning is not None
+            before = self.render(messages[:number], tools, ask=True, think=think)
+            whole = self.render(messages[: number + 1], tools, think=think)
+            answer, end = self._split(whole.removeprefix(before))
+            if not (before.startswith(done) and whole.startswith(before) and end and _says(answer, message)):
+                what = "leaves out the tool calls of" if message.tool_calls else "changes"
+                raise InvalidInput(f"its chat template {what} the answer {message.said[:40]!r}", where=self._where)
+            yield before[len(done) :], False
+            yield answer + end, bool(message.weight)
+            done = before + answer + end
+        if ask:
+            question = self.render(messages, tools, ask=True)
+            if not question.startswith(done):
+                raise InvalidInput("its chat template changes earlier turns", where=self._where)
+            yield question[len(done) :], False
+
+    def _split(self, text: str) -> tuple[str, str]:
+        """Returns the answer with which a text begins, and the token that ends it; empty: none does."""
+        places = [(text.index(end), -len(end), end) for end in self._ends if end in text]
+        if not places:
+            return text, ""
+        place, _, end = min(places)
+        return text[:place], end
 
     def _has_earlier_answers(self) -> bool:
-        """Returns whether a conversation begins as it did before its last turns."""
+        """Returns whether a conversation begins as it did before its last turns.
+
+        Raises:
+            InvalidInput: answers are no continuation of questions, or none of the tokens that end answers is behind.
+        """
+        before, whole = self.render(_PROBE[:1], ask=True), self.render(_PROBE[:2])
+        answer, end = self._split(whole.removeprefix(before))
+        if not (whole.startswith(before) and end and _says(answer, _PROBE[1])):
+            raise InvalidInput(
+                f"its chat template does not continue a question with the answer and one of {', '.join(self._ends)}",
+                where=self._where,
+            )
         try:
-            return len(list(self._parts(_PROBE, (), ask=False))) > 0
+            return bool(list(self._parts_at((1, 3), _PROBE, (), ask=False)))
         except InvalidInput:
             return False
 
 
-_PROBE = tuple(Message(role=role, content=f"{role} speaks") for role in ("user", "assistant", "user", "assistant"))
+def _is_rich(conversation: Conversation) -> bool:
+    """Returns whether messages have more than role and content."""
+    return any(message.tool_calls or message.model_extra for message in conversation.messages)
 
 
-class _Generation(Extension):
-    """The tag of transformers around answers, which changes nothing in the text."""
-
-    tags = {"generation"}  # noqa: RUF012 - as declared by jinja2
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+def _says(answer: str, message: Message) -> bool:
+    """Returns whether a rendered answer is what a message says: its content, or its content among its calls."""
+    if not message.tool_calls and message.reasoning is None:
+        return answer.strip() == message.said.strip()
+    names = [call.get("function", call).get("name", "") for call in message.tool_calls]
+    return all(text in answer for text in (message.said.strip(), *map(str, names)))
 
 
-@cache
-def _compiled(template: str) -> Template:
-    # As transformers renders it: blocks trimmed, JSON without HTML escapes.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.globals["raise_exception"] = _refuse
-    return environment.from_string(template)
-
-
-def _refuse(message: str) -> None:
-    """Raises `message`: templates call this on conversations that they cannot say."""
-    raise TemplateError(message)
+_PROBE = tuple(map(Message.model_validate, TURN["messages"])) * 2

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.stored import stored
@@ -94,7 +93,7 @@ def solved_shares(
     settings: CurriculumSettings,
     ensemble: Sequence[Solver],
     conversations: Sequence[Conversation],
-    tokenizer: Path,
+    chat: ChatTokenizer,
     log: Log,
 ) -> NDArray[np.float32]:
     """Returns the share of models that answer each conversation's question right, p_i in the report.
@@ -111,7 +110,7 @@ def solved_shares(
         unsolved = np.sort(np.random.default_rng(0).permutation(unsolved)[: settings.questions])
     if ensemble and len(unsolved):
         questions = [conversations[int(index)] for index in unsolved]
-        shares[unsolved] = np.mean([_right(settings, solver, questions, tokenizer, log) for solver in ensemble], axis=0)
+        shares[unsolved] = np.mean([_right(settings, solver, questions, chat, log) for solver in ensemble], axis=0)
     unknown = np.isnan(shares)
     if unknown.all():
         raise InvalidInput("no conversation has a share `solved`, and no models are named to find it", where=CURRICULUM)
@@ -127,16 +126,16 @@ def solved_shares(
 
 
 def _right(
-    settings: CurriculumSettings, solver: Solver, conversations: Sequence[Conversation], tokenizer: Path, log: Log
+    settings: CurriculumSettings, solver: Solver, conversations: Sequence[Conversation], chat: ChatTokenizer, log: Log
 ) -> list[bool]:
     """Returns whether a model answers each question right; chunks that were answered before are read."""
-    chat, sha256 = ChatTokenizer.read(tokenizer), sha256_of(tokenizer)
     right: list[bool] = []
+    conversations = [chat.plain(conversation) for conversation in conversations]
     model: Model | None = None
     for start in range(0, len(conversations), _QUESTIONS_AT_ONCE):
         chunk = conversations[start : start + _QUESTIONS_AT_ONCE]
         questions = [chat.question(conversation.question, conversation.tools) for conversation in chunk]
-        inputs = [solver.sha256, sha256, chat.identity, settings.answer_tokens, questions]
+        inputs = [solver.sha256, chat.content, chat.identity, settings.answer_tokens, questions]
 
         def answer(questions: list[list[int]] = questions, end: int = start + len(chunk)) -> bytes:
             nonlocal model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +22,7 @@ from nas.core.family import (
 )
 from nas.core.layout import Layout
 from nas.measure.runtimes import RUNTIMES
-from nas.measure.runtimes.dialogue import Dialogue
+from nas.measure.runtimes.dialogue import Dialogue, Talker
 from nas.measure.runtimes.executorch import stock
 from nas.measure.runtimes.llama_cpp import binding
 from nas.measure.runtimes.llama_cpp.patches import patch_files
@@ -31,11 +31,20 @@ from nas.measure.runtimes.llama_cpp.support import PATCHED
 from nas.model.nn.fit import Log
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights
-from nas.train.posttrain.conversations import ChatTokenizer, Conversation, Message, Tool, problem_of, read_lines
+from nas.train.posttrain.conversations import (
+    ChatTokenizer,
+    Conversation,
+    Message,
+    Tool,
+    problem_of,
+    problem_of_tools,
+    read_lines,
+)
 from nas.train.posttrain.generation import Answerer, Judgements, answerer, counts, exact_answers, grouped
 from nas.train.pretrain.member_training import MemberToTrain
 from nas.train.release.files import files_of, find_member, rewrite_card, tokenizer_of
 from nas.train.release.options import QUANTISATIONS
+from nas.train.release.templates import DATE
 from nas.train.release.tokenizer import SPECIAL
 
 PYTORCH = "pytorch"
@@ -90,13 +99,13 @@ def server_command(
     return [server, *options, "--port", str(port), "--jinja"]
 
 
-def chat_tokenizer(member: Path) -> ChatTokenizer:
-    """Returns the tokenizer of the member in folder `member`.
+def chat_tokenizer(member: Path, date: str = DATE) -> ChatTokenizer:
+    """Returns the tokenizer of the member in folder `member`, with the date of its chat template.
 
     Raises:
         InvalidInput: no files were written yet, or its vocabulary is too small for special tokens.
     """
-    return ChatTokenizer.read(tokenizer_of(member))
+    return ChatTokenizer.read(tokenizer_of(member), date)
 
 
 @contextmanager
@@ -145,7 +154,13 @@ class Conversations:
 
 
 def evaluate_member(
-    family: str, size: str, questions: Questions, quantisations: Sequence[str], context: int, log: Log
+    family: str,
+    size: str,
+    questions: Questions,
+    quantisations: Sequence[str],
+    context: int,
+    log: Log,
+    date: str = DATE,
 ) -> MemberEvaluation:
     """Counts right answers of a member in PyTorch and in files of the same weights, for its record and its card.
 
@@ -156,6 +171,7 @@ def evaluate_member(
         quantisations: of the files; where one is missing or its runtime cannot run it, the record has the reason.
         context: most tokens of a question with its answer.
         log: takes one line at a time.
+        date: of today, for a chat template that names it.
 
     Raises:
         UnknownName: no such family, size or quantisation.
@@ -167,7 +183,7 @@ def evaluate_member(
     folder, owner, member = find_member(family, size)
     training, layout = read_record(folder / TRAINING, MemberTraining), Layout.parse(member.layout)
     trained = MemberToTrain(folder, layout, tokenizer_of(folder), () if training is None else training.history)
-    chat, weights, files = chat_tokenizer(folder), trained.weights(), files_of(folder)
+    chat, weights, files = chat_tokenizer(folder, date), trained.weights(), files_of(folder)
     described = f"checkpoint:{trained.before[-1].checkpoint}"
     if files is None or files.weights != described:
         raise InvalidInput(f"the files of {size} do not hold {described}: repeat the last training", where="--size")
@@ -203,11 +219,11 @@ def evaluate_member(
 
 
 class Chat:
-    """A conversation with a model file.
+    """A conversation with a model.
 
     Args:
-        dialogue: of the file.
-        chat: tokenizer of the member.
+        dialogue: of the model.
+        chat: its tokenizer.
         system: first message; empty: none.
         tools: that the model may call.
         log: takes a line where turns are forgotten.
@@ -215,7 +231,7 @@ class Chat:
 
     def __init__(
         self,
-        dialogue: Dialogue,
+        dialogue: Talker,
         chat: ChatTokenizer,
         system: str = "",
         tools: Sequence[Tool] = (),
@@ -223,6 +239,18 @@ class Chat:
     ) -> None:
         self._dialogue, self._chat, self._tools, self._log = dialogue, chat, tuple(tools), log
         self.messages: list[Message] = [Message(role="system", content=system)] if system else []
+
+    def answers(self, lines: Iterable[str], *, most: int, temperature: float, seed: int) -> Iterator[str]:
+        """Yields the answers to the messages in `lines` in pieces, each with a new line behind it; see `say`.
+
+        A message that cannot be asked is told to the log.
+        """
+        for line in filter(None, map(str.strip, lines)):
+            try:
+                yield from self.say(line, most=most, temperature=temperature, seed=seed)
+            except InvalidInput as error:
+                self._log(str(error))
+            yield "\n"
 
     def say(self, text: str, *, most: int, temperature: float, seed: int) -> Iterator[str]:
         """Yields the answer to `text` in pieces, as they are computed.
@@ -279,6 +307,6 @@ def read_tools(path: Path, special: Sequence[str] = SPECIAL) -> list[Tool]:
         tools: list[Tool] = TypeAdapter(list[Tool]).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise InvalidInput(f"no JSON list of tools: {error}", where=str(path)) from error
-    if token := next((text for text in special if any(text in str(tool) for tool in tools)), None):
-        raise InvalidInput(f"a tool contains the special token {token}", where=str(path))
+    if problem := problem_of_tools(tools, special):
+        raise InvalidInput(problem, where=str(path))
     return tools

@@ -49,8 +49,8 @@ class Filters(BaseModel):
 
 
 def text_of(conversation: Conversation) -> str:
-    """Returns the contents of all messages."""
-    return "\n".join(message.content for message in conversation.messages)
+    """Returns the texts of all messages."""
+    return "\n".join(text for message in conversation.messages for text in message.texts())
 
 
 def words_of(text: str) -> list[str]:
@@ -80,7 +80,7 @@ _PARTS = _Parts({0x2212: " - "})
 
 def question_text(conversation: Conversation) -> str:
     """Returns the contents of all messages but the assistant's, in lower case, with single spaces."""
-    said = (message.content for message in conversation.messages if message.role != "assistant")
+    said = (message.said for message in conversation.messages if message.role != "assistant")
     return " ".join(" ".join(said).lower().split())
 
 
@@ -107,7 +107,7 @@ def in_languages(conversations: Sequence[Conversation], languages: Sequence[str]
 
 
 def _spoken(conversation: Conversation) -> str:
-    return "\n".join(message.content for message in conversation.messages if message.role in ("user", "assistant"))
+    return "\n".join(message.said for message in conversation.messages if message.role in ("user", "assistant"))
 
 
 def without_near_duplicates(conversations: Sequence[Conversation], threshold: float) -> list[int]:

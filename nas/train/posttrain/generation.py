@@ -120,6 +120,7 @@ def exact_matches(conversations: Sequence[Conversation], chat: ChatTokenizer, re
 
 def exact_answers(conversations: Sequence[Conversation], chat: ChatTokenizer, respond: Respond) -> list[bool]:
     """Returns whether each answer of the model equals the conversation's but for space around them."""
+    conversations = list(map(chat.plain, conversations))
     questions = [chat.question(conversation.question, conversation.tools) for conversation in conversations]
     most = max(len(chat.encode(conversation.answer)) for conversation in conversations) + _SPARE_TOKENS
     return [
@@ -189,12 +190,12 @@ class _Session:
         self._state = None
 
 
-def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path) -> dict[str, float]:
+def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path, date: str) -> dict[str, float]:
     """Returns "exact TASK" -> share of exact answers to the conversations in `files`, for the record of a training."""
     conversations = [line for path in files for line in read_lines(Path(path), Conversation)]
     if not conversations:
         return {}
     assert isinstance(model, Model)
-    chat = ChatTokenizer.read(tokenizer)
+    chat = ChatTokenizer.read(tokenizer, date)
     matches = exact_matches(conversations, chat, answerer(model, chat).respond)
     return {f"exact {task}": match.exact / match.questions for task, match in matches.items()}

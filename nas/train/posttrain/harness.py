@@ -42,7 +42,9 @@ try:
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.evaluator import evaluate
 except ImportError as error:
-    raise InvalidInput(f"benchmarks need lm-evaluation-harness: pip install lm-eval ({error})") from error
+    raise InvalidInput(
+        f"benchmarks need lm-evaluation-harness: pip install '.[evaluation]' in a checkout ({error})"
+    ) from error
 
 datasets.disable_progress_bars()
 
@@ -223,7 +225,7 @@ def configurations(name: str, data: Path) -> list[dict[str, Any]]:
     """
     if name == "ifeval":
         _check_ifeval()
-    config = yaml.load((_FOLDER / f"{name}.yaml").read_text(), _Loader)
+    config = yaml.load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), _Loader)
     about = config["metadata"]
     if examples := about.get("examples"):
         path, subset, more = _source(data, examples["dataset_path"], examples["dataset_name"], [examples["split"]])

@@ -6,16 +6,14 @@ time; the result has the types of the first model, and random choices depend on 
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from nas.core.canonical import content_hash, sha256_of
@@ -30,12 +28,11 @@ from nas.train.posttrain.conversations import Conversation, check_files
 from nas.train.posttrain.generation import evaluated
 from nas.train.pretrain.member_training import START, GivenWeights, MemberToTrain, TrainingRequest, names_of
 from nas.train.release.huggingface import Planned, write_safetensors
+from nas.train.release.shards import Shards
 
 Method = Literal["soup", "task-arithmetic", "ties", "dare-linear", "dare-ties", "della"]
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 
 
 class MergeSettings(BaseModel):
@@ -44,7 +41,9 @@ class MergeSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: Method = "soup"
-    weights: tuple[float, ...] | None = Field(None, description="of each model; none: 1 / number of models")
+    weights: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] | None = Field(
+        None, description="of each model; none: 1 / number of models"
+    )
     density: float = Field(1.0, gt=0, le=1, description="share of each task vector's values that is kept, k or 1 - p")
     epsilon: float = Field(0.0, ge=0, description="DELLA: difference of the least and the greatest drop rate")
     seed: int = Field(0, ge=0, description="of DARE and DELLA")
@@ -63,15 +62,15 @@ class MergeSettings(BaseModel):
         """Returns a weight for each model; those of a soup are normalised to a sum of 1.
 
         Raises:
-            InvalidInput: there are weights for another number of models, or those of a soup add up to 0.
+            InvalidInput: there are weights for another number of models, or those of a soup add up to 0 or infinity.
         """
         weights = [1 / models] * models if self.weights is None else list(self.weights)
         if len(weights) != models:
             raise InvalidInput(f"{len(weights)} weights for {models} models", where="weights")
         if self.method == "soup":
-            if not sum(weights):
-                raise InvalidInput("the weights of a soup add up to 0", where="weights")
-            weights = [weight / sum(weights) for weight in weights]
+            if not (total := sum(weights)) or not math.isfinite(total):
+                raise InvalidInput("the weights of a soup do not add up to a finite number but 0", where="weights")
+            weights = [weight / total for weight in weights]
         return weights
 
 
@@ -152,89 +151,15 @@ def _weighted(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total
 
 
-class Shards:
-    """Tensors of a safetensors file, or of a folder's sharded files, read one at a time within the context.
-
-    Args:
-        path: of the file or folder.
+def _planned(shards: Shards, name: str) -> Planned:
+    """Returns shape and type of a tensor.
 
     Raises:
-        InvalidInput: a file is missing, is no safetensors file, or an index names one outside of the folder.
+        InvalidInput: it holds no floating-point numbers of 16 or 32 bits.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._open = ExitStack()
-        self._files: dict[Path, Any] = {}
-        self._owner: dict[str, Path] = {}
-        if path.is_dir() and (path / _INDEX).is_file():
-            for name, file in _index(path).items():
-                self._owner[name] = path / file
-                if name not in self._file(path / file).keys():  # noqa: SIM118 - not a mapping
-                    raise InvalidInput(f"{name} is not in the file that the index names", where=str(path / _INDEX))
-        else:
-            single = path / _SINGLE if path.is_dir() else path
-            self._owner = dict.fromkeys(self._file(single).keys(), single)
-        self.metadata: dict[str, str] = next(iter(self._files.values())).metadata() or {}
-
-    def __enter__(self) -> Shards:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all tensors, sorted."""
-        return sorted(self._owner)
-
-    @property
-    def files(self) -> list[Path]:
-        """All files, sorted."""
-        return sorted(self._files)
-
-    def planned(self, name: str) -> Planned:
-        """Returns shape and type of a tensor.
-
-        Raises:
-            InvalidInput: it holds no floating-point numbers of 16 or 32 bits.
-        """
-        part = self._file(self._owner[name]).get_slice(name)
-        if part.get_dtype() not in _TYPES:
-            raise InvalidInput(f"{name} has type {part.get_dtype()}, not F32, F16 or BF16", where=str(self.path))
-        return Planned(name, tuple(part.get_shape()), _TYPES[part.get_dtype()])
-
-    def tensor(self, name: str) -> Tensor:
-        """Returns a tensor as float32, through a mapping of its own.
-
-        Pages that were read of a mapping count as resident memory until it ends.
-        """
-        with safe_open(self._owner[name], "pt") as file:
-            values: Tensor = file.get_tensor(name)
-        return values.float()
-
-    def _file(self, path: Path) -> Any:
-        if path not in self._files:
-            try:
-                file: Any = safe_open(path, "pt")
-            except (SafetensorError, OSError) as error:
-                raise InvalidInput(f"not a safetensors file: {error}", where=str(path)) from error
-            self._files[path] = self._open.enter_context(file)
-        return self._files[path]
-
-
-def _index(folder: Path) -> dict[str, str]:
-    """Returns tensor -> file of a sharded checkpoint."""
-    path = folder / _INDEX
-    try:
-        files: dict[str, str] = json.loads(path.read_bytes())["weight_map"]
-        names = {str(name) for name in files.values()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput(f"no index of shards: {error}", where=str(path)) from error
-    for name in names:
-        if Path(name).name != name:
-            raise InvalidInput(f"{name!r} is not a file of this folder", where=str(path))
-    return files
+    if (dtype := shards.dtype(name)) not in _TYPES:
+        raise InvalidInput(f"{name} has type {dtype}, not F32, F16 or BF16", where=str(shards.path))
+    return Planned(name, shards.shape(name), _TYPES[dtype])
 
 
 def merge(models: Sequence[Path], base: Path | None, settings: MergeSettings, out: Path) -> PlanFile:
@@ -255,22 +180,36 @@ def merge(models: Sequence[Path], base: Path | None, settings: MergeSettings, ou
     if base is None and settings.method != "soup":
         raise InvalidInput(f"{settings.method} needs the model that the others were trained from")
     settings.weights_of(len(models))
-    with ExitStack() as stack:
-        opened = [stack.enter_context(Shards(path)) for path in models]
-        start = None if base is None or settings.method == "soup" else stack.enter_context(Shards(base))
-        first = opened[0]
-        planned = [first.planned(name) for name in first.names]
-        for other in (*opened[1:], *([start] if start else [])):
-            _check_equal(planned, other)
+    sources = [Shards(path) for path in models]
+    start = None if base is None or settings.method == "soup" else Shards(base)
+    first = sources[0]
+    planned = [_planned(first, name) for name in first.names]
+    for other in (*sources[1:], *([start] if start else [])):
+        _check_equal(planned, other)
 
-        def merged() -> Iterator[Tensor]:
-            for name in first.names:
-                # Without a name for the list, none of its tensors is left when the next ones are read.
-                yield merge_tensors(
-                    name, [shards.tensor(name) for shards in opened], start.tensor(name) if start else None, settings
-                )
+    def merged() -> Iterator[Tensor]:
+        for one in planned:
+            # Without a name for the list, none of its tensors is left when the next ones are read.
+            yield _checked(
+                merge_tensors(
+                    one.name,
+                    [shards.tensor(one.name) for shards in sources],
+                    start.tensor(one.name) if start else None,
+                    settings,
+                ),
+                one,
+            )
 
-        return write_safetensors(out, planned, merged(), first.metadata)
+    return write_safetensors(out, planned, merged(), first.metadata)
+
+
+def _checked(tensor: Tensor, planned: Planned) -> Tensor:
+    if not tensor.to(planned.dtype).isfinite().all():
+        raise InvalidInput(
+            f"{planned.name} of the merged model holds NaN or infinity: one of the models does, or weights are too"
+            f" great for {str(planned.dtype).removeprefix('torch.')}"
+        )
+    return tensor
 
 
 def _check_equal(planned: Sequence[Planned], other: Shards) -> None:
@@ -278,7 +217,7 @@ def _check_equal(planned: Sequence[Planned], other: Shards) -> None:
     for name in sorted(shapes.keys() ^ set(other.names)):
         raise InvalidInput(f"{'lacks' if name in shapes else 'has also'} {name}", where=str(other.path))
     for name, shape in shapes.items():
-        if (actual := other.planned(name).shape) != shape:
+        if (actual := _planned(other, name).shape) != shape:
             raise InvalidInput(f"{name} has shape {list(actual)}, not {list(shape)}", where=str(other.path))
 
 
@@ -314,7 +253,7 @@ class MergeRequest(TrainingRequest):
         check_names(settings.models, stages, "models")
         if settings.method != "soup":
             check_names([self._base(stages)], stages, "base")
-        check_files(((path, Conversation) for path in settings.evaluate), self.tokenizer)
+        check_files(((path, Conversation) for path in settings.evaluate), self.tokenizer, self.date)
 
     def _base(self, stages: Collection[str]) -> str:
         """Returns the name of the base; the default is the last of the kinds of pre-training, or what came before."""
@@ -335,6 +274,7 @@ class MergeRequest(TrainingRequest):
             base=base and base[0],
             base_sha256=base and base[1],
             evaluations=[sha256_of(Path(path)) for path in settings.evaluate],
+            date=self.date,
         )
 
 
@@ -362,8 +302,7 @@ def named_weights(member: MemberToTrain, name: str, where: str) -> tuple[Path, s
     path = Path(name).resolve()
     if not path.is_dir():
         return path, sha256_of(path)
-    with Shards(path) as shards:
-        return path, content_hash([[file.name, sha256_of(file)] for file in shards.files])
+    return path, content_hash([[file.name, sha256_of(file)] for file in Shards(path).files])
 
 
 def _weights(member: MemberToTrain, name: str, where: str) -> tuple[Path, str]:
@@ -382,12 +321,10 @@ def _layout_of(path: Path) -> Layout:
     """
     if not path.is_dir():
         return checkpoint_layout(path)
-    with Shards(path) as shards:
-        if "layout" not in shards.metadata:
-            raise InvalidInput(
-                "its files name no layout; `nas import` converts a folder of transformers", where=str(path)
-            )
-        return Layout.parse(shards.metadata["layout"])
+    metadata = Shards(path).metadata
+    if "layout" not in metadata:
+        raise InvalidInput("its files name no layout; `nas import` converts a folder of transformers", where=str(path))
+    return Layout.parse(metadata["layout"])
 
 
 class Merge(GivenWeights):
@@ -399,6 +336,7 @@ class Merge(GivenWeights):
     base: Path | None
     base_sha256: str | None
     evaluations: list[str]
+    date: str
 
     def key_inputs(self) -> dict[str, Any]:
         return {
@@ -421,4 +359,4 @@ class Merge(GivenWeights):
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Returns the share of exact answers."""
-        return evaluated(model, self.settings.evaluate, self.tokenizer)
+        return evaluated(model, self.settings.evaluate, self.tokenizer, self.date)

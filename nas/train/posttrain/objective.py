@@ -28,8 +28,7 @@ def answer_nats(model: Model, inputs: Tensor, labels: Tensor) -> tuple[Tensor, T
         inputs: ids [B, T], padded at the end, which no earlier position depends on.
         labels: next ids [B, T]; `IGNORE` where no answer is.
     """
-    answers = labels != IGNORE
-    needed = answers.flip(1).cumsum(1).flip(1) > 0
+    answers, needed = labels != IGNORE, _needed(labels)
     features, targets = model.packed_features(inputs, needed)[answers[needed]], labels[answers]
     rows = max(1, _LOGITS_AT_ONCE // model.layout.vocab)
     chunks = zip(torch.split(features, rows), torch.split(targets, rows), strict=True)
@@ -37,28 +36,37 @@ def answer_nats(model: Model, inputs: Tensor, labels: Tensor) -> tuple[Tensor, T
     return torch.cat(nats), answers.nonzero()[:, 0]
 
 
+def _needed(labels: Tensor) -> Tensor:
+    """Returns which positions [B, T] stand at or before the last answer token of their row."""
+    return (labels != IGNORE).flip(1).cumsum(1).flip(1) > 0
+
+
 def _nats(model: Model, features: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model.logits(features).float(), labels, reduction="none")
 
 
 @contextmanager
-def dropped_embeddings(model: Model, share: float, seed: int) -> Iterator[None]:
+def dropped_embeddings(model: Model, share: float, labels: Tensor, seeds: Tensor) -> Iterator[None]:
     """Sets a random share of the values of token embeddings to zero and scales the others by 1 / (1 - share).
 
-    The LFM2 report (4.2.2) drops 10 % of the embeddings' values in fine-tuning and nothing inside of the model.
+    The LFM2 report (4.2.2) drops 10 % of the embeddings' values in fine-tuning and nothing inside of the model. Which
+    are dropped in a row depends on its seed alone, not on the other rows of its pass.
 
     Args:
-        model: its embedding is changed within the context.
+        model: computes `answer_nats` of the labels within the context.
         share: from 0 (nothing is dropped) to below 1.
-        seed: of the choice.
+        labels: of the rows, [B, T].
+        seeds: of the rows, [B].
     """
     if not share:
         yield
         return
-    generator = torch.Generator().manual_seed(seed)
+    rows = list(zip(seeds.tolist(), _needed(labels).sum(1).tolist(), strict=True))
 
     def drop(module: Any, arguments: Any, embedded: Tensor) -> Tensor:
-        retained = torch.rand(embedded.shape, generator=generator) >= share
+        size = embedded.shape[-1]
+        values = [torch.rand(tokens, size, generator=torch.Generator().manual_seed(seed)) for seed, tokens in rows]
+        retained = torch.cat(values).view(embedded.shape) >= share
         return embedded * (retained.to(embedded) / (1 - share))
 
     handle = model.embed.register_forward_hook(drop)

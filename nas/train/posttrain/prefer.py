@@ -35,8 +35,7 @@ from nas.train.posttrain.conversations import (
     Conversation,
     Preference,
     check_files,
-    read_lines,
-    read_numbered_lines,
+    read_placed_lines,
 )
 from nas.train.posttrain.filters import question_text, without_overlap
 from nas.train.posttrain.generation import evaluated, generate, loaded
@@ -49,15 +48,17 @@ from nas.train.posttrain.sft import (
     ConversationPlan,
     TokenisedConversations,
     TrainingSettings,
+    chat_of,
     evaluation_questions,
-    held_out_by_content,
+    held_out_by_question,
     padded,
     passes_of,
+    read_sayable,
     tokens_path,
 )
 from nas.train.pretrain.member_training import MemberToTrain, TrainingRequest
 
-PREFERENCES_VERSION = 2
+PREFERENCES_VERSION = 3
 """Part of keys: increase it with every change after which the same inputs give other preferences."""
 ACCURACY = "held-out preferences kept"
 
@@ -163,6 +164,8 @@ class PreferRequest(TrainingRequest):
                 *((path, Conversation) for path in (*settings.questions, *settings.evaluate)),
             ],
             self.tokenizer,
+            self.date,
+            skip=(*settings.pairs, *settings.questions) if settings.bad_lines == "skip" else (),
         )
         evaluation_questions((), settings.benchmarks)
         if settings.judge_command and shutil.which(settings.judge_command[0]) is None:
@@ -171,7 +174,7 @@ class PreferRequest(TrainingRequest):
             settings.judged_by()
 
     def plan(self, member: MemberToTrain, log: Log) -> Prefer:
-        weights, settings, chat = member.weights(), self.settings, ChatTokenizer.read(member.tokenizer)
+        weights, settings, chat = member.weights(), self.settings, chat_of(self, member, log)
         pair_hashes, question_hashes, evaluation_hashes = (
             [sha256_of(Path(path)) for path in files]
             for files in (settings.pairs, settings.questions, settings.evaluate)
@@ -190,17 +193,27 @@ class PreferRequest(TrainingRequest):
                 evaluations,
                 member.origin.checkpoint if sampled else None,
                 folder_sha256(Path(settings.judge_model)) if sampled and settings.judge_model else None,
+                _hashes_of_words(settings.judge_command) if sampled else None,
+                settings.bad_lines,
             ]
         )
         path = tokens_path(key)
         if not path.is_file():
-            pairs = [line for name in settings.pairs for line in read_lines(Path(name), Preference)]
+            read, bad = read_sayable(map(Path, settings.pairs), Preference, chat, settings.bad_lines)
+            if bad:
+                log(f"{bad:,} bad lines of pairs were skipped")
+            pairs = [line for lines in read for line in lines]
             texts = [question_text(pair.conversation(pair.chosen)) for pair in pairs]
             pairs = [pairs[index] for index in _apart(texts, evaluations, settings, log)]
             if settings.questions:
                 pairs += _on_policy(settings, member, loaded(member.layout, weights), chat, key, evaluations, log)
             _write_pairs(path, pairs, chat, settings, log)
-        return Prefer.from_weights(member, weights, settings, key, chat, evaluations=evaluation_hashes)
+        return Prefer.from_weights(member, weights, settings, key, chat, evaluations=evaluation_hashes, date=self.date)
+
+
+def _hashes_of_words(command: Sequence[str]) -> dict[str, str]:
+    """Returns the SHA-256 of the files that words of a command name: scripts of a judge and what they read."""
+    return {word: sha256_of(Path(word)) for word in command if Path(word).is_file()}
 
 
 _PATHS = {"pairs", "questions", "evaluate", "benchmarks", "judge_model"}
@@ -227,11 +240,14 @@ def _on_policy(
     """Yields preferences from sampled answers, chunk by chunk; chunks that were judged before are read."""
     folder = paths.cache() / "preferences" / key
     folder.mkdir(parents=True, exist_ok=True)
+    bad: list[str] | None = [] if settings.bad_lines == "skip" else None
     questions = [
-        (conversation, f"{path}:{number}")
+        (chat.plain(conversation), place)
         for path in settings.questions
-        for number, conversation in read_numbered_lines(Path(path), Conversation)
+        for place, conversation in chat.placed(read_placed_lines(Path(path), Conversation, chat.special, bad), bad)
     ]
+    if bad:
+        log(f"{len(bad):,} bad lines of questions were skipped")
     texts = [question_text(conversation) for conversation, _ in questions]
     questions = [questions[index] for index in _apart(texts, evaluations, settings, log)]
     judge = settings.judged_by()
@@ -239,9 +255,13 @@ def _on_policy(
         path = folder / f"{start // _QUESTIONS_AT_ONCE:05}.jsonl"
         if not path.is_file():
             chunk = questions[start : start + _QUESTIONS_AT_ONCE]
-            preferences = _judged(settings, member, model, chat, judge, chunk, start)
-            write_durably(path, "".join(preference.model_dump_json() + "\n" for preference in preferences).encode())
-            log(f"answered {start + len(chunk):,} of {len(questions):,} questions: {len(preferences)} preferences")
+            preferences, cut = _judged(settings, member, model, chat, judge, chunk, start)
+            lines = (preference.model_dump_json(exclude_unset=True) + "\n" for preference in preferences)
+            write_durably(path, "".join(lines).encode())
+            log(
+                f"answered {start + len(chunk):,} of {len(questions):,} questions: {len(preferences)} preferences;"
+                f" {cut} answers of more than {settings.answer_tokens} tokens dropped"
+            )
         for line in path.read_text("utf-8").splitlines():
             yield Preference.model_validate(json.loads(line))
 
@@ -254,7 +274,8 @@ def _judged(
     judge: Judge,
     numbered: Sequence[tuple[Conversation, str]],
     first: int,
-) -> list[Preference]:
+) -> tuple[list[Preference], int]:
+    """Returns preferences, and the number of sampled answers without an end, which are neither judged nor chosen."""
     questions = [chat.question(conversation.question, conversation.tools) for conversation, _ in numbered]
     repeated = [question for question in questions for _ in range(settings.samples)]
     seeds = [[settings.seed, first + i, j] for i in range(len(numbered)) for j in range(settings.samples)]
@@ -266,35 +287,39 @@ def _judged(
         [
             Sample(conversation, chat.answer_of(ids), place)
             for ids in answers[i * settings.samples : (i + 1) * settings.samples]
+            if ids[-1] in chat.ends
         ]
         for i, (conversation, place) in enumerate(numbered)
     ]
     references = [Sample(conversation, conversation.answer, place) for conversation, place in numbered]
     with member.timed("judge"):
-        scores = judge([*(sample for samples in sampled for sample in samples), *references])
-    preferences = []
-    for i, samples in enumerate(sampled):
-        theirs = scores[i * settings.samples : (i + 1) * settings.samples]
-        preferences.append(preference_of(samples, theirs, scores[len(numbered) * settings.samples + i]))
-    return [preference for preference in preferences if preference is not None]
+        scores = iter(judge([*(sample for samples in sampled for sample in samples), *references]))
+    by_question = [[next(scores) for _ in samples] for samples in sampled]
+    preferences = [
+        preference_of(reference, samples, theirs, score, chat.special)
+        for reference, samples, theirs, score in zip(references, sampled, by_question, scores, strict=True)
+    ]
+    cut = len(answers) - sum(map(len, sampled))
+    return [preference for preference in preferences if preference is not None], cut
 
 
 def _write_pairs(
     path: Path, pairs: Sequence[Preference], chat: ChatTokenizer, settings: PreferSettings, log: Log
 ) -> None:
     """Writes chosen and rejected answers in turn, those of a pair next to each other."""
-    encoded = []
+    encoded, conversations = [], []
     for pair in pairs:
         both = [chat.conversation(pair.conversation(answer), last=True) for answer in (pair.chosen, pair.rejected)]
         if all(len(ids) <= settings.length for ids, _ in both):
             encoded.append(both)
+            conversations.append(pair.conversation(pair.chosen))
     log(f"{len(encoded):,} preferences; {len(pairs) - len(encoded):,} longer than {settings.length:,} tokens dropped")
     if not encoded:
         raise InvalidInput(
             "no preference is left to train on: all answers to a question have one score, or are too long",
             where=", ".join((*settings.pairs, *settings.questions)),
         )
-    held_out = [held_out_by_content(both[0][0], settings.held_out) for both in encoded]
+    held_out = held_out_by_question(conversations, settings.held_out)
     rows = [row for both in encoded for row in both]
     flags = [out for out in held_out for _ in range(2)]
     TokenisedConversations.write(path, rows, [0] * len(rows), flags, {"pairs": len(encoded)})
@@ -308,7 +333,7 @@ class Prefer(ConversationPlan):
 
     def key_inputs(self) -> dict[str, Any]:
         # Without paths: the contents of files and folders are in `tokens`.
-        settings = self.settings.model_dump(mode="json", exclude=_PATHS)
+        settings = self.settings.model_dump(mode="json", exclude={*_PATHS, "bad_lines"})
         return {
             "prefer": settings,
             "preferences": self.tokens,
@@ -365,7 +390,7 @@ class Prefer(ConversationPlan):
             chosen, rejected = (rewards / (labels != IGNORE).sum(-1)).tolist()
             agreed += chosen > rejected
         metrics = {ACCURACY: agreed / len(pairs)} if len(pairs) else {}
-        return metrics | evaluated(model, self.settings.evaluate, self.tokenizer)
+        return metrics | evaluated(model, self.settings.evaluate, self.tokenizer, self.date)
 
     def _batch(self, data: TokenisedConversations, pairs: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns inputs and labels of both answers of each pair, [2 B, T]."""

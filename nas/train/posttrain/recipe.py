@@ -1,6 +1,7 @@
 """The stages of a member from text to chat as one list in a YAML file, and running them in turn.
 
     tokenizer: tokenizer.json          # none: that of `start`, or the member's own
+    date: 2025-01-01                   # today, for chat templates that name it
     start: adapted/                    # none: weights of the stages themselves; see `nas.train.posttrain.start`
     stages:
       - {kind: pretrain, corpus: [texts/], settings: {tokens: 20000000}}
@@ -16,6 +17,7 @@ the one that was interrupted resumes, so a run continues by being started again.
 
 from __future__ import annotations
 
+import datetime
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -44,6 +46,7 @@ from nas.train.pretrain.next_token import LongRequest, PretrainingRequest
 from nas.train.pretrain.recipe import Settings
 from nas.train.release.files import find_member, tokenizer_of
 from nas.train.release.options import FileOptions
+from nas.train.release.templates import DATE
 
 _NAME = r"^$|^[a-z0-9][a-z0-9_-]{0,63}$"
 
@@ -176,6 +179,9 @@ class PostTrainingRecipe(_Config):
 
     tokenizer: str | None = None
     start: str | None = Field(None, description="folder of `nas adapt` or of transformers, with the first weights")
+    date: datetime.date = Field(
+        datetime.date.fromisoformat(DATE), description="today, for chat templates that name it: weights depend on it"
+    )
     stages: tuple[AnyStage, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -203,7 +209,8 @@ class PostTrainingRecipe(_Config):
             request = stage.request(names)
             if isinstance(request, PretrainingRequest) and isinstance(after, LongStage):
                 request = replace(request, only=request.only or "pretrain")
-            requests.append(replace(request, tokenizer=tokenizer, name=stage.name, origin=stage.origin))
+            more = {"tokenizer": tokenizer, "name": stage.name, "origin": stage.origin, "date": str(self.date)}
+            requests.append(replace(request, **more))
         return requests
 
 

@@ -16,7 +16,7 @@ import torch
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.train.posttrain.judges import Sample
-from nas.train.posttrain.merging import Shards
+from nas.train.release.shards import ADAPTER, ADAPTER_PROBLEM, Shards
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
@@ -45,10 +45,9 @@ class RewardModel:
         if not folder.is_dir():
             raise InvalidInput("no such folder", where=f"judge_model: {folder}")
         self._where = f"judge_model: {folder}"
-        with Shards(folder):  # an index of shards names no file outside of the folder
-            pass
-        if (folder / "adapter_config.json").exists():
-            raise InvalidInput("holds an adapter: merge it into its model first", where=self._where)
+        if (folder / ADAPTER).exists():
+            raise InvalidInput(ADAPTER_PROBLEM, where=self._where)
+        Shards(folder)  # an index of shards names no file outside of the folder
         transformers.utils.logging.disable_progress_bar()
         try:
             config: Any = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
@@ -83,7 +82,7 @@ class RewardModel:
 
     def _score(self, sample: Sample) -> float:
         conversation = sample.conversation
-        messages = [message.model_dump() for message in conversation.question]
+        messages = [message.variables() for message in conversation.question]
         messages.append({"role": "assistant", "content": sample.answer})
         try:
             tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in conversation.tools] or None

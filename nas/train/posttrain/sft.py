@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -29,7 +29,14 @@ from nas.core.task import IGNORE
 from nas.model.nn.fit import Log, TrainingPhase, Worker, save_tensors
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
-from nas.train.posttrain.conversations import ChatTokenizer, Conversation, check_files, read_lines
+from nas.train.posttrain.conversations import (
+    AnyLine,
+    ChatTokenizer,
+    Conversation,
+    check_files,
+    read_lines,
+    read_placed_lines,
+)
 from nas.train.posttrain.curriculum import CURRICULUM, CurriculumSettings, curriculum_inputs, solved_shares, solvers
 from nas.train.posttrain.filters import (
     Filters,
@@ -46,9 +53,9 @@ from nas.train.posttrain.objective import answer_nats, dropped_embeddings
 from nas.train.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
 from nas.train.pretrain.recipe import Schedule
 
-CONVERSATIONS_VERSION = 3
+CONVERSATIONS_VERSION = 4
 """Part of keys: increase it with every change after which the same files give other ids or another selection."""
-PASSES_VERSION = 2
+PASSES_VERSION = 3
 """Part of keys: increase it when steps are split into other passes, which round and drop other values."""
 HELD_OUT = "loss on held-out answers"
 
@@ -82,6 +89,11 @@ class TrainingSettings(_Settings):
     eps: float = Field(1e-8, gt=0)
     clip: float = Field(1.0, gt=0)
     balance_rate: float = Field(0.0, ge=0, description="step of the experts' bias")
+    bad_lines: Literal["refuse", "skip"] = Field(
+        "refuse",
+        exclude_if=lambda what: what == "refuse",
+        description="of files to train on, or to answer: what is done with those that cannot be used",
+    )
     seed: int = Field(0, ge=0)
 
     def optimiser(self) -> Optimiser:
@@ -155,7 +167,34 @@ def evaluation_questions(files: Iterable[str], benchmarks: str | None) -> list[s
     return texts
 
 
-def select(files: Sequence[Path], evaluations: Sequence[str], filters: Filters, chat: ChatTokenizer) -> Selected:
+def chat_of(request: TrainingRequest, member: MemberToTrain, log: Log) -> ChatTokenizer:
+    """Returns the tokenizer of a training; `log` takes a line where its chat template names the date."""
+    chat = ChatTokenizer.read(member.tokenizer, request.date)
+    if chat.dated:
+        log(f"the chat template names the date, which is {request.date} for it; `date` of the recipe sets another")
+    return chat
+
+
+def read_sayable(
+    files: Iterable[Path], kind: type[AnyLine], chat: ChatTokenizer, bad_lines: Literal["refuse", "skip"]
+) -> tuple[list[list[AnyLine]], int]:
+    """Returns the lines of each file that can be trained on, and the number of bad ones that were skipped.
+
+    Raises:
+        InvalidInput: a file has problems that are not skipped, named by line.
+    """
+    bad: list[str] | None = [] if bad_lines == "skip" else None
+    placed = [chat.placed(read_placed_lines(path, kind, chat.special, bad), bad) for path in files]
+    return [[line for _, line in lines] for lines in placed], len(bad or ())
+
+
+def select(
+    files: Sequence[Path],
+    evaluations: Sequence[str],
+    filters: Filters,
+    chat: ChatTokenizer,
+    bad_lines: Literal["refuse", "skip"] = "refuse",
+) -> Selected:
     """Reads conversations and drops those that the filters exclude.
 
     Args:
@@ -163,15 +202,16 @@ def select(files: Sequence[Path], evaluations: Sequence[str], filters: Filters, 
         evaluations: questions that training data may not overlap.
         filters: to apply.
         chat: tokenizer of the member.
+        bad_lines: see `TrainingSettings`.
 
     Raises:
         InvalidInput: a file has problems, named by line, or every conversation was dropped.
     """
-    read = [read_lines(path, Conversation) for path in files]
+    read, bad = read_sayable(files, Conversation, chat, bad_lines)
     conversations = [conversation for lines in read for conversation in lines]
     sources = [number for number, lines in enumerate(read) for _ in lines]
     selected = list(range(len(conversations)))
-    dropped: dict[str, int] = {}
+    dropped = {"bad lines": bad} if bad_lines == "skip" else {}
 
     def keep(name: str, indices: Sequence[int]) -> None:
         nonlocal selected
@@ -258,9 +298,17 @@ class TokenisedConversations:
         return int(self._answers[self._starts[index] + 1 : self._starts[index + 1]].sum())
 
 
-def held_out_by_content(ids: NDArray[np.int32], share: float) -> bool:
-    """Returns whether a conversation is among the share that is held out; it depends on its ids alone."""
-    return int(content_hash(ids.tolist())[:8], 16) < share * 2**32
+def held_out_by_question(conversations: Sequence[Conversation], share: float) -> list[bool]:
+    """Returns which conversations are among the share that is held out: all of a question, or none.
+
+    Raises:
+        InvalidInput: all of them are.
+    """
+    keys = [content_hash(question_text(conversation)) for conversation in conversations]
+    held_out = [int(key[:8], 16) < share * 2**32 for key in keys]
+    if all(held_out):
+        raise InvalidInput(f"all {len(held_out)} conversations are of questions that are held out", where="held_out")
+    return held_out
 
 
 class Mixture:
@@ -360,8 +408,9 @@ class SftRequest(TrainingRequest):
 
     def check(self, stages: Collection[str]) -> None:
         super().check(stages)
-        files = [*(source.path for source in self.settings.data), *self.settings.evaluate]
-        check_files(((path, Conversation) for path in files), self.tokenizer)
+        data = [source.path for source in self.settings.data]
+        files = ((path, Conversation) for path in (*data, *self.settings.evaluate))
+        check_files(files, self.tokenizer, self.date, skip=data if self.settings.bad_lines == "skip" else ())
         evaluation_questions((), self.settings.benchmarks)
         if self.settings.filters.languages:
             check_languages(self.settings.filters.languages)
@@ -374,12 +423,13 @@ class SftRequest(TrainingRequest):
         for name in settings.models:
             if name not in stages and Path(name).is_dir():
                 raise InvalidInput(f"{name} is a folder; models that are asked are files of weights", where=where)
-        lines = (line for source in self.settings.data for line in read_lines(Path(source.path), Conversation))
+        paths = (Path(source.path) for source in self.settings.data)
+        lines = (line for path in paths for _, line in read_placed_lines(path, Conversation, bad=[]))
         if not settings.models and all(line.solved is None for line in lines):
             raise InvalidInput("name models, or give conversations a share `solved`", where=CURRICULUM)
 
     def plan(self, member: MemberToTrain, log: Log) -> Sft:
-        weights, settings, chat = member.weights(), self.settings, ChatTokenizer.read(member.tokenizer)
+        weights, settings, chat = member.weights(), self.settings, chat_of(self, member, log)
         tokenizer = sha256_of(member.tokenizer)
         files = [Path(source.path) for source in settings.data]
         evaluations = evaluation_questions(settings.evaluate, settings.benchmarks)
@@ -392,6 +442,7 @@ class SftRequest(TrainingRequest):
                 chat.identity,
                 settings.filters.model_dump(mode="json"),
                 settings.held_out,
+                settings.bad_lines,
                 [sha256_of(path) for path in files],
                 evaluations,
                 detector_version() if settings.filters.languages else None,
@@ -400,16 +451,21 @@ class SftRequest(TrainingRequest):
         )
         path = tokens_path(key)
         if not path.is_file():
-            selected = select(files, evaluations, settings.filters, chat)
+            selected = select(files, evaluations, settings.filters, chat, settings.bad_lines)
             rows = [chat.conversation(conversation) for conversation in selected.conversations]
-            held_out = [held_out_by_content(ids, settings.held_out) for ids, _ in rows]
+            held_out = held_out_by_question(selected.conversations, settings.held_out)
             solved = None
             if curriculum:
-                solved = solved_shares(curriculum, ensemble, selected.conversations, member.tokenizer, log)
+                solved = solved_shares(curriculum, ensemble, selected.conversations, chat, log)
             TokenisedConversations.write(path, rows, selected.sources, held_out, selected.dropped, solved)
             dropped = ", ".join(f"{name} {count:,}" for name, count in selected.dropped.items() if count)
             log(f"{len(selected.conversations):,} conversations; dropped: {dropped or 'none'}")
-        return Sft.from_weights(member, weights, settings, key, chat)
+        return Sft.from_weights(member, weights, settings, key, chat, date=self.date)
+
+
+def _seed(seed: int, number: int) -> int:
+    """Returns the seed of what is dropped of the conversation that is read as number `number`."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
 def tokens_path(key: str) -> Path:
@@ -426,6 +482,7 @@ class ConversationPlan(TrainingPlan):
     weights: Path
     weights_sha256: str
     pad: int
+    date: str
 
     @classmethod
     def from_weights(
@@ -437,7 +494,7 @@ class ConversationPlan(TrainingPlan):
         chat: ChatTokenizer,
         **fields: Any,
     ) -> Self:
-        """Returns the plan of a member's training from `weights`; `fields` are those of the subclass."""
+        """Returns the plan of a member's training from `weights`; `fields` are those of the subclass, and `date`."""
         return cls.of(
             member,
             settings.seed,
@@ -477,6 +534,7 @@ class Sft(ConversationPlan):
             "evaluate": True,
             "benchmarks": True,
             "curriculum": True,
+            "bad_lines": True,
         }
         settings = self.settings.model_dump(mode="json", exclude=apart)
         return {
@@ -502,21 +560,24 @@ class Sft(ConversationPlan):
         steps, most = settings.steps(mixture.epoch), worker.most_tokens(*TOKENS_AT_ONCE)
 
         def passes(step: int) -> list[tuple[Tensor, ...]]:
-            drawn = [mixture[number] for number in range(step * settings.batch, (step + 1) * settings.batch)]
+            numbers = range(step * settings.batch, (step + 1) * settings.batch)
+            drawn = [mixture[number] for number in numbers]
             counted = sum(map(data.answer_tokens, drawn))
             conversations = [data.conversation(index) for index in drawn[worker.rank :: worker.world]]
+            seeds = [_seed(settings.seed, number) for number in numbers[worker.rank :: worker.world]]
             batches: list[tuple[Tensor, ...]] = []
-            for number, places in enumerate(passes_of([len(inputs) for inputs, _ in conversations], most)):
-                seed = np.random.SeedSequence([settings.seed, step, worker.rank, number]).generate_state(1)[0]
+            for places in passes_of([len(inputs) for inputs, _ in conversations], most):
                 inputs = padded([conversations[place][0] for place in places], self.pad)
                 labels = padded([conversations[place][1] for place in places], IGNORE)
-                batches.append((inputs, labels, torch.tensor([counted, int(seed)])))
+                batches.append(
+                    (inputs, labels, torch.tensor([seeds[place] for place in places]), torch.tensor(counted))
+                )
             return batches
 
-        def loss(model: Any, inputs: Tensor, labels: Tensor, about: Tensor) -> Tensor:
-            with dropped_embeddings(model, settings.dropout, int(about[1])):
+        def loss(model: Any, inputs: Tensor, labels: Tensor, seeds: Tensor, counted: Tensor) -> Tensor:
+            with dropped_embeddings(model, settings.dropout, labels, seeds):
                 nats, _ = answer_nats(model, inputs, labels)
-            return nats.sum() / about[0]
+            return nats.sum() / counted
 
         tokens = round(float(data.lengths[~data.held_out].mean()) * settings.batch)
         return [TrainingPhase("sft", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
@@ -534,4 +595,4 @@ class Sft(ConversationPlan):
             nats, _ = answer_nats(model, inputs, labels)
             total, count = total + float(nats.double().sum()), count + len(nats)
         metrics = {HELD_OUT: total / count} if count else {}
-        return metrics | evaluated(model, self.settings.evaluate, self.tokenizer)
+        return metrics | evaluated(model, self.settings.evaluate, self.tokenizer, self.date)

@@ -157,7 +157,7 @@ TASKS: dict[str, Callable[[Random], Conversation]] = {
 
 def is_test(conversation: Conversation) -> bool:
     """Returns whether a conversation is in the test set, by the hash of its question."""
-    text = "\n".join(message.content for message in conversation.question)
+    text = "\n".join(message.said for message in conversation.question)
     return zlib.crc32(text.encode()) < _TEST_SHARE * 2**32
 
 

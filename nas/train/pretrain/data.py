@@ -243,7 +243,7 @@ def tokenise(source: Source, vocabulary: Vocabulary, fim: Fim | None, seed: int,
         with (folder / "heldout.bin").open("wb") as file:
             scored = _write(file, vocabulary.encode_documents(map(vocabulary.document, held_out)), dtype)
         index = _Index(np.dtype(dtype).name, train, scored, sum(len(text.encode()) for text in held_out))
-        (folder / "index.json").write_text(json.dumps(asdict(index)))
+        (folder / "index.json").write_text(json.dumps(asdict(index)), encoding="utf-8")
 
     return open_tokens(source.name, stored_folder("tokens", TOKENS_VERSION, inputs, write).name)
 
@@ -255,7 +255,7 @@ def open_tokens(name: str, key: str) -> Tokens:
         FileNotFoundError: they were removed from the cache.
     """
     folder = paths.cache() / "tokens" / key
-    index = _Index(**json.loads((folder / "index.json").read_text()))
+    index = _Index(**json.loads((folder / "index.json").read_text(encoding="utf-8")))
     return Tokens(
         name,
         key,

@@ -47,6 +47,7 @@ from nas.core.durable import locked, write_durably
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError, UnknownName
 from nas.core.family import TRAINING, Family, Member, MemberTraining, read_record, write_record
 from nas.core.layout import Layout
+from nas.core.progress import Progress
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of, thinned
@@ -57,6 +58,7 @@ from nas.search.compute.ray import RayCompute
 from nas.train.release.files import find_member, tokenizer_of, write_files
 from nas.train.release.model_tokenizer import read_member_tokenizer
 from nas.train.release.options import FileOptions
+from nas.train.release.templates import DATE
 from nas.train.release.tokenizer import require_fit
 
 TRAINER_VERSION = 3
@@ -138,6 +140,7 @@ class TrainingRequest(ABC):
         files: files to write afterwards; name, tokenizer and the card's content come from the member.
         name: by which later stages name the training; empty: its kind.
         origin: name or kind of the earlier training to start from; empty: the last one.
+        date: of chat templates that name it, YYYY-MM-DD.
     """
 
     kind: ClassVar[str]
@@ -148,6 +151,7 @@ class TrainingRequest(ABC):
     files: FileOptions = field(default_factory=FileOptions)
     name: str = ""
     origin: str = ""
+    date: str = DATE
 
     def check(self, stages: Collection[str]) -> None:
         """Checks what does not depend on results of earlier trainings, such as files of data, before they begin.
@@ -491,7 +495,7 @@ def run_workers(work: Work, workers: int, log: Log) -> dict[str, Any]:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             reason = lines[-1] if lines else type(error).__name__
             raise _failure(folder) or InfrastructureFailed(f"training stopped: {reason}") from error
-    outcome: dict[str, Any] = json.loads((folder / _OUTCOME).read_text())
+    outcome: dict[str, Any] = json.loads((folder / _OUTCOME).read_text(encoding="utf-8"))
     return outcome
 
 
@@ -575,7 +579,7 @@ def _reset_peak_memory(device: torch.device) -> bool:
         torch.cuda.reset_peak_memory_stats(device)
         return True
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return False
     return True
@@ -584,7 +588,7 @@ def _reset_peak_memory(device: torch.device) -> bool:
 def _peak_memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
 
 
@@ -596,7 +600,7 @@ def _precision(device: torch.device) -> AbstractContextManager[object]:
 def _failure(folder: Path) -> NasError | None:
     """Returns the error that a worker reported."""
     try:
-        outcome = json.loads((folder / _OUTCOME).read_text())
+        outcome = json.loads((folder / _OUTCOME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     if outcome.get("failed") == CandidateFailed.__name__:
@@ -616,7 +620,7 @@ def _followed(path: Path, log: Log) -> Iterator[None]:
             while True:
                 over = ended.wait(0.5)
                 for line in file:
-                    log(line.rstrip("\n"))
+                    log(Progress.read(line.rstrip("\n")))
                 if over:
                     return
 

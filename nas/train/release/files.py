@@ -46,8 +46,7 @@ from nas.core.family import (
 )
 from nas.core.layout import Layout
 from nas.measure.runtimes import RUNTIMES
-from nas.measure.runtimes.base import RandomWeights, ReleasePart, ReleaseRequest, Weights
-from nas.measure.runtimes.checkpoint_file import StateDict
+from nas.measure.runtimes.base import RandomWeights, ReleasePart, ReleaseRequest, StateDict, Weights
 from nas.train.release import huggingface
 from nas.train.release.huggingface import checkpoint_of, open_weights
 from nas.train.release.model_card import card, card_key, write_card
@@ -58,7 +57,7 @@ from nas.train.release.tokenizer import MemberTokenizer, byte_tokenizer, require
 Log = Callable[[str], None]
 
 PARTIAL = "files.partial.json"
-FILES_VERSION = 5
+FILES_VERSION = 6
 """Increase it with every change to this package that changes the bytes of a file."""
 
 _LOCK_S = 4 * 3600.0

@@ -22,8 +22,8 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile
-from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights
-from nas.measure.runtimes.checkpoint_file import CheckpointFile, Floats, StateDict
+from nas.measure.runtimes.base import Checkpoint, Floats, RandomWeights, StateDict, Weights
+from nas.measure.runtimes.checkpoint_file import CheckpointFile
 from nas.measure.runtimes.writing import Piece, hashed, replacing
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import Weights as Part
@@ -189,6 +189,7 @@ def _generation_config(tokenizer: MemberTokenizer) -> dict[str, Any]:
 
 
 def _write(path: Path, content: bytes) -> PlanFile:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         return hashed([content], partial)
 

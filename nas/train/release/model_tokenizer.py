@@ -7,6 +7,9 @@ another tokenizer, a model has no GGUF files.
     llama-bpe   Llama 3, SmolLM3, LFM2: numbers of up to three digits; whole words first (ignore_merges)
     dbrx        Granite 4: the same, without whole words first
     qwen2       Qwen2 and Qwen3: single digits
+    qwen35      Qwen3.5: the same, with marks as parts of words
+    tekken      Mistral Nemo, Ministral: words by upper and lower case; whole words first
+    gpt-4o      Phi-4-mini: the same, with contractions, and numbers of up to three digits
     smollm      SmolLM2, Granite 3: single digits, then GPT-2's expression
     gpt-2       GPT-2's expression
 """
@@ -14,7 +17,7 @@ another tokenizer, a model has no GGUF files.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,13 +26,16 @@ from typing import Any, TypeGuard
 from tokenizers import Tokenizer
 
 from nas.core.canonical import content_hash
+from nas.core.downloads import download_problem
 from nas.core.errors import InvalidInput, Unsupported
 from nas.measure.runtimes.base import Purpose, Vocabulary
+from nas.train.release.templates import DEFAULT, TURN, rendered
 from nas.train.release.tokenizer import (
     Marks,
     MemberTokenizer,
     bytes_problem,
     json_bytes,
+    kind_problem,
     merges_of,
     own_problem,
     read_content,
@@ -39,9 +45,10 @@ from nas.train.release.tokenizer import (
 CONFIG = "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
-_MODEL = "config.json"
-_GENERATION = "generation_config.json"
-_BESIDE = (CONFIG, SPECIAL_MAP, TEMPLATE, _MODEL, _GENERATION)
+MODEL = "config.json"
+GENERATION = "generation_config.json"
+_SETTINGS = (CONFIG, SPECIAL_MAP, MODEL, GENERATION)
+_TEMPLATES = "additional_chat_templates/*.jinja"
 _BYTES = 1 << 22
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """Usual names of the token behind a document. A model that answers in turns names another one as its end."""
@@ -62,21 +69,53 @@ def _in_turn(*parts: _Json) -> _Json:
     return {"type": "Sequence", "pretokenizers": list(parts)}
 
 
-def _split_by(numbers: str) -> list[_Json]:
-    """Returns the pre-tokenizers of one expression, which is written in two ways."""
-    expressions = [f"{contractions}|{_WORDS}|{numbers}|{_REST}" for contractions in _CONTRACTIONS]
+def _split_by(expressions: Iterable[str]) -> list[_Json]:
+    """Returns the pre-tokenizers of expressions."""
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
     return [_in_turn(split | {"pattern": {"Regex": expression}}, _byte_level(False)) for expression in expressions]
 
 
+def _words_and(numbers: str) -> list[_Json]:
+    """Returns the pre-tokenizers of one expression, which is written in two ways."""
+    return _split_by(f"{contractions}|{_WORDS}|{numbers}|{_REST}" for contractions in _CONTRACTIONS)
+
+
+def _by_case(contractions: str, numbers: str) -> list[_Json]:
+    upper, lower = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+    words = (rf"[^\r\n\p{{L}}\p{{N}}]?[{upper}]{a}[{lower}]{b}{contractions}" for a, b in ("*+", "+*"))
+    return _split_by(["|".join((*words, numbers, _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1)))])
+
+
 _DIGITS = {"type": "Digits", "individual_digits": True}
+_MARKED = rf"{_CONTRACTIONS[0]}|{_WORDS}|\p{{N}}|{_REST}".replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(
+    r" ?[^\s\p{L}\p{N}]", r" ?[^\s\p{L}\p{M}\p{N}]"
+)
 _KNOWN: list[tuple[list[_Json], Mapping[bool, str]]] = [
-    (_split_by(r"\p{N}{1,3}"), {True: "llama-bpe", False: "dbrx"}),
-    (_split_by(r"\p{N}"), {False: "qwen2"}),
+    (_words_and(r"\p{N}{1,3}"), {True: "llama-bpe", False: "dbrx"}),
+    (_words_and(r"\p{N}"), {False: "qwen2"}),
+    (_split_by([_MARKED]), {False: "qwen35"}),
+    (_by_case("", r"\p{N}"), {True: "tekken"}),
+    (_by_case(rf"{_CONTRACTIONS[0]}?", r"\p{N}{1,3}"), {False: "gpt-4o"}),
     ([_in_turn(_DIGITS, _byte_level(True))], {False: "smollm"}),
     ([_byte_level(True)], {False: "gpt-2"}),
 ]
 """Pre-tokenizers of tokenizer.json, and ignore_merges -> llama.cpp's name."""
+_ALIKE = {
+    **dict.fromkeys(("llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral", "midm-2.0"), "llama-bpe"),
+    **dict.fromkeys(("smaug-bpe",), "dbrx"),
+    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "stablelm2"), "qwen2"),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), "smollm"),
+    **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "mellum", "trillion", "granite-docling"), "gpt-2"),
+    **dict.fromkeys(("llama4", "kanana2"), "gpt-4o"),
+}
+"""llama.cpp's other names -> one for the same."""
+
+
+def pre_tokenizer_of(name: str) -> tuple[_Json, bool] | None:
+    """Returns the pre-tokenizer that llama.cpp calls so, and ignore_merges; None: it is not known here."""
+    same = _ALIKE.get(name, name)
+    entries = ((forms[-1], ignore) for forms, names in _KNOWN for ignore, called in names.items() if called == same)
+    return next(entries, None)
 
 
 @dataclass(frozen=True)
@@ -93,7 +132,7 @@ class ModelTokenizer(MemberTokenizer):
     @cached_property
     def settings(self) -> Mapping[str, Mapping[str, Any]]:
         """Name -> JSON of the files beside it."""
-        return {name: json.loads(self.beside.get(name, b"{}")) for name in _BESIDE if name != TEMPLATE}
+        return {name: json.loads(self.beside.get(name, b"{}")) for name in _SETTINGS}
 
     @property
     def marks(self) -> Marks:
@@ -112,24 +151,58 @@ class ModelTokenizer(MemberTokenizer):
         before, _ = self._around
         return Marks(before[0] if before else end, end)
 
-    @property
-    def chat_template(self) -> str | None:
-        """The model's chat template: a file of its own, or in the tokenizer's settings."""
-        template = self.beside.get(TEMPLATE, b"").decode("utf-8") or self.settings[CONFIG].get("chat_template")
-        return template if isinstance(template, str) else None
+    @cached_property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The model's chat templates: files of their own, or in the tokenizer's settings."""
+        files = {
+            (DEFAULT if name == TEMPLATE else Path(name).stem): content.decode("utf-8")
+            for name, content in self.beside.items()
+            if name.endswith(".jinja")
+        }
+        if files:
+            return files
+        setting = self.settings[CONFIG].get("chat_template")
+        if isinstance(setting, list):  # of objects with name and template
+            setting = {one.get("name"): one.get("template") for one in setting if isinstance(one, dict)}
+        templates = setting if isinstance(setting, dict) else {DEFAULT: setting}
+        return {str(name): text for name, text in templates.items() if isinstance(text, str) and text}
+
+    @cached_property
+    def named(self) -> Mapping[str, str]:
+        """Name -> token, as the tokenizer's settings have them."""
+        files = [CONFIG] if "added_tokens_decoder" in self.settings[CONFIG] else [CONFIG, SPECIAL_MAP]
+        settings = {name: value for file in files for name, value in self.settings[file].items()}
+        more = settings.get("extra_special_tokens")
+        settings |= more if isinstance(more, dict) else {}
+        texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in settings.items()}
+        return {name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)}
 
     def fits(self, rows: int) -> bool:
         return self.size <= rows  # rows of the embedding may be without a token
 
-    @property
+    @cached_property
     def ends(self) -> tuple[int, ...]:
-        """Tokens that end an answer."""
-        for name in (_GENERATION, _MODEL):
+        """Tokens that end an answer: those of the model's settings, and what its chat templates put behind answers."""
+        tokens: list[int] = []
+        for name in (GENERATION, MODEL):
             setting = self.settings[name].get("eos_token_id")
             values = setting if isinstance(setting, list) else [setting]
-            if tokens := tuple(value for value in values if self._is_token(value)):
-                return tokens
-        return tuple(token for token in (self._named("eos_token"),) if token is not None)
+            tokens = tokens or [value for value in values if self._is_token(value)]
+        if not tokens and (token := self._named("eos_token")) is not None:
+            tokens = [token]
+        return tuple(dict.fromkeys((*tokens, *self._ends_of_turns())))
+
+    def _ends_of_turns(self) -> Iterator[int]:
+        for template in self.chat_templates.values():
+            try:
+                text = rendered(template, {**TURN, **self.named}, "")
+            except InvalidInput:  # said where conversations are rendered
+                continue
+            _, answer, behind = text.rpartition(TURN["messages"][-1]["content"])
+            added = self.tokenizer.get_added_tokens_decoder().items()
+            ends = [(len(token.content), i) for i, token in added if behind.lstrip().startswith(token.content)]
+            if answer and ends:
+                yield max(ends)[1]
 
     def ids(self) -> dict[Purpose, int]:
         """Returns purpose -> id of a special token, as the tokenizer's files and then the model's have them."""
@@ -137,7 +210,7 @@ class ModelTokenizer(MemberTokenizer):
         purposes: tuple[Purpose, ...] = ("bos", "eos", "pad")
         for purpose in purposes:
             values: list[Any] = [self._named(f"{purpose}_token")]
-            values += [self.settings[name].get(f"{purpose}_token_id") for name in (_GENERATION, _MODEL)]
+            values += [self.settings[name].get(f"{purpose}_token_id") for name in (GENERATION, MODEL)]
             firsts = (value[0] if isinstance(value, list) and value else value for value in values)
             if tokens := [value for value in firsts if self._is_token(value)]:
                 ids[purpose] = tokens[0]
@@ -173,7 +246,8 @@ class ModelTokenizer(MemberTokenizer):
         yield "tokenizer.json", self.content
         config = {name: value for name, value in self.settings[CONFIG].items() if name != "auto_map"}
         yield CONFIG, json_bytes(config or {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context})
-        yield from ((name, self.beside[name]) for name in (SPECIAL_MAP, TEMPLATE) if name in self.beside)
+        carried = (name for name in self.beside if name == SPECIAL_MAP or name.endswith(".jinja"))
+        yield from ((name, self.beside[name]) for name in carried)
 
     def describe(self) -> str:
         """Returns the hash of its content, for result keys."""
@@ -190,12 +264,8 @@ class ModelTokenizer(MemberTokenizer):
 
     def _named(self, name: str) -> int | None:
         """Returns the token that the tokenizer's settings name."""
-        for file in (CONFIG, SPECIAL_MAP):
-            setting = self.settings[file].get(name)
-            text = setting.get("content") if isinstance(setting, dict) else setting
-            if isinstance(text, str) and (token := self.tokenizer.token_to_id(text)) is not None:
-                return int(token)
-        return None
+        token = self.tokenizer.token_to_id(self.named.get(name, ""))
+        return None if token is None else int(token)
 
     def _is_token(self, value: object) -> TypeGuard[int]:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 32:
@@ -204,8 +274,10 @@ class ModelTokenizer(MemberTokenizer):
 
     def _gguf_problem(self, about: Mapping[str, Any]) -> str | None:
         """Returns why llama.cpp would give other tokens; None: it gives the same."""
-        if problem := bytes_problem(self.tokenizer, about):
+        if problem := kind_problem(about):
             return problem
+        if about["model"].get("unk_token") is not None and bytes_problem(self.tokenizer, about):
+            return "bytes without a token become its token for what is unknown"
         if about.get("normalizer") not in (None, {"type": "NFC"}):
             return f"text is changed before it is split ({about['normalizer'].get('type')})"
         if _pre_tokenizer(about) is None:
@@ -244,10 +316,11 @@ def read_model_tokenizer(path: Path) -> MemberTokenizer:
         InvalidInput: one of them cannot be read.
     """
     content, about = read_content(path)
-    files = {name: path.with_name(name) for name in _BESIDE}
-    if not files[CONFIG].is_file() and own_problem(Tokenizer.from_buffer(content), about) is None:
+    folder = path.parent
+    if not (folder / CONFIG).is_file() and own_problem(Tokenizer.from_buffer(content), about) is None:
         return MemberTokenizer(content)
-    return ModelTokenizer(content, {name: _checked(file) for name, file in files.items() if file.is_file()})
+    files = [*(folder / name for name in (*_SETTINGS, TEMPLATE)), *sorted(folder.glob(_TEMPLATES))]
+    return ModelTokenizer(content, {str(file.relative_to(folder)): _checked(file) for file in files if file.is_file()})
 
 
 def read_member_tokenizer(path: Path) -> MemberTokenizer:
@@ -268,11 +341,12 @@ def _checked(path: Path) -> bytes:
         raise InvalidInput(f"larger than {_BYTES:,} bytes", where=str(path))
     content = path.read_bytes()
     try:
-        text = content.decode("utf-8")
-        if path.name != TEMPLATE and not isinstance(json.loads(text), dict):
+        content.decode("utf-8")
+        if path.suffix != ".jinja" and not isinstance(json.loads(content), dict):
             raise InvalidInput("no JSON object", where=str(path))
     except (ValueError, RecursionError) as error:
         if isinstance(error, InvalidInput):
             raise
-        raise InvalidInput(f"no {'text' if path.name == TEMPLATE else 'JSON'}: {error}", where=str(path)) from error
+        kind, problem = "text" if path.suffix == ".jinja" else "JSON", download_problem(path, str(error))
+        raise InvalidInput(f"no {kind}: {problem}", where=str(path)) from error
     return content

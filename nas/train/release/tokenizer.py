@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer, models, processors
 
 from nas.core.canonical import content_hash
+from nas.core.downloads import download_problem
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Purpose, Vocabulary
 from nas.model.text.bpe import BYTES, assembled, byte_letters
+from nas.train.release.templates import DEFAULT
 
 PAD = "<|pad|>"
 BOS = "<|startoftext|>"
@@ -115,9 +117,19 @@ class MemberTokenizer:
         return None
 
     @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """Name -> chat template, in Jinja; empty: there is none. See `nas.train.release.templates`."""
+        return {DEFAULT: chat_template()} if self.special else {}
+
+    @property
     def chat_template(self) -> str | None:
-        """The chat template, in Jinja; None: there is none."""
-        return chat_template() if self.special else None
+        """The chat template for all conversations; None: there is none."""
+        return self.chat_templates.get(DEFAULT)
+
+    @property
+    def named(self) -> Mapping[str, str]:
+        """Name -> token, of those that chat templates get by name."""
+        return {"bos_token": BOS, "eos_token": END_OF_TURN, "pad_token": PAD} if self.special else {}
 
     def fits(self, rows: int) -> bool:
         """Returns whether an embedding of so many rows is one for these tokens."""
@@ -152,7 +164,6 @@ class MemberTokenizer:
         Args:
             context: tokens that the model is meant for.
         """
-        names = {"bos_token": BOS, "eos_token": END_OF_TURN, "pad_token": PAD} if self.special else {}
         yield "tokenizer.json", self.content
         yield (
             "tokenizer_config.json",
@@ -163,11 +174,11 @@ class MemberTokenizer:
                     "model_max_length": context,
                     # transformers 4 adds token types otherwise, which `generate` refuses.
                     "model_input_names": ["input_ids", "attention_mask"],
-                    **names,
+                    **self.named,
                 }
             ),
         )
-        yield "special_tokens_map.json", json_bytes(names)
+        yield "special_tokens_map.json", json_bytes(self.named)
         if self.chat_template is not None:
             yield "chat_template.jinja", self.chat_template.encode()
 
@@ -247,7 +258,7 @@ def read_content(path: Path) -> tuple[bytes, dict[str, Any]]:
     except OSError as error:
         raise InvalidInput(f"cannot read it: {error.strerror}", where=str(path)) from error
     except Exception as error:  # `tokenizers` raises nothing narrower for a file that it cannot parse
-        raise InvalidInput(f"no tokenizer.json: {error}", where=str(path)) from error
+        raise InvalidInput(f"no tokenizer.json: {download_problem(path, str(error))}", where=str(path)) from error
     return content, about
 
 
@@ -285,11 +296,22 @@ def own_problem(tokenizer: Tokenizer, about: Mapping[str, Any]) -> str | None:
     return None
 
 
-def bytes_problem(tokenizer: Tokenizer, about: Mapping[str, Any]) -> str | None:
-    """Returns why a tokenizer is no byte-level BPE; None: it is one."""
+def kind_problem(about: Mapping[str, Any]) -> str | None:
+    """Returns why a tokenizer.json is of no byte-level BPE; None: it may be."""
     model = about["model"]
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         return f"no byte-level BPE, but {model.get('type')}{' of characters' if model.get('byte_fallback') else ''}"
+    return None
+
+
+def bytes_problem(tokenizer: Tokenizer, about: Mapping[str, Any]) -> str | None:
+    """Returns why a tokenizer is no byte-level BPE with a token for every byte; None: it is one.
+
+    Tokenizers of others may lack bytes that no text has, such as those that never occur in UTF-8: they are left out of
+    a text, by transformers and by llama.cpp.
+    """
+    if problem := kind_problem(about):
+        return problem
     ids = tokenizer.get_vocab(with_added_tokens=True)
     if missing := [letter for letter in byte_letters() if letter not in ids]:
         return f"no byte-level BPE: {len(missing)} of {BYTES} bytes have no token"

@@ -31,6 +31,7 @@ from nas.core.family import (
     write_record,
 )
 from nas.core.layout import Layout
+from nas.core.progress import Progress
 from nas.core.space import SearchSpace
 from nas.infra.store.store import Store
 from nas.measure.protocol.calibration import known_runtime
@@ -214,11 +215,13 @@ class SizeSearch:
         ran: list[tuple[ScaledLayout, Measurements, str]] = []
         for number, scaled in enumerate(shapes, 1):
             self.log(f"{size.name}: measuring candidate {number} of {len(shapes)}: {scaled.layout}")
+            self.log(Progress(f"{size.name}, measured candidates", number - 1, len(shapes)))
             try:
                 ran.append((scaled, self.measurer.measure(scaled.layout, criteria.space.devices), ""))
             except CandidateFailed as error:
                 self.log(f"{size.name}: candidate {number} failed: {error}")
                 ran.append((scaled, {}, str(error)))
+        self.log(Progress(f"{size.name}, measured candidates", len(shapes), len(shapes)))
         anchor = next(((scaled.layout, measurements) for scaled, measurements, _ in ran if measurements), None)
         results = []
         for scaled, measurements, failure in ran:

@@ -22,8 +22,8 @@ from nas.infra.store import artifacts, devices, outcomes, results
 from nas.infra.store.rows import DeviceState, Health
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, open_farm
-from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget
-from nas.measure.protocol.reference import export_key, measure_key
+from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, known_runtime
+from nas.measure.protocol.reference import export_key, measure_key, reference_layout
 from nas.measure.protocol.rounds import Reference, Subject, measure
 from nas.measure.runtimes.base import Artifact, RandomWeights
 from nas.search.study.stages import Outcome, failure, value_of
@@ -44,33 +44,41 @@ class Measurer:
         space: runtimes, workloads and limits.
         repetitions: per workload.
         log: takes one line at a time.
-        benches: (device, runtime) -> calibrated pair.
+        benches: (device, runtime, id of the reference model) -> calibrated.
     """
 
     farm: Farm
     space: SearchSpace
     repetitions: int
     log: Log
-    benches: dict[tuple[str, str], MeasurementTarget] = field(default_factory=dict)
+    benches: dict[tuple[str, str, str], MeasurementTarget] = field(default_factory=dict)
 
     def prepare(self, device: str) -> None:
-        """Builds and calibrates every runtime of the space on a device, unless that is done.
+        """Builds every runtime of the space on a device and runs its smallest reference model, unless that is done.
 
         Raises:
             UnknownName: no such device.
             InfrastructureFailed: it cannot be reached, has no build, or its reference model fails.
         """
-        if any(name == device for name, _ in self.benches):
+        if any(name == device for name, _, _ in self.benches):
             return
-        workloads = {name: self.space.workloads[name] for name in self.space.measured}
-        scratch, jobs = paths.home() / "work", self.farm.jobs(None)
-        calibrator = Calibrator(self.farm, jobs, self.space.protocol, scratch, self.log, workloads)
-        for spec in self.space.runtimes:
-            self.benches[device, spec.name] = asyncio.run(calibrator.target(device, spec))
+        for label in self.space.labelled:
+            asyncio.run(self._bench(device, label, None))
+
+    async def _bench(self, device: str, label: str, layout: Layout | None) -> MeasurementTarget:
+        """Returns a device with a runtime, calibrated with a reference model of like size as `layout`."""
+        spec, weights = self.space.labelled[label], None if layout is None else layout.params.active
+        key = device, label, reference_layout(known_runtime(spec), weights).id
+        if key not in self.benches:
+            workloads = {name: self.space.workloads[name] for name in self.space.measured}
+            scratch, jobs = paths.home() / "work", self.farm.jobs(None)
+            calibrator = Calibrator(self.farm, jobs, self.space.protocol, scratch, self.log, workloads, weights)
+            self.benches[key] = await calibrator.target(device, spec)
+        return self.benches[key]
 
     def id(self, device: str) -> str:
         """Returns the id of a prepared device."""
-        return next(bench.device.id for (name, _), bench in self.benches.items() if name == device)
+        return next(bench.device.id for (name, *_), bench in self.benches.items() if name == device)
 
     def measure(self, layout: Layout, on: Sequence[str]) -> Measurements:
         """Measures every workload that an objective needs on the devices `on`; reuses earlier results.
@@ -92,39 +100,13 @@ class Measurer:
 
     async def _on_device(self, layout: Layout, device: str) -> Measurements:
         measurements = {}
-        for spec in self.space.runtimes:
-            bench = self.benches[device, spec.name]
-            artifact = self._artifact(layout, bench)
+        for label in self.space.labelled:
+            bench = await self._bench(device, label, layout)
             for name in self.space.measured:
-                measurements[MeasurementKey(device, spec.name, name)] = await self._workload(
-                    artifact, bench, self.space.workloads[name]
+                measurements[MeasurementKey(device, label, name)] = await measure_layout(
+                    layout, bench, self.farm, self.space.workloads[name], self.repetitions, self.space.protocol
                 )
         return measurements
-
-    async def _workload(self, artifact: Artifact, bench: MeasurementTarget, workload: Workload) -> Measurement:
-        store, protocol = self.farm.store, self.space.protocol
-        subject = Subject(artifact, bench.runtime, bench.runner, bench.device, bench.device.pinned(workload))
-        reference = bench.reference_beside(workload)
-        key = subject_key(subject, reference, self.repetitions, protocol)
-
-        async def run() -> Measurement:
-            tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
-            jobs = self.farm.jobs(None)
-            try:
-                return await measure(subject, reference, jobs, key, None, self.repetitions, protocol, past_tries=tries)
-            except InfrastructureFailed as error:
-                outcomes.record_attempt(store, "infrastructure", str(error), result_key=key, stage="measure")
-                raise
-
-        return Measurement.model_validate(value_of(await stored_outcome(store, key, run)))
-
-    def _artifact(self, layout: Layout, bench: MeasurementTarget) -> Artifact:
-        weights = RandomWeights(DEPLOY_SEED)
-        return export_once(
-            self.farm.store,
-            export_key(layout, bench.runtime, bench.quantisation, weights.describe()),
-            lambda path: bench.runtime.export(layout, bench.quantisation, weights, path, recipe=True),
-        )
 
     def held_out(self, used: Collection[str]) -> str | None:
         """Returns the id of an available device that is not in `used`, preferably one that passed its last check."""
@@ -148,6 +130,53 @@ def open_measurer(store: Store, space: SearchSpace, repetitions: int, log: Log) 
         for device in space.devices:
             measurer.prepare(device)
         yield measurer
+
+
+async def measure_layout(
+    layout: Layout,
+    target: MeasurementTarget,
+    farm: Farm,
+    workload: Workload,
+    repetitions: int,
+    protocol: MeasurementSettings,
+    first: int = 0,
+) -> Measurement:
+    """Returns the measurement of a layout with random weights; the store's where it has that of the same inputs.
+
+    Args:
+        layout: to measure.
+        target: to measure on.
+        farm: of the target.
+        workload: to run.
+        repetitions: valid ones.
+        protocol: deadline and attempts.
+        first: number of the first repetition: another one gives fresh repetitions.
+
+    Raises:
+        CandidateFailed: the runtime cannot write or run the layout.
+        InfrastructureFailed: the device went away.
+    """
+    store, runtime, weights = farm.store, target.runtime, RandomWeights(DEPLOY_SEED)
+    artifact = export_once(
+        store,
+        export_key(layout, runtime, target.quantisation, weights.describe()),
+        lambda path: runtime.export(layout, target.quantisation, weights, path, recipe=True),
+    )
+    subject = Subject(artifact, runtime, target.runner, target.device, target.device.pinned(workload))
+    reference = target.references[target.device.pinned(workload)]
+    key = subject_key(subject, reference, repetitions, protocol, first)
+
+    async def run() -> Measurement:
+        tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
+        try:
+            return await measure(
+                subject, reference, farm.jobs(None), key, None, repetitions, protocol, past_tries=tries
+            )
+        except InfrastructureFailed as error:
+            outcomes.record_attempt(store, "infrastructure", str(error), result_key=key, stage="measure")
+            raise
+
+    return Measurement.model_validate(value_of(await stored_outcome(store, key, run)))
 
 
 def subject_key(
@@ -206,15 +235,15 @@ def measured_of(measurements: Measurements, space: SearchSpace, *, searched: boo
         space: has the runtimes.
         searched: whether the search used these devices.
     """
-    quantisations = {runtime.name: runtime.quantisation for runtime in space.runtimes}
+    specs = space.labelled
     groups: dict[tuple[str, str], list[Measurement]] = {}
-    for measurement in measurements.values():
-        groups.setdefault((measurement.device, measurement.runtime), []).append(measurement)
+    for key, measurement in measurements.items():
+        groups.setdefault((measurement.device, key.runtime), []).append(measurement)
     return tuple(
         MeasuredModel(
             device=device,
-            runtime=runtime,
-            quantisation=quantisations[runtime],
+            runtime=specs[label].name,
+            quantisation=specs[label].quantisation,
             threads=group[0].workload.threads,
             figures=tuple(
                 recorded_figure(metric, _tokens(metric, measurement.workload), measurement)
@@ -223,7 +252,7 @@ def measured_of(measurements: Measurements, space: SearchSpace, *, searched: boo
             ),
             searched=searched,
         )
-        for (device, runtime), group in groups.items()
+        for (device, label), group in groups.items()
     )
 
 

@@ -281,7 +281,7 @@ def _objectives_decision(space: SearchSpace, whose: str) -> BuildDecision:
         else f"{objective.name} ({objective.metric} at {objective.workload})"
         for objective in space.objectives
     )
-    runtimes = ", ".join(f"{runtime.name} {runtime.quantisation}" for runtime in space.runtimes)
+    runtimes = ", ".join(runtime.title for runtime in space.runtimes)
     return BuildDecision(
         what="objectives",
         value=f"{objectives}; on {', '.join(space.devices)} with {runtimes}",
@@ -318,7 +318,7 @@ def narrowed(space: SearchSpace, devices: tuple[str, ...], runtimes: tuple[Runti
     Objectives on a device or a runtime that is left out apply to all remaining ones.
     """
     devices, runtimes = devices or space.devices, runtimes or space.runtimes
-    names = {runtime.name for runtime in runtimes}
+    names = {name for runtime in runtimes for name in (runtime.name, runtime.title)}
 
     def fitted(objective: Objective) -> Objective:
         return objective.model_copy(

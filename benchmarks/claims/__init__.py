@@ -1,0 +1,1 @@
+"""Simulated studies of known truth: how often what hilnas states of a study is so."""

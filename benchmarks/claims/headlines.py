@@ -1,0 +1,85 @@
+"""The sentence of a study: what it claims where nothing is better, and what it states of true gains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.claims.rows import Row, mean, share
+from benchmarks.claims.world import Floats, World, snapshot
+from nas.core.comparison import CONFIDENCE
+from nas.search.analysis.headline import Headline, headline
+
+CANDIDATES = (12, 60, 300)
+GAINS = (0.03, 0.10, 0.30)
+_FEWER = {12: 1, 60: 2, 300: 5}
+"""Large studies take longer, so that there are fewer of them."""
+_FIRST = 2
+"""Number of the first candidate: those before it are references."""
+
+
+def null_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
+    """Yields how often something is claimed in studies in which every candidate equals the reference."""
+    for count in CANDIDATES:
+        for second in (True, False):
+            claims = []
+            for _ in range(max(20, studies // _FEWER[count])):
+                record = World(rng).study(np.zeros(count), np.ones(count), second=second)
+                claims.append(of(headline(snapshot(record))).better > 0)
+            where = f"{count} candidates, all equal to the reference, {_measured(second)}"
+            yield share("headline: a layout is better", where, 1 - CONFIDENCE, claims, "at most")
+
+
+def gain_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
+    """Yields how true the statements about true gains are; some candidates are better, most are not."""
+    for gain in GAINS:
+        for second in (True, False):
+            off, covered, mistakes = [], [], []
+            for _ in range(studies):
+                log_latency, quality = _mixed(rng, 30, gain)
+                said = of(headline(snapshot(World(rng).study(log_latency, quality, second=second))))
+                assert said.named is not None, "a study with a front names a trial"
+                place = said.named - _FIRST
+                truth = {"latency": math.expm1(log_latency[place]), "quality": quality[place] - 1}
+                if second:
+                    off += [
+                        row.change - truth["latency"] for row in said.gains if row.objective == "latency" and row.change
+                    ]
+                if said.gains:
+                    bounds = [
+                        (_or(row.low, -math.inf), truth[row.objective], _or(row.high, math.inf)) for row in said.gains
+                    ]
+                    covered.append(all(low <= true <= high for low, true, high in bounds))
+                mistakes.append(said.best is not None and truth["latency"] >= 0 and truth["quality"] <= 0)
+            where = f"30 candidates, the best {100 * gain:.0f} % faster, {_measured(second)}"
+            if second:
+                yield mean("headline: stated gain - true gain", where, 0.0, off, slack=0.002)
+            relation = "is" if second else "at least"
+            yield share("headline: all stated intervals hold", where, CONFIDENCE, covered, relation)
+            yield share(
+                "headline: the named layout is called better and is not", where, 1 - CONFIDENCE, mistakes, "at most"
+            )
+
+
+def _mixed(rng: np.random.Generator, count: int, gain: float) -> tuple[Floats, Floats]:
+    """Returns latencies and qualities: a tenth gains `gain` at equal quality, others lose in one or in both."""
+    log_latency = rng.normal(0.05, gain, count).clip(math.log1p(-gain), None)
+    quality = 1 - np.abs(rng.normal(0, 0.05, count))
+    best = rng.permutation(count)[: max(1, count // 10)]
+    log_latency[best], quality[best] = math.log1p(-gain), 1.0
+    return log_latency, quality
+
+
+def _measured(second: bool) -> str:
+    return "measured again" if second else "measured once"
+
+
+def of(said: Headline | None) -> Headline:
+    assert said is not None, "the references are measured"
+    return said
+
+
+def _or(number: float | None, other: float) -> float:
+    return other if number is None else number

@@ -1,0 +1,185 @@
+"""A published GGUF file goes in and out: logits, bits per byte of each type, tokens and chat templates; JSON.
+
+    python -m benchmarks.gguf_models [--page docs/measured/model-files.md]
+
+SmolLM2-135M-Instruct, published as Q4_1, is fetched into the cache, imported, and written as F32, F16, Q8_0 and Q4_0.
+The F32 file's logits in llama.cpp are compared with PyTorch's, and bits per byte of each file with the published one's,
+on 100 kB of Python's documentation. Chat templates are those that llama.cpp's source keeps of published models
+rendered here and by transformers. What was computed is kept in benchmarks/recorded/gguf-models.json, and not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pydoc_data.topics
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nas.core.canonical import sha256_of
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.llama_cpp import source
+from nas.measure.runtimes.llama_cpp.binding import bits_per_byte, evaluate
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.model.nn.model import Model
+from nas.model.nn.weights import load_weights
+from nas.train.adapt.checkpoints import import_model
+from nas.train.release.found_tokenizer import found_tokenizer
+from nas.train.release.templates import rendered
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.page import fill, table
+from tests.support.smollm2 import fetch_smollm2
+
+RECORDED = Path(__file__).parent / "recorded/gguf-models.json"
+TEXT_BYTES = 100_000
+TOKENS = 256
+TYPES = ("f32", "f16", "q8_0", "q4_0")
+MESSAGES = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "What is 2 + 2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "And\ntwice that?"},
+]
+DATE = "2025-01-01"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
+    page = parser.parse_args().page
+    record = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, value in results(Path(folder), record):
+            record[name] = value
+            RECORDED.write_text(json.dumps(record, indent=2) + "\n")
+            print(name, json.dumps(value), file=sys.stderr)
+    if page:
+        write_page(page, record)
+    print(json.dumps(record, indent=2))
+
+
+def results(folder: Path, record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields what is not recorded yet."""
+    if "templates" not in record:
+        yield "templates", templates()
+    published, weights = fetch_smollm2(), folder / "smollm2.safetensors"
+    layout, found = import_model(published, weights).layout, found_tokenizer(published)
+    checkpoint = Checkpoint(weights, sha256_of(weights))
+    vocabulary = found.tokenizer.vocabulary(layout.vocab)
+    texts, build, threads = [text()], LLAMA_CPP.find_build(), len(os.sched_getaffinity(0))
+    for name in TYPES:
+        if name in record:
+            continue
+        path = folder / f"{name}.gguf"
+        LLAMA_CPP.export_trained(layout, name, checkpoint, path, "SmolLM2-135M-Instruct", vocabulary, found.context)
+        if name == "f32":
+            ids = found.tokenizer.tokenizer.encode(texts[0][:4096]).ids[:TOKENS]
+            theirs = evaluate(build, path, ids, [TOKENS], folder).logits
+            yield "logits", difference(layout, weights, ids, theirs)
+        yield name, {"bytes": path.stat().st_size, "bits_per_byte": bits_per_byte(build, path, texts, threads)}
+        path.unlink()
+    if "q4_1" not in record:
+        bits = bits_per_byte(build, published, texts, threads)
+        yield "q4_1", {"bytes": published.stat().st_size, "bits_per_byte": bits}
+
+
+def text() -> str:
+    """Returns the first bytes of the reference of Python, as `pydoc` has it."""
+    whole = "\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
+    return whole.encode()[:TEXT_BYTES].decode(errors="ignore")
+
+
+def difference(layout: Layout, weights: Path, ids: list[int], theirs: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Returns how far llama.cpp's logits are from PyTorch's."""
+    model = Model(layout, None).eval()
+    load_weights(model, weights)
+    with torch.no_grad():
+        ours = model(torch.tensor([ids]))[0].numpy()
+    return {
+        "tokens": len(ids),
+        "relative": float(np.linalg.norm(theirs - ours) / np.linalg.norm(ours)),
+        "largest": float(np.abs(theirs - ours).max()),
+        "deviation": float(ours.std()),
+        "same_top": float((theirs.argmax(-1) == ours.argmax(-1)).mean()),
+    }
+
+
+def templates() -> dict[str, str]:
+    """Returns template -> "same", or how the text of ours and transformers' differ."""
+    import datetime
+
+    from transformers.utils import chat_template_utils
+
+    class Frozen(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime.datetime:
+            return datetime.datetime.fromisoformat(DATE)
+
+    chat_template_utils.datetime = Frozen  # type: ignore[attr-defined]
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    outcomes = {}
+    for name, template in published_templates():
+        variables = {"messages": MESSAGES, "tools": None, "documents": None, "add_generation_prompt": True, **names}
+        try:
+            ours = rendered(template, variables, name, DATE)
+        except InvalidInput as error:
+            ours = f"refused: {error.message}"
+        try:
+            compiled = chat_template_utils._compile_jinja_template(template)
+            theirs = compiled.render(**variables)
+        except Exception as error:
+            theirs = f"refused: {error}"
+        both_refuse = ours.startswith("refused") and theirs.startswith("refused")
+        outcomes[name] = (
+            "refused by both" if both_refuse else "same" if ours == theirs else f"{ours!r} / {theirs!r}"[:500]
+        )
+    return outcomes
+
+
+def published_templates() -> Iterator[tuple[str, str]]:
+    """Yields the chat templates of models in the source of llama.cpp."""
+    with tarfile.open(source.fetch(print)) as archive:
+        for member in archive:
+            path = Path(member.name)
+            if path.parent.as_posix().endswith("models/templates") and path.suffix == ".jinja":
+                file = archive.extractfile(member)
+                assert file is not None
+                yield path.stem, file.read().decode()
+
+
+def write_page(page: Path, record: dict[str, Any]) -> None:
+    """Writes the tables."""
+    logits, outcomes = record["logits"], record["templates"]
+    rows = [(name.upper(), f"{one['bytes'] / 1e6:.1f}", f"{one['bits_per_byte']:.4f}") for name, one in _files(record)]
+    text = table(("file", "MB", "bits per byte"), rows)
+    text += (
+        f"\nLogits of the F32 file in llama.cpp and of the import in PyTorch, {logits['tokens']} tokens: they differ by"
+        f" {logits['relative']:.1e} (norm of the difference over that of the logits), by {logits['largest']:.1e} at"
+        f" most where their deviation is {logits['deviation']:.1f}, and {logits['same_top']:.1%} of the likeliest"
+        " tokens are the same.\n"
+    )
+    fill(page, "smollm2", text)
+    same = sum(outcome == "same" for outcome in outcomes.values())
+    others = [(name, outcome) for name, outcome in outcomes.items() if outcome != "same"]
+    text = f"{same} of {len(outcomes)} templates give the same text.\n"
+    fill(page, "templates", text + (f"\n{table(('template', 'outcome'), others)}" if others else ""))
+
+
+def _files(record: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(f"{name} as published" if name == "q4_1" else name, record[name]) for name in ("q4_1", *TYPES)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""`nas chat`: chat with any model, a GGUF file or a folder of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nas.cli.lazy import command_app
+from nas.cli.options import ContextOption, DateOption, SeedOption
+from nas.cli.output import asked_lines, print_answers, say
+
+app = command_app()
+
+
+@app.command("chat")
+def command(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="GGUF file, or folder with config.json and safetensors.")
+    ],
+    system: Annotated[str, typer.Option("--system", help="System message.", show_default="none")] = "",
+    tools: Annotated[Path | None, typer.Option("--tools", help="JSON list of tools that it may call.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.3,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum tokens of an answer.")] = 512,
+    context: ContextOption = 4096,
+    date: DateOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Chat with a model: a GGUF file, or a folder of Hugging Face's transformers.
+
+    Each line of stdin is a message; answers are streamed to stdout. GGUF files run in llama.cpp, folders of
+    transformers in PyTorch, with the model's own tokenizer and chat template. When the context is full, the oldest
+    turns are forgotten.
+    """
+    from nas.train.posttrain.conversations import ChatTokenizer
+    from nas.train.posttrain.evaluate import Chat, read_tools
+    from nas.train.posttrain.model_source import open_model
+    from nas.train.release.templates import DATE
+
+    with open_model(model, context) as opened:
+        tokenizer = ChatTokenizer(opened.tokenizer.tokenizer, str(model), date or DATE)
+        functions = read_tools(tools, tokenizer.special) if tools else ()
+        say(opened.tokenizer.describe())
+        talk = Chat(opened.talker, tokenizer, system, functions, say)
+        print_answers(talk.answers(asked_lines(), most=tokens, temperature=temperature, seed=seed))

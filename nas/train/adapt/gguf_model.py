@@ -1,0 +1,268 @@
+"""GGUF files as models of transformers: the config.json that such a folder would have, and its tensors.
+
+Names of tensors are those of gguf-py's table for llama.cpp's converter, read backwards: no table of our own. What the
+converter changes of the weights is undone here:
+
+    llama, granite, smollm3   Rows of queries and keys, which it orders as llama.cpp's RoPE pairs them.
+    lfm2, lfm2moe             The middle axis of convolutions, the joined experts, the name of their bias.
+    rope_freqs.weight         Factors of Llama 3's scaled RoPE: the constants that give them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import MODEL_ARCH_NAMES, ExpertGatingFuncType, get_tensor_name_map
+from torch import Tensor
+
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.layout import MAX_DEPTH
+from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_FREQUENCIES = "rope_freqs.weight"
+_JOINED = ".gate_up_proj"
+
+_Keys = Callable[[str], Any]
+"""Key without the architecture's prefix -> its value; None: it is not there."""
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """How transformers has an architecture of llama.cpp.
+
+    Args:
+        model_type: its name.
+        settings: (keys, config.json so far) -> what this architecture adds to it.
+        paired: whether rows of queries and keys are ordered in pairs.
+    """
+
+    model_type: str
+    settings: Callable[[_Keys, Mapping[str, Any]], dict[str, Any]] = lambda keys, config: {}
+    paired: bool = False
+
+
+def _granite(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    names = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    return {theirs: keys(name) for name, theirs in names.items() if keys(name) is not None}
+
+
+def _lfm2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    counts = keys("attention.head_count_kv")
+    if not isinstance(counts, list):
+        counts = [counts] * config["num_hidden_layers"]
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "num_key_value_heads": max(counts),
+        "conv_L_cache": keys("shortconv.l_cache"),
+        "norm_eps": keys("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2_moe(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    return _lfm2(keys, config) | {
+        "num_experts": keys("expert_count"),
+        "num_experts_per_tok": keys("expert_used_count"),
+        "moe_intermediate_size": keys("expert_feed_forward_length"),
+        "num_dense_layers": keys("leading_dense_block_count"),
+        "norm_topk_prob": keys("expert_gating_func") in (None, ExpertGatingFuncType.SIGMOID),
+    }
+
+
+_ARCHITECTURES: Mapping[str, _Architecture] = {
+    "llama": _Architecture("llama", paired=True),
+    "qwen2": _Architecture("qwen2"),
+    "qwen3": _Architecture("qwen3"),
+    "smollm3": _Architecture("smollm3", lambda keys, config: {"no_rope_layer_interval": 4}, paired=True),
+    "granite": _Architecture("granite", _granite, paired=True),
+    "lfm2": _Architecture("lfm2", _lfm2),
+    "lfm2moe": _Architecture("lfm2_moe", _lfm2_moe),
+}
+"""llama.cpp's name -> transformers'. What a layout cannot say of them, `nas.train.adapt.checkpoints` refuses."""
+
+_SETTINGS = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "context_length": "max_position_embeddings",
+}
+_IGNORED = {"vocab_size", "attention.causal", "rope.scaling.original_context_length", "rope.scaling.finetuned"}
+"""Keys without the architecture's prefix that change no forward pass of what is read, or only that of another kind."""
+
+
+class TheirTensors(Mapping[str, Tensor]):
+    """Tensors of a model under transformers' names of today, each read on access."""
+
+    @abstractmethod
+    def check(self, names: set[str], *, tied: bool) -> None:
+        """Checks that there are the tensors `names` and no others that a forward pass would use.
+
+        Raises:
+            InvalidInput: a tensor is missing.
+            Unsupported: there are others.
+        """
+
+
+class GgufModel(TheirTensors):
+    """The tensors of a GGUF file under transformers' names, each read and dequantised on access.
+
+    Args:
+        file: of the model.
+
+    Raises:
+        Unsupported: its architecture is not read.
+        InvalidInput: it has no tensors of a model, or keys of the wrong kind.
+    """
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file, self.where, arch = file, str(file.files[0]), file.header.arch
+        if arch not in _ARCHITECTURES:
+            architectures = ", ".join(sorted(_ARCHITECTURES))
+            raise Unsupported(f"architecture {arch!r} is not read from GGUF; {architectures} are", where=self.where)
+        self._arch = _ARCHITECTURES[arch]
+        self.config = self._config()
+        """What config.json would say."""
+        number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == arch)
+        self._names = get_tensor_name_map(number, self.config["num_hidden_layers"])
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name.endswith(_JOINED):
+            return torch.cat([self[part] for part in self._parts(name)], 1)
+        values = torch.from_numpy(self._file.values(self._stored(name)))
+        if self._arch.paired and name.endswith((".q_proj.weight", ".k_proj.weight")):
+            heads = self.config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
+            if values.shape[0] % (2 * heads):
+                raise InvalidInput(f"{name} has {values.shape[0]} rows for {heads} heads", where=self.where)
+            values = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
+        return values[:, None] if name.endswith("conv.conv.weight") else values
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and all(self._stored(part) in self._file.tensors for part in self._parts(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.tensors)
+
+    def __len__(self) -> int:
+        return len(self._file.tensors)
+
+    def tensors(self) -> GgufModel:
+        """Returns itself: a file is open as soon as its header was read."""
+        return self
+
+    def has_other_head(self) -> bool:
+        """Returns whether there is a head beside the embedding."""
+        return self._stored(HEAD) in self._file.tensors
+
+    def check(self, names: set[str], *, tied: bool) -> None:
+        if lacking := sorted(name for name in names if name not in self):
+            raise InvalidInput(f"lacks {few([self._stored(name) for name in lacking])}", where=self.where)
+        used = {self._stored(part) for name in names for part in self._parts(name)} | {_FREQUENCIES}
+        if others := sorted(self._file.tensors.keys() - used):
+            raise Unsupported(f"has tensors that no block of the layout holds: {few(others)}", where=self.where)
+
+    def _parts(self, name: str) -> list[str]:
+        if not name.endswith(_JOINED):
+            return [name]
+        return [f"{name.removesuffix(_JOINED)}.{part}.weight" for part in ("gate_proj", "up_proj")]
+
+    def _stored(self, name: str) -> str:
+        """Returns the name in the file."""
+        if name.endswith(".expert_bias"):
+            name += ".bias"
+        elif name.endswith(".experts.down_proj"):
+            name += ".weight"
+        return self._names.get_name(name, try_suffixes=(".weight", ".bias")) or name
+
+    def _config(self) -> dict[str, Any]:
+        fields, tensors = self._file.fields, self._file.tensors
+        arch = self._file.header.arch
+
+        read: set[str] = set()
+
+        def keys(name: str) -> Any:
+            read.add(name)
+            return fields.get(f"{arch}.{name}")
+
+        config = {theirs: keys(name) for name, theirs in _SETTINGS.items() if keys(name) is not None}
+        depth, embedding = config.get("num_hidden_layers"), tensors.get("token_embd.weight")
+        if not isinstance(depth, int) or not 1 <= depth <= MAX_DEPTH:
+            raise InvalidInput(f"{arch}.block_count must be in [1, {MAX_DEPTH}], not {depth!r}", where=self.where)
+        if embedding is None:
+            raise InvalidInput("lacks token_embd.weight: it holds no whole model", where=self.where)
+        config |= {
+            "model_type": self._arch.model_type,
+            "vocab_size": embedding.shape[0],
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "rope_parameters": self._rope(keys),
+        }
+        if self._arch.model_type == "llama" and keys("expert_count"):
+            config["model_type"] = "mixtral"
+        config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+        config |= self._arch.settings(keys, config)
+        if isinstance(config.get("num_key_value_heads"), list):
+            raise Unsupported("counts of heads that differ by layer (attention.head_count_kv)", where=self.where)
+        config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
+        for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"):
+            if not isinstance(config.get(name), int) or isinstance(config[name], bool) or config[name] < 1:
+                raise InvalidInput(f"gives no {name}, a positive number: {config.get(name)!r}", where=self.where)
+        config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        if (turned := keys("rope.dimension_count")) not in (None, config["head_dim"]) and config["head_dim"]:
+            config["rope_parameters"]["partial_rotary_factor"] = turned / config["head_dim"]
+        if keys("attention.value_length") not in (None, config["head_dim"]):
+            raise Unsupported("values of another size than keys (attention.value_length)", where=self.where)
+        keys_read = {f"{arch}.{name}" for name in read | _IGNORED}
+        if unknown := sorted(name for name in fields.keys() - keys_read if name.startswith(f"{arch}.")):
+            raise Unsupported(f"has keys whose meaning is not known: {few(unknown)}", where=self.where)
+        return config
+
+    def _rope(self, keys: _Keys) -> dict[str, Any]:
+        base = keys("rope.freq_base")
+        rope = {"rope_type": "default", "rope_theta": 10000.0 if base is None else base}
+        if (kind := keys("rope.scaling.type")) not in (None, "none"):
+            return rope | {"rope_type": kind, "factor": keys("rope.scaling.factor")}
+        if _FREQUENCIES not in self._file.tensors:
+            return rope
+        return rope | _llama3(self._file.values(_FREQUENCIES), float(rope["rope_theta"]), self.where)
+
+
+def _llama3(factors: np.ndarray[Any, np.dtype[np.float32]], base: float, where: str) -> dict[str, Any]:
+    """Returns the constants of Llama 3's scaled RoPE (transformers' `rope_type` llama3) that give these factors.
+
+    Raises:
+        Unsupported: those that all its releases have do not give them.
+    """
+    factor, low, high, context = float(factors.max()), 1.0, 4.0, 8192
+    waves = 2 * math.pi * base ** (np.arange(len(factors)) / len(factors))
+    smooth = np.clip((context / waves - low) / (high - low), 0.0, 1.0)
+    if not np.allclose(1 / ((1 - smooth) / factor + smooth), factors, rtol=1e-3):
+        raise Unsupported("RoPE scaled by factors of no known form (rope_freqs.weight)", where=where)
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": context,
+    }
+
+
+def few(names: list[str]) -> str:
+    """Returns the first names of a list, and how many more there are."""
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,117 @@
+"""GGUF files of upstream's converter are imported with the same weights, and ours have the same keys and tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGUFReader
+from safetensors.torch import load_file
+from test_adapt_checkpoints import FAMILIES, save_theirs
+from tokenizer_lab import FORMS, write_model_tokenizer
+from upstream_converter import convert, unpack_converter
+
+from nas.core.canonical import sha256_of
+from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.train.adapt.checkpoints import import_model
+from nas.train.release.found_tokenizer import found_tokenizer
+from nas.train.release.model_tokenizer import read_model_tokenizer
+
+SAID_BY_GGUF = {
+    "llama": {"rms_norm_eps": 1e-5},
+    "qwen3": {"rms_norm_eps": 1e-5},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},
+    "lfm2-moe": {"routed_scaling_factor": 1.0},
+}
+"""Settings that these architectures of llama.cpp fix, in place of those of the other tests; norms of 1e-5, as ours."""
+TYPES = ("llama", "qwen3", "smollm3", "granite", "lfm2", "lfm2-moe")
+TEXT = "The year 2024: größer — don't! \t\n  def f(x):\r\n\n    return x<|im_end|>"
+OF_TRANSFORMERS = {
+    "general.basename",
+    "general.finetune",
+    "general.languages",
+    "general.license",
+    "general.name",
+    "general.organization",
+    "general.size_label",
+    "general.tags",
+    "general.type",
+    "general.version",
+}
+"""What upstream's converter makes of a folder's name and model card, which a checkpoint has not."""
+MORE = {
+    "general.file_type": "always F32 here",
+    "general.quantization_version": "ours writes it also where nothing is quantised",
+    "rope.dimension_count": "equals the size of a head, which loaders assume",
+    "attention.key_length": "ours always writes the size of a head",
+    "attention.value_length": "ours always writes the size of a head",
+    "vocab_size": "follows from the tokens",
+    "tokenizer.ggml.add_eos_token": "false is what loaders assume",
+    "tokenizer.ggml.add_bos_token": "ours always writes it",
+    "tokenizer.ggml.add_space_prefix": "of SentencePiece alone",
+    "tokenizer.ggml.unknown_token_id": "never used by byte-level BPE",
+    "expert_gating_func": "sigmoid is what the loader assumes",
+}
+"""Keys that only one of the two writes, and why that changes nothing."""
+
+
+@pytest.fixture(scope="session")
+def converter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack_converter(tmp_path_factory.mktemp("converter"))
+
+
+def model_with_tokenizer(folder: Path, name: str) -> Path:
+    """Writes a model of the family `name` with a tokenizer, in a folder of transformers."""
+    path = write_model_tokenizer(folder, FORMS["qwen3"], [TEXT], 280)
+    config = {**FAMILIES[name], **SAID_BY_GGUF.get(name, {}), "vocab_size": 288, "eos_token_id": 282}
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "config.json"}
+    save_theirs(folder, config)
+    for file, content in before.items():
+        (folder / file).write_bytes(content)
+    assert path.is_file()
+    return folder
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -> None:
+    folder = model_with_tokenizer(tmp_path / "in", name)
+    convert(converter, folder, tmp_path / "theirs.gguf", pre="qwen2")
+    ours = import_model(folder, tmp_path / "folder.safetensors")
+    read = import_model(tmp_path / "theirs.gguf", tmp_path / "gguf.safetensors")
+    assert read.layout == ours.layout
+    expected, found = load_file(tmp_path / "folder.safetensors"), load_file(tmp_path / "gguf.safetensors")
+    assert expected.keys() == found.keys()
+    for tensor in expected:
+        assert torch.allclose(expected[tensor], found[tensor], rtol=1e-6, atol=0), tensor
+    tokenizer = found_tokenizer(tmp_path / "theirs.gguf").tokenizer
+    original = read_model_tokenizer(folder / "tokenizer.json")
+    assert tokenizer.tokenizer.encode(TEXT).ids == original.tokenizer.encode(TEXT).ids
+    assert tokenizer.chat_templates == original.chat_templates and tokenizer.ends == original.ends
+
+
+@pytest.mark.parametrize("name", ("llama", "qwen3", "lfm2"))
+def test_our_files_equal_those_of_the_converter(name: str, converter: Path, tmp_path: Path) -> None:
+    folder = model_with_tokenizer(tmp_path / "in", name)
+    convert(converter, folder, tmp_path / "theirs.gguf", pre="qwen2")
+    weights, found = tmp_path / "w.safetensors", found_tokenizer(folder)
+    layout = import_model(folder, weights).layout
+    vocabulary = found.tokenizer.vocabulary(layout.vocab)
+    checkpoint = Checkpoint(weights, sha256_of(weights))
+    LLAMA_CPP.export_trained(layout, "f32", checkpoint, tmp_path / "ours.gguf", "m", vocabulary, found.context)
+    theirs, ours = GgufFile.read(tmp_path / "theirs.gguf"), GgufFile.read(tmp_path / "ours.gguf")
+    arch = theirs.header.arch
+    assert ours.header.arch == arch
+    short = {key: key.removeprefix(f"{arch}.") for key in {*theirs.fields, *ours.fields}}
+    one_sided = {short[key] for key in theirs.fields.keys() ^ ours.fields.keys()} - OF_TRANSFORMERS
+    assert one_sided <= MORE.keys(), one_sided - MORE.keys()
+    both = theirs.fields.keys() & ours.fields.keys() - {"general.name", "general.size_label", "general.file_type"}
+    for key in both:
+        assert ours.fields[key] == theirs.fields[key], key
+    assert theirs.tensors.keys() == ours.tensors.keys()
+    for tensor, stored in theirs.tensors.items():
+        assert (stored.kind, stored.shape) == (ours.tensors[tensor].kind, ours.tensors[tensor].shape), tensor
+        assert (theirs.values(tensor) == ours.values(tensor)).all(), tensor
+    assert len(GGUFReader(tmp_path / "ours.gguf").tensors) == len(ours.tensors)

@@ -1,0 +1,77 @@
+"""What hilnas states of studies is true over simulated ones, and every statistic that is shown is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from store_support import open_store
+from study_support import Bed, tiny_space
+
+from benchmarks.claims.experiments import EXPERIMENTS, rows_of
+from benchmarks.claims.registry import KEYS, SHOWN, SUFFIX, Nothing, statistics
+from benchmarks.claims.rows import Row, calibration, share
+from nas.core.clock import SystemClock
+from nas.search.analysis.report import study_report
+from nas.search.analysis.snapshot import Snapshots
+from nas.serve.views.study import study_view
+from nas.testing.fake_runtime import FakeRuntime
+
+SMALL = {"null": 24, "gains": 16, "whole": 16, "fronts": 24, "models": 60}
+"""Simulated studies of a group; 80 of the others."""
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, list[Row]]:
+    return {name: rows_of(name, SMALL.get(name, 80)) for name in EXPERIMENTS}
+
+
+@pytest.mark.parametrize("group", EXPERIMENTS)
+def test_what_is_stated_is_so(rows: dict[str, list[Row]], group: str) -> None:
+    assert rows[group]
+    assert [row.cells() for row in rows[group] if not row.right] == []
+
+
+def test_every_statistic_that_is_shown_is_listed() -> None:
+    assert set(statistics()) == set(SHOWN)
+
+
+def test_every_listed_statistic_is_simulated(rows: dict[str, list[Row]]) -> None:
+    simulated = {row.name for group in rows.values() for row in group}
+    covered = {name for names in SHOWN.values() if not isinstance(names, Nothing) for name in names}
+    assert covered <= simulated
+    assert all(names if isinstance(names, tuple) else names.reason for names in SHOWN.values())
+
+
+def test_the_json_of_a_study_has_no_other_statistics(tmp_path: Path) -> None:
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed.run(6)
+    view = study_view(bed.store, Snapshots(bed.store), "study", {}).model_dump(mode="json")
+    keys = {key for data in (study_report(bed.store, "study"), view) for key in keys_of(data) if SUFFIX.search(key)}
+    assert {"low", "p_front", "hypervolume_ci95"} <= keys
+    assert keys <= {name.rpartition(".")[2] for name in SHOWN} | {key for key, field in KEYS.items() if field in SHOWN}
+
+
+def keys_of(data: Any) -> Iterator[str]:
+    if isinstance(data, dict):
+        yield from map(str, data)
+    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from keys_of(item)
+
+
+def test_a_row_is_off_where_the_number_of_studies_tells() -> None:
+    hits = [True] * 83 + [False] * 17
+    assert share("x", "", 0.95, hits).right is False
+    assert share("x", "", 0.95, hits[:3] + hits[-1:]).right is True, "four studies tell nothing"
+    assert share("x", "", 0.05, [False] * 200, "at most").right
+    assert not share("x", "", 0.05, [True] * 40 + [False] * 60, "at most").right
+
+
+def test_chances_are_compared_with_how_often_they_come_true() -> None:
+    stated = np.random.default_rng(0).random(4000)
+    so = np.random.default_rng(1).random(4000) < stated
+    assert all(row.right for row in calibration("x", "", stated.tolist(), so.tolist()))
+    assert not all(row.right for row in calibration("x", "", stated.tolist(), (so & (stated > 0.5)).tolist()))
