@@ -24,6 +24,7 @@ COMMANDS = {
     "device": "Attach, list, show and manage devices.",
     "bench": "Measure layouts and model files on a device.",
     "compare": "Show which of several model files, with which settings, is best on a device under budgets.",
+    "quantise": "Write a GGUF file whose tensors have the types that keep budgets on a device and lose least.",
     "export": "Export a layout to a model file.",
     "adapt": "Search inside a trained model for a child that keeps budgets on a device.",
     "import": "Import a trained model: a GGUF file, or a folder of Hugging Face's transformers.",

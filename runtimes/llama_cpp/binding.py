@@ -1,4 +1,4 @@
-"""llama-cpp-python in a process of its own: logits, tokens, text, its bits, answers in a dialogue, and the quantiser.
+"""llama-cpp-python in a process of its own: logits, tokens, text, its bits, dialogues, the quantiser and what it loses.
 
 The library that the binding loads is chosen by the environment before its first import, and a crash of a model must
 stay a result. So each function here runs this module again, as `python -m nas.measure.runtimes.llama_cpp.binding
@@ -11,25 +11,28 @@ import ctypes
 import json
 import math
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
+from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.build_cache import plan_file
 from nas.measure.runtimes.dialogue import Dialogue, draw, serve
-from nas.measure.runtimes.llama_cpp.gguf_file import read_header
+from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, read_header
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED
 from nas.measure.runtimes.llama_cpp.variants import Build
-from nas.measure.runtimes.toolchain import stream
+from nas.measure.runtimes.toolchain import sha256_of, stream
 from nas.measure.runtimes.writing import replacing
 
 Watch = Callable[[int, bool, int | None], bool]
@@ -356,37 +359,225 @@ def _bits(model: str, texts_path: str, threads: str, out: str) -> None:
 
 
 FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}
-"""`llama_ftype` of include/llama.h, without an importance matrix."""
+"""`llama_ftype` of include/llama.h: released types that our writer has not."""
+MIXTURES = FILE_TYPES | {"q4_0": 2, "q5_k_m": 17, "q6_k": 18, "iq4_xs": 30}
+"""What llama.cpp's quantiser can choose the types of tensors by."""
 
 _LEAST_S = 60.0
 _BYTES_A_SECOND = 4e6
 """A tenth of what one slow core does."""
 
 
-def quantise_file(build: Build, source: Path, quantisation: str, destination: Path, threads: int) -> PlanFile:
-    """Writes `source`, a file of f16 or f32, with the types of `quantisation` at `destination`, atomically.
+def quantise_file(
+    build: Build,
+    source: Path,
+    quantisation: str,
+    destination: Path,
+    threads: int,
+    types: Mapping[str, GGMLQuantizationType] | None = None,
+    importance: Path | None = None,
+) -> PlanFile:
+    """Writes `source` with other types at `destination`, atomically. Tensors of quantised types are read as stored.
+
+    Args:
+        build: its library does it.
+        source: a GGUF file.
+        quantisation: one of `MIXTURES`.
+        destination: of the new file.
+        threads: compute threads.
+        types: name of a tensor -> its type; all others have the plain type of `quantisation`. None: its mixture.
+        importance: matrix of `llama-imatrix`, a GGUF file.
 
     Raises:
         CandidateFailed: llama.cpp refuses the file or dies on it (crash).
         InfrastructureFailed: the file cannot be written.
     """
+    request = {
+        "ftype": MIXTURES[quantisation],
+        "threads": threads,
+        "pure": types is not None,
+        "types": {name: int(kind) for name, kind in (types or {}).items()},
+        "importance": None if importance is None else str(importance),
+    }
     with replacing(destination) as partial:
-        arguments = [str(partial), str(FILE_TYPES[quantisation]), str(threads)]
         deadline_s = _LEAST_S + source.stat().st_size / _BYTES_A_SECOND
-        run_command(build, "quantise", source, arguments, deadline_s=deadline_s)
+        run_command(build, "quantise", source, [str(partial), json.dumps(request)], deadline_s=deadline_s)
         return plan_file(partial)
 
 
-def _quantise(source: str, destination: str, file_type: str, threads: str) -> None:
+def _quantise(source: str, destination: str, request: str) -> None:
     import llama_cpp
 
     said: list[bytes] = []
     keep = llama_cpp.llama_log_callback(lambda level, text, data: said.append(text))
     llama_cpp.llama_log_set(keep, ctypes.c_void_p())
+    options = json.loads(request)
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.nthread = int(file_type), int(threads)
+    params.ftype, params.nthread, params.pure = options["ftype"], options["threads"], options["pure"]
+    params.allow_requantize = True
+    if types := options["types"]:
+        # The last one, without a name, ends them.
+        overrides = (llama_cpp.llama_model_tensor_override * (len(types) + 1))()
+        for override, (name, kind) in zip(overrides, types.items(), strict=False):
+            override.pattern, override.type = f"^{re.escape(name)}$".encode(), kind
+        params.tt_overrides = overrides
+    if options["importance"] is not None:
+        squares = list(_mean_squares(GgufFile.read(Path(options["importance"]))))
+        matrix = (llama_cpp.llama_model_imatrix_data * (len(squares) + 1))()
+        for row, (name, values) in zip(matrix, squares, strict=False):
+            data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            row.name, row.data, row.size = name.encode(), data, values.size
+        params.imatrix = matrix
     if llama_cpp.llama_model_quantize(source.encode(), destination.encode(), params):
         raise SystemExit(b"".join(said[-5:]).decode(errors="replace"))
+
+
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+
+
+def _mean_squares(matrix: GgufFile) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yields the mean squares of the inputs of each tensor, and 1 for experts that no token chose."""
+    for name in matrix.tensors:
+        if name.endswith(_SUMS):
+            weight = name.removesuffix(_SUMS)
+            sums, counts = matrix.values(name), matrix.values(weight + _COUNTS).reshape(-1, 1)
+            squares = np.where(counts > 0, sums / np.maximum(counts, 1), 1)
+            yield weight, np.ascontiguousarray(squares, np.float32).reshape(-1)
+
+
+_IMPORTANCE_S = 3600.0
+
+
+def write_importance(build: Build, model: Path, text: str, destination: Path, threads: int) -> None:
+    """Writes the importance matrix of a model on a text: mean squares of the inputs of each tensor.
+
+    Args:
+        build: with llama.cpp's own programs.
+        model: a GGUF file with tokenizer.
+        text: at least two windows of `_CHUNK` tokens.
+        destination: a GGUF file.
+        threads: compute threads.
+
+    Raises:
+        CandidateFailed: llama-imatrix refuses the model or the text, or dies (crash).
+    """
+    with replacing(destination) as partial, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text"
+        path.write_text(text, encoding="utf-8")
+        argv = [str(build.folder / "llama-imatrix"), "-m", str(model), "-f", str(path), "-o", str(partial)]
+        argv += ["--output-format", "gguf", "-c", str(_CHUNK), "-t", str(threads), "-ngl", "0"]
+        code, tail = stream(argv, deadline_s=_IMPORTANCE_S, env=_environment(build))
+        if code != 0 or not partial.is_file():
+            raise CandidateFailed("crash", f"llama-imatrix failed on {model.name} (exit code {code}):\n{tail}")
+
+
+WINDOW = 256
+"""Tokens of a window in which predictions are compared; each starts from an empty memory."""
+_PREDICTIONS_S = 3600.0
+
+
+def write_predictions(build: Build, model: Path, text: str, windows: int, folder: Path, threads: int) -> str:
+    """Writes a model's predictions of a text for `divergence`, and returns the SHA-256 of the text's tokens.
+
+    Args:
+        build: its library computes them.
+        model: a GGUF file with tokenizer.
+        text: its first `windows` windows of `WINDOW` tokens are predicted.
+        windows: at most; fewer where the text is shorter.
+        folder: holds nothing else.
+        threads: compute threads.
+
+    Raises:
+        InvalidInput: the text is shorter than a window.
+        CandidateFailed: the process died or hung on this model (crash).
+    """
+    (folder / "text").write_text(text, encoding="utf-8")
+    run_command(build, "predict", model, [str(folder), str(windows), str(threads)], deadline_s=_PREDICTIONS_S)
+    if not (folder / "ids.npy").is_file():
+        raise InvalidInput(f"the text is shorter than {WINDOW} tokens", where="--corpus")
+    return sha256_of(folder / "ids.npy")
+
+
+def _predict(model: str, folder: str, windows: str, threads: str) -> None:
+    session = Session(model, WINDOW, WINDOW, threads=int(threads))
+    ids = session.tokens((Path(folder) / "text").read_bytes())
+    count = min(int(windows), (len(ids) - 1) // WINDOW)
+    if count == 0:
+        return
+    starts = range(0, count * WINDOW, WINDOW)
+    rows = np.array([ids[start : start + WINDOW + 1] for start in starts], np.int32)
+    shape = (count, WINDOW, session.vocab)
+    predictions = np.lib.format.open_memmap(str(Path(folder) / "likely.npy"), "w+", np.float16, shape)
+    for row, likely in zip(rows, predictions, strict=True):
+        session.reset()
+        likely[:] = _log_softmax(session.feed(row[:-1].tolist()))
+    predictions.flush()
+    sizes = [[len(session.text_of(int(token))) for token in row[1:]] for row in rows]
+    np.save(Path(folder) / "sizes.npy", np.array(sizes).sum(1))
+    np.save(Path(folder) / "ids.npy", rows)
+
+
+class Divergence(NamedTuple):
+    """How a file's predictions of a text differ from those that `write_predictions` wrote, by window.
+
+    Args:
+        kl: nats a token of the divergence of the file's distribution from the other one.
+        nats: of the text's own tokens under the file.
+        sizes: bytes of these tokens.
+        same_top: share of positions with the same likeliest token.
+    """
+
+    kl: list[float]
+    nats: list[float]
+    sizes: list[int]
+    same_top: list[float]
+
+    @property
+    def mean_kl(self) -> float:
+        """Nats a token over all windows."""
+        return fmean(self.kl)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Of the text under the file."""
+        return sum(self.nats) / math.log(2) / max(1, sum(self.sizes))
+
+
+def divergence(build: Build, model: Path, folder: Path, threads: int) -> Divergence:
+    """Returns how a file differs from the model whose predictions are in `folder`.
+
+    Raises:
+        CandidateFailed: the process died or hung on this model (crash), or its figures are not finite (not_finite).
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "divergence.json"
+        run_command(build, "diverge", model, [str(folder), str(threads), str(out)], deadline_s=_PREDICTIONS_S)
+        result = Divergence(**json.loads(out.read_text(encoding="utf-8")))
+    if not all(map(math.isfinite, (*result.kl, *result.nats))):
+        raise CandidateFailed("not_finite", f"{model.name}: its logits of the text hold NaN or infinity")
+    return result
+
+
+def _diverge(model: str, folder: str, threads: str, out: str) -> None:
+    rows, sizes = (np.load(Path(folder) / f"{name}.npy", allow_pickle=False) for name in ("ids", "sizes"))
+    predictions = np.load(Path(folder) / "likely.npy", mmap_mode="r", allow_pickle=False)
+    session = Session(model, WINDOW, WINDOW, threads=int(threads))
+    kl, nats, same = [], [], []
+    for row, stored in zip(rows, predictions, strict=True):
+        session.reset()
+        likely, theirs = _log_softmax(session.feed(row[:-1].tolist())), stored.astype(np.float32)
+        kl.append(float((np.exp(theirs) * (theirs - likely)).sum(-1).mean()))
+        nats.append(-float(np.take_along_axis(likely, row[1:, None].astype(np.int64), -1).sum()))
+        same.append(float((likely.argmax(-1) == theirs.argmax(-1)).mean()))
+    result = Divergence(kl, nats, sizes.tolist(), same)
+    Path(out).write_text(json.dumps(result._asdict()), encoding="utf-8")
+
+
+def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns [..., V] log probabilities of logits."""
+    shifted: NDArray[np.float32] = logits - logits.max(-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return shifted
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {
@@ -396,6 +587,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "complete": _complete,
     "dialogue": _dialogue,
     "quantise": _quantise,
+    "predict": _predict,
+    "diverge": _diverge,
 }
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from nas.measure.runtimes.build_cache import BuildSpec, Variant
 NAME = "llama.cpp"
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
 """Libraries that a runner loads from its own folder; a static one loads nothing."""
-TOOLS = ("llama-bench", "llama-completion", "llama-quantize")
+TOOLS = ("llama-bench", "llama-completion", "llama-imatrix", "llama-quantize")
 """llama.cpp's own programs. Its `llama-cli` is a client of the server today; `llama-completion` generates text."""
 TOOLS_SOURCE = Path(__file__).parent / "tools" / "CMakeLists.txt"
 

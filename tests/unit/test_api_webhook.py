@@ -186,7 +186,7 @@ def test_the_thread_outlives_a_receiver_that_is_down_and_logs_no_url(
         receiver.status = 200
         receiver.arrived.clear()
         deadline = time.monotonic() + DEADLINE_S
-        # The sender may note its pause after this thread has seen the refusal: the clock goes on until the pause is over.
+        # The sender may note its pause after this thread has seen the refusal: the clock goes on until that is over.
         while not receiver.arrived.wait(0.05) and time.monotonic() < deadline:
             lab.clock.time += 1
     assert receiver.texts == ["study study: complete"]

@@ -1,0 +1,222 @@
+"""`nas quantise`: the type of each tensor of a GGUF file for a device and its budgets."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nas.cli.lazy import command_app
+from nas.cli.options import BudgetOption, DatabaseOption, DeviceOption, OutputOption, RepsOption, workload_of
+from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
+from nas.cli.progress import shown
+from nas.core.durable import output_file
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.limit import Limit
+from nas.core.metrics import metric
+from nas.core.units import show_figure
+
+if TYPE_CHECKING:
+    from nas.measure.protocol.bench import Log
+    from nas.train.adapt.quantise import Quantised, Score
+
+app = command_app()
+
+_KL = re.compile(r"\s*kl\s*<=\s*([0-9.eE+-]+)\s*")
+_MOST_BYTES = 1 << 18
+"""Of each part of the text."""
+
+
+@app.command("quantise")
+def command(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="GGUF file, best in F16, or a folder of transformers.")
+    ],
+    output: OutputOption,
+    corpus: Annotated[
+        list[Path],
+        typer.Option("--corpus", "-c", help="File or folder of text, to tell what types lose.", show_default=False),
+    ],
+    budget: BudgetOption = None,
+    minimise: Annotated[
+        str, typer.Option("--minimise", help="What the budgets leave open: kl, file_size, or a figure of the device.")
+    ] = "kl",
+    device: DeviceOption = "local",
+    types: Annotated[
+        str | None,
+        typer.Option("--types", metavar="TYPE,...", help="Types that are tried.", show_default="all that fit"),
+    ] = None,
+    parts: Annotated[
+        int, typer.Option("--parts", min=1, max=64, help="Parts of the depth with types of their own.")
+    ] = 3,
+    windows: Annotated[
+        int, typer.Option("--windows", min=2, help="Windows of 256 tokens by which types are chosen.")
+    ] = 8,
+    importance: Annotated[
+        bool, typer.Option("--importance/--no-importance", help="Weigh errors by an importance matrix of the text.")
+    ] = True,
+    prompt: Annotated[int, typer.Option("--prompt", "-p", help="Prompt length in tokens.")] = 512,
+    gen: Annotated[int, typer.Option("--gen", "-n", help="Tokens to generate per repetition.")] = 128,
+    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Compute threads on the device.")] = 1,
+    reps: RepsOption = 5,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Write a GGUF file whose tensors have the types that keep budgets on a device and lose least.
+
+    Budgets are metrics of a file or of its device, such as file_size<=80MB and decode_p50<=12ms, and kl, the divergence
+    from the source in nats a token. Half of the text is for the importance matrix, a quarter chooses types, and the
+    last quarter tells what the chosen file loses. Divergences are kept in the cache: a command that was stopped
+    continues where it was. See docs/how-to/quantising.md.
+    """
+    from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+    from nas.model.text.documents import first_bytes, read_sources
+    from nas.train.adapt.quantise import KL, TYPES, Quantiser, QuantiseRequest
+
+    limits, kl = _budgets(budget or ())
+    if minimise != KL and metric(minimise).direction != "min":
+        raise InvalidInput(f"{minimise} is no cost: minimise one that is better when smaller", where="--minimise")
+    if minimise == KL and not limits:
+        raise InvalidInput("without a budget the largest file loses least: name file_size or another", where="--budget")
+    names = list(dict.fromkeys((types or ",".join(TYPES)).lower().replace(" ", "").split(",")))
+    for name in names:
+        if name not in TYPES:
+            raise UnknownName("type", name, TYPES)
+    sources = read_sources(corpus, 0.5)
+    documents = [document for source in sources for document in source.documents]
+    train = "\n\n".join(first_bytes((document.train for document in documents), _MOST_BYTES))
+    rest = "\n\n".join(first_bytes((document.held_out for document in documents), 2 * _MOST_BYTES))
+    with (
+        shown("preparing") as log,
+        output_file(output, reads=[model, *corpus]) as file,
+        tempfile.TemporaryDirectory(prefix="hilnas-quantise-") as scratch,
+    ):
+        source = _gguf(model, Path(scratch), log)
+        if LLAMA_CPP.needs_patched(source):
+            raise InvalidInput("llama.cpp's own quantiser does not read this architecture", where=str(model))
+        request = QuantiseRequest(
+            source=source,
+            chosen_on=rest[: len(rest) // 2],
+            reported_on=rest[len(rest) // 2 :],
+            importance_from=train if importance else "",
+            limits=limits,
+            kl=kl,
+            minimise=minimise,
+            types=names,
+            parts=parts,
+            windows=windows,
+            device=device,
+            workload=workload_of(prompt=prompt, gen=gen, context=0, threads=threads),
+            repetitions=reps,
+            threads=len(os.sched_getaffinity(0)),
+            db=db,
+        )
+        build = LLAMA_CPP.build(log=log, tools=True)
+        chosen = Quantiser(request, build, Path(scratch), log).choose(file)
+    if json:
+        print_json(_json(output, chosen))
+        return
+    _print(output, chosen, limits, kl)
+
+
+def _budgets(texts: Sequence[str]) -> tuple[list[Limit], float | None]:
+    """Returns budgets of figures, and that of the divergence."""
+    limits, kl = [], None
+    for text in texts:
+        if match := _KL.fullmatch(text):
+            try:
+                kl = float(match[1])
+            except ValueError:
+                raise InvalidInput(f"no number: {match[1]!r}", where="--budget") from None
+        else:
+            limits.append(Limit.parse(text))
+            if metric(limits[-1].metric).source == "proxy":
+                raise InvalidInput(f"{limits[-1].metric} is not measured of a file", where="--budget")
+    return limits, kl
+
+
+def _gguf(model: Path, scratch: Path, log: Log) -> Path:
+    """Returns a GGUF file with tokenizer of a model."""
+    from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
+
+    if is_gguf(model):
+        gguf = GgufFile.read(model)
+        if gguf.header.tokenizer == "none":
+            raise InvalidInput("holds no tokenizer, so no text can tell what types lose", where=str(model))
+        if len(gguf.files) > 1:
+            raise InvalidInput("is split into shards: join them with llama.cpp's llama-gguf-split", where=str(model))
+        coarse = sorted({tensor.type_name for tensor in gguf.tensors.values()} - {"F32", "F16", "BF16"})
+        if coarse:
+            log(f"{model.name} is quantised already ({', '.join(coarse)}): what that lost is not counted")
+        return model
+    from nas.core.canonical import sha256_of
+    from nas.measure.runtimes.base import Checkpoint
+    from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+    from nas.train.adapt.checkpoints import import_model
+    from nas.train.release.found_tokenizer import found_tokenizer
+
+    log(f"importing {model}")
+    carried, weights, half = found_tokenizer(model), scratch / "weights.safetensors", scratch / "f16.gguf"
+    layout = import_model(model, weights).layout
+    vocabulary = carried.tokenizer.vocabulary(layout.vocab)
+    checkpoint = Checkpoint(weights, sha256_of(weights))
+    LLAMA_CPP.export_trained(layout, "f16", checkpoint, half, model.resolve().name, vocabulary, carried.context)
+    weights.unlink()
+    return half
+
+
+def _print(output: Path, chosen: Quantised, limits: Sequence[Limit], kl: float | None) -> None:
+    roles = list(dict.fromkeys(slot.role for slot in chosen.types))
+    count = 1 + max(slot.part for slot in chosen.types)
+    by_place = {(slot.role, slot.part): kind for slot, kind in chosen.types.items()}
+    rows = [[role, *(by_place.get((role, part), "") for part in range(count))] for role in roles]
+    print_table(("tensor", *(f"part {part + 1} of {count}" for part in range(count))), rows)
+    typer.echo()
+    print_table(
+        ("file", "MB", "KL, nats a token (95 %)", "bits/byte", "same top token"),
+        [_score(score) for score in (chosen.score, *chosen.beside)],
+    )
+    typer.echo()
+    print_fields([("file", output), *_fields(chosen, kl)])
+    if not chosen.keeps_all:
+        say(f"it breaks {' and '.join(str(check.limit) for check in chosen.checks if check.verdict == 'broken')}")
+
+
+def _score(score: Score) -> list[str]:
+    kl, half = score.kl
+    return [
+        score.name,
+        f"{score.size / 1e6:.1f}",
+        show_figure(kl, kl - half, kl + half),
+        f"{score.bits_per_byte:.4f}",
+        f"{score.same_top:.1%}",
+    ]
+
+
+def _fields(chosen: Quantised, kl: float | None) -> Iterator[tuple[str, object]]:
+    if kl is not None:
+        divergence, half = chosen.score.kl
+        verdict = "kept" if divergence + half <= kl else "broken" if divergence - half > kl else "open"
+        yield f"kl <= {kl:g}", f"{verdict}; expected {chosen.expected['kl']:.4f}"
+    for check in chosen.checks:
+        figure, unit = check.figure, metric(check.limit.metric).unit
+        value = "unknown" if figure.value is None else show_figure(figure.value, figure.low, figure.high, unit)
+        expected = chosen.expected[check.limit.metric]
+        yield str(check.limit), f"{check.verdict}: {value}; expected {expected:.4g} {unit}"
+
+
+def _json(output: Path, chosen: Quantised) -> dict[str, Any]:
+    return {
+        "file": str(output),
+        "types": {str(slot): kind for slot, kind in chosen.types.items()},
+        "expected": dict(chosen.expected),
+        "score": chosen.score.to_json(),
+        "beside": [score.to_json() for score in chosen.beside],
+        "budgets": [check.to_json() for check in chosen.checks],
+        "figures": {name: figure.model_dump(mode="json") for name, figure in chosen.figures.items()},
+    }
