@@ -32,7 +32,7 @@ from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, read_header
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED
 from nas.measure.runtimes.llama_cpp.variants import Build
-from nas.measure.runtimes.toolchain import sha256_of, stream
+from nas.measure.runtimes.toolchain import stream
 from nas.measure.runtimes.writing import replacing
 
 Watch = Callable[[int, bool, int | None], bool]
@@ -360,7 +360,10 @@ def _bits(model: str, texts_path: str, threads: str, out: str) -> None:
 
 FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}
 """`llama_ftype` of include/llama.h: released types that our writer has not."""
-MIXTURES = FILE_TYPES | {"q4_0": 2, "q5_k_m": 17, "q6_k": 18, "iq4_xs": 30}
+MIXTURES = FILE_TYPES | {
+    **{"q4_0": 2, "q4_1": 3, "q5_0": 8, "q5_1": 9, "q3_k_m": 12, "q4_k_s": 14},
+    **{"q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30},
+}
 """What llama.cpp's quantiser can choose the types of tensors by."""
 
 _LEAST_S = 60.0
@@ -476,37 +479,41 @@ WINDOW = 256
 _PREDICTIONS_S = 3600.0
 
 
-def write_predictions(build: Build, model: Path, text: str, windows: int, folder: Path, threads: int) -> str:
-    """Writes a model's predictions of a text for `divergence`, and returns the SHA-256 of the text's tokens.
+def write_predictions(build: Build, model: Path, text: str, windows: int, folder: Path, threads: int) -> None:
+    """Writes a model's predictions of a text for `divergence`.
 
     Args:
         build: its library computes them.
         model: a GGUF file with tokenizer.
         text: its first `windows` windows of `WINDOW` tokens are predicted.
-        windows: at most; fewer where the text is shorter.
+        windows: of the text.
         folder: holds nothing else.
         threads: compute threads.
 
     Raises:
-        InvalidInput: the text is shorter than a window.
+        InvalidInput: the text is shorter.
         CandidateFailed: the process died or hung on this model (crash).
     """
     (folder / "text").write_text(text, encoding="utf-8")
     run_command(build, "predict", model, [str(folder), str(windows), str(threads)], deadline_s=_PREDICTIONS_S)
-    if not (folder / "ids.npy").is_file():
-        raise InvalidInput(f"the text is shorter than {WINDOW} tokens", where="--corpus")
-    return sha256_of(folder / "ids.npy")
+    tokens = int((folder / "tokens").read_text())
+    if tokens <= windows * WINDOW:
+        raise InvalidInput(
+            f"a quarter of the text has {tokens:,} tokens, and {windows * WINDOW:,} are compared: give more text, or"
+            " lower --windows",
+            where="--corpus",
+        )
 
 
 def _predict(model: str, folder: str, windows: str, threads: str) -> None:
     session = Session(model, WINDOW, WINDOW, threads=int(threads))
     ids = session.tokens((Path(folder) / "text").read_bytes())
-    count = min(int(windows), (len(ids) - 1) // WINDOW)
-    if count == 0:
+    (Path(folder) / "tokens").write_text(str(len(ids)))
+    if len(ids) <= int(windows) * WINDOW:
         return
-    starts = range(0, count * WINDOW, WINDOW)
+    starts = range(0, int(windows) * WINDOW, WINDOW)
     rows = np.array([ids[start : start + WINDOW + 1] for start in starts], np.int32)
-    shape = (count, WINDOW, session.vocab)
+    shape = (len(rows), WINDOW, session.vocab)
     predictions = np.lib.format.open_memmap(str(Path(folder) / "likely.npy"), "w+", np.float16, shape)
     for row, likely in zip(rows, predictions, strict=True):
         session.reset()

@@ -13,6 +13,7 @@ model: Bonilla, Chai and Williams 2008, with one task known through its forecast
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import numpy as np
 
 from nas.core.block import BLOCKS
 from nas.core.layout import Layer, Layout
+from nas.core.stats import Z95
 from nas.core.workload import Workload
 from nas.search.proposers.gp import Array, Process, Weights, fit, tune
 
@@ -218,12 +220,17 @@ class HardwareModel:
 
     @cached_property
     def _doubt(self) -> float:
-        """Root mean square error of cross-validation, in standard deviations; at least 1."""
-        if len(self.measured.layouts) <= MIN_POINTS:
+        """Factor by which standard deviations are widened so that 95 % intervals held in cross-validation; at least 1.
+
+        The quantile is that of conformal prediction (Vovk, Gammerman and Shafer 2005): of N errors in ascending order
+        number ceil(0.95 (N + 1)), the last one where there are fewer than 20.
+        """
+        count = len(self.measured.layouts)
+        if count <= MIN_POINTS:
             return 1.0
         raw = self.left_out()
-        stated_sd = np.hypot(raw.sd, self.measured.noise)
-        return max(1.0, float(np.sqrt((((raw.mean - self.measured.logs) / stated_sd) ** 2).mean())))
+        errors = np.sort(np.abs(raw.mean - self.measured.logs) / np.hypot(raw.sd, self.measured.noise))
+        return max(1.0, float(errors[min(count, math.ceil(0.95 * (count + 1))) - 1]) / Z95)
 
     def _raw(self, layouts: Sequence[Layout]) -> Estimate:
         expected = self._expected(layouts)

@@ -40,7 +40,6 @@ from nas.core.workload import Workload
 from nas.measure.protocol.bench import BenchOptions, Log, bench_each
 from nas.measure.protocol.file_choice import Check, figures_of
 from nas.measure.runtimes.llama_cpp.binding import (
-    MIXTURES,
     WINDOW,
     Divergence,
     divergence,
@@ -65,6 +64,8 @@ _VERSION = 1
 _TRIES = 4
 """Selections at most, each with budgets that are lower by what the last file was off."""
 _CONFIDENCE = 0.95
+_LEAST = 1e-9
+"""Least loss of a type other than `BASE`, in nats a token."""
 
 
 class Slot(NamedTuple):
@@ -207,10 +208,11 @@ class Quantiser:
             CandidateFailed: llama.cpp fails on the source.
         """
         request = self._request
+        self._predictions("reported_on")  # first, as it finds that the text is too short
         base_kl = self._divergence({}, "chosen_on").mean_kl
         losses = self._losses(base_kl)
         figures = self._type_figures() if request.measured else {}
-        beside = [self._mixture(name) for name in BESIDE]
+        beside = [self.mixture(name) for name in BESIDE]
         limits = {limit.metric: limit.value for limit in request.limits}
         allowed = limits | ({} if request.kl is None else {KL: request.kl})
         for attempt in range(_TRIES):
@@ -276,7 +278,7 @@ class Quantiser:
         return float(sum(math.prod(self._base.tensors[name].shape) for name in self.slots[slot]))
 
     def _losses(self, base_kl: float) -> dict[tuple[Slot, str], float]:
-        """Returns what each type in each slot adds; a type of fewer bits never adds less than nothing."""
+        """Returns what each type in each slot adds. Fewer bits always add something, so of equals `BASE` is chosen."""
         pairs = [(slot, kind) for slot in self.slots for kind in self.options(slot) if kind != BASE]
         losses = {(slot, BASE): 0.0 for slot in self.slots}
         for number, (slot, kind) in enumerate(pairs):
@@ -286,7 +288,7 @@ class Quantiser:
             except CandidateFailed as error:
                 self._log(f"{kind} is left out of {slot}: {str(error).splitlines()[0]}")
                 continue
-            losses[slot, kind] = max(0.0, loss)
+            losses[slot, kind] = max(_LEAST, loss)
         self._log(Progress("divergences of single types", len(pairs), len(pairs)))
         return losses
 
@@ -382,11 +384,12 @@ class Quantiser:
         reports = bench_each(benches, self._log)
         return [report if isinstance(report, NasError) else figures_of(report) for report in reports]
 
-    def _mixture(self, name: str) -> Score:
-        """Returns the score of one of llama.cpp's mixtures, with the same importance matrix."""
-        path = self._folder / "beside.gguf"
-        quantise_file(self._build, self._request.source, name, path, self._request.threads, None, self._importance)
-        score = Score.of(name, path.stat().st_size, self._kept_divergence(["mixture", name], path, "reported_on"))
+    def mixture(self, name: str, *, importance: bool = True) -> Score:
+        """Returns the score of one of llama.cpp's `MIXTURES`, by default with the same importance matrix."""
+        path, matrix = self._folder / "beside.gguf", self._importance if importance else None
+        quantise_file(self._build, self._request.source, name, path, self._request.threads, None, matrix)
+        divergence = self._kept_divergence(["mixture", name, matrix is not None], path, "reported_on")
+        score = Score.of(name, path.stat().st_size, divergence)
         path.unlink()
         return score
 
@@ -456,6 +459,3 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return fmean(values), math.inf
     return fmean(values), t_critical(_CONFIDENCE, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-
-
-assert set(BESIDE) <= MIXTURES.keys()

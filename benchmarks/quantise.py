@@ -1,0 +1,132 @@
+"""Files of one real model that `nas quantise` chooses, beside llama.cpp's mixtures of the same size.
+
+    python -m benchmarks.quantise [--page docs/measured/quantising.md]
+
+SmolLM2-135M-Instruct, published as Q4_1, is fetched into the cache; its dequantised numbers are the source. For each of
+llama.cpp's mixtures, with importance matrix, types are chosen under the budget of its size; both files are compared with
+the source on text that chose nothing: Python's documentation, in windows of 256 tokens. Takes half an hour on two
+cores the first time; divergences are kept in the cache. The results are in benchmarks/recorded/quantise.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pydoc_data.topics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nas.core.limit import Limit
+from nas.core.workload import Workload
+from nas.measure.runtimes.llama_cpp.binding import MIXTURES
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.train.adapt.quantise import TYPES, Quantiser, QuantiseRequest
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.page import fill, table
+from tests.support.smollm2 import fetch_smollm2
+
+RECORDED = Path(__file__).parent / "recorded/quantise.json"
+TEXT = 240_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
+    page = parser.parse_args().page
+    began = time.monotonic()
+    rows = results()
+    record = {"seconds": round(time.monotonic() - began), "rows": rows}
+    RECORDED.write_text(json.dumps(record, indent=1) + "\n")
+    if page:
+        write_page(page, record)
+    print(json.dumps(record, indent=1))
+
+
+def results() -> list[dict[str, Any]]:
+    """Returns a row for each mixture, smallest first."""
+    request, build, rows = request_of(), LLAMA_CPP.build(log=print, tools=True), []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch, source = Path(folder) / "scratch", fetch_smollm2()
+        scratch.mkdir()
+        quantiser = Quantiser(
+            replace(request, source=source), build, scratch, lambda line: print(line, file=sys.stderr)
+        )
+        mixtures = sorted(((quantiser.mixture(name), name) for name in MIXTURES), key=lambda pair: pair[0].size)
+        for mixture, name in mixtures:
+            plain = quantiser.mixture(name, importance=False)
+            limited = replace(request, source=source, limits=[Limit("file_size", mixture.size / 1e6)])
+            chosen = Quantiser(limited, build, scratch, print).choose(Path(folder) / "chosen.gguf")
+            rows.append(
+                {
+                    "mixture": mixture.to_json(),
+                    "without_matrix": plain.to_json(),
+                    "chosen": chosen.score.to_json(),
+                    "expected_kl": chosen.expected["kl"],
+                    "types": {str(slot): kind for slot, kind in chosen.types.items()},
+                }
+            )
+    return rows
+
+
+def request_of() -> QuantiseRequest:
+    """Returns the request; half of the text is for the importance matrix, a quarter for each of the others."""
+    whole = "\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))[:TEXT]
+    quarter = len(whole) // 4
+    return QuantiseRequest(
+        source=Path(),
+        chosen_on=whole[2 * quarter : 3 * quarter],
+        reported_on=whole[3 * quarter :],
+        importance_from=whole[: 2 * quarter],
+        limits=(),
+        kl=None,
+        minimise="kl",
+        types=TYPES,
+        parts=3,
+        windows=8,
+        device="local",
+        workload=Workload(prompt=512, gen=128),
+        repetitions=5,
+        threads=len(os.sched_getaffinity(0)),
+    )
+
+
+def write_page(page: Path, record: dict[str, Any]) -> None:
+    """Writes the table."""
+    columns = (
+        "size of",
+        "MB",
+        "KL",
+        "KL with matrix",
+        "KL chosen (95 %)",
+        "expected",
+        "bits/byte, with matrix",
+        "chosen",
+    )
+    rows = []
+    for row in record["rows"]:
+        theirs, chosen = row["mixture"], row["chosen"]
+        low, high = chosen["kl_ci95"]
+        rows.append(
+            (
+                theirs["name"].upper(),
+                f"{theirs['size'] / 1e6:.1f}",
+                f"{row['without_matrix']['kl']:.4f}",
+                f"{theirs['kl']:.4f}",
+                f"{chosen['kl']:.4f} ({low:.4f} to {high:.4f})",
+                f"{row['expected_kl']:.4f}",
+                f"{theirs['bits_per_byte']:.4f}",
+                f"{chosen['bits_per_byte']:.4f}",
+            )
+        )
+    fill(page, "quantise", table(columns, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""`nas quantise` with llama.cpp's own quantiser: budgets of bytes and divergence, odd widths, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import nas
+
+from nas.core import paths
+from nas.core.layout import Layout
+from nas.measure.runtimes.base import RandomWeights
+from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.train.release.files import write_files
+from nas.train.release.options import FileOptions
+
+LAYOUTS = {
+    "llama": "d96 v640 ffn=swiglu:256 [A3/1(qk_norm=0)*2]",
+    "lfm2moe": "d256 v640 untied ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3]",
+}
+NORMS = "F32"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory, tools_build: Build) -> dict[str, Path]:
+    """Returns architecture -> a file of F16 with random weights."""
+    folder = tmp_path_factory.mktemp("members")
+    options = FileOptions(transformers=False, gguf=("f16",), license="apache-2.0")
+    for name, layout in LAYOUTS.items():
+        write_files(folder / name, Layout.parse(layout), RandomWeights(1), options, print)
+    return {name: folder / f"{name}/gguf/{name}-F16.gguf" for name in LAYOUTS}
+
+
+@pytest.fixture
+def source(sources: dict[str, Path]) -> Path:
+    return sources["llama"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(40):
+        lines = (
+            f"{number} {line}: the quick brown fox jumps over the lazy dog {line * number % 97}" for line in range(40)
+        )
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+    return folder
+
+
+def quantised(source: Path, corpus: Path, output: Path, *options: str) -> dict[str, Any]:
+    common = ("--corpus", str(corpus), "--parts", "1", "--windows", "2", "--types", "q4_0,q4_k", "--json")
+    done = nas("quantise", str(source), "--output", str(output), *common, *options)
+    assert done.code == 0, done.err
+    report: dict[str, Any] = json.loads(done.out)
+    return report
+
+
+def test_a_file_keeps_its_budget_of_bytes_and_loses_less_with_more(
+    source: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/runtimes").symlink_to(REAL_CACHE / "runtimes")
+    whole = quantised(source, corpus, tmp_path / "whole.gguf", "--budget", "file_size<=1GB")
+    assert set(whole["types"].values()) == {"q8_0"}, "where all is allowed, what loses least is chosen"
+    sizes = {score["name"]: score["size"] for score in whole["beside"]}
+    middle = 0.8 * sizes["q8_0"] + 0.2 * sizes["q4_0"]
+    records = sorted(paths.cache().glob("divergences/*.json"))
+    path = tmp_path / "middle.gguf"
+    report = quantised(source, corpus, path, "--budget", f"file_size<={middle / 1e6:.6f}MB")
+    new = set(paths.cache().glob("divergences/*.json")) - set(records)
+    assert len(new) == 1, "only the chosen file is new: all others are kept by content"
+    assert path.stat().st_size == report["score"]["size"] <= middle
+    assert report["expected"]["file_size"] == pytest.approx(path.stat().st_size / 1e6, rel=1e-3)
+    assert whole["score"]["kl"] < report["score"]["kl"] and len(set(report["types"].values())) > 1
+    kinds = {tensor: stored.type_name for tensor, stored in GgufFile.read(path).tensors.items()}
+    for slot, kind in report["types"].items():
+        role = slot.rpartition(".")[0]
+        named = {kinds[tensor] for tensor in kinds if tensor.removesuffix(".weight").split(".", 2)[-1] == role}
+        assert named == {kind.upper()}, slot
+    assert all(kind == NORMS for tensor, kind in kinds.items() if tensor.endswith("norm.weight"))
+
+
+def test_divergence_is_a_budget(sources: dict[str, Path], source: Path, corpus: Path, tmp_path: Path) -> None:
+    options = ("--budget", "kl<=0.5", "--minimise", "file_size", "--no-importance")
+    report = quantised(sources["lfm2moe"], corpus, tmp_path / "small.gguf", *options)
+    assert report["expected"]["kl"] <= 0.5
+    assert report["types"]["ffn_down_exps.1"] in ("q8_0", "q4_0"), "its rows are of 64"
+    with_none = nas("quantise", str(source), "-o", str(tmp_path / "no.gguf"), "-c", str(corpus), "-b", "kl<=1e-9",
+                    "-b", "file_size<=0.001MB", "--parts", "1", "--windows", "2", "--types", "q8_0")  # fmt: skip
+    assert with_none.code == 3 and "no choice of types keeps the budgets; least, each alone" in with_none.err
+    assert not (tmp_path / "no.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ((), "without a budget the largest file loses least"),
+        (("--budget", "quality<=1"), "quality"),
+        (("--budget", "file_size<=1MB", "--types", "q4_9"), "did you mean"),
+        (("--budget", "file_size<=1MB", "--minimise", "quality"), "is no cost"),
+        (("--budget", "kl<=.1.2"), "no number"),
+    ],
+)
+def test_wrong_options_are_named_before_anything_is_computed(
+    options: tuple[str, ...], message: str, source: Path, corpus: Path, tmp_path: Path
+) -> None:
+    done = nas("quantise", str(source), "--corpus", str(corpus), "--output", str(tmp_path / "out.gguf"), *options)
+    assert done.code in (2, 3) and message in done.err and "Traceback" not in done.err
+
+
+def test_a_text_that_is_too_short_is_named(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a few words")
+    output = tmp_path / "out.gguf"
+    done = nas("quantise", str(source), "-c", str(tmp_path / "text"), "-o", str(output), "-b", "file_size<=1MB")
+    assert done.code == 3 and "tokens, and 4,096 are compared: give more text" in done.err and not output.exists()
+
+
+REAL_CACHE = paths.cache()
