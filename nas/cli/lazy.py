@@ -35,6 +35,8 @@ COMMANDS = {
     "serve": "Run the coordinator: dashboard, API and remote device agents.",
     "doctor": "Diagnose problems on this machine and suggest fixes.",
     "gc": "Remove unused model files, checkpoints, compiled programs and blocks of `nas adapt`.",
+    "backup": "Save the database, keys, studies and families of $NAS_HOME as one archive.",
+    "restore": "Restore what `nas backup` saved, as a new $NAS_HOME.",
     "db": "Manage the database.",
     "token": "Create, list and revoke API tokens.",
     "server": "Manage the coordinators known to --server.",

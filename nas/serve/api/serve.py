@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,10 +13,10 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, ConfigDict, ValidationError
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from nas.core.durable import write_durably
-from nas.core.errors import InfrastructureFailed
+from nas.core.errors import InfrastructureFailed, NasError
 from nas.infra.store import agents
 from nas.infra.store.rows import ApiToken, Role
 from nas.infra.store.store import Store
@@ -164,6 +165,7 @@ def make_service_app(
     access = SecretAccess(store)
     app = web_app()
     app.add_middleware(RequestLog)
+    app.include_router(probes_router(store, lambda: farm.notifier.closed))
     if for_agents:
         app.include_router(enrolment.router(store, service.home, service.certificates, access.forget))
         app.include_router(agent_api.router(store, farm.find_file, farm.notifier, farm.runners.signed, access))
@@ -241,6 +243,48 @@ def _metrics_router(store: Store, access: Access) -> APIRouter:
         return Response(metrics.render(store), media_type=metrics.CONTENT_TYPE)
 
     return router
+
+
+LEAST_FREE_BYTES = 100_000_000
+"""Free space below which the coordinator is not ready."""
+
+
+def probes_router(store: Store, closing: Callable[[], bool]) -> APIRouter:
+    """Returns what load balancers and Kubernetes ask without a token: whether to restart, and whether to send requests.
+
+    Args:
+        store: the database, which readiness reads.
+        closing: whether the coordinator is about to stop.
+    """
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/healthz")
+    async def live() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/readyz")
+    def ready() -> JSONResponse:
+        problems = list(_problems(store, closing))
+        body = {"status": "not ready" if problems else "ready", "problems": problems}
+        return JSONResponse(body, 503 if problems else 200)
+
+    return router
+
+
+def _problems(store: Store, closing: Callable[[], bool]) -> Iterator[str]:
+    """Yields why requests would fail; no path and no message, as anybody may read it."""
+    if closing():
+        yield "stopping"
+    try:
+        agents.authority(store)
+    except NasError:
+        yield "database"
+    try:
+        free = shutil.disk_usage(store.artifacts.parent).free
+    except OSError:
+        free = 0
+    if free < LEAST_FREE_BYTES:
+        yield "disk"
 
 
 @contextlib.contextmanager
