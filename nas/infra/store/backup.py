@@ -174,14 +174,14 @@ def _copy_database(source: Path, target: Path) -> None:
 
 def _files(home: Path, database: Path | None) -> Iterator[Path]:
     """Yields the regular files of a home, without what is rebuilt and what belongs to processes."""
-    own = {home / DATABASE, database}
+    databases = {home / DATABASE, database}
     for folder, names, files in os.walk(home):
         if Path(folder) == home:
             names[:] = sorted(name for name in names if name not in _REBUILT)
         for name in sorted(files):
             path = Path(folder) / name
-            belongs = {path.with_name(name.removesuffix(suffix)) for suffix in ("", "-wal", "-shm", "-journal")} & own
-            if not belongs and not name.endswith(_OF_PROCESSES) and stat.S_ISREG(path.lstat().st_mode):
+            belongs = {path.with_name(name.removesuffix(suffix)) for suffix in ("", "-wal", "-shm", "-journal")}
+            if not belongs & databases and not name.endswith(_OF_PROCESSES) and stat.S_ISREG(path.lstat().st_mode):
                 yield path
 
 
