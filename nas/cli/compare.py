@@ -12,6 +12,7 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.options import (
+    INTERRUPTED,
     BudgetOption,
     DatabaseOption,
     DeviceOption,
@@ -104,20 +105,35 @@ def command(
     with shown("preparing the device") as log:
         cores = len(os.sched_getaffinity(0))
         bits = {file: bits_of(file, texts, cores, log) if texts else Bits() for file in files if file not in unread}
-        for options, report in zip(benches, bench_each(benches, log) if benches else (), strict=True):
-            candidate = _candidate(options, report, limits)
-            candidates.append(bits[candidate.file].of(candidate))
-            log(Progress("measured", len(candidates), len(benches)))
-            if not isinstance(report, NasError):
-                device_id = report["device"]["id"]
+        measured = 0
+        try:
+            for options, report in zip(benches, bench_each(benches, log) if benches else (), strict=True):
+                candidate = _candidate(options, report, limits)
+                candidates.append(bits[candidate.file].of(candidate))
+                measured += 1
+                log(Progress("measured", measured, len(benches)))
+                if not isinstance(report, NasError):
+                    device_id = report["device"]["id"]
+        except KeyboardInterrupt:
+            if not measured:
+                raise
+            log(f"stopped: {measured} of {len(benches)} are measured, and below")
+    _show(candidates, limits, device_id, output=output, json=json, scored=bool(texts))
+    if measured < len(benches):
+        raise typer.Exit(INTERRUPTED)
+
+
+def _show(
+    candidates: Sequence[Candidate], limits: Sequence[Limit], device: str, *, output: Output, json: bool, scored: bool
+) -> None:
     candidates = ranked(candidates)
-    advice = sentence(candidates, limits, device_id)
+    advice = sentence(candidates, limits, device)
     if json or output is Output.JSON:
-        print_json({"device": device_id, "advice": advice, "candidates": list(map(_json, candidates))})
+        print_json({"device": device, "advice": advice, "candidates": list(map(_json, candidates))})
         return
     columns = ["file", "settings", "size", "prompt t/s", "ms/token (95 %)", "peak memory"]
-    columns += ["bits/byte"] * bool(texts) + list(map(str, limits))
-    cells = [_cells(candidate, bool(texts)) for candidate in candidates]
+    columns += ["bits/byte"] * scored + list(map(str, limits))
+    cells = [_cells(candidate, scored) for candidate in candidates]
     print_rows(output, columns, cells, list(map(_row, candidates)), numbers=len(columns) - 2)
     if output is Output.TABLE:
         typer.echo(advice)

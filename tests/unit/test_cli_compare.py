@@ -26,6 +26,7 @@ FIGURES: dict[tuple[str, int], tuple[float, float]] = {
     ("other.pte", 2): (9.0, 0.01),
 }
 """(file, threads) -> ms of a token, and the deviation of its logarithm."""
+SIZES = {"near.gguf": 30.0}
 BITS = {"big.gguf": 0.9, "near.gguf": 0.95, "small.gguf": 1.2}
 
 
@@ -55,7 +56,8 @@ def report(name: str, threads: int) -> dict[str, Any] | NasError:
         return CandidateFailed("crash", "the runner died")
     value, sd = FIGURES[name, threads]
     known = {"decode_p50": (value, sd, "ms"), "prefill_tps": (100.0, sd, "tok/s"), "peak_rss": (50.0, None, "MB"),
-             "file_size": (40.0, None, "MB"), "ttft": (5.0, sd, "ms"), "decode_p95": (None, None, "ms")}  # fmt: skip
+             "file_size": (SIZES.get(name, 40.0), None, "MB"), "ttft": (5.0, sd, "ms"),
+             "decode_p95": (None, None, "ms")}  # fmt: skip
     figures = {
         name: {"value": value, "ci95": [value and value * (1 - 2 * (sd or 0)), value and value * (1 + 2 * (sd or 0))],
                "log_sd": sd, "shared_log_sd": None, "n": 5, "unit": unit, "reason": None if value else "too few tokens"}
@@ -96,7 +98,8 @@ def test_with_text_the_fewest_bits_come_first_among_those_that_keep_it(tmp_path:
     last = done.out.splitlines()[-1]
     assert last == (
         "Best on box: big.gguf with 2 thread(s), f16 cache, 768 tokens, which keeps decode_p50 <= 20 ms:"
-        " it has the fewest bits per byte (0.9000)."
+        " of the files that could be scored it has the fewest bits per byte (0.9000); not known is the quality of"
+        " other.pte (53% less time per token; a .pte holds no tokenizer)."
     )
     assert "a .pte holds no tokenizer" in done.out
 
@@ -108,6 +111,12 @@ def test_with_text_the_fewest_bits_come_first_among_those_that_keep_it(tmp_path:
         (("near.gguf", "-b", "decode_p50<=20ms"), "which may keep decode_p50 <= 20 ms: more --reps decide"),
         (("big.gguf", "small.gguf"), "it is the fastest; what quality it has is not known without --corpus."),
         (("small.gguf", "-t", "1,2"), "1 other(s) cannot be told apart from it in speed."),
+        (("small.gguf", "-t", "1,2"), "none is faster beyond the noise; what quality"),
+        (
+            ("big.gguf", "near.gguf", "-t", "2"),
+            "near.gguf with 2 thread(s), f16 cache, 768 tokens: none is faster"
+            " beyond the noise, and of those alike it is the smallest (30 MB)",
+        ),
         (("small.gguf", "-t", "7"), "No file ran on local."),
     ],
 )
@@ -115,6 +124,29 @@ def test_a_sentence_says_what_to_do(arguments: tuple[str, ...], advice: str) -> 
     done = nas("compare", *arguments)
     assert done.code == 0
     assert advice in done.out.splitlines()[-1]
+
+
+def test_what_was_measured_before_an_interrupt_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Any]:
+        for number, options in enumerate(benches):
+            if number == 2:
+                raise KeyboardInterrupt
+            assert isinstance(options.subject, Path)
+            yield report(options.subject.name, options.workload.threads)
+
+    monkeypatch.setattr("nas.cli.compare.bench_each", measure)
+    done = nas("compare", "small.gguf", "big.gguf", "-t", "1,2")
+    assert done.code == 130 and "stopped: 2 of 4 are measured" in done.err
+    assert "small.gguf with 2 thread(s)" in done.out and "big.gguf" not in done.out
+
+
+def test_an_absence_is_no_win(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
+    done = nas("compare", "big.gguf", "other.pte", "-c", "text.txt")
+    assert done.out.splitlines()[-1].endswith(
+        ": it is the only file that could be scored (0.9000 bits per byte); not known is the quality of other.pte"
+        " (67% less time per token; a .pte holds no tokenizer)."
+    )
 
 
 def test_a_file_that_fails_is_a_row_with_its_reason() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -123,16 +124,29 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Returns candidates, best first.
 
     What keeps all budgets comes before what may keep them, and that before what breaks one. Then come bits per byte,
-    and then the median time of a token.
+    files without any last, and then the median time of a token. Of those whose times cannot be told apart the smaller
+    file comes first, and then the one that reads prompts faster.
     """
 
     def place(one: Candidate) -> tuple[object, ...]:
         bits = math.inf if one.bits_per_byte is None else one.bits_per_byte
         excess = max((-1.0 if check.chance is None else 1 - check.chance for check in one.checks), default=0.0)
         broken = excess if one.verdict == "broken" else 0.0
-        return bool(one.failure), _ORDER[one.verdict], broken, bits, one.value("decode_p50"), one.value("file_size")
+        return bool(one.failure), _ORDER[one.verdict], broken, bits
 
-    return sorted(candidates, key=place)
+    groups = groupby(sorted(candidates, key=place), key=place)
+    return [candidate for _, group in groups for candidate in _by_speed(list(group))]
+
+
+def _by_speed(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the fastest one with all that cannot be told apart from it, and then the others likewise."""
+    measured = [candidate for candidate in candidates if not candidate.failure]
+    if not measured:
+        return list(candidates)
+    fastest = min(measured, key=lambda candidate: candidate.value("decode_p50"))
+    alike = [candidate for candidate in measured if candidate is fastest or _overlap(fastest, candidate)]
+    alike.sort(key=lambda one: (one.value("file_size"), one.value("ttft"), one.value("decode_p50")))
+    return alike + _by_speed([candidate for candidate in candidates if candidate not in alike])
 
 
 def sentence(candidates: Sequence[Candidate], limits: Sequence[Limit], device: str) -> str:
@@ -146,13 +160,50 @@ def sentence(candidates: Sequence[Candidate], limits: Sequence[Limit], device: s
     verdict = f"keeps {budgets}" if best.verdict == "kept" else f"may keep {budgets}: more --reps decide"
     first = f"Best on {device}: {name}{f', which {verdict}' if limits else ''}"
     alike = [one for one in candidates[1:] if one.verdict == best.verdict and not one.failure]
-    if best.bits_per_byte is not None:
-        reason = f"it has the fewest bits per byte ({best.bits_per_byte:.4f})" if alike else "no other file does"
-    else:
-        reason = "it is the fastest; what quality it has is not known without --corpus" if alike else "no other does"
     unsure = [one for one in alike if best.bits_per_byte == one.bits_per_byte and _overlap(best, one)]
+    if not alike:
+        reason = "no other does" if limits or len(candidates) == 1 else "no other runs"
+    elif best.bits_per_byte is None:
+        reason = f"{_why_in_speed(best, unsure)}; what quality it has is not known without --corpus"
+    else:
+        reason = _why_in_quality(best, alike)
     more = f" {len(unsure)} other(s) cannot be told apart from it in speed." if unsure else ""
     return f"{first}: {reason}.{more}"
+
+
+def _why_in_speed(best: Candidate, unsure: Sequence[Candidate]) -> str:
+    """Returns why it is the first without a figure of quality."""
+    if not unsure:
+        return "it is the fastest"
+    size = best.value("file_size")
+    smallest = any(size < one.value("file_size") for one in unsure)
+    return f"none is faster beyond the noise{f', and of those alike it is the smallest ({size:.4g} MB)' * smallest}"
+
+
+def _why_in_quality(best: Candidate, alike: Sequence[Candidate]) -> str:
+    """Returns why it is the first by bits per byte, and what is not known."""
+    bits = f"{best.bits_per_byte:.4f}"
+    unscored = {one.file.name: one for one in reversed(alike) if one.bits_per_byte is None}
+    if not unscored:
+        return f"it has the fewest bits per byte ({bits})"
+    others = any(one.bits_per_byte is not None and one.file != best.file for one in alike)
+    first = f"of the files that could be scored it has the fewest bits per byte ({bits})"
+    notes = [
+        f"{name} ({'; '.join(filter(None, (_beside(best, one), one.why_no_bits)))})" for name, one in unscored.items()
+    ]
+    known = first if others else f"it is the only file that could be scored ({bits} bits per byte)"
+    return f"{known}; not known is the quality of {', '.join(notes)}"
+
+
+def _beside(best: Candidate, other: Candidate) -> str:
+    """Returns how another file differs in speed and size."""
+    times, sizes = (other.value(name) / best.value(name) for name in ("decode_p50", "file_size"))
+    parts = []
+    if math.isfinite(times) and not _overlap(best, other):
+        parts.append(f"{abs(1 - times):.0%} {'less' if times < 1 else 'more'} time per token")
+    if math.isfinite(sizes) and abs(1 - sizes) >= 0.01:
+        parts.append(f"{abs(1 - sizes):.0%} {'smaller' if sizes < 1 else 'larger'}")
+    return ", ".join(parts)
 
 
 def _overlap(one: Candidate, other: Candidate) -> bool:
