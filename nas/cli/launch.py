@@ -22,7 +22,7 @@ from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, open_store, 
 from nas.cli.output import JsonFlag, print_fields, print_json, say
 from nas.cli.remote import ServerOption, open_server
 from nas.cli.space import installed_here, plan_fields
-from nas.cli.study_view import print_agreement, print_front, say_noise
+from nas.cli.study_view import print_agreement, print_front, say_result
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError
 from nas.core.space import SearchSpace
@@ -262,7 +262,7 @@ def _report(options: LaunchOptions, state: StudyState, json: bool) -> None:
     else:
         print_front(report)
         print_agreement(report)
-    say_noise(report)
+    say_result(report)
     png, svg = draw_front(report, paths.home() / "studies" / options.study)
     say(f"plots: {png}, {svg}")
     database = same_database(options.db)
@@ -311,7 +311,7 @@ def _print_remote_report(answer: Json, state: str, url: str, json: bool) -> None
     elif answer["report"] is not None:
         print_front(answer["report"])
         print_agreement(answer["report"])
-        say_noise(answer["report"])
+        say_result(answer["report"])
     study = answer["study"]
     if state == "complete":
         say(f"next: nas study show {study} --server {url}        state, Pareto front and cost")

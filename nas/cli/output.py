@@ -75,7 +75,11 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Prints a table on stdout: formatted on a terminal, otherwise tab-separated with a header line."""
+    """Prints a table on stdout: formatted on a terminal, otherwise tab-separated with a header line.
+
+    Where it is wider than the terminal, the last column (a layout, a reason) is printed below, beside the first one and
+    never cut.
+    """
     texts = [["" if cell is None else visible(str(cell)) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for line in (columns, *texts):
@@ -85,11 +89,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*columns, box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    for line in texts:
-        table.add_row(*line)
     # Layouts contain brackets, which rich would parse as markup.
-    Console(markup=False, highlight=False).print(table)
+    console = Console(markup=False, highlight=False)
+    widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
+    is_wide = len(columns) > 2 and sum(widths) + 2 * len(widths) > console.width
+    last = -1 if is_wide else len(columns)
+    table = Table(*columns[:last], box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for line in texts:
+        table.add_row(*line[:last])
+    console.print(table)
+    if is_wide:
+        for line in filter(lambda line: line[-1], [columns, *texts]):
+            console.print(f"{line[0]:<{widths[0]}}  {line[-1]}", soft_wrap=True)
 
 
 def print_rows(

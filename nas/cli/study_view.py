@@ -82,8 +82,12 @@ def _shown(interval: Interval | None) -> str:
     return show_figure(interval.value, interval.low, interval.high) if interval else "not known"
 
 
-def say_noise(report: Report) -> None:
-    """Prints what the study was measured beside, as one line."""
+def say_result(report: Report) -> None:
+    """Prints what the study found, why its search ended, and what it was measured beside."""
+    if (headline := report.get("headline")) is not None:
+        say(headline["text"])
+    if (ended := report.get("ended")) is not None:
+        say(f"the search ended: {ended['message']}")
     if (noise := report.get("noise")) is not None:
         say(noise["text"])
 
@@ -99,7 +103,7 @@ def print_front(report: Report) -> None:
         *(_row(row["name"], row, objectives) for row in report["references"]),
         *(_row(str(row["trial"]), row, objectives) for row in report["front"]),
     ]
-    print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights", "layout"), rows)
+    print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights, active", "layout"), rows)
     if (sure := report["reliability"]) is not None:
         say(sure["text"])
 
@@ -127,7 +131,8 @@ def _coefficient(coefficient: Mapping[str, float] | None) -> str:
 def _row(label: str, row: Mapping[str, Any], objectives: Sequence[Mapping[str, Any]]) -> list[str]:
     values = [_value(row, objective) for objective in objectives]
     sure = "" if row["p_front"] is None else f"{row['p_front']:.2f}"
-    weights = show_count(row["params"]["total"])
+    total, active = (show_count(row["params"][name]) for name in ("total", "active"))
+    weights = total if total == active else f"{total}, {active}"
     return [label, *values, sure, _list(row["ties"]), _list(row["dominated_by"]), weights, row["layout"]]
 
 
