@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 
 import pytest
@@ -18,27 +19,24 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    out = Terminal()
-    monkeypatch.setattr("sys.stdout", out)
+def shown(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Returns the table as a terminal of so many columns shows it."""
     monkeypatch.setenv("TERM", "dumb")
-    return out
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with contextlib.redirect_stdout(Terminal()) as out:
+        print_table(("trial", "quality", "layout"), ROWS)
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("columns", [40, 80, 110])
-def test_a_layout_is_never_cut(columns: int, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    print_table(("trial", "quality", "layout"), ROWS)
-    lines = terminal.getvalue().splitlines()
+def test_a_layout_is_never_cut(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(columns, monkeypatch).splitlines()
     assert f"5          {LAYOUT}" in lines and "trial      layout" in lines
-    assert lines.count(f"attention  {ROWS[1][2]}") == 1 and sum(line.startswith("6 ") for line in lines) == 0
+    assert lines.count(f"attention  {ROWS[1][2]}") == 1 and not any(line.startswith("6 ") for line in lines)
 
 
-def test_a_wide_terminal_has_one_table(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    print_table(("trial", "quality", "layout"), ROWS)
-    text = terminal.getvalue()
+def test_a_wide_terminal_has_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(160, monkeypatch)
     assert text.count("layout") == 1 and any("1.00" in line and LAYOUT in line for line in text.splitlines())
 
 
