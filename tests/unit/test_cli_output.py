@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 
 def shown(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """Returns the table as a terminal of so many columns shows it."""
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
     with contextlib.redirect_stdout(Terminal()) as out:
         print_table(("trial", "quality", "layout"), ROWS)
@@ -37,7 +37,7 @@ def test_a_layout_is_never_cut(columns: int, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_wide_terminal_has_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown(160, monkeypatch)
-    assert text.count("layout") == 1 and any("1.00" in line and LAYOUT in line for line in text.splitlines())
+    assert text.count("layout") == 1 and any("1.00" in line and LAYOUT in line for line in text.splitlines()), text
 
 
 def test_a_launch_ends_with_its_result_and_why_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
