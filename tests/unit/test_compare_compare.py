@@ -253,7 +253,7 @@ def test_a_family_is_compared_with_the_reference_models_of_its_size_classes(home
     family(home, *MEMBERS)
     assert names(ModelSelection(family="demo")) == [
         "demo-S0", "demo-S1", "LFM2-350M", "LFM2-700M", "Granite-4.0-350M", "Granite-4.0-H-350M", "Qwen3-0.6B",
-        "Mamba2-130M", "Mamba2-370M", "Mamba2-780M",
+        "Gemma-3-270M", "SmolLM2-135M", "SmolLM2-360M", "Mamba2-130M", "Mamba2-370M", "Mamba2-780M",
     ]  # fmt: skip
     assert names(ModelSelection(family="demo", classes=("700M",))) == [
         "demo-S1", "LFM2-700M", "Qwen3-0.6B", "Mamba2-780M"

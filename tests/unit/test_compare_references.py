@@ -122,7 +122,7 @@ def test_a_file_says_what_the_model_is(tmp_path: Path) -> None:
 
 def test_equal_models_have_equal_ids_and_others_do_not() -> None:
     assert stock("Qwen3-0.6B").id == stock("Qwen3-0.6B").id
-    assert len({stock(name).id for name, each in REFERENCES.items() if not isinstance(each.shape, Layout)}) == 20
+    assert len({stock(name).id for name, each in REFERENCES.items() if not isinstance(each.shape, Layout)}) == 24
 
 
 def test_names_are_found_in_any_case_and_wrong_ones_get_a_suggestion() -> None:
