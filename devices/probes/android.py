@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from nas.measure.devices.probes.power import Status
-from nas.measure.devices.probes.readings import Readings, Unread
+from nas.measure.devices.probes.readings import Readings, Unread, plausible
 
 THERMAL = "dumpsys thermalservice"
 BATTERY = "dumpsys battery"
@@ -50,10 +50,10 @@ def temperature_c(readings: Readings) -> float:
     temperatures = re.findall(
         r"Temperature\{mValue=(-?\d{1,6}(?:\.\d{1,9})?), mType=(-?\d{1,4}),", current if now else said
     )
-    hottest = [float(value) for value, kind in temperatures if int(kind) == _CPU_TYPE]
-    if not hottest:
+    hottest = max((float(value) for value, kind in temperatures if int(kind) == _CPU_TYPE), default=None)
+    if hottest is None:
         raise Unread(f"{THERMAL}: no sensor of the processor")
-    return max(hottest)
+    return plausible(hottest, "C", THERMAL)
 
 
 def thermal_status(readings: Readings) -> int:

@@ -22,6 +22,10 @@ _SHORTEST_S = 0.5
 """Below this, ticks of 10 ms and sampled accounting are as large as the 5 % of a core to be detected."""
 
 
+_SLACK_S = 0.1
+"""By which sampled CPU time may be short of a process's own."""
+
+
 def busy_s(tree: Tree) -> float:
     """Returns CPU seconds since boot that were not idle, over all cores: user, nice, system, interrupts and steal.
 
@@ -31,7 +35,10 @@ def busy_s(tree: Tree) -> float:
     fields = re.fullmatch(r"cpu +([0-9]{1,18}(?: [0-9]{1,18}){7,})", line)
     if not fields:
         raise Unread("/proc/stat: no line of all processors")
-    user, nice, system, _idle, _iowait, interrupt, soft_interrupt, steal = map(int, fields[1].split()[:8])
+    times = [int(field) for field in fields[1].split()]
+    if not any(times):
+        raise Unread("/proc/stat: nothing was counted since boot, as in some sandboxes")
+    user, nice, system, _idle, _iowait, interrupt, soft_interrupt, steal = times[:8]
     return (user + nice + system + interrupt + soft_interrupt + steal) / _TICKS_PER_S
 
 
@@ -54,19 +61,24 @@ def foreign_share(busy: float, ours: float | None, wall_s: float) -> float:
         raise Unread("the device did not report the runner's CPU time")
     if wall_s < _SHORTEST_S:
         raise Unread(f"{wall_s:.2f} s is too short for the 10 ms ticks of /proc/stat")
+    if busy < ours / 2 - _SLACK_S:
+        raise Unread(f"/proc/stat counted {busy:.2f} s, less than the {ours:.2f} s of the runner alone")
     return max(0.0, (busy - ours) / wall_s)
 
 
 _POLICIES = "/sys/devices/system/cpu/cpufreq"
 
 FREQUENCY_FILES = tuple(
-    f"{_POLICIES}/policy*/{name}" for name in ("scaling_governor", "scaling_cur_freq", "related_cpus")
+    f"{_POLICIES}/policy*/{name}" for name in ("scaling_governor", "scaling_cur_freq", "related_cpus", "affected_cpus")
 )
 
 
 def governor(tree: Tree) -> str:
     """Returns the cpufreq governor; where clusters differ, all of them, sorted and joined by commas."""
-    return ",".join(sorted({read(tree, f"{policy}/scaling_governor") for policy in _policies(tree)}))
+    governors = {read(tree, f"{policy}/scaling_governor") for policy in _policies(tree)}
+    if "" in governors:
+        raise Unread(f"a scaling_governor under {_POLICIES} is empty")
+    return ",".join(sorted(governors))
 
 
 def frequency_mhz(tree: Tree) -> float:
@@ -87,7 +99,19 @@ def _cores(tree: Tree, policy: str) -> str:
 
 
 def _policies(tree: Tree) -> list[str]:
-    policies = names(tree, _POLICIES, lambda name: name.startswith("policy"))
+    """Returns the policies of cores that are online: those of others answer nothing."""
+    policies = [f"{_POLICIES}/{name}" for name in names(tree, _POLICIES, lambda name: name.startswith("policy"))]
     if not policies:
         raise Unread(f"no policy under {_POLICIES}")
-    return [f"{_POLICIES}/{name}" for name in policies]
+    online = [policy for policy in policies if _is_online(tree, policy)]
+    if not online:
+        raise Unread(f"no core of the policies under {_POLICIES} is online")
+    return online
+
+
+def _is_online(tree: Tree, policy: str) -> bool:
+    """Returns whether a core of a policy is online; kernels that do not list these (before 2.6.33) count as such."""
+    try:
+        return read(tree, f"{policy}/affected_cpus") != ""
+    except Unread:
+        return True

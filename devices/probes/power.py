@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from nas.core.plan import EnergyUsed
-from nas.measure.devices.probes.readings import Unread, names, number, read, read_or_empty
+from nas.measure.devices.probes.readings import Unread, names, number, plausible, read, read_or_empty
 from nas.measure.devices.transports.base import Tree
 
 _SUPPLIES = "/sys/class/power_supply"
@@ -21,37 +22,55 @@ _STATUS: dict[str, Status] = {status: status for status in get_args(Status)}
 
 
 def power_source(tree: Tree) -> Literal["mains", "battery"]:
-    """Returns what powers the machine now.
+    """Returns what powers the machine now: a battery if any of them discharges, also beside a charger that is too weak.
 
     Raises:
-        Unread: no power supply is listed, as on most desktops and virtual machines.
+        Unread: no power supply is listed, as on most desktops and virtual machines, or none says what it does.
     """
-    if any(number(tree, f"{path}/online") for path in _of_type(tree, "Mains", "USB", "USB_C", "Wireless")):
+    folders = batteries(tree)
+    statuses = {read_or_empty(tree, f"{path}/status") for path in folders}
+    if "Discharging" in statuses:
+        return "battery"
+    online = set()
+    for path in _of_type(tree, "Mains", "USB", "USB_C", "Wireless"):
+        with contextlib.suppress(Unread):  # some supplies of USB have no such file
+            online.add(number(tree, f"{path}/online") != 0)
+    if True in online or "Charging" in statuses:
         return "mains"
-    for path in batteries(tree):
-        return "battery" if read(tree, f"{path}/status") == "Discharging" else "mains"
-    raise Unread(f"no supply and no battery under {_SUPPLIES}")
+    if statuses & _STATUS.keys():
+        return "battery" if online else "mains"
+    if online and folders:
+        return "battery"
+    what = f"{folders[0]}/status: {min(statuses)[:40]!r}" if folders else f"no supply and no battery under {_SUPPLIES}"
+    raise Unread(what)
 
 
 def battery_percent(tree: Tree) -> float:
-    """Returns the charge of the machine's first battery, 0 to 100."""
-    for path in batteries(tree):
-        return float(number(tree, f"{path}/capacity"))
-    raise Unread(f"no battery under {_SUPPLIES}")
+    """Returns the charge of the battery that powers the machine, else of its first one, 0 to 100."""
+    return float(number(tree, f"{_battery_in_use(tree)}/capacity"))
 
 
 def battery_status(tree: Tree) -> Status:
-    """Returns the status of the machine's first battery.
+    """Returns the status of the battery that powers the machine, else of its first one.
 
     Raises:
         Unread: there is none, or its status is unknown.
     """
-    for path in batteries(tree):
-        text = read(tree, f"{path}/status")
-        if text in _STATUS:
-            return _STATUS[text]
-        raise Unread(f"{path}/status: {text[:40]!r}")
-    raise Unread(f"no battery under {_SUPPLIES}")
+    path = f"{_battery_in_use(tree)}/status"
+    text = read(tree, path)
+    if text not in _STATUS:
+        raise Unread(f"{path}: {text[:40]!r}")
+    return _STATUS[text]
+
+
+def _battery_in_use(tree: Tree) -> str:
+    """Returns the folder of the battery that discharges, else of one that is charged, else of the first one."""
+    folders = batteries(tree)
+    if not folders:
+        raise Unread(f"no battery under {_SUPPLIES}")
+    order = ("Discharging", "Charging")
+    statuses = {path: read_or_empty(tree, f"{path}/status") for path in folders}
+    return min(folders, key=lambda path: order.index(statuses[path]) if statuses[path] in order else len(order))
 
 
 def batteries(tree: Tree) -> list[str]:
@@ -203,7 +222,12 @@ def _gauge(tree: Tree, path: str) -> Part:
             value = number(tree, f"{path}/{name}")
         except Unread:
             continue
-        volts = 1.0 if name == "energy_now" else number(tree, f"{path}/voltage_now") * _MICRO
+        volts = 1.0
+        if name == "energy_now":
+            plausible(value * _MICRO, "Wh", f"{path}/{name}")
+        else:
+            plausible(value * _MICRO, "Ah", f"{path}/{name}")
+            volts = plausible(number(tree, f"{path}/voltage_now") * _MICRO, "V", f"{path}/voltage_now")
         return Part(name, value, _JOULES_PER_UWH * volts, falls=True)
     raise Unread(f"{path}: no {' or '.join(_GAUGES)}")
 

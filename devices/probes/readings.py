@@ -33,6 +33,31 @@ def read_or_empty(tree: Tree, path: str) -> str:
         return ""
 
 
+_PLAUSIBLE: Mapping[str, tuple[float, float]] = {
+    "C": (1.0, 150.0),
+    "V": (2.0, 100.0),
+    "Ah": (0.03, 1000.0),
+    "Wh": (0.1, 10_000.0),
+}
+"""Unit -> least and greatest value that a sensor of a running device has.
+
+Drivers that report other units than the kernel's documentation asks for (degrees or tenths instead of thousandths,
+milli instead of micro) are a thousand or a hundred times off, and those without a reading report 0 or -1.
+"""
+
+
+def plausible(value: float, unit: str, path: str) -> float:
+    """Returns a value in a unit of the table above.
+
+    Raises:
+        Unread: no running device has such a value, so the file is in another unit or holds no reading.
+    """
+    least, greatest = _PLAUSIBLE[unit]
+    if not least <= value <= greatest:
+        raise Unread(f"{path}: {value:g} {unit} is not plausible: it is in another unit, or no reading")
+    return value
+
+
 def names(tree: Tree, folder: str, accepts: Callable[[str], bool] = lambda name: True) -> list[str]:
     """Returns the names in a folder that it `accepts`; none if the folder does not exist."""
     try:

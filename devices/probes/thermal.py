@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 
-from nas.measure.devices.probes.readings import Unread, names, number, read, read_or_empty
+from nas.measure.devices.probes.readings import Unread, names, number, plausible, read, read_or_empty
 from nas.measure.devices.transports.base import Tree
 
 _ZONES = "/sys/class/thermal"
 _MONITORS = "/sys/class/hwmon"
-_PROCESSOR = re.compile(r"x86_pkg_temp|.*cpu.*|.*soc.*|.*core.*|k10temp|zenpower|tsens.*", re.IGNORECASE)
+_PROCESSOR = re.compile(
+    r"x86_pkg_temp|.*cpu.*|.*soc.*|.*core.*|k10temp|zenpower|tsens.*|big|mid|little|apc\d.*", re.IGNORECASE
+)
 FILES = (
     *(f"{_ZONES}/thermal_zone*/{name}" for name in ("type", "temp")),
-    *(f"{_MONITORS}/*/{name}" for name in ("name", "temp*_input")),
+    *(f"{_MONITORS}/*/{name}" for name in ("name", "temp*_input", "temp*_label")),
 )
-_PLAUSIBLE_C = (-40.0, 150.0)
+_REAL, _OFFSET = "Tdie", "Tctl"
+"""Labels of AMD's sensors: the temperature, and the same with an offset of up to 27 C for fans."""
 
 
 def temperature_c(tree: Tree) -> float:
@@ -29,11 +32,9 @@ def temperature_c(tree: Tree) -> float:
     readings = []
     for kind, path in sensors:
         try:
-            celsius = number(tree, path) / 1000
+            readings.append((_PROCESSOR.fullmatch(kind) is not None, plausible(number(tree, path) / 1000, "C", path)))
         except Unread:
             continue
-        if _PLAUSIBLE_C[0] < celsius < _PLAUSIBLE_C[1]:
-            readings.append((_PROCESSOR.fullmatch(kind) is not None, celsius))
     if not readings:
         raise Unread(f"none of {len(sensors)} sensors has a plausible temperature")
     return max(readings)[1]
@@ -46,14 +47,23 @@ def _sensors(tree: Tree) -> list[tuple[str, str]]:
         for zone in names(tree, _ZONES, lambda name: name.startswith("thermal_zone"))
     ]
     monitors = [
-        (f"{_MONITORS}/{monitor}/name", f"{_MONITORS}/{monitor}/{file}")
+        (f"{_MONITORS}/{monitor}/name", path)
         for monitor in names(tree, _MONITORS)
-        for file in names(tree, f"{_MONITORS}/{monitor}", lambda name: bool(re.fullmatch(r"temp\d+_input", name)))
+        for path in _without_offset(tree, f"{_MONITORS}/{monitor}")
     ]
     return [(read_or_empty(tree, kind), path) for kind, path in zones + monitors]
 
 
-_OF_PROCESSOR = re.compile(r"^Processor$|cpu", re.IGNORECASE)
+def _without_offset(tree: Tree, monitor: str) -> list[str]:
+    """Returns the files of a monitor's temperatures; without those with an offset where the real one is listed."""
+    files = names(tree, monitor, lambda name: bool(re.fullmatch(r"temp\d+_input", name)))
+    labels = {name: read_or_empty(tree, f"{monitor}/{name.removesuffix('_input')}_label") for name in files}
+    is_listed = _REAL in labels.values()
+    return [f"{monitor}/{name}" for name, label in labels.items() if not (is_listed and label == _OFFSET)]
+
+
+_OF_PROCESSOR = re.compile(r"^Processor$|^(?!.*fan).*cpu", re.IGNORECASE)
+"""Kinds of cooling devices that slow processors down; a fan that is named after one does not."""
 _CPUS = "/sys/devices/system/cpu"
 _THERMAL = "/sys/class/thermal"
 

@@ -27,7 +27,8 @@ from nas.core.logs import without_passwords
 from nas.measure.devices.probes.cpu import governor
 from nas.measure.devices.probes.memory import free_memory_mb
 from nas.measure.devices.probes.readings import Unread
-from nas.measure.devices.probes.thermal import cooling_level, temperature_c, throttle_count
+from nas.measure.devices.probes.thermal import cooling_level, firmware_flags, temperature_c, throttle_count
+from nas.measure.devices.transports.base import Tree
 from nas.measure.devices.transports.local import LocalTransport
 from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from nas.measure.runtimes.base import Finding, Status, finding_of
@@ -285,7 +286,7 @@ def _sensors(tree: LocalTransport) -> Iterator[Finding]:
     yield _reading("memory", lambda: _enough_memory(free_memory_mb(tree)))
     yield _reading("governor", lambda: _steady(governor(tree)))
     yield _reading("temperature", lambda: Finding("temperature", "ok", f"{temperature_c(tree):.0f} C"))
-    yield _reading("throttling", lambda: Finding("throttling", "ok", _throttling(tree)))
+    yield _reading("throttling", lambda: _throttling(tree))
 
 
 def _reading(name: str, read: Callable[[], Finding]) -> Finding:
@@ -314,8 +315,32 @@ def _steady(name: str) -> Finding:
     return Finding("governor", "ok", name)
 
 
-def _throttling(tree: LocalTransport) -> str:
-    try:
-        return f"{throttle_count(tree)} events since boot"
-    except Unread:
-        return f"cooling level {cooling_level(tree)}"
+_FLAGS = ("undervoltage", "a capped frequency", "throttling", "the soft temperature limit")
+"""Of a Raspberry Pi's firmware, from bit 0."""
+
+
+def _throttling(tree: Tree) -> Finding:
+    """Returns whether the processor is slowed down now; else how often it was, where that is counted."""
+    fix = "let it cool down, and see to its fan and power supply: repetitions meanwhile do not count"
+    texts, reasons = [], []
+    for probe in (_flags, cooling_level, throttle_count):
+        try:
+            value = probe(tree)
+        except Unread as reason:
+            reasons.append(str(reason))
+            continue
+        if probe is throttle_count:
+            texts.append(f"{value} events since boot")
+        elif value:
+            what = value if isinstance(value, str) else f"cooling level {value}"
+            return Finding("throttling", "warning", f"the processor is slowed down now: {what}", fix)
+        else:
+            texts.append("none now")
+    if not texts:
+        raise Unread("; ".join(reasons))
+    return Finding("throttling", "ok", texts[-1])
+
+
+def _flags(tree: Tree) -> str:
+    flags = firmware_flags(tree)
+    return ", ".join(name for bit, name in enumerate(_FLAGS) if flags >> bit & 1)

@@ -23,6 +23,7 @@ from nas.core.published import LFM2
 from nas.core.space import RuntimeSpace
 from nas.infra.store.store import Store
 from nas.measure.protocol.calibration import Calibrator
+from nas.testing.fake_reader import FakeReader
 
 SMALL = "d256 v512 ffn=swiglu:512 [C3 A4/2]"
 
@@ -82,6 +83,21 @@ def test_text_has_a_line_for_every_check() -> None:
     done = nas("doctor")
     _, found = _doctor()
     assert [line.split()[1] for line in done.out.splitlines() if "fix:" not in line] == list(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "text"),
+    [
+        ({"/sys/devices/platform/soc/soc:firmware/get_throttled": "0x50005"}, "warning", "undervoltage, throttling"),
+        ({"/sys/devices/platform/soc/soc:firmware/get_throttled": "0x50000"}, "ok", "none now"),
+        ({"/sys/class/thermal/cooling_device0/type": "Processor", "/sys/class/thermal/cooling_device0/cur_state": "5"},
+         "warning", "cooling level 5"),
+        ({"/sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "7"}, "ok", "7 events since boot"),
+    ],
+)  # fmt: skip
+def test_doctor_warns_of_a_processor_that_is_slowed_down(changes: dict[str, str], status: str, text: str) -> None:
+    finding = doctor._throttling(FakeReader(changes))
+    assert finding.status == status and text in finding.detail
 
 
 def test_doctor_sees_a_folder_that_cannot_be_written(home: Path) -> None:

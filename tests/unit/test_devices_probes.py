@@ -19,7 +19,7 @@ from nas.measure.devices.probes.cpu import (
     uptime_s,
 )
 from nas.measure.devices.probes.memory import free_memory_mb, total_memory_mb
-from nas.measure.devices.probes.power import battery_percent, battery_status, power_source
+from nas.measure.devices.probes.power import battery_percent, battery_status, energy_counter, power_source
 from nas.measure.devices.probes.readings import Unread
 from nas.measure.devices.probes.thermal import cooling_level, firmware_flags, temperature_c, throttle_count
 from nas.measure.devices.transports.base import CommandResult, Tree
@@ -98,6 +98,30 @@ Write = Callable[[dict[str, str]], LocalTransport]
 Probe = Callable[[Tree], Any]
 
 
+TWO = LAPTOP | {
+    f"{SUPPLY}/BAT0/status": "Not charging", f"{SUPPLY}/BAT1/type": "Battery", f"{SUPPLY}/BAT1/status": "Discharging",
+    f"{SUPPLY}/BAT1/capacity": "43",
+}  # fmt: skip
+ZONES = {
+    f"{ZONE}0/type": "BIG", f"{ZONE}1/type": "LITTLE", f"{ZONE}2/type": "soc_therm", f"{ZONE}2/temp": "39500",
+    f"{ZONE}3/type": "battery", f"{ZONE}3/temp": "99000",
+}  # fmt: skip
+RYZEN = {
+    "sys/class/hwmon/hwmon1/name": "k10temp", "sys/class/hwmon/hwmon1/temp1_input": "79000",
+    "sys/class/hwmon/hwmon1/temp1_label": "Tctl", "sys/class/hwmon/hwmon1/temp2_input": "52000",
+    "sys/class/hwmon/hwmon1/temp2_label": "Tdie",
+}  # fmt: skip
+GAUGE = {
+    f"{SUPPLY}/BAT0/type": "Battery", f"{SUPPLY}/BAT0/status": "Discharging",
+    f"{SUPPLY}/BAT0/charge_counter": "3200000", f"{SUPPLY}/BAT0/voltage_now": "4012000",
+}  # fmt: skip
+SLEEPING = {
+    f"{POLICY}0/scaling_governor": "performance", f"{POLICY}0/scaling_cur_freq": "1000000",
+    f"{POLICY}0/related_cpus": "0 1", f"{POLICY}0/affected_cpus": "0 1", f"{POLICY}4/scaling_governor": "",
+    f"{POLICY}4/scaling_cur_freq": "", f"{POLICY}4/related_cpus": "4 5", f"{POLICY}4/affected_cpus": "",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("files", "probe", "value"),
     [
@@ -116,7 +140,21 @@ Probe = Callable[[Tree], Any]
         (LAPTOP, load_1min, 0.25),
         (LAPTOP, battery_status, "Discharging"),
         (LAPTOP, power_source, "battery"),
-        (LAPTOP | {f"{SUPPLY}/AC/online": "1"}, power_source, "mains"),
+        (LAPTOP | {f"{SUPPLY}/AC/online": "1"}, power_source, "battery"),  # its charger is too weak
+        (LAPTOP | {f"{SUPPLY}/AC/online": "1", f"{SUPPLY}/BAT0/status": "Charging"}, power_source, "mains"),
+        (TWO | {f"{SUPPLY}/BAT0/status": "Full"}, power_source, "battery"),
+        (TWO | {f"{SUPPLY}/BAT0/status": "Unknown"}, power_source, "battery"),
+        (TWO, battery_percent, 43.0),
+        (TWO | {f"{SUPPLY}/BAT1/status": "Charging"}, battery_status, "Charging"),
+        (TWO | {f"{SUPPLY}/BAT1/status": "Unknown", f"{SUPPLY}/BAT0/status": "Unknown"}, power_source, "battery"),
+        (LAPTOP | {f"{SUPPLY}/usb/type": "USB"}, power_source, "battery"),
+        (ZONES | {f"{ZONE}0/temp": "66000", f"{ZONE}1/temp": "71000"}, temperature_c, 71.0),
+        (ZONES | {f"{ZONE}0/temp": "687", f"{ZONE}1/temp": "0"}, temperature_c, 39.5),
+        (ZONES | {f"{ZONE}0/temp": "-1", f"{ZONE}1/temp": "65"}, temperature_c, 39.5),
+        (RYZEN, temperature_c, 52.0),
+        (PHONE | {f"{COOLING}9/type": "cpu-fan", f"{COOLING}9/cur_state": "9"}, cooling_level, 2),
+        (SLEEPING, governor, "performance"),
+        (SLEEPING, frequency_mhz, 1000.0),
         (LAPTOP, battery_percent, 81.0),
     ],
 )
@@ -147,6 +185,14 @@ def test_values(tree: Write, files: dict[str, str], probe: Probe, value: Any) ->
         ({"sys/devices/platform/soc/a:firmware/get_throttled": "x"}, firmware_flags, "'x' is not a number"),
         (PROC, power_source, "no supply and no battery"),
         (PROC, battery_percent, "no battery"),
+        ({"proc/stat": "cpu  0 0 0 0 0 0 0 0 0 0"}, busy_s, "nothing was counted since boot"),
+        (ZONES | {f"{ZONE}2/temp": "87", f"{ZONE}3/temp": "-1"}, temperature_c, "none of 4 sensors"),
+        (LAPTOP | {f"{SUPPLY}/AC/type": "Unknown", f"{SUPPLY}/BAT0/status": ""}, power_source, "BAT0/status"),
+        (SLEEPING | {f"{POLICY}0/affected_cpus": ""}, governor, "no core of the policies"),
+        ({f"{POLICY}0/scaling_governor": ""}, governor, "is empty"),
+        (GAUGE | {f"{SUPPLY}/BAT0/voltage_now": "4012"}, energy_counter, "voltage_now: 0.004012 V is not plausible"),
+        (GAUGE | {f"{SUPPLY}/BAT0/charge_counter": "3200"}, energy_counter, "charge_counter: 0.0032 Ah is not"),
+        (GAUGE | {f"{SUPPLY}/BAT0/energy_now": "40000"}, energy_counter, "energy_now: 0.04 Wh is not plausible"),
     ],
 )
 def test_reasons(tree: Write, files: dict[str, str], probe: Probe, reason: str) -> None:
@@ -161,7 +207,10 @@ def test_foreign_share(busy: float, ours: float, wall_s: float, share: float) ->
     assert foreign_share(busy, ours, wall_s) == pytest.approx(share)
 
 
-@pytest.mark.parametrize(("ours", "wall_s", "reason"), [(None, 2.0, "did not report"), (0.1, 0.2, "too short")])
+@pytest.mark.parametrize(
+    ("ours", "wall_s", "reason"),
+    [(None, 2.0, "did not report"), (0.1, 0.2, "too short"), (3.0, 2.0, "less than the 3.00 s of the runner")],
+)
 def test_a_foreign_share_that_cannot_be_determined(ours: float | None, wall_s: float, reason: str) -> None:
     with pytest.raises(Unread, match=reason):
         foreign_share(1.0, ours, wall_s)

@@ -32,7 +32,8 @@ def around(device: FakeReader, **changes: str | OSError) -> Conditions:
     """The conditions of a process of two seconds, after which these files are others."""
     observer = Observer(device)
     before = observer.before()
-    device.files |= {"/proc/uptime": "1002.00 900.00\n"} | changes
+    ticks = "cpu  200 10 100 1100 7 1 2 37 5 5\n"  # 1.5 s more than before
+    device.files |= {"/proc/uptime": "1002.00 900.00\n", "/proc/stat": ticks} | changes
     return observer.after(before, result())
 
 
