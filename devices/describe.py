@@ -11,7 +11,7 @@ from nas.core.device import TEXT_LENGTH, Cluster, Device, parse_cores, show_core
 from nas.core.errors import InvalidInput
 from nas.measure.devices.probes.memory import total_memory_mb
 from nas.measure.devices.probes.power import ENERGY_FILES, energy_counter
-from nas.measure.devices.probes.readings import Readings, Unread, number, read, read_or_empty
+from nas.measure.devices.probes.readings import Readings, Unread, names, number, read, read_or_empty
 from nas.measure.devices.transports.base import Reader, Tree
 
 _CPUS = "/sys/devices/system/cpu"
@@ -19,7 +19,9 @@ _HYBRID = {"/sys/devices/cpu_atom/cpus": "E cores", "/sys/devices/cpu_core/cpus"
 """Intel's performance monitors list the P and the E cores; the faster kind last."""
 
 _CPU_FILES = (
-    *("/proc/cpuinfo", f"{_CPUS}/online", f"{_CPUS}/cpu*/cpufreq/cpuinfo_max_freq", f"{_CPUS}/cpu*/cpu_capacity"),
+    *("/proc/cpuinfo", f"{_CPUS}/online", f"{_CPUS}/present"),
+    *(f"{_CPUS}/cpu*/{name}" for name in ("cpufreq/cpuinfo_max_freq", "cpu_capacity")),
+    f"{_CPUS}/cpufreq/policy*/related_cpus",
     *_HYBRID,
 )
 
@@ -54,8 +56,8 @@ def describe(
 ) -> Device:
     """Returns the device that `reader` reads, in one exchange.
 
-    Its id is made of the name of the processor or phone and a hash of what distinguishes it from others of its kind
-    (/etc/machine-id, serial numbers), so it survives reboots and new host names.
+    Its id is made of the name of the processor, phone or board and a hash of what distinguishes it from others of its
+    kind (/etc/machine-id, serial numbers), so it survives reboots and new host names, and cores that sleep.
 
     Args:
         reader: reads the device's files.
@@ -74,7 +76,7 @@ def describe(
     designs = _designs(readings, f"unnamed {machine} processor")
     if absent := set(pinned_to) - set(designs):
         raise InvalidInput(f"there is no core {show_cores(absent)}: the device has {show_cores(designs)}")
-    cpu = _cpu_name(readings, designs)
+    cpu = _cpu_name(readings)
     model = sanitise(_phone(android) if android else _model(readings, machine))
     unread: dict[str, str] = {}
     optional: dict[str, Callable[[], Any]] = {
@@ -86,10 +88,10 @@ def describe(
     }
     values = {name: _unless_unread(name, probe, unread) for name, probe in optional.items()}
     return Device(
-        id=f"{_slug(model if android else cpu, machine)}-{_identity(readings, android, cpu)}",
+        id=f"{_slug(model if android or not cpu else cpu, machine)}-{_identity(readings, android, cpu)}",
         transport=transport,
         model=model,
-        cpu=sanitise(cpu),
+        cpu=sanitise(cpu or " + ".join(sorted(set(designs.values())))),
         target=f"{machine}-linux",
         abis=tuple(sanitise(abi) for abi in android.get("ro.product.cpu.abilist", "").split(",")[:16] if abi),
         cpu_features=_features(readings),
@@ -142,9 +144,10 @@ def _phone(android: Mapping[str, str]) -> str:
     return model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
 
 
-def _cpu_name(readings: Readings, designs: Mapping[int, str]) -> str:
+def _cpu_name(readings: Readings) -> str:
+    """Returns the processor's name; empty where only the designs of the cores that are online are listed."""
     cpuinfo = read(readings, "/proc/cpuinfo")
-    return _field(cpuinfo, "model name") or _field(cpuinfo, "Hardware") or " + ".join(sorted(set(designs.values())))
+    return _field(cpuinfo, "model name") or _field(cpuinfo, "Hardware") or ""
 
 
 def _features(readings: Readings) -> tuple[str, ...]:
@@ -213,7 +216,19 @@ _ARM_PARTS = {
 }
 """ARM's own cores (implementer 0x41) by part number of MIDR_EL1."""
 
-_ARM = 0x41
+_QUALCOMM_PARTS = {
+    **{0x800: "Kryo 2xx Gold", 0x801: "Kryo 2xx Silver", 0x802: "Kryo 3xx Gold", 0x803: "Kryo 3xx Silver"},
+    **{0x804: "Kryo 4xx Gold", 0x805: "Kryo 4xx Silver"},
+}
+_PARTS = {0x41: _ARM_PARTS, 0x51: _QUALCOMM_PARTS}
+"""Implementer of MIDR_EL1 -> its cores."""
+_USUAL = 1
+_RANKS = {
+    **dict.fromkeys(("Cortex-A35", "Cortex-A53", "Cortex-A55", "Cortex-A510", "Cortex-A520"), 0),
+    **dict.fromkeys((name for name in _QUALCOMM_PARTS.values() if name.endswith("Silver")), 0),
+    **dict.fromkeys(("Cortex-X1", "Cortex-X1C", "Cortex-X2", "Cortex-X3", "Cortex-X4", "Cortex-X925"), 2),
+}
+"""Design -> class of its size; `_USUAL` of others."""
 
 
 class _Kind(NamedTuple):
@@ -228,11 +243,11 @@ class _Kind(NamedTuple):
 def _clusters(tree: Tree, designs: Mapping[int, str]) -> tuple[Cluster, ...]:
     """Returns the device's cores by kind, biggest first; `designs` has the design of each.
 
-    On ARM a kind is design, capacity and highest frequency. On x86 the frequency does not distinguish kinds: of equal
+    On ARM a kind is design, capacity and highest frequency; kernels before 4.13 know no capacities, and there small
+    designs come behind others, as they may be clocked higher. On x86 the frequency does not distinguish kinds: of equal
     cores the best may clock a step higher; there the kernel lists P and E cores.
     """
-    is_x86 = re.search(r"^flags\s*:", read(tree, "/proc/cpuinfo"), re.MULTILINE)
-    kind_of = _x86_kind if is_x86 else _arm_kind
+    kind_of = _x86_kind if _is_x86(tree) else _arm_kind
     cores: dict[_Kind, list[int]] = {}
     for core, design in sorted(designs.items()):
         cores.setdefault(kind_of(tree, core, design), []).append(core)
@@ -248,21 +263,50 @@ def _clusters(tree: Tree, designs: Mapping[int, str]) -> tuple[Cluster, ...]:
 
 
 def _designs(tree: Tree, otherwise: str) -> dict[int, str]:
-    """Returns online core -> design; `otherwise` where /proc/cpuinfo has none."""
+    """Returns core -> design; `otherwise` where /proc/cpuinfo has none.
+
+    Phones switch cores off, which /proc/cpuinfo then leaves out: they have the design of a core of equal capacity, or
+    of one with the same clock.
+    """
     named = {}
     for block in re.split(r"\n[ \t]*\n", read(tree, "/proc/cpuinfo")):
         if core := re.search(r"^processor\s*: (\d{1,4})$", block, re.MULTILINE):
             named[int(core[1])] = _design(block) or otherwise
+    online = _cores_of(tree, f"{_CPUS}/online") or tuple(named)
     # With a hundred cores the text exceeds what is read of it.
     name = next(iter(named.values()), otherwise)
-    return {core: named.get(core, name) for core in _online(tree) or named}
+    designs = {core: named.get(core, name) for core in online}
+    if _is_x86(tree):
+        return designs
+    capacities = {_capacity(tree, core): design for core, design in designs.items()}
+    clocks = [_cores_of(tree, path) for path in _related(tree)]
+    for core in sorted({*_present(tree), *designs} - designs.keys()):
+        siblings = next((cores for cores in clocks if core in cores), ())
+        alike = next((designs[sibling] for sibling in siblings if sibling in designs), otherwise)
+        designs[core] = capacities.get(_capacity(tree, core) or None, alike)
+    return designs
 
 
-def _online(tree: Tree) -> tuple[int, ...]:
+def _present(tree: Tree) -> set[int]:
+    """Returns the cores that the machine has, whether they are online or not."""
+    listed = names(tree, _CPUS, lambda name: re.fullmatch(r"cpu\d{1,4}", name) is not None)
+    return {*_cores_of(tree, f"{_CPUS}/present"), *(int(name.removeprefix("cpu")) for name in listed)}
+
+
+def _related(tree: Tree) -> list[str]:
+    folder = f"{_CPUS}/cpufreq"
+    return [f"{folder}/{name}/related_cpus" for name in names(tree, folder, lambda name: name.startswith("policy"))]
+
+
+def _cores_of(tree: Tree, path: str) -> tuple[int, ...]:
     try:
-        return parse_cores(read(tree, f"{_CPUS}/online"))
+        return parse_cores(read(tree, path))
     except (Unread, InvalidInput):
         return ()
+
+
+def _is_x86(tree: Tree) -> bool:
+    return re.search(r"^flags\s*:", read(tree, "/proc/cpuinfo"), re.MULTILINE) is not None
 
 
 def _design(block: str) -> str | None:
@@ -274,12 +318,18 @@ def _design(block: str) -> str | None:
     if fields[0] is None or fields[1] is None:
         return None
     implementer, part = fields[0][1], fields[1][1]
-    part_name = _ARM_PARTS.get(int(part, 16)) if int(implementer, 16) == _ARM else None
-    return part_name or f"{implementer}/{part}"
+    return _PARTS.get(int(implementer, 16), {}).get(int(part, 16)) or f"{implementer}/{part}"
 
 
 def _arm_kind(tree: Tree, core: int, design: str) -> _Kind:
-    return _Kind(0, _of_core(tree, core, "cpu_capacity"), _of_core(tree, core, "cpufreq/cpuinfo_max_freq"), design)
+    capacity = _capacity(tree, core)
+    rank = 0 if capacity else _RANKS.get(design, _USUAL)
+    return _Kind(rank, capacity, _of_core(tree, core, "cpufreq/cpuinfo_max_freq"), design)
+
+
+def _capacity(tree: Tree, core: int) -> int:
+    """Returns the capacity that the kernel gives a core; 0: it gives none."""
+    return _of_core(tree, core, "cpu_capacity")
 
 
 def _x86_kind(tree: Tree, core: int, design: str) -> _Kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from nas.measure.devices.probes.readings import Unread, names, number, plausible, read, read_or_empty
@@ -21,7 +22,7 @@ _REAL, _OFFSET = "Tdie", "Tctl"
 
 
 def temperature_c(tree: Tree) -> float:
-    """Returns the temperature of the processor's hottest sensor, or of the hottest if none is the processor's. Celsius.
+    """Returns the temperature of the processor's hottest sensor; of the hottest one if the processor has none. Celsius.
 
     Raises:
         Unread: no sensor, or none with a plausible temperature.
@@ -29,15 +30,14 @@ def temperature_c(tree: Tree) -> float:
     sensors = _sensors(tree)
     if not sensors:
         raise Unread(f"no sensor under {_ZONES} or {_MONITORS}")
+    of_processor = [(kind, path) for kind, path in sensors if _PROCESSOR.fullmatch(kind)]
     readings = []
-    for kind, path in sensors:
-        try:
-            readings.append((_PROCESSOR.fullmatch(kind) is not None, plausible(number(tree, path) / 1000, "C", path)))
-        except Unread:
-            continue
+    for _, path in of_processor or sensors:
+        with contextlib.suppress(Unread):
+            readings.append(plausible(number(tree, path) / 1000, "C", path))
     if not readings:
-        raise Unread(f"none of {len(sensors)} sensors has a plausible temperature")
-    return max(readings)[1]
+        raise Unread(f"none of {len(of_processor or sensors)} sensors has a plausible temperature")
+    return max(readings)
 
 
 def _sensors(tree: Tree) -> list[tuple[str, str]]:

@@ -57,7 +57,7 @@ def test_a_laptop(tmp_path: Path) -> None:
 
 def test_an_arm_board(tmp_path: Path) -> None:
     device = describe(tree(tmp_path, ARM), "aarch64")
-    assert device.id.startswith("cortex-a55-cortex-a76-")
+    assert device.id.startswith("raspberry-pi-5-model-b-rev-1-0-")
     assert (device.model, device.cpu) == ("Raspberry Pi 5 Model B Rev 1.0", "Cortex-A55 + Cortex-A76")
     assert (device.target, device.cpu_features, device.cores) == ("aarch64-linux", ("asimd", "asimddp"), 4)
     assert device.os == "Linux, kernel 6.6.31+rpt-rpi-2712"
