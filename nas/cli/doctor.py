@@ -26,7 +26,7 @@ from nas.core.errors import NasError
 from nas.core.logs import without_passwords
 from nas.measure.devices.probes.cpu import governor
 from nas.measure.devices.probes.memory import free_memory_mb
-from nas.measure.devices.probes.readings import Unread
+from nas.measure.devices.probes.readings import Unread, read_or_empty
 from nas.measure.devices.probes.thermal import cooling_level, firmware_flags, temperature_c, throttle_count
 from nas.measure.devices.transports.base import Tree
 from nas.measure.devices.transports.local import LocalTransport
@@ -124,6 +124,7 @@ def _checks(database: str | None) -> Iterator[tuple[str, Callable[[], Iterable[F
     yield "files", lambda: [_open_files()]
     yield "clock", lambda: [_clock()]
     yield "cores", lambda: [_cores()]
+    yield "container", lambda: _container(LocalTransport(Path(tempfile.gettempdir())))
     yield "load", lambda: [_busy()]
     yield "sensors", lambda: _sensors(LocalTransport(Path(tempfile.gettempdir())))
     if searches:
@@ -280,6 +281,31 @@ def _cores() -> Finding:
     if cores < 2:
         return Finding("cores", "warning", "1 core", "the search disturbs measurements: use a host with 2 or more")
     return Finding("cores", "ok", f"{cores} cores")
+
+
+_CGROUP = "/sys/fs/cgroup"
+
+
+def _container(tree: Tree) -> Iterator[Finding]:
+    """Yields limits that the control group of this process has and a container cannot see otherwise."""
+    path = read_or_empty(tree, "/proc/self/cgroup").rpartition("0::/")[2].partition("\n")[0]
+    folders = [f"{_CGROUP}/{path}".rstrip("/"), _CGROUP]
+    limits = {
+        name: next(filter(None, (read_or_empty(tree, f"{folder}/{name}") for folder in folders)), "max")
+        for name in ("cpu.max", "memory.max")
+    }
+    quota, _, period = limits["cpu.max"].partition(" ")
+    if quota.isdecimal() and period.isdecimal() and int(period):
+        cores = int(quota) / int(period)
+        detail = (
+            f"at most {cores:.3g} cores' time: a process that has used it waits, which figures count as the model's"
+        )
+        yield Finding("CPU quota", "warning", detail, "run without a quota (docker: --cpuset-cpus in place of --cpus)")
+    if limits["memory.max"].isdecimal():
+        limit = int(limits["memory.max"]) / 1e6
+        enough = limit >= FREE_MEMORY_MB
+        fix = None if enough else "large candidates will be killed: raise the container's limit"
+        yield Finding("memory limit", "ok" if enough else "warning", f"{limit:,.0f} MB", fix)
 
 
 def _sensors(tree: LocalTransport) -> Iterator[Finding]:

@@ -100,6 +100,24 @@ def test_doctor_warns_of_a_processor_that_is_slowed_down(changes: dict[str, str]
     assert finding.status == status and text in finding.detail
 
 
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, {}),
+        ({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": "max 100000\n"}, {}),
+        ({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": "150000 100000\n"}, {"CPU quota": "of 1.5 cores"}),
+        ({"/proc/self/cgroup": "0::/user.slice/a\n", "/sys/fs/cgroup/user.slice/a/memory.max": "1000000000\n",
+          "/sys/fs/cgroup/memory.max": "max\n"}, {"memory limit": "1,000 MB"}),
+        ({"/proc/self/cgroup": "nonsense", "/sys/fs/cgroup/cpu.max": "0 0 x"}, {}),
+    ],
+)  # fmt: skip
+def test_doctor_sees_the_limits_of_a_container(files: dict[str, str], found: dict[str, str]) -> None:
+    findings = {finding.name: finding for finding in doctor._container(FakeReader(files))}
+    assert findings.keys() == found.keys()
+    for name, text in found.items():
+        assert findings[name].status == "warning" and text in findings[name].detail and findings[name].fix
+
+
 def test_doctor_sees_a_folder_that_cannot_be_written(home: Path) -> None:
     home.write_text("a file where a folder should be")
     _, found = _doctor()
