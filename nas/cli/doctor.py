@@ -297,9 +297,7 @@ def _container(tree: Tree) -> Iterator[Finding]:
     quota, _, period = limits["cpu.max"].partition(" ")
     if quota.isdecimal() and period.isdecimal() and int(period):
         cores = int(quota) / int(period)
-        detail = (
-            f"at most {cores:.3g} cores' time: a process that has used it waits, which figures count as the model's"
-        )
+        detail = f"at most the time of {cores:.3g} cores: processes wait meanwhile, which figures count as the model's"
         yield Finding("CPU quota", "warning", detail, "run without a quota (docker: --cpuset-cpus in place of --cpus)")
     if limits["memory.max"].isdecimal():
         limit = int(limits["memory.max"]) / 1e6
