@@ -234,6 +234,11 @@ class JobExecutor:
             return _failure("infrastructure", error, heartbeat)
         except NasError as error:
             return _failure("refused", error, heartbeat)
+        except Exception as error:
+            # A defect of ours: the job must say so, or the next lease would only tell that the agent was gone.
+            log.exception("unexpected error")
+            why = f"unexpected error of the agent, see its log: {type(error).__name__}: {error}"
+            return _failure("infrastructure", why, heartbeat)
 
 
 def _failure(kind: FailureKind, why: object, heartbeat: Heartbeat) -> Failure:

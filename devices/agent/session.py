@@ -162,7 +162,9 @@ class DeviceSession:
                 except NotAdmitted as error:
                     self._refused(error)
                     break
-                except (NasError, OSError) as error:
+                except Exception as error:
+                    if not isinstance(error, NasError | OSError):
+                        log.exception("unexpected error")  # a defect of ours: other devices are served on
                     self._warn_once(error)
                     self._registry.looked(self.attachment.address)
                     self._stop.wait(backoff.pause_s(error))

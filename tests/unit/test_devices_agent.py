@@ -135,6 +135,28 @@ def test_wrong_bytes_are_an_infrastructure_failure(coordinator: FakeCoordinator,
     assert (told.kind, told.phase, told.overdue) == ("infrastructure", "preparing", False)
 
 
+def test_a_defect_of_the_agent_is_the_reason_of_the_job_and_not_its_end(
+    coordinator: FakeCoordinator, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim, claims = LocalTransport.claim, []
+
+    def broken_once(self: LocalTransport, lease: Lease) -> None:
+        claims.append(lease)
+        if len(claims) == 1:
+            raise KeyError("no such thing")
+        claim(self, lease)
+
+    monkeypatch.setattr(LocalTransport, "claim", broken_once)
+    coordinator.offer(job(coordinator, "exit 0", "1"))
+    coordinator.offer(job(coordinator, "exit 0", "2"))
+    start()
+    coordinator.wait_for(results=2)
+    reason = failure(coordinator.results["1"])
+    assert reason.kind == "infrastructure" and "unexpected error of the agent" in reason.message
+    assert "KeyError: 'no such thing'" in reason.message and "Traceback" in caplog.text
+    assert coordinator.results["2"].result is not None
+
+
 @pytest.mark.parametrize(("recorded", "told"), [(300, 300), (1 << 40, None)])
 def test_a_device_that_knows_a_newer_epoch_tells_the_coordinator(
     coordinator: FakeCoordinator, start: Start, tmp_path: Path, recorded: int, told: int | None
