@@ -270,20 +270,20 @@ def _designs(tree: Tree, otherwise: str) -> dict[int, str]:
     """
     named = {}
     for block in re.split(r"\n[ \t]*\n", read(tree, "/proc/cpuinfo")):
-        if core := re.search(r"^processor\s*: (\d{1,4})$", block, re.MULTILINE):
-            named[int(core[1])] = _design(block) or otherwise
+        if number_of_core := re.search(r"^processor\s*: (\d{1,4})$", block, re.MULTILINE):
+            named[int(number_of_core[1])] = _design(block) or otherwise
     online = _cores_of(tree, f"{_CPUS}/online") or tuple(named)
     # With a hundred cores the text exceeds what is read of it.
     name = next(iter(named.values()), otherwise)
     designs = {core: named.get(core, name) for core in online}
     if _is_x86(tree):
         return designs
-    capacities = {_capacity(tree, core): design for core, design in designs.items()}
+    capacities = {capacity: design for core, design in designs.items() if (capacity := _capacity(tree, core))}
     clocks = [_cores_of(tree, path) for path in _related(tree)]
     for core in sorted({*_present(tree), *designs} - designs.keys()):
         siblings = next((cores for cores in clocks if core in cores), ())
         alike = next((designs[sibling] for sibling in siblings if sibling in designs), otherwise)
-        designs[core] = capacities.get(_capacity(tree, core) or None, alike)
+        designs[core] = capacities.get(_capacity(tree, core), alike)
     return designs
 
 

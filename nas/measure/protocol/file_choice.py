@@ -191,8 +191,8 @@ def _why_in_quality(best: Candidate, alike: Sequence[Candidate]) -> str:
     notes = [
         f"{name} ({'; '.join(filter(None, (_beside(best, one), one.why_no_bits)))})" for name, one in unscored.items()
     ]
-    known = first if others else f"it is the only file that could be scored ({bits} bits per byte)"
-    return f"{known}; not known is the quality of {', '.join(notes)}"
+    reason = first if others else f"it is the only file that could be scored ({bits} bits per byte)"
+    return f"{reason}; not known is the quality of {', '.join(notes)}"
 
 
 def _beside(best: Candidate, other: Candidate) -> str:
