@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ def _known_hosts(keys: Path) -> paramiko.HostKeys:
     path = keys / "known_hosts"
     try:
         return paramiko.HostKeys(str(path) if path.exists() else None)
-    except (SSHException, InvalidHostKey, UnicodeDecodeError) as error:
+    except (SSHException, InvalidHostKey, ValueError, TypeError, LookupError, struct.error) as error:
         line = f"the line {error.line.strip()[:60]!r}" if isinstance(error, InvalidHostKey) else str(error)
         raise NotTrusted(f"{path} is damaged: {line}; remove what is not a line of OpenSSH's known_hosts") from error
 

@@ -1,0 +1,66 @@
+"""Keys of machines over ssh: damaged files are named with what helps, and never replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from nas.measure.devices.transports.base import NotTrusted
+from nas.measure.devices.transports.ssh import SshAddress, SshWire, pin, pinned_fingerprints
+
+ADDRESS = SshAddress.parse("ssh://nas@box.example")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    folder = tmp_path / "keys"
+    pin(ADDRESS, paramiko.ECDSAKey.generate(), folder)
+    assert len(pinned_fingerprints(ADDRESS, folder)) == 1
+    return folder
+
+
+@pytest.mark.parametrize(
+    "line", [b"box.example ssh-ed25519 AAAAA\n", b"x ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA\n", b"\xff\xfe\x00\n"]
+)
+def test_a_damaged_line_among_the_pinned_keys_is_named(keys: Path, line: bytes) -> None:
+    path = keys / "known_hosts"
+    before = path.read_bytes() + line
+    path.write_bytes(before)
+    for use in (
+        lambda: pinned_fingerprints(ADDRESS, keys),
+        lambda: pin(ADDRESS, None, keys),
+        lambda: SshWire(ADDRESS, keys).connect(),
+    ):
+        with pytest.raises(NotTrusted, match=r"known_hosts is damaged.*remove what is not a line"):
+            use()
+    assert path.read_bytes() == before
+
+
+def test_lines_of_other_kinds_are_left_out(keys: Path) -> None:
+    path = keys / "known_hosts"
+    path.write_bytes(b"# a comment\n\n" + path.read_bytes() + b"too short\n")
+    assert len(pinned_fingerprints(ADDRESS, keys)) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no key",
+        b"\xff\xfe\x00",
+        b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n",
+    ],
+)
+def test_a_damaged_key_of_this_agent_is_named_with_the_command_that_makes_one(keys: Path, content: bytes) -> None:
+    (keys / "id_ed25519").write_bytes(content)
+    with pytest.raises(NotTrusted, match=r"id_ed25519 is no private key without a passphrase.*ssh-keygen -t ed25519"):
+        SshWire(ADDRESS, keys).connect()
+
+
+def test_a_key_with_a_passphrase_is_not_asked_for_it(keys: Path) -> None:
+    key = paramiko.ECDSAKey.generate()
+    key.write_private_key_file(str(keys / "id_ed25519"), password="secret")
+    with pytest.raises(NotTrusted, match=r"without a passphrase"):
+        SshWire(ADDRESS, keys).connect()
