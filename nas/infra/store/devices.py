@@ -242,8 +242,8 @@ def reservations(connection: Connection, now: float) -> dict[str, Reservation]:
     of_kind = device_event.c.kind == DeviceEventKind.RESERVATION
     newest = select(func.max(device_event.c.id)).where(of_kind).group_by(device_event.c.device)
     query = select(device_event.c.device, device_event.c.reason).where(device_event.c.id.in_(newest))
-    made = {device: Reservation(**json.loads(text)) for device, text in connection.execute(query) if text}
-    return {device: reservation for device, reservation in made.items() if reservation.until > now}
+    newest_of = {device: Reservation(**json.loads(text)) for device, text in connection.execute(query) if text}
+    return {device: reservation for device, reservation in newest_of.items() if reservation.until > now}
 
 
 def _newest_labels(id: str | None) -> Select[Any]:

@@ -343,8 +343,8 @@ def _admitted(job: FromClause, reserved: Mapping[str, Reservation]) -> ColumnEle
         if reservation.study is None:
             admitted.append(other)
         else:
-            wanted = select(study_table.c.id).where(study_table.c.name == reservation.study)
-            admitted.append(other | health_check | job.c.study.in_(wanted))
+            study = select(study_table.c.id).where(study_table.c.name == reservation.study)
+            admitted.append(other | health_check | job.c.study.in_(study))
     return and_(*admitted)
 
 
