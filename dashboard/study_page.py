@@ -60,10 +60,13 @@ def study_router(
         store: the database.
         snapshots: of its studies.
         access: authenticates visitors.
-        submitted: studies whose processes' output the log shows; None: of no study.
+        submitted: studies that the coordinator can resume, and whose output the log shows; None: no study.
     """
     router = APIRouter(prefix="/studies/{name}", route_class=page_route(access), include_in_schema=False)
     fitting = anyio.Lock()
+
+    def is_submitted(name: str) -> bool:
+        return submitted is not None and submitted.find(name) is not None
 
     @router.get("/points")
     def show_points(name: StudyName, since: EventId = 0, axes: AxisKeys = "") -> Response:
@@ -108,13 +111,15 @@ def study_router(
 
     @router.get("/now")
     def show_now(request: Request, name: StudyName) -> Response:
-        return page("study_live.html", request, view=study_view(store, snapshots, name, {}))
+        view = study_view(store, snapshots, name, {})
+        return page("study_live.html", request, view=view, submitted=is_submitted(name))
 
     # The last decorator is the first route: '{name}' would take 'NAME.json', too.
     @router.get("")
     @router.get(".json")
     def show_study(request: Request, name: StudyName) -> Response:
-        return answer("study.html", request, study_view(store, snapshots, name, request.query_params))
+        view = study_view(store, snapshots, name, request.query_params)
+        return answer("study.html", request, view, submitted=is_submitted(name))
 
     return router
 

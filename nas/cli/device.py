@@ -19,7 +19,7 @@ from nas.cli.remote import Fleet, ServerOption, open_fleet
 from nas.core import paths
 from nas.core.device import Device, parse_cores, show_cores
 from nas.core.errors import InvalidInput
-from nas.core.units import show_number, show_share
+from nas.core.units import parse_duration, show_number, show_share
 from nas.measure.devices.agent.connection import find
 from nas.measure.devices.attachments import (
     LOCAL,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 app = command_app(help="Attach, list, show and manage devices.")
 
-DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Device id, as listed by 'nas device list'.")]
+DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Device id, tag:NAME or local.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, shown with the device.")]
 
 _ORDERS: dict[DeviceOrder, str] = {
@@ -65,9 +65,12 @@ def list_devices(server: ServerOption = None, db: DatabaseOption = None, json: J
         extra = {"attached": [attachment.model_dump(mode="json") for attachment in waiting]} if waiting else {}
         print_json(registered | extra)
         return
-    columns = ("device", "name", "state", "health", "waiting", "model", "agent", "tags", "note", "last seen")
+    columns = (
+        *("device", "name", "state", "health", "used by", "reserved", "waiting", "model", "agent", "tags", "note"),
+        "last seen",
+    )
     rows = [
-        [one.id, None, "attached", None, None, one.address, None, " ".join(one.tags), None, "never"] for one in waiting
+        [one.id, None, "attached", *[None] * 4, one.address, None, " ".join(one.tags), None, "never"] for one in waiting
     ]
     print_table(columns, [*(_list_row(device) for device in registered["devices"]), *rows])
     if waiting:
@@ -195,6 +198,43 @@ def set_tags(
 
 
 @app.command()
+def reserve(
+    device: DeviceArgument,
+    duration: Annotated[str, typer.Option("--for", help="How long, such as 90min, 2h or 3d; at most 7d.")],
+    reason: Annotated[str, typer.Option("--reason", help="What for; shown to everybody.")],
+    study: Annotated[
+        str | None, typer.Option("--study", help="Study that may use it meanwhile. Default: it takes no jobs.")
+    ] = None,
+    server: ServerOption = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Reserve a device: jobs of other studies wait until the reservation ends. A running job is finished."""
+    try:
+        seconds = parse_duration(duration)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, where="--for") from None
+    _reserve(device, {"for_s": seconds, "reason": reason, "study": study}, server, db, json)
+
+
+@app.command()
+def unreserve(
+    device: DeviceArgument, server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False
+) -> None:
+    """End the reservation of a device."""
+    _reserve(device, {"for_s": 0}, server, db, json)
+
+
+def _reserve(device: str, request: dict[str, Any], server: str | None, db: str | None, json: bool) -> None:
+    with open_fleet(server, db) as fleet:
+        entry = fleet.reserve(_id(fleet, device), request)
+    if json:
+        print_json(entry)
+    else:
+        say(f"{entry['id']}: {_reserved(entry) or 'not reserved'}")
+
+
+@app.command()
 def retire(device: DeviceArgument, server: ServerOption = None, db: DatabaseOption = None) -> None:
     """Retire a device. Measurements are kept, calibrations are deleted; 'release' reverts it."""
     with open_fleet(server, db) as fleet:
@@ -261,6 +301,8 @@ def _list_row(device: dict[str, Any]) -> list[object]:
         name,
         device["state"],
         device["health"],
+        _used_by(device),
+        _reserved(device),
         _waiting(device),
         device["device"]["model"],
         device["agent"],
@@ -284,8 +326,24 @@ def _device_fields(entry: dict[str, Any]) -> list[tuple[str, object]]:
         ("checked", when(entry["checked_at"])),
         ("last seen", when(entry["last_seen"])),
         ("lease", f"epoch {entry['epoch']}, until {when(lease['until'])}" if lease else None),
+        ("used by", _used_by(entry)),
+        ("reserved", _reserved(entry)),
         ("waiting", _waiting(entry)),
     ]
+
+
+def _used_by(entry: dict[str, Any]) -> str | None:
+    """Returns whose job a device runs; None if it runs none."""
+    if (lease := entry["lease"]) is None:
+        return None
+    return (lease["study"] or "no study") + (f" of {lease['submitted_by']}" if lease["submitted_by"] else "")
+
+
+def _reserved(entry: dict[str, Any]) -> str | None:
+    if (reservation := entry["reservation"]) is None:
+        return None
+    study = reservation["study"] or "no study"
+    return f"by {reservation['by']} for {study} until {when(reservation['until'])}: {reservation['reason']}"
 
 
 def _waiting(entry: dict[str, Any]) -> str | None:
@@ -304,6 +362,10 @@ def _drift_row(drift: dict[str, Any]) -> list[object]:
 
 def _id(fleet: Fleet, name: str) -> str:
     """Returns the id of the device that a name means: an id, or tag:NAME of only one device."""
+    if name == LOCAL:
+        from nas.measure.farm.farm import this_machine
+
+        return this_machine().id
     if not name.startswith("tag:"):
         return name
     from nas.measure.farm.farm import find_name

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +50,7 @@ from nas.core.units import show_count, show_duration, show_figure
 from nas.serve.views.family import FamilyView, family_view, list_families
 
 if TYPE_CHECKING:
+    from nas.train.pretrain.recipe import Settings
     from nas.train.scaling.build import BuildOptions, FilesWriter
 
 
@@ -206,6 +208,12 @@ def train(
         str | None,
         typer.Option("--license", help="License of the model files, such as apache-2.0.", show_default="as before"),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print tokens, FLOPs, memory, time and price, and exit.")
+    ] = False,
+    price_per_hour: Annotated[
+        float | None, typer.Option("--price-per-hour", min=0, help="Price of a GPU's hour, for --dry-run.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Pre-train a family member on your own text and write its model files with the trained weights.
@@ -222,7 +230,12 @@ def train(
     settings = Settings() if config is None else read_settings(config)
     if tokens is not None:
         settings = settings.model_copy(update={"tokens": tokens})
-    folder, _, _ = find_member(name, size)
+    folder, _, member = find_member(name, size)
+    if price_per_hour is not None and not dry_run:
+        raise InvalidInput("is for --dry-run", where="--price-per-hour")
+    if dry_run:
+        _print_cost(Layout.parse(member.layout), settings, price_per_hour, json)
+        return
     request = PretrainingRequest(
         corpus=tuple(corpus),
         settings=settings,
@@ -251,6 +264,34 @@ def train(
             ("device", record.device),
         )
     )
+
+
+def _print_cost(layout: Layout, settings: Settings, price_per_hour: float | None, json: bool) -> None:
+    from nas.train.pretrain.cost import UTILISATION, timed_flops_per_s, training_cost
+    from nas.train.pretrain.recipe import complete
+
+    recipe, _ = complete(settings, layout)
+    cost = training_cost(layout, recipe, timed_flops_per_s(layout), price_per_hour)
+    if json:
+        print_json({**asdict(cost), "host_seconds": cost.host_seconds, "utilisation": UTILISATION})
+        return
+    print_fields(
+        (
+            ("tokens", f"{cost.tokens:,}"),
+            ("compute", f"{cost.flops:.2g} FLOPs"),
+            ("memory", f"{cost.state_bytes / 1e9:.2g} GB of weights, gradients and moments; activations come on top"),
+            ("here", f"about {show_duration(cost.host_seconds, rough=True)}, by a step of two layers timed now"),
+        )
+    )
+    typer.echo()
+    rows = [
+        (gpu.gpu, show_duration(gpu.hours * 3600, rough=True), gpu.least_gpus)
+        + (() if gpu.price is None else (f"{gpu.price:,.2f}",))
+        for gpu in cost.gpus
+    ]
+    price = () if price_per_hour is None else (f"price at {price_per_hour:g} an hour",)
+    print_table(("GPU", "time of one", "least GPUs for the memory", *price), rows)
+    say(f"GPUs at {UTILISATION:.0%} of their peak, as others report; it was not measured with hilnas")
 
 
 @app.command()

@@ -24,7 +24,7 @@ from nas.cli.remote import ServerOption, open_server
 from nas.cli.space import installed_here, plan_fields
 from nas.cli.study_view import print_agreement, print_front, say_result
 from nas.core import paths
-from nas.core.errors import InvalidInput, NasError
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.space import SearchSpace
 from nas.core.trial import TERMINAL
 from nas.infra.store import studies
@@ -33,7 +33,7 @@ from nas.measure.devices.attachments import own_attachments
 from nas.measure.farm.farm import LOCAL, find_name, known_devices, this_machine
 from nas.search.analysis.report import study_report
 from nas.search.spaces import base_of, load_space, space_key, space_text
-from nas.search.study.check import installed, support_filter
+from nas.search.study.check import installed, missing_builds, support_filter
 from nas.search.study.estimate import Estimate, estimate
 from nas.search.study.events import event_line, stored_space
 from nas.search.study.launch import launch
@@ -117,11 +117,16 @@ def command(
         return
     if resume:
         support_filter(options.space)
+    missing = missing_builds(options.space) if server is None else []
     if dry_run:
+        for message in missing:
+            say(message)
         if server is None and not resume:
             _require_free(options)
         _show_plan(options, json, name, server)
         return
+    if missing:
+        raise InfrastructureFailed("\n".join(missing))
     if sys.stdin.isatty() and not (yes or resume or json):
         _show_plan(options, json)
         typer.confirm("Start?", default=True, abort=True, err=True)

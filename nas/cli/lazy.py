@@ -37,14 +37,15 @@ COMMANDS = {
     "gc": "Remove unused model files, checkpoints, compiled programs and blocks of `nas adapt`.",
     "backup": "Save the database, keys, studies and families of $NAS_HOME as one archive.",
     "restore": "Restore what `nas backup` saved, as a new $NAS_HOME.",
+    "demo-data": "Import the recorded studies of hilnas, to look at.",
     "db": "Manage the database.",
     "token": "Create, list and revoke API tokens.",
     "server": "Manage the coordinators known to --server.",
 }
 """Command -> summary in `nas --help`. Each is a module of this package with a Typer application `app`."""
 
-MODULES = {"import": "import_model"}
-"""Command -> module, where the command's name is a keyword of Python."""
+MODULES = {"import": "import_model", "demo-data": "demo_data"}
+"""Command -> module, where the command's name is none of a module."""
 
 _DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "multipart": "python-multipart", "usb1": "libusb1"}
 """Module -> distribution, where their names differ."""

@@ -47,11 +47,19 @@ def root(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Hardware-in-the-loop architecture search for on-device language models.
+    """Find the language model that runs best on your device, and know how sure you are.
+
+    \b
+    You have          You run
+    model files       nas compare a.gguf b.gguf --budget "decode_p50<=20ms"
+    a trained model   nas adapt FOLDER --budget "decode_p50<=20ms" -o child
+    an idea           nas launch --space lfm2 --study first --open
+    devices           nas serve, nas agent
+    nothing yet       nas demo-data
 
     Data goes to stdout; progress and messages go to stderr. Commands that read accept --json. Exit codes: 0 ok, 1
     failed, 2 usage, 3 invalid configuration or input, 4 transient infrastructure (retryable), 130 interrupted.
-    """
+    """  # noqa: D301 - a backspace keeps the lines of a paragraph
     if debug:
         os.environ[DEBUG] = "1"  # child processes inherit it
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import ValidationError
 
-from nas.core.errors import InvalidInput, UnknownName
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.logs import without_passwords
-from nas.core.published import MODELS
+from nas.core.published import named_layout
 from nas.core.workload import Workload
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 _DATABASE_VARIABLE = "NAS_DB"
-_NAME = re.compile(r"[\w./-]+")
-"""No layout: those have brackets."""
 
 LayoutArgument = Annotated[
     str, typer.Argument(metavar="LAYOUT", help="Layout string, published name such as LFM2-350M, or '-' for stdin.")
@@ -102,10 +99,7 @@ def read_layout(text: str, what: str = "published layout") -> Layout:
     """
     if text == "-":
         text = typer.get_text_stream("stdin").readline()
-    text = text.strip()
-    if text not in MODELS and _NAME.fullmatch(text):
-        raise UnknownName(what, text, MODELS)
-    return Layout.parse(MODELS.get(text, text))
+    return named_layout(text, what)
 
 
 def numbers_of(text: str, flag: str) -> list[int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Protocol
+from getpass import getuser
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 import typer
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from nas.cli.options import open_store
 from nas.core.errors import InvalidInput
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from nas.serve.api.devices import DeviceOrder
 
 _ALL = 1 << 20
+Request = TypeVar("Request", bound=BaseModel)
 
 ServerOption = Annotated[
     str | None,
@@ -45,6 +47,9 @@ class Fleet(Protocol):
 
     def label(self, id: str, labels: Json) -> Json:
         """Sets the name, note or tags of a device (`LabelRequest`); returns its new `DeviceView`."""
+
+    def reserve(self, id: str, request: Json) -> Json:
+        """Reserves a device (`ReserveRequest`); returns its new `DeviceView`."""
 
     def retire(self, id: str) -> Json:
         """Retires a device; returns its new `DeviceView`."""
@@ -90,6 +95,9 @@ class _Remote:
     def label(self, id: str, labels: Json) -> Json:
         return self._client.post(f"/v1/devices/{part(id)}/label", labels)
 
+    def reserve(self, id: str, request: Json) -> Json:
+        return self._client.post(f"/v1/devices/{part(id)}/reserve", request)
+
     def retire(self, id: str) -> Json:
         return self._client.post(f"/v1/devices/{part(id)}/remove")
 
@@ -116,11 +124,12 @@ class _Local:
         return self._fleet.steer_device(self._store, id, what, reason).model_dump(mode="json")
 
     def label(self, id: str, labels: Json) -> Json:
-        try:
-            request = self._fleet.LabelRequest.model_validate(labels)
-        except ValidationError as error:
-            raise InvalidInput(f"{id}: {error.errors()[0]['msg']}") from None
+        request = _checked(id, self._fleet.LabelRequest, labels)
         return self._fleet.label_device(self._store, id, request).model_dump(mode="json")
+
+    def reserve(self, id: str, request: Json) -> Json:
+        checked = _checked(id, self._fleet.ReserveRequest, request)
+        return self._fleet.reserve_device(self._store, id, checked, getuser()).model_dump(mode="json")
 
     def retire(self, id: str) -> Json:
         return self._fleet.retire_device(self._store, id).model_dump(mode="json")
@@ -130,3 +139,10 @@ class _Local:
 
     def revoke(self, agent: str) -> Json:
         return self._fleet.revoke_secret(self._store, agent).model_dump(mode="json")
+
+
+def _checked(id: str, model: type[Request], fields: Json) -> Request:
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidInput(f"{id}: {error.errors()[0]['msg']}") from None

@@ -20,6 +20,7 @@ from nas.core.block import Scalar
 from nas.core.block_space import ArgKnob, BlockSpace, Choice, Knob
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
+from nas.core.published import MODELS
 from nas.core.scoring import measurement_keys
 from nas.core.space import Budget, Objective, ParamBudget, RuntimeSpace, SearchSpace
 from nas.core.units import show_count, show_share
@@ -30,7 +31,7 @@ from nas.measure.runtimes.base import Support
 from nas.search.proposers.sampling import Sampler
 from nas.search.spaces import base_of, list_spaces, load_space, space_json, space_key
 from nas.search.spaces.loader import Further
-from nas.search.study.check import installed
+from nas.search.study.check import installed, missing_builds
 
 SAMPLES = 200
 _LIBRARY = {"sum": "sum of the library's scores", "assembled": "mix assembled and evaluated"}
@@ -105,10 +106,27 @@ def validate(space: SpaceArgument, db: DatabaseOption = None, json: JsonFlag = F
     Runtimes, proposers and devices are those of this host and database.
     """
     loaded = load_space(space, installed_here(db, base_of(space)))
+    notes = [*missing_builds(loaded), *_weak_quality(loaded)]
     if json:
-        print_json({"valid": True, "name": loaded.name, "key": space_key(loaded)})
+        print_json({"valid": True, "name": loaded.name, "key": space_key(loaded), "notes": notes})
     else:
         say(f"{loaded.name}: valid" + (f", {len(loaded.layouts)} layouts" if loaded.layouts else ""))
+        for note in notes:
+            say(f"note: {note}")
+
+
+@app.command()
+def layouts(json: JsonFlag = False) -> None:
+    """List the published models whose names stand for their layouts, in spaces and wherever a layout is given."""
+    named = {name: Layout.parse(text) for name, text in MODELS.items()}
+    if json:
+        rows = [{"name": name, "layout": one.format(), **dataclasses.asdict(one.params)} for name, one in named.items()]
+        print_json({"layouts": rows})
+        return
+    print_table(
+        ("name", "weights", "active", "layout"),
+        [(name, show_count(one.params.total), show_count(one.params.active), one) for name, one in named.items()],
+    )
 
 
 @app.command()
@@ -130,6 +148,15 @@ def sample(
         ("weights", "active", "layout"),
         [(show_count(one.params.total), show_count(one.params.active), one) for one in layouts],
     )
+
+
+def _weak_quality(space: SearchSpace) -> Iterator[str]:
+    """Yields what a study of a space will not know of its scores of quality."""
+    if space.quality.library is None and space.quality.anchors is None:
+        yield (
+            "without quality.anchors the noise of scores is a guess, and tasks are not weighed by what they tell; "
+            "'nas space show lfm2' has anchors"
+        )
 
 
 def installed_here(db: str | None, base: Path) -> Further:

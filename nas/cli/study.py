@@ -26,7 +26,7 @@ from nas.infra.store import listings as pages
 from nas.infra.store import studies, trials
 from nas.infra.store.rows import DesiredState, Trial
 from nas.infra.store.studies import INTERRUPTED
-from nas.search.analysis.archive import export_study, import_study
+from nas.search.analysis.archive import export_study, import_study, recorded_studies
 from nas.search.analysis.hardware import ModelError, hardware_report
 from nas.search.analysis.record import read_study
 from nas.search.analysis.report import csv_parts, finite, parquet_bytes, study_report, study_table
@@ -307,7 +307,13 @@ def export(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="Archive written by `nas study export`.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|NAME",
+            help="Archive written by `nas study export`, or name of a recorded study, such as lfm2.",
+        ),
+    ],
     name: Annotated[
         str | None, typer.Option("--name", help="Name for the imported study. Default: as exported.")
     ] = None,
@@ -317,11 +323,13 @@ def import_(
     ] = False,
     db: DatabaseOption = None,
 ) -> None:
-    """Import a study from an archive, in state paused; --trust lets it be resumed."""
+    """Import a study from an archive; --trust lets it be resumed."""
+    recorded = recorded_studies()
     try:
-        source = file.open("rb")
+        source = (file if file.exists() else recorded.get(str(file), file)).open("rb")
     except OSError as error:
-        raise InvalidInput(f"cannot read {file}: {error.strerror}") from error
+        names = f"; recorded studies: {', '.join(recorded)}" if isinstance(error, FileNotFoundError) else ""
+        raise InvalidInput(f"cannot read {file}: {error.strerror}{names}") from error
     with source, open_store(db, create=True) as store:
         study = import_study(store, source, name=name, trust_results=trust)
     say(f"{study.name}: imported")

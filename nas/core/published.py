@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+from nas.core.errors import UnknownName
+from nas.core.layout import Layout
+
+_NAME = re.compile(r"[\w./-]+")
+"""No layout: those have brackets."""
+
 _ORDER_16 = "C3*2 A{a} C3*2 A{a} C3*2 A{a} C3 A{a} C3 A{a} C3 A{a} C3"
 
 LFM2: dict[str, str] = {
@@ -47,3 +55,16 @@ all, and readers C of its Mamba-2 layers are per query head, here per group. Cou
 
 MODELS: dict[str, str] = {**LFM2, "PLM-1.8B-latent": PLM, **ZEBRA_LLAMA}
 """All of them: name -> one-line string."""
+
+
+def named_layout(text: str, what: str = "published layout") -> Layout:
+    """Returns the layout of a published model's name or of a layout string; `what` it can be beside the latter.
+
+    Raises:
+        UnknownName: a name of no published model.
+        InvalidInput: no layout.
+    """
+    text = text.strip()
+    if text not in MODELS and _NAME.fullmatch(text):
+        raise UnknownName(what, text, MODELS)
+    return Layout.parse(MODELS.get(text, text))

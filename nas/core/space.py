@@ -24,6 +24,7 @@ from nas.core.block_space import MAX_CHOICES, ArgKnob, BlockSpace, Knob, Scope, 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, metric
+from nas.core.published import named_layout
 from nas.core.quality_config import QualityConfig
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.strict import Strict
@@ -176,7 +177,7 @@ class Objective(Strict):
 class References(Strict):
     """Run first in every study, to the top rung, exempt from budgets."""
 
-    published: str = Field(description="layout that every ratio refers to")
+    published: str = Field(description="layout, or published name such as LFM2-350M, that every ratio refers to")
     attention: str = Field(description="attention-only layout of equal size: where quality starts to count")
     further: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], str] = Field(
         default_factory=dict, description="name -> further layout, which is run and shown like these"
@@ -185,7 +186,7 @@ class References(Strict):
     @field_validator("published", "attention")
     @classmethod
     def _parses(cls, text: str) -> str:
-        return Layout.parse(text).format()
+        return named_layout(text).format()
 
     @field_validator("attention")
     @classmethod
@@ -197,7 +198,7 @@ class References(Strict):
     @field_validator("further")
     @classmethod
     def _parse(cls, texts: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        layouts = {name: Layout.parse(text).format() for name, text in texts.items()}
+        layouts = {name: named_layout(text).format() for name, text in texts.items()}
         references = dict(info.data)
         for name, text in layouts.items():
             if name in references:
@@ -495,7 +496,7 @@ def _parsed(texts: Any) -> list[Layout]:
     layouts, problems = [], []
     for index, text in enumerate(texts):
         try:
-            layout = Layout.parse(text if isinstance(text, str) else str(text))
+            layout = named_layout(text if isinstance(text, str) else str(text))
             if numbers.setdefault(layout.id, index) != index:
                 raise InvalidInput(f"is the layout of item {numbers[layout.id]} (items count from 0)")
             layouts.append(layout)

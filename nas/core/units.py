@@ -47,6 +47,18 @@ def parse_size(text: str) -> int:
     return int(Fraction(match[1]) * 1000 ** (1 + "kMGT".index(match[2]))) if match[1] else 0
 
 
+def parse_duration(text: str) -> float:
+    """Parses a duration: '90min' -> 5400 seconds; also 's', 'h' and 'd'.
+
+    Raises:
+        InvalidInput: no duration.
+    """
+    match = re.fullmatch(rf"\s*({_DECIMAL})\s*(s|min|h|d)\s*", text)
+    if match is None:
+        raise InvalidInput(f"{text!r} is not a duration; use a value such as 90min, 2h or 3d")
+    return float(match[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86_400}[match[2]]
+
+
 def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
     """Parses a budget's limit: (value, relative). '1.25x' is relative to the reference; '800ms' must be of `unit`.
 

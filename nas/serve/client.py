@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import SplitResult, quote, urlsplit
 
 import httpx
@@ -23,7 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nas.core import paths
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
+from nas.core.stats import Z95
 from nas.core.trust import certificate_fault, open_http
+
+if TYPE_CHECKING:
+    import pandas
 
 Json = dict[str, Any]
 Table = Literal["trials", "measurements"]
@@ -31,6 +36,7 @@ Table = Literal["trials", "measurements"]
 DEFAULT_PORT = 7711
 _TIMEOUT_S = 30.0
 _PAGE = 500
+_FRAME = ["trial", "layout", "weights", "active", "p_front", "objective", "unit", "value", "low", "high"]
 
 
 class Server:
@@ -60,10 +66,16 @@ class Server:
         """Returns a study; `report` is that of `nas study show --json`, None before it has begun."""
         return self.client.get(f"/v1/studies/{part(name)}")
 
-    def front(self, name: str) -> list[Json]:
-        """Returns the trials on the front, best first."""
+    def front(self, name: str, *, samples: bool = False) -> Front:
+        """Returns the trials on the front, best first; `samples`: with every repetition of their measurements."""
         report = self.study(name)["report"]
-        return list(report["front"]) if report else []
+        if not report:
+            return Front([], [])
+        rows = [
+            row if samples else row | {"measurements": [_summary(measured) for measured in row["measurements"]]}
+            for row in report["front"]
+        ]
+        return Front(rows, report["objectives"])
 
     def trials(self, name: str) -> list[Json]:
         """Returns all trials with their figures, one mapping each; `rank` is 0 on the front."""
@@ -76,6 +88,45 @@ class Server:
     def download(self, name: str, table: Table, format: Literal["csv", "parquet"]) -> bytes:
         """Returns a table as the contents of a file."""
         return self.client.get_bytes(f"/v1/studies/{part(name)}/{table}", format=format)
+
+
+class Front(list[Json]):
+    """Trials of a front, one mapping each, as in `nas study show --json`.
+
+    Args:
+        rows: the trials.
+        objectives: of the study: name, unit, transform.
+    """
+
+    def __init__(self, rows: Iterable[Json], objectives: Sequence[Json]) -> None:
+        super().__init__(rows)
+        self._objectives = objectives
+
+    def frame(self) -> pandas.DataFrame:
+        """Returns a row for each trial and objective: its value and 95 % interval, null where not known.
+
+        Raises:
+            InvalidInput: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise InvalidInput("frame() needs pandas: pip install pandas") from None
+        rows = [
+            {
+                "trial": row["trial"],
+                "layout": row["layout"],
+                "weights": row["params"]["total"],
+                "active": row["params"]["active"],
+                "p_front": row["p_front"],
+                "objective": objective["name"],
+                "unit": objective["unit"],
+                **_interval(row["objectives"][objective["name"]], row["sd"][objective["name"]], objective["transform"]),
+            }
+            for row in self
+            for objective in self._objectives
+        ]
+        return pandas.DataFrame(rows, columns=_FRAME)
 
 
 class KnownServer(BaseModel):
@@ -263,6 +314,20 @@ def known_client(server: str) -> UsersClient:
         raise InvalidInput(f"{url} is not known here; run 'nas server add {url} --token -' first{others}")
     stored = servers[url]
     return UsersClient(url, os.environ.get("NAS_TOKEN") or stored.token, stored.ca_pem)
+
+
+def _summary(measurement: Json) -> Json:
+    """Returns a measurement without the repetitions that its figures were computed from."""
+    return {name: value for name, value in measurement.items() if name != "repetitions"}
+
+
+def _interval(value: float | None, sd: float | None, transform: str) -> Json:
+    """Returns a value with its 95 % interval; of a logarithmic objective, `sd` is relative."""
+    if value is None or sd is None:
+        return {"value": value, "low": None, "high": None}
+    factor = math.exp(Z95 * sd)
+    low, high = (value / factor, value * factor) if transform == "log" else (value - Z95 * sd, value + Z95 * sd)
+    return {"value": value, "low": low, "high": high}
 
 
 def _change(change: Callable[[dict[str, KnownServer]], dict[str, KnownServer]]) -> None:

@@ -32,7 +32,8 @@ def test_a_device_is_shown_with_its_lease_history_and_calibrations(lab: Lab) -> 
     job = take(lab.store)
     calibrations.put(lab.store, "box", "fake", "c1", 12.5, {"build": "b1"})
     shown = lab.get("/v1/devices/box")
-    assert shown["lease"] == {"holder": "local", "until": lab.clock.time + jobs.LEASE_S}
+    until = lab.clock.time + jobs.LEASE_S
+    assert shown["lease"] == {"holder": "local", "until": until, "study": "first", "submitted_by": None}
     assert (shown["state"], shown["epoch"], shown["device"]["model"]) == ("leased", 1, "Box")
     (listed,) = shown["jobs"]
     assert (listed["id"], listed["study"], listed["state"], listed["epoch"]) == (job.id, "first", "leased", 1)

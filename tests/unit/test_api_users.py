@@ -29,6 +29,7 @@ OPERATIONS = {
     **{("post", f"/v1/devices/{{id}}/{order}"): Role.OPERATE
        for order in ("drain", "resume", "quarantine", "release", "check")},
     ("post", "/v1/devices/{id}/label"): Role.OPERATE,
+    ("post", "/v1/devices/{id}/reserve"): Role.OPERATE,
     ("post", "/v1/devices/{id}/remove"): Role.ADMIN,
     ("get", "/v1/device-events"): Role.READ,
     ("get", "/v1/agents"): Role.READ,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from nas.core.trial import EventKind
 from nas.infra.store import agents, devices, studies, trials
 from nas.infra.store.rows import Health, Role, StudyState
 from nas.infra.store.store import Store
+from nas.search.analysis.archive import import_study, recorded_studies
 from nas.search.analysis.report import study_report
 from nas.search.spaces import parse_space
 from nas.serve.api.submissions import SubmissionFolder
@@ -222,6 +224,29 @@ def test_scripts_read_the_tables_of_a_study(
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]).replace("https://farm.example:7711", server), names)
     assert names["trials"] == [row] and (tmp_path / "phones.csv").read_text() == csv
+
+
+def test_a_front_is_a_small_tidy_frame_with_intervals(lab: Lab, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with recorded_studies()["lfm2"].open("rb") as archive:
+        import_study(lab.store, archive)
+    with Server(server) as client:
+        front, whole, trials = client.front("lfm2"), client.front("lfm2", samples=True), client.trials("lfm2")
+    assert [row["trial"] for row in front] == [row["trial"] for row in whole]
+    assert "repetitions" in whole[0]["measurements"][0] and "repetitions" not in front[0]["measurements"][0]
+    assert len(json.dumps(front)) < len(json.dumps(whole)) / 5
+    frame = front.frame()
+    assert len(frame) == len(front) * 3
+    assert set(frame["objective"]) == {"quality", "latency", "memory"}
+    assert ((frame["low"] < frame["value"]) & (frame["value"] < frame["high"])).all()
+    best = frame[(frame["trial"] == 5) & (frame["objective"] == "latency")].iloc[0]
+    assert best["high"] / best["value"] == pytest.approx(best["value"] / best["low"])
+    row = next(row for row in trials if row["trial"] == 5)
+    quality = frame[(frame["trial"] == 5) & (frame["objective"] == "quality")].iloc[0]
+    assert (row["quality_low"], row["quality_high"]) == (quality["low"], quality["high"])
+    assert (row["quality_seeds"], row["quality_rung"], row["quality_rescored"]) == (4, "long", 1)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InvalidInput, match="pip install pandas"):
+        front.frame()
 
 
 class Played(ScriptedProcess):

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_support import RESULT, StillClock, add_device, key, new_study, open_store, proposal, round_of
+from store_support import RESULT, StillClock, add_device, key, new_study, open_store, proposal, put, round_of
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import RoundResult
 from nas.core.wire import Failure
 from nas.infra.store import devices, jobs, outcomes, studies, trials
 from nas.infra.store.devices import LIMITS
-from nas.infra.store.rows import CheckOutcome, DeviceState, Health, JobKind, JobState
+from nas.infra.store.rows import CheckOutcome, DeviceState, Health, JobKind, JobState, Reservation
 from nas.infra.store.store import Store
 from nas.measure.farm import queue
 from nas.measure.farm.queue import DeviceJobs, JobNotifier
@@ -244,3 +244,36 @@ def test_a_lease_that_no_coordinator_takes_back_is_not_waited_for(lab: Lab) -> N
     with pytest.raises(InfrastructureFailed, match="start 'nas serve'"):
         lab.wait(during)
     assert lab.job().state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("obstacle", ["reserved", "draining", "a health check", "another study", "its own study"])
+def test_what_a_round_waits_for_is_said_once(lab: Lab, caplog: pytest.LogCaptureFixture, obstacle: str) -> None:
+    other = new_study(lab.store, "other").id
+    expected = {"draining": "it is draining", "a health check": "it runs a health check", "its own study": None}
+    expected |= {"reserved": "reserved by ann until 1970-01-01 01:16+00:00: release", "another study": "study other"}
+    if obstacle == "reserved":
+        devices.reserve(lab.store, lab.device, Reservation(lab.clock.time + 3600, "ann", "release"))
+    elif obstacle == "draining":
+        devices.set_state(lab.store, lab.device, DeviceState.DRAINING)
+    else:
+        of = {"a health check": None, "another study": (other, None), "its own study": (lab.study, None)}[obstacle]
+        put(lab.store, "another", trial=of, kind=JobKind.CHECK)
+        assert jobs.claim(lab.store, lab.device, "local") is not None
+
+    async def wait() -> None:
+        task = asyncio.create_task(lab.jobs().run(KEY, 0, lab.device, ROUND, 0))
+        await asyncio.sleep(0.05)
+        assert not caplog.records
+        lab.clock.time += queue._QUIET_S
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(wait())
+    told = [record.getMessage() for record in caplog.records if record.name == queue.__name__]
+    if expected[obstacle] is None:
+        assert told == []
+    else:
+        (line,) = told
+        assert line.startswith("waiting for box: ") and str(expected[obstacle]) in line

@@ -6,8 +6,9 @@ are the coordinator's; devices and agents have deadlines of their own (docs/refe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from nas.infra.store.rows import (
     DeviceState,
     Health,
     JobState,
+    Reservation,
     from_row,
 )
 from nas.infra.store.store import Store, retried
@@ -218,6 +220,30 @@ def labels(store: Store, id: str | None = None) -> dict[str, DeviceLabels]:
                 value = tuple(event.reason.split()) if event.kind == DeviceEventKind.TAGS else event.reason
                 by_device.setdefault(event.device, {})[event.kind] = value
     return {device: DeviceLabels(**values) for device, values in by_device.items()}
+
+
+@retried
+def reserve(store: Store, id: str, reservation: Reservation | None) -> None:
+    """Reserves a device in place of any earlier reservation; None ends it. A running job is finished.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    text = None if reservation is None else json.dumps(asdict(reservation), ensure_ascii=False)
+    assert text is None or len(text) <= _LONGEST_REASON, "a reservation is stored whole"
+    with store.write() as connection:
+        read(connection, id)
+        if reservation is not None or id in reservations(connection, store.now()):
+            log_event(connection, id, store.now(), DeviceEventKind.RESERVATION, "set" if text else "removed", text)
+
+
+def reservations(connection: Connection, now: float) -> dict[str, Reservation]:
+    """Returns device -> its reservation, of those that are reserved now."""
+    of_kind = device_event.c.kind == DeviceEventKind.RESERVATION
+    newest = select(func.max(device_event.c.id)).where(of_kind).group_by(device_event.c.device)
+    query = select(device_event.c.device, device_event.c.reason).where(device_event.c.id.in_(newest))
+    newest_of = {device: Reservation(**json.loads(text)) for device, text in connection.execute(query) if text}
+    return {device: reservation for device, reservation in newest_of.items() if reservation.until > now}
 
 
 def _newest_labels(id: str | None) -> Select[Any]:
@@ -435,4 +461,8 @@ def _row(row: Row[Any]) -> DeviceRow:
 
 
 def _event(row: Row[Any]) -> DeviceEvent:
-    return from_row(DeviceEvent, row, kind=DeviceEventKind)
+    event = from_row(DeviceEvent, row, kind=DeviceEventKind)
+    if event.kind is not DeviceEventKind.RESERVATION or event.reason is None:
+        return event
+    reservation = Reservation(**json.loads(event.reason))
+    return replace(event, reason=f"{reservation.by}, for {reservation.study or 'no study'}: {reservation.reason}")

@@ -4,16 +4,17 @@ A job is one round of a measurement, for one device, and is claimed by that devi
 device's epoch (fencing): agents with an older epoch are refused from then on. Until then a result counts however late
 it arrives (`nas.infra.store.outcomes`).
 
-A device runs the job of highest priority, then the oldest, among the kinds that its health allows.
+A device runs the job of highest priority, then the oldest, among the kinds that its health allows and, while it is
+reserved, of the study that it is reserved for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Row, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, exists, func, or_, select, true, update
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Round, RoundResult
@@ -23,7 +24,8 @@ from nas.infra.store.engine import Conflict, insert_if_absent
 from nas.infra.store.models import attempt as attempt_table
 from nas.infra.store.models import device as device_table
 from nas.infra.store.models import job as job_table
-from nas.infra.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState, from_row
+from nas.infra.store.models import study as study_table
+from nas.infra.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState, Reservation, from_row
 from nas.infra.store.store import Store, retried
 
 LEASE_S = 30.0
@@ -206,9 +208,10 @@ def with_work(store: Store, among: Collection[str]) -> frozenset[str]:
     by_health = or_(
         *((device_table.c.health == health) & job_table.c.kind.in_(kinds) for health, kinds in _KINDS.items() if kinds)
     )
-    due = exists().where(of_device, by_health, _due(job_table, store.now()))
-    query = select(device_table.c.id).where(device_table.c.id.in_(among), device_table.c.state.in_(TAKES_JOBS), due)
     with store.read() as connection:
+        admitted = _admitted(job_table, devices.reservations(connection, store.now()))
+        due = exists().where(of_device, by_health, _due(job_table, store.now()), admitted)
+        query = select(device_table.c.id).where(device_table.c.id.in_(among), device_table.c.state.in_(TAKES_JOBS), due)
         return frozenset(connection.scalars(query))
 
 
@@ -273,10 +276,11 @@ def next_job(connection: Connection, device: DeviceRow, now: float) -> Row[Any] 
 
     First the highest priority is found, then its oldest job: one index lookup each, however long the queue.
     """
+    reserved = devices.reservations(connection, now)
 
     def ready(job: FromClause) -> ColumnElement[bool]:
         queued = (job.c.device == device.id) & (job.c.state == JobState.QUEUED)
-        return queued & job.c.kind.in_(_KINDS[device.health]) & _due(job, now)
+        return queued & job.c.kind.in_(_KINDS[device.health]) & _due(job, now) & _admitted(job, reserved)
 
     other = job_table.alias()
     highest = select(other.c.priority).where(ready(other)).order_by(other.c.priority.desc()).limit(1).scalar_subquery()
@@ -328,6 +332,20 @@ def _forget_failures(connection: Connection, id: str, now: float) -> None:
     job, attempts = find(connection, id), select(attempt_table.c.id).where(attempt_table.c.job == id)
     if job is not None and connection.scalar(attempts.limit(1)) is not None:
         add_attempt(connection, job, RETRIED, "queued again", now)
+
+
+def _admitted(job: FromClause, reserved: Mapping[str, Reservation]) -> ColumnElement[bool]:
+    """Returns the condition that a job's device is not reserved, or reserved for the job's study."""
+    health_check = job.c.study.is_(None) & (job.c.kind == JobKind.CHECK)
+    admitted: list[ColumnElement[bool]] = [true()]
+    for device, reservation in reserved.items():
+        other = job.c.device != device
+        if reservation.study is None:
+            admitted.append(other)
+        else:
+            study = select(study_table.c.id).where(study_table.c.name == reservation.study)
+            admitted.append(other | health_check | job.c.study.in_(study))
+    return and_(*admitted)
 
 
 def _due(job: FromClause, now: float) -> ColumnElement[bool]:

@@ -135,6 +135,13 @@ def queues(store: Store) -> dict[str, list[QueuedJob]]:
     return by_device
 
 
+def running(store: Store) -> dict[str, str | None]:
+    """Returns device -> study of the job that it runs; None: of no study."""
+    query = select(job.c.device, study.c.name).outerjoin(study, study.c.id == job.c.study)
+    with store.read() as connection:
+        return {device: name for device, name in connection.execute(query.where(job.c.state == JobState.LEASED))}
+
+
 def studies(store: Store, *, limit: int, after: int = 0, matching: StudyFilter = _ALL) -> list[StudySummary]:
     """Returns at most `limit` studies that match, with an id above `after`, oldest first."""
     query = select(study).order_by(study.c.id)

@@ -98,6 +98,7 @@ class DeviceEventKind(StrEnum):
     NAME = "name"
     NOTE = "note"
     TAGS = "tags"
+    RESERVATION = "reservation"
 
 
 class Role(StrEnum):
@@ -301,6 +302,23 @@ class DeviceLabels:
     name: str | None = None
     note: str | None = None
     tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A device is for one study and its health checks until then; without a study, it takes no jobs.
+
+    Args:
+        until: seconds since the epoch.
+        by: who reserved it: name of an API token, or a user of the coordinator's host.
+        reason: shown to others.
+        study: name; None: the device is used by hand.
+    """
+
+    until: float
+    by: str
+    reason: str
+    study: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Self
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
 from nas.core.plan import Round, RoundResult
-from nas.infra.store import devices, jobs, outcomes
+from nas.infra.store import devices, jobs, listings, outcomes, studies
 from nas.infra.store.devices import LIMITS
 from nas.infra.store.outcomes import OFFLINE_S
 from nas.infra.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
@@ -22,6 +23,8 @@ from nas.infra.store.store import Store
 log = logging.getLogger(__name__)
 
 _CHECK_S = 1.0
+_QUIET_S = 5.0
+"""Wait of a queued job before its reason is told, in seconds."""
 
 _RECOVERS_WITHIN_S = 120.0
 """A device in bad health is waited for until its first check has ended, but no longer than this."""
@@ -165,6 +168,7 @@ class DeviceJobs:
         self._study = study
         self._notifier = notifier
         self._check = check
+        self._told: dict[str, str] = {}
 
     async def run(self, key: str, number: int, device: str, round_: Round, trial: int | None = None) -> RoundResult:
         """Queues round `number` of the stage `key` and waits for its end; returns the stored result if it ran before.
@@ -205,6 +209,7 @@ class DeviceJobs:
             self._check()
             if row.state is JobState.QUEUED:
                 self._require_served(row, begun)
+                self._tell(row, begun)
             else:
                 self._require_watched(row)
             await asyncio.to_thread(self._notifier.wait, seen, _CHECK_S)
@@ -221,6 +226,15 @@ class DeviceJobs:
             raise InfrastructureFailed(
                 f"device {device.id} is offline: nothing was heard from its agent {device.agent!r} for {silence:.0f} s"
             )
+
+    def _tell(self, job: JobRow, begun: float) -> None:
+        """Logs once what a job waits for, unless it waits for its own study's."""
+        if self._store.now() - begun < _QUIET_S:
+            return
+        reason = _obstacle(self._store, job)
+        if reason is not None and reason != self._told.get(job.device):
+            log.warning("waiting for %s: %s", job.device, reason)
+            self._told[job.device] = reason
 
     def _require_watched(self, job: JobRow) -> None:
         over_s = self._store.now() - (job.lease_until or self._store.now())
@@ -273,6 +287,24 @@ class LeaseMonitor:
             except NasError as error:
                 log.warning("the job table cannot be read: %s", error)
             seen = self.notifier.wait(seen, _POLL_S)
+
+
+def _obstacle(store: Store, job: JobRow) -> str | None:
+    """Returns what keeps a device from a queued job; None: nothing, or a job of the same study."""
+    device = devices.get(store, job.device)
+    with store.read() as connection:
+        reservation = devices.reservations(connection, store.now()).get(device.id)
+    study = None if job.study is None else studies.get(store, job.study).name
+    if reservation is not None and (reservation.study is None or reservation.study != study):
+        end = datetime.fromtimestamp(reservation.until, UTC).isoformat(sep=" ", timespec="minutes")
+        return f"reserved by {reservation.by} until {end}: {reservation.reason}"
+    if device.state in (DeviceState.DRAINING, DeviceState.OFFLINE):
+        return f"it is {device.state}"
+    if device.lease_holder is not None:
+        running = listings.running(store).get(device.id)
+        if running is None or running != study:
+            return f"it runs a job of study {running}" if running else "it runs a health check or a bench"
+    return "its health check" if device.health is Health.BAD else None
 
 
 def _result(row: JobRow) -> RoundResult:

@@ -18,6 +18,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
@@ -90,6 +91,9 @@ MOST_REPORTED = 2000
 Word = Annotated[str, Field(max_length=64)]
 JsonObject = dict[str, JsonValue]
 T = TypeVar("T")
+
+_RECORDED = Path(__file__).parents[1] / "recorded"
+_SUFFIX = ".jsonl.gz"
 
 
 class _Record(BaseModel):
@@ -224,6 +228,11 @@ def export_study(store: Store, study_id: int, out: BinaryIO) -> int:
                 lines += 1
         file.write(canonical_json({"end": lines}).encode() + b"\n")
     return lines + 1
+
+
+def recorded_studies() -> dict[str, Path]:
+    """Returns name -> archive of the studies that come with hilnas."""
+    return {path.name.removesuffix(_SUFFIX): path for path in sorted(_RECORDED.glob(f"*{_SUFFIX}"))}
 
 
 def import_study(store: Store, source: BinaryIO, *, name: str | None = None, trust_results: bool = False) -> Study:

@@ -432,8 +432,25 @@ def trial_row(record: Record, reference: str | None = None) -> Row:
         "params_total": params.total,
         "params_active": params.active,
         "params_non_embedding": params.non_embedding,
-        "quality": record.quality.value if record.quality else None,
-        "quality_sd": record.quality.sd if record.quality else None,
+        **_quality_cells(record),
+    }
+
+
+def _quality_cells(record: Record) -> Row:
+    """Returns the columns of a trial's quality; re-scored: on seeds that chose nothing."""
+    names = ["quality", *(f"quality_{name}" for name in ("low", "high", "sd", "seeds", "rung", "rescored"))]
+    quality = record.quality
+    if quality is None:
+        return dict.fromkeys(names)
+    half = Z95 * quality.sd
+    return {
+        "quality": quality.value,
+        "quality_low": quality.value - half,
+        "quality_high": quality.value + half,
+        "quality_sd": quality.sd,
+        "quality_seeds": quality.n_seeds,
+        "quality_rung": quality.rung,
+        "quality_rescored": int(record.rescored is not None),
     }
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from nas.core.errors import InvalidInput, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
+from nas.core.published import named_layout
 from nas.core.space import RuntimeSpace, SearchSpace
 from nas.core.workload import Workload
 from nas.measure.farm.farm import LOCAL, find_name, this_machine
@@ -41,6 +42,21 @@ def support_filter(space: SearchSpace) -> Callable[[Layout], bool]:
             if reason := _refusal(name, layout, runtime, build):
                 raise Unsupported(reason, where="references")
     return lambda layout: all(_carries(runtime, layout, build) for runtime, build in runtimes)
+
+
+def missing_builds(space: SearchSpace) -> list[str]:
+    """Returns what to build before this machine can measure layouts of a space, one message each."""
+    if LOCAL not in space.devices:
+        return []
+    machine, missing = this_machine(), []
+    for spec in space.runtimes:
+        try:
+            known_runtime(spec).runner(
+                machine.target, machine.cpu_features, patched=spec.build == "any", libc=machine.libc
+            )
+        except InfrastructureFailed as error:
+            missing.append(str(error))
+    return missing
 
 
 def installed(
@@ -106,7 +122,7 @@ def _unsupported_references(references: Any, runtimes: list[tuple[Runtime, str]]
         for key in key_path:
             text = _at(text, key)
         try:
-            layout = Layout.parse(str(text))
+            layout = named_layout(str(text))
         except InvalidInput:
             continue  # reported already
         reasons = [_refusal(str(key_path[-1]), layout, runtime, build) for runtime, build in runtimes]

@@ -19,6 +19,7 @@ from nas.infra.store import agents, calibrations, devices, outcomes
 from nas.infra.store import listings as pages
 from nas.infra.store.rows import (
     AgentAccess,
+    ApiToken,
     Calibration,
     DeviceEventKind,
     DeviceLabels,
@@ -26,6 +27,7 @@ from nas.infra.store.rows import (
     DeviceState,
     Health,
     JobState,
+    Reservation,
     Role,
 )
 from nas.infra.store.store import Store
@@ -38,6 +40,7 @@ from nas.serve.api.access import require
 from nas.serve.api.submissions import SubmittedStudies
 from nas.serve.api.types import ONE_LINE, EventId, Limit, StudyName, Time, Wait, with_example
 
+LONGEST_RESERVATION_S = 7 * 86_400.0
 HISTORY = 20
 """Jobs and events shown with a device."""
 RUNS = 50
@@ -53,7 +56,7 @@ _DEVICE = {
     "checked_at": 1763683200.0,
     "last_seen": 1763690400.0,
     "epoch": 41,
-    "lease": {"holder": "lab-1", "until": 1763690430.0},
+    "lease": {"holder": "lab-1", "until": 1763690430.0, "study": "phones", "submitted_by": "laptop"},
     "device": {
         "id": "pixel-7",
         "transport": "adb",
@@ -68,6 +71,7 @@ _DEVICE = {
     "name": "desk, left",
     "note": "new battery in May",
     "tags": ["phone", "fast"],
+    "reservation": {"until": 1763697600.0, "by": "laptop", "reason": "release of Monday", "study": "phones"},
     "queue": [{"study": "phones", "jobs": 3, "place": 1, "since": 1763690390.0}],
 }
 _JOB = {
@@ -137,6 +141,19 @@ class Lease(BaseModel):
 
     holder: str
     until: Time
+    study: str | None = Field(None, description="whose job it runs; null: of no study")
+    submitted_by: str | None = Field(None, description="name of the API token; null: launched on this host")
+
+
+class ReservationView(BaseModel):
+    """Until when a device is for one study."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    until: Time
+    by: str
+    reason: str
+    study: str | None = Field(description="null: it takes no jobs")
 
 
 class WaitingView(BaseModel):
@@ -169,6 +186,7 @@ class DeviceView(BaseModel):
     name: str | None = Field(None, description="to show beside the id")
     note: str | None = None
     tags: list[str] = Field([], description="all of its tags: those of its host, and those that were given here")
+    reservation: ReservationView | None = None
     queue: list[WaitingView] = Field([], description="who waits for it, in the order of their first jobs")
 
 
@@ -332,6 +350,19 @@ class Reason(BaseModel):
     reason: str = Field("", max_length=500, pattern=ONE_LINE)
 
 
+class ReserveRequest(BaseModel):
+    """For how long a device is for one study; 0 s end its reservation."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"for_s": 7200, "reason": "release of Monday", "study": "phones"}]},
+    )
+
+    for_s: float = Field(ge=0, le=LONGEST_RESERVATION_S)
+    reason: str = Field("", max_length=200, pattern=ONE_LINE)
+    study: StudyName | None = Field(None, description="null: the device takes no jobs")
+
+
 def devices_router(store: Store, access: Access, submitted: SubmittedStudies | None = None) -> APIRouter:
     """Returns the operations to list and control devices."""
     router = APIRouter(prefix="/v1/devices", tags=["devices"], route_class=guarded(access))
@@ -364,6 +395,10 @@ def devices_router(store: Store, access: Access, submitted: SubmittedStudies | N
     )
     def label(id: DeviceId, request: LabelRequest) -> DeviceView:
         return label_device(store, id, request)
+
+    @router.post("/{id}/reserve", summary="Reserve a device for one study", responses=documented(404))
+    def reserve(id: DeviceId, request: ReserveRequest, token: ApiToken = operate) -> DeviceView:
+        return reserve_device(store, id, request, token.name)
 
     @router.post("/{id}/remove", summary="Retire a device", dependencies=[admin], responses=documented(404))
     def remove_device(id: DeviceId) -> DeviceView:
@@ -512,6 +547,22 @@ def label_device(store: Store, id: str, request: LabelRequest) -> DeviceView:
     return _view(store, id)
 
 
+def reserve_device(store: Store, id: str, request: ReserveRequest, by: str) -> DeviceView:
+    """Reserves a device, or ends its reservation, and returns it.
+
+    Raises:
+        UnknownName: no such device.
+        InvalidInput: without a reason.
+    """
+    reservation = None
+    if request.for_s > 0:
+        if not request.reason.strip():
+            raise InvalidInput("say what the device is reserved for", where="reason")
+        reservation = Reservation(store.now() + request.for_s, by, request.reason.strip(), request.study)
+    devices.reserve(store, id, reservation)
+    return _view(store, id)
+
+
 def retire_device(store: Store, id: str) -> DeviceView:
     """Retires a device; `release` takes it back. Raises InvalidInput if it has jobs to do."""
     devices.remove(store, id)
@@ -596,16 +647,37 @@ def _view(store: Store, id: str, submitted: SubmittedStudies | None = None) -> D
 
 
 def _views(store: Store, rows: Sequence[DeviceRow], submitted: SubmittedStudies | None) -> list[DeviceView]:
-    labels, queues = devices.labels(store), pages.queues(store)
-    return [_device(row, labels.get(row.id, DeviceLabels()), queues.get(row.id, ()), submitted) for row in rows]
+    labels, queues, running = devices.labels(store), pages.queues(store), pages.running(store)
+    with store.read() as connection:
+        reserved = devices.reservations(connection, store.now())
+
+    def submitter(study: str | None) -> str | None:
+        return submitted.submitter(study) if submitted is not None and study is not None else None
+
+    return [
+        _device(
+            row,
+            labels.get(row.id, DeviceLabels()),
+            queues.get(row.id, ()),
+            running.get(row.id),
+            reserved.get(row.id),
+            submitter,
+        )
+        for row in rows
+    ]
 
 
 def _device(
-    row: DeviceRow, labels: DeviceLabels, queue: Sequence[pages.QueuedJob], submitted: SubmittedStudies | None
+    row: DeviceRow,
+    labels: DeviceLabels,
+    queue: Sequence[pages.QueuedJob],
+    running: str | None,
+    reservation: Reservation | None,
+    submitter: Callable[[str | None], str | None],
 ) -> DeviceView:
     lease = None
     if row.lease_holder is not None and row.lease_until is not None:
-        lease = Lease(holder=row.lease_holder, until=row.lease_until)
+        lease = Lease(holder=row.lease_holder, until=row.lease_until, study=running, submitted_by=submitter(running))
     names = [name for name in DeviceView.model_fields if name in DeviceRow.__slots__]
     counts = Counter(job.study for job in queue)
     first = {job.study: job for job in reversed(queue)}
@@ -615,7 +687,7 @@ def _device(
             jobs=counts[study],
             place=job.position,
             since=job.since,
-            submitted_by=submitted.submitter(study) if submitted is not None and study is not None else None,
+            submitted_by=submitter(study),
         )
         for study, job in first.items()
     ]
@@ -625,5 +697,6 @@ def _device(
         name=labels.name,
         note=labels.note,
         tags=list(dict.fromkeys([*row.device.tags, *labels.tags])),
+        reservation=reservation and ReservationView.model_validate(reservation),
         queue=sorted(waiting, key=lambda study: study.place),
     )

@@ -37,7 +37,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
 from nas.core.progress import Progress
-from nas.core.published import MODELS
+from nas.core.published import MODELS, named_layout
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.units import show_duration
 from nas.core.workload import Workload
@@ -346,7 +346,7 @@ def _layouts(texts: Sequence[str], runtime: Runtime) -> Iterator[Contender]:
         if text in MODELS and text in REFERENCES:
             yield of_reference(REFERENCES[text])
         else:
-            layout = Layout.parse(MODELS.get(text, text))
+            layout = named_layout(text)
             yield of_layout(f"layout {layout.id[:12]}", layout, runtime)
 
 
