@@ -14,6 +14,7 @@ failures, runs that hang, and scratch files that are left. Prints JSON lines; ex
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import gc
 import gzip
@@ -245,6 +246,8 @@ ALTERATIONS: Mapping[str, Callable[[], object]] = {
     "umask 777": partial(os.umask, 0o777),
 }
 """What a process does to itself before it runs the command."""
+SILENT = ("no stderr", "no streams", "broken pipe")
+"""After which a command may fail without a word: `nas study list | head` ends as other programs do."""
 ENVIRONMENTS: Sequence[Mapping[str, str | None]] = (
     {"HOME": None, "NAS_HOME": None, "NAS_CACHE": None, "NAS_CONFIG": None},
     {"HOME": "/proc/nowhere", "NAS_HOME": None, "NAS_CACHE": None, "NAS_CONFIG": None},
@@ -737,7 +740,7 @@ def run_in(place: Path, case: Case) -> Outcome:
         fault = f"shows {match[0]!r}"
     elif not fault and code not in CODES:
         fault = f"ends with {code}"
-    elif not fault and code and not "".join(texts).strip() and case.alteration not in ("no stderr", "no streams"):
+    elif not fault and code and not "".join(texts).strip() and case.alteration not in SILENT:
         fault = f"ends with {code} and says nothing"
     elif not fault and (left := [path.name for pattern in SCRATCH for path in place.rglob(pattern)]):
         fault = f"leaves {left[0]}"
@@ -839,6 +842,7 @@ APART = ("testing", "__main__", "migrations", "ray_reaper", "hf_code", "lm_eval_
 
 def _warm() -> None:
     """Imports all of hilnas, so that forks need not."""
+    codecs.lookup("ascii")  # which another user could not read from this one's Python
     for module in pkgutil.walk_packages(nas.__path__, "nas."):
         if not any(part in module.name for part in APART):
             importlib.import_module(module.name)

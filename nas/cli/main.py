@@ -94,7 +94,8 @@ def _open_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - in this order: 0, 1, 2
     if isinstance(sys.stdout, io.TextIOWrapper):  # layouts and tables have characters that some locales have not
-        sys.stdout.reconfigure(errors="backslashreplace")
+        with contextlib.suppress(OSError):  # it may be nobody's any more
+            sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _require_text() -> None:
