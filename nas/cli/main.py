@@ -79,6 +79,11 @@ def main() -> None:
     except OSError as error:
         transient = error.filename is None or error.errno in _TRANSIENT
         _fail(error, InfrastructureFailed.exit_code if transient else InvalidInput.exit_code)
+    except ValueError as error:  # of pydantic, which takes long to load
+        if type(error).__name__ != "ValidationError":
+            raise
+        text = "stored data cannot be read, because it is damaged or of another version: "
+        _fail(InvalidInput(text + " ".join(str(error).split())[:500]), InvalidInput.exit_code)
     except RuntimeError as error:  # of pathlib before Python 3.13, for a link that leads to itself
         if not str(error).startswith("Symlink loop"):
             raise

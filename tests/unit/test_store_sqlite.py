@@ -73,7 +73,7 @@ def test_the_next_job_is_found_without_sorting_the_queue(tmp_path: Path) -> None
     with store.read() as connection:
         event.listen(connection, "before_cursor_execute", note)
         assert jobs.next_job(connection, box, 0.0) is None
-        statement, parameters = asked[0]
+        statement, parameters = asked[-1]  # after that for reservations
         plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
     assert len([step for step in plan if "ix_job_device_state_priority_created_id" in step]) == 2
     assert not [step for step in plan if "B-TREE" in step]

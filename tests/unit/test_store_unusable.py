@@ -199,3 +199,19 @@ def test_no_text_is_a_traceback(url: str) -> None:
 def test_options_of_an_sqlite_url_are_refused(tmp_path: Path) -> None:
     done = nas("study", "list", "--db", f"sqlite:///{tmp_path / 'a.db'}?mode=ro")
     assert done.code == 3 and "--db: an SQLite URL names a file" in done.err
+
+
+def test_a_value_of_another_type_is_one_line_that_says_so(sound: Path, tmp_path: Path) -> None:
+    """SQLite stores any value in any column."""
+    file = shutil.copy(sound, tmp_path / "nas.db")
+    with closing(sqlite3.connect(file)) as database:
+        [(name,)] = database.execute("SELECT name FROM study").fetchall()
+        database.execute("UPDATE study SET seed = '{'")
+        database.commit()
+    url = f"sqlite:///{file}"
+    for command in (("report", name, "-o", str(tmp_path / "report.html")), ("show", name), ("front", name)):
+        done = nas("study", *command, "--db", url)
+        assert done.code in (0, 3) and "Traceback" not in done.err
+        if done.code:
+            assert "stored data cannot be read" in done.err and len(done.err.splitlines()) == 1
+    assert not (tmp_path / "report.html").exists()
