@@ -57,9 +57,7 @@ class AdaptRequest(AdaptSettings):
     device: str = Field("local", description="id or tag; local: this machine")
     runtime: str = DEFAULT_RUNTIME
     quantisation: str | None = Field(None, description="none: the runtime's first")
-    tokenizer: Path | None = Field(
-        None, description="tokenizer.json or GGUF file; none: the model's own"
-    )
+    tokenizer: Path | None = Field(None, description="tokenizer.json or GGUF file; none: the model's own")
     hours: float | None = Field(
         None, gt=0, description="that the whole takes: tokens of library and healing are scaled to it"
     )
