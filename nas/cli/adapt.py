@@ -10,6 +10,7 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.options import (
+    INTERRUPTED,
     BudgetOption,
     DatabaseOption,
     DeviceOption,
@@ -18,7 +19,7 @@ from nas.cli.options import (
     RuntimeOption,
     ThreadsOption,
 )
-from nas.cli.output import JsonFlag, print_fields, print_json, print_table
+from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
 from nas.core.durable import require_output
 from nas.measure.runtimes import DEFAULT_RUNTIME
@@ -31,7 +32,9 @@ def command(
     context: typer.Context,
     model: Annotated[
         Path | None,
-        typer.Argument(metavar="MODEL", help="Folder of transformers, or a checkpoint that names its layout."),
+        typer.Argument(
+            metavar="MODEL", help="GGUF file, folder of transformers, or a checkpoint that names its layout."
+        ),
     ] = None,
     budget: BudgetOption = None,
     corpus: Annotated[
@@ -42,7 +45,7 @@ def command(
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     quantisation: QuantisationOption = None,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="The model's tokenizer.json. Default: that in MODEL.")
+        Path | None, typer.Option("--tokenizer", help="The model's tokenizer.json or GGUF file. Default: MODEL's own.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Request and settings as YAML or JSON; options override its keys.")
@@ -109,14 +112,18 @@ def command(
         require_output(request.write_space, flag="--write-space")
     accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainers = workers_of(request)
-    with reserved(request.output), shown(f"preparing {request.model}") as log:
-        adaptation = prepare(request, partial(DeviceBench, request, log), Worker(accelerator, log), trainers)
-        adaptation.check_text()
-        if request.write_space is not None:
-            result = write(adaptation, request.write_space, request.mixes)
-        else:
-            result = adaptation.run()
-            result["files"] = write_child(adaptation, result)
+    try:
+        with reserved(request.output), shown(f"preparing {request.model}") as log:
+            adaptation = prepare(request, partial(DeviceBench, request, log), Worker(accelerator, log), trainers)
+            adaptation.check_text()
+            if request.write_space is not None:
+                result = write(adaptation, request.write_space, request.mixes)
+            else:
+                result = adaptation.run()
+                result["files"] = write_child(adaptation, result)
+    except KeyboardInterrupt:
+        say("interrupted; the same command continues")
+        raise typer.Exit(INTERRUPTED) from None
     if json:
         print_json(result)
     elif request.write_space is not None:

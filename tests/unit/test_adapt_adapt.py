@@ -29,6 +29,7 @@ from nas.infra.store.store import Store
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
+from nas.model.nn.weights import save_weights
 from nas.model.text.documents import read_sources
 from nas.train.adapt import adapt
 from nas.train.adapt import library as library_module
@@ -38,10 +39,12 @@ from nas.train.adapt.device import DeviceBench, Measured
 from nas.train.adapt.healing import batches_of, heal
 from nas.train.adapt.hours import RESERVE, LibraryTimes, PartTimes, time_library
 from nas.train.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, trim
-from nas.train.adapt.request import AdaptSettings
+from nas.train.adapt.prepare import prepare
+from nas.train.adapt.request import AdaptRequest, AdaptSettings
 from nas.train.adapt.selection import select
 from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.release.files import write_files
+from nas.train.release.model_tokenizer import read_model_tokenizer
 from nas.train.release.options import FileOptions
 
 
@@ -713,9 +716,15 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
 def test_parts_are_timed_on_the_model(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
+    said: list[str] = []
     timed = time_library(
-        lambda folder, settings: Library(folder, teacher, text, settings, alone()), SETTINGS.library, alternatives
+        lambda folder, settings: Library(folder, teacher, text, settings, alone()),
+        SETTINGS.library,
+        alternatives,
+        said.append,
     )
+    kinds = len(set(LAYOUT.layers))
+    assert said == [f"timed kinds of layers: {number} of {kinds}" for number in range(kinds + 1)]
     assert 0 < timed.token < 10 and 0 < timed.recomputed_token < 1 and 0 < timed.scores < 600
     with pytest.raises(InvalidInput, match="too few"):
         PartTimes(1.0, 0.0, 0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
@@ -763,6 +772,43 @@ def test_a_folder_is_imported_once_and_after_the_checks(
     (tmp_path / "teacher/config.json").write_bytes((tmp_path / "teacher/config.json").read_bytes() + b" ")
     start()
     assert len([line for line in said if line.startswith("importing")]) == 2, "the folder has changed"
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_a_gguf_file_and_what_import_made_of_it_are_adapted_with_their_tokenizer(lab: Path, tmp_path: Path) -> None:
+    layout = Layout.parse("d64 v320 ffn=swiglu:96 [A4/2:32*2]")
+    texts = [path.read_text() for path in sorted((lab / "text").iterdir())]
+    path = write_model_tokenizer(tmp_path / "model", FORMS["qwen3"], texts, 320)
+    save_weights(Model(layout, seed=1), tmp_path / "weights.safetensors")
+    weights = Checkpoint(tmp_path / "weights.safetensors", sha256_of(tmp_path / "weights.safetensors"))
+    tokenizer = read_model_tokenizer(path)
+    options = FileOptions(name="m", tokenizer=tokenizer, gguf=("f16",))
+    write_files(tmp_path / "files", layout, weights, options, lambda line: None)
+    (file,) = (tmp_path / "files/gguf").glob("*.gguf")
+    assert nas("import", str(file), "-o", str(tmp_path / "m.safetensors")).code == 0
+    for model in (file, tmp_path / "m.safetensors"):
+        request = AdaptRequest(
+            **dict(SETTINGS), model=model, corpus=(lab / "text",), budget=("file_size<=0.1MB",),
+            output=tmp_path / f"out{model.suffix}", library_folder=tmp_path / "library",
+        )  # fmt: skip
+        one = prepare(request, lambda layouts: ArithmeticBench(work_of), alone())
+        assert one.teacher.layout.depth == 2
+        assert one.tokenizer.tokenizer.encode(texts[0]).ids == tokenizer.tokenizer.encode(texts[0]).ids
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_ctrl_c_says_how_to_continue(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(one: Adaptation) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Adaptation, "check_text", interrupted)
+    (tmp_path / "settings.json").write_text(SETTINGS.model_dump_json())
+    done = nas(
+        "adapt", str(lab / "teacher.safetensors"), "-b", "file_size<=0.1MB", "-c", str(lab / "text"),
+        "-o", str(tmp_path / "out"), "--tokenizer", str(lab / "tokenizer.json"),
+        "--config", str(tmp_path / "settings.json"), "--library", str(tmp_path / "library"),
+    )  # fmt: skip
+    assert done.code == 130 and "interrupted; the same command continues" in done.err
 
 
 @pytest.mark.usefixtures("nothing_is_measured")

@@ -1,6 +1,7 @@
 """Search inside a trained model: library, costs on a device, exact selection, healing, files.
 
-    OUT/teacher.safetensors  the imported model, where a folder of transformers was named
+    OUT/teacher.safetensors  the imported model, where a folder of transformers or a GGUF file was named
+    OUT/teacher.tokenizer/   the tokenizer of a GGUF file
     OUT/request.json         what was requested; another request needs another folder
     OUT/device.json          conditions of all figures (`nas.train.adapt.device`)
     OUT/front.json           choices at several limits, with predicted and measured figures
@@ -330,15 +331,19 @@ class Adaptation:
 
     def _fit_into(self, hours: float) -> None:
         """Times the parts of the adaptation, and scales the tokens of library and healing."""
-        self.worker.log("timing the parts of the adaptation")
+        log = self.worker.log
+        log("timing the parts of the adaptation: a measurement on the device")
         layout, library, healing = self.teacher.layout, self.request.library, self.request.healing
         with self.bench.opened():
             measured = self.bench.measure(layout).seconds
         count = 1 + len(self.choices.kinds) + len(set(layout.layers)) + self.request.points
+        least = PartTimes(0.0, 0.0, 0, 0.0, 0.0, measurements=measured * count)
+        least.tokens(hours, library.tokens, healing.tokens)  # refuses hours that measurements alone exceed
         quiet = replace(self.worker, log=lambda line: None)
         training = time_library(
-            lambda folder, settings: self._open_library(folder, settings, quiet), library, self.alternatives
+            lambda folder, settings: self._open_library(folder, settings, quiet), library, self.alternatives, log
         )
+        log("timing the parts of the adaptation: steps of healing")
         pairs = len(neighbouring_pairs(self.alternatives, self.request.pairs, library.seed))
         times = PartTimes(
             library_token=training.token,

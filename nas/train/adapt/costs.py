@@ -69,14 +69,14 @@ class Choices:
         Alternatives that do not run on the device are left out before any is trained.
         """
         layout, log = self.library.teacher.layout, self.library.worker.log
-        log(f"measuring {layout}")
+        log(f"measuring the model: {layout.depth} layers, {layout.params.total / 1e6:,.1f}M weights")
         base = self.measured(layout)
         costs: dict[tuple[Block | None, Block | None], Figures | None] = {}
         kinds = sorted(self.kinds, key=lambda pair: (block_name(pair[0]), block_name(pair[1])))
         for number, (trained, block) in enumerate(kinds):
-            log(Progress("measured kinds of replacement", number, len(kinds), block_name(block)))
-            choice = self.every_second(trained, block)
             what = f"{block_name(block)} in place of {block_name(trained)}"
+            log(Progress("measured kinds of replacement", number, len(kinds), what))
+            choice = self.every_second(trained, block)
             costs[trained, block] = self._added(choice, len(choice), base, what)
         log(Progress("measured kinds of replacement", len(kinds), len(kinds)))
         alternatives = self.carried(lambda block, trained: costs[trained, _kind(block)] is not None)

@@ -19,8 +19,10 @@ import torch
 
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
+from nas.core.progress import Progress
 from nas.core.replacement import Slot
 from nas.core.units import show_duration
+from nas.model.nn.fit import Log
 from nas.train.adapt.library import Library, LibrarySettings
 
 Alternatives = Mapping[Slot, Sequence[Block | None]]
@@ -97,7 +99,10 @@ class LibraryTimes(NamedTuple):
 
 
 def time_library(
-    opened: Callable[[Path, LibrarySettings], Library], settings: LibrarySettings, alternatives: Alternatives
+    opened: Callable[[Path, LibrarySettings], Library],
+    settings: LibrarySettings,
+    alternatives: Alternatives,
+    log: Log,
 ) -> LibraryTimes:
     """Times training and scoring of all alternatives, at one depth of each kind of layer.
 
@@ -105,6 +110,7 @@ def time_library(
         opened: returns an empty library in a folder, with other settings.
         settings: of the library.
         alternatives: that it holds.
+        log: takes one line for each kind of layer.
     """
     depths = sorted({slot.depth for slot in alternatives})
     step_tokens = settings.sequences * settings.length
@@ -117,13 +123,15 @@ def time_library(
 
         layers, layer_token = library(0, 1).teacher.layout.layers, _layer_seconds(library(0, 1))
         first = {layers[depth]: depth for depth in reversed(depths)}
-        for layer, depth in first.items():
+        for number, (layer, depth) in enumerate(first.items()):
+            log(Progress("timed kinds of layers", number, len(first)))
             count = sum(layers[other] == layer for other in depths)
             blocks = {slot: blocks for slot, blocks in alternatives.items() if slot.depth == depth}
             step = step_seconds(lambda steps: library(depth, steps).train(blocks)) / step_tokens  # noqa: B023 - called here
             token += count * max(0.0, step - _recomputed(depth) * layer_token)
             trained = library(depth, 1).train(blocks)
             scores += count * seconds_of(lambda: library(depth, 1).scores(trained))  # noqa: B023 - called here
+        log(Progress("timed kinds of layers", len(first), len(first)))
     return LibraryTimes(token, layer_token * sum(map(_recomputed, depths)), scores)
 
 

@@ -15,6 +15,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, StudyBusy
 from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.replacement import slots_of
+from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.fit import Worker
 from nas.model.nn.weights import checkpoint_layout
 from nas.model.text.documents import read_sources
@@ -27,6 +28,7 @@ from nas.train.adapt.library import LIBRARY_VERSION, TrainedTeacher
 from nas.train.adapt.parallel import Workers
 from nas.train.adapt.request import AdaptRequest
 from nas.train.pretrain.data import Vocabulary, tokenise
+from nas.train.release.found_tokenizer import beside, found_tokenizer, keep
 from nas.train.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
 
 _TEACHER = "teacher.safetensors"
@@ -39,8 +41,8 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
     """Returns an adaptation that can run.
 
     What follows from the model's configuration, the request and the disk is checked before the weights are read. The
-    record of the request is not written before `Adaptation.claim`; a refusal may leave the imported model, empty
-    folders, and ids of the text in the cache.
+    record of the request is not written before `Adaptation.claim`; a refusal may leave the imported model, the
+    tokenizer of a GGUF file, empty folders, and ids of the text in the cache.
 
     Args:
         request: what is adapted to what.
@@ -61,17 +63,21 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
         )
     limits = [Limit.parse(text) for text in request.budget]
     model, output = request.model, request.output
-    layout = read_model(model).layout if model.is_dir() else checkpoint_layout(model)
+    if not model.exists():
+        raise InvalidInput("no such file or folder", where=str(model))
+    is_checkpoint = model.is_file() and not is_gguf(model)
+    layout = checkpoint_layout(model) if is_checkpoint else read_model(model).layout
     slots = slots_of(layout)
-    tokenizer = read_model_tokenizer(request.tokenizer_file)
+    tokenizer_file = _tokenizer_file(request)
+    tokenizer = read_model_tokenizer(tokenizer_file)
     if tokenizer.size > layout.vocab:  # embeddings may have rows without a token
         raise InvalidInput(
-            f"{request.tokenizer_file} has {tokenizer.size:,} tokens, but the model's embedding {layout.vocab:,} rows;"
+            f"{tokenizer_file} has {tokenizer.size:,} tokens, but the model's embedding {layout.vocab:,} rows;"
             " name the tokenizer.json that the model was trained with",
             where="--tokenizer",
         )
     marks = tokenizer.marks if isinstance(tokenizer, ModelTokenizer) else None
-    vocabulary = Vocabulary(request.tokenizer_file, layout.vocab, marks=marks)
+    vocabulary = Vocabulary(tokenizer_file, layout.vocab, marks=marks)
     if request.healing.k >= layout.vocab:
         raise InvalidInput(f"healing.k is {request.healing.k}, of a vocabulary of {layout.vocab:,}")
     further = further_mixers(request.mixers, layout.d_model)
@@ -89,7 +95,7 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
 
     require_writable(output, "--output")
     require_writable(request.library_folder, "--library")
-    teacher = TrainedTeacher.load(_imported(model, output, layout, worker) if model.is_dir() else model, worker.device)
+    teacher = TrainedTeacher.load(model if is_checkpoint else _imported(model, output, layout, worker), worker.device)
     sources = [
         tokenise(source, vocabulary, None, request.library.seed, 1 << 20)
         for source in read_sources(request.corpus, request.held_out)
@@ -162,8 +168,29 @@ def _earlier_record(output: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     return earlier
 
 
+def _tokenizer_file(request: AdaptRequest) -> Path:
+    """Returns the model's tokenizer.json; files of transformers beside it name special tokens and chat template.
+
+    That of a GGUF file is written into the folder of results; that of a checkpoint is where `nas import` put it.
+
+    Raises:
+        InvalidInput: there is none.
+        Unsupported: the GGUF file has one of a kind that is not read.
+    """
+    model = request.tokenizer or request.model
+    if is_gguf(model):
+        require_writable(request.output, "--output")
+        return keep(found_tokenizer(model), request.output / _TEACHER) / "tokenizer.json"
+    path = model
+    if request.tokenizer is None:
+        path = (model if model.is_dir() else beside(model)) / "tokenizer.json"
+    if not path.is_file():
+        raise InvalidInput(f"{path}: no such file; name the model's tokenizer.json", where="--tokenizer")
+    return path
+
+
 def _imported(model: Path, output: Path, layout: Layout, worker: Worker) -> Path:
-    """Returns the checkpoint of a folder of transformers, imported once."""
+    """Returns the checkpoint of a folder of transformers or a GGUF file, imported once."""
     checkpoint = output / _TEACHER
     if not is_imported(model, checkpoint):
         size = 4 * layout.params.total

@@ -50,14 +50,14 @@ class AdaptRequest(AdaptSettings):
         >>> AdaptRequest(model=Path("lfm2"), budget=("decode_p50<=20ms",), corpus=(Path("texts"),), output=Path("out"))
     """
 
-    model: Path = Field(description="folder of transformers, or a checkpoint that names its layout")
+    model: Path = Field(description="GGUF file, folder of transformers, or a checkpoint that names its layout")
     budget: tuple[str, ...] = Field(description="limits that the child keeps, such as decode_p50<=20ms")
     corpus: tuple[Path, ...] = Field(description="files and folders of text")
     output: Path = Field(description="folder of results")
     device: str = Field("local", description="id or tag; local: this machine")
     runtime: str = DEFAULT_RUNTIME
     quantisation: str | None = Field(None, description="none: the runtime's first")
-    tokenizer: Path | None = Field(None, description="the model's tokenizer.json; none: the one beside the model")
+    tokenizer: Path | None = Field(None, description="tokenizer.json or GGUF file; none: the model's own")
     hours: float | None = Field(
         None, gt=0, description="that the whole takes: tokens of library and healing are scaled to it"
     )
@@ -80,18 +80,6 @@ class AdaptRequest(AdaptSettings):
     def workload(self) -> Workload:
         """What layouts are measured with."""
         return Workload(prompt=self.prompt, gen=self.gen, threads=self.threads)
-
-    @property
-    def tokenizer_file(self) -> Path:
-        """The model's tokenizer.json; files of transformers beside it name special tokens and chat template.
-
-        Raises:
-            InvalidInput: there is no such file.
-        """
-        path = self.tokenizer or self.model / "tokenizer.json"
-        if not path.is_file():
-            raise InvalidInput(f"{path}: no such file; name the model's tokenizer.json", where="--tokenizer")
-        return path
 
     def record(self) -> dict[str, Any]:
         """Returns what the child depends on besides model, text and budgets, as JSON values."""
