@@ -1,0 +1,59 @@
+"""Login shells, their rc files, locales and sshd's options, against a real sshd: the agent depends on none of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from device_lab import sshd
+
+from nas.measure.devices.files import file_sha256
+from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.ssh import SshAddress, SshWire, host_key, pin
+from nas.testing.transport_contract import device_hash, run
+
+pytestmark = pytest.mark.needs("devices")
+
+TALKS = "echo Welcome; echo Careful >&2"
+SHELLS = {
+    "dash": ("dash", "", ""),
+    "bash, talks": ("bash", f"echo '{TALKS}' >root/.bashrc", ""),
+    "bash, talks at its end": ("bash", "echo 'trap \"echo Bye\" EXIT' >root/.bashrc", ""),
+    "bash, CDPATH": ("bash", "echo 'export CDPATH=.:$HOME:/' >root/.bashrc", ""),
+    "bash is sh, decimal comma": ("bash", "mount --bind usr/bin/bash usr/bin/dash", "SetEnv LC_ALL=de_DE.UTF-8"),
+    "bash, Turkish": ("bash", "", "SetEnv LC_ALL=tr_TR.UTF-8"),
+    "zsh, talks": ("zsh", f"echo '{TALKS}' >root/.zshenv", ""),
+    "fish": ("fish", "", ""),
+    "fish, talks at its end": (
+        "fish",
+        "mkdir -p root/.config/fish; "
+        "echo 'function bye --on-event fish_exit; echo Bye; end' >root/.config/fish/config.fish",
+        "",
+    ),
+    "tcsh": ("tcsh", "", ""),
+    "tcsh, talks": ("tcsh", "echo 'echo Welcome' >root/.cshrc", ""),
+}
+"""Name -> login shell, commands that prepare its home, sshd's options."""
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_a_login_shell(name: str, tmp_path: Path) -> None:
+    shell, setup, options = SHELLS[name]
+    keys = tmp_path / "keys"
+    old = "mkdir -p root/tmp/kept; touch -d 2001-01-01 root/tmp/kept"
+    setup = f"sed -i s,/bin/sh,/usr/bin/{shell}, etc/passwd; {old}\n{setup}"
+    with sshd(tmp_path / "device", keys, setup=setup, options=options) as machine:
+        address = SshAddress("root", machine.address, machine.port)
+        pin(address, host_key(address), keys)
+        transport = ShellTransport(SshWire(address, keys))
+        transport.connect()
+        result = run(transport, "echo out; echo err >&2; exit 7")
+        assert (result.stdout, result.stderr_tail, result.exit_code) == (b"out\n", b"err\n", 7)
+        path = tmp_path / "file"
+        path.write_bytes(bytes(range(256)))
+        sha256 = file_sha256(path)
+        assert device_hash(transport, transport.push(path, sha256)) == sha256
+        files = transport.read_many(["/proc/sys/kernel/ostype"])
+        assert files["/proc/sys/kernel/ostype"] == "Linux\n"
+        transport.close()
+        assert (machine.root / "root/tmp/kept").exists()
