@@ -689,7 +689,8 @@ def _damage_database(how: str, chance: random.Random) -> None:
                 file.write(chance.randbytes(chance.choice((1, 100))))
     else:
         with contextlib.closing(sqlite3.connect(path)) as database:
-            tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            named = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+            tables = [name for (name,) in named]
             if how == "tables":
                 name = chance.choice(tables)
                 database.execute(f'ALTER TABLE "{name}" RENAME TO gone')

@@ -215,3 +215,9 @@ def test_a_value_of_another_type_is_one_line_that_says_so(sound: Path, tmp_path:
         if done.code:
             assert "stored data cannot be read" in done.err and len(done.err.splitlines()) == 1
     assert not (tmp_path / "report.html").exists()
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("UPDATE study SET seed = 0")
+        database.execute("UPDATE event SET trial = '[]' WHERE trial = 3")
+        database.commit()
+    done = nas("study", "replay", name, "--db", url)
+    assert done.code == 3 and "the log of the study is damaged" in done.err and len(done.err.splitlines()) == 1
