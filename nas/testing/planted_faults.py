@@ -67,7 +67,7 @@ def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint
         drawn = torch.rand(weight.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
         if "norm" in name or name.endswith(".D"):
             weight.copy_(0.5 + drawn)
-        elif name.endswith(("conv.bias", "dt_bias", "decay_bias", "gate_bias")):
+        elif name.endswith(("conv.bias", ".q.bias", ".k.bias", ".v.bias", "dt_bias", "decay_bias", "gate_bias")):
             weight.add_(2 * drawn - 1)
         elif name.endswith("sinks.weight"):  # against the scores of a whole window
             weight.add_(2 * drawn + 1)
@@ -105,6 +105,8 @@ EVERY_KIND = Layout.parse(
     " [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96(shared=1) D8/4 G8+relu2:512 X4 L4/64 A8/8(qk_norm=0)]"
 )
 """A layout with every kind of block."""
+PLANTED_BIASES = Layout.parse("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0,qkv_bias=1)*2]")
+"""A layout for `BIAS_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -334,6 +336,13 @@ PART_FAULTS = (
 )
 """For layouts like `PLANTED_PARTS`: Canon, shared experts, and squared ReLU in layer 0."""
 
+BIAS_FAULTS = (
+    Fault("biases of queries missing", _fill(".q.bias", 0.0)),
+    Fault("biases of keys of other heads", _roll(".k.bias", _HEAD)),
+    Fault("biases of values missing", _fill(".v.bias", 0.0)),
+)
+"""For layouts like `PLANTED_BIASES`: biases on queries, keys and values, without QK-norm."""
+
 PLANTS = (
     (PLANTED, FAULTS),
     (PLANTED_MOE, MOE_FAULTS),
@@ -345,5 +354,6 @@ PLANTS = (
     (PLANTED_LATENT, LATENT_FAULTS),
     (PLANTED_PARTS, PART_FAULTS),
     (PLANTED_LAYERS, LAYER_FAULTS),
+    (PLANTED_BIASES, BIAS_FAULTS),
 )
 """Every layout with its faults."""

@@ -100,6 +100,10 @@ def _attention(block: Block, d_model: int) -> Program:
             for name, count in rows.items()
         ),
         *(
+            Constant(f"{name}_bias", (count * head_dim,), "bias", f"mixers.{{j}}.{name}.bias")
+            for name, count in (rows.items() if block.get("qkv_bias") else ())
+        ),
+        *(
             part
             for name in norms
             for part in norm_constants(f"{name}_norm", head_dim, f"mixers.{{j}}.{name}_norm.weight")
@@ -108,6 +112,7 @@ def _attention(block: Block, d_model: int) -> Program:
     )
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in names), ("norm", normed), ("own", projects_kv))
     sizes = (*sizes, ("canon", canon)) if canon else sizes
+    sizes = (*sizes, ("bias", True)) if block.get("qkv_bias") else sizes
     states = ((canon - 1, d_model),) if canon else ()
     about = tuple((name, int(value)) for name, value in sizes)
     return Program("attention", f"{MODULES}:Attention", about, constants, states)

@@ -200,7 +200,10 @@ class Attention(ProgramModule):
     def heads(self, h: Tensor, name: str) -> Tensor:
         """Maps [1, S, D] -> [1, S, heads, head_dim]."""
         heads = self.program.size("heads" if name == "q" else "kv_heads")
-        split = self.linear(name, h).view(1, h.shape[1], heads, self.program.size("head_dim"))
+        rows = self.linear(name, h)
+        if "bias" in dict(self.program.sizes):
+            rows = rows + self.number(f"{name}_bias")
+        split = rows.view(1, h.shape[1], heads, self.program.size("head_dim"))
         return self.norm(split, f"{name}_norm") if self.program.size("norm") and name != "v" else split
 
 

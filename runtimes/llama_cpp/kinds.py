@@ -149,6 +149,11 @@ def _attention_parts(block: Block, width: int) -> Iterator[Part]:
     if own_cache:
         yield Part("attn_k.weight", (kv, width), "k.weight")
         yield Part("attn_v.weight", (kv, width), "v.weight")
+    if block.get("qkv_bias"):
+        yield Part("attn_q.bias", (q,), "q.bias", "bias")
+        if own_cache:
+            yield Part("attn_k.bias", (kv,), "k.bias", "bias")
+            yield Part("attn_v.bias", (kv,), "v.bias", "bias")
     yield Part("attn_output.weight", (width, q), "o.weight")
     if block.get("qk_norm"):
         yield Part("attn_q_norm.weight", (head_dim,), "q_norm.weight", "norm")

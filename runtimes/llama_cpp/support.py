@@ -1,9 +1,9 @@
 """Rules of the layouts that llama.cpp carries, and their architectures.
 
-A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, qwen3.cpp and
-llama.cpp of the pinned source. A layout with short convolutions and attention is `lfm2` (`lfm2moe` with experts);
-attention alone is `qwen3`, or `llama` without QK-norm. What none of them holds may run on our patched build, whose
-architecture `hilnas` reads every size per layer: `nas.measure.runtimes.llama_cpp.patches`.
+A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, qwen3.cpp,
+qwen2.cpp and llama.cpp of the pinned source. A layout with short convolutions and attention is `lfm2` (`lfm2moe` with
+experts); attention alone is `qwen3`, or `llama` without QK-norm, or `qwen2` with biases on queries, keys and values.
+What none of them holds may run on our patched build, whose architecture `hilnas` reads every size per layer: `nas.measure.runtimes.llama_cpp.patches`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def supports(layout: Layout) -> Support:
         if reasons := _each_once(rules(layout)):
             return Support("no", None, reasons)
     if reasons := _each_once(_stock_reasons(layout)):
+        if _biased(layout):
+            return Support("no", None, ("biases on queries, keys and values: the patched build has none", *reasons))
         return Support("patched", PATCHED, reasons)
     return Support("stock", _stock_architecture(layout))
 
@@ -87,7 +89,13 @@ def _stock_architecture(layout: Layout) -> str:
     """Returns the architecture of a layout for which there are no `_stock_reasons`."""
     if of_kind(mixers(layout), "conv"):
         return "lfm2moe" if of_kind(feed_forwards(layout), "moe") else "lfm2"
+    if _biased(layout):
+        return "qwen2"
     return "qwen3" if mixers(layout)[0].get("qk_norm") else "llama"
+
+
+def _biased(layout: Layout) -> bool:
+    return any(block.get("qkv_bias") for block in of_kind(mixers(layout), *ATTENTION))
 
 
 def _stock_reasons(layout: Layout) -> Iterable[str]:
@@ -122,6 +130,7 @@ def _attention_rules(attention: list[Block]) -> Iterable[str]:
     yield from one_per_model("choice of QK-norm", attention, lambda block: block.get("qk_norm"))
     if any(not block.get("rope_theta") for block in attention):
         yield "attention without positions: stock architectures always turn queries and keys"
+    yield from one_per_model("choice of biases", attention, lambda block: block.get("qkv_bias"))
     if any(block.kind == "swa" and block.get("sink") for block in attention):
         yield "attention sinks: lfm2 has none"
     if any(block.int("canon") for block in attention):
@@ -132,6 +141,8 @@ def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> I
     yield from one_per_model("convolution kernel", convs, lambda block: block.int("kernel"))
     if any(not block.get("qk_norm") for block in attention):
         yield "attention without QK-norm: lfm2 always has it"
+    if _biased(layout):
+        yield "biases next to convolutions: lfm2 has none"
     for block in attention:
         heads, head_dim = block.int("heads"), block.int("head_dim")
         if heads * head_dim != layout.d_model:
@@ -146,6 +157,11 @@ def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[st
     yield from one_per_model(
         "key-value head count (without convolutions)", attention, lambda block: block.int("kv_heads")
     )
+    for block in attention if _biased(layout) else ():
+        if block.get("qk_norm"):
+            yield "biases next to QK-norm: qwen2 has no QK-norm, qwen3 no biases"
+        if block.int("heads") * block.int("head_dim") != layout.d_model:
+            yield f"heads that do not make d_model {layout.d_model}: qwen2 needs that"
     if of_kind(attention, "swa"):
         yield "sliding windows without a convolution layer: qwen3 and llama have none"
     if of_kind(feed_forwards(layout), "moe"):

@@ -22,12 +22,13 @@ from nas.train.release.model_tokenizer import read_model_tokenizer
 
 SAID_BY_GGUF = {
     "llama": {"rms_norm_eps": 1e-5},
+    "qwen2": {"rms_norm_eps": 1e-5},
     "qwen3": {"rms_norm_eps": 1e-5},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},
     "lfm2-moe": {"routed_scaling_factor": 1.0},
 }
 """Settings that these architectures of llama.cpp fix, in place of those of the other tests; norms of 1e-5, as ours."""
-TYPES = ("llama", "qwen3", "smollm3", "granite", "lfm2", "lfm2-moe")
+TYPES = ("llama", "qwen2", "qwen3", "smollm3", "granite", "lfm2", "lfm2-moe")
 TEXT = "The year 2024: größer — don't! \t\n  def f(x):\r\n\n    return x<|im_end|>"
 OF_TRANSFORMERS = {
     "general.basename",
@@ -92,7 +93,7 @@ def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -
     assert tokenizer.chat_templates == original.chat_templates and tokenizer.ends == original.ends
 
 
-@pytest.mark.parametrize("name", ("llama", "qwen3", "lfm2"))
+@pytest.mark.parametrize("name", ("llama", "qwen2", "qwen3", "lfm2"))
 def test_our_files_equal_those_of_the_converter(name: str, converter: Path, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
     convert(converter, folder, tmp_path / "theirs.gguf", pre="qwen2")

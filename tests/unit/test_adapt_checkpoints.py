@@ -39,6 +39,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3-windows": {
         "model_type": "qwen3", "head_dim": 16, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
     },
+    "qwen2": {"model_type": "qwen2", "rope_parameters": ROPE, "tie_word_embeddings": True},
+    "qwen2-windows": {
+        "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
+    },
     "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2, "pad_token_id": 0, "bos_token_id": 1,
                 "eos_token_id": 2},
     "granite": {
@@ -212,7 +216,6 @@ def test_what_no_layout_says_is_listed(name: str, changed: dict[str, Any], messa
 
 
 UNREAD = {
-    "qwen2": ({}, {"biases on queries, keys and values"}),
     "gpt2": ({}, {"learned positions", "LayerNorm", "without a gate", "biases on every", "activation 'gelu_new'"}),
     "gemma3_text": ({}, {"norms behind blocks", "activation 'gelu_pytorch_tanh'"}),
     "gemma2": (

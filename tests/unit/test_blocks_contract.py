@@ -47,6 +47,7 @@ class TestGroupedQueryAttention(MixerContract):
         "A1/1(rope_theta=9)",
         "A4/2(canon=4)",
         "A4/1(canon=2,qk_norm=0)",
+        "A4/2(qk_norm=0,qkv_bias=1)",
     )
     reference = staticmethod(reference_gqa)
 
@@ -66,6 +67,7 @@ class TestSlidingWindowAttention(MixerContract):
         "W1/1@6(rope_theta=9,sink=1)",
         "W4/2@6(canon=4)",
         "W4/2@5(canon=3,sink=1)",
+        "W4/2@6(qkv_bias=1)",
     )
     reference = staticmethod(reference_swa)
 

@@ -23,6 +23,7 @@ HEAD_ARGS = (
     Arg("kv_heads", int, "key-value heads; divides heads", required=True, low=1, high=1024, same_as="heads"),
     Arg("head_dim", int, "head size; d_model / heads unless given", low=2, high=1024),
     Arg("qk_norm", bool, "RMSNorm on each query and key head", default=True),
+    Arg("qkv_bias", bool, "biases on queries, keys and values, as in Qwen2", default=False),
     Arg("rope_theta", float, "RoPE base, at least 1; 0: no positions", default=1e6, low=0, high=1e12),
     Arg(
         "canon",
@@ -113,7 +114,8 @@ def attention_count(block: Block, d_model: int, *, own_kv: bool = True) -> Count
     q = block.int("heads") * head_dim
     kv = block.int("kv_heads") * head_dim if own_kv else 0
     norms = head_dim * (1 + own_kv) if block.get("qk_norm") else 0
-    weights = 2 * d_model * q + 2 * d_model * kv + norms + block.int("canon") * d_model
+    biases = q + 2 * kv if block.get("qkv_bias") else 0
+    weights = 2 * d_model * q + 2 * d_model * kv + norms + biases + block.int("canon") * d_model
     return Count(weights, weights)
 
 

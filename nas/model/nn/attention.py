@@ -28,6 +28,7 @@ class Attention(Mixer):
 
     Weights: q.weight [heads * head_dim, D]; k.weight, v.weight [kv_heads * head_dim, D] if `own_kv`;
     o.weight [D, heads * head_dim]; q_norm.weight, k_norm.weight [head_dim] (qk_norm=1; k_norm if `own_kv`);
+    q.bias, k.bias, v.bias, as long as the rows of their weights (qkv_bias=1; k and v if `own_kv`);
     canon.weight [D, K], last tap for the current token. RoPE pairs number i of a head's first half with number i of its
     second.
 
@@ -45,14 +46,14 @@ class Attention(Mixer):
         self.heads, self.kv_heads = self.block.int("heads"), self.block.int("kv_heads")
         self.head_dim = self.block.int("head_dim")
         self.rope_theta = float(self.block.get("rope_theta") or 0.0)
-        norm = bool(self.block.get("qk_norm"))
+        norm, bias = bool(self.block.get("qk_norm")), bool(self.block.get("qkv_bias"))
         self.canon = DepthwiseConv(d_model, self.block.int("canon")) if self.block.get("canon") else None
-        self.q = Linear(d_model, self.heads * self.head_dim)
+        self.q = Linear(d_model, self.heads * self.head_dim, bias=bias)
         gain = max(1.0, (_SHARP / self.head_dim) ** 0.25)
         self.q_norm = RMSNorm(self.head_dim, gain=gain) if norm else None
         if own_kv:
-            self.k = Linear(d_model, self.kv_heads * self.head_dim)
-            self.v = Linear(d_model, self.kv_heads * self.head_dim)
+            self.k = Linear(d_model, self.kv_heads * self.head_dim, bias=bias)
+            self.v = Linear(d_model, self.kv_heads * self.head_dim, bias=bias)
             self.k_norm = RMSNorm(self.head_dim, gain=gain) if norm else None
         self.o = Linear(self.heads * self.head_dim, d_model, residual=True)
 
@@ -116,9 +117,11 @@ class Attention(Mixer):
         times as many numbers: projections times sqrt(m) keep it, and the gain of queries makes up for it.
         """
         a, b, small, width = growing.a, growing.b, growing.small, growing.width
-        for name in ("qk_norm", "rope_theta", "canon", "window", "sink"):
+        for name in ("qk_norm", "qkv_bias", "rope_theta", "canon", "window", "sink"):
             if name in {arg.name for arg in a.spec.args} and a.get(name) != b.get(name):
                 raise CannotGrow(f"{name} differs")
+        if a.get("qkv_bias"):
+            raise CannotGrow("biases on queries, keys and values have no rule")
         d, wide = a.int("head_dim"), b.int("head_dim")
         if wide % d:
             raise CannotGrow(
@@ -214,7 +217,7 @@ def rotate(x: Tensor, at: int | Tensor, theta: float) -> Tensor:
 def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name: str) -> Tensor:
     """Returns queries ("q") or keys ("k") [H, T, head_dim] of one sequence [T, D], one token's RoPE at a time."""
     head_dim, theta = block.int("head_dim"), float(block.get("rope_theta") or 0.0)
-    heads = (h @ weights[f"{name}.weight"].T).view(len(h), -1, head_dim).transpose(0, 1).clone()
+    heads = reference_projected(block, weights, h, name).view(len(h), -1, head_dim).transpose(0, 1).clone()
     if block.get("qk_norm"):
         scale = (heads.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
         heads = heads / scale * weights[f"{name}_norm.weight"]
@@ -224,6 +227,12 @@ def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name
     return heads
 
 
+def reference_projected(block: Block, weights: Mapping[str, Tensor], h: Tensor, name: str) -> Tensor:
+    """Returns queries, keys or values [T, H * head_dim], before they are split into heads."""
+    projected = h @ weights[f"{name}.weight"].T
+    return projected + weights[f"{name}.bias"] if block.get("qkv_bias") else projected
+
+
 def reference_canon(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes h_t + sum over lags of w_lag h_{t - lag} where the block has `canon`: [T, D] -> [T, D]."""
     return h + reference_conv(weights["canon.weight"], h) if block.int("canon") else h
@@ -231,7 +240,7 @@ def reference_canon(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> T
 
 def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
     """Returns keys and values [kv_heads, T, head_dim] of one sequence [T, D]."""
-    values = (h @ weights["v.weight"].T).view(len(h), -1, block.int("head_dim")).transpose(0, 1)
+    values = reference_projected(block, weights, h, "v").view(len(h), -1, block.int("head_dim")).transpose(0, 1)
     return reference_heads(block, weights, h, "k"), values
 
 

@@ -85,7 +85,9 @@ def generator_of(seed: int, name: str) -> torch.Generator:
 
 
 class Linear(nn.Linear, Weights):
-    """y = W x without bias; `weight` [outputs, inputs]. Quantisers and adapters look for `nn.Linear`.
+    """y = W x, plus `bias` [outputs] if asked; `weight` [outputs, inputs].
+
+    Quantisers and adapters look for `nn.Linear`.
 
     A matrix of a hidden layer: the optimiser may treat it otherwise than embeddings, gains and taps.
 
@@ -94,12 +96,13 @@ class Linear(nn.Linear, Weights):
         outputs: width of y.
         residual: whether y is added to the residual stream. Start values have deviation 1 / sqrt(inputs), and where
             y is added, over sqrt(2 depth outputs).
+        bias: whether each output has one; it starts at zero.
     """
 
     stackable = True
 
-    def __init__(self, inputs: int, outputs: int, *, residual: bool = False) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    def __init__(self, inputs: int, outputs: int, *, residual: bool = False, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias)
         self.residual = residual
 
     def reset_parameters(self) -> None:
@@ -107,10 +110,13 @@ class Linear(nn.Linear, Weights):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., inputs] -> [..., outputs]."""
-        return linear(x, self.weight)
+        y = linear(x, self.weight)
+        return y if self.bias is None else y + for_examples(self.bias.to(y.dtype), y)
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         draw_uniform(self.weight, _fan_in_std(self.weight, self.residual, depth), rng)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class ExpertLinear(Weights):

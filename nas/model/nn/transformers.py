@@ -1,8 +1,8 @@
 """A layout as one of transformers' stock classes: its config.json, and our state dict under its names and back.
 
-Layers of attention alone and dense feed-forwards are a Qwen3ForCausalLM, or a LlamaForCausalLM without QK-norm, as
-llama.cpp has them too; everything else must fit Lfm2ForCausalLM or Lfm2MoeForCausalLM. Nothing here imports
-transformers.
+Layers of attention alone and dense feed-forwards are a Qwen3ForCausalLM, a LlamaForCausalLM without QK-norm, or a
+Qwen2ForCausalLM with biases on queries, keys and values, as llama.cpp has them too; everything else must fit
+Lfm2ForCausalLM or Lfm2MoeForCausalLM. Nothing here imports transformers.
 
 Lfm2ForCausalLM and Lfm2MoeForCausalLM:
 
@@ -44,7 +44,7 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 
-_SHAPE = ("heads", "kv_heads", "head_dim", "rope_theta", "qk_norm", "canon")
+_SHAPE = ("heads", "kv_heads", "head_dim", "rope_theta", "qk_norm", "qkv_bias", "canon")
 _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
 
 
@@ -133,6 +133,7 @@ _NORMS = (("mixer_norm", "operator_norm"), ("ffn_norm", "ffn_norm"))
 _STOCK_NORMS = (("mixer_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
 _STOCK_ATTENTION = tuple(weight_name(name, f"self_attn.{name}_proj") for name in "qkvo")
 _STOCK_QK_NORM = tuple(weight_name(f"{name}_norm", f"self_attn.{name}_norm") for name in "qk")
+_STOCK_BIASES = tuple(TensorName((f"{name}.bias",), f"self_attn.{name}_proj.bias") for name in "qkv")
 _STOCK_DENSE = {
     "swiglu": tuple(weight_name(name, f"mlp.{name}_proj") for name in ("gate", "up", "down")),
     "relu2": tuple(weight_name(name, f"mlp.{name}_proj") for name in ("up", "down")),
@@ -190,23 +191,31 @@ def _attention_only(layout: Layout) -> dict[str, Any]:
         "rms_norm_eps": 1e-5,
         "attention_bias": False,
         "intermediate_size": width.int("width"),
-        **_attention_config(attention, 0),
+        **_attention_config(attention, layout.d_model if attention.get("qkv_bias") else 0),
     }
     if width.kind == "relu2":
-        if windows or attention.get("qk_norm"):
-            raise Unsupported("transformers' Arcee, its class with squared ReLU, has neither windows nor QK-norm")
+        if windows or attention.get("qk_norm") or attention.get("qkv_bias"):
+            raise Unsupported(
+                "transformers' Arcee, its class with squared ReLU, has neither windows, QK-norm nor biases"
+            )
         arcee = {"architectures": ["ArceeForCausalLM"], "model_type": "arcee", "hidden_act": "relu2"}
         return {**stock, **arcee, "mlp_bias": False}
-    if not attention.get("qk_norm"):
+    if attention.get("qkv_bias") and attention.get("qk_norm"):
+        raise Unsupported("transformers' Qwen2, its class with biases on queries, keys and values, has no QK-norm")
+    if not attention.get("qk_norm") and not attention.get("qkv_bias"):
         if windows:
             raise Unsupported("transformers' Llama has no sliding windows, and its Qwen3 none without QK-norm")
         return {**stock, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False}
     if len(windows) > 1:
-        raise Unsupported(f"transformers' Qwen3 has one window for all layers, not {sorted(windows)}")
+        raise Unsupported(f"transformers' Qwen2 and Qwen3 have one window for all layers, not {sorted(windows)}")
+    qwen = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    if attention.get("qkv_bias"):
+        if stock.pop("head_dim", None) is not None:
+            raise Unsupported("transformers' Qwen2 has heads that make up the width")
+        qwen = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
     return {
         **stock,
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        **qwen,
         "layer_types": [_LAYER_TYPES[block.kind] for block in blocks],
         "use_sliding_window": bool(windows),
         "sliding_window": max(windows, default=None),
@@ -243,6 +252,8 @@ def _lfm2(layout: Layout) -> dict[str, Any]:
     if attention:
         if not attention.get("qk_norm"):
             raise Unsupported("transformers' LFM2 attention has QK-norm")
+        if attention.get("qkv_bias"):
+            raise Unsupported("transformers' LFM2 attention has no biases")
         _check_attention(attention, [attention])
     return {
         "layer_types": ["conv" if block.kind == "conv" else "full_attention" for block in mixers],
@@ -334,7 +345,7 @@ def tensor_names(layout: Layout) -> Iterator[TensorName]:
 
 
 def _block_names(block: Block, index: int) -> tuple[TensorName, ...]:
-    if block.kind not in _BLOCKS or {"kv", "qk_norm", "canon", "shared"} & dict(block.given).keys():
+    if block.kind not in _BLOCKS or {"kv", "qk_norm", "qkv_bias", "canon", "shared"} & dict(block.given).keys():
         raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
     return _BLOCKS[block.kind]
 
@@ -344,7 +355,8 @@ def _attention_only_names(block: Block, index: int) -> tuple[TensorName, ...]:
         return _STOCK_DENSE[block.kind]
     if {"kv", "sink", "canon"} & dict(block.given).keys():
         raise Unsupported(f"layer {index}: transformers' stock classes have no {block.format()}")
-    return _STOCK_ATTENTION + (_STOCK_QK_NORM if block.get("qk_norm") else ())
+    biases = _STOCK_BIASES if block.get("qkv_bias") else ()
+    return _STOCK_ATTENTION + biases + (_STOCK_QK_NORM if block.get("qk_norm") else ())
 
 
 def _take(tensors: Mapping[str, Tensor], name: str) -> Tensor:

@@ -11,7 +11,8 @@ pass is that of `nas.model.nn.model` up to constants are read; constants become 
     attention_multiplier  times sqrt(head_dim) on the queries, since we divide scores by sqrt(head_dim)
     logits_scaling        on the last norm's gain, as is what a tied embedding must not add to the logits
 
-Everything else that a layout cannot say (biases, scaled RoPE, norms behind blocks ...) is refused, all of it at once.
+Everything else that a layout cannot say (other biases than those of Qwen2, scaled RoPE, norms behind blocks ...) is
+refused, all of it at once.
 """
 
 from __future__ import annotations
@@ -411,6 +412,7 @@ class _Stock:
         eps: of norms.
         head_dim: head size; none: width / heads.
         qk_norm: whether there is QK-norm.
+        qkv_bias: whether queries, keys and values have biases.
         ffn: block kind of the feed-forwards.
         windows: what has windows: "" nothing, "all" layers, "switch" layers if use_sliding_window is set.
         window: its size where the configuration has none; none: it has no window then.
@@ -424,6 +426,7 @@ class _Stock:
     eps: float = 1e-6
     head_dim: int | None = None
     qk_norm: bool = False
+    qkv_bias: bool = False
     ffn: str = "swiglu"
     windows: str = ""
     window: int | None = None
@@ -438,6 +441,7 @@ class _Stock:
         for name in self.biases:
             options.refuse(options.flag(name), f"biases ({name})")
         attention = _attention(options, d_model, qk_norm=self.qk_norm, head_dim=self.head_dim)
+        attention["qkv_bias"] = self.qkv_bias
         theta = options.rope_theta(self.base)
         ffn = Block.of(self.ffn, width=options.whole("intermediate_size"))
         layers = []
@@ -485,10 +489,11 @@ def _windows(options: _Options, depth: int, stock: _Stock) -> list[int | None]:
         return [None if value is None else options.whole("sliding_window", value)] * depth
     if not stock.windows or not options.flag("use_sliding_window"):
         return [None] * depth
-    window = options.whole("sliding_window", 4096 if kind == "qwen3" else None)
+    qwen = kind in ("qwen2", "qwen3")
+    window = options.whole("sliding_window", 4096 if qwen else None)
     if options.get("layer_types") is not None:
         within = [kind == "sliding_attention" for kind in options.of_layers("layer_types", valid, depth)]
-    elif kind == "qwen3":
+    elif qwen:
         within = [i >= options.whole("max_window_layers", 28) for i in range(depth)]
     else:
         within = [not on for on in _positions(options, depth)]
@@ -790,7 +795,6 @@ _TRAITS: Mapping[str, tuple[str, ...]] = {
     "nemotron": (_LAYER_NORM,),
     "olmo2": (_NORMED_BEHIND, "QK-norm over all heads together"),
     "phi": (_LAYER_NORM, _UNGATED, _BESIDE, "biases on every projection"),
-    "qwen2": (_QKV_BIAS,),
     "qwen2_moe": (_QKV_BIAS, _SOFTMAX),
     "qwen3_moe": (_SOFTMAX,),
     "stablelm": (_LAYER_NORM,),
@@ -828,6 +832,7 @@ _STOCK = {
     "llama": _Stock(),
     "mistral": _Stock(windows="all", window=4096),
     "phi3": _Stock(eps=1e-5, windows="all", joined=True),
+    "qwen2": _Stock(qkv_bias=True, biases=(), windows="switch"),
     "qwen3": _Stock(head_dim=128, qk_norm=True, windows="switch"),
     "smollm3": _Stock(tied=True, base=2e6, windows="switch"),
 }
