@@ -67,7 +67,7 @@ DateOption = Annotated[
         show_default="2025-01-01",
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Random seed.")]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Output file.")]
 FamilyArgument = Annotated[str, typer.Argument(help="Family name.", show_default=False)]
 SizeOption = Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)]

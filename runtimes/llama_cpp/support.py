@@ -3,7 +3,8 @@
 A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, qwen3.cpp,
 qwen2.cpp and llama.cpp of the pinned source. A layout with short convolutions and attention is `lfm2` (`lfm2moe` with
 experts); attention alone is `qwen3`, or `llama` without QK-norm, or `qwen2` with biases on queries, keys and values.
-What none of them holds may run on our patched build, whose architecture `hilnas` reads every size per layer: `nas.measure.runtimes.llama_cpp.patches`.
+What none of them holds may run on our patched build, whose architecture `hilnas` reads every size per layer:
+`nas.measure.runtimes.llama_cpp.patches`.
 """
 
 from __future__ import annotations
