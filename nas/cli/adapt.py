@@ -117,7 +117,7 @@ def command(
             adaptation = prepare(request, partial(DeviceBench, request, log), Worker(accelerator, log), trainers)
             adaptation.check_text()
             if request.write_space is not None:
-                result = write(adaptation, request.write_space, request.mixes)
+                result = write(adaptation)
             else:
                 result = adaptation.run()
                 result["files"] = write_child(adaptation, result)

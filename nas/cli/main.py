@@ -20,6 +20,8 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.logs import visible, without_passwords
 
 DEBUG = "NAS_DEBUG"
+_SPINS = "1000"
+"""Rounds that a thread of torch spins for work before it sleeps; see `_share_processor`."""
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE}
 _TRANSIENT |= {errno.ENOMEM, errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of files after which a retry can help; others are of a path that the user gave."""
@@ -67,6 +69,7 @@ def root(
 def main() -> None:
     """Runs the command line; expected errors become one message on stderr and an exit code."""
     _open_streams()
+    _share_processor()
     try:
         _require_text()
         app(prog_name="nas")
@@ -101,6 +104,17 @@ def _open_streams() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # layouts and tables have characters that some locales have not
         with contextlib.suppress(OSError):  # it may be nobody's any more
             sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _share_processor() -> None:
+    """Lets the threads of torch sleep soon while they wait for each other, unless the user's variables say otherwise.
+
+    GNU's OpenMP spins for milliseconds by default. Beside other processes, a thread spins while the one that it waits
+    for has no processor: `python -m benchmarks.thread_waits` measures small operations 4 to 60 times as slow. It reads
+    the variable when torch is loaded; processes on devices get an environment of their own.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
 def _require_text() -> None:

@@ -9,6 +9,7 @@ import shutil
 import types
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -36,9 +37,9 @@ from nas.train.adapt import library as library_module
 from nas.train.adapt.adapt import CHILD, REPORT, Adaptation, write_child
 from nas.train.adapt.alternatives import default_alternatives, started
 from nas.train.adapt.device import DeviceBench, Measured
-from nas.train.adapt.healing import batches_of, heal
+from nas.train.adapt.healing import Healing, batches_of, heal
 from nas.train.adapt.hours import RESERVE, LibraryTimes, PartTimes, time_library
-from nas.train.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, trim
+from nas.train.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, standard_error, trim
 from nas.train.adapt.prepare import prepare
 from nas.train.adapt.request import AdaptRequest, AdaptSettings
 from nas.train.adapt.selection import select
@@ -724,7 +725,11 @@ def test_parts_are_timed_on_the_model(lab: Path, tmp_path: Path, text: list[Toke
         said.append,
     )
     kinds = len(set(LAYOUT.layers))
-    assert said == [f"timed kinds of layers: {number} of {kinds}" for number in range(kinds + 1)]
+    work = ("training", "scores")
+    steps = [
+        f"timed kinds of layers: {n} of {kinds}, {what} of their alternatives" for n in range(kinds) for what in work
+    ]
+    assert said == [*steps, f"timed kinds of layers: {kinds} of {kinds}"]
     assert 0 < timed.token < 10 and 0 < timed.recomputed_token < 1 and 0 < timed.scores < 600
     with pytest.raises(InvalidInput, match="too few"):
         PartTimes(1.0, 0.0, 0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
@@ -975,3 +980,44 @@ def test_a_healing_that_diverges_is_undone(lab: Path, tmp_path: Path, text: list
     model = heal(lambda: library.mix({}), library, batches_of(text, healing), healing, tmp_path / "training")
     assert library.divergence(model) == 0
     assert [line for line in lines if line.startswith("healing is undone: the loss is not finite")]
+
+
+def test_a_score_takes_windows_until_its_error_is_small(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    settings = SETTINGS.library.model_copy(update={"score_tokens": 32 * 32})
+    everything: dict[Slot, tuple[Block | None, ...]] = {slot: (None,) for slot in slots_of(LAYOUT)}
+
+    def scores(error: float) -> dict[Any, Score]:
+        sized = settings.model_copy(update={"score_error": error})
+        return Library(tmp_path / "library", teacher, text, sized, alone()).scores(everything)
+
+    exact, few = scores(0.0), scores(1e9)
+    error = 1.5 * median(standard_error(score.windows) / fmean(score.windows) for score in exact.values())
+    some = scores(error)
+    counts = {len(score.windows) for score in exact.values()}
+    assert len(counts) == 1
+    assert {len(score.windows) for score in few.values()} == {8}
+    assert any(8 < len(score.windows) < max(counts) for score in some.values()), "each by its own error"
+    for replacement, score in some.items():
+        count = len(score.windows)
+        assert score.windows == exact[replacement].windows[:count]
+        assert score.text == pytest.approx(fmean(score.windows), rel=1e-6)
+        assert count == max(counts) or standard_error(score.windows) < error * fmean(score.windows)
+
+
+@pytest.mark.parametrize("native", ["float32", "bfloat16"])
+def test_trainings_have_the_fast_precision_of_the_machine_that_began_unless_one_is_named(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: str
+) -> None:
+    monkeypatch.setattr("nas.train.adapt.prepare.native_precision", lambda device: native)
+    first = adaptation(lab, tmp_path / "out", tmp_path / "library")
+    assert first.request.library.precision == first.request.healing.precision == native
+    first.claim()
+    monkeypatch.setattr("nas.train.adapt.prepare.native_precision", lambda device: "float64")
+    again = adaptation(lab, tmp_path / "out", tmp_path / "library")
+    assert again.request == first.request, "continued on a machine with other units"
+    named = SETTINGS.model_copy(update={"healing": Healing(tokens=512, precision="float32")})
+    request = AdaptRequest(
+        model=lab, budget=("file_size<=1MB",), corpus=(lab,), output=tmp_path, **dict(named)
+    ).with_precision("bfloat16")
+    assert (request.library.precision, request.healing.precision) == ("bfloat16", "float32")

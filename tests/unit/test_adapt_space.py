@@ -67,8 +67,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
             prompt=64,
             gen=16,
             settings=RECALLING,
+            write_space=folder / "mixes.yaml",
+            mixes=8,
         )
-        write_space(one, folder / "mixes.yaml", 8)
+        write_space(one)
     path = folder / "mixes.yaml"
     return Written(one, path, load_space(path), LibraryScores.read(folder / "mixes-scores.json"))
 
@@ -125,7 +127,7 @@ def test_a_reader_reads_as_much_cache_as_its_lender() -> None:
 def test_writing_again_writes_the_same(written: Written) -> None:
     files = [written.path.with_name(f"mixes{end}") for end in (".yaml", "-scores.json", "-text.safetensors")]
     before = [path.read_bytes() for path in files]
-    write_space(written.one, written.path, 8)
+    write_space(written.one)
     assert [path.read_bytes() for path in files] == before
 
 

@@ -31,7 +31,8 @@ def test_nothing_is_reported_on_text_that_choices_are_made_by(lab: Path, vocabul
     (source,) = sources(lab)
     chosen, reported = (each([source], 32, 1 << 20) for each in (selection_text, report_text))
     middle = len(source.held_out) // 2
-    assert chosen.ids.flatten().tolist() == source.held_out[: middle // 32 * 32].tolist()
+    windows = source.held_out[: middle // 32 * 32].reshape(-1, 32).tolist()
+    assert sorted(chosen.ids.tolist()) == sorted(windows)
     assert reported.ids.flatten().tolist() == source.held_out[middle:][: reported.ids.numel()].tolist()
     (half,) = report_sources([source], vocabulary, 1 << 20)
     assert half.held_out.tolist() == source.held_out[middle:].tolist()
@@ -41,10 +42,14 @@ def test_nothing_is_reported_on_text_that_choices_are_made_by(lab: Path, vocabul
 
 
 def test_every_source_gives_as_many_windows() -> None:
-    ids = np.arange(640, dtype=np.uint16) % 50
-    text = selection_text([Tokens(name, name, ids, ids, 2000) for name in "ab"], 32, 256)
-    assert text.ids.shape == (8, 32)
-    assert torch.equal(text.ids[:4], text.ids[4:])
+    ids = np.arange(6400, dtype=np.uint16) % 50
+    text = selection_text([Tokens(name, name, ids, ids + 50 * i, 9999) for i, name in enumerate("ab")], 32, 2048)
+    assert text.ids.shape == (64, 32)
+    of_first = text.ids[:, 0] < 50
+    assert of_first.sum() == 32
+    assert 4 <= of_first[:16].sum() <= 12, "the first windows are a sample of all"
+    again = selection_text([Tokens(name, name, ids, ids + 50 * i, 9999) for i, name in enumerate("ab")], 32, 2048)
+    assert torch.equal(text.ids, again.ids)
 
 
 def test_recallable_positions_predict_a_pair_that_occurred_before() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -94,3 +95,18 @@ def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("nas.cli.space.load_space", interrupt)
     assert nas("space", "show", "lfm2").code == 130
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_threads_of_torch_sleep_soon_unless_variables_say_otherwise(given: dict[str, str], spins: str | None) -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    script = "import os, sys; sys.argv = ['nas', '--version']; import nas.cli.main as m\ntry: m.main()\n"
+    show = "except SystemExit: print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run(
+        [sys.executable, "-c", script + show], env=environment | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == str(spins)

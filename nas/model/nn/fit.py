@@ -314,6 +314,14 @@ def precision_of(device: torch.device, precision: Precision) -> AbstractContextM
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
+def native_precision(device: torch.device) -> Precision:
+    """Returns bfloat16 where a device has matrix units for it: GPUs since Ampere, x86 processors with AMX."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    return "bfloat16" if torch.cpu.get_capabilities().get("amx_bf16") else "float32"
+
+
 def next_interval(interval_s: float, saving_s: float) -> float:
     """Returns the seconds to the next checkpoint after one that took `saving_s`; an interval of 0 stays 0."""
     return max(interval_s, _SAVE_SHARE * saving_s) if interval_s else 0.0

@@ -56,11 +56,16 @@ class ScoredText:
     def passes(self, vocab: int) -> Iterator[Tensor]:
         """Yields the ids in order, as many windows together as a model of so large a vocabulary should evaluate."""
         rows = max(1, min(_ROWS, _LOGITS_AT_ONCE // (self.ids.shape[1] * vocab)))
-        yield from torch.split(self.ids, rows)
+        if len(self.ids):
+            yield from torch.split(self.ids, rows)
 
     def part(self, number: int, of: int) -> ScoredText:
         """Returns every window whose number is `number` modulo `of`."""
-        return ScoredText(self.ids[number::of], {name: where[number::of] for name, where in self.groups.items()})
+        return self.rows(slice(number, None, of))
+
+    def rows(self, which: slice | Tensor) -> ScoredText:
+        """Returns the windows that a slice or a tensor of numbers names."""
+        return ScoredText(self.ids[which], {name: where[which] for name, where in self.groups.items()})
 
     def means(self, values: Tensor) -> dict[str, float]:
         """Returns group -> mean of the values [N, T] at its positions, of groups that have any."""

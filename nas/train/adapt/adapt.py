@@ -372,7 +372,11 @@ class Adaptation:
             return step_seconds(train) / tokens
 
     def _open_library(self, folder: Path, settings: LibrarySettings, worker: Worker) -> Library:
-        recall = self._recall_text(0) if settings.recall_tokens else None
+        """Opens a library; recall is scored where it counts, and other scores than those of sums are of all text."""
+        exact = self.request.pairs or self.request.write_space is not None
+        settings = settings.model_copy(update={"score_error": 0.0}) if exact else settings
+        counts = self.request.recall or self.request.write_space is not None
+        recall = self._recall_text(0) if counts and settings.recall_tokens else None
         if self.workers is None:
             return Library(folder, self.teacher, self.sources, settings, worker, recall)
         return ParallelLibrary(folder, self.teacher, self.sources, settings, worker, recall, self.workers)

@@ -124,12 +124,13 @@ def time_library(
         layers, layer_token = library(0, 1).teacher.layout.layers, _layer_seconds(library(0, 1))
         first = {layers[depth]: depth for depth in reversed(depths)}
         for number, (layer, depth) in enumerate(first.items()):
-            log(Progress("timed kinds of layers", number, len(first)))
+            log(Progress("timed kinds of layers", number, len(first), "training of their alternatives"))
             count = sum(layers[other] == layer for other in depths)
             blocks = {slot: blocks for slot, blocks in alternatives.items() if slot.depth == depth}
             step = step_seconds(lambda steps: library(depth, steps).train(blocks)) / step_tokens  # noqa: B023 - called here
             token += count * max(0.0, step - _recomputed(depth) * layer_token)
             trained = library(depth, 1).train(blocks)
+            log(Progress("timed kinds of layers", number, len(first), "scores of their alternatives"))
             scores += count * seconds_of(lambda: library(depth, 1).scores(trained))  # noqa: B023 - called here
         log(Progress("timed kinds of layers", len(first), len(first)))
     return LibraryTimes(token, layer_token * sum(map(_recomputed, depths)), scores)

@@ -66,7 +66,7 @@ from nas.train.pretrain.data import Tokens
 from nas.train.pretrain.next_token import Packed
 from nas.train.pretrain.recipe import wsdc
 
-LIBRARY_VERSION = 6
+LIBRARY_VERSION = 7
 """Part of keys: increase it with every change to this package after which the same inputs give other numbers."""
 _LOCK_S = 4 * 3600.0
 """Longest wait for another process that trains the same blocks."""
@@ -79,6 +79,10 @@ STREAM_BYTES = 1 << 31
 """Most memory of the residual streams that a training keeps from one depth to the next."""
 _SIGNIFICANT = 2.0
 """Standard errors above which the term of a pair is no noise."""
+_ERROR_TOKENS = 1 << 12
+"""Most tokens of held-out text that the error of a block is computed on."""
+_LEAST_WINDOWS = 8
+"""Fewest windows that a score is computed on, of those that there are."""
 
 Choice = Mapping[Slot, Block | None]
 Replacement = tuple[Slot, Block | None]
@@ -98,7 +102,10 @@ class LibrarySettings(BaseModel):
         "float32", description="of matrix products in training; start values, errors and scores are computed in float32"
     )
     seed: int = Field(0, ge=0)
-    score_tokens: int = Field(1 << 14, ge=8, description="of held-out text that scores are computed on")
+    score_tokens: int = Field(1 << 14, ge=8, description="of held-out text that scores are computed on, at most")
+    score_error: float = Field(
+        0.1, ge=0, description="relative standard error of a score that is enough; 0: scores take all of the text"
+    )
     recall_tokens: int = Field(
         1 << 12,
         ge=0,
@@ -292,7 +299,10 @@ class Score:
         return self.kl[TEXT_GROUP]
 
     def beyond(self, one: Score, other: Score) -> Score:
-        """Returns what two replacements of this score cost beyond the sum of their own scores."""
+        """Returns what two replacements of this score cost beyond the sum of their own scores.
+
+        All three are of the same windows (`LibrarySettings.score_error` is 0).
+        """
         kl = {group: value - one.kl[group] - other.kl[group] for group, value in self.kl.items()}
         windows = zip(self.windows, one.windows, other.windows, strict=True)
         return Score(kl, tuple(both - a - b for both, a, b in windows))
@@ -300,8 +310,7 @@ class Score:
     @property
     def is_significant(self) -> bool:
         """Whether the mean over windows differs from 0 by more than twice its standard error."""
-        error = stdev(self.windows) / math.sqrt(len(self.windows)) if len(self.windows) > 1 else math.inf
-        return abs(fmean(self.windows)) > _SIGNIFICANT * error
+        return abs(fmean(self.windows)) > _SIGNIFICANT * standard_error(self.windows)
 
 
 class Library:
@@ -343,7 +352,7 @@ class Library:
 
     def key(self, slot: Slot, block: Block) -> str:
         """Returns the key of a trained alternative."""
-        settings = self.settings.model_dump(exclude={"recall_tokens"})
+        settings = self.settings.model_dump(exclude={"recall_tokens", "score_error"})
         replaced = self._identity(slot, block)
         return content_hash([LIBRARY_VERSION, replaced, self.text_keys, settings, BLOCKS.version(block.kind)])
 
@@ -475,7 +484,7 @@ class Library:
         blocks = [
             [*self._identity(slot, block), None if block is None else self.key(slot, block)] for slot, block in replaced
         ]
-        key = content_hash([LIBRARY_VERSION, blocks, self.text.sha256])
+        key = content_hash([LIBRARY_VERSION, blocks, self.text.sha256, self.settings.score_error])
         return self.folder / "scores" / f"{key}.json"
 
     def _train(self, missing: Sequence[tuple[Slot, Block]], depth: int, streams: _Streams) -> None:
@@ -540,12 +549,13 @@ class Library:
 
     @torch.no_grad()
     def _errors(self, blocks: nn.ModuleDict, parts: Mapping[str, Part], depth: int) -> dict[str, float]:
-        """Returns the error of each block on the held-out text."""
+        """Returns the error of each block on the first windows of the held-out text."""
         errors = dict.fromkeys(parts, 0.0)
-        for windows in self.selection.passes(self.teacher.layout.vocab):
+        text = self.selection.rows(slice(max(1, _ERROR_TOKENS // self.settings.length)))
+        for windows in text.passes(self.teacher.layout.vocab):
             before = self.teacher.before(windows.to(self.worker.device), depth)
             pairs = self.teacher.inputs_and_outputs(before, depth)
-            share = len(windows) / len(self.selection.ids)
+            share = len(windows) / len(text.ids)
             for key, part in parts.items():
                 errors[key] += float(error_of(blocks[key], *pairs[part], before.cache)) * share
         return errors
@@ -569,35 +579,69 @@ class Library:
 
     @torch.no_grad()
     def _score(self, pending: Sequence[tuple[Replacement, ...]], depth: int) -> None:
-        teacher, last = self.teacher, self.teacher.layout.depth
+        """Computes scores: each on windows of held-out text until its error is small, and on all windows of recall."""
+        vocab, name = self.teacher.layout.vocab, f"scores of depth {depth}"
         used = dict.fromkeys(chain.from_iterable(pending))
         modules = {(slot, block): None if block is None else self.module(slot, block) for slot, block in used}
-        divergences: list[list[Tensor]] = [[] for _ in pending]
-        count = 0
-        for window in self.text.passes(teacher.layout.vocab):
-            self.worker.yield_hook()
-            self.worker.log(Progress(f"scores of depth {depth}", count, len(self.text.ids)))
-            count += len(window)
-            before = teacher.before(window.to(self.worker.device), depth)
-            trained = Predictions.of(teacher.logits(teacher.between(before, depth, last)))
-            for values, replaced in zip(divergences, pending, strict=True):
-                stream, at = before, depth
-                for slot, block in replaced:
-                    stream = teacher.between(stream, at, slot.depth)
-                    stream, at = teacher.replaced(stream, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
-                values.append(trained.divergence(teacher.logits(teacher.between(stream, at, last))))
+        kl: dict[tuple[Replacement, ...], list[Tensor]] = {replaced: [] for replaced in pending}
+        held_out, windows = len(self.selection.ids), len(self.text.ids)
+        recall = self.text.rows(slice(held_out, None))
+        self.worker.log(Progress(name, 0, windows))
+        incomplete, done = list(pending), 0
+        for ids in self.selection.passes(vocab):
+            self._add_divergences(kl, incomplete, ids, depth, modules)
+            done += len(ids)
+            incomplete = [replaced for replaced in incomplete if not self._is_enough(kl[replaced])]
+            if not incomplete:
+                break
+            self.worker.log(Progress(name, done, windows, f"{len(incomplete)} of {len(pending)} need more text"))
+        for number, ids in enumerate(recall.passes(vocab)):
+            self.worker.log(Progress(name, held_out + number * len(ids), windows))
+            self._add_divergences(kl, pending, ids, depth, modules)
+        self.worker.log(Progress(name, windows, windows))
         (self.folder / "scores").mkdir(parents=True, exist_ok=True)
-        for replaced, values in zip(pending, divergences, strict=True):
-            kl = torch.cat(values)
-            windows = kl[: len(self.selection.ids)].mean(-1, dtype=torch.float64).tolist()
+        for replaced, parts in kl.items():
+            values = torch.cat(parts)
+            count = len(values) - len(recall.ids)
+            text = self.text.rows(torch.cat([torch.arange(count), torch.arange(held_out, windows)]))
             content = {
                 "replaced": [[slot.depth, slot.part, block_name(block)] for slot, block in replaced],
-                "kl": self.text.means(kl),
-                "windows": windows,
+                "kl": text.means(values),
+                "windows": values[:count].mean(-1, dtype=torch.float64).tolist(),
             }
             write_durably(self._score_path(replaced), json.dumps(content).encode())
-        self.worker.log(Progress(f"scores of depth {depth}", count, len(self.text.ids)))
         self.worker.log(f"depth {depth}: {len(pending)} scores computed")
+
+    def _add_divergences(
+        self,
+        kl: Mapping[tuple[Replacement, ...], list[Tensor]],
+        pending: Sequence[tuple[Replacement, ...]],
+        ids: Tensor,
+        depth: int,
+        modules: Mapping[Replacement, nn.Module | None],
+    ) -> None:
+        """Appends the divergences [B, T] of each set of replacements, the first at `depth`, on ids [B, T]."""
+        self.worker.yield_hook()
+        teacher, last = self.teacher, self.teacher.layout.depth
+        before = teacher.before(ids.to(self.worker.device), depth)
+        trained = Predictions.of(teacher.logits(teacher.between(before, depth, last)))
+        for replaced in pending:
+            stream, at = before, depth
+            for slot, block in replaced:
+                stream = teacher.between(stream, at, slot.depth)
+                stream, at = teacher.replaced(stream, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
+            kl[replaced].append(trained.divergence(teacher.logits(teacher.between(stream, at, last))))
+
+    def _is_enough(self, parts: Sequence[Tensor]) -> bool:
+        """Returns whether the error of the mean of divergences [B, T] is small; B is a number of windows."""
+        windows = torch.cat(list(parts)).mean(-1, dtype=torch.float64).tolist()
+        limit = self.settings.score_error * fmean(windows)
+        return len(windows) >= _LEAST_WINDOWS and standard_error(windows) < limit
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Returns the standard error of the mean; infinite of less than two values."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
 def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most: int, seed: int) -> list[Pair]:

@@ -16,7 +16,7 @@ from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.replacement import slots_of
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
-from nas.model.nn.fit import Worker
+from nas.model.nn.fit import Precision, Worker, native_precision
 from nas.model.nn.weights import checkpoint_layout
 from nas.model.text.documents import read_sources
 from nas.train.adapt.adapt import REQUEST, Adaptation, child_bytes
@@ -80,10 +80,13 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
     vocabulary = Vocabulary(tokenizer_file, layout.vocab, marks=marks)
     if request.healing.k >= layout.vocab:
         raise InvalidInput(f"healing.k is {request.healing.k}, of a vocabulary of {layout.vocab:,}")
+    precision = _precision_of(output, worker)
+    request = request.with_precision(precision)
     further = further_mixers(request.mixers, layout.d_model)
     alternatives = {slot: default_alternatives(layout, slot, request.window, further) for slot in slots}
     record = request.record() | {
         "version": LIBRARY_VERSION,
+        "precision": precision,
         "layout": layout.format(),
         "tokenizer": vocabulary.sha256,
         "budgets": {limit.metric: limit.value for limit in limits},
@@ -166,6 +169,13 @@ def _earlier_record(output: Path, record: Mapping[str, Any]) -> dict[str, Any]:
             f"{output} holds an adaptation with another {different}; name another folder", where="--output"
         )
     return earlier
+
+
+def _precision_of(output: Path, worker: Worker) -> Precision:
+    """Returns the precision of trainings that a request does not name: as recorded, or what the device is fast in."""
+    path = output / REQUEST
+    earlier: Precision | None = json.loads(path.read_bytes()).get("precision") if path.is_file() else None
+    return earlier or native_precision(worker.device)
 
 
 def _tokenizer_file(request: AdaptRequest) -> Path:

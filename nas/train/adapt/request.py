@@ -12,6 +12,7 @@ from nas.core import paths
 from nas.core.errors import InvalidInput
 from nas.core.workload import MAX_CONTEXT, MAX_GEN, Workload
 from nas.measure.runtimes import DEFAULT_RUNTIME
+from nas.model.nn.fit import Precision
 from nas.search.spaces.problems import describe
 from nas.search.spaces.yaml_text import Document, read_yaml
 from nas.train.adapt.healing import Healing
@@ -73,7 +74,7 @@ class AdaptRequest(AdaptSettings):
     gguf: tuple[str, ...] = Field(("q4_0", "f16"), description="quantisations of the GGUF files")
     pte: bool = Field(False, description="whether a .pte for ExecuTorch is written")
     write_space: Path | None = Field(None, description="search space that is written instead of a child")
-    mixes: int = Field(256, ge=4, description="layouts of that space")
+    mixes: int = Field(256, ge=4, description="layouts of that space, or fewer where there are no more")
     db: str | None = Field(None, description="database URL; none: SQLite in $NAS_HOME")
 
     @property
@@ -84,6 +85,14 @@ class AdaptRequest(AdaptSettings):
     def record(self) -> dict[str, Any]:
         """Returns what the child depends on besides model, text and budgets, as JSON values."""
         return self.model_dump(mode="json", include=AdaptSettings.model_fields.keys() | _RECORDED)
+
+    def with_precision(self, precision: Precision) -> AdaptRequest:
+        """Returns the request with `precision` for library and healing where none was named."""
+        parts = {"library": self.library, "healing": self.healing}
+        unnamed = {name: part for name, part in parts.items() if "precision" not in part.model_fields_set}
+        return self.model_copy(
+            update={name: part.model_copy(update={"precision": precision}) for name, part in unnamed.items()}
+        )
 
     def with_tokens(self, library: int, healing: int) -> AdaptRequest:
         """Returns the request with other numbers of tokens that library and healing are trained on."""

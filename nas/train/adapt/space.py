@@ -70,13 +70,11 @@ def check_target(path: Path) -> None:
         )
 
 
-def write_space(adaptation: Adaptation, path: Path, count: int) -> dict[str, Any]:
-    """Trains and scores what the library lacks, and writes a space of `count` mixes of its blocks.
+def write_space(adaptation: Adaptation) -> dict[str, Any]:
+    """Trains and scores what the library lacks, and writes the space of mixes of its blocks that is requested.
 
     Args:
         adaptation: has model, text, device, workload and budgets; nothing is measured.
-        path: of the space.
-        count: mixes that are listed, or fewer where there are no more.
 
     Returns:
         What was written, for people.
@@ -85,7 +83,8 @@ def write_space(adaptation: Adaptation, path: Path, count: int) -> dict[str, Any
         InvalidInput: there are fewer than four mixes that the runtime carries, too little text, or metrics that no
             study with this workload can measure.
     """
-    library = adaptation.library
+    path, count, library = adaptation.request.write_space, adaptation.request.mixes, adaptation.library
+    assert path is not None
     recall = library.text.ids[len(library.selection.ids) :]
     for text, name in ((library.selection.ids, "score_tokens"), (recall, "recall_tokens")):
         if 0 < len(text) < LIBRARY_PARTS:

@@ -31,12 +31,14 @@ def selection_text(sources: Sequence[Tokens], length: int, tokens: int) -> Score
     """Returns windows of `length` tokens of the first halves, `tokens` in all or as many as there are.
 
     Groups: all positions, and those whose next token completes a pair of tokens that occurred before in the window
-    (`nas.search.proxy.data.recallable`), if there are enough of these.
+    (`nas.search.proxy.data.recallable`), if there are enough of these. Windows are in a random order, always the same,
+    so that the first ones are a sample of all.
 
     Raises:
         InvalidInput: there is no whole window.
     """
-    return _windows(sources, [source.held_out[: _middle(source)] for source in sources], length, tokens)
+    text = _windows(sources, [source.held_out[: _middle(source)] for source in sources], length, tokens)
+    return text.rows(torch.randperm(len(text.ids), generator=torch.Generator().manual_seed(0)))
 
 
 def report_text(sources: Sequence[Tokens], length: int, tokens: int) -> ScoredText:
