@@ -22,6 +22,7 @@ from nas.cli.options import (
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
 from nas.core.durable import require_output
+from nas.core.units import show_duration
 from nas.measure.runtimes import DEFAULT_RUNTIME
 
 app = command_app()
@@ -82,16 +83,19 @@ def command(
         ),
     ] = None,
     mixes: Annotated[int, typer.Option("--mixes", min=4, help="Layouts of --write-space.")] = 256,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Time the parts, print what the adaptation takes, and exit.")
+    ] = False,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Search inside a trained model for a child that keeps budgets on a device.
 
     Alternatives of each block are trained against the model's own, scored, and selected exactly by sums of scores and
-    measured costs; the chosen child is measured, trained end to end against the model, and its files are written. Kill
-    it at any time: the same command continues. With --write-space, a study searches the mixes instead. MODEL, --budget,
-    --corpus and --output are required, on the command line or in the file of --config. See
-    docs/how-to/adapting-a-model.md.
+    measured costs; the chosen child is measured, trained end to end against the model, and its files are written. A
+    limit such as 0.8x is relative to the model's own figure. Kill it at any time: the same command continues. With
+    --write-space, a study searches the mixes instead. MODEL, --budget, --corpus and --output are required, on the
+    command line or in the file of --config. See docs/how-to/adapting-a-model.md.
     """
     import torch
 
@@ -116,7 +120,9 @@ def command(
         with reserved(request.output), shown(f"preparing {request.model}") as log:
             adaptation = prepare(request, partial(DeviceBench, request, log), Worker(accelerator, log), trainers)
             adaptation.check_text()
-            if request.write_space is not None:
+            if dry_run:
+                result = adaptation.plan()
+            elif request.write_space is not None:
                 result = write(adaptation)
             else:
                 result = adaptation.run()
@@ -126,10 +132,25 @@ def command(
         raise typer.Exit(INTERRUPTED) from None
     if json:
         print_json(result)
+    elif dry_run:
+        _show_plan(result)
     elif request.write_space is not None:
         print_fields(result.items())
     else:
         _show(result)
+
+
+def _show_plan(plan: dict[str, Any]) -> None:
+    tokens, disk, state = plan["tokens"], plan["disk_bytes"] / 1e9, plan["state_bytes"] / 1e9
+    print_fields(
+        (
+            ("alternatives", f"{plan['alternatives']:,} at {plan['places']:,} places"),
+            ("tokens", f"{tokens['library']:,} for each alternative, {tokens['healing']:,} for the child"),
+            *((name, f"about {show_duration(seconds)}") for name, seconds in plan["seconds"].items()),
+            ("disk", f"{disk:,.1f} GB"),
+            ("memory", f"{state:,.1f} GB for weights, gradients and moments of the healing; activations come on top"),
+        )
+    )
 
 
 def _show(report: dict[str, Any]) -> None:

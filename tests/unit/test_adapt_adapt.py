@@ -1021,3 +1021,42 @@ def test_trainings_have_the_fast_precision_of_the_machine_that_began_unless_one_
         model=lab, budget=("file_size<=1MB",), corpus=(lab,), output=tmp_path, **dict(named)
     ).with_precision("bfloat16")
     assert (request.library.precision, request.healing.precision) == ("bfloat16", "float32")
+
+
+def test_a_relative_budget_is_a_multiple_of_the_models_own_figure(lab: Path, tmp_path: Path) -> None:
+    own = work_of(LAYOUT)["decode_p50"]
+    reports = []
+    for name, budget in {"x": "decode_p50<=0.8x", "ms": f"decode_p50<={0.8 * own!r}ms"}.items():
+        one = adaptation(lab, tmp_path / name, tmp_path / "library", settings=QUICK, budget=budget)
+        reports.append(one.run())
+    relative, absolute = reports
+    assert relative["budgets"] == pytest.approx(absolute["budgets"])
+    assert relative["child"] == absolute["child"]
+    assert relative["child"]["measured"]["decode_p50"] <= 0.8 * own
+    again = adaptation(lab, tmp_path / "x", tmp_path / "library", settings=QUICK, budget="decode_p50<=0.8x")
+    assert again.run() == relative
+    with pytest.raises(InvalidInput, match="another budgets"):
+        adaptation(lab, tmp_path / "x", tmp_path / "library", settings=QUICK, budget="decode_p50<=0.7x")
+
+
+def test_a_plan_is_told_and_nothing_is_recorded(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(DeviceBench, "measure", arithmetic)
+    (tmp_path / "settings.json").write_text(QUICK.model_dump_json())
+    given = (
+        "adapt", str(lab / "teacher.safetensors"), "-b", "decode_p50<=0.8x", "-c", str(lab / "text"),
+        "--tokenizer", str(lab / "tokenizer.json"), "--config", str(tmp_path / "settings.json"),
+        "--library", str(tmp_path / "library"), "-o", str(tmp_path / "out"), "--dry-run",
+    )  # fmt: skip
+    done = nas(*given, "--json")
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    parts = {name: seconds for name, seconds in plan["seconds"].items() if name != "total"}
+    assert parts.keys() == {"measurements", "library", "scores", "healing"}
+    assert min(parts.values()) >= 0 and plan["seconds"]["total"] > sum(parts.values())
+    assert plan["tokens"] == {"library": QUICK.library.tokens, "healing": QUICK.healing.tokens}
+    assert plan["state_bytes"] == 20 * LAYOUT.params.total and plan["disk_bytes"] > 4 * LAYOUT.params.total
+    assert not (tmp_path / "out/request.json").exists() and not list((tmp_path / "library").glob("blocks/*"))
+    hours = nas(*given, "--hours", "0.01")
+    assert hours.code == 0, hours.err
+    assert "for each alternative" in hours.out and "GB for weights, gradients and moments" in hours.out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,13 +14,14 @@ from pydantic import ValidationError
 from release_lab import comparison, files, write_family
 from study_support import figure
 
-from nas.core.errors import UnknownName
+from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import FAMILY, RecordedFigure, family_folder, read_family, write_record
 from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.measurement import Figure, Measurement
 from nas.core.metrics import METRICS, Metric, metric
 from nas.core.workload import Workload
+from nas.measure.protocol.file_choice import Check
 from nas.serve.views import candidate
 from nas.serve.views.family import kind_of
 from nas.train.adapt import device
@@ -100,3 +103,22 @@ def test_budgets_name_it_but_not_inverses_of_others() -> None:
     assert metric("wakeups").label == "wake-ups"
     with pytest.raises(UnknownName, match="decode_tps"):
         metric("decode_tps")
+
+
+def test_the_chance_of_a_relative_budget_counts_the_noise_of_what_it_refers_to() -> None:
+    """Simulated: the ratio of two noisy figures is below the limit as often as is stated."""
+    limit = Limit.parse("decode_p50<=0.8x", relative=True)
+    assert str(limit) == "decode_p50 <= 0.8x"
+    with pytest.raises(InvalidInput, match="not a multiple"):
+        Limit.parse("decode_p50<=0.8x")
+    own, base = (
+        Figure(value=value, log_sd=sd, shared_log_sd=0.2, unit="ms") for value, sd in ((7.8, 0.03), (10, 0.04))
+    )
+    bound = limit.of({"decode_p50": 10.0})
+    assert (bound.value, bound.relative) == (8.0, False)
+    dice = random.Random(0)
+    ratios = [7.8 * math.exp(dice.gauss(0, 0.03)) / (10 * math.exp(dice.gauss(0, 0.04))) for _ in range(20_000)]
+    chance = Check.of(bound, own, base).chance
+    assert chance == pytest.approx(sum(ratio <= 0.8 for ratio in ratios) / 20_000, abs=0.01)
+    exact = Check.of(bound, own).chance
+    assert exact is not None and exact < chance, "against milliseconds, noise that both figures share counts"

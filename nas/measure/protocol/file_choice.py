@@ -55,12 +55,20 @@ class Check:
     chance: float | None
 
     @staticmethod
-    def of(limit: Limit, figure: Figure) -> Check:
-        """Computes the chance from all noise of the figure, as studies do."""
+    def of(limit: Limit, figure: Figure, base: Figure | None = None) -> Check:
+        """Computes the chance from all noise of the figure, as studies do.
+
+        Args:
+            limit: in the metric's unit.
+            figure: measured.
+            base: what the limit is a multiple of, whose noise counts; None: the limit is exact.
+        """
         if figure.value is None:
             return Check(limit, figure, None)
         excess = math.log(figure.value / limit.value) if figure.value > 0 else -math.inf
-        sd = together(own_log_sd(limit.metric, figure), figure.shared_log_sd or 0.0)
+        # Noise that both figures share does not separate them.
+        other = figure.shared_log_sd or 0.0 if base is None else own_log_sd(limit.metric, base)
+        sd = together(own_log_sd(limit.metric, figure), other)
         return Check(limit, figure, chance_to_keep(excess, sd))
 
     @property

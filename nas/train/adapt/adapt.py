@@ -52,12 +52,13 @@ from nas.model.nn.weights import load_weights, save_weights
 from nas.train.adapt.costs import Choices, Figures, Problem, replaced_by
 from nas.train.adapt.device import Bench, BenchOf, figure_of
 from nas.train.adapt.healing import heal
-from nas.train.adapt.hours import PartTimes, step_seconds, time_library
+from nas.train.adapt.hours import RESERVE, PartTimes, step_seconds, time_library
 from nas.train.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher, neighbouring_pairs
 from nas.train.adapt.parallel import ParallelLibrary, Workers
 from nas.train.adapt.request import AdaptRequest
 from nas.train.adapt.selection import Option, select, total
 from nas.train.adapt.text import recall_text, report_sources, report_text
+from nas.train.pretrain.cost import STATE_BYTES
 from nas.train.pretrain.data import Tokens, Vocabulary
 from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte, held_out_windows
 from nas.train.release.files import write_files
@@ -175,10 +176,12 @@ class Adaptation:
         return self.request.output
 
     @property
-    def budgets(self) -> dict[str, float]:
-        """Metric -> limit that the child keeps."""
-        limits: dict[str, float] = self.record["budgets"]
-        return limits
+    def limits(self) -> list[Limit]:
+        """Budgets that the child keeps; relative ones are multiples of the model's own figures."""
+        return [
+            Limit(name, float(value.removesuffix("x")), True) if isinstance(value, str) else Limit(name, value)
+            for name, value in self.record["budgets"].items()
+        ]
 
     @property
     def choices(self) -> Choices:
@@ -266,8 +269,8 @@ class Adaptation:
         return self._values(self.bench.measure(layout).figures)
 
     def _values(self, figures: Mapping[str, Figure]) -> Figures:
-        for name in self.budgets:
-            figure_of(figures, name)
+        for limit in self.limits:
+            figure_of(figures, limit.metric)
         return {name: figure.value for name, figure in figures.items() if figure.value is not None}
 
     def _select(self) -> Selected:
@@ -284,7 +287,7 @@ class Adaptation:
         with self.bench.opened():
             problem = self.choices.problem()
             chosen = self._within(problem)
-            first = next(iter(self.budgets))
+            first = self.limits[0].metric
             most = problem.base[first]
             least = most + sum(min(option.costs[first] for option in options) for options in problem.options.values())
             children = {chosen.layout.id: chosen}
@@ -329,8 +332,39 @@ class Adaptation:
             )
         return bits[ALL]
 
+    def plan(self) -> dict[str, Any]:
+        """Returns what `run` would take, from parts that are timed here: tokens, seconds, bytes.
+
+        Raises:
+            InvalidInput: the hours are too few for scores and measurements.
+        """
+        library, healing = self.request.library.tokens, self.request.healing.tokens
+        hours = self.request.hours if "tokens" not in self.record else None
+        times = self._timed(hours)
+        if hours is not None:
+            library, healing = times.tokens(hours, library, healing)
+        seconds = times.parts(library, healing)
+        blocks = self.required_blocks()
+        return {
+            "alternatives": sum(map(len, self.alternatives.values())),
+            "places": len(self.alternatives),
+            "tokens": {"library": library, "healing": healing},
+            "seconds": seconds | {"total": sum(seconds.values()) / (1 - RESERVE)},
+            "disk_bytes": self.library.missing_bytes(blocks) + child_bytes(self.folder, self.teacher.layout),
+            "state_bytes": (4 + STATE_BYTES) * self.teacher.layout.params.total,
+        }
+
     def _fit_into(self, hours: float) -> None:
-        """Times the parts of the adaptation, and scales the tokens of library and healing."""
+        """Scales the tokens of library and healing so that the adaptation takes `hours`."""
+        times = self._timed(hours)
+        tokens = times.tokens(hours, self.request.library.tokens, self.request.healing.tokens)
+        self.request = self.request.with_tokens(*tokens)
+        self.record["tokens"] = dict(zip(("library", "healing"), tokens, strict=True))
+        self.library = self._open_library(self.request.library_folder, self.request.library, self.worker)
+        self.worker.log(times.describe(hours, *tokens))
+
+    def _timed(self, hours: float | None) -> PartTimes:
+        """Times the parts of the adaptation; refuses hours that measurements alone exceed, before the rest is timed."""
         log = self.worker.log
         log("timing the parts of the adaptation: a measurement on the device")
         layout, library, healing = self.teacher.layout, self.request.library, self.request.healing
@@ -338,14 +372,15 @@ class Adaptation:
             measured = self.bench.measure(layout).seconds
         count = 1 + len(self.choices.kinds) + len(set(layout.layers)) + self.request.points
         least = PartTimes(0.0, 0.0, 0, 0.0, 0.0, measurements=measured * count)
-        least.tokens(hours, library.tokens, healing.tokens)  # refuses hours that measurements alone exceed
+        if hours is not None:
+            least.tokens(hours, library.tokens, healing.tokens)
         quiet = replace(self.worker, log=lambda line: None)
         training = time_library(
             lambda folder, settings: self._open_library(folder, settings, quiet), library, self.alternatives, log
         )
         log("timing the parts of the adaptation: steps of healing")
         pairs = len(neighbouring_pairs(self.alternatives, self.request.pairs, library.seed))
-        times = PartTimes(
+        return PartTimes(
             library_token=training.token,
             recomputed_token=training.recomputed_token,
             stored_tokens=STREAM_BYTES // (4 * Stream.numbers(layout)),
@@ -353,11 +388,6 @@ class Adaptation:
             scores=training.scores * (1 + pairs / sum(map(len, self.alternatives.values()))),
             measurements=measured * count,
         )
-        tokens = times.tokens(hours, library.tokens, healing.tokens)
-        self.request = self.request.with_tokens(*tokens)
-        self.record["tokens"] = dict(zip(("library", "healing"), tokens, strict=True))
-        self.library = self._open_library(self.request.library_folder, self.request.library, self.worker)
-        self.worker.log(times.describe(hours, *tokens))
 
     def _healing_seconds(self, quiet: Worker) -> float:
         """Returns seconds of healing for each token, of a child as large as the model."""
@@ -387,7 +417,8 @@ class Adaptation:
         Raises:
             InvalidInput: no choice keeps them.
         """
-        limits = dict(self.budgets)
+        budgets = self._budgets(problem.base)
+        limits = dict(budgets)
         for _ in range(_ROUNDS):
             self.worker.log("selecting and measuring a child")
             picked = select(problem.options, problem.base, limits, problem.terms)
@@ -395,15 +426,15 @@ class Adaptation:
                 break
             excess: dict[str, float] = {}
             if (child := self._child(problem, picked, decide=True)) is not None:
-                excess = {name: child.measured[name] / limit for name, limit in self.budgets.items()}
+                excess = {name: child.measured[name] / limit for name, limit in budgets.items()}
                 excess = {name: ratio for name, ratio in excess.items() if ratio > 1}
                 if not excess:
                     return child
             for name in excess or limits:
                 limits[name] *= _MARGIN / excess.get(name, 1.0)
-        budgets = ", ".join(f"{name} <= {limit:g}" for name, limit in self.budgets.items())
-        figures = ", ".join(f"{name} {problem.base[name]:.4g}" for name in self.budgets)
-        raise InvalidInput(f"no choice of blocks keeps {budgets}; the model itself has {figures}", where="--budget")
+        limits_text = ", ".join(f"{name} <= {limit:g}" for name, limit in budgets.items())
+        figures = ", ".join(f"{name} {problem.base[name]:.4g}" for name in budgets)
+        raise InvalidInput(f"no choice of blocks keeps {limits_text}; the model itself has {figures}", where="--budget")
 
     def _child(self, problem: Problem, picked: Mapping[Slot, Option[Slot]], *, decide: bool = False) -> Child | None:
         """Returns a choice with its figures; None: the runtime does not carry it, or it does not run.
@@ -414,17 +445,29 @@ class Adaptation:
         layout, _ = with_blocks(self.teacher.layout, choice)
         try:
             figures = self.bench.measure(layout).figures
-            if decide and not any(check.verdict == "broken" for check in self._checks(figures)):
+            if decide and not any(check.verdict == "broken" for check in self._checks(figures, problem.base)):
                 figures = self.bench.measure(layout, fresh=True).figures
         except (Unsupported, CandidateFailed) as error:
             self.worker.log(f"a choice is left out: {error}")
             return None
-        chances = {check.limit.metric: check.chance for check in self._checks(figures) if check.chance is not None}
+        checks = self._checks(figures, problem.base)
+        chances = {check.limit.metric: check.chance for check in checks if check.chance is not None}
         predicted = total(picked, problem.base, problem.terms)
         return Child(choice, predicted, self._values(figures), layout, chances)
 
-    def _checks(self, figures: Mapping[str, Figure]) -> list[Check]:
-        return [Check.of(Limit(name, limit), figure_of(figures, name)) for name, limit in self.budgets.items()]
+    def _budgets(self, base: Figures) -> dict[str, float]:
+        """Returns metric -> limit in its unit, for a model with the figures `base`."""
+        return {limit.metric: limit.of(base).value for limit in self.limits}
+
+    def _checks(self, figures: Mapping[str, Figure], base: Figures) -> list[Check]:
+        relative = [limit for limit in self.limits if limit.relative]
+        teacher = self.bench.measure(self.teacher.layout).figures if relative else {}
+        return [
+            Check.of(
+                limit.of(base), figure_of(figures, limit.metric), teacher[limit.metric] if limit.relative else None
+            )
+            for limit in self.limits
+        ]
 
     def _report(self, selected: Selected, healed: Model) -> dict[str, Any]:
         """Returns what was measured, and what the child loses on text that nothing was chosen by."""
@@ -455,7 +498,7 @@ class Adaptation:
             | divergences(healed)
             | divergences(unhealed, "_before_healing"),
             "front": [child.to_json() for child in selected.front],
-            "budgets": self.budgets,
+            "budgets": self._budgets(selected.teacher),
             "text": [source.name for source in self.sources],
             "held_out": {
                 "selection": {"tokens": self.library.selection.ids.numel()},

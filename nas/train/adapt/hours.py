@@ -74,15 +74,19 @@ class PartTimes:
             )
         return scaled[0], scaled[1]
 
-    def describe(self, hours: float, library: int, healing: int) -> str:
-        """Returns how the time is spent, as a sentence."""
+    def parts(self, library: int, healing: int) -> dict[str, float]:
+        """Returns part -> its seconds, for so many tokens of library and healing."""
         recomputed = self.recomputed_token * max(0, library - self.stored_tokens)
-        parts = {
+        return {
+            "measurements": self.measurements,
             "library": self.library_token * library + recomputed,
             "scores": self.scores,
-            "measurements": self.measurements,
             "healing": self.healing_token * healing,
         }
+
+    def describe(self, hours: float, library: int, healing: int) -> str:
+        """Returns how the time is spent, as a sentence."""
+        parts = self.parts(library, healing)
         shares = ", ".join(f"{name} {show_duration(seconds)}" for name, seconds in parts.items())
         return (
             f"in {hours:g} hours, each alternative is trained on {library:,} tokens and the child on {healing:,}:"

@@ -61,7 +61,7 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
             " library.tokens and healing.tokens in --config",
             where="--hours",
         )
-    limits = [Limit.parse(text) for text in request.budget]
+    limits = [Limit.parse(text, relative=True) for text in request.budget]
     model, output = request.model, request.output
     if not model.exists():
         raise InvalidInput("no such file or folder", where=str(model))
@@ -89,7 +89,7 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
         "precision": precision,
         "layout": layout.format(),
         "tokenizer": vocabulary.sha256,
-        "budgets": {limit.metric: limit.value for limit in limits},
+        "budgets": {limit.metric: f"{limit.value!r}x" if limit.relative else limit.value for limit in limits},
     }
     earlier = _earlier_record(output, record)
     if tokens := earlier.get("tokens"):

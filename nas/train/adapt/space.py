@@ -299,10 +299,11 @@ def _named(replacement: Replacement) -> tuple[int, Part, str]:
 def _space(
     adaptation: Adaptation, name: str, build: str, layouts: Sequence[Layout], start: Layout, quality: Mapping[str, Any]
 ) -> dict[str, Any]:
-    request, budgets = adaptation.request, adaptation.budgets
+    request, limits = adaptation.request, adaptation.limits
     quantisation = request.quantisation or RUNTIMES[request.runtime].quantisations[0]
     on = {name: {"workload": _WORKLOAD} if metric(name).source == "device" else {} for name in searchable()}
-    limited = list(budgets) + ["decode_p50"] * (not any(on[name] for name in budgets))
+    limited = [limit.metric for limit in limits]
+    limited += ["decode_p50"] * (not any(on[name] for name in limited))
     return {
         "v": 1,
         "name": name,
@@ -312,7 +313,12 @@ def _space(
         "runtimes": [{"name": request.runtime, "quantisation": quantisation, "build": build}],
         "workloads": {_WORKLOAD: request.workload.model_dump(mode="json")},
         "budgets": [
-            {"metric": name, "max": f"{limit!r}{metric(name).unit}", **on[name]} for name, limit in budgets.items()
+            {
+                "metric": limit.metric,
+                "max": f"{limit.value!r}{'x' if limit.relative else metric(limit.metric).unit}",
+                **on[limit.metric],
+            }
+            for limit in limits
         ],
         "objectives": [
             {"name": "quality", "metric": "quality"},
