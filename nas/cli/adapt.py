@@ -165,16 +165,22 @@ def _show(report: dict[str, Any]) -> None:
     ]
     print_table(("summed score", *names, "layout"), rows, "front, before healing")
     teacher, child = report["teacher"], report["child"]
-    change = child["bits_per_byte"] / teacher["bits_per_byte"] - 1
+    changes = {name: _change(*change) for name, change in child["bits_per_byte_change"].items()}
+    bits = f"{child['bits_per_byte']:.4f}, model {teacher['bits_per_byte']:.4f}, {changes['all']}"
     print_fields(
         (
             ("child", child["layout"]),
             *((name, _figure(child, teacher, name)) for name in names),
-            ("bits per byte", f"{child['bits_per_byte']:.4f}, model {teacher['bits_per_byte']:.4f} ({change:+.1%})"),
-            ("text", ", ".join(report["text"])),
+            ("bits per byte", bits),
+            *((f"  of {name}", changes[name]) for name in changes if name != "all"),
             *(("file", path) for path in report["files"]),
         )
     )
+
+
+def _change(value: float, low: float | None, high: float | None) -> str:
+    """Formats a change of bits per byte with its interval."""
+    return f"{value:+.1%}" if low is None or high is None else f"{value:+.1%} ({low:+.1%} to {high:+.1%})"
 
 
 def _figure(child: dict[str, Any], teacher: dict[str, Any], name: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from adapt_lab import LAYOUT, QUICK, RECALLING, SETTINGS, adaptation, alone, sources, work_of, write_lab
@@ -34,7 +35,7 @@ from nas.model.nn.weights import save_weights
 from nas.model.text.documents import read_sources
 from nas.train.adapt import adapt
 from nas.train.adapt import library as library_module
-from nas.train.adapt.adapt import CHILD, REPORT, Adaptation, write_child
+from nas.train.adapt.adapt import CHILD, REPORT, Adaptation, relative_change, write_child
 from nas.train.adapt.alternatives import default_alternatives, started
 from nas.train.adapt.device import DeviceBench, Measured
 from nas.train.adapt.healing import Healing, batches_of, heal
@@ -1060,3 +1061,16 @@ def test_a_plan_is_told_and_nothing_is_recorded(lab: Path, tmp_path: Path, monke
     hours = nas(*given, "--hours", "0.01")
     assert hours.code == 0, hours.err
     assert "for each alternative" in hours.out and "GB for weights, gradients and moments" in hours.out
+
+
+def test_the_interval_of_a_change_holds_the_true_one() -> None:
+    """Simulated windows of uneven difficulty: a child that loses 3 % on average, more on some windows."""
+    dice, held = np.random.default_rng(0), 0
+    for _ in range(2000):
+        before = dice.gamma(4.0, 200.0, 60)
+        after = before * dice.normal(1.03, 0.05, 60)
+        change, low, high = relative_change(before.tolist(), after.tolist())
+        assert low is not None and high is not None and low < change < high
+        held += low <= 0.03 <= high
+    assert 0.93 < held / 2000 < 0.965
+    assert relative_change([2.0], [2.1]) == (pytest.approx(0.05), None, None)

@@ -22,10 +22,11 @@ decide for the likelier of the two. If it exceeds a budget, the limits of the se
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ from nas.train.adapt.selection import Option, select, total
 from nas.train.adapt.text import recall_text, report_sources, report_text
 from nas.train.pretrain.cost import STATE_BYTES
 from nas.train.pretrain.data import Tokens, Vocabulary
-from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte, held_out_windows
+from nas.train.pretrain.next_token import ALL, Packed, bits_of, held_out_windows, window_nats
 from nas.train.release.files import write_files
 from nas.train.release.options import DEFAULT_PTE_CONTEXT, FileOptions
 from nas.train.release.tokenizer import MemberTokenizer
@@ -79,6 +80,7 @@ _WINDOWS = 8
 """Windows of each source that a tokenizer is checked by."""
 _COUNTED = 1 << 20
 """Tokens of each source whose frequencies a tokenizer is checked by."""
+_NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -320,17 +322,21 @@ class Adaptation:
         save_weights(model, path)
         return model
 
-    def _bits_per_byte(self, model: Model) -> float:
-        """Returns bits per byte of held-out text that nothing was chosen by."""
+    def _nats(self, model: Model, name: str, reported: Sequence[Tokens]) -> dict[str, list[float]]:
+        """Returns source -> nats of each window of held-out text that nothing was chosen by."""
+        length, numbers = self.request.healing.length, count()
+        windows = sum(-(-(len(source.held_out) - 1) // length) for source in reported)
+
+        def hook() -> None:
+            self.worker.log(Progress(f"bits per byte of the {name}", next(numbers), windows))
+            self.worker.yield_hook()
+
         with torch.no_grad():
-            bits = bits_per_byte(
-                lambda ids: model(ids.to(self.worker.device))[0],
-                report_sources(self.sources, self.vocabulary, self.request.report_tokens),
-                self.vocabulary,
-                self.request.healing.length,
-                self.worker.yield_hook,
+            nats = window_nats(
+                lambda ids: model(ids.to(self.worker.device))[0], reported, self.vocabulary, length, hook
             )
-        return bits[ALL]
+        self.worker.log(Progress(f"bits per byte of the {name}", windows, windows))
+        return nats
 
     def plan(self) -> dict[str, Any]:
         """Returns what `run` would take, from parts that are timed here: tokens, seconds, bytes.
@@ -484,16 +490,25 @@ class Adaptation:
             return {f"divergence{ending}": means[TEXT_GROUP], f"recall_divergence{ending}": means.get(RECALL_GROUP)}
 
         reported = report_sources(self.sources, self.vocabulary, self.request.report_tokens)
+        nats = {
+            name: self._nats(model, name, reported)
+            for name, model in {"model": self.teacher.model, "child": healed, "child before healing": unhealed}.items()
+        }
+        bits = {name: bits_of(values, reported) for name, values in nats.items()}
+        before, after = nats["model"], nats["child"]
+        changes = {name: relative_change(before[name], after[name]) for name in before}
+        changes[ALL] = relative_change([*chain(*before.values())], [*chain(*after.values())])
         return {
             "teacher": {
                 "layout": self.teacher.layout.format(),
-                "bits_per_byte": self._bits_per_byte(self.teacher.model),
+                "bits_per_byte": bits["model"][ALL],
                 "measured": dict(selected.teacher),
             },
             "child": chosen.to_json()
             | {
-                "bits_per_byte": self._bits_per_byte(healed),
-                "bits_per_byte_before_healing": self._bits_per_byte(unhealed),
+                "bits_per_byte": bits["child"][ALL],
+                "bits_per_byte_before_healing": bits["child before healing"][ALL],
+                "bits_per_byte_change": {name: list(change) for name, change in changes.items()},
             }
             | divergences(healed)
             | divergences(unhealed, "_before_healing"),
@@ -513,6 +528,20 @@ class Adaptation:
     def _recall_text(self, seed: int) -> ScoredText:
         library = self.request.library
         return recall_text(self.vocabulary, library.length, library.recall_tokens, seed)
+
+
+def relative_change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Returns the relative change of a sum over windows of text, and its 95 % interval; None: there is one window.
+
+    The error is that of a ratio of sums (Cochran 1977, Sampling Techniques, eq. 6.13): the text is a sample of windows,
+    on which both were computed.
+    """
+    x, y = np.asarray(before), np.asarray(after)
+    ratio = float(y.sum() / x.sum())
+    if len(x) == 1:
+        return ratio - 1, None, None
+    half = _NORMAL_95 * math.sqrt(len(x) * np.var(y - ratio * x, ddof=1)) / float(x.sum())
+    return ratio - 1, ratio - 1 - half, ratio - 1 + half
 
 
 def child_bytes(folder: Path, layout: Layout) -> int:

@@ -7,7 +7,7 @@ distillation term to the loss. Held-out text is scored in bits per byte, which d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -354,14 +354,31 @@ def bits_per_byte(
         length: of a window.
         yield_hook: called before each window; may block.
     """
-    nats = {source.name: 0.0 for source in sources}
+    return bits_of(window_nats(logits, sources, vocabulary, length, yield_hook), sources)
+
+
+def bits_of(nats: Mapping[str, Sequence[float]], sources: Sequence[Tokens]) -> dict[str, float]:
+    """Returns source -> bits per byte, and `ALL` -> those of all sources together, from `window_nats`."""
+    bits = {source.name: sum(nats[source.name]) / math.log(2) / source.held_out_bytes for source in sources}
+    whole = sum(map(sum, nats.values())) / math.log(2) / sum(source.held_out_bytes for source in sources)
+    return bits | {ALL: whole}
+
+
+def window_nats(
+    logits: Callable[[Tensor], Tensor],
+    sources: Sequence[Tokens],
+    vocabulary: Vocabulary,
+    length: int,
+    yield_hook: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Returns source -> nats of each window of its held-out text, with the arguments of `bits_per_byte`."""
+    nats: dict[str, list[float]] = {}
     for source in sources:
+        nats[source.name] = []
         for inputs, labels in held_out_windows(source.held_out, length):
             yield_hook()
-            nats[source.name] += _nats(logits(inputs), labels[0], (vocabulary.start, vocabulary.end))
-    bits = {source.name: nats[source.name] / math.log(2) / source.held_out_bytes for source in sources}
-    whole = sum(nats.values()) / math.log(2) / sum(source.held_out_bytes for source in sources)
-    return bits | {ALL: whole}
+            nats[source.name].append(_nats(logits(inputs), labels[0], (vocabulary.start, vocabulary.end)))
+    return nats
 
 
 def _nats(logits: Tensor, labels: Tensor, marks: tuple[int, ...]) -> float:
