@@ -74,6 +74,9 @@ def command(
     reps: RepsOption = 5,
     gguf: Annotated[list[str], typer.Option("--gguf", help="Quantisations of the GGUF files.")] = ["q4_0", "f16"],  # noqa: B006
     pte: Annotated[bool, typer.Option("--pte", help="Also write a .pte for ExecuTorch.")] = False,
+    front: Annotated[
+        int, typer.Option("--front", min=0, max=32, help="Further children of the front to heal, for a curve.")
+    ] = 0,
     write_space: Annotated[
         Path | None,
         typer.Option(
@@ -164,6 +167,16 @@ def _show(report: dict[str, Any]) -> None:
         for child in report["front"]
     ]
     print_table(("summed score", *names, "layout"), rows, "front, before healing")
+    if report["curve"]:
+        rows = [
+            (
+                _change(*child["bits_per_byte_change"]["all"]),
+                *(f"{child['measured'][name]:.4g}" for name in names),
+                child["layout"],
+            )
+            for child in report["curve"]
+        ]
+        print_table(("bits per byte", *names, "layout"), rows, "curve, after healing")
     teacher, child = report["teacher"], report["child"]
     changes = {name: _change(*change) for name, change in child["bits_per_byte_change"].items()}
     bits = f"{child['bits_per_byte']:.4f}, model {teacher['bits_per_byte']:.4f}, {changes['all']}"

@@ -1074,3 +1074,23 @@ def test_the_interval_of_a_change_holds_the_true_one() -> None:
         held += low <= 0.03 <= high
     assert 0.93 < held / 2000 < 0.965
     assert relative_change([2.0], [2.1]) == (pytest.approx(0.05), None, None)
+
+
+def test_further_children_of_the_front_are_healed_later_too(lab: Path, tmp_path: Path) -> None:
+    def run(front: int) -> dict[str, Any]:
+        settings = QUICK.model_copy(update={"points": 8})
+        return adaptation(lab, tmp_path / "out", tmp_path / "library", settings=settings, front=front).run()
+
+    alone_ = run(0)
+    assert alone_["curve"] == [] and not (tmp_path / "out/curve").exists()
+    curve = run(2)["curve"]
+    assert len(curve) == 3
+    assert curve == sorted(curve, key=lambda row: -row["bits_per_byte"])
+    (chosen,) = (row for row in curve if row["layout"] == alone_["child"]["layout"])
+    assert chosen["bits_per_byte_change"] == alone_["child"]["bits_per_byte_change"]
+    layouts = {child["layout"] for child in alone_["front"]}
+    assert {row["layout"] for row in curve} - {chosen["layout"]} <= layouts - {LAYOUT.format()}
+    healed = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out/curve").iterdir()}
+    assert len(healed) == 3 + 2, "the chosen child's weights are there already"
+    (tmp_path / "out/curve" / min(name for name in healed if name.endswith(".json"))).unlink()
+    assert run(2)["curve"] == curve, "as after a kill"

@@ -8,6 +8,7 @@
     OUT/training/            checkpoint of the healing
     OUT/child.safetensors    healed weights of the chosen child
     OUT/report.json          what was measured and lost
+    OUT/curve/ID.json        the same of a further child of the front, and its healed weights beside it
     OUT/files/               the child's folder of transformers, GGUF files, card (`nas.train.release.files`)
 
 Each step does nothing where its result exists: after a kill the same command continues, and gives the same child. The
@@ -26,6 +27,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -247,10 +249,33 @@ class Adaptation:
         if not path.is_file():
             with self.library.in_use():
                 selected = self._select()
-                self.library.train({slot: (block,) for slot, block in selected.chosen.choice.items()})
-                write_durably(path, _json(self._report(selected, self._healed(selected.chosen))))
+                child = self._healed(selected.chosen, self.folder / CHILD)
+                write_durably(path, _json(self._report(selected, child)))
         report: dict[str, Any] = json.loads(path.read_bytes())
-        return report
+        return report | {"curve": self._curve() if self.request.front else []}
+
+    def _curve(self) -> list[dict[str, Any]]:
+        """Returns what the chosen child and further ones of the front lose after healing, most first."""
+        selected = self._select()
+        rows = []
+        with self.library.in_use():
+            for child in [selected.chosen, *self._further(selected)]:
+                path = self.folder / "curve" / f"{child.layout.id}.json"
+                if not path.is_file():
+                    path.parent.mkdir(exist_ok=True)
+                    weights = self.folder / CHILD if child is selected.chosen else path.with_suffix(".safetensors")
+                    model = self._healed(child, weights)
+                    bits, changes = self._lost(self._nats(model, "child"))
+                    row = child.to_json() | {"bits_per_byte": bits[ALL], "bits_per_byte_change": changes}
+                    write_durably(path, _json(row))
+                rows.append(json.loads(path.read_bytes()))
+        return sorted(rows, key=lambda row: -row["bits_per_byte"])
+
+    def _further(self, selected: Selected) -> list[Child]:
+        """Returns children of the front, the ends among them, besides the chosen one and the model itself."""
+        others = [child for child in selected.front if child.choice and child.layout != selected.chosen.layout]
+        places = np.linspace(0, len(others) - 1, min(self.request.front, len(others)))
+        return [others[round(place)] for place in places]
 
     def required_blocks(self) -> Mapping[Slot, Sequence[Block | None]]:
         """Returns the alternatives that missing results depend on: all, those of the chosen child, or none."""
@@ -305,15 +330,15 @@ class Adaptation:
         write_durably(path, _json(record | {"teacher": dict(problem.base)}))
         return Selected(problem.base, front, chosen)
 
-    def _healed(self, chosen: Child) -> Model:
-        """Returns the child, trained end to end against the trained model."""
-        path = self.folder / CHILD
+    def _healed(self, child: Child, path: Path) -> Model:
+        """Returns a child, trained end to end against the trained model; its weights are kept in `path`."""
         if path.is_file():
-            model = Model(chosen.layout, None)
+            model = Model(child.layout, None)
             load_weights(model, path)
             return model.to(self.worker.device).eval()
+        self.library.train({slot: (block,) for slot, block in child.choice.items()})
         model = heal(
-            lambda: self.library.mix(chosen.choice),
+            lambda: self.library.mix(child.choice),
             self.library,
             self.healing_text,
             self.request.healing,
@@ -322,9 +347,25 @@ class Adaptation:
         save_weights(model, path)
         return model
 
-    def _nats(self, model: Model, name: str, reported: Sequence[Tokens]) -> dict[str, list[float]]:
+    @cached_property
+    def _reported(self) -> list[Tokens]:
+        """Sources with the held-out text that nothing is chosen by."""
+        return report_sources(self.sources, self.vocabulary, self.request.report_tokens)
+
+    @cached_property
+    def _teacher_nats(self) -> dict[str, list[float]]:
+        return self._nats(self.teacher.model, "model")
+
+    def _lost(self, nats: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], dict[str, list[float | None]]]:
+        """Returns bits per byte of a child with these nats, and changes from the model's, of each source and all."""
+        before = self._teacher_nats
+        changes = {name: relative_change(before[name], nats[name]) for name in before}
+        changes[ALL] = relative_change([*chain(*before.values())], [*chain(*nats.values())])
+        return bits_of(nats, self._reported), {name: list(change) for name, change in changes.items()}
+
+    def _nats(self, model: Model, name: str) -> dict[str, list[float]]:
         """Returns source -> nats of each window of held-out text that nothing was chosen by."""
-        length, numbers = self.request.healing.length, count()
+        length, numbers, reported = self.request.healing.length, count(), self._reported
         windows = sum(-(-(len(source.held_out) - 1) // length) for source in reported)
 
         def hook() -> None:
@@ -390,7 +431,7 @@ class Adaptation:
             library_token=training.token,
             recomputed_token=training.recomputed_token,
             stored_tokens=STREAM_BYTES // (4 * Stream.numbers(layout)),
-            healing_token=self._healing_seconds(quiet),
+            healing_token=self._healing_seconds(quiet) * (1 + self.request.front),
             scores=training.scores * (1 + pairs / sum(map(len, self.alternatives.values()))),
             measurements=measured * count,
         )
@@ -489,26 +530,20 @@ class Adaptation:
             means = text.means(kl)
             return {f"divergence{ending}": means[TEXT_GROUP], f"recall_divergence{ending}": means.get(RECALL_GROUP)}
 
-        reported = report_sources(self.sources, self.vocabulary, self.request.report_tokens)
-        nats = {
-            name: self._nats(model, name, reported)
-            for name, model in {"model": self.teacher.model, "child": healed, "child before healing": unhealed}.items()
-        }
-        bits = {name: bits_of(values, reported) for name, values in nats.items()}
-        before, after = nats["model"], nats["child"]
-        changes = {name: relative_change(before[name], after[name]) for name in before}
-        changes[ALL] = relative_change([*chain(*before.values())], [*chain(*after.values())])
+        reported = self._reported
+        bits, changes = self._lost(self._nats(healed, "child"))
+        bits_before_healing, _ = self._lost(self._nats(unhealed, "child before healing"))
         return {
             "teacher": {
                 "layout": self.teacher.layout.format(),
-                "bits_per_byte": bits["model"][ALL],
+                "bits_per_byte": bits_of(self._teacher_nats, reported)[ALL],
                 "measured": dict(selected.teacher),
             },
             "child": chosen.to_json()
             | {
-                "bits_per_byte": bits["child"][ALL],
-                "bits_per_byte_before_healing": bits["child before healing"][ALL],
-                "bits_per_byte_change": {name: list(change) for name, change in changes.items()},
+                "bits_per_byte": bits[ALL],
+                "bits_per_byte_before_healing": bits_before_healing[ALL],
+                "bits_per_byte_change": changes,
             }
             | divergences(healed)
             | divergences(unhealed, "_before_healing"),

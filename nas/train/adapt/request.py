@@ -73,6 +73,7 @@ class AdaptRequest(AdaptSettings):
     reps: int = Field(5, ge=2, description="number of valid repetitions")
     gguf: tuple[str, ...] = Field(("q4_0", "f16"), description="quantisations of the GGUF files")
     pte: bool = Field(False, description="whether a .pte for ExecuTorch is written")
+    front: int = Field(0, ge=0, le=32, description="further children of the front that are healed")
     write_space: Path | None = Field(None, description="search space that is written instead of a child")
     mixes: int = Field(256, ge=4, description="layouts of that space, or fewer where there are no more")
     db: str | None = Field(None, description="database URL; none: SQLite in $NAS_HOME")
