@@ -48,7 +48,8 @@ class Tensor:
         layer: depth; None: outside the layers.
         source: what `nas.model.nn.model` calls it; empty for models that no layout describes.
         flat: whether its first two dimensions are one there.
-        values: what it holds, where that follows from the layout; (): it has a source.
+        values: what it holds, where that follows from the layout; (): it has a source. A file of random weights has
+            those of its role in their place, which takes the same time.
     """
 
     name: str
