@@ -107,6 +107,10 @@ EVERY_KIND = Layout.parse(
 """A layout with every kind of block."""
 PLANTED_BIASES = Layout.parse("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0,qkv_bias=1)*2]")
 """A layout for `BIAS_FAULTS`."""
+PLANTED_SCALING = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_factor=8,rope_tokens=32)*2]")
+"""A layout for `SCALING_FAULTS`."""
+PLANTED_LINEAR = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(rope_factor=4)*2]")
+"""A layout for `LINEAR_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -343,6 +347,19 @@ BIAS_FAULTS = (
 )
 """For layouts like `PLANTED_BIASES`: biases on queries, keys and values, without QK-norm."""
 
+SCALING_FAULTS = (
+    Fault("scaling missing", layout=("rope_factor=8,rope_tokens=32", "rope_theta=1000000")),
+    Fault("all pairs slowed", layout=("rope_factor=8,rope_tokens=32", "rope_factor=8")),
+    Fault("another length before scaling", layout=("rope_tokens=32", "rope_tokens=64")),
+)
+"""For layouts like `PLANTED_SCALING`: RoPE as in Llama 3.1, of a length within that of the gate's texts."""
+
+LINEAR_FAULTS = (
+    Fault("scaling missing", layout=("(rope_factor=4)", "")),
+    Fault("another factor", layout=("rope_factor=4", "rope_factor=2")),
+)
+"""For layouts like `PLANTED_LINEAR`: all of RoPE's angles divided by one number."""
+
 PLANTS = (
     (PLANTED, FAULTS),
     (PLANTED_MOE, MOE_FAULTS),
@@ -355,5 +372,7 @@ PLANTS = (
     (PLANTED_PARTS, PART_FAULTS),
     (PLANTED_LAYERS, LAYER_FAULTS),
     (PLANTED_BIASES, BIAS_FAULTS),
+    (PLANTED_SCALING, SCALING_FAULTS),
+    (PLANTED_LINEAR, LINEAR_FAULTS),
 )
 """Every layout with its faults."""

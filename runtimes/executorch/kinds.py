@@ -294,6 +294,11 @@ def _theta(block: Block) -> float:
     return float(block.get("rope_theta") or 0)
 
 
+def _unscaled(block: Block) -> str | None:
+    scaled = float(block.get("rope_factor") or 1) != 1
+    return "scaled RoPE (rope_factor): the attention kernel turns by a base alone" if scaled else None
+
+
 def _windowed(block: Block) -> Attention:
     return Attention(_theta(block), block.int("window"), "sinks.weight" if block.get("sink") else None)
 
@@ -306,8 +311,9 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "gqa": ExecuTorchKind(
             lambda block, d_model: (_attention(block, d_model),),
             lambda block: Attention(_theta(block)),
+            refuses=_unscaled,
         ),
-        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed),
+        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed, refuses=_unscaled),
         "mla": ExecuTorchKind(
             lambda block, d_model: (_mla(block, d_model),),
             lambda block: Attention(_theta(block), latent=(block.int("latent"), block.int("rope_dim"))),

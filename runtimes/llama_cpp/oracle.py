@@ -54,7 +54,7 @@ class Oracle:
         self, layout: Layout, quantisation: Quantisation, checkpoint: Checkpoint, *, half_sums: bool = False
     ) -> None:
         self._half_sums = half_sums
-        listed = list(tensors(layout, architecture(layout)))
+        listed = [tensor for tensor in tensors(layout, architecture(layout)) if not tensor.values]
         self._model = Model(layout, seed=None)
         state = self._model.state_dict()
         self._types: dict[int, Type] = {}

@@ -44,6 +44,8 @@ def supports(layout: Layout) -> Support:
     if reasons := _each_once(_stock_reasons(layout)):
         if _biased(layout):
             return Support("no", None, ("biases on queries, keys and values: the patched build has none", *reasons))
+        if _scaled(layout):
+            return Support("no", None, ("scaled RoPE (rope_factor): the patched build has none", *reasons))
         return Support("patched", PATCHED, reasons)
     return Support("stock", _stock_architecture(layout))
 
@@ -99,6 +101,10 @@ def _biased(layout: Layout) -> bool:
     return any(block.get("qkv_bias") for block in of_kind(mixers(layout), *ATTENTION))
 
 
+def _scaled(layout: Layout) -> bool:
+    return any(block.get("rope_factor") != 1 for block in of_kind(mixers(layout), *ATTENTION))
+
+
 def _stock_reasons(layout: Layout) -> Iterable[str]:
     """Yields every rule of the stock architectures that a layout breaks which the patched build holds."""
     for index, layer in enumerate(layout.layers):
@@ -132,6 +138,8 @@ def _attention_rules(attention: list[Block]) -> Iterable[str]:
     if any(not block.get("rope_theta") for block in attention):
         yield "attention without positions: stock architectures always turn queries and keys"
     yield from one_per_model("choice of biases", attention, lambda block: block.get("qkv_bias"))
+    yield from one_per_model("scaling of RoPE (rope_factor)", attention, lambda block: block.get("rope_factor"))
+    yield from one_per_model("scaling of RoPE (rope_tokens)", attention, lambda block: block.get("rope_tokens"))
     if any(block.kind == "swa" and block.get("sink") for block in attention):
         yield "attention sinks: lfm2 has none"
     if any(block.int("canon") for block in attention):
@@ -144,6 +152,8 @@ def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> I
         yield "attention without QK-norm: lfm2 always has it"
     if _biased(layout):
         yield "biases next to convolutions: lfm2 has none"
+    if any(block.int("rope_tokens") for block in attention):
+        yield "RoPE as in Llama 3.1 (rope_tokens) next to convolutions: lfm2 has no factors of frequencies"
     for block in attention:
         heads, head_dim = block.int("heads"), block.int("head_dim")
         if heads * head_dim != layout.d_model:
@@ -158,6 +168,8 @@ def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[st
     yield from one_per_model(
         "key-value head count (without convolutions)", attention, lambda block: block.int("kv_heads")
     )
+    if any(block.int("rope_tokens") and (block.get("qk_norm") or block.get("qkv_bias")) for block in attention):
+        yield "RoPE as in Llama 3.1 (rope_tokens) next to QK-norm or biases: only llama has factors of frequencies"
     for block in attention if _biased(layout) else ():
         if block.get("qk_norm"):
             yield "biases next to QK-norm: qwen2 has no QK-norm, qwen3 no biases"

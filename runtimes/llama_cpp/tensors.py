@@ -20,6 +20,7 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import StateDict
 from nas.measure.runtimes.llama_cpp.kinds import (
+    ATTENTION,
     KINDS,
     Part,
     Role,
@@ -30,6 +31,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
 )
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation
+from nas.model.nn.rope import rope_divisors
 
 Type = GGMLQuantizationType
 _PLAIN = {Type.F32: "<f4", Type.F16: "<f2"}
@@ -46,6 +48,8 @@ class Tensor:
         layer: depth; None: outside the layers.
         source: what `nas.model.nn.model` calls it; empty for models that no layout describes.
         flat: whether its first two dimensions are one there.
+        values: what it holds, where that follows from the layout; (): it has a source. A file of random weights has
+            those of its role in their place, which takes the same time.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Tensor:
     layer: int | None = None
     source: str = ""
     flat: bool = False
+    values: tuple[float, ...] = ()
 
     @property
     def part(self) -> str:
@@ -74,6 +79,10 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
     yield Tensor(f"{final_norm}.weight", (width,), "norm", source="norm.weight")
     if not layout.tied:
         yield Tensor("output.weight", (layout.vocab, width), source="head.weight")
+    attention = of_kind((block for blocks in mixers_by_layer(layout) for block in blocks), *ATTENTION)
+    if arch == "llama" and attention[0].int("rope_tokens"):
+        divisors = rope_divisors(attention[0])
+        yield Tensor("rope_freqs.weight", (len(divisors),), "norm", values=divisors)
     for index, (mixers, ffns) in enumerate(zip(mixers_by_layer(layout), feed_forwards_by_layer(layout), strict=True)):
         if layout.layers[index].share is not None:
             continue
@@ -180,7 +189,7 @@ class CheckpointTensors:
         Raises:
             InvalidInput: a tensor is missing, left over, or of another shape.
         """
-        shapes = {tensor.source: tensor.source_shape for tensor in tensors}
+        shapes = {tensor.source: tensor.source_shape for tensor in tensors if not tensor.values}
         if difference := sorted(self._state.names ^ shapes.keys()):
             state = "lacks" if difference[0] in shapes else "has, but the layout has not,"
             raise InvalidInput(f"checkpoint {state} {difference[0]}", where=self._state.place)
@@ -194,7 +203,7 @@ class CheckpointTensors:
         Raises:
             InvalidInput: values that are no float16 or float32, or not finite.
         """
-        values = self._state.floats(tensor.source)
+        values = np.array(tensor.values, np.float32) if tensor.values else self._state.floats(tensor.source)
         if tensor.role == "decay":
             values = -np.exp(values)  # GGUF stores A, the state dict its logarithm
         if storage in _PLAIN:

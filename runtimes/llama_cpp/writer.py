@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import ExpertGatingFuncType, GGUFValueType, GGUFWriter, Keys, TokenType
+from gguf import ExpertGatingFuncType, GGUFValueType, GGUFWriter, Keys, RopeScalingType, TokenType
 from gguf.utility import model_weight_count_rounded_notation
 from numpy.typing import NDArray
 
@@ -165,6 +165,9 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
     convs, attention = of_kind(mixing, "conv"), of_kind(mixing, *ATTENTION)[0]
     dense, sparse = of_kind(ffns, "swiglu"), of_kind(ffns, "moe")
     writer.add_rope_freq_base(float(attention.get("rope_theta") or 0))
+    if (factor := float(attention.get("rope_factor") or 1)) != 1 and not attention.int("rope_tokens"):
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(factor)
     writer.add_head_count(attention.int("heads"))
     if convs:
         writer.add_shortconv_l_cache(convs[0].int("kernel"))

@@ -33,7 +33,7 @@ LAYOUTS = {
     "windows": "d256 v512 ffn=swiglu:512 [W4/2@32 W4/2@32(sink=1)]",
     "experts": "d256 v512 ffn=moe:8x2:64 [A4/2 A4/2+moe:8x4:96]",
     "shared": "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
-    **{layout.format(): layout.format() for layout, _ in PLANTS},
+    **{layout.format(): layout.format() for layout, _ in PLANTS if EXECUTORCH.supports(layout)},
     "every kind": EVERY_KIND.format(),
 }
 
@@ -70,6 +70,7 @@ def test_right_graphs_pass(arm_build: Build, tmp_path: Path, kind: str) -> None:
     [
         pytest.param(layout, fault, marks=() if fault is faults[0] else pytest.mark.exhaustive)
         for layout, faults in PLANTS
+        if EXECUTORCH.supports(layout)
         for fault in faults
     ],
     ids=lambda value: value.name if isinstance(value, Fault) else value.format(),

@@ -23,7 +23,7 @@ MORE_WIDTHS = (
     "d256 v512 ffn=swiglu:512 [C3 L6/32:64(nope_dim=32,query=64,rope_theta=0)]",
 )
 RIGHT = (
-    *(layout.format() for layout, _ in PLANTS),
+    *(layout.format() for layout, _ in PLANTS if EXECUTORCH.supports(layout)),
     *MORE_WIDTHS,
     EVERY_KIND.format(),
     "d160 v512 ffn=swiglu:352 [A8/4:20 W8/2@16:20(rope_theta=0) C3 ^0]",
@@ -51,7 +51,13 @@ class TestGate(GateContract):
 
 @pytest.mark.parametrize(
     ("layout", "fault"),
-    [(layout, fault) for layout, faults in PLANTS for fault in faults if layout != PLANTED or fault.earlier],
+    [
+        (layout, fault)
+        for layout, faults in PLANTS
+        if EXECUTORCH.supports(layout)
+        for fault in faults
+        if layout != PLANTED or fault.earlier
+    ],
     ids=lambda value: value.name if isinstance(value, Fault) else value.format(),
 )
 def test_planted_faults_fail(executorch_build: Build, tmp_path: Path, layout: Layout, fault: Fault) -> None:

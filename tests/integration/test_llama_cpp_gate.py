@@ -22,7 +22,16 @@ from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.runner import Feed, local_machine, runner_logits
 from nas.testing.gate_contract import GateContract
 from nas.testing.llama_cpp_gate import gate
-from nas.testing.planted_faults import MOE_FAULTS, PLANTED_MOE, Fault, checkpoint
+from nas.testing.planted_faults import (
+    LINEAR_FAULTS,
+    MOE_FAULTS,
+    PLANTED_LINEAR,
+    PLANTED_MOE,
+    PLANTED_SCALING,
+    SCALING_FAULTS,
+    Fault,
+    checkpoint,
+)
 
 RIGHT = (
     "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/2]",
@@ -33,6 +42,7 @@ RIGHT = (
     "d128 v512 ffn=swiglu:352 [A8/4*4]",
     "d128 v512 ffn=swiglu:352 [A4/2:32(qk_norm=0)*4]",
     "d256 v512 ffn=swiglu:512 [C3 W4/2@32 C3 W4/1@32]",
+    "d256 v512 ffn=swiglu:512 [C3 A4/2(rope_factor=4)]",
 )
 PLANTED = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4]")
 QK_NORM = Fault("QK-norm missing", layout=("A8/4", "A8/4(qk_norm=0)"))
@@ -54,6 +64,18 @@ class TestStockGate(GateContract):
     @pytest.fixture
     def runtime(self, llama_build: Build, patched_build: Build) -> Runtime:
         return LLAMA_CPP
+
+
+class TestScaledPositionsGate(TestStockGate):
+    """RoPE as in Llama 3.1: factors of frequencies in the file."""
+
+    layout = PLANTED_SCALING
+    faults = SCALING_FAULTS
+
+
+class TestLinearPositionsGate(TestStockGate):
+    layout = PLANTED_LINEAR
+    faults = LINEAR_FAULTS
 
 
 @pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))

@@ -173,3 +173,9 @@ def test_support_and_plans_load_no_torch() -> None:
         "sys.exit('torch' in sys.modules or 'executorch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("mixer", ["A2/1(rope_factor=8)", "W2/1@8(rope_factor=8,rope_tokens=64)"])
+def test_scaled_positions_are_refused(mixer: str) -> None:
+    support = EXECUTORCH.supports(Layout.parse(f"d64 v64 ffn=swiglu:64 [{mixer}]"))
+    assert not support and "scaled RoPE" in support.reasons[0]

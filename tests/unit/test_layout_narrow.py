@@ -128,6 +128,12 @@ def test_positions_reach_as_far_in_a_proxys_sequence(layout: Layout, width: int)
             assert math.log(256) / math.log(theirs) == pytest.approx(math.log(4096) / math.log(base), rel=0.01)
 
 
+def test_the_length_before_scaling_stays_the_same_share_of_a_sequence() -> None:
+    layout = Layout.parse("d1024 v65536 ffn=swiglu:4608 [A16/8(rope_factor=32,rope_tokens=8192)]")
+    block = narrow(layout, 64, 256, context=32768, length=256).layers[0].mixers[0]
+    assert (block.get("rope_factor"), block.get("rope_tokens")) == (32.0, 64)
+
+
 def attention_of(layout: Layout) -> list[Block]:
     return [block for layer in layout.layers for block in layer.mixers if block.kind in ("gqa", "swa")]
 

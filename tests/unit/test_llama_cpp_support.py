@@ -24,6 +24,8 @@ LFM2_350M = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A
         ("d256 v512 ffn=swiglu:512 [A8/4*4]", "qwen3"),
         ("d256 v512 ffn=swiglu:512 [A6/2:64*4]", "qwen3"),
         ("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0)*4]", "llama"),
+        ("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0,rope_factor=8,rope_tokens=8192)*4]", "llama"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4(rope_factor=8)]", "lfm2"),
     ],
 )
 def test_stock(text: str, arch: str) -> None:
@@ -82,6 +84,10 @@ def test_patched_by_name(text: str, reason: str) -> None:
         ("d256 v512 ffn=swiglu:512 [A8/4 C3&M16]", "layer 1 has two recurrent mixers in parallel"),
         ("d256 v512 ffn=swiglu:512 [A8/4(canon=4)&M16]", "one of two parallel mixers (canon)"),
         ("d256 v512 ffn=swiglu:512 [C3*512 A8/4]", "513 layers: at most 512"),
+        ("d256 v512 ffn=swiglu:512 [A8/4(rope_factor=8,rope_tokens=32)]", "only llama has factors of frequencies"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4(rope_factor=8,rope_tokens=32)]", "lfm2 has no factors of frequencies"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_factor=8)]", "more than one scaling of RoPE (rope_factor)"),
+        ("d256 v512 ffn=swiglu:512 [M16 A8/4(rope_factor=8)]", "the patched build has none"),
     ],
 )
 def test_refused_by_name(text: str, reason: str) -> None:

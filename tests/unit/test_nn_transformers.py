@@ -35,6 +35,8 @@ ATTENTION_ONLY = [
     "d64 v128 untied ffn=swiglu:96 [A4/4:32*2]",
     "d64 v128 ffn=swiglu:96 [A8/2(rope_theta=10000) W8/2@16(rope_theta=10000)*2]",
     "d64 v128 ffn=swiglu:96 [A4/2(qk_norm=0)*3]",
+    "d64 v128 ffn=swiglu:96 [A2/1(qk_norm=0,rope_factor=8,rope_theta=10000,rope_tokens=32)*2]",
+    "d64 v128 ffn=swiglu:96 [A2/1(rope_factor=4,rope_theta=100) W2/1@16(rope_factor=4,rope_theta=100)]",
 ]
 
 
@@ -68,6 +70,27 @@ def test_logits_are_those_of_transformers(text: str) -> None:
     logits = ours(ids)
     torch.testing.assert_close(logits, theirs(ids).logits, rtol=0, atol=1e-4)
     assert logits.std() > 0.1, "too flat to tell models apart"
+
+
+@pytest.mark.parametrize("text", ATTENTION_ONLY[-2:])
+@torch.no_grad()
+def test_scaled_positions_are_those_of_transformers_with_a_cache(text: str) -> None:
+    layout = Layout.parse(text)
+    ours, theirs = random_pair(layout)
+    ids = torch.randint(1, 128, (1, 80), generator=torch.Generator().manual_seed(0))
+    expected = theirs(ids).logits
+    logits, state = ours.prefill(ids[:, :50])
+    rows = [logits]
+    for token in ids[0, 50:]:
+        logits, state = ours.step(token[None], state)
+        rows.append(logits[:, None])
+    torch.testing.assert_close(torch.cat(rows, 1), expected, rtol=0, atol=1e-4)
+    plain = Layout.parse(
+        text.replace("rope_factor=8,", "").replace(",rope_tokens=32", "").replace("rope_factor=4,", "")
+    )
+    unscaled = Model(plain, seed=None).eval()
+    unscaled.load_state_dict(ours.state_dict())
+    assert (unscaled(ids) - expected).abs().max() > 0.01
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,16 @@ HEAD_ARGS = (
     Arg("qk_norm", bool, "RMSNorm on each query and key head", default=True),
     Arg("qkv_bias", bool, "biases on queries, keys and values, as in Qwen2", default=False),
     Arg("rope_theta", float, "RoPE base, at least 1; 0: no positions", default=1e6, low=0, high=1e12),
+    Arg("rope_factor", float, "what RoPE's angles are divided by; see rope_tokens", default=1.0, low=1, high=1e4),
+    Arg(
+        "rope_tokens",
+        int,
+        "tokens of a text before rope_factor: only pairs that turn less than four times within them are slowed, as in"
+        " Llama 3.1; 0: all are",
+        default=0,
+        low=0,
+        high=1 << 24,
+    ),
     Arg(
         "canon",
         int,
@@ -57,6 +67,11 @@ class AttentionKind(BlockKind):
         theta = float(block.get("rope_theta") or 0)
         if 0 < theta < 1:
             raise InvalidInput(f"{self.name}: rope_theta {theta} must be 0 (no positions) or at least 1")
+        scaled = float(block.get("rope_factor") or 1) != 1
+        if scaled and not theta:
+            raise InvalidInput(f"{self.name}: rope_factor scales positions, of which rope_theta=0 has none")
+        if block.int("rope_tokens") and not scaled:
+            raise InvalidInput(f"{self.name}: rope_tokens needs a rope_factor above 1")
         if block.int("canon") == 1:
             raise InvalidInput(f"{self.name}: canon must be 0 (no convolution) or at least 2 taps")
 
@@ -75,11 +90,14 @@ class AttentionKind(BlockKind):
     def shorten(self, block: Block, d_model: int, context: int, length: int) -> Block:
         """RoPE's base, such that the same share of frequencies turns by a radian or more within a sequence.
 
-        Of n frequencies base^(-i / n), the share log(length) / log(base) does.
+        Of n frequencies base^(-i / n), the share log(length) / log(base) does. The tokens before scaling stay the same
+        share of the sequence.
         """
         base = float(block.get("rope_theta") or 0.0)
         if not base:
             return block
+        if tokens := dict(block.given).get("rope_tokens"):
+            block = block.replace(rope_tokens=max(1, round(tokens * length / context)))
         return block.replace(rope_theta=float(f"{base ** (math.log(length) / math.log(context)):.3g}"))
 
     def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:

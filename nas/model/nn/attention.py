@@ -12,6 +12,7 @@ from nas.core.block import Block
 from nas.model.nn.base import Mixer, Padding, State
 from nas.model.nn.growth import BlockGrowth, CannotGrow, tiled, units
 from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, reference_conv
+from nas.model.nn.rope import rope_divisors
 
 _SHARP = 64
 """With QK-norm, a score is at most gain^2 sqrt(head size). Smaller heads start with gains that make it that of heads of
@@ -46,6 +47,7 @@ class Attention(Mixer):
         self.heads, self.kv_heads = self.block.int("heads"), self.block.int("kv_heads")
         self.head_dim = self.block.int("head_dim")
         self.rope_theta = float(self.block.get("rope_theta") or 0.0)
+        self.rope_divisors = rope_divisors(self.block)
         norm, bias = bool(self.block.get("qk_norm")), bool(self.block.get("qkv_bias"))
         self.canon = DepthwiseConv(d_model, self.block.int("canon")) if self.block.get("canon") else None
         self.q = Linear(d_model, self.heads * self.head_dim, bias=bias)
@@ -93,7 +95,7 @@ class Attention(Mixer):
         if not self.rope_theta:
             return heads
         at = past if padding is None else padding.positions[:, None, -heads.shape[2] :]
-        return rotate(heads, at, self.rope_theta)
+        return rotate(heads, at, self.rope_theta, self.rope_divisors)
 
     def output(self, mixed: Tensor) -> Tensor:
         """Maps [B, heads, T, head_dim] -> [B, T, D]."""
@@ -117,7 +119,7 @@ class Attention(Mixer):
         times as many numbers: projections times sqrt(m) keep it, and the gain of queries makes up for it.
         """
         a, b, small, width = growing.a, growing.b, growing.small, growing.width
-        for name in ("qk_norm", "qkv_bias", "rope_theta", "canon", "window", "sink"):
+        for name in ("qk_norm", "qkv_bias", "rope_theta", "rope_factor", "rope_tokens", "canon", "window", "sink"):
             if name in {arg.name for arg in a.spec.args} and a.get(name) != b.get(name):
                 raise CannotGrow(f"{name} differs")
         if a.get("qkv_bias"):
@@ -199,14 +201,17 @@ def visible(
     return mask | causal.triu(seen - length)
 
 
-def rotate(x: Tensor, at: int | Tensor, theta: float) -> Tensor:
+def rotate(x: Tensor, at: int | Tensor, theta: float, divisors: tuple[float, ...] = ()) -> Tensor:
     """Applies RoPE to [..., T, head_dim] at positions `at` [..., T]; a number is the position of the first token.
 
     Number i of a head's first half and number i of its second half form a pair that turns by theta^(-2i / head_dim)
-    radians a token: the "NeoX" order, which transformers and llama.cpp use for LFM2. Angles are float32 at least.
+    radians a token: the "NeoX" order, which transformers and llama.cpp use for LFM2. Angles are float32 at least, and
+    divided by `divisors` [head_dim / 2], if there are any.
     """
     half, kind = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
     frequencies = theta ** (-torch.arange(half, dtype=kind, device=x.device) / half)
+    if divisors:
+        frequencies = frequencies / torch.tensor(divisors, dtype=kind, device=x.device)
     positions = torch.arange(at, at + x.shape[-2], device=x.device) if isinstance(at, int) else at
     angles = positions.to(kind)[..., None] * frequencies
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -223,7 +228,7 @@ def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name
         heads = heads / scale * weights[f"{name}_norm.weight"]
     if theta:
         for t in range(len(h)):
-            heads[:, t] = reference_turn(heads[:, t], t, theta)
+            heads[:, t] = reference_turn(heads[:, t], t, theta, block)
     return heads
 
 
@@ -244,12 +249,29 @@ def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> t
     return reference_heads(block, weights, h, "k"), values
 
 
-def reference_turn(x: Tensor, position: int, theta: float) -> Tensor:
-    """Computes RoPE by Su et al. 2024, section 3.2.2: a pair is a complex number, multiplied by exp(i m theta_i)."""
+def reference_turn(x: Tensor, position: int, theta: float, scaled: Block | None = None) -> Tensor:
+    """Computes RoPE by Su et al. 2024, section 3.2.2: a pair is a complex number, multiplied by exp(i m theta_i).
+
+    theta_i is changed as `rope_factor` and `rope_tokens` of the block `scaled` say.
+    """
     half = x.shape[-1] // 2
     turned = x.clone()
     for i in range(half):
         angle = position * theta ** (-2 * i / x.shape[-1])
+        if scaled is not None:
+            angle *= _reference_speed(scaled, theta ** (-2 * i / x.shape[-1]))
         turned[:, i] = x[:, i] * math.cos(angle) - x[:, half + i] * math.sin(angle)
         turned[:, half + i] = x[:, half + i] * math.cos(angle) + x[:, i] * math.sin(angle)
     return turned
+
+
+def _reference_speed(block: Block, frequency: float) -> float:
+    """Returns what scaling multiplies a pair's frequency [radians a token] by, by wavelengths as Llama 3.1 does."""
+    factor, tokens = float(block.get("rope_factor") or 1), block.int("rope_tokens")
+    wavelength = 2 * math.pi / frequency
+    if tokens and wavelength < tokens / 4:
+        return 1.0
+    if not tokens or wavelength > tokens:
+        return 1 / factor
+    smooth = (tokens / wavelength - 1) / (4 - 1)
+    return (1 - smooth) / factor + smooth

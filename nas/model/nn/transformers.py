@@ -44,7 +44,7 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 
-_SHAPE = ("heads", "kv_heads", "head_dim", "rope_theta", "qk_norm", "qkv_bias", "canon")
+_SHAPE = ("heads", "kv_heads", "head_dim", "rope_theta", "rope_factor", "rope_tokens", "qk_norm", "qkv_bias", "canon")
 _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
 
 
@@ -268,15 +268,34 @@ def _lfm2(layout: Layout) -> dict[str, Any]:
 def _attention_config(attention: Block, d_model: int) -> dict[str, Any]:
     """Returns heads, head size and RoPE; the head size is left out where heads times it make up `d_model`.
 
-    RoPE's base has two keys: transformers 5 reads `rope_parameters`, transformers 4 only `rope_theta`.
+    RoPE's base has two keys: transformers 5 reads `rope_parameters`, transformers 4 only `rope_theta`. So has scaling:
+    `rope_scaling` wins in transformers 5, so it says the base, too.
     """
     heads, head_dim, theta = attention.int("heads"), attention.int("head_dim"), attention.get("rope_theta")
+    scaling = _rope_scaling(attention)
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": attention.int("kv_heads"),
         "rope_theta": theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        "rope_parameters": {**scaling, "rope_theta": theta},
         **({} if heads * head_dim == d_model else {"head_dim": head_dim}),
+        **({"rope_scaling": {**scaling, "rope_theta": theta}} if scaling["rope_type"] != "default" else {}),
+    }
+
+
+def _rope_scaling(attention: Block) -> dict[str, Any]:
+    """Returns `rope_parameters` without the base; the constants of "llama3" are those of every release."""
+    factor, tokens = float(attention.get("rope_factor") or 1), attention.int("rope_tokens")
+    if factor == 1:
+        return {"rope_type": "default"}
+    if not tokens:
+        return {"rope_type": "linear", "factor": factor}
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": tokens,
     }
 
 

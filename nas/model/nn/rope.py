@@ -1,0 +1,28 @@
+"""Scaled RoPE: what angles are divided by, for torch modules and for files; no torch here."""
+
+from __future__ import annotations
+
+import math
+
+from nas.core.block import Block
+
+_SLOW_TURNS, _FAST_TURNS = 1, 4
+"""`low_freq_factor` and `high_freq_factor` of every release of Llama 3.1, 3.2 and 3.3."""
+
+
+def rope_divisors(block: Block) -> tuple[float, ...]:
+    """Returns what the angle of each of a head's pairs is divided by, [head_dim / 2]; () where that is 1.
+
+    With `rope_tokens` (Llama 3.1, "llama3" of transformers' modeling_rope_utils.py) a pair that turns four times or
+    more within that many tokens keeps its speed, one that turns once or less is slowed by `rope_factor`, and between
+    them speeds are mixed in proportion to the turns. The block is resolved.
+    """
+    factor, tokens, half = float(block.get("rope_factor") or 1.0), block.int("rope_tokens"), block.int("head_dim") // 2
+    if factor == 1.0:
+        return ()
+    if not tokens:
+        return (factor,) * half
+    theta = float(block.get("rope_theta") or 0.0)
+    turns = (tokens * theta ** (-i / half) / (2 * math.pi) for i in range(half))
+    shares = (min(max((turn - _SLOW_TURNS) / (_FAST_TURNS - _SLOW_TURNS), 0.0), 1.0) for turn in turns)
+    return tuple(1.0 / (share + (1.0 - share) / factor) for share in shares)
