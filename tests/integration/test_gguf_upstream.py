@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
@@ -22,13 +23,22 @@ from nas.train.release.model_tokenizer import read_model_tokenizer
 
 SAID_BY_GGUF = {
     "llama": {"rms_norm_eps": 1e-5},
+    "llama-scaled": {
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            **FAMILIES["llama-scaled"]["rope_parameters"],
+            "rope_theta": 500000.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "qwen3-linear": {"rms_norm_eps": 1e-5},
     "qwen2": {"rms_norm_eps": 1e-5},
     "qwen3": {"rms_norm_eps": 1e-5},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},
     "lfm2-moe": {"routed_scaling_factor": 1.0},
 }
 """Settings that these architectures of llama.cpp fix, in place of those of the other tests; norms of 1e-5, as ours."""
-TYPES = ("llama", "qwen2", "qwen3", "smollm3", "granite", "lfm2", "lfm2-moe")
+TYPES = ("llama", "llama-scaled", "qwen3-linear", "qwen2", "qwen3", "smollm3", "granite", "lfm2", "lfm2-moe")
 TEXT = "The year 2024: größer — don't! \t\n  def f(x):\r\n\n    return x<|im_end|>"
 OF_TRANSFORMERS = {
     "general.basename",
@@ -93,7 +103,7 @@ def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -
     assert tokenizer.chat_templates == original.chat_templates and tokenizer.ends == original.ends
 
 
-@pytest.mark.parametrize("name", ("llama", "qwen2", "qwen3", "lfm2"))
+@pytest.mark.parametrize("name", ("llama", "llama-scaled", "qwen2", "qwen3", "qwen3-linear", "lfm2"))
 def test_our_files_equal_those_of_the_converter(name: str, converter: Path, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
     convert(converter, folder, tmp_path / "theirs.gguf", pre="qwen2")
@@ -114,5 +124,6 @@ def test_our_files_equal_those_of_the_converter(name: str, converter: Path, tmp_
     assert theirs.tensors.keys() == ours.tensors.keys()
     for tensor, stored in theirs.tensors.items():
         assert (stored.kind, stored.shape) == (ours.tensors[tensor].kind, ours.tensors[tensor].shape), tensor
-        assert (theirs.values(tensor) == ours.values(tensor)).all(), tensor
+        digits = 1e-6 if tensor == "rope_freqs.weight" else 0.0  # computed in float32 there
+        np.testing.assert_allclose(ours.values(tensor), theirs.values(tensor), rtol=digits, err_msg=tensor)
     assert len(GGUFReader(tmp_path / "ours.gguf").tensors) == len(ours.tensors)

@@ -34,6 +34,17 @@ SIZES: dict[str, Any] = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "rope_parameters": ROPE},
+    "llama-scaled": {
+        "model_type": "llama", "tie_word_embeddings": True, "max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "qwen3-linear": {
+        "model_type": "qwen3", "head_dim": 32,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+    },
     "mistral": {"model_type": "mistral", "head_dim": 32, "sliding_window": 16},
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
     "qwen3-windows": {
@@ -185,7 +196,13 @@ def test_models_of_350m_have_the_same_logits(name: str, tmp_path: Path) -> None:
     ("name", "changed", "messages"),
     [
         ("llama", {"attention_bias": True, "hidden_act": "gelu"}, ["biases (attention_bias)", "activation 'gelu'"]),
-        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["RoPE of type 'llama3'"]),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, ["RoPE of type 'yarn'"]),
+        (
+            "llama-scaled",
+            {"rope_parameters": {**FAMILIES["llama-scaled"]["rope_parameters"], "high_freq_factor": 8.0}},
+            ["factors of low and high frequencies [1.0, 8.0]"],
+        ),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, ["sped up (factor 0.5)"]),
         ("llama", {"partial_rotary_factor": 0.5}, ["RoPE on a part of each head"]),
         ("llama", {"quantization_config": {"bits": 4}}, ["quantised"]),
         ("llama", {"hidden_size": 72}, ["multiple of 32"]),
@@ -213,6 +230,23 @@ def test_what_no_layout_says_is_listed(name: str, changed: dict[str, Any], messa
         read_model(tmp_path)
     for message in messages:
         assert message in str(caught.value)
+
+
+def test_llama_3_2_is_read(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 16, "head_dim": 64,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "tie_word_embeddings": True, "max_position_embeddings": 131072,
+        "rope_scaling": {
+            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
+            "original_max_position_embeddings": 8192,
+        },
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layout = read_model(tmp_path).layout
+    mixer = "A32/8(qk_norm=0,rope_factor=32,rope_theta=500000,rope_tokens=8192)"
+    assert layout.format() == f"d2048 v128256 ffn=swiglu:8192 [{mixer}*16]"
+    assert layout.params.total == 1_235_814_400
 
 
 UNREAD = {

@@ -11,8 +11,8 @@ pass is that of `nas.model.nn.model` up to constants are read; constants become 
     attention_multiplier  times sqrt(head_dim) on the queries, since we divide scores by sqrt(head_dim)
     logits_scaling        on the last norm's gain, as is what a tied embedding must not add to the logits
 
-Everything else that a layout cannot say (other biases than those of Qwen2, scaled RoPE, norms behind blocks ...) is
-refused, all of it at once.
+Everything else that a layout cannot say (other biases than those of Qwen2, RoPE scaled as YaRN, norms behind blocks
+...) is refused, all of it at once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -371,8 +372,8 @@ class _Options:
         name = self.get(key, valid[0])
         self.refuse(name not in valid, f"activation {name!r}")
 
-    def rope_theta(self, default: float = 10000.0) -> float:
-        """Returns RoPE's base; refuses scaled and partial RoPE.
+    def rope(self, default: float = 10000.0) -> dict[str, Any]:
+        """Returns RoPE's base and scaling, as arguments of blocks; refuses partial RoPE, and scaling of other forms.
 
         As in transformers, `rope_scaling` replaces `rope_parameters`, and the base in it wins over one beside it.
         """
@@ -381,15 +382,27 @@ class _Options:
             raise InvalidInput("rope_parameters and rope_scaling must be objects", where=self.where)
         rope = {name: value for name, value in rope.items() if value is not None}
         kind = rope.get("rope_type", rope.get("type", "default"))
-        self.refuse(kind != "default", f"RoPE of type {kind!r}, which changes single frequencies: blocks have a base")
+        scaled = kind in ("linear", "llama3")
+        self.refuse(kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have 'linear' and 'llama3'")
         self.refuse(any(isinstance(value, dict) for value in rope.values()), _SEVERAL_BASES)
         part = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
         self.refuse(part != 1.0, f"RoPE on a part of each head ({part!r})")
         theta = rope.get("rope_theta", self.get("rope_theta", self.get("theta", default)))
-        return self._positive("rope_theta", theta)
+        return {"rope_theta": self._positive("rope_theta", theta)} | (self._scaling(rope, kind) if scaled else {})
+
+    def _scaling(self, rope: Mapping[str, Any], kind: str) -> dict[str, Any]:
+        """Returns `rope_factor`, and of "llama3" `rope_tokens`."""
+        factor = self._positive("factor", rope.get("factor"))
+        self.refuse(factor < 1, f"RoPE that is sped up (factor {factor:g})")
+        if kind == "linear" or factor <= 1:
+            return {"rope_factor": max(factor, 1.0)}
+        turns = [rope.get(f"{name}_freq_factor") for name in ("low", "high")]
+        self.refuse(turns != [1, 4], f"RoPE of type 'llama3' with other factors of low and high frequencies {turns}")
+        length = "original_max_position_embeddings"
+        return {"rope_factor": factor, "rope_tokens": self.whole(length, rope.get(length))}
 
     def _positive(self, name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise InvalidInput(f"{name} must be a positive number, not {value!r}", where=self.where)
         return float(value)
 
@@ -442,11 +455,11 @@ class _Stock:
             options.refuse(options.flag(name), f"biases ({name})")
         attention = _attention(options, d_model, qk_norm=self.qk_norm, head_dim=self.head_dim)
         attention["qkv_bias"] = self.qkv_bias
-        theta = options.rope_theta(self.base)
+        rope = options.rope(self.base)
         ffn = Block.of(self.ffn, width=options.whole("intermediate_size"))
         layers = []
         for window, positions in zip(_windows(options, depth, self), _positions(options, depth), strict=True):
-            shape = attention | {"rope_theta": theta if positions else 0.0}
+            shape = attention | (rope if positions else {"rope_theta": 0.0})
             mixer = Block.of("gqa", **shape) if window is None else Block.of("swa", window=window, **shape)
             layers.append(Layer((mixer,), ffn))
         layout = Layout.of(d_model, vocab, layers, tied=options.tied(self.tied))
@@ -522,7 +535,7 @@ def _granite_hybrid(options: _Options) -> TrainedModel:
     )
     attention = _attention(options, d_model, qk_norm=False)
     positions = options.get("position_embedding_type")
-    attention["rope_theta"] = options.rope_theta() if positions == "rope" else 0.0
+    attention |= options.rope() if positions == "rope" else {"rope_theta": 0.0}
     valid = dict.fromkeys(("attention", "full_attention"), "gqa") | dict.fromkeys(
         ("mamba", "linear_attention"), "mamba2"
     )
@@ -667,7 +680,7 @@ def _lfm2(options: _Options) -> TrainedModel:
     d_model, depth, vocab = _size(options)
     options.refuse(options.flag("conv_bias"), "biases (conv_bias)")
     moe = options.get("model_type") == "lfm2_moe"
-    attention = _attention(options, d_model, qk_norm=True) | {"rope_theta": options.rope_theta(1e6)}
+    attention = _attention(options, d_model, qk_norm=True) | options.rope(1e6)
     mixers = {"gqa": Block.of("gqa", **attention), "conv": Block.of("conv", kernel=options.whole("conv_L_cache", 3))}
     if options.get("layer_types") is None and isinstance(options.get("full_attn_idxs"), list):
         kinds = ["gqa" if i in options.get("full_attn_idxs") else "conv" for i in range(depth)]
@@ -820,7 +833,7 @@ def _unsayable(options: _Options) -> list[str]:
         options.refuse(options.get(name) is not None, f"bounded logits ({name})")
     options.refuse(options.get("vision_config") is not None, "images")
     with contextlib.suppress(InvalidInput):  # values of no known form are no trait
-        options.rope_theta()
+        options.rope()
     return [trait for trait in options.missing if trait != _SEVERAL_BASES]  # each block has its own
 
 
