@@ -33,10 +33,11 @@ _MODELS = (f"{_TREE}/model", "/sys/class/dmi/id/product_name")
 _SERIAL = f"{_TREE}/serial-number"
 _COMPATIBLE = f"{_TREE}/compatible"
 _PAGES = "/proc/self/smaps"
+_STATUS = "/proc/self/status"
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _FILES = (
     *("/proc/meminfo", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/hostname", "/etc/os-release", "/etc/machine-id"),
-    *(*_MODELS, _SERIAL, _COMPATIBLE, _PAGES, _BOOT, *_CPU_FILES, *ENERGY_FILES),
+    *(*_MODELS, _SERIAL, _COMPATIBLE, _PAGES, _STATUS, _BOOT, *_CPU_FILES, *ENERGY_FILES),
 )
 _MACHINE = "uname -m"
 _LIBC = "getconf GNU_LIBC_VERSION"
@@ -73,7 +74,7 @@ def describe(
     readings = Readings.take(reader, _FILES, (_MACHINE, _LIBC, PROPERTIES))
     machine = machine or _output(readings, _MACHINE, r"[a-z0-9_]{1,32}")
     android = _properties(readings)
-    designs = _designs(readings, f"unnamed {machine} processor")
+    designs = _allowed(readings, _designs(readings, f"unnamed {machine} processor"))
     if absent := set(pinned_to) - set(designs):
         raise InvalidInput(f"there is no core {show_cores(absent)}: the device has {show_cores(designs)}")
     cpu = _cpu_name(readings)
@@ -287,6 +288,18 @@ def _designs(tree: Tree, otherwise: str) -> dict[int, str]:
     return designs
 
 
+def _allowed(tree: Tree, designs: Mapping[int, str]) -> Mapping[int, str]:
+    """Returns those of a machine's cores that a container, a cpuset or the agent's owner leaves to processes there.
+
+    What a process may use lists cores that are online alone; others are kept, since they may wake up.
+    """
+    match = re.search(r"^Cpus_allowed_list:\s*(\S+)$", read_or_empty(tree, _STATUS), re.MULTILINE)
+    if not match:
+        return designs
+    forbidden = {*_cores_of(tree, f"{_CPUS}/online")} - {*_parsed(match[1])}
+    return {core: design for core, design in designs.items() if core not in forbidden}
+
+
 def _present(tree: Tree) -> set[int]:
     """Returns the cores that the machine has, whether they are online or not."""
     listed = names(tree, _CPUS, lambda name: re.fullmatch(r"cpu\d{1,4}", name) is not None)
@@ -299,9 +312,14 @@ def _related(tree: Tree) -> list[str]:
 
 
 def _cores_of(tree: Tree, path: str) -> tuple[int, ...]:
+    return _parsed(read_or_empty(tree, path))
+
+
+def _parsed(cores: str) -> tuple[int, ...]:
+    """Returns the cores of a list; none if it is no list."""
     try:
-        return parse_cores(read(tree, path))
-    except (Unread, InvalidInput):
+        return parse_cores(cores)
+    except InvalidInput:
         return ()
 
 

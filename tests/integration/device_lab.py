@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from device_image import ADBD, check_host, image
 
 BOOT = """
@@ -152,6 +153,27 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+@contextlib.contextmanager
+def cpuset(core: int) -> Iterator[Path]:
+    """A control group whose processes may use one core; yields its list of processes. Ends when they have ended."""
+    own = Path("/sys/fs/cgroup/cpuset")
+    root = own if own.is_dir() else own.parent
+    folder = root / f"hilnas-{os.getpid()}"
+    try:
+        if root != own:
+            (root / "cgroup.subtree_control").write_text("+cpuset")
+        folder.mkdir()
+        for name, text in (("cpuset.mems", "0"), ("cpuset.cpus", str(core))):
+            (folder / name).write_text(text)
+    except OSError as error:
+        pytest.skip(f"no cpuset can be made: {error}")
+    try:
+        yield folder / "cgroup.procs"
+    finally:
+        assert within(20, lambda: not (folder / "cgroup.procs").read_text())
+        folder.rmdir()
 
 
 _started = 0

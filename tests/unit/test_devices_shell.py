@@ -39,7 +39,7 @@ def here(tmp_path: Path) -> ShellTransport:
 
 
 def test_processors_that_are_not_there(here: ShellTransport) -> None:
-    with pytest.raises(Unsupported, match="processors"):
+    with pytest.raises(Unsupported, match="cores"):
         run(here, "exit 0", cpu_affinity=[4000])
 
 
