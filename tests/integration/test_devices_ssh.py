@@ -8,9 +8,10 @@ from pathlib import Path
 import paramiko
 import pytest
 from device_faults import RemoteFaults
-from device_lab import Machine, cpuset, new_key, sshd
+from device_lab import Machine, cpuset, new_key, quota, sshd
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
+from nas.measure.devices.agent.run_plan import Observer
 from nas.measure.devices.describe import describe
 from nas.measure.devices.transports import TRANSPORTS
 from nas.measure.devices.transports.base import NotTrusted, Transport
@@ -146,8 +147,8 @@ def test_a_machine_that_lives_in_another_time(keys: Path, tmp_path: Path, monkey
 def test_a_device_in_a_container_of_one_core(keys: Path, tmp_path: Path) -> None:
     """A cpuset is the number of cores, and others can be had by nobody."""
     with (
-        cpuset(1) as processes,
-        sshd(tmp_path / "device", tmp_path / "keys", setup=f"echo 0 >{processes}") as machine,
+        cpuset(1) as group,
+        sshd(tmp_path / "device", tmp_path / "keys", group=group) as machine,
     ):
         pin(address(machine), host_key(address(machine)), tmp_path / "keys")
         transport = ShellTransport(SshWire(address(machine), tmp_path / "keys"))
@@ -160,6 +161,20 @@ def test_a_device_in_a_container_of_one_core(keys: Path, tmp_path: Path) -> None
         transport.close()
     assert described.cores == 1
     assert [cluster.cores for cluster in described.clusters] == [(1,)]
+
+
+def test_a_container_with_a_quota_of_processor_time_is_throttled(keys: Path, tmp_path: Path) -> None:
+    with quota(0.2) as group:
+        shown = "{ mount -t cgroup -o cpu all run/groups || mount -t cgroup2 all run/groups; }"
+        setup = f"mkdir run/groups && {shown} && mount --bind run/groups/{group.name} sys/fs/cgroup"
+        with sshd(tmp_path / "device", tmp_path / "keys", setup=setup, group=group) as machine:
+            pin(address(machine), host_key(address(machine)), tmp_path / "keys")
+            transport = ShellTransport(SshWire(address(machine), tmp_path / "keys"))
+            observer = Observer(transport)
+            before = observer.before()
+            result = run(transport, "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done", deadline_s=60)
+            assert observer.after(before, result).throttled is True
+            transport.close()
 
 
 def test_an_unknown_set_of_cores_is_not_taken_for_the_wanted_one(keys: Path, tmp_path: Path) -> None:
