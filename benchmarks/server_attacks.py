@@ -83,7 +83,7 @@ class Person:
         return {
             "asked": self.asked,
             "answered": len(ms),
-            "median_ms": statistics.median(ms) if ms else None,
+            "median_ms": round(statistics.median(ms), 1) if ms else None,
             "longest_ms": max(ms, default=None),
             "problems": sorted(set(self.problems)),
         }

@@ -33,10 +33,11 @@ _MODELS = (f"{_TREE}/model", "/sys/class/dmi/id/product_name")
 _SERIAL = f"{_TREE}/serial-number"
 _COMPATIBLE = f"{_TREE}/compatible"
 _PAGES = "/proc/self/smaps"
+_STATUS = "/proc/self/status"
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _FILES = (
     *("/proc/meminfo", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/hostname", "/etc/os-release", "/etc/machine-id"),
-    *(*_MODELS, _SERIAL, _COMPATIBLE, _PAGES, _BOOT, *_CPU_FILES, *ENERGY_FILES),
+    *(*_MODELS, _SERIAL, _COMPATIBLE, _PAGES, _STATUS, _BOOT, *_CPU_FILES, *ENERGY_FILES),
 )
 _MACHINE = "uname -m"
 _LIBC = "getconf GNU_LIBC_VERSION"
@@ -73,7 +74,7 @@ def describe(
     readings = Readings.take(reader, _FILES, (_MACHINE, _LIBC, PROPERTIES))
     machine = machine or _output(readings, _MACHINE, r"[a-z0-9_]{1,32}")
     android = _properties(readings)
-    designs = _designs(readings, f"unnamed {machine} processor")
+    designs = _allowed(readings, _designs(readings, f"unnamed {machine} processor"))
     if absent := set(pinned_to) - set(designs):
         raise InvalidInput(f"there is no core {show_cores(absent)}: the device has {show_cores(designs)}")
     cpu = _cpu_name(readings)
@@ -212,7 +213,9 @@ _ARM_PARTS = {
     **{0xD44: "Cortex-X1", 0xD46: "Cortex-A510", 0xD47: "Cortex-A710", 0xD48: "Cortex-X2", 0xD49: "Neoverse-N2"},
     **{0xD4B: "Cortex-A78C", 0xD4C: "Cortex-X1C", 0xD4D: "Cortex-A715", 0xD4E: "Cortex-X3", 0xD4F: "Neoverse-V2"},
     **{0xD80: "Cortex-A520", 0xD81: "Cortex-A720", 0xD82: "Cortex-X4", 0xD84: "Neoverse-V3", 0xD85: "Cortex-X925"},
-    **{0xD87: "Cortex-A725", 0xD8E: "Neoverse-N3"},
+    **{0xD87: "Cortex-A725", 0xD8E: "Neoverse-N3", 0xD02: "Cortex-A34", 0xD43: "Cortex-A65AE", 0xD4A: "Neoverse-E1"},
+    **{0xD88: "Cortex-A520AE", 0xD89: "Cortex-A720AE", 0xD8F: "Cortex-A320"},
+    **{0xD8A: "C1-Nano", 0xD8B: "C1-Pro", 0xD8C: "C1-Ultra", 0xD90: "C1-Premium"},
 }
 """ARM's own cores (implementer 0x41) by part number of MIDR_EL1."""
 
@@ -220,13 +223,24 @@ _QUALCOMM_PARTS = {
     **{0x800: "Kryo 2xx Gold", 0x801: "Kryo 2xx Silver", 0x802: "Kryo 3xx Gold", 0x803: "Kryo 3xx Silver"},
     **{0x804: "Kryo 4xx Gold", 0x805: "Kryo 4xx Silver"},
 }
-_PARTS = {0x41: _ARM_PARTS, 0x51: _QUALCOMM_PARTS}
+_APPLE_PARTS = {
+    **dict.fromkeys((0x22, 0x24, 0x28), "Icestorm"),
+    **dict.fromkeys((0x23, 0x25, 0x29), "Firestorm"),
+    **dict.fromkeys((0x32, 0x34, 0x38), "Blizzard"),
+    **dict.fromkeys((0x33, 0x35, 0x39), "Avalanche"),
+}
+"""M1 and M2, each of three sizes."""
+_PARTS = {0x41: _ARM_PARTS, 0x51: _QUALCOMM_PARTS, 0x61: _APPLE_PARTS}
 """Implementer of MIDR_EL1 -> its cores."""
 _USUAL = 1
 _RANKS = {
-    **dict.fromkeys(("Cortex-A35", "Cortex-A53", "Cortex-A55", "Cortex-A510", "Cortex-A520"), 0),
+    **dict.fromkeys(
+        (f"Cortex-A{model}" for model in ("34", "35", "53", "55", "65", "65AE", "320", "510", "520", "520AE")), 0
+    ),
+    **dict.fromkeys(("C1-Nano", "Neoverse-E1", "Icestorm", "Blizzard"), 0),
     **dict.fromkeys((name for name in _QUALCOMM_PARTS.values() if name.endswith("Silver")), 0),
     **dict.fromkeys(("Cortex-X1", "Cortex-X1C", "Cortex-X2", "Cortex-X3", "Cortex-X4", "Cortex-X925"), 2),
+    **dict.fromkeys(("C1-Premium", "C1-Ultra"), 2),
 }
 """Design -> class of its size; `_USUAL` of others."""
 
@@ -287,6 +301,17 @@ def _designs(tree: Tree, otherwise: str) -> dict[int, str]:
     return designs
 
 
+def _allowed(tree: Tree, designs: Mapping[int, str]) -> Mapping[int, str]:
+    """Returns those of a machine's cores that a container, a cpuset or the agent's owner leaves to processes there.
+
+    What a process may use lists cores that are online alone; others are kept, since they may wake up.
+    """
+    match = re.search(r"^Cpus_allowed_list:\s*(\S+)$", read_or_empty(tree, _STATUS), re.MULTILINE)
+    allowed = set(_parsed(match[1])) if match else set()
+    forbidden = {*_cores_of(tree, f"{_CPUS}/online")} - allowed if allowed else set()
+    return {core: design for core, design in designs.items() if core not in forbidden}
+
+
 def _present(tree: Tree) -> set[int]:
     """Returns the cores that the machine has, whether they are online or not."""
     listed = names(tree, _CPUS, lambda name: re.fullmatch(r"cpu\d{1,4}", name) is not None)
@@ -299,9 +324,14 @@ def _related(tree: Tree) -> list[str]:
 
 
 def _cores_of(tree: Tree, path: str) -> tuple[int, ...]:
+    return _parsed(read_or_empty(tree, path))
+
+
+def _parsed(cores: str) -> tuple[int, ...]:
+    """Returns the cores of a list; none if it is no list."""
     try:
-        return parse_cores(read(tree, path))
-    except (Unread, InvalidInput):
+        return parse_cores(cores)
+    except InvalidInput:
         return ()
 
 

@@ -76,7 +76,8 @@ def find(attachment: Attachment, transport: Transport, host: Host | None = None)
     if attachment.id not in (None, device.id):
         raise AnotherDevice(
             f"{attachment.address} answers as device {device.id}, but {attachment.id} was attached: it is not served. "
-            f"If that is intended: nas device remove {attachment.address}, then add it again"
+            "If this is intended, or it is the same one (a new /etc/machine-id or serial number changes the id; so may "
+            f"an upgrade of hilnas): nas device remove {attachment.address}, then add it again"
         )
     lock = host.lock if host is not None and host.boot_id == boot else None
     return Attached(device, transport, boot, lock)

@@ -19,14 +19,14 @@ from nas.measure.devices.transports.base import Cancelled, CommandResult, Reader
 
 T = TypeVar("T")
 
-BEFORE = tuple(dict.fromkeys((*thermal.COUNTERS, *memory.FILES, *power.ENERGY_FILES, *cpu.FILES)))
+BEFORE = tuple(dict.fromkeys((*cpu.QUOTA_FILES, *thermal.COUNTERS, *memory.FILES, *power.ENERGY_FILES, *cpu.FILES)))
 """Read before a process. CPU time comes last, so that reading the rest is not in the interval."""
 
 AFTER = tuple(
     dict.fromkeys(
         (
             *(*cpu.FILES, *power.ENERGY_FILES, *cpu.FREQUENCY_FILES, *thermal.FILES),
-            *(*thermal.COUNTERS, *thermal.THROTTLE_FILES),
+            *(*cpu.QUOTA_FILES, *thermal.COUNTERS, *thermal.THROTTLE_FILES),
             *(*cpu.LOAD_FILES, *power.FILES, *memory.FILES),
         )
     )
@@ -110,7 +110,13 @@ def _foreign(before: Readings, now: Readings, result: CommandResult) -> float:
 
 
 def _throttled(before: Readings, now: Readings) -> bool:
-    """Returns whether the processor was throttled: counters cover the whole interval, other sources only the end."""
+    """Returns whether the processor was throttled: counters cover the whole interval, other sources only the end.
+
+    A CPU quota throttles too: threads that wait for each other slow down many times over.
+    """
+    waits = [_try(partial(cpu.quota_waits, readings)) for readings in (before, now)]
+    if not any(isinstance(wait, Unread) for wait in waits) and waits[1] > waits[0]:
+        return True
     return _first(
         now,
         lambda now: thermal.throttle_count(now) > thermal.throttle_count(before),

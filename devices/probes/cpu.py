@@ -7,7 +7,7 @@ from statistics import fmean
 
 from nas.core.device import parse_cores, show_cores
 from nas.core.errors import InvalidInput
-from nas.measure.devices.probes.readings import Unread, first_number, names, number, read
+from nas.measure.devices.probes.readings import Unread, first_number, names, number, read, read_or_empty
 from nas.measure.devices.transports.base import Tree
 
 FILES = ("/proc/stat", "/proc/uptime")
@@ -64,6 +64,22 @@ def foreign_share(busy: float, ours: float | None, wall_s: float) -> float:
     if busy < ours / 2 - _SLACK_S:
         raise Unread(f"/proc/stat counted {busy:.2f} s, less than the {ours:.2f} s of the runner alone")
     return max(0.0, (busy - ours) / wall_s)
+
+
+QUOTA_FILES = tuple(f"/sys/fs/cgroup/{name}" for name in ("cpu.stat", "cpu/cpu.stat", "cpu,cpuacct/cpu.stat"))
+"""Of the control group that a container shows as the root, in version 2 and 1."""
+
+
+def quota_waits(tree: Tree) -> int:
+    """Returns in how many periods a container's CPU quota let its processes wait, since it started.
+
+    Raises:
+        Unread: it has no quota.
+    """
+    for path in QUOTA_FILES:
+        if match := re.search(r"^nr_throttled ([0-9]{1,18})$", read_or_empty(tree, path), re.MULTILINE):
+            return int(match[1])
+    raise Unread("no control group with a CPU quota")
 
 
 _POLICIES = "/sys/devices/system/cpu/cpufreq"

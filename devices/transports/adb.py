@@ -26,7 +26,7 @@ from nas.measure.devices.transports.base import NotTrusted
 from nas.measure.devices.transports.shell import ShellTransport
 from nas.measure.devices.transports.wire import SILENT_S, Stream, open_socket, open_unix_socket
 
-_SERIAL = re.compile(r"[A-Za-z0-9._?-][A-Za-z0-9._?() -]{0,126}")
+_SERIAL = re.compile(r"[ A-Za-z0-9._?-][A-Za-z0-9._?() -]{0,126}")
 """What `adb devices` prints: some have blanks and parentheses (wireless debugging) or are question marks."""
 _HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _SERVER = re.compile(

@@ -343,15 +343,15 @@ class ShellTransport:
         match verdict:
             case ["missing"]:
                 return Unsupported(f"{self._wire.name} cannot run {program}: no such program")
-            case ["processors"]:
-                return self._no_processors(program, cpus)
+            case ["processors", *allowed]:
+                return self._no_processors(program, cpus, " ".join(allowed))
             case ["stale", last] if self._lease and last.isdecimal():
                 return StaleLease(self._wire.name, self._lease, int(last))
             case ["busy", *process]:
                 return InfrastructureFailed(f"{self._wire.name}: in use by another, process {' '.join(process)} there")
         return InfrastructureFailed(f"{self._wire.name}: the run ended without a result")
 
-    def _no_processors(self, program: str, cpus: Sequence[int]) -> Unsupported | InfrastructureFailed:
+    def _no_processors(self, program: str, cpus: Sequence[int], allowed: str) -> Unsupported | InfrastructureFailed:
         states = {cpu: f"/sys/devices/system/cpu/cpu{cpu}/online" for cpu in cpus}
         answers = self.read_many(list(states.values()))
         if offline := [cpu for cpu, path in states.items() if str(answers.get(path)).strip() == "0"]:
@@ -359,7 +359,10 @@ class ShellTransport:
                 f"{self._wire.name}: cores {show_cores(offline)} are offline now; keep them online, or choose others: "
                 "nas device add ADDRESS --cores LIST"
             )
-        return Unsupported(f"{self._wire.name} cannot run {program} on processors {list(cpus)}")
+        return Unsupported(
+            f"{self._wire.name} cannot run {program} on cores {show_cores(cpus)}: it has, or a cpuset allows, cores "
+            f"{allowed or '(it does not say which)'}"
+        )
 
     def push(self, local: Path, sha256: str) -> str:
         """Copies a file to the device unless it has it; damaged content is replaced."""

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import re
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadHostKeyException,
+    ChannelException,
     IncompatiblePeer,
     NoValidConnectionsError,
     SSHException,
@@ -48,6 +50,8 @@ _HOST = re.compile(r"[\w.:%-]+", re.ASCII)
 _WINDOW = 16 << 20
 _PACKET = 1 << 17
 _CHUNK = 1 << 16
+_PAUSES_S = (0.02, 0.1, 0.5, 2.0, 0.0)
+"""After each refusal of a session."""
 
 
 def connect(address: str, cache: Path) -> ShellTransport:
@@ -220,10 +224,22 @@ class SshWire:
 
     def start(self, command: str) -> Stream:
         with _errors_of(self.name):
-            channel = self._transport().open_session(_WINDOW, _PACKET, CONNECT_S)
+            channel = self._session()
             channel.settimeout(SILENT_S)
             channel.exec_command(command)
         return _ChannelStream(channel, self.name)
+
+    def _session(self) -> paramiko.Channel:
+        """Opens a session. The last one may not have ended there yet, and sshd may allow one at a time."""
+        for pause_s in _PAUSES_S:
+            try:
+                return self._transport().open_session(_WINDOW, _PACKET, CONNECT_S)
+            except ChannelException as error:
+                refusal = error
+                time.sleep(pause_s)
+        raise InfrastructureFailed(
+            f"{self.name}: its sshd refuses a session ({refusal.text}): MaxSessions of its sshd_config is 0?"
+        ) from refusal
 
     def _transport(self) -> paramiko.Transport:
         transport = self._client.get_transport() if self._client else None

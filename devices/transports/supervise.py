@@ -67,7 +67,7 @@ def _spawn(argv: list[str], env: dict[str, str], affinity: list[int]) -> int:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        what = f"{argv[0]} on processors {affinity}"
+        what = f"{argv[0]} on cores {affinity}: it has, or a cpuset allows, cores {sorted(os.sched_getaffinity(0))}"
         try:
             _become_runner(parent, affinity)
             what = argv[0]

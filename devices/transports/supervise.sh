@@ -121,11 +121,10 @@ keep() {
     echo "ran $code $from $to $late" >"$here/end"
 }
 
+allowed_cores() { "$@" sed -n 's/^Cpus_allowed_list:.//p' /proc/self/status; }
+
 # Whether exactly the wanted cores can be had: of those that a cpuset forbids, the kernel says nothing.
-has_cores() {
-    allowed=$(taskset "$mask" sed -n 's/^Cpus_allowed_list:.//p' /proc/self/status 2>/dev/null) &&
-        [ "${allowed:-$cores}" = "$cores" ]
-}
+has_cores() { [ "$(allowed_cores taskset "$mask" 2>/dev/null)" = "$cores" ]; }
 
 run() {
     seconds=$1 limit=$2 tail=$3 mask=$4 cores=$5 program=$6
@@ -136,7 +135,7 @@ run() {
     if ! command -v "$program" >/dev/null; then
         echo "missing" >"$here/end"
     elif [ "$mask" != - ] && ! has_cores; then
-        echo "processors" >"$here/end"
+        echo "processors $(allowed_cores)" >"$here/end"
     else
         # `exec` closes for good: a shell keeps a copy of what it closes for one command only.
         { flock 6; {

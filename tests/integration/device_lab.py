@@ -15,10 +15,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from device_image import ADBD, check_host, image
 
 BOOT = """
@@ -154,11 +155,48 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
     return True
 
 
+def cpuset(core: int) -> contextlib.AbstractContextManager[Path]:
+    """A control group whose processes may use one core."""
+    settings = {"cpuset.mems": "0", "cpuset.cpus": str(core)}
+    return _control_group("cpuset", settings, settings)
+
+
+def quota(cores: float) -> contextlib.AbstractContextManager[Path]:
+    """A control group whose processes together get the time of so many cores."""
+    period = 100_000
+    allowed = int(period * cores)
+    first = {"cpu.cfs_period_us": str(period), "cpu.cfs_quota_us": str(allowed)}
+    return _control_group("cpu", first, {"cpu.max": f"{allowed} {period}"})
+
+
+@contextlib.contextmanager
+def _control_group(controller: str, first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Path]:
+    """A control group with the settings of version 1 or 2; yields its folder. Ends when its processes have ended."""
+    own = Path("/sys/fs/cgroup") / controller
+    root = own if own.is_dir() else own.parent
+    folder = root / f"hilnas-{os.getpid()}"
+    try:
+        if root != own:
+            (root / "cgroup.subtree_control").write_text(f"+{controller}")
+        folder.mkdir()
+        for name, text in (first if root == own else second).items():
+            (folder / name).write_text(text)
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        yield folder
+    finally:
+        assert within(20, lambda: not (folder / "cgroup.procs").read_text())
+        folder.rmdir()
+
+
 _started = 0
 
 
 @contextlib.contextmanager
-def machine(folder: Path, daemon: str, port: int, setup: str, path: str = "/usr/bin:/usr/sbin") -> Iterator[Machine]:
+def machine(
+    folder: Path, daemon: str, port: int, setup: str, path: str = "/usr/bin:/usr/sbin", group: Path | None = None
+) -> Iterator[Machine]:
     """Boots a machine and waits for its daemon.
 
     Args:
@@ -167,6 +205,7 @@ def machine(folder: Path, daemon: str, port: int, setup: str, path: str = "/usr/
         port: where the daemon listens.
         setup: shell commands that run before, in the root folder of the machine.
         path: PATH of the daemon and its children.
+        group: the control group that it runs in; None: that of this process.
     """
     check_host()
     scratch = folder / "scratch"
@@ -176,7 +215,8 @@ def machine(folder: Path, daemon: str, port: int, setup: str, path: str = "/usr/
         link = stack.enter_context(wired())
         log = stack.enter_context((folder / "log").open("wb"))
         inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", boot]
-        outer = subprocess.Popen([*link.inside, *inside], stdout=log, stderr=log)
+        enter = ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group / "cgroup.procs")] if group else []
+        outer = subprocess.Popen([*enter, *link.inside, *inside], stdout=log, stderr=log)
         stack.callback(outer.wait)
         stack.callback(outer.kill)
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
@@ -218,7 +258,9 @@ def _listens(machine: Machine) -> bool:
 
 
 @contextlib.contextmanager
-def sshd(folder: Path, keys: Path, *, port: int = 22, options: str = "", setup: str = "") -> Iterator[Machine]:
+def sshd(
+    folder: Path, keys: Path, *, port: int = 22, options: str = "", setup: str = "", group: Path | None = None
+) -> Iterator[Machine]:
     """A machine with sshd, which accepts the key in `keys`; one is made where there is none.
 
     Args:
@@ -227,6 +269,7 @@ def sshd(folder: Path, keys: Path, *, port: int = 22, options: str = "", setup: 
         port: where it listens.
         options: more lines of its configuration.
         setup: more commands before it starts.
+        group: the control group that it runs in.
     """
     config = f"""
 Port {port}
@@ -249,7 +292,7 @@ cp {shlex.quote(str(keys))}/id_ed25519.pub run/authorized_keys
 printf %s {shlex.quote(config)} >run/sshd_config
 {setup}
 """
-    with machine(folder, "/usr/sbin/sshd -D -e -f /run/sshd_config", port, commands) as booted:
+    with machine(folder, "/usr/sbin/sshd -D -e -f /run/sshd_config", port, commands, group=group) as booted:
         yield booted
 
 

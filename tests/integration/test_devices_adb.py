@@ -175,7 +175,12 @@ def test_no_adb_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ShellTransport(AdbWire("adb:R5CT1234567", tmp_path)).connect()
 
 
-@pytest.mark.parametrize("text", ["adb:", "R5CT1234567", "adb: b", "adb:host:port", "adb:x;y", "ssh://u@host"])
+@pytest.mark.parametrize("text", ["adb:", "R5CT1234567", "adb:\tb", "adb:host:port", "adb:x;y", "ssh://u@host"])
 def test_addresses_of_another_form(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput):
         AdbWire(text, tmp_path)
+
+
+@pytest.mark.parametrize("serial", [" GS101200400611", "adb-R5CT123 (2)._adb-tls-connect._tcp", "????????????"])
+def test_serial_numbers_as_adb_lists_them(serial: str, tmp_path: Path) -> None:
+    assert AdbWire(f"adb:{serial}", tmp_path).name == f"adb:{serial}"

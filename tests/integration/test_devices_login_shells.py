@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from device_lab import sshd
 
+from nas.core.errors import InfrastructureFailed
 from nas.measure.devices.files import file_sha256
 from nas.measure.devices.transports.shell import ShellTransport
 from nas.measure.devices.transports.ssh import SshAddress, SshWire, host_key, pin
@@ -32,8 +33,25 @@ SHELLS = {
     ),
     "tcsh": ("tcsh", "", ""),
     "tcsh, talks": ("tcsh", "echo 'echo Welcome' >root/.cshrc", ""),
+    "banner": ("dash", "echo 'Authorised users only' >run/banner", "Banner /run/banner"),
+    "no sftp": ("dash", "sed -i /Subsystem/d run/sshd_config", ""),
+    "no terminal": ("dash", "", "PermitTTY no"),
+    "one session": ("dash", "", "MaxSessions 1"),
+    "one try": ("dash", "", "MaxAuthTries 1"),
+    "no forwarding, compression": ("dash", "", "DisableForwarding yes\nCompression yes"),
+    "new keys after each 16 kB": ("dash", "", "RekeyLimit 16K"),
+    "a chosen command": ("dash", "", 'ForceCommand sh -c "$SSH_ORIGINAL_COMMAND"'),
 }
 """Name -> login shell, commands that prepare its home, sshd's options."""
+
+WITHOUT_COMMANDS = {
+    "ForceCommand echo hello": "it said: 'hello'",
+    "ForceCommand internal-sftp": "did not start `sh`",
+    "ForceCommand cat": "did not start `sh`",
+    "MaxSessions 0": "refuses a session",
+    "ForceCommand /bin/false": "did not start `sh`",
+}
+"""Options of sshd that leave no shell -> what is said."""
 
 
 @pytest.mark.parametrize("name", SHELLS)
@@ -57,3 +75,18 @@ def test_a_login_shell(name: str, tmp_path: Path) -> None:
         assert files["/proc/sys/kernel/ostype"] == "Linux\n"
         transport.close()
         assert (machine.root / "root/tmp/kept").exists()
+
+
+@pytest.mark.parametrize("option", WITHOUT_COMMANDS)
+def test_a_login_without_commands(option: str, tmp_path: Path) -> None:
+    """It is named in one line, soon."""
+    keys = tmp_path / "keys"
+    with sshd(tmp_path / "device", keys, options=option) as machine:
+        address = SshAddress("root", machine.address, machine.port)
+        pin(address, host_key(address), keys)
+        transport = ShellTransport(SshWire(address, keys))
+        with pytest.raises(InfrastructureFailed, match=WITHOUT_COMMANDS[option]) as caught:
+            transport.connect()
+        transport.close()
+    assert str(address) in str(caught.value)
+    assert "\n" not in str(caught.value)

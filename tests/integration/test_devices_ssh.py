@@ -8,9 +8,11 @@ from pathlib import Path
 import paramiko
 import pytest
 from device_faults import RemoteFaults
-from device_lab import Machine, new_key, sshd
+from device_lab import Machine, cpuset, new_key, quota, sshd
 
-from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
+from nas.measure.devices.agent.run_plan import Observer
+from nas.measure.devices.describe import describe
 from nas.measure.devices.transports import TRANSPORTS
 from nas.measure.devices.transports.base import NotTrusted, Transport
 from nas.measure.devices.transports.shell import ShellTransport
@@ -140,6 +142,51 @@ def test_a_machine_that_lives_in_another_time(keys: Path, tmp_path: Path, monkey
     assert int(year.stdout) < 2010
     assert (result.timed_out, result.stdout) == (True, b"before\n")
     assert result.started_at > 1.7e9
+
+
+def test_a_device_in_a_container_of_one_core(keys: Path, tmp_path: Path) -> None:
+    """A cpuset is the number of cores, and others can be had by nobody."""
+    with (
+        cpuset(1) as group,
+        sshd(tmp_path / "device", tmp_path / "keys", group=group) as machine,
+    ):
+        pin(address(machine), host_key(address(machine)), tmp_path / "keys")
+        transport = ShellTransport(SshWire(address(machine), tmp_path / "keys"))
+        described = describe(transport)
+        with pytest.raises(Unsupported, match="on cores 0-1: it has, or a cpuset allows, cores 1"):
+            run(transport, "exit 0", cpu_affinity=[0, 1])
+        assert run(transport, "exit 7", cpu_affinity=[1]).exit_code == 7
+        with pytest.raises(InvalidInput, match="no core 0: the device has 1"):
+            describe(transport, pinned_to=[0])
+        transport.close()
+    assert described.cores == 1
+    assert [cluster.cores for cluster in described.clusters] == [(1,)]
+
+
+def test_a_container_with_a_quota_of_processor_time_is_throttled(keys: Path, tmp_path: Path) -> None:
+    with quota(0.2) as group:
+        shown = "{ mount -t cgroup -o cpu all run/groups || mount -t cgroup2 all run/groups; }"
+        setup = f"mkdir run/groups && {shown} && mount --bind run/groups/{group.name} sys/fs/cgroup"
+        with sshd(tmp_path / "device", tmp_path / "keys", setup=setup, group=group) as machine:
+            pin(address(machine), host_key(address(machine)), tmp_path / "keys")
+            transport = ShellTransport(SshWire(address(machine), tmp_path / "keys"))
+            observer = Observer(transport)
+            before = observer.before()
+            result = run(transport, "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done", deadline_s=60)
+            assert observer.after(before, result).throttled is True
+            transport.close()
+
+
+def test_an_unknown_set_of_cores_is_not_taken_for_the_wanted_one(keys: Path, tmp_path: Path) -> None:
+    """Sandboxes accept any set of cores and say nothing of it."""
+    setup = "printf '#!/bin/sh\\nexit 0\\n' >root/taskset; chmod 755 root/taskset"
+    options = "SetEnv PATH=/root:/usr/bin:/usr/sbin"
+    with sshd(tmp_path / "device", tmp_path / "keys", setup=setup, options=options) as machine:
+        pin(address(machine), host_key(address(machine)), tmp_path / "keys")
+        transport = ShellTransport(SshWire(address(machine), tmp_path / "keys"))
+        with pytest.raises(Unsupported, match="on cores 1: it has"):
+            run(transport, "exit 0", cpu_affinity=[1])
+        transport.close()
 
 
 def test_a_login_shell_that_talks(keys: Path, tmp_path: Path) -> None:

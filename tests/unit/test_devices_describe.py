@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from device_fixtures import ODPM, laptop, pixel, raspberry_pi
 
+from nas.core.device import show_cores
 from nas.core.errors import InvalidInput
 from nas.measure.devices.describe import PROPERTIES, boot_id, describe
 from nas.measure.devices.probes.readings import Unread
@@ -151,6 +152,25 @@ def test_a_server_with_more_cores_than_text_is_read() -> None:
     device = describe(laptop(**{"/sys/devices/system/cpu/online": "0-255\n"}))
     assert device.cores == 256
     assert sum(len(cluster.cores) for cluster in device.clusters) == 256
+
+
+@pytest.mark.parametrize(
+    ("online", "allowed", "cores"),
+    [
+        ("0-7", "0-7", "0-7"),
+        ("0-7", "2-3", "2-3"),
+        ("0-3", "0-1", "0-1,4-7"),  # what sleeps may be allowed once it wakes up
+        ("0-7", "nothing", "0-7"),
+    ],
+)
+def test_cores_that_a_container_leaves(online: str, allowed: str, cores: str) -> None:
+    phone = pixel()
+    phone.files |= {
+        "/sys/devices/system/cpu/online": f"{online}\n",
+        "/proc/self/status": f"Name:\thead\nCpus_allowed:\tff\nCpus_allowed_list:\t{allowed}\n",
+    }
+    described = describe(phone)
+    assert show_cores([core for cluster in described.clusters for core in cluster.cores]) == cores
 
 
 def test_cores_that_are_not_there_cannot_be_chosen() -> None:

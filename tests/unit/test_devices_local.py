@@ -36,7 +36,7 @@ def test_affinity_holds(local: LocalTransport) -> None:
 
 
 def test_a_processor_that_is_not_there(local: LocalTransport) -> None:
-    with pytest.raises(Unsupported, match="processors"):
+    with pytest.raises(Unsupported, match="cores"):
         run(local, "exit 0", cpu_affinity=[4000])
 
 

@@ -39,8 +39,22 @@ def here(tmp_path: Path) -> ShellTransport:
 
 
 def test_processors_that_are_not_there(here: ShellTransport) -> None:
-    with pytest.raises(Unsupported, match="processors"):
+    with pytest.raises(Unsupported, match="cores"):
         run(here, "exit 0", cpu_affinity=[4000])
+
+
+def test_reading_takes_time_in_proportion_to_the_number_of_files(here: ShellTransport, tmp_path: Path) -> None:
+    """Servers have thousands of files below /sys; reading all must not be booked as other processes' work."""
+    seconds = []
+    for number in (1_000, 8_000):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in range(number):
+            (folder / f"{name:04}").write_text("45000\n")
+        begun = sum(os.times()[:4])
+        assert len(here.read_many([f"{folder}/*"])) == number
+        seconds.append(sum(os.times()[:4]) - begun)
+    assert seconds[1] < 24 * seconds[0] + 0.5, seconds
 
 
 def test_a_device_without_a_tool_that_is_needed(here: ShellTransport, monkeypatch: pytest.MonkeyPatch) -> None:

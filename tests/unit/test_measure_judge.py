@@ -14,6 +14,7 @@ from nas.core.plan import Conditions, EnergyUsed, Pair, RawRun
 from nas.core.workload import Workload
 from nas.infra.store.calibrations import ReferenceRun
 from nas.measure.protocol.repetitions import (
+    THROTTLED,
     commonest,
     energy_figure,
     judge,
@@ -117,7 +118,7 @@ def test_other_processes_are_recorded_and_refuse_nothing() -> None:
 def test_a_device_that_throttles_refuses_the_repetition(who: str) -> None:
     runs = {name: raw(sample(), throttled=name == who) for name in ("reference", "candidate")}
     rep, fault = judged(runs["reference"], runs["candidate"])
-    assert (rep.valid, rep.reason) == (False, "the device throttled")
+    assert (rep.valid, rep.reason) == (False, THROTTLED)
     assert fault is None
 
 
@@ -228,7 +229,7 @@ def test_a_peak_that_could_not_be_reset_is_null_with_its_reason() -> None:
 
 
 def test_only_valid_repetitions_count() -> None:
-    reps = [*counted(1.0, 1.02), Repetition(valid=False, reason="the device throttled", sample=sample(9.0), drift=0.2)]
+    reps = [*counted(1.0, 1.02), Repetition(valid=False, reason=THROTTLED, sample=sample(9.0), drift=0.2)]
     reps[0].foreign_cpu, reps[1].foreign_cpu, reps[2].foreign_cpu = 0.4, 0.8, 2.0
     taken = measurement(
         reps, artifact="a", runtime="fake", build="b", patched=False, device="box", workload=WORKLOAD, file_bytes=1,

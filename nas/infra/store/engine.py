@@ -24,7 +24,7 @@ from shutil import disk_usage
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, text
+from sqlalchemy import BigInteger, Connection, Engine, Float, Integer, String, Table, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
@@ -36,11 +36,13 @@ from sqlalchemy.exc import (
     OperationalError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.types import TypeEngine
 
 from nas.core.canonical import canonical_json
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.paths import home
+from nas.infra.store.models import DamagedValue
 
 WRITE_DEADLINE_S = 30.0
 """Longest wait for the write lock, on PostgreSQL for the lock of one row."""
@@ -52,6 +54,9 @@ CONNECTIONS = 16
 
 _BUSY_TIMEOUT_MS = 500
 _RETRY_S = 0.02
+
+_TOO_LARGE = 1 << 31
+"""Above what `Integer` holds on either database."""
 
 _LEAST_FREE = 1 << 20
 """Bytes on a disk below which it is full."""
@@ -151,6 +156,7 @@ def make_engine(url: URL, *, create: bool, foreign_keys: bool = True) -> Engine:
         )
     except (NoSuchModuleError, ImportError) as error:
         raise InvalidInput(f"the driver of {url.drivername!r} is not installed: {error}") from None
+    _check_values(engine)
     event.listen(engine, "connect", partial(_configure, foreign_keys, writable))
     event.listen(engine, "begin", _begin)
     return engine
@@ -256,6 +262,8 @@ def translated(url: URL) -> Iterator[None]:
         if message == "disk I/O error" and (file := sqlite_file(url)) and disk_usage(file.parent).free < _LEAST_FREE:
             message = f"the disk is full at {file.parent}; free some, for example with 'nas gc'"
         raise kind(f"database {shown}: {message}") from error
+    except DamagedValue as error:
+        raise damaged(url, str(error)) from error
     except DataError as error:
         raise InvalidInput(f"the database cannot store this: {str(error.orig).strip()}") from error
     except DatabaseError as error:
@@ -342,11 +350,29 @@ def _connect_for_reading(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, check_same_thread=False)
 
 
-def _stored_json(url: URL, text: str) -> Any:
+def _stored_json(url: URL, text: Any) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise damaged(url, f"a value is not JSON: {error}") from error
+
+
+def _check_values(engine: Engine) -> None:
+    """Has each value that is read be of its column's type: SQLite stores any value in any column."""
+
+    def checked(types: Any, kind: type[TypeEngine[Any]]) -> type[TypeEngine[Any]]:
+        def check(value: Any) -> Any:
+            if value is None or (isinstance(value, types) and (kind is not Integer or abs(value) < _TOO_LARGE)):
+                return value
+            raise DamagedValue(f"{str(value)[:40]!r} is no {kind.__name__.lower()}")
+
+        return type(kind.__name__, (kind,), {"result_processor": lambda *_: check})
+
+    of: dict[type[TypeEngine[Any]], Any] = {Integer: int, BigInteger: int, Float: (int, float), String: str}
+    engine.dialect.colspecs = {
+        **engine.dialect.colspecs,
+        **{kind: checked(types, kind) for kind, types in of.items()},
+    }
 
 
 def _configure(foreign_keys: bool, writable: bool, connection: Any, record: Any) -> None:

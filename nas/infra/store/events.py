@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from nas.core.errors import InvalidInput
 from nas.core.trial import Event, EventKind
 from nas.infra.store.leases import lock_study
 from nas.infra.store.models import event
@@ -63,6 +62,4 @@ def insert_event(connection: Connection, new: Event) -> Event:
 
 
 def _event(row: Row[Any]) -> Event:
-    if not isinstance(row.trial, int | None):  # SQLite stores any value in any column
-        raise InvalidInput(f"the log of the study is damaged: event {row.id} is of trial {row.trial!r}")
     return Event(EventKind(row.kind), row.payload, row.trial, row.study, row.id, row.at)

@@ -6,6 +6,9 @@ nothing later. Times are seconds since the epoch, by the store's clock.
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -22,6 +25,22 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+from nas.core.trial import EventKind, TrialState
+from nas.infra.store.rows import (
+    Blame,
+    DesiredState,
+    DeviceEventKind,
+    DeviceState,
+    Health,
+    JobKind,
+    JobState,
+    Origin,
+    Role,
+    StudyState,
+)
 
 metadata = MetaData(
     naming_convention={
@@ -31,6 +50,46 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+
+class DamagedValue(ValueError):
+    """A column holds what was never written to it: SQLite stores any value in any column."""
+
+
+class _Valid(TypeDecorator[Any]):
+    """A value that is valid as `kind`, by pydantic."""
+
+    impl: Any
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
+        self._adapter: TypeAdapter[Any] = TypeAdapter(kind)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Returns the value as a `kind`; raises `DamagedValue` if it is none."""
+        try:
+            return None if value is None else self._adapter.validate_python(value)
+        except ValidationError:
+            raise DamagedValue(f"{str(value)[:40]!r} is no {getattr(self.kind, '__name__', 'word of it')}") from None
+
+
+class _Word(_Valid):
+    """A text of at most 16 characters, of an enumeration or `Literal`."""
+
+    impl = String(16)
+    cache_ok = True
+
+
+class _Numbers(_Valid):
+    """A JSON list of whole numbers."""
+
+    impl = JSON()
+    cache_ok = True
+
+    def __init__(self) -> None:
+        super().__init__(list[int])
+
 
 _NullableJson = JSON(none_as_null=True)
 _Sha256 = String(64)
@@ -54,8 +113,8 @@ study = Table(
     Column("name", _Name, nullable=False, unique=True),
     Column("space", JSON, nullable=False),
     Column("space_hash", _Sha256, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("desired_state", String(16), nullable=False),
+    Column("state", _Word(StudyState), nullable=False),
+    Column("desired_state", _Word(DesiredState), nullable=False),
     Column("seed", BigInteger, nullable=False),
     Column("version", String(64), nullable=False),
     Column("created", Float, nullable=False),
@@ -81,13 +140,13 @@ trial = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("layout_id", _Sha256, nullable=False),
     Column("layout", JSON, nullable=False),
-    Column("origin", String(16), nullable=False),
-    Column("parents", JSON, nullable=False),
+    Column("origin", _Word(Origin), nullable=False),
+    Column("parents", _Numbers(), nullable=False),
     Column("operator", _Name),
     Column("record", _NullableJson),
     Column("created", Float, nullable=False),
     # The status after the last event (`nas.core.trial.advance`), so that lists need not read every event.
-    Column("state", String(16), nullable=False),
+    Column("state", _Word(TrialState), nullable=False),
     Column("rung", Integer),
     Column("reason", Text),
     Column("retryable", Boolean, nullable=False),
@@ -102,7 +161,7 @@ event = Table(
     Column("id", Integer, primary_key=True),
     _of_study(),
     Column("trial", Integer),
-    Column("kind", String(16), nullable=False),
+    Column("kind", _Word(EventKind), nullable=False),
     Column("payload", JSON, nullable=False),
     Column("at", Float, nullable=False),
     _of_trial(),
@@ -191,7 +250,7 @@ api_token = Table(
     metadata,
     Column("name", _Name, primary_key=True),
     Column("token_hash", _Sha256, nullable=False),
-    Column("role", String(16), nullable=False),
+    Column("role", _Word(Role), nullable=False),
     Column("created", Float, nullable=False),
     Column("last_used", Float),
 )
@@ -210,8 +269,8 @@ device = Table(
     Column("id", _Name, primary_key=True),
     Column("agent", ForeignKey("agent.name"), nullable=False, index=True),
     Column("device", JSON, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("health", String(16), nullable=False),
+    Column("state", _Word(DeviceState), nullable=False),
+    Column("health", _Word(Health), nullable=False),
     Column("health_reason", Text),
     Column("checked_at", Float, nullable=False),
     Column("epoch", Integer, nullable=False),
@@ -234,7 +293,7 @@ device_event = Table(
     Column("id", Integer, primary_key=True),
     Column("device", ForeignKey("device.id", ondelete="CASCADE"), nullable=False),
     Column("at", Float, nullable=False),
-    Column("kind", String(16), nullable=False),
+    Column("kind", _Word(DeviceEventKind), nullable=False),
     Column("what", String(32), nullable=False),
     Column("reason", Text),
     Column("job", String(128)),
@@ -248,13 +307,13 @@ job = Table(
     Column("id", String(128), primary_key=True),
     Column("result_key", _Sha256, nullable=False),
     Column("round", Integer, nullable=False),
-    Column("kind", String(16), nullable=False),
+    Column("kind", _Word(JobKind), nullable=False),
     _of_study(nullable=True),
     Column("trial", Integer),
     Column("device", ForeignKey("device.id"), nullable=False),
     Column("priority", Integer, nullable=False),
     Column("payload", JSON, nullable=False),
-    Column("state", String(16), nullable=False),
+    Column("state", _Word(JobState), nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("epoch", Integer),
     Column("lease_until", Float),
@@ -262,7 +321,7 @@ job = Table(
     Column("created", Float, nullable=False),
     Column("updated", Float, nullable=False),
     Column("result", _NullableJson),
-    Column("blame", String(16)),
+    Column("blame", _Word(Blame)),
     Column("reason", String(32)),
     Column("message", Text),
     Column("phase", String(16)),  # the last that its agent reported; None: none yet

@@ -30,7 +30,7 @@ _ENERGY_STEP_SHARE = 0.05
 """Maximum step of an energy counter, as a share of a run's energy; above it the figure is null."""
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
-THROTTLED = "the device throttled"
+THROTTLED = "the device throttled (heat, power or a CPU quota)"
 Parse = Callable[[RawRun], Sample]
 
 

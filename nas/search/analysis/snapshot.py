@@ -301,7 +301,7 @@ def _table(snapshot: StudySnapshot, before: StudySnapshot | None) -> NDArray[np.
     kinds = [
         ("state", "u1"),
         ("origin", "u1"),
-        ("rung", "i2"),
+        ("rung", "i4"),
         ("changed", "i8"),
         ("axes", "f8", (objectives, 4)),
         ("further", "f8", (further,)),
