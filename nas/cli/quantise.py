@@ -97,8 +97,6 @@ def command(
         tempfile.TemporaryDirectory(prefix="hilnas-quantise-") as scratch,
     ):
         source = _gguf(model, Path(scratch), log)
-        if LLAMA_CPP.needs_patched(source):
-            raise InvalidInput("llama.cpp's own quantiser does not read this architecture", where=str(model))
         request = QuantiseRequest(
             source=source,
             chosen_on=rest[: len(rest) // 2],
@@ -142,17 +140,11 @@ def _budgets(texts: Sequence[str]) -> tuple[list[Limit], float | None]:
 
 def _gguf(model: Path, scratch: Path, log: Log) -> Path:
     """Returns a GGUF file with tokenizer of a model."""
-    from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
+    from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
+    from nas.train.adapt.quantise import require_source
 
     if is_gguf(model):
-        gguf = GgufFile.read(model)
-        if gguf.header.tokenizer == "none":
-            raise InvalidInput("holds no tokenizer, so no text can tell what types lose", where=str(model))
-        if len(gguf.files) > 1:
-            raise InvalidInput("is split into shards: join them with llama.cpp's llama-gguf-split", where=str(model))
-        coarse = sorted({tensor.type_name for tensor in gguf.tensors.values()} - {"F32", "F16", "BF16"})
-        if coarse:
-            log(f"{model.name} is quantised already ({', '.join(coarse)}): what that lost is not counted")
+        require_source(model, log)
         return model
     from nas.core.canonical import sha256_of
     from nas.measure.runtimes.base import Checkpoint
@@ -167,6 +159,7 @@ def _gguf(model: Path, scratch: Path, log: Log) -> Path:
     checkpoint = Checkpoint(weights, sha256_of(weights))
     LLAMA_CPP.export_trained(layout, "f16", checkpoint, half, model.resolve().name, vocabulary, carried.context)
     weights.unlink()
+    require_source(half, log)
     return half
 
 

@@ -499,7 +499,7 @@ def write_predictions(build: Build, model: Path, text: str, windows: int, folder
     tokens = int((folder / "tokens").read_text())
     if tokens <= windows * WINDOW:
         raise InvalidInput(
-            f"a quarter of the text has {tokens:,} tokens, and {windows * WINDOW:,} are compared: give more text, or"
+            f"a part of the text has {tokens:,} tokens, and {windows * WINDOW:,} are compared: give more text, or"
             " lower --windows",
             where="--corpus",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from cli_runner import nas
 
 from nas.core import paths
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.train.adapt.made_types import MadeTypes
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 
@@ -93,6 +96,34 @@ def test_divergence_is_a_budget(sources: dict[str, Path], source: Path, corpus: 
                     "-b", "file_size<=0.001MB", "--parts", "1", "--windows", "2", "--types", "q8_0")  # fmt: skip
     assert with_none.code == 3 and "no choice of types keeps the budgets; least, each alone" in with_none.err
     assert not (tmp_path / "no.gguf").exists()
+
+
+def test_types_are_made_and_compared_once(
+    source: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/runtimes").symlink_to(REAL_CACHE / "runtimes")
+    log: list[str] = []
+
+    def made(text: str) -> MadeTypes:
+        return MadeTypes(source, ["q4_0", "q8_0"], text, 4, Path(tempfile.mkdtemp(dir=tmp_path)), log.append)
+
+    with pytest.raises(InvalidInput, match="tokens, and 1,024 are compared"):
+        made("a few words").make()
+    texts = "\n".join(path.read_text() for path in sorted(corpus.iterdir()))
+    first = made(texts)
+    assert first.make() == {}
+    losses = {name: first.bits(path).loss for path, name in first.files.items()}
+    sizes = {name: path.stat().st_size for path, name in first.files.items()}
+    assert sizes["q4_0"] < sizes["q8_0"] < sizes["source"]
+    kl = {name: loss.kl for name, loss in losses.items() if loss is not None}
+    assert abs(kl["source"]) < 1e-3 < kl["q8_0"] < kl["q4_0"]
+    assert losses["source"] is not None and losses["source"].bits == 0
+    monkeypatch.setattr("nas.train.adapt.made_types.quantise_file", None)
+    monkeypatch.setattr("nas.train.adapt.quantise.divergence", None)
+    again = made(texts)
+    assert again.make() == {} and {name: again.bits(path).loss for path, name in again.files.items()} == losses
 
 
 @pytest.mark.parametrize(
