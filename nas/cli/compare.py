@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -25,6 +24,7 @@ from nas.cli.options import (
 )
 from nas.cli.output import JsonFlag, Output, Row, print_json, print_rows
 from nas.cli.progress import shown
+from nas.core.durable import scratch_folder
 from nas.core.errors import InvalidInput, NasError
 from nas.core.limit import Limit
 from nas.core.progress import Progress
@@ -102,7 +102,7 @@ def command(
     # Where files are made, nothing was trained on the text: half of it is read, as by `nas quantise`.
     texts = _texts(corpus, text_bytes, HELD_OUT if types is None else 0.5) if corpus else []
     device_id, measured = device, 0
-    with shown("preparing the device") as log, tempfile.TemporaryDirectory(prefix="hilnas-compare-") as scratch:
+    with shown("preparing the device") as log, scratch_folder("compare") as scratch:
         if types is None:
             unread = {file: problem for file in files if (problem := problem_of(file))}
             bits_under: Callable[[Path], Bits] = partial(_bits, texts, len(os.sched_getaffinity(0)), log)
@@ -110,8 +110,8 @@ def command(
             from nas.train.adapt.made_types import MadeTypes, require_one, types_of
 
             source, names = require_one(files), types_of(types)
-            made = MadeTypes(source, names, "\n\n".join(texts), windows, Path(scratch), log)
-            files, unread, bits_under = list(made.files), made.make(), made.bits
+            family = MadeTypes(source, names, "\n\n".join(texts), windows, scratch, log)
+            files, unread, bits_under = list(family.files), family.make(), family.bits
         every = [
             BenchOptions(
                 subject=file,
@@ -145,7 +145,7 @@ def command(
             if not measured:
                 raise
             log(f"stopped: {measured} of {len(benches)} are measured, and below")
-    _show(candidates, limits, device_id, output=output, json=json, scored=bool(texts), made=types is not None)
+    _show(candidates, limits, device_id, output=output, json=json, scored=bool(texts), by_type=types is not None)
     if measured < len(benches):
         raise typer.Exit(INTERRUPTED)
 
@@ -158,7 +158,7 @@ def _show(
     output: Output,
     json: bool,
     scored: bool,
-    made: bool,
+    by_type: bool,
 ) -> None:
     candidates = ranked(candidates)
     advice = sentence(candidates, limits, device)
@@ -166,12 +166,12 @@ def _show(
         print_json({"device": device, "advice": advice, "candidates": list(map(_json, candidates))})
         return
     columns = ["file", "settings", "size", "prompt t/s", "ms/token (95 %)", "peak memory"]
-    columns += ["bits/byte"] * scored + ["KL (95 %)"] * (scored and made) + list(map(str, limits))
-    cells = [_cells(candidate, len(columns), scored=scored, made=made) for candidate in candidates]
+    columns += ["bits/byte"] * scored + ["KL (95 %)"] * (scored and by_type) + list(map(str, limits))
+    cells = [_cells(candidate, len(columns), scored=scored, by_type=by_type) for candidate in candidates]
     print_rows(output, columns, cells, list(map(_row, candidates)), numbers=len(columns) - 2)
     if output is Output.TABLE:
         typer.echo(advice)
-        if made and not candidates[0].failure:
+        if by_type and not candidates[0].failure:
             typer.echo(f"It is {candidates[0].file}")
 
 
@@ -201,8 +201,8 @@ def _candidate(options: BenchOptions, report: dict[str, Any] | NasError, limits:
     return Candidate(options.subject, options.workload, figures, checks)
 
 
-def _cells(candidate: Candidate, count: int, *, scored: bool, made: bool) -> list[str]:
-    start = [candidate.file.name if made else str(candidate.file), candidate.settings]
+def _cells(candidate: Candidate, count: int, *, scored: bool, by_type: bool) -> list[str]:
+    start = [candidate.file.name if by_type else str(candidate.file), candidate.settings]
     if candidate.failure:
         return [*start, candidate.failure.splitlines()[0], *[""] * (count - 3)]
     decode = candidate.figures["decode_p50"]
@@ -214,7 +214,7 @@ def _cells(candidate: Candidate, count: int, *, scored: bool, made: bool) -> lis
         f"{_shown(candidate, 'decode_p50', '')}{_interval(decode.low, decode.high)}",
         _shown(candidate, "peak_rss", " MB"),
         *([bits] * scored),
-        *([_loss(candidate.loss)] * (scored and made)),
+        *([_loss(candidate.loss)] * (scored and by_type)),
         *map(_verdict, candidate.checks),
     ]
 

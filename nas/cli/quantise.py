@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from nas.cli.lazy import command_app
 from nas.cli.options import BudgetOption, DatabaseOption, DeviceOption, OutputOption, RepsOption, workload_of
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
-from nas.core.durable import output_file
+from nas.core.durable import output_file, scratch_folder
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.limit import Limit
 from nas.core.metrics import metric
@@ -94,9 +93,9 @@ def command(
     with (
         shown("preparing") as log,
         output_file(output, reads=[model, *corpus]) as file,
-        tempfile.TemporaryDirectory(prefix="hilnas-quantise-") as scratch,
+        scratch_folder("quantise") as scratch,
     ):
-        source = _gguf(model, Path(scratch), log)
+        source = _gguf(model, scratch, log)
         request = QuantiseRequest(
             source=source,
             chosen_on=rest[: len(rest) // 2],
@@ -115,7 +114,7 @@ def command(
             db=db,
         )
         build = LLAMA_CPP.build(log=log, tools=True)
-        chosen = Quantiser(request, build, Path(scratch), log).choose(file)
+        chosen = Quantiser(request, build, scratch, log).choose(file)
     if json:
         print_json(_json(output, chosen))
         return

@@ -71,7 +71,7 @@ class MadeTypes:
             parts=1,
             windows=windows // 2,
             device="local",
-            workload=Workload(prompt=1, gen=1),
+            workload=Workload(prompt=16, gen=1),
             repetitions=1,
             threads=self._threads,
         )
@@ -83,8 +83,8 @@ class MadeTypes:
         stem = re.sub("[-.](F16|BF16|F32)$", "", self._source.stem, flags=re.IGNORECASE)
         sha256, build = sha256_of(self._source), self._build.runner.build
         folders = {name: paths.cache() / "quantised" / content_hash([sha256, build, name]) for name in self._types}
-        made = {folder / f"{stem}-{name.upper()}.gguf": name for name, folder in folders.items()}
-        return {self._source: SOURCE, **made}
+        others = {folder / f"{stem}-{name.upper()}.gguf": name for name, folder in folders.items()}
+        return {self._source: SOURCE, **others}
 
     def make(self) -> dict[Path, str]:
         """Makes the files that are not in the cache; returns why some could not be made.
