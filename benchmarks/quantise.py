@@ -7,6 +7,11 @@ random share of its rounding, so that no type reproduces the published grid. For
 importance matrix, types are chosen under the budget of its size; both files are compared with the source on text that
 chose nothing: Python's documentation, in windows of 256 tokens. Takes half an hour on two cores the first time;
 divergences are kept in the cache. The results are in benchmarks/recorded/quantise.json.
+
+    python -m benchmarks.quantise --times [--page docs/measured/quantising.md]
+
+measures times by type and number of threads with llama-bench on this machine, into
+benchmarks/recorded/quantise-times.json.
 """
 
 from __future__ import annotations
@@ -15,6 +20,9 @@ import argparse
 import json
 import os
 import pydoc_data.topics
+import random
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +41,8 @@ from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.llama_cpp.binding import MIXTURES
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.train.adapt.checkpoints import import_model
-from nas.train.adapt.quantise import TYPES, Quantiser, QuantiseRequest
+from nas.train.adapt.made_types import MadeTypes
+from nas.train.adapt.quantise import SOURCE, TYPES, Quantiser, QuantiseRequest
 from nas.train.release.found_tokenizer import found_tokenizer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -43,6 +52,10 @@ from tests.support.smollm2 import fetch_smollm2
 
 BLOCK, LEVELS = 32, 15
 """Of Q4_1: weights that share a step, and steps between the least and the greatest of them."""
+TIMED = ("q8_0", "q6_k", "q5_0", "q4_k_m", "q4_0", "iq4_xs")
+THREADS, PROMPT, GENERATED = (1, 2), 64, 32
+LEAST_ROUNDS, MOST_ROUNDS, TIMES_S = 2, 10, 240.0
+TIMES = Path(__file__).parent / "recorded/quantise-times.json"
 RECORDED = Path(__file__).parent / "recorded/quantise.json"
 TEXT = 240_000
 
@@ -50,7 +63,12 @@ TEXT = 240_000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
-    page = parser.parse_args().page
+    parser.add_argument("--times", action="store_true", help="Measure times by type and number of threads instead")
+    options = parser.parse_args()
+    page = options.page
+    if options.times:
+        write_times(page)
+        return
     began = time.monotonic()
     rows = results()
     record = {"seconds": round(time.monotonic() - began), "rows": rows}
@@ -84,6 +102,53 @@ def results() -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def write_times(page: Path | None) -> None:
+    """Measures all types with each number of threads, in rounds of random order, and writes record and table."""
+    build, load = LLAMA_CPP.build(log=log, tools=True), [os.getloadavg()]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source.gguf"
+        write_source(source)
+        files = MadeTypes(source, TIMED, "", 2, Path(folder), log)
+        failed = files.make()
+        kinds = {path: name for path, name in files.files.items() if path not in failed}
+        cells = [(path, threads) for path in kinds for threads in THREADS]
+        rows: dict[str, dict[str, Any]] = {
+            f"{name} {threads}": {"size": path.stat().st_size, "decode_ms": [], "prompt_tps": []}
+            for path, name in kinds.items()
+            for threads in THREADS
+        }
+        order, began, rounds = random.Random(0), time.monotonic(), 0
+        while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and time.monotonic() - began < TIMES_S):
+            order.shuffle(cells)
+            for path, threads in cells:
+                argv = [str(build.folder / "llama-bench"), "-m", str(path), "-t", str(threads), "-o", "json"]
+                argv += ["-p", str(PROMPT), "-n", str(GENERATED), "-r", "1"]
+                prompt, decode = json.loads(subprocess.check_output(argv, stderr=subprocess.DEVNULL))
+                row = rows[f"{kinds[path]} {threads}"]
+                row["prompt_tps"].append(PROMPT * 1e9 / prompt["avg_ns"])
+                row["decode_ms"].append(decode["avg_ns"] / GENERATED / 1e6)
+            rounds += 1
+            load.append(os.getloadavg())
+            log(f"round {rounds}")
+    record = {"load": load, "cores": len(os.sched_getaffinity(0)), "rounds": rounds, "rows": rows}
+    TIMES.write_text(json.dumps(record, indent=1) + "\n")
+    if page:
+        fill(page, "times", table_of_times(record, list(kinds.values())))
+
+
+def table_of_times(record: dict[str, Any], names: list[str]) -> str:
+    """Returns the best of all rounds, with the medians."""
+    columns = ["type", "MB", *(f"ms a token, {count} thread(s)" for count in THREADS)]
+    columns += [f"prompt tokens/s, {count} thread(s)" for count in THREADS]
+    lines = []
+    for name in names:
+        here = [record["rows"][f"{name} {threads}"] for threads in THREADS]
+        times = [f"{min(row['decode_ms']):.1f} ({statistics.median(row['decode_ms']):.1f})" for row in here]
+        rates = [f"{max(row['prompt_tps']):.0f} ({statistics.median(row['prompt_tps']):.0f})" for row in here]
+        lines.append(["F16" if name == SOURCE else name.upper(), f"{here[0]['size'] / 1e6:.1f}", *times, *rates])
+    return table(columns, lines)
 
 
 def log(line: str) -> None:

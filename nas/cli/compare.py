@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,14 +24,17 @@ from nas.cli.options import (
 )
 from nas.cli.output import JsonFlag, Output, Row, print_json, print_rows
 from nas.cli.progress import shown
+from nas.core.durable import scratch_folder
 from nas.core.errors import InvalidInput, NasError
 from nas.core.limit import Limit
 from nas.core.progress import Progress
-from nas.measure.protocol.bench import BenchOptions, bench_each
+from nas.core.units import show_figure
+from nas.measure.protocol.bench import BenchOptions, Log, bench_each
 from nas.measure.protocol.file_choice import (
     Bits,
     Candidate,
     Check,
+    Loss,
     bits_of,
     check_limits,
     figures_of,
@@ -39,6 +43,7 @@ from nas.measure.protocol.file_choice import (
     runtime_of,
     sentence,
 )
+from nas.model.text.documents import HELD_OUT, first_bytes, read_sources
 
 app = command_app()
 
@@ -46,6 +51,10 @@ app = command_app()
 @app.command("compare")
 def command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Model files, GGUF or .pte.")],
+    types: Annotated[
+        str | None,
+        typer.Option("--types", metavar="TYPE,...", help="Types of llama.cpp to make from one GGUF file and compare."),
+    ] = None,
     budget: BudgetOption = None,
     device: DeviceOption = "local",
     threads: ThreadCountsOption = "1",
@@ -66,6 +75,9 @@ def command(
         ),
     ] = None,
     text_bytes: Annotated[int, typer.Option("--bytes", min=1024, help="Most bytes of text that are scored.")] = 1 << 16,
+    windows: Annotated[
+        int, typer.Option("--windows", min=2, help="Windows of 256 tokens on which --types are compared.")
+    ] = 16,
     output: Annotated[Output, typer.Option("--output", "-o", help="Format.")] = Output.TABLE,
     db: DatabaseOption = None,
     json: JsonFlag = False,
@@ -73,42 +85,57 @@ def command(
     """Show which of several model files, with which settings, is best on a device under budgets.
 
     Every file is measured with every combination of the lists, as by `nas bench`. The best one comes first: what keeps
-    all budgets, then bits per byte where text is given, then speed. For members of a family and published models,
-    see `nas family compare`. See docs/how-to/choosing-a-file.md.
+    all budgets, then bits per byte where text is given, then speed. With --types, files of these types are made from
+    one file, kept in the cache, and compared with it. For members of a family and published models, see `nas family
+    compare`. See docs/how-to/choosing-a-file.md.
     """
     limits = [Limit.parse(text) for text in budget or ()]
     check_limits(limits)
     files = list(dict.fromkeys(files))
     runtimes = {file: runtime_of(file) for file in files}
-    texts = _texts(corpus, text_bytes) if corpus else []
-    unread = {file: problem for file in files if (problem := problem_of(file))}
-    lists = (numbers_of(threads, "--threads"), numbers_of(context, "--context"), _kinds(kv))
-    benches = [
-        BenchOptions(
-            subject=file,
-            runtime=runtimes[file],
-            quantisation=None,
-            device=device,
-            workload=workload_of(prompt=prompt, gen=gen, context=window, threads=count, kv_type=kind),
-            repetitions=reps,
-            db=db,
+    workloads = [
+        workload_of(prompt=prompt, gen=gen, context=window, threads=count, kv_type=kind)
+        for count, window, kind in product(
+            numbers_of(threads, "--threads"), numbers_of(context, "--context"), _kinds(kv)
         )
-        for file, count, window, kind in product(files, *lists)
     ]
-    candidates = [
-        Candidate(file, bench.workload, {}, failure=unread[file])
-        for bench in benches
-        if isinstance(file := bench.subject, Path) and file in unread
-    ]
-    benches = [bench for bench in benches if bench.subject not in unread]
-    device_id = device
-    with shown("preparing the device") as log:
-        cores = len(os.sched_getaffinity(0))
-        bits = {file: bits_of(file, texts, cores, log) if texts else Bits() for file in files if file not in unread}
-        measured = 0
+    # Where files are made, nothing was trained on the text: half of it is read, as by `nas quantise`.
+    texts = _texts(corpus, text_bytes, HELD_OUT if types is None else 0.5) if corpus else []
+    device_id, measured = device, 0
+    with shown("preparing the device") as log, scratch_folder("compare") as scratch:
+        if types is None:
+            unread = {file: problem for file in files if (problem := problem_of(file))}
+            bits_under: Callable[[Path], Bits] = partial(_bits, texts, len(os.sched_getaffinity(0)), log)
+        else:
+            from nas.train.adapt.made_types import MadeTypes, require_one, types_of
+
+            source, names = require_one(files), types_of(types)
+            family = MadeTypes(source, names, "\n\n".join(texts), windows, scratch, log)
+            files, unread, bits_under = list(family.files), family.make(), family.bits
+        every = [
+            BenchOptions(
+                subject=file,
+                runtime=runtimes.get(file, "llama.cpp"),
+                quantisation=None,
+                device=device,
+                workload=workload,
+                repetitions=reps,
+                db=db,
+            )
+            for file, workload in product(files, workloads)
+        ]
+        candidates = [
+            Candidate(file, workload, {}, failure=unread[file])
+            for file, workload in product(files, workloads)
+            if file in unread
+        ]
+        benches = [bench for bench in every if bench.subject not in unread]
+        bits: dict[Path, Bits] = {}
         try:
             for options, report in zip(benches, bench_each(benches, log) if benches else (), strict=True):
                 candidate = _candidate(options, report, limits)
+                if candidate.file not in bits:
+                    bits[candidate.file] = bits_under(candidate.file)
                 candidates.append(bits[candidate.file].of(candidate))
                 measured += 1
                 log(Progress("measured", measured, len(benches)))
@@ -118,13 +145,20 @@ def command(
             if not measured:
                 raise
             log(f"stopped: {measured} of {len(benches)} are measured, and below")
-    _show(candidates, limits, device_id, output=output, json=json, scored=bool(texts))
+    _show(candidates, limits, device_id, output=output, json=json, scored=bool(texts), by_type=types is not None)
     if measured < len(benches):
         raise typer.Exit(INTERRUPTED)
 
 
 def _show(
-    candidates: Sequence[Candidate], limits: Sequence[Limit], device: str, *, output: Output, json: bool, scored: bool
+    candidates: Sequence[Candidate],
+    limits: Sequence[Limit],
+    device: str,
+    *,
+    output: Output,
+    json: bool,
+    scored: bool,
+    by_type: bool,
 ) -> None:
     candidates = ranked(candidates)
     advice = sentence(candidates, limits, device)
@@ -132,11 +166,13 @@ def _show(
         print_json({"device": device, "advice": advice, "candidates": list(map(_json, candidates))})
         return
     columns = ["file", "settings", "size", "prompt t/s", "ms/token (95 %)", "peak memory"]
-    columns += ["bits/byte"] * scored + list(map(str, limits))
-    cells = [_cells(candidate, scored) for candidate in candidates]
+    columns += ["bits/byte"] * scored + ["KL (95 %)"] * (scored and by_type) + list(map(str, limits))
+    cells = [_cells(candidate, len(columns), scored=scored, by_type=by_type) for candidate in candidates]
     print_rows(output, columns, cells, list(map(_row, candidates)), numbers=len(columns) - 2)
     if output is Output.TABLE:
         typer.echo(advice)
+        if by_type and not candidates[0].failure:
+            typer.echo(f"It is {candidates[0].file}")
 
 
 def _kinds(text: str) -> list[str]:
@@ -146,12 +182,14 @@ def _kinds(text: str) -> list[str]:
     return kinds
 
 
-def _texts(corpus: Sequence[Path], limit: int) -> list[str]:
-    """Returns the end of each source that `nas adapt` would hold out, `limit` bytes in all."""
-    from nas.model.text.documents import HELD_OUT, first_bytes, read_sources
-
-    documents = (document for source in read_sources(corpus, HELD_OUT) for document in source.documents)
+def _texts(corpus: Sequence[Path], limit: int, share: float) -> list[str]:
+    """Returns the end of each source, a share of it, as `nas adapt` holds it out; `limit` bytes in all."""
+    documents = (document for source in read_sources(corpus, share) for document in source.documents)
     return list(first_bytes((document.held_out for document in documents), limit))
+
+
+def _bits(texts: Sequence[str], threads: int, log: Log, file: Path) -> Bits:
+    return bits_of(file, texts, threads, log) if texts else Bits()
 
 
 def _candidate(options: BenchOptions, report: dict[str, Any] | NasError, limits: Sequence[Limit]) -> Candidate:
@@ -163,22 +201,26 @@ def _candidate(options: BenchOptions, report: dict[str, Any] | NasError, limits:
     return Candidate(options.subject, options.workload, figures, checks)
 
 
-def _cells(candidate: Candidate, scored: bool) -> list[str]:
+def _cells(candidate: Candidate, count: int, *, scored: bool, by_type: bool) -> list[str]:
+    start = [candidate.file.name if by_type else str(candidate.file), candidate.settings]
     if candidate.failure:
-        start = [str(candidate.file), candidate.settings, candidate.failure.splitlines()[0]]
-        return start + [""] * (3 + scored + len(candidate.checks))
+        return [*start, candidate.failure.splitlines()[0], *[""] * (count - 3)]
     decode = candidate.figures["decode_p50"]
     bits = candidate.why_no_bits if candidate.bits_per_byte is None else f"{candidate.bits_per_byte:.4f}"
     return [
-        str(candidate.file),
-        candidate.settings,
+        *start,
         _shown(candidate, "file_size", " MB"),
         _shown(candidate, "prefill_tps", ""),
         f"{_shown(candidate, 'decode_p50', '')}{_interval(decode.low, decode.high)}",
         _shown(candidate, "peak_rss", " MB"),
         *([bits] * scored),
+        *([_loss(candidate.loss)] * (scored and by_type)),
         *map(_verdict, candidate.checks),
     ]
+
+
+def _loss(loss: Loss | None) -> str:
+    return "" if loss is None else show_figure(loss.kl, loss.kl - loss.half, loss.kl + loss.half)
 
 
 def _shown(candidate: Candidate, name: str, unit: str) -> str:
@@ -213,6 +255,7 @@ def _row(candidate: Candidate) -> Row:
         "decode_p50_low": decode and decode.low,
         "decode_p50_high": decode and decode.high,
         "bits_per_byte": candidate.bits_per_byte,
+        "kl": candidate.loss and candidate.loss.kl,
         "verdict": "failed" if candidate.failure else candidate.verdict,
         "reason": candidate.failure or candidate.why_no_bits,
     }
@@ -227,5 +270,6 @@ def _json(candidate: Candidate) -> dict[str, Any]:
         "budgets": [check.to_json() for check in candidate.checks],
         "bits_per_byte": candidate.bits_per_byte,
         "bits_per_byte_reason": candidate.why_no_bits or None,
+        "loss": candidate.loss and candidate.loss.to_json(),
         "figures": {name: figure.model_dump(mode="json") for name, figure in candidate.figures.items()},
     }

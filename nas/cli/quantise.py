@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from nas.cli.lazy import command_app
 from nas.cli.options import BudgetOption, DatabaseOption, DeviceOption, OutputOption, RepsOption, workload_of
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
-from nas.core.durable import output_file
+from nas.core.durable import output_file, scratch_folder
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.limit import Limit
 from nas.core.metrics import metric
@@ -94,11 +93,9 @@ def command(
     with (
         shown("preparing") as log,
         output_file(output, reads=[model, *corpus]) as file,
-        tempfile.TemporaryDirectory(prefix="hilnas-quantise-") as scratch,
+        scratch_folder("quantise") as scratch,
     ):
-        source = _gguf(model, Path(scratch), log)
-        if LLAMA_CPP.needs_patched(source):
-            raise InvalidInput("llama.cpp's own quantiser does not read this architecture", where=str(model))
+        source = _gguf(model, scratch, log)
         request = QuantiseRequest(
             source=source,
             chosen_on=rest[: len(rest) // 2],
@@ -117,7 +114,7 @@ def command(
             db=db,
         )
         build = LLAMA_CPP.build(log=log, tools=True)
-        chosen = Quantiser(request, build, Path(scratch), log).choose(file)
+        chosen = Quantiser(request, build, scratch, log).choose(file)
     if json:
         print_json(_json(output, chosen))
         return
@@ -142,17 +139,11 @@ def _budgets(texts: Sequence[str]) -> tuple[list[Limit], float | None]:
 
 def _gguf(model: Path, scratch: Path, log: Log) -> Path:
     """Returns a GGUF file with tokenizer of a model."""
-    from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
+    from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
+    from nas.train.adapt.quantise import require_source
 
     if is_gguf(model):
-        gguf = GgufFile.read(model)
-        if gguf.header.tokenizer == "none":
-            raise InvalidInput("holds no tokenizer, so no text can tell what types lose", where=str(model))
-        if len(gguf.files) > 1:
-            raise InvalidInput("is split into shards: join them with llama.cpp's llama-gguf-split", where=str(model))
-        coarse = sorted({tensor.type_name for tensor in gguf.tensors.values()} - {"F32", "F16", "BF16"})
-        if coarse:
-            log(f"{model.name} is quantised already ({', '.join(coarse)}): what that lost is not counted")
+        require_source(model, log)
         return model
     from nas.core.canonical import sha256_of
     from nas.measure.runtimes.base import Checkpoint
@@ -167,6 +158,7 @@ def _gguf(model: Path, scratch: Path, log: Log) -> Path:
     checkpoint = Checkpoint(weights, sha256_of(weights))
     LLAMA_CPP.export_trained(layout, "f16", checkpoint, half, model.resolve().name, vocabulary, carried.context)
     weights.unlink()
+    require_source(half, log)
     return half
 
 

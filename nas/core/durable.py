@@ -1,4 +1,4 @@
-"""Files on disk: outputs of commands, atomic replacement, file locks, and private files."""
+"""Files on disk: outputs of commands, atomic replacement, file locks, scratch folders, and private files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +19,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput
 
 _DEADLINE_S = 30.0
 _PAUSE_S = 0.01
+_LOCK = ".lock"
 _FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -125,6 +126,26 @@ def write_output(path: Path, content: bytes, *, flag: str = "--output") -> None:
     """Writes an output of a command: see `output_file`."""
     with output_file(path, flag=flag) as scratch:
         scratch.write_bytes(content)
+
+
+@contextmanager
+def scratch_folder(name: str) -> Iterator[Path]:
+    """Yields an empty folder for files meanwhile; removes it, and those that killed processes left of this name.
+
+    A folder is locked while it is used, and the kernel releases the lock when its process dies.
+    """
+    prefix = f"hilnas-{name}-"
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError), (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix=prefix) as text:
+        folder = Path(text)
+        with (folder / f"{_LOCK}.new").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (folder / f"{_LOCK}.new").rename(folder / _LOCK)  # only now another process may try it
+            yield folder
 
 
 def _replaced(path: Path, reads: Iterable[Path], flag: str) -> Path | None:

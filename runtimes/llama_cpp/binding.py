@@ -367,8 +367,8 @@ MIXTURES = FILE_TYPES | {
 """What llama.cpp's quantiser can choose the types of tensors by."""
 
 _LEAST_S = 60.0
-_BYTES_A_SECOND = 4e6
-"""A tenth of what one slow core does."""
+_BYTES_A_SECOND = 5e5
+"""A tenth of what one slow core does to the slowest types, IQ4_NL and IQ4_XS."""
 
 
 def quantise_file(
@@ -499,7 +499,7 @@ def write_predictions(build: Build, model: Path, text: str, windows: int, folder
     tokens = int((folder / "tokens").read_text())
     if tokens <= windows * WINDOW:
         raise InvalidInput(
-            f"a quarter of the text has {tokens:,} tokens, and {windows * WINDOW:,} are compared: give more text, or"
+            f"a part of the text has {tokens:,} tokens, and {windows * WINDOW:,} are compared: give more text, or"
             " lower --windows",
             where="--corpus",
         )

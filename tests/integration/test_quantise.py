@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from cli_runner import nas
 
 from nas.core import paths
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.train.adapt.made_types import MadeTypes
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 
@@ -22,6 +32,7 @@ LAYOUTS = {
     "lfm2moe": "d256 v640 untied ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3]",
 }
 NORMS = "F32"
+KILLS = 3
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +104,68 @@ def test_divergence_is_a_budget(sources: dict[str, Path], source: Path, corpus: 
                     "-b", "file_size<=0.001MB", "--parts", "1", "--windows", "2", "--types", "q8_0")  # fmt: skip
     assert with_none.code == 3 and "no choice of types keeps the budgets; least, each alone" in with_none.err
     assert not (tmp_path / "no.gguf").exists()
+
+
+def test_a_killed_command_writes_the_same_file_when_it_is_repeated(source: Path, corpus: Path, tmp_path: Path) -> None:
+    def command(name: str) -> subprocess.Popen[bytes]:
+        folder = tmp_path / name
+        for part in ("cache", "tmp"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        runtimes = folder / "cache/runtimes"
+        if not runtimes.is_symlink():
+            runtimes.symlink_to(REAL_CACHE / "runtimes")
+        argv = [sys.executable, "-c", "from nas.cli.main import main; main()", "quantise", str(source)]
+        argv += ["-o", str(folder / "out.gguf"), "-c", str(corpus), "-b", "file_size<=0.35MB"]
+        argv += ["--parts", "1", "--windows", "2", "--types", "q4_0", "--no-importance"]
+        variables = {"NAS_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
+        return subprocess.Popen(argv, env=os.environ | variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    begun = time.monotonic()
+    assert command("whole").wait() == 0
+    duration = time.monotonic() - begun
+    wanted, path = (tmp_path / "whole/out.gguf").read_bytes(), tmp_path / "killed/out.gguf"
+    path.parent.mkdir()
+    path.write_bytes(b"an older file")
+    random, codes = Random(0), []
+    for _ in range(KILLS):
+        process = command("killed")
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(random.uniform(0.05, 0.4) * duration)
+        process.kill()
+        codes.append(process.wait())
+        assert path.read_bytes() in (b"an older file", wanted)
+    assert -signal.SIGKILL in codes, "no kill came while it worked"
+    assert command("killed").wait() == 0
+    assert path.read_bytes() == wanted
+    assert not any((tmp_path / "killed/tmp").glob("hilnas-quantise-*"))
+
+
+def test_types_are_made_and_compared_once(
+    source: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/runtimes").symlink_to(REAL_CACHE / "runtimes")
+    log: list[str] = []
+
+    def made(text: str) -> MadeTypes:
+        return MadeTypes(source, ["q4_0", "q8_0"], text, 4, Path(tempfile.mkdtemp(dir=tmp_path)), log.append)
+
+    with pytest.raises(InvalidInput, match="tokens, and 1,024 are compared"):
+        made("a few words").make()
+    texts = "\n".join(path.read_text() for path in sorted(corpus.iterdir()))
+    first = made(texts)
+    assert first.make() == {}
+    losses = {name: first.bits(path).loss for path, name in first.files.items()}
+    sizes = {name: path.stat().st_size for path, name in first.files.items()}
+    assert sizes["q4_0"] < sizes["q8_0"] < sizes["source"]
+    kl = {name: loss.kl for name, loss in losses.items() if loss is not None}
+    assert kl["source"] < kl["q8_0"] < kl["q4_0"]
+    assert losses["source"] is not None and losses["source"].bits == 0
+    monkeypatch.setattr("nas.train.adapt.made_types.quantise_file", None)
+    monkeypatch.setattr("nas.train.adapt.quantise.divergence", None)
+    again = made(texts)
+    assert again.make() == {} and {name: again.bits(path).loss for path, name in again.files.items()} == losses
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from cli_runner import nas
 
 from nas.core.errors import CandidateFailed, InvalidInput, NasError
 from nas.measure.protocol.bench import BenchOptions, Log
+from nas.measure.protocol.file_choice import Bits, Loss
 
 FIGURES: dict[tuple[str, int], tuple[float, float]] = {
     ("big.gguf", 1): (30.0, 0.01),
@@ -211,6 +212,9 @@ def test_formats_hold_the_same_figures() -> None:
         (("small.gguf", "-b", "quality<=1"), "--budget: quality is no cost"),
         (("small.gguf", "-p", "3"), "--prompt"),
         (("small.gguf", "--context", "16"), "shorter than prompt"),
+        (("small.gguf", "big.gguf", "--types", "q4_0"), "--types: types are made from one GGUF file"),
+        (("other.pte", "--types", "q4_0"), "--types: types are made from one GGUF file"),
+        (("small.gguf", "--types", "q4_0,q9_9"), "q9_9"),
     ],
 )
 def test_bad_input_is_refused(
@@ -219,3 +223,65 @@ def test_bad_input_is_refused(
     (tmp_path / "text.txt").write_text("text")
     done = nas("compare", *arguments)
     assert done.code == 3 and error in done.err and not asked
+
+
+MADE = {"big.gguf": ("source", 0.0, 0.9), "near.gguf": ("q5_k_m", 0.02, 0.907), "small.gguf": ("q4_0", 0.3, 0.98)}
+"""File -> its type, divergence from the source, and bits per byte."""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """Replaces files of types; returns those that were compared with the source."""
+    compared: list[Path] = []
+
+    class Made:
+        def __init__(self, source: Path, types: Sequence[str], text: str, *_: object) -> None:
+            self.files = {
+                source.with_name(name): kind for name, (kind, *_) in MADE.items() if kind in ("source", *types)
+            }
+
+        def make(self) -> dict[Path, str]:
+            return {}
+
+        def bits(self, file: Path) -> Bits:
+            compared.append(file)
+            _, kl, bits = MADE[file.name]
+            return Bits(bits, loss=Loss(kl, kl / 10, bits / 0.9 - 1))
+
+    monkeypatch.setattr("nas.train.adapt.made_types.MadeTypes", Made)
+    (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
+    return compared
+
+
+@pytest.mark.parametrize(
+    ("arguments", "best", "why"),
+    [
+        ((), "near.gguf", "cost at most 1% more bits per byte than the source, it is the fastest (+0.78%)"),
+        (("-b", "decode_p50<=15ms"), "small.gguf", "no other does"),
+        (("-b", "decode_p50<=25ms"), "near.gguf", "it loses least (KL 0.02 nats a token, +0.78% bits per byte)"),
+        (("-b", "file_size<=100MB"), "big.gguf", "it loses least (KL 0 nats a token, +0.00% bits per byte)"),
+    ],
+)  # fmt: skip
+def test_types_of_one_file_are_compared_with_it(
+    arguments: tuple[str, ...], best: str, why: str, made: list[Path]
+) -> None:
+    done = nas("compare", "big.gguf", "--types", "q5_k_m,q4_0", "-c", "text.txt", "-t", "1", *arguments)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[-2].startswith(f"Best on box: {best}") and lines[-2].endswith(f"{why}."), lines[-2]
+    assert lines[-1] == f"It is {best}"
+    assert len(made) == 3 and "KL (95 %)" in lines[0] and "0.018 to 0.022" in done.out
+
+
+def test_an_interrupt_keeps_the_types_that_were_compared(made: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Any]:
+        for options in benches[:2]:
+            assert isinstance(options.subject, Path)
+            yield report(options.subject.name, options.workload.threads)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nas.cli.compare.bench_each", measure)
+    done = nas("compare", "big.gguf", "--types", "q5_k_m,q4_0", "-c", "text.txt", "-o", "csv")
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    assert done.code == 130 and "stopped: 2 of 3 are measured" in done.err
+    assert [(row["file"], row["kl"]) for row in rows] == [("near.gguf", "0.02"), ("big.gguf", "0.0")]

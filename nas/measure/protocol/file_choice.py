@@ -24,6 +24,8 @@ RUNTIME_OF = {".gguf": "llama.cpp", ".pte": "executorch"}
 """Ending of a model file -> runtime."""
 
 Verdict = Literal["kept", "open", "broken", "unknown"]
+LITTLE = 0.01
+"""Share of more bits per byte than the source's that counts as little where no budget decides."""
 _ORDER: Mapping[Verdict, int] = {"kept": 0, "open": 1, "unknown": 2, "broken": 3}
 
 
@@ -90,6 +92,30 @@ class Check:
         }
 
 
+class Loss(NamedTuple):
+    """What a file loses against the source that it was made from, on one text.
+
+    Args:
+        kl: nats a token of the divergence from the source.
+        half: half width of its 95 % interval over windows of text; infinite for one window.
+        bits: share of more bits per byte than the source's.
+    """
+
+    kl: float
+    half: float
+    bits: float
+
+    @property
+    def is_little(self) -> bool:
+        """Whether it costs at most `LITTLE`."""
+        return self.bits <= LITTLE
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as JSON."""
+        interval = None if math.isinf(self.half) else [self.kl - self.half, self.kl + self.half]
+        return {"kl": self.kl, "kl_ci95": interval, "more_bits": self.bits}
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A file with settings, and what was measured.
@@ -102,6 +128,7 @@ class Candidate:
         bits_per_byte: of text, of this file on this machine; None: `why_no_bits`.
         why_no_bits: a reason; empty: no text was given, or there is a figure.
         failure: why nothing was measured; empty: something was.
+        loss: of a file that was made from a source; None: it was not.
     """
 
     file: Path
@@ -111,6 +138,7 @@ class Candidate:
     bits_per_byte: float | None = None
     why_no_bits: str = ""
     failure: str = ""
+    loss: Loss | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -133,11 +161,14 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
 
     What keeps all budgets comes before what may keep them, and that before what breaks one. Then come bits per byte,
     files without any last, and then the median time of a token. Of those whose times cannot be told apart the smaller
-    file comes first, and then the one that reads prompts faster.
+    file comes first, and then the one that reads prompts faster. Of files made from one source the divergence takes
+    the place of bits per byte; without budgets, those that lose little are alike.
     """
 
     def place(one: Candidate) -> tuple[object, ...]:
         bits = math.inf if one.bits_per_byte is None else one.bits_per_byte
+        if one.loss is not None:
+            bits = 0.0 if one.loss.is_little and not one.checks else one.loss.kl
         excess = max((-1.0 if check.chance is None else 1 - check.chance for check in one.checks), default=0.0)
         broken = excess if one.verdict == "broken" else 0.0
         return bool(one.failure), _ORDER[one.verdict], broken, bits
@@ -169,8 +200,17 @@ def sentence(candidates: Sequence[Candidate], limits: Sequence[Limit], device: s
     first = f"Best on {device}: {name}{f', which {verdict}' if limits else ''}"
     alike = [one for one in candidates[1:] if one.verdict == best.verdict and not one.failure]
     unsure = [one for one in alike if best.bits_per_byte == one.bits_per_byte and _overlap(best, one)]
-    if not alike:
+    if best.loss is not None and best.loss.is_little and not limits:
+        peers = [one for one in alike if one.loss is not None and one.loss.is_little]
+        unsure = [one for one in peers if _overlap(best, one)]
+        reason = (
+            f"of the files that cost at most {LITTLE:.0%} more bits per byte than the source,"
+            f" {_why_in_speed(best, unsure)} ({best.loss.bits:+.2%})"
+        )
+    elif not alike:
         reason = "no other does" if limits or len(candidates) == 1 else "no other runs"
+    elif best.loss is not None:
+        reason = f"it loses least (KL {best.loss.kl:.2g} nats a token, {best.loss.bits:+.2%} bits per byte)"
     elif best.bits_per_byte is None:
         reason = f"{_why_in_speed(best, unsure)}; what quality it has is not known without --corpus"
     else:
@@ -241,16 +281,18 @@ class Bits(NamedTuple):
         value: None: there are none.
         reason: why there are none.
         failed: the reason is that the file is broken.
+        loss: against the source of the file; None: it has none.
     """
 
     value: float | None = None
     reason: str = ""
     failed: bool = False
+    loss: Loss | None = None
 
     def of(self, candidate: Candidate) -> Candidate:
         """Returns a candidate of the file with these bits; a broken file fails, however fast it is."""
         failure = candidate.failure or (self.reason if self.failed else "")
-        return replace(candidate, bits_per_byte=self.value, why_no_bits=self.reason, failure=failure)
+        return replace(candidate, bits_per_byte=self.value, why_no_bits=self.reason, failure=failure, loss=self.loss)
 
 
 def bits_of(file: Path, texts: Sequence[str], threads: int, log: Log) -> Bits:

@@ -48,6 +48,7 @@ from nas.measure.runtimes.llama_cpp.binding import (
     write_predictions,
 )
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.train.adapt.selection import Option, select, total
 
@@ -58,6 +59,8 @@ KL = "kl"
 """Nats a token of the divergence from the source."""
 BESIDE = ("q8_0", "q4_k_m", "q4_0")
 """llama.cpp's mixtures that the chosen file is compared with."""
+SOURCE = "source"
+"""Name of the source among files made from it."""
 _FILE_SIZE = "file_size"
 _VERSION = 1
 """Of the kept divergences."""
@@ -181,6 +184,24 @@ class Quantised:
     def keeps_all(self) -> bool:
         """Whether no budget is broken."""
         return all(check.verdict != "broken" for check in self.checks)
+
+
+def require_source(model: Path, log: Log) -> None:
+    """Checks that a GGUF file can be quantised and compared with the result.
+
+    Raises:
+        InvalidInput: it holds no tokenizer, is split, or is of an architecture of the patched llama.cpp.
+    """
+    gguf = GgufFile.read(model)
+    if gguf.header.tokenizer == "none":
+        raise InvalidInput("holds no tokenizer, so no text can tell what types lose", where=str(model))
+    if len(gguf.files) > 1:
+        raise InvalidInput("is split into shards: join them with llama.cpp's llama-gguf-split", where=str(model))
+    if LLAMA_CPP.needs_patched(model):
+        raise InvalidInput("llama.cpp's own quantiser does not read this architecture", where=str(model))
+    coarse = sorted({tensor.type_name for tensor in gguf.tensors.values()} - {"F32", "F16", "BF16"})
+    if coarse:
+        log(f"{model.name} is quantised already ({', '.join(coarse)}): what that lost is not counted")
 
 
 class Quantiser:
@@ -388,10 +409,14 @@ class Quantiser:
         """Returns the score of one of llama.cpp's `MIXTURES`, by default with the same importance matrix."""
         path, matrix = self._folder / "beside.gguf", self._importance if importance else None
         quantise_file(self._build, self._request.source, name, path, self._request.threads, None, matrix)
-        divergence = self._kept_divergence(["mixture", name, matrix is not None], path, "reported_on")
-        score = Score.of(name, path.stat().st_size, divergence)
+        score = self.score(name, path, importance=matrix is not None)
         path.unlink()
         return score
+
+    def score(self, name: str, path: Path, *, importance: bool = False) -> Score:
+        """Returns the score of a file of one of llama.cpp's `MIXTURES`, or of `SOURCE`."""
+        divergence = self._kept_divergence(["mixture", name, importance], path, "reported_on")
+        return Score.of(name, path.stat().st_size, divergence)
 
     def _write(self, types: Mapping[Slot, str], path: Path) -> None:
         names = {name: _type(kind) for slot, kind in types.items() for name in self.slots[slot]}

@@ -1,0 +1,144 @@
+"""Files of llama.cpp's types made from one GGUF file, and what each loses: `nas compare --types`.
+
+Files are kept in the user's cache by the content of their source, divergences as those of `nas quantise`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from nas.core import paths
+from nas.core.canonical import content_hash, sha256_of
+from nas.core.durable import locked
+from nas.core.errors import CandidateFailed, InvalidInput, UnknownName
+from nas.core.progress import Progress
+from nas.core.workload import Workload
+from nas.measure.protocol.bench import Log
+from nas.measure.protocol.file_choice import Bits, Loss
+from nas.measure.runtimes.llama_cpp.binding import MIXTURES, quantise_file
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.train.adapt.quantise import KL, SOURCE, Quantiser, QuantiseRequest, Score, require_source
+
+_WAIT_S = 3600.0
+"""For another process that makes the same file."""
+
+
+def types_of(text: str) -> list[str]:
+    """Returns names of llama.cpp's types from a list with commas.
+
+    Raises:
+        UnknownName: there is no such type.
+    """
+    names = list(dict.fromkeys(text.lower().replace(" ", "").split(",")))
+    for name in names:
+        if name not in MIXTURES:
+            raise UnknownName("type", name, MIXTURES)
+    return names
+
+
+class MadeTypes:
+    """Files made from one source.
+
+    Args:
+        source: a GGUF file with tokenizer.
+        types: names of `MIXTURES`.
+        text: that predictions are compared on; empty: they are not.
+        windows: of 256 tokens of this text; an odd number counts as one less.
+        folder: for files meanwhile: the source's predictions.
+        log: takes one line at a time.
+
+    Raises:
+        InvalidInput: the source cannot be quantised.
+    """
+
+    def __init__(self, source: Path, types: Sequence[str], text: str, windows: int, folder: Path, log: Log) -> None:
+        require_source(source, log)
+        self._source, self._types, self._text, self._log = source, types, text, log
+        self._build, self._threads = LLAMA_CPP.build(log=log), len(os.sched_getaffinity(0))
+        self._request = QuantiseRequest(
+            source=source,
+            chosen_on="",
+            reported_on=text,
+            importance_from="",
+            limits=(),
+            kl=None,
+            minimise=KL,
+            types=(),
+            parts=1,
+            windows=windows // 2,
+            device="local",
+            workload=Workload(prompt=16, gen=1),
+            repetitions=1,
+            threads=self._threads,
+        )
+        self._quantiser = Quantiser(self._request, self._build, folder, log)
+
+    @cached_property
+    def files(self) -> Mapping[Path, str]:
+        """File -> its type, `SOURCE` first. Some are not there: see `make`."""
+        stem = re.sub("[-.](F16|BF16|F32)$", "", self._source.stem, flags=re.IGNORECASE)
+        sha256, build = sha256_of(self._source), self._build.runner.build
+        folders = {name: paths.cache() / "quantised" / content_hash([sha256, build, name]) for name in self._types}
+        others = {folder / f"{stem}-{name.upper()}.gguf": name for name, folder in folders.items()}
+        return {self._source: SOURCE, **others}
+
+    def make(self) -> dict[Path, str]:
+        """Makes the files that are not in the cache; returns why some could not be made.
+
+        Raises:
+            InvalidInput: the text is too short.
+            InfrastructureFailed: a file cannot be written.
+        """
+        failed = {}
+        for number, (path, name) in enumerate(self.files.items()):
+            self._log(Progress("files of types", number, len(self.files), name))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if name == SOURCE or path.is_file():
+                continue
+            with locked(path.parent / "lock", _WAIT_S):
+                for leftover in path.parent.glob("*.partial"):
+                    leftover.unlink()
+                if path.is_file():
+                    continue
+                try:
+                    quantise_file(self._build, self._source, name, path, self._threads)
+                except CandidateFailed as error:
+                    failed[path] = f"llama.cpp makes no {name} of it: {error}"
+        self._log(Progress("files of types", len(self.files), len(self.files)))
+        if self._text:
+            self._score(self._source)  # first, as it finds that the text is too short
+        return failed
+
+    def bits(self, file: Path) -> Bits:
+        """Returns bits per byte and the loss of one of `files`."""
+        if not self._text:
+            return Bits()
+        try:
+            score = self._score(file)
+        except CandidateFailed as error:
+            return Bits(reason=str(error), failed=True)
+        kl, half = score.kl
+        return Bits(score.bits_per_byte, loss=Loss(kl, half, score.bits_per_byte / self._reference.bits_per_byte - 1))
+
+    @cached_property
+    def _reference(self) -> Score:
+        return self._score(self._source)
+
+    def _score(self, file: Path) -> Score:
+        self._log(f"comparing {file.name} with the source")
+        return self._quantiser.score(self.files[file], file)
+
+
+def require_one(files: Sequence[Path]) -> Path:
+    """Returns the source.
+
+    Raises:
+        InvalidInput: there are more files, or it is no GGUF file.
+    """
+    if len(files) > 1 or files[0].suffix.lower() != ".gguf":
+        raise InvalidInput("types are made from one GGUF file: name it alone", where="--types")
+    return files[0]
