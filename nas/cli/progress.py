@@ -130,6 +130,7 @@ class _Lines(_Display):
 
     def _show(self, line: Progress, work: _Work) -> None:
         now = time.monotonic()
+        self._now, self._began = line, now
         due = now - work.began >= _FIRST_S if work.said is None else now - work.said >= _EVERY_S
         if due or (work.said is not None and work.done >= work.total):
             work.said = now

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -65,3 +66,15 @@ def test_bars_are_on_the_terminal_alone() -> None:
     drawn = os.read(terminal, 1 << 16).decode()
     os.close(terminal)
     assert ("a line" in drawn and drawn.rstrip().endswith("\x1b[?25h")) or "\x1b[?25h" in drawn
+
+
+def test_silence_is_about_the_last_piece_of_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_SILENT_S", 0.5)
+    with shown("starting") as log:
+        log("a measurement")
+        log(Progress("timed kinds of layers", 0, 1, "scores"))
+        time.sleep(2.5)
+    told = [line for line in capsys.readouterr().err.splitlines() if "so far" in line]
+    assert told and all(line.startswith("timed kinds of layers: 0 of 1, scores: ") for line in told)
