@@ -33,7 +33,7 @@ from nas.core.progress import Progress
 from nas.model.nn.fit import Log
 from nas.train.release.tokenizer import json_bytes
 from nas.train.retrieval.data import data_hashes, read_documents
-from nas.train.retrieval.release import DENSE, SETTINGS, open_retriever
+from nas.train.retrieval.release import DENSE, MODEL, SETTINGS, open_retriever
 from nas.train.retrieval.retriever import Floats, Retriever, TextTokens, document_vectors, exact_scores, query_vectors
 
 INDEX_VERSION = 1
@@ -178,7 +178,7 @@ def _require_folder(output: Path, key: str) -> None:
 
 
 def _model_hash(model: Path) -> str:
-    names = ("config.json", "model.safetensors", f"{DENSE}/model.safetensors", "tokenizer.json", SETTINGS)
+    names = ("config.json", MODEL, f"{DENSE}/{MODEL}", "tokenizer.json", "tokenizer_config.json", SETTINGS)
     return content_hash([sha256_of(model / name) if (model / name).is_file() else None for name in names])
 
 

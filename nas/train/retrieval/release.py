@@ -38,6 +38,7 @@ from nas.train.retrieval.retriever import DOCUMENT, LENGTHS, QUERY, Retriever, T
 RECORD = "retrieval.json"
 SETTINGS = "config_sentence_transformers.json"
 DENSE = "1_Dense"
+MODEL = "model.safetensors"
 
 _DENSE_WEIGHT = "linear.weight"
 _MOST_BYTES = 1 << 20
@@ -93,8 +94,8 @@ def write_retriever(folder: Path, retriever: Retriever, tokens: TextTokens, cont
         f"{DENSE}/config.json": {**dense, "activation_function": "torch.nn.modules.linear.Identity"},
     }
     (folder / DENSE).mkdir(parents=True, exist_ok=True)
-    _write(folder / "model.safetensors", tensors)
-    _write(folder / DENSE / "model.safetensors", {_DENSE_WEIGHT: retriever.projection.weight})
+    _write(folder / MODEL, tensors)
+    _write(folder / DENSE / MODEL, {_DENSE_WEIGHT: retriever.projection.weight})
     write_durably(folder / "tokenizer.json", tokens.content)
     for name, content in files.items():
         write_durably(folder / name, json_bytes(content))
@@ -127,7 +128,7 @@ def projection_of(folder: Path, d_model: int) -> Tensor:
     Raises:
         InvalidInput: it is missing or damaged, or has a bias or an activation.
     """
-    about, path = folder / DENSE / "config.json", folder / DENSE / "model.safetensors"
+    about, path = folder / DENSE / "config.json", folder / DENSE / MODEL
     settings = read_json(about, _MOST_BYTES)
     if settings.get("bias") or not str(settings.get("activation_function", "")).endswith("Identity"):
         raise InvalidInput("a projection with a bias or an activation is not read", where=str(about))

@@ -52,7 +52,7 @@ from nas.train.release.files import find_member, tokenizer_of
 from nas.train.release.found_tokenizer import FoundTokenizer, found_tokenizer
 from nas.train.release.tokenizer import json_bytes
 from nas.train.retrieval.data import Example, data_hashes, read_examples
-from nas.train.retrieval.release import DENSE, RECORD, is_retriever, projection_of, write_retriever
+from nas.train.retrieval.release import DENSE, MODEL, RECORD, is_retriever, projection_of, write_retriever
 from nas.train.retrieval.retriever import (
     LENGTHS,
     WIDTH,
@@ -189,7 +189,7 @@ def start_model(name: str) -> StartModel:
         origin = origin_of(path)
         weights = path / CHILD if (path / REQUEST).is_file() else None
         tokenizer = found_tokenizer(origin.tokenizer)
-        more = [sha256_of(path / DENSE / "model.safetensors")] if is_retriever(path) else []
+        more = [sha256_of(path / DENSE / MODEL)] if is_retriever(path) else []
         return StartModel(origin.describe(), weights, path, [*origin.hashes, *more], tokenizer)
     family, slash, size = name.partition("/")
     if not slash or "/" in size:
@@ -233,6 +233,8 @@ def train_retriever(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
         if (record := read_record(output / RECORD, RetrievalRecord)) is not None:
+            if sha256_of(output / MODEL) != record.weights:
+                raise InvalidInput(f"is not what the training wrote; remove {output}", where=str(output / MODEL))
             log(f"{output} is trained with these settings already")
         else:
             write_durably(folder / _REQUEST, json_bytes({"key": key}))
@@ -292,7 +294,7 @@ def _trained(
         after=after,
         seconds=state.seconds,
         device=worker.describe(),
-        weights=sha256_of(output / "model.safetensors"),
+        weights=sha256_of(output / MODEL),
         hilnas=version("hilnas"),
     )
 
@@ -310,6 +312,8 @@ class _Steps:
         self.scored = bool(examples[0].scores)
         if any(bool(example.scores) is not self.scored for example in examples):
             raise InvalidInput("all data needs a teacher's scores, or none", where="--data")
+        if self.scored and settings.documents < 2:
+            raise InvalidInput("a teacher's scores need two documents or more in a step", where="documents")
         held_out = [_is_held_out(example, settings.held_out) for example in examples]
         self.examples = [example for example, out in zip(examples, held_out, strict=True) if not out]
         self._held_out = [example for example, out in zip(examples, held_out, strict=True) if out][:_MOST_HELD_OUT]
