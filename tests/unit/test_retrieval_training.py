@@ -148,11 +148,13 @@ def test_members_children_and_late_interaction_models_are_starts(
     with pytest.raises(InvalidInput, match="FAMILY/SIZE"):
         run("nowhere", "none")
     request = PretrainingRequest((tmp_path / "corpus",), SETTINGS, tokenizer=tmp_path / "tokenizer.json")
-    files = FileOptions(gguf=(), context=512)
+    files = FileOptions(gguf=("f16",), context=512)
     train_member("tiny", "1M", replace(request, files=files), lambda line: None)
     record = run("tiny/1M", "first")
     assert record.source.startswith("1M of tiny, SHA-256 ") and record.layout.startswith("d64 v322 ")
     assert run(str(member_folder("tiny", "1M") / "transformers"), "second").layout == record.layout
+    (gguf,) = (member_folder("tiny", "1M") / "gguf").glob("*F16.gguf")
+    assert run(str(gguf), "of a GGUF file").layout == record.layout
     further = run(str(tmp_path / "first"), "third")
     assert further.layout == record.layout
     before, after = (load_file(tmp_path / name / "1_Dense" / "model.safetensors") for name in ("first", "third"))

@@ -217,16 +217,19 @@ class Index:
             self._parts.append((vectors, np.cumsum([0, *lengths[:-1]]), texts))
             count += len(texts)
 
-    def search(self, query: Floats, most: int) -> list[Hit]:
-        """Returns the documents with the highest scores, highest first.
+    def search(self, queries: Sequence[Floats], most: int) -> list[list[Hit]]:
+        """Returns the documents with the highest scores for each query, highest first.
 
-        query: vectors [Q, width].
+        queries: vectors of each [Q, width].
         """
-        best: list[Hit] = []
+        best: list[list[Hit]] = [[] for _ in queries]
         for vectors, starts, texts in self._parts:
-            scores = exact_scores(query, np.asarray(vectors, np.float32), starts)
-            hits = (Hit(float(score), text.id, text.text) for score, text in zip(scores, texts, strict=True))
-            best = heapq.nlargest(most, [*best, *hits], key=lambda hit: hit.score)
+            rows = np.asarray(vectors, np.float32)
+            for place, query in enumerate(queries):
+                scores = exact_scores(query, rows, starts)
+                order = np.argsort(-scores, kind="stable")[:most]
+                hits = (Hit(float(scores[i]), texts[i].id, texts[i].text) for i in order)
+                best[place] = heapq.nlargest(most, [*best[place], *hits], key=lambda hit: hit.score)
         return best
 
 
@@ -247,4 +250,4 @@ def search(folder: Path, queries: Sequence[str], most: int, model: Path | None =
     if _model_hash(place) != index.record.model_sha256:
         raise InvalidInput("is not the model that made the index", where=str(place))
     retriever, tokens = open_retriever(place)
-    return [index.search(query, most) for query in query_vectors(retriever, tokens, queries)]
+    return index.search(query_vectors(retriever, tokens, queries), most)

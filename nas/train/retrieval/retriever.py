@@ -93,7 +93,7 @@ def exact_scores(query: Floats, vectors: Floats, starts: NDArray[np.int64]) -> F
         vectors: of all documents, one after another [tokens, width].
         starts: first vector of each document [N].
     """
-    scores: Floats = np.maximum.reduceat(vectors @ query.T, starts, axis=0).sum(1)
+    scores: Floats = np.maximum.reduceat(query @ vectors.T, starts, axis=1).sum(0)
     return scores
 
 
