@@ -45,6 +45,7 @@ from nas.core.family import (
     member_folder,
 )
 from nas.core.layout import Layout
+from nas.core.logs import visible
 from nas.core.metrics import METRICS
 from nas.core.units import show_count, show_duration, show_figure
 from nas.serve.views.family import FamilyView, family_view, list_families
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
 
 
 app = command_app(help="Build, train, compare and show model families.")
+
+_SHOWN_TEXT = 100
+"""Characters of a document that a search shows."""
 
 
 @app.command()
@@ -477,6 +481,118 @@ def tokenizer(
     with shown("reading the corpus") as log, output_file(output, reads=corpus or []) as file:
         vocabulary = train_tokenizer(corpus or [], vocab, file, log)
     say(f"wrote {output}: {len(vocabulary.tokens):,} tokens, including {len(vocabulary.special)} special tokens")
+
+
+@app.command()
+def retrieval(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Model to start from: FAMILY/SIZE of a trained member, a folder of transformers or of `nas adapt`,"
+            " or a GGUF file.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option("--data", help="JSON lines, or folder of BEIR, to train on. Repeatable.", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the trained model.", show_default=False)],
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML file with settings of the training.", show_default=False)
+    ] = None,
+    checkpoint: Annotated[
+        float, typer.Option("--checkpoint", min=0, help="Least seconds between checkpoints; 0: one after every step.")
+    ] = 60.0,
+    json: JsonFlag = False,
+) -> None:
+    """Train a late-interaction model that finds documents for queries, from a trained model (LFM2 report, section 7).
+
+    Data has answers to queries, or a teacher's scores of documents; see docs/how-to/retrieval.md. The folder opens in
+    sentence-transformers and PyLate. After an interruption, repeat the command to continue from the last checkpoint.
+    """
+    from nas.search.spaces.problems import read_model
+    from nas.train.retrieval.training import RetrievalSettings, train_retriever
+
+    settings = RetrievalSettings() if config is None else read_model(config, RetrievalSettings)
+    with shown(f"preparing {output}") as log:
+        record = train_retriever(model, data, settings, output, log, checkpoint)
+    if json:
+        print_json(record.model_dump(mode="json"))
+        return
+    print_fields(
+        (
+            ("folder", output),
+            ("start", record.source),
+            ("objective", record.objective),
+            ("examples", f"{record.examples:,}"),
+            ("steps", f"{record.steps:,}"),
+            ("loss", f"{record.curve[0][1]:.4f} -> {record.curve[-1][1]:.4f}"),
+            *(
+                (f"{name}, held out", f"{record.before[name]:.4g} -> {value:.4g}")
+                for name, value in record.after.items()
+            ),
+            ("time", show_duration(record.seconds)),
+            ("device", record.device),
+        )
+    )
+    say(f"next: nas family index {shlex.quote(str(output))} DOCUMENTS -o INDEX")
+
+
+@app.command()
+def index(
+    model: Annotated[
+        Path, typer.Argument(help="Folder of a late-interaction model, of `nas family retrieval`.", show_default=False)
+    ],
+    documents: Annotated[
+        list[Path], typer.Argument(help="Documents: JSON lines, or folders of BEIR.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the index.", show_default=False)],
+    json: JsonFlag = False,
+) -> None:
+    """Write an index of documents, for `nas family search`.
+
+    After an interruption, repeat the command: it continues with the documents that are missing.
+    """
+    from nas.train.retrieval.index import build_index
+
+    with shown(f"reading {model}") as log:
+        record = build_index(model, documents, output, log)
+    if json:
+        print_json(record.model_dump(mode="json"))
+        return
+    print_fields(
+        (
+            ("index", output),
+            ("documents", f"{record.documents:,}"),
+            ("of the model's full length", f"{record.cut:,}; what exceeds it is not searched"),
+            ("vectors", f"{record.vectors:,} of {record.width} float16"),
+        )
+    )
+    say(f'next: nas family search {shlex.quote(str(output))} "QUERY"')
+
+
+@app.command()
+def search(
+    folder: Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of an index.", show_default=False)],
+    query: Annotated[str, typer.Argument(help="What to search for.", show_default=False)],
+    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="Most documents to show.")] = 10,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Folder of the model, if it was moved.", show_default=False)
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Search an index: all documents are scored exactly, and the best are shown."""
+    from nas.train.retrieval.index import search as search_index
+
+    (hits,) = search_index(folder, [query], top, model)
+    if json:
+        print_json({"query": query, "hits": [hit._asdict() for hit in hits]})
+        return
+    print_table(
+        ("score", "document", "text"), [(f"{hit.score:.2f}", hit.id, visible(hit.text[:_SHOWN_TEXT])) for hit in hits]
+    )
 
 
 @app.command()

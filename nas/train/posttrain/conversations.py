@@ -228,7 +228,7 @@ def read_placed_lines(
     """
     lines: list[tuple[str, AnyLine]] = []
     problems: list[str] = []
-    for place, record in _records(path):
+    for place, record in placed_records(path):
         parsed = _parsed(record, kind, special)
         if not isinstance(parsed, str):
             lines.append((place, parsed))
@@ -245,7 +245,7 @@ def read_placed_lines(
     return lines
 
 
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
+def placed_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yields place and content of the records of a file; the content of a line that is no JSON is a `ValueError`."""
     try:
         content = (unpacked(path) if is_compressed(path) else path.read_bytes()).removeprefix(b"\xef\xbb\xbf")

@@ -29,8 +29,10 @@ _INSTALLED = {*sys.stdlib_module_names, "torch", "transformers"}
 """Packages that users of a released folder have."""
 
 
-def bundle(kinds: Iterable[str]) -> dict[str, bytes]:
+def bundle(kinds: Iterable[str], model: str = "modeling_hilnas") -> dict[str, bytes]:
     """Returns the code of members with blocks of these kinds: name of the file -> content.
+
+    model: file of `hf_code` with the model's class.
 
     Raises:
         Unsupported: a module of a plug-in imports what released folders do not have.
@@ -40,7 +42,7 @@ def bundle(kinds: Iterable[str]) -> dict[str, bytes]:
     lines = [f"from .{_file(module)} import {name} as {aliases[kind]}" for kind, (module, name) in classes.items()]
     table = [f'    "{kind}": {alias},' for kind, alias in aliases.items()]
     files = {_KINDS: "\n".join([_header(_KINDS), *lines, "", "MODULES = {", *table, "}", ""])}
-    queue = [f"{_CODE}.modeling_hilnas", *(module for module, _ in classes.values())]
+    queue = [f"{_CODE}.{model}", *(module for module, _ in classes.values())]
     while queue:
         module = queue.pop()
         if module not in files:

@@ -1,0 +1,253 @@
+"""A late-interaction model of a member that was trained here, beside BM25, on descriptions of Debian's packages.
+
+    python -m benchmarks.retrieval FOLDER [--page docs/measured/retrieval.md]
+
+A query is the synopsis of a package, its answer the long description. Descriptions come from a mirror of Debian's
+package lists (apt-get, 16 MB); of packages with the same first paragraph or the same synopsis one is left. 20,000
+packages are there to train on, 6,000 others are the collection, and 500 of them are searched for. Manual pages of
+commands on this machine (without those of gcloud, which are thousands), from NAME to DESCRIPTION, are a second
+collection, which nothing is trained on. FOLDER holds data, family, model and indexes: a stopped run continues. Commands
+are those that users have; BM25 is that of `bm25s`. An hour on two cores the first time; the results are in
+benchmarks/recorded/retrieval.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nas.train.retrieval.data import read_documents, read_judgements
+from nas.train.retrieval.index import Index
+from nas.train.retrieval.release import open_retriever
+from nas.train.retrieval.retriever import query_vectors
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.page import fill, table
+
+Row = tuple[str, str, str]
+RECORDED = Path(__file__).parent / "recorded/retrieval.json"
+TRAIN, DOCUMENTS, QUERIES = 20_000, 6_000, 500
+LAYOUT = "d128 v4096 ffn=swiglu:256 [C3 C3 A4/2 C3 C3 A4/2]"
+TOKENS = 1_000_000
+SETTINGS = """\
+epochs: 0.4
+batch: 32
+lr: 0.001
+document_length: 96
+"""
+PACKAGES, PAGES = "packages", "manual-pages"
+MOST = 100
+"""Documents that are looked at for each query."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of data, family, model and index")
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / PACKAGES / "corpus.jsonl").exists():
+        write_packages(folder)
+    if not (folder / PAGES / "corpus.jsonl").exists():
+        rows = one_of_each(manual_pages(Path("/usr/share/man/man1")))
+        write_collection(folder / PAGES, rows[:QUERIES], rows)
+    train(folder)
+    model = json.loads((folder / "model" / "retrieval.json").read_text())
+    record = {"model": model, "collections": {name: results(folder, name) for name in (PACKAGES, PAGES)}}
+    RECORDED.write_text(json.dumps(record, indent=1) + "\n")
+    if options.page:
+        write_page(options.page, record)
+    print(json.dumps(record, indent=1))
+
+
+def packages(folder: Path) -> Iterator[Row]:
+    """Yields name, synopsis and long description of each of Debian's packages."""
+    lists = folder / "lists"
+    (lists / "partial").mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        ["apt-get", "update", "-q", "-o", "Acquire::Languages=en", "-o", f"Dir::State::lists={lists}"], check=True
+    )
+    for path in sorted(lists.glob("*Translation-en*")):
+        text = subprocess.run(["/usr/lib/apt/apt-helper", "cat-file", path], check=True, capture_output=True, text=True)
+        for entry in text.stdout.split("\n\n"):
+            fields = re.fullmatch(r"Package: (.+)\nDescription-md5: .+\nDescription-en: (.+)\n((?: .*\n?)+)", entry)
+            if fields:
+                name, synopsis, rest = fields.groups()
+                yield name, synopsis, re.sub(r"^ \.?", "", rest, flags=re.M).strip()
+
+
+def manual_pages(folder: Path) -> Iterator[Row]:
+    """Yields name, synopsis and description of each manual page, roughly without its marks."""
+    for path in sorted(folder.glob("*.gz")):
+        text = gzip.decompress(path.read_bytes()).decode("utf-8", "replace")
+        sections = r'^\.S[hH] +"?(NAME|DESCRIPTION)"?\s*\n(.*?)(?=^\.S[hHsS] |\Z)'
+        parts = {name: plain(section) for name, section in re.findall(sections, text, re.M | re.S)}
+        named = re.split(r" +\\?- +", parts.get("NAME", ""), maxsplit=1)
+        if len(named) == 2 and not path.name.startswith("gcloud"):
+            yield path.name.removesuffix(".gz"), named[1], parts.get("DESCRIPTION", "")
+
+
+def plain(roff: str) -> str:
+    """Returns the text of roff without macros, fonts and comments."""
+    macros = r"^[.'](\\\".*|(?:[BI]|[BIR][BIR]|Nm|Nd|Fl|Ar) (.*)|.*)$"
+    text = re.sub(macros, lambda match: match[2] or "", roff, flags=re.M)
+    text = re.sub(r"\\(?:f\(..|f\[.*?\]|f.|s[-+]?\d|&|%|:|\^|\||c)", "", text)
+    text = re.sub(r"\\\((?:en|em|hy|mi)|\\-", "-", text)
+    return " ".join(re.sub(r"\\\(..|\\\[.*?\]|\\.", " ", text).split())
+
+
+def one_of_each(rows: Iterable[Row]) -> list[Row]:
+    """Returns rows with long enough texts, one for each synopsis and beginning of the text, in an order by hash."""
+    seen: set[str] = set()
+    chosen = []
+    for name, synopsis, text in rows:
+        keys = {synopsis.lower(), " ".join(text.split("\n\n")[0].split())}
+        if keys & seen or re.search(r"transitional|dummy|metapackage", synopsis) or len(text) < 100:
+            continue
+        seen |= keys
+        chosen.append((name, synopsis, text))
+    return sorted(chosen, key=lambda row: hashlib.sha256(row[0].encode()).digest())
+
+
+def write_packages(folder: Path) -> None:
+    """Writes the collection of packages, and descriptions to train on as pairs and as text."""
+    rows = one_of_each(packages(folder))
+    train, rest = rows[:TRAIN], rows[TRAIN : TRAIN + DOCUMENTS]
+    write_lines(folder / "train.jsonl", [{"query": synopsis, "positive": text} for _, synopsis, text in train])
+    write_lines(folder / "text.jsonl", [{"text": f"{synopsis}. {text}"} for _, synopsis, text in train])
+    write_collection(folder / PACKAGES, rest[:QUERIES], rest)
+
+
+def write_collection(folder: Path, queries: Sequence[Row], rows: Sequence[Row]) -> None:
+    """Writes a folder of BEIR in which each query has one answer."""
+    (folder / "qrels").mkdir(parents=True, exist_ok=True)
+    write_lines(folder / "queries.jsonl", [{"_id": name, "text": synopsis} for name, synopsis, _ in queries])
+    qrels = "".join(f"{name}\t{name}\t1\n" for name, _, _ in queries)
+    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{qrels}")
+    write_lines(folder / "corpus.jsonl", [{"_id": name, "text": text} for name, _, text in rows])
+
+
+def write_lines(path: Path, lines: Sequence[dict[str, str]]) -> None:
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def train(folder: Path) -> None:
+    """Runs the commands that are missing."""
+    (folder / "settings.yaml").write_text(SETTINGS)
+    (folder / "pretraining.yaml").write_text("stages: [{name: text, length: 256, share: 1.0}]\nlr: 0.003\n")
+    tokenizer, model, home = folder / "tokenizer.json", folder / "model", folder / "home"
+    if not tokenizer.exists():
+        nas(folder, "family", "tokenizer", "--vocab", "4096", "--corpus", folder / "text.jsonl", "-o", tokenizer)
+    if not (home / "families" / "debian").exists():
+        size = ["--sizes", "2M", "--layout", LAYOUT, "--name", "debian", "--no-measure", "--candidates", "1"]
+        nas(folder, "family", "build", *size, "--no-files", "--yes")
+    if not (home / "families" / "debian" / "2M" / "files.json").exists():
+        text = ["--corpus", folder / "text.jsonl", "--tokenizer", tokenizer, "--tokens", TOKENS]
+        nas(folder, "family", "train", "debian", "--size", "2M", *text, "--config", folder / "pretraining.yaml")
+    data = ["--data", folder / "train.jsonl", "--config", folder / "settings.yaml"]
+    nas(folder, "family", "retrieval", "debian/2M", *data, "-o", model)
+    for name in (PACKAGES, PAGES):
+        nas(folder, "family", "index", model, folder / name, "-o", folder / f"{name}-index")
+
+
+def nas(folder: Path, *arguments: object) -> None:
+    """Runs a command in a home of its own."""
+    print("nas", *arguments, file=sys.stderr)
+    environment = os.environ | {"NAS_HOME": str(folder / "home")}
+    subprocess.run([sys.executable, "-m", "nas.cli", *map(str, arguments)], check=True, env=environment)
+
+
+def results(folder: Path, collection: str) -> dict[str, Any]:
+    """Returns sizes, and for each way to search nDCG@10 and recall with 95 % intervals over queries."""
+    documents, judged = read_documents(folder / collection), read_judgements(folder / collection, "test")
+    names, queries = list(documents), list(judged.queries)
+    texts = [judged.queries[query] for query in queries]
+    answers = [names.index(next(iter(judged.relevance[query]))) for query in queries]
+    index, (retriever, tokens) = Index(folder / f"{collection}-index"), open_retriever(folder / "model")
+    began = time.monotonic()
+    vectors = query_vectors(retriever, tokens, texts)
+    places = {name: place for place, name in enumerate(names)}
+    hits = [[places[hit.id] for hit in found] for found in index.search(vectors, MOST)]
+    late = ranks_of(hits, answers)
+    seconds = time.monotonic() - began
+    lexical = ranks_of(bm25([documents[name] for name in names], texts), answers)
+    return {
+        "documents": len(names),
+        "queries": len(queries),
+        "vectors": index.record.vectors,
+        "cut": index.record.cut,
+        "search_ms": round(1000 * seconds / len(queries), 1),
+        "late": scores(late),
+        "bm25": scores(lexical),
+        "difference": interval(gains(late) - gains(lexical)),
+    }
+
+
+def bm25(texts: Sequence[str], queries: Sequence[str]) -> list[list[int]]:
+    """Returns the best documents by BM25 for each query."""
+    import bm25s
+
+    search = bm25s.BM25()
+    search.index(bm25s.tokenize(list(texts), stopwords="en", show_progress=False), show_progress=False)
+    tokens = bm25s.tokenize(list(queries), stopwords="en", show_progress=False)
+    found: list[list[int]] = search.retrieve(tokens, k=MOST, show_progress=False)[0].tolist()
+    return found
+
+
+def ranks_of(hits: Sequence[Sequence[int]], answers: Sequence[int]) -> NDArray[np.float64]:
+    """Returns the rank of each query's one answer, from 1; infinite where it is not among the hits."""
+    return np.array(
+        [1 + places.index(answer) if answer in places else np.inf for places, answer in zip(hits, answers, strict=True)]
+    )
+
+
+def gains(ranks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the nDCG@10 of each query, with one answer each (Järvelin and Kekäläinen 2002)."""
+    return np.where(ranks <= 10, 1 / np.log2(1 + ranks), 0.0)
+
+
+def scores(ranks: NDArray[np.float64]) -> dict[str, list[float]]:
+    """Returns nDCG@10 and recall, each with its 95 % interval."""
+    recall = {f"recall@{most}": interval((ranks <= most).astype(float)) for most in (1, 10, MOST)}
+    return {"nDCG@10": interval(gains(ranks)), **recall}
+
+
+def interval(values: NDArray[np.float64]) -> list[float]:
+    """Returns the mean over queries and its 95 % interval, by 2,000 bootstrap draws of queries."""
+    draws = np.random.default_rng(0).integers(0, len(values), (2000, len(values)))
+    low, high = np.quantile(values[draws].mean(1), [0.025, 0.975])
+    return [round(float(value), 4) for value in (values.mean(), low, high)]
+
+
+def write_page(page: Path, record: dict[str, Any]) -> None:
+    """Writes the table."""
+    rows = []
+    for name, measured in record["collections"].items():
+        what = f"{name}, {measured['queries']:,} queries, {measured['documents']:,} documents"
+        for way, key in (("late interaction", "late"), ("BM25", "bm25")):
+            rows.append((what, way, *map(shown, measured[key].values())))
+    columns = ("collection", "search", *record["collections"][PACKAGES]["late"])
+    fill(page, "retrieval", table(columns, rows))
+
+
+def shown(value: Sequence[float]) -> str:
+    return f"{value[0]:.3f} ({value[1]:.3f} to {value[2]:.3f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,468 @@
+"""Training of late-interaction models (LFM2 report, section 7.2).
+
+With a teacher's scores s of a query's n documents, both scaled per query to [0, 1]:
+
+    loss = 1 / n sum over i of (s_i - S(q, d_i))^2      (8)
+
+Without, cross-entropy of the document that answers the query among all documents of the step (in-batch negatives).
+
+    OUTPUT/training/request.json            what the unfinished training is of
+    OUTPUT/training/checkpoint.safetensors  its state
+    OUTPUT/...                              the model's folder, see `nas.train.retrieval.release`
+
+After an interruption the same call resumes from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors.torch import load_file
+from torch import Tensor
+
+from nas.core.canonical import content_hash, sha256_of
+from nas.core.durable import locked, write_durably
+from nas.core.errors import InvalidInput
+from nas.core.family import TRAINING, FamilyRecord, MemberTraining, read_record, write_record
+from nas.core.layout import Layout
+from nas.measure.devices.host_lock import HostLock, host_lock_folder
+from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
+from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of, thinned
+from nas.model.nn.optimisers import Optimiser
+from nas.model.nn.weights import checkpoint_layout
+from nas.train.adapt.adapt import CHILD, REQUEST
+from nas.train.adapt.checkpoints import import_model, model_files
+from nas.train.posttrain.start import origin_of
+from nas.train.pretrain.member_training import CHECKPOINT, START, MemberToTrain
+from nas.train.pretrain.recipe import Schedule
+from nas.train.release.files import find_member, tokenizer_of
+from nas.train.release.found_tokenizer import FoundTokenizer, found_tokenizer
+from nas.train.release.tokenizer import json_bytes
+from nas.train.retrieval.data import Example, data_hashes, read_examples
+from nas.train.retrieval.release import DENSE, MODEL, RECORD, is_retriever, projection_of, write_retriever
+from nas.train.retrieval.retriever import (
+    LENGTHS,
+    WIDTH,
+    Retriever,
+    document_vectors,
+    exact_scores,
+    extended,
+    load_model,
+    maxsim,
+    query_vectors,
+    text_tokens,
+)
+
+TRAINER_VERSION = 1
+"""Part of keys: increase it with every change after which the same training gives other numbers."""
+
+_FOLDER = "training"
+_REQUEST = "request.json"
+_TOKENS_AT_ONCE = (8192, 65536)
+"""Most tokens of documents of a pass with a teacher's scores, on the CPU and on a GPU."""
+_MOST_HELD_OUT = 500
+_CURVE_POINTS = 200
+
+
+class RetrievalSettings(BaseModel):
+    """Settings of a training; defaults are the LFM2 report's (7.2) but for the batch, which is 128 there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: float = Field(1, gt=0)
+    batch: int = Field(32, ge=1, description="queries per step")
+    documents: int = Field(8, ge=1, description="most documents of a query in a step")
+    loss: Literal["mse", "kl"] = Field(
+        "mse", description="with a teacher's scores: equation 8, or the divergence of their softmax, as in PyLate"
+    )
+    temperature: float = Field(1.0, gt=0, description="of scores, without a teacher's")
+    lr: float = Field(3e-5, gt=0)
+    warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps")
+    final: float = Field(1 / 300, ge=0, le=1, description="last rate as a share of `lr`, after a cosine decay")
+    weight_decay: float = Field(0.01, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float = Field(1.0, gt=0)
+    width: int = Field(WIDTH, ge=1, le=4096, description="of token vectors")
+    query_length: int = Field(LENGTHS[0], ge=4, description="tokens")
+    document_length: int = Field(LENGTHS[1], ge=4, description="tokens")
+    expansion: bool = Field(True, description="whether queries are filled up to their length")
+    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of the queries that are only scored")
+    seed: int = Field(0, ge=0)
+
+    def rate(self, step: int, steps: int) -> float:
+        """Returns the learning rate of a step, from 0."""
+        schedule = Schedule(warmup=self.warmup, decay=1 - self.warmup, final=self.final, shape="cosine")
+        return self.lr * schedule.factor(step, steps)
+
+
+class RetrievalRecord(FamilyRecord):
+    """Record of a training.
+
+    Args:
+        key: hash of all its inputs.
+        source: what it started from.
+        layout: of the model.
+        settings: of the training.
+        examples: that were trained on.
+        objective: "distillation" or "contrastive".
+        steps: of the optimiser.
+        curve: steps and mean losses.
+        before: scores on held-out queries before the training, by name.
+        after: the same after it.
+        seconds: of all steps.
+        device: that trained.
+        weights: SHA-256 of model.safetensors.
+        hilnas: version.
+    """
+
+    key: str
+    source: str
+    layout: str
+    settings: RetrievalSettings
+    examples: int
+    objective: str
+    steps: int
+    curve: tuple[tuple[int, float], ...]
+    before: dict[str, float]
+    after: dict[str, float]
+    seconds: float
+    device: str
+    weights: str
+    hilnas: str
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """A trained model that becomes a late-interaction model.
+
+    Args:
+        described: in words.
+        weights: its checkpoint; None: import `source`.
+        source: folder of transformers, or GGUF file.
+        hashes: of the files that hold it.
+        tokenizer: its own.
+    """
+
+    described: str
+    weights: Path | None
+    source: Path
+    hashes: list[str]
+    tokenizer: FoundTokenizer
+
+    def tensors(self, scratch: Path) -> Path:
+        """Returns the checkpoint, which is written at `scratch` if there is none yet."""
+        if self.weights is None:
+            import_model(self.source, scratch)
+            return scratch
+        return self.weights
+
+
+def start_model(name: str) -> StartModel:
+    """Returns the model that a command names.
+
+    Args:
+        name: folder of transformers or of `nas adapt`, GGUF file, or FAMILY/SIZE of a trained member.
+
+    Raises:
+        InvalidInput: there is none, or it has no trained weights.
+        UnknownName: no such family or size.
+        Unsupported: no layout says the model, or its tokenizer is not read.
+    """
+    path = Path(name)
+    if is_gguf(path):
+        hashes = [sha256_of(file) for file in model_files(path)]
+        return StartModel(f"{path.name}, SHA-256 {hashes[0][:12]}", None, path, hashes, found_tokenizer(path))
+    if path.is_dir():
+        origin = origin_of(path)
+        weights = path / CHILD if (path / REQUEST).is_file() else None
+        tokenizer = found_tokenizer(origin.tokenizer)
+        more = [sha256_of(path / DENSE / MODEL)] if is_retriever(path) else []
+        return StartModel(origin.describe(), weights, path, [*origin.hashes, *more], tokenizer)
+    family, slash, size = name.partition("/")
+    if not slash or "/" in size:
+        raise InvalidInput("name a folder, a GGUF file, or FAMILY/SIZE of a member", where=name)
+    folder, _, member = find_member(family, size)
+    record = read_record(folder / TRAINING, MemberTraining)
+    tokenizer = found_tokenizer(tokenizer_of(folder))
+    history = () if record is None else record.history
+    trained = MemberToTrain(folder, Layout.parse(member.layout), tokenizer.source, history)
+    weights, sha256 = trained.weights(), trained.origin.checkpoint
+    return StartModel(f"{size} of {family}, SHA-256 {sha256[:12]}", weights, folder, [sha256], tokenizer)
+
+
+def train_retriever(
+    name: str, data: Sequence[Path], settings: RetrievalSettings, output: Path, log: Log, checkpoint_s: float = 60.0
+) -> RetrievalRecord:
+    """Trains a late-interaction model and writes its folder.
+
+    Args:
+        name: of the model to start from, see `start_model`.
+        data: files and folders, see `nas.train.retrieval.data`; all with a teacher's scores or none.
+        settings: of the training.
+        output: folder of the result.
+        log: takes one line at a time.
+        checkpoint_s: least seconds between checkpoints.
+
+    Raises:
+        InvalidInput: data has problems, named by file and line, or the folder holds something else.
+        UnknownName: no such family or size.
+        Unsupported: no layout says the model.
+        CandidateFailed: the loss is not finite.
+    """
+    examples = [example for path in data for example in read_examples(path)]
+    start = start_model(name)
+    hashes = [digest for path in data for digest in data_hashes(path)]
+    key = content_hash(
+        [TRAINER_VERSION, start.hashes, start.tokenizer.tokenizer.describe(), hashes, settings.model_dump()]
+    )
+    _require_folder(output, key)
+    folder = output / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "lock"):
+        if (record := read_record(output / RECORD, RetrievalRecord)) is not None:
+            if sha256_of(output / MODEL) != record.weights:
+                raise InvalidInput(f"is not what the training wrote; remove {output}", where=str(output / MODEL))
+            log(f"{output} is trained with these settings already")
+        else:
+            write_durably(folder / _REQUEST, json_bytes({"key": key}))
+            with HostLock(host_lock_folder()).shared() as hold:
+                device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+                worker = Worker(device, log, hold.yield_if_wanted)
+                record = _trained(key, start, examples, settings, output, worker, checkpoint_s)
+            write_record(output / RECORD, record)
+    shutil.rmtree(folder)
+    return record
+
+
+def _require_folder(output: Path, key: str) -> None:
+    """Checks that a folder is empty, or holds this training."""
+    for path in (output / RECORD, output / _FOLDER / _REQUEST):
+        if path.is_file():
+            if json.loads(path.read_bytes()).get("key") != key:
+                raise InvalidInput("holds another training; name another folder", where=str(output))
+            return
+    if output.exists() and (not output.is_dir() or any(path.name != _FOLDER for path in output.iterdir())):
+        raise InvalidInput("is not empty; name another folder", where=str(output))
+
+
+def _trained(
+    key: str,
+    start: StartModel,
+    examples: Sequence[Example],
+    settings: RetrievalSettings,
+    output: Path,
+    worker: Worker,
+    checkpoint_s: float,
+) -> RetrievalRecord:
+    folder = output / _FOLDER
+    steps = _Steps(examples, start, settings, worker)
+    retriever = steps.start(folder)
+    before = steps.scores(retriever)
+    worker.log(f"{len(steps.examples):,} examples; held-out queries before: {_described(before)}")
+    optimiser = Optimiser(settings.weight_decay, settings.clip, 0.0, settings.betas)
+    state = TrainingState(retriever, optimiser, steps.count)
+    rate = partial(settings.rate, steps=steps.count)
+    phase = TrainingPhase("retrieval", steps.count, steps.tokens, steps.passes, steps.loss, rate)
+    checkpoint = TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)
+    fit(state, [phase], [checkpoint], worker, name=output.name, precision=lambda: precision(worker.device))
+    after = steps.scores(retriever.eval())
+    worker.log(f"held-out queries: {_described(after)}")
+    write_retriever(output, retriever, steps.tokenizer, start.tokenizer.context)
+    return RetrievalRecord(
+        key=key,
+        source=start.described,
+        layout=retriever.model.layout.format(),
+        settings=settings,
+        examples=len(steps.examples),
+        objective="distillation" if steps.scored else "contrastive",
+        steps=state.steps,
+        curve=tuple(thinned(state.losses, _CURVE_POINTS)),
+        before=before,
+        after=after,
+        seconds=state.seconds,
+        device=worker.describe(),
+        weights=sha256_of(output / MODEL),
+        hilnas=version("hilnas"),
+    )
+
+
+class _Steps:
+    """Batches, loss and scores of a training.
+
+    Raises:
+        InvalidInput: only some examples have a teacher's scores, or too few queries are not held out.
+    """
+
+    def __init__(
+        self, examples: Sequence[Example], start: StartModel, settings: RetrievalSettings, worker: Worker
+    ) -> None:
+        self.scored = bool(examples[0].scores)
+        if any(bool(example.scores) is not self.scored for example in examples):
+            raise InvalidInput("all data needs a teacher's scores, or none", where="--data")
+        if self.scored and settings.documents < 2:
+            raise InvalidInput("a teacher's scores need two documents or more in a step", where="documents")
+        held_out = [_is_held_out(example, settings.held_out) for example in examples]
+        self.examples = [example for example, out in zip(examples, held_out, strict=True) if not out]
+        self._held_out = [example for example, out in zip(examples, held_out, strict=True) if out][:_MOST_HELD_OUT]
+        if len(self.examples) < (1 if self.scored else 2):
+            raise InvalidInput(f"{len(self.examples)} examples are too few to train on", where="--data")
+        self._start, self._settings, self._worker = start, settings, worker
+        lengths = (settings.query_length, settings.document_length)
+        self.tokenizer = text_tokens(start.tokenizer.tokenizer, lengths, settings.expansion)
+        self.count = max(1, round(settings.epochs * len(self.examples) / settings.batch))
+        self.tokens = settings.batch * sum(lengths)
+        """Most tokens of a step, with one document a query."""
+        self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
+        self._answers: dict[str, set[str]] = {}
+        for example in self.examples if not self.scored else ():
+            self._answers.setdefault(example.query, set()).add(example.documents[0])
+
+    def start(self, folder: Path) -> Retriever:
+        """Returns the model to train, on the worker's device."""
+        path = self._start.tensors(folder / START)
+        layout = extended(checkpoint_layout(path), self.tokenizer.rows)
+        retriever = Retriever(layout, self._settings.width, self._settings.seed)
+        earlier = is_retriever(self._start.source)
+        load_model(retriever, load_file(path), () if earlier else self.tokenizer.markers)
+        if earlier:
+            weight = projection_of(self._start.source, layout.d_model)
+            if len(weight) != self._settings.width:
+                raise InvalidInput(f"is {len(weight)} in the model to start from", where="width")
+            retriever.projection.load_state_dict({"weight": weight})
+        return retriever.to(self._worker.device)
+
+    def passes(self, step: int) -> list[tuple[Tensor, ...]]:
+        """Returns the passes of a step, each of queries, documents, which of them are compared, and targets."""
+        size = self._settings.batch
+        batch = [self._drawn(number) for number in range(step * size, (step + 1) * size)]
+        if not self.scored:
+            return [self._contrastive_pass(batch)]
+        tokens = self.tokenizer.documents([text for example in batch for text in example.documents]).tokens.shape[1]
+        most = self._worker.most_tokens(*_TOKENS_AT_ONCE) // (tokens * self._settings.documents)
+        return [self._scored_pass(batch[first : first + max(1, most)]) for first in range(0, size, max(1, most))]
+
+    def loss(self, retriever: Retriever, *tensors: Tensor) -> Tensor:
+        """Returns the share of a pass in the loss of its step."""
+        queries, query_text, documents, text, compared, targets = tensors
+        queries, documents = retriever(queries, query_text), retriever(documents, text)
+        if self.scored:
+            rows = documents.new_zeros(*compared.shape, *documents.shape[1:])
+            rows[compared] = documents
+            texts = text.new_ones(*compared.shape, text.shape[1])
+            texts[compared] = text
+            losses = distillation(maxsim(queries, rows, texts), targets, compared, self._settings.loss)
+        else:
+            scores = maxsim(queries, documents, text) / self._settings.temperature
+            losses = F.cross_entropy(scores.masked_fill(~compared, -torch.inf), targets, reduction="none")
+        return losses.sum() / self._settings.batch
+
+    def scores(self, retriever: Retriever) -> dict[str, float]:
+        """Returns how well held-out queries find their best documents among all documents of held-out queries."""
+        if not self._held_out:
+            return {}
+        texts = list(dict.fromkeys(text for example in self._held_out for text in example.documents))
+        places = {text: place for place, text in enumerate(texts)}
+        with precision(self._worker.device):
+            queries = query_vectors(retriever, self.tokenizer, [example.query for example in self._held_out])
+            vectors = document_vectors(retriever, self.tokenizer, texts)
+        starts, joined = np.cumsum([0, *map(len, vectors[:-1])]), np.concatenate(vectors)
+        ranks = []
+        for example, query in zip(self._held_out, queries, strict=True):
+            scores = exact_scores(query, joined, starts)
+            best = int(np.argmax(example.scores)) if self.scored else 0
+            ranks.append(1 + int((scores > scores[places[example.documents[best]]]).sum()))
+        return {
+            "queries": len(queries),
+            "documents": len(texts),
+            "MRR": float(np.mean([1 / rank for rank in ranks])),
+            "recall@1": float(np.mean([rank == 1 for rank in ranks])),
+            "recall@10": float(np.mean([rank <= 10 for rank in ranks])),
+        }
+
+    def _drawn(self, number: int) -> Example:
+        """Returns the example that is read as number `number`, with as many documents as a step reads."""
+        epoch, place = divmod(number, len(self.examples))
+        if self._order[0] != epoch:
+            rng = np.random.default_rng([self._settings.seed, epoch])
+            self._order = epoch, rng.permutation(len(self.examples))
+        example: Example = self.examples[self._order[1][place]]
+        if len(example.documents) <= self._settings.documents:
+            return example
+        first = 0 if self.scored else 1  # an answer is read in any case
+        rng = np.random.default_rng([self._settings.seed, number, 1])
+        drawn = first + rng.permutation(len(example.documents) - first)[: self._settings.documents - first]
+        chosen = [*range(first), *map(int, drawn)]
+        documents = tuple(example.documents[index] for index in chosen)
+        scores = tuple(example.scores[index] for index in chosen) if self.scored else ()
+        return example.model_copy(update={"documents": documents, "scores": scores})
+
+    def _scored_pass(self, batch: Sequence[Example]) -> tuple[Tensor, ...]:
+        shape = len(batch), max(len(example.documents) for example in batch)
+        compared, targets = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
+        for row, example in enumerate(batch):
+            compared[row, : len(example.documents)] = True
+            targets[row, : len(example.documents)] = torch.tensor(example.scores)
+        texts = [text for example in batch for text in example.documents]
+        queries, documents = self.tokenizer.queries([one.query for one in batch]), self.tokenizer.documents(texts)
+        return *queries, *documents, compared, targets
+
+    def _contrastive_pass(self, batch: Sequence[Example]) -> tuple[Tensor, ...]:
+        """Returns a pass in which other answers to a query are not compared with the one that is to be found."""
+        texts = list(dict.fromkeys(text for example in batch for text in example.documents))
+        targets = [texts.index(example.documents[0]) for example in batch]
+        compared = torch.tensor([[text not in self._answers[example.query] for text in texts] for example in batch])
+        compared[range(len(batch)), targets] = True
+        queries, documents = self.tokenizer.queries([one.query for one in batch]), self.tokenizer.documents(texts)
+        return *queries, *documents, compared, torch.tensor(targets)
+
+
+def distillation(scores: Tensor, targets: Tensor, compared: Tensor, loss: Literal["mse", "kl"]) -> Tensor:
+    """Returns the loss of each query, [B]: equation 8, or the divergence of softmax(scores) from softmax(targets).
+
+    Both kinds of scores are scaled to [0, 1] over the documents of a query, as PyLate does.
+
+    Args:
+        scores: of the model, [B, N].
+        targets: a teacher's, [B, N].
+        compared: which are there, [B, N].
+        loss: which of them.
+    """
+    scores, targets = _scaled(scores, compared), _scaled(targets, compared)
+    if loss == "mse":
+        return (targets - scores).square().masked_fill(~compared, 0).sum(1) / compared.sum(1)
+    logs, target_logs = (
+        values.masked_fill(~compared, -1e9).log_softmax(1).masked_fill(~compared, 0) for values in (scores, targets)
+    )
+    return F.kl_div(logs, target_logs, reduction="none", log_target=True).masked_fill(~compared, 0).sum(1)
+
+
+def _scaled(scores: Tensor, compared: Tensor) -> Tensor:
+    low = scores.masked_fill(~compared, torch.inf).amin(1, keepdim=True)
+    high = scores.masked_fill(~compared, -torch.inf).amax(1, keepdim=True)
+    return (scores - low) / (high - low + 1e-8)
+
+
+def _is_held_out(example: Example, share: float) -> bool:
+    return int(content_hash(example.query)[:8], 16) < share * 2**32
+
+
+def _described(scores: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items()) or "none"
+
+
+def precision(device: torch.device) -> AbstractContextManager[object]:
+    """Returns bfloat16 on GPUs, with float32 weights, as the report has it; else float32."""
+    return precision_of(device, "bfloat16" if device.type == "cuda" else "float32")

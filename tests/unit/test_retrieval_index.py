@@ -1,0 +1,106 @@
+"""Indexes of documents: exact, resumed after a kill, and refused where they are not whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from retrieval_lab import texts, write_lines, write_model
+
+from nas.core.errors import InvalidInput
+from nas.train.retrieval import index as index_module
+from nas.train.retrieval.index import Index, build_index, search
+from nas.train.retrieval.retriever import document_vectors, query_vectors
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def documents(folder: Path, count: int = 20) -> Path:
+    lines = [{"id": f"d{number}", "text": text} for number, text in enumerate(texts(count))]
+    lines += [{"id": "empty", "text": ""}, {"id": "long", "text": "a b c d " * 500}]
+    return write_lines(folder / "documents.jsonl", lines)
+
+
+def build(folder: Path, source: Path | None = None) -> list[str]:
+    lines: list[Any] = []
+    build_index(folder / "model", [source or folder / "documents.jsonl"], folder / "index", lines.append)
+    return lines
+
+
+def test_a_search_returns_the_best_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_PART", 8)
+    model, tokens = write_model(tmp_path / "model", lengths=(16, 64))
+    documents(tmp_path)
+    record = build_index(tmp_path / "model", [tmp_path / "documents.jsonl"], tmp_path / "index", lambda line: None)
+    assert record.documents == 22 and record.cut >= 1
+    (hits,) = search(tmp_path / "index", ["cat on the mat"], 22)
+    assert {hit.id for hit in hits} == {*(f"d{number}" for number in range(20)), "empty", "long"}
+    (query,) = query_vectors(model, tokens, ["cat on the mat"])
+    for hit in hits:
+        (rows,) = document_vectors(model, tokens, [hit.text])
+        np.testing.assert_allclose(hit.score, (query @ rows.T).max(1).sum(), atol=0.01)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    (tmp_path / "model").rename(tmp_path / "moved")
+    assert search(tmp_path / "index", ["cat on the mat"], 22, tmp_path / "moved") == [hits]
+
+
+def test_a_killed_index_resumes_and_is_not_searched_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_PART", 4)
+    write_model(tmp_path / "model")
+    documents(tmp_path)
+    build(tmp_path)
+    (tmp_path / "index").rename(tmp_path / "whole")
+    calls = []
+
+    def killed(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KilledError
+        return document_vectors(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_module, "document_vectors", killed)
+        with pytest.raises(KilledError):
+            build(tmp_path)
+    with pytest.raises(InvalidInput, match="not finished"):
+        Index(tmp_path / "index")
+    (tmp_path / "index" / "documents-00001.jsonl").unlink()  # a kill between the two files of a part
+    other = write_lines(tmp_path / "other.jsonl", [{"id": "a", "text": "b"}])
+    with pytest.raises(InvalidInput, match="other documents"):
+        build(tmp_path, other)
+    build(tmp_path)
+    names = {path.name for path in (tmp_path / "index").iterdir()}
+    assert names == {path.name for path in (tmp_path / "whole").iterdir()}
+    for name in names:
+        assert (tmp_path / "index" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert build(tmp_path) == [f"{tmp_path / 'index'} holds the index of these documents already"]
+
+
+def test_damaged_indexes_and_other_models_are_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    documents(tmp_path)
+    build(tmp_path)
+    vectors = tmp_path / "index" / "vectors-00000.npy"
+    content = vectors.read_bytes()
+    vectors.write_bytes(content[:-10])
+    with pytest.raises(InvalidInput, match="damaged"):
+        Index(tmp_path / "index")
+    vectors.write_bytes(content)
+    write_model(tmp_path / "other", lengths=(8, 64))
+    with pytest.raises(InvalidInput, match="not the model"):
+        search(tmp_path / "index", ["x"], 1, tmp_path / "other")
+    with pytest.raises(InvalidInput, match="no index"):
+        Index(tmp_path / "model")
+    with pytest.raises(InvalidInput, match="not empty"):
+        build_index(tmp_path / "model", [tmp_path / "documents.jsonl"], tmp_path / "other", lambda line: None)
+
+
+def test_ids_of_two_sources_are_apart(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    source = documents(tmp_path)
+    with pytest.raises(InvalidInput, match="an earlier source has a document"):
+        build_index(tmp_path / "model", [source, source], tmp_path / "index", lambda line: None)
