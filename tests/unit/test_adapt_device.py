@@ -167,7 +167,9 @@ def test_fresh_figures_decide_unless_the_first_break_a_budget(
     bench.children = True
     child = one._within(problem)
     assert bench.asked == asked
-    assert child.measured["decode_p50"] == work_of(child.layout)["decode_p50"] <= one.budgets["decode_p50"]
+    assert (
+        child.measured["decode_p50"] == work_of(child.layout)["decode_p50"] <= one._budgets(problem.base)["decode_p50"]
+    )
     assert 0.5 <= child.chances["decode_p50"] <= 1
 
 

@@ -249,6 +249,7 @@ class Adaptation:
         if not path.is_file():
             with self.library.in_use():
                 selected = self._select()
+                self.library.train({slot: (block,) for slot, block in selected.chosen.choice.items()})
                 child = self._healed(selected.chosen, self.folder / CHILD)
                 write_durably(path, _json(self._report(selected, child)))
         report: dict[str, Any] = json.loads(path.read_bytes())
