@@ -17,9 +17,10 @@ import hashlib
 import re
 import socket
 import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -135,6 +136,9 @@ def fingerprint(key: str) -> str:
     return hashlib.sha256(bytes.fromhex(key)).hexdigest()
 
 
+_Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
+
+
 def open_http(url: str, **settings: Any) -> httpx.Client:
     """Returns a client for requests to `url` through the proxy that the environment names, if any.
 
@@ -143,13 +147,22 @@ def open_http(url: str, **settings: Any) -> httpx.Client:
     Raises:
         InvalidInput: the environment names a proxy that is none.
     """
+    return _opened(httpx.Client, url, settings)
+
+
+def open_async_http(url: str, **settings: Any) -> httpx.AsyncClient:
+    """Returns the same as `open_http` for coroutines, whose requests can have a deadline as a whole."""
+    return _opened(httpx.AsyncClient, url, settings)
+
+
+def _opened(client: Callable[..., _Client], url: str, settings: Mapping[str, Any]) -> _Client:
     host = (urlsplit(url).hostname or "").removeprefix("[").removesuffix("]")
     try:
         local = host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         local = False
     try:
-        return httpx.Client(trust_env=not local, **settings)
+        return client(trust_env=not local, **settings)
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         raise InvalidInput(f"this is no proxy: {error}", where="$HTTPS_PROXY, $ALL_PROXY or $HTTP_PROXY") from error
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -191,6 +193,35 @@ def test_the_thread_outlives_a_receiver_that_is_down_and_logs_no_url(
             lab.clock.time += 1
     assert receiver.texts == ["study study: complete"]
     assert "is complete is not delivered (it answered 503)" in caplog.text and "secret-part" not in caplog.text
+
+
+def test_a_receiver_that_answers_byte_by_byte_is_left(
+    lab: LiveLab, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = lab.study()
+    sender = hook(lab, receiver, tmp_path)
+    sender.send_changes()
+    studies.set_state(lab.store, study, StudyState.COMPLETE)
+    monkeypatch.setattr("nas.serve.api.webhook._TIMEOUT_S", 0.5)
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                while not ended.wait(0.05):
+                    connection.sendall(b"H")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            Webhook(lab.store, url, tmp_path, "https://farm.example:7711").send_changes()
+        assert time.monotonic() - began < DEADLINE_S
+        ended.set()
+        thread.join()
+    assert sender.send_changes() == 1, "it is sent later"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import threading
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, NasError
 from nas.core.logs import visible
-from nas.core.trust import open_http
+from nas.core.trust import open_async_http, open_http
 from nas.infra.store import devices, listings
 from nas.infra.store.rows import Health, StudyState
 from nas.infra.store.store import Store
@@ -29,6 +30,7 @@ STATE_FILE = "webhook.json"
 EVERY_S = 5.0
 LONGEST_PAUSE_S = 300.0
 _TIMEOUT_S = 10.0
+"""Longest time of a message until the head of its answer."""
 REFUSALS = 5
 """Answers 4xx to one message after which it is given up: a receiver that does not take it now never will."""
 LONGEST_REASON = 500
@@ -91,7 +93,7 @@ class Webhook:
         self._file = folder / STATE_FILE
         self._refusals: dict[tuple[str, str], _Refusal] = {}  # (study or device, state)
         self._stop = threading.Event()
-        self._http = open_http(url, timeout=_TIMEOUT_S, follow_redirects=False)
+        open_http(url).close()  # says now what is wrong with the environment's proxy
         self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
 
     def __enter__(self) -> Self:
@@ -101,13 +103,13 @@ class Webhook:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(2 * _TIMEOUT_S)
-        self._http.close()
 
     def send_changes(self) -> int:
         """Sends a message for each change whose time has come; returns how many were accepted.
 
         Raises:
             httpx.HTTPError: the receiver cannot be reached; all messages are sent again.
+            TimeoutError: it does not answer in time; the same.
             NasError: the database or the file cannot be used.
         """
         try:
@@ -174,8 +176,15 @@ class Webhook:
             "url": f"{self._pages}/{'studies' if kind == 'study' else 'devices'}/{quote(name, safe='')}",
             "text": visible(f"{kind} {name}: {state}{f': {reason}' if reason else ''}"),
         }
-        with self._http.stream("POST", self._url, json=message) as response:  # its body is not read
-            return response.status_code
+        return asyncio.run(self._answer(message))
+
+    async def _answer(self, message: dict[str, Any]) -> int:
+        async with (
+            asyncio.timeout(_TIMEOUT_S),
+            open_async_http(self._url, timeout=_TIMEOUT_S) as http,
+            http.stream("POST", self._url, json=message) as response,
+        ):
+            return response.status_code  # its body is not read
 
     def _write(self, states: dict[str, str]) -> None:
         write_durably(self._file, _States.dump_json(states))
