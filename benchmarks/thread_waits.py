@@ -1,6 +1,6 @@
 """Wall time of matrix products on two threads of torch, by how long threads spin for work, beside endless loops.
 
-    python -m benchmarks.thread_waits [--neighbours 0,2,4] [--rounds 5] [--page docs/measured/any-machine.md]
+    python -m benchmarks.thread_waits [--neighbours 0,2,4] [--rounds 5]
 
 `small` are products of a proxy of width 128, `large` those of feed-forwards of a model of width 576. A cell is the
 median of fresh processes, one of each setting in turn. `default` is GNU's OpenMP as it is, which spins for some
@@ -17,10 +17,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from statistics import median
 
-from benchmarks.page import fill, markdown
+from benchmarks.page import markdown
 
 SPINS = {"default": None, "1000": "1000", "0": "0"}
 _CHILD = "--child"
@@ -72,7 +71,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--neighbours", default="0,2,4")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--page", type=Path)
     parser.add_argument(_CHILD, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -93,10 +91,7 @@ def main() -> None:
                     "gain": f"{times['default'] / times['1000']:.1f}",
                 }
             )
-    text = markdown(rows)
-    print(text)
-    if options.page is not None:
-        fill(options.page, "thread waits", text)
+    print(markdown(rows))
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def _share_processor() -> None:
     """Lets the threads of torch sleep soon while they wait for each other, unless the user's variables say otherwise.
 
     GNU's OpenMP spins for milliseconds by default. Beside other processes, a thread spins while the one that it waits
-    for has no processor: `python -m benchmarks.thread_waits` measures small operations 4 to 60 times as slow. It reads
+    for has no processor, and small operations take many times as long (`python -m benchmarks.thread_waits`). It reads
     the variable when torch is loaded; processes on devices get an environment of their own.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
