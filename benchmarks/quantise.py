@@ -144,10 +144,10 @@ def table_of_times(record: dict[str, Any], names: list[str]) -> str:
     columns += [f"prompt tokens/s, {count} thread(s)" for count in THREADS]
     lines = []
     for name in names:
-        here = [record["rows"][f"{name} {threads}"] for threads in THREADS]
-        times = [f"{min(row['decode_ms']):.1f} ({statistics.median(row['decode_ms']):.1f})" for row in here]
-        rates = [f"{max(row['prompt_tps']):.0f} ({statistics.median(row['prompt_tps']):.0f})" for row in here]
-        lines.append(["F16" if name == SOURCE else name.upper(), f"{here[0]['size'] / 1e6:.1f}", *times, *rates])
+        rows = [record["rows"][f"{name} {threads}"] for threads in THREADS]
+        times = [f"{min(row['decode_ms']):.1f} ({statistics.median(row['decode_ms']):.1f})" for row in rows]
+        rates = [f"{max(row['prompt_tps']):.0f} ({statistics.median(row['prompt_tps']):.0f})" for row in rows]
+        lines.append(["F16" if name == SOURCE else name.upper(), f"{rows[0]['size'] / 1e6:.1f}", *times, *rates])
     return table(columns, lines)
 
 

@@ -25,6 +25,7 @@ POSTGRESQL = Path("/usr/lib/postgresql")
 DEVICE_TOOLS = (
     *("apt-get", "chroot", "dpkg-deb", "ip", "losetup", "mkfs.ext4", "mount", "nsenter", "ssh-keygen", "tc", "unshare"),
 )
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 NOT_ROOT = "root"
 _PROBE_S, _STDERR = 30.0, 2
 
@@ -81,6 +82,19 @@ def _no_namespaces() -> str:
     return "" if allowed else "the right to make namespaces"
 
 
+def _no_control_groups() -> str:
+    parents = [CONTROL_GROUPS / "cpuset", CONTROL_GROUPS / "cpu"]
+    parents = parents if all(parent.is_dir() for parent in parents) else [CONTROL_GROUPS]
+    try:
+        for parent in parents:
+            folder = parent / f"hilnas-probe-{os.getpid()}"
+            folder.mkdir()
+            folder.rmdir()
+    except OSError:
+        return "the right to make control groups"
+    return ""
+
+
 GROUPS = {
     "browser": Group("look at pages in Chromium", ("chromium",), _browser, fixtures=("browser",)),
     "postgresql": Group(
@@ -94,6 +108,7 @@ GROUPS = {
         _devices,
         _no_namespaces,
     ),
+    "control groups": Group("limit the cores and processor time of such machines", (), list, _no_control_groups),
 }
 
 

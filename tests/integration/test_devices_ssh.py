@@ -144,6 +144,7 @@ def test_a_machine_that_lives_in_another_time(keys: Path, tmp_path: Path, monkey
     assert result.started_at > 1.7e9
 
 
+@pytest.mark.needs("control groups")
 def test_a_device_in_a_container_of_one_core(keys: Path, tmp_path: Path) -> None:
     """A cpuset is the number of cores, and others can be had by nobody."""
     with (
@@ -163,6 +164,7 @@ def test_a_device_in_a_container_of_one_core(keys: Path, tmp_path: Path) -> None
     assert [cluster.cores for cluster in described.clusters] == [(1,)]
 
 
+@pytest.mark.needs("control groups")
 def test_a_container_with_a_quota_of_processor_time_is_throttled(keys: Path, tmp_path: Path) -> None:
     with quota(0.2) as group:
         shown = "{ mount -t cgroup -o cpu all run/groups || mount -t cgroup2 all run/groups; }"

@@ -123,7 +123,7 @@ def test_a_killed_command_writes_the_same_file_when_it_is_repeated(source: Path,
     begun = time.monotonic()
     assert command("whole").wait() == 0
     duration = time.monotonic() - begun
-    wanted, path = (tmp_path / "whole/out.gguf").read_bytes(), tmp_path / "killed/out.gguf"
+    content, path = (tmp_path / "whole/out.gguf").read_bytes(), tmp_path / "killed/out.gguf"
     path.parent.mkdir()
     path.write_bytes(b"an older file")
     random, codes = Random(0), []
@@ -133,10 +133,10 @@ def test_a_killed_command_writes_the_same_file_when_it_is_repeated(source: Path,
             process.wait(random.uniform(0.05, 0.4) * duration)
         process.kill()
         codes.append(process.wait())
-        assert path.read_bytes() in (b"an older file", wanted)
+        assert path.read_bytes() in (b"an older file", content)
     assert -signal.SIGKILL in codes, "no kill came while it worked"
     assert command("killed").wait() == 0
-    assert path.read_bytes() == wanted
+    assert path.read_bytes() == content
     assert not any((tmp_path / "killed/tmp").glob("hilnas-quantise-*"))
 
 

@@ -1002,12 +1002,12 @@ def test_a_score_takes_windows_until_its_error_is_small(lab: Path, tmp_path: Pat
 
     exact, few = scores(0.0), scores(1e9)
     error = 1.5 * median(standard_error(score.windows) / fmean(score.windows) for score in exact.values())
-    some = scores(error)
+    between = scores(error)
     counts = {len(score.windows) for score in exact.values()}
     assert len(counts) == 1
     assert {len(score.windows) for score in few.values()} == {8}
-    assert any(8 < len(score.windows) < max(counts) for score in some.values()), "each by its own error"
-    for replacement, score in some.items():
+    assert any(8 < len(score.windows) < max(counts) for score in between.values()), "each by its own error"
+    for replacement, score in between.items():
         count = len(score.windows)
         assert score.windows == exact[replacement].windows[:count]
         assert score.text == pytest.approx(fmean(score.windows), rel=1e-6)
@@ -1033,15 +1033,15 @@ def test_trainings_have_the_fast_precision_of_the_machine_that_began_unless_one_
 
 
 def test_a_relative_budget_is_a_multiple_of_the_models_own_figure(lab: Path, tmp_path: Path) -> None:
-    own = work_of(LAYOUT)["decode_p50"]
+    figure = work_of(LAYOUT)["decode_p50"]
     reports = []
-    for name, budget in {"x": "decode_p50<=0.8x", "ms": f"decode_p50<={0.8 * own!r}ms"}.items():
+    for name, budget in {"x": "decode_p50<=0.8x", "ms": f"decode_p50<={0.8 * figure!r}ms"}.items():
         one = adaptation(lab, tmp_path / name, tmp_path / "library", settings=QUICK, budget=budget)
         reports.append(one.run())
     relative, absolute = reports
     assert relative["budgets"] == pytest.approx(absolute["budgets"])
     assert relative["child"] == absolute["child"]
-    assert relative["child"]["measured"]["decode_p50"] <= 0.8 * own
+    assert relative["child"]["measured"]["decode_p50"] <= 0.8 * figure
     again = adaptation(lab, tmp_path / "x", tmp_path / "library", settings=QUICK, budget="decode_p50<=0.8x")
     assert again.run() == relative
     with pytest.raises(InvalidInput, match="another budgets"):

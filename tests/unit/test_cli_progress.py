@@ -76,5 +76,5 @@ def test_silence_is_about_the_last_piece_of_work(
         log("a measurement")
         log(Progress("timed kinds of layers", 0, 1, "scores"))
         time.sleep(2.5)
-    told = [line for line in capsys.readouterr().err.splitlines() if "so far" in line]
-    assert told and all(line.startswith("timed kinds of layers: 0 of 1, scores: ") for line in told)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "so far" in line]
+    assert lines and all(line.startswith("timed kinds of layers: 0 of 1, scores: ") for line in lines)

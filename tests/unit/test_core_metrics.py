@@ -111,14 +111,14 @@ def test_the_chance_of_a_relative_budget_counts_the_noise_of_what_it_refers_to()
     assert str(limit) == "decode_p50 <= 0.8x"
     with pytest.raises(InvalidInput, match="not a multiple"):
         Limit.parse("decode_p50<=0.8x")
-    own, base = (
+    child, base = (
         Figure(value=value, log_sd=sd, shared_log_sd=0.2, unit="ms") for value, sd in ((7.8, 0.03), (10, 0.04))
     )
     bound = limit.of({"decode_p50": 10.0})
     assert (bound.value, bound.relative) == (8.0, False)
     dice = random.Random(0)
     ratios = [7.8 * math.exp(dice.gauss(0, 0.03)) / (10 * math.exp(dice.gauss(0, 0.04))) for _ in range(20_000)]
-    chance = Check.of(bound, own, base).chance
+    chance = Check.of(bound, child, base).chance
     assert chance == pytest.approx(sum(ratio <= 0.8 for ratio in ratios) / 20_000, abs=0.01)
-    exact = Check.of(bound, own).chance
+    exact = Check.of(bound, child).chance
     assert exact is not None and exact < chance, "against milliseconds, noise that both figures share counts"
