@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from nas.train.retrieval.data import read_documents, read_judgements
 from nas.train.retrieval.index import Index
 from nas.train.retrieval.release import open_retriever
-from nas.train.retrieval.retriever import query_vectors
+from nas.train.retrieval.retriever import TorchEncoder
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -180,7 +180,7 @@ def results(folder: Path, collection: str) -> dict[str, Any]:
     answers = [names.index(next(iter(judged.relevance[query]))) for query in queries]
     index, (retriever, tokens) = Index(folder / f"{collection}-index"), open_retriever(folder / "model")
     began = time.monotonic()
-    vectors = query_vectors(retriever, tokens, texts)
+    vectors = TorchEncoder(retriever, tokens).queries(texts)
     places = {name: place for place, name in enumerate(names)}
     hits = [[places[hit.id] for hit in found] for found in index.search(vectors, MOST)]
     late = ranks_of(hits, answers)
