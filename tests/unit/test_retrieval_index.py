@@ -62,6 +62,8 @@ def test_a_killed_index_resumes_and_is_not_searched_before(tmp_path: Path, monke
             raise KilledError
         return documents_of(*arguments)
 
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / ".request.json.abc").touch()  # a kill while the first file was written
     with monkeypatch.context() as patch:
         patch.setattr(TorchEncoder, "documents", killed)
         with pytest.raises(KilledError):

@@ -114,6 +114,8 @@ def build_index(model: Path, sources: Sequence[Path], output: Path, log: Log) ->
         if (record := read_record(output / INDEX, IndexRecord)) is not None:
             log(f"{output} holds the index of these documents already")
             return record
+        for unfinished in output.glob(".*.*"):  # of a killed run
+            unfinished.unlink()
         write_durably(output / _REQUEST, json_bytes({"key": key}))
         encoder = open_encoder(model)
         stored = list(_parts(encoder, documents, output, log))
@@ -172,7 +174,10 @@ def _require_folder(output: Path, key: str) -> None:
                     "holds the index of other documents or of another model; name another folder", where=str(output)
                 )
             return
-    if output.exists() and (not output.is_dir() or any(path.name != ".lock" for path in output.iterdir())):
+    harmless = (".lock", f".{_REQUEST}.")  # a kill leaves the second one
+    if output.exists() and (
+        not output.is_dir() or not all(path.name.startswith(harmless) for path in output.iterdir())
+    ):
         raise InvalidInput("is not empty; name another folder", where=str(output))
 
 
