@@ -1,6 +1,6 @@
 """A late-interaction model of a member that was trained here, beside BM25, on descriptions of Debian's packages.
 
-    python -m benchmarks.retrieval FOLDER [--page docs/measured/retrieval.md]
+    python -m benchmarks.retrieval FOLDER [--small] [--page docs/measured/retrieval.md]
 
 A query is the synopsis of a package, its answer the long description. Descriptions come from a mirror of Debian's
 package lists (apt-get, 16 MB); of packages with the same first paragraph or the same synopsis one is left. 20,000
@@ -9,6 +9,9 @@ commands on this machine (without those of gcloud, which are thousands), from NA
 collection, which nothing is trained on. FOLDER holds data, family, model and indexes: a stopped run continues. Commands
 are those that users have; BM25 is that of `bm25s`. An hour on two cores the first time; the results are in
 benchmarks/recorded/retrieval.json.
+
+With --small all is a tenth, minutes from an empty folder, for the speed and the loss of GGUF files alone; the results
+are in benchmarks/recorded/retrieval-small.json.
 """
 
 from __future__ import annotations
@@ -19,32 +22,42 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nas.train.retrieval.data import read_documents, read_judgements
-from nas.train.retrieval.index import Index
-from nas.train.retrieval.release import open_retriever
-from nas.train.retrieval.retriever import query_vectors
+from nas.train.retrieval.gguf import open_encoder
+from nas.train.retrieval.index import Index, build_index
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.page import fill, table
 
 Row = tuple[str, str, str]
-RECORDED = Path(__file__).parent / "recorded/retrieval.json"
-TRAIN, DOCUMENTS, QUERIES = 20_000, 6_000, 500
+RECORDED = Path(__file__).parent / "recorded"
+
+
+class Sizes(NamedTuple):
+    """Packages to train on, documents, queries, tokens of pre-training, and passes over the pairs."""
+
+    train: int
+    documents: int
+    queries: int
+    tokens: int
+    epochs: float
+
+
+WHOLE, SMALL = Sizes(20_000, 6_000, 500, 1_000_000, 0.4), Sizes(2_000, 600, 200, 100_000, 1.0)
 LAYOUT = "d128 v4096 ffn=swiglu:256 [C3 C3 A4/2 C3 C3 A4/2]"
-TOKENS = 1_000_000
 SETTINGS = """\
-epochs: 0.4
 batch: 32
 lr: 0.001
 document_length: 96
@@ -58,20 +71,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of data, family, model and index")
     parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
+    parser.add_argument("--small", action="store_true", help="a tenth of everything")
     options = parser.parse_args()
+    sizes = SMALL if options.small else WHOLE
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / PACKAGES / "corpus.jsonl").exists():
-        write_packages(folder)
+        write_packages(folder, sizes)
     if not (folder / PAGES / "corpus.jsonl").exists():
         rows = one_of_each(manual_pages(Path("/usr/share/man/man1")))
-        write_collection(folder / PAGES, rows[:QUERIES], rows)
-    train(folder)
+        write_collection(folder / PAGES, rows[: sizes.queries], rows)
+    train(folder, sizes)
     model = json.loads((folder / "model" / "retrieval.json").read_text())
-    record = {"model": model, "collections": {name: results(folder, name) for name in (PACKAGES, PAGES)}}
-    RECORDED.write_text(json.dumps(record, indent=1) + "\n")
+    record = {
+        "model": model,
+        "collections": {name: results(folder, name) for name in (PACKAGES, PAGES)},
+        "encoders": encoders(folder),
+    }
+    (RECORDED / f"retrieval{'-small' * options.small}.json").write_text(json.dumps(record, indent=1) + "\n")
     if options.page:
-        write_page(options.page, record)
+        write_page(options.page, record, options.small)
     print(json.dumps(record, indent=1))
 
 
@@ -124,13 +143,13 @@ def one_of_each(rows: Iterable[Row]) -> list[Row]:
     return sorted(chosen, key=lambda row: hashlib.sha256(row[0].encode()).digest())
 
 
-def write_packages(folder: Path) -> None:
+def write_packages(folder: Path, sizes: Sizes) -> None:
     """Writes the collection of packages, and descriptions to train on as pairs and as text."""
     rows = one_of_each(packages(folder))
-    train, rest = rows[:TRAIN], rows[TRAIN : TRAIN + DOCUMENTS]
+    train, rest = rows[: sizes.train], rows[sizes.train : sizes.train + sizes.documents]
     write_lines(folder / "train.jsonl", [{"query": synopsis, "positive": text} for _, synopsis, text in train])
     write_lines(folder / "text.jsonl", [{"text": f"{synopsis}. {text}"} for _, synopsis, text in train])
-    write_collection(folder / PACKAGES, rest[:QUERIES], rest)
+    write_collection(folder / PACKAGES, rest[: sizes.queries], rest)
 
 
 def write_collection(folder: Path, queries: Sequence[Row], rows: Sequence[Row]) -> None:
@@ -146,9 +165,9 @@ def write_lines(path: Path, lines: Sequence[dict[str, str]]) -> None:
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, sizes: Sizes) -> None:
     """Runs the commands that are missing."""
-    (folder / "settings.yaml").write_text(SETTINGS)
+    (folder / "settings.yaml").write_text(f"epochs: {sizes.epochs}\n{SETTINGS}")
     (folder / "pretraining.yaml").write_text("stages: [{name: text, length: 256, share: 1.0}]\nlr: 0.003\n")
     tokenizer, model, home = folder / "tokenizer.json", folder / "model", folder / "home"
     if not tokenizer.exists():
@@ -157,7 +176,7 @@ def train(folder: Path) -> None:
         size = ["--sizes", "2M", "--layout", LAYOUT, "--name", "debian", "--no-measure", "--candidates", "1"]
         nas(folder, "family", "build", *size, "--no-files", "--yes")
     if not (home / "families" / "debian" / "2M" / "files.json").exists():
-        text = ["--corpus", folder / "text.jsonl", "--tokenizer", tokenizer, "--tokens", TOKENS]
+        text = ["--corpus", folder / "text.jsonl", "--tokenizer", tokenizer, "--tokens", sizes.tokens]
         nas(folder, "family", "train", "debian", "--size", "2M", *text, "--config", folder / "pretraining.yaml")
     data = ["--data", folder / "train.jsonl", "--config", folder / "settings.yaml"]
     nas(folder, "family", "retrieval", "debian/2M", *data, "-o", model)
@@ -178,9 +197,9 @@ def results(folder: Path, collection: str) -> dict[str, Any]:
     names, queries = list(documents), list(judged.queries)
     texts = [judged.queries[query] for query in queries]
     answers = [names.index(next(iter(judged.relevance[query]))) for query in queries]
-    index, (retriever, tokens) = Index(folder / f"{collection}-index"), open_retriever(folder / "model")
+    index, encoder = Index(folder / f"{collection}-index"), open_encoder(folder / "model")
     began = time.monotonic()
-    vectors = query_vectors(retriever, tokens, texts)
+    vectors = encoder.queries(texts)
     places = {name: place for place, name in enumerate(names)}
     hits = [[places[hit.id] for hit in found] for found in index.search(vectors, MOST)]
     late = ranks_of(hits, answers)
@@ -198,6 +217,37 @@ def results(folder: Path, collection: str) -> dict[str, Any]:
     }
 
 
+def encoders(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns figures of the model's folder and of GGUF files: an index of the packages made anew, and its search."""
+    judged = read_judgements(folder / PACKAGES, "test")
+    answers = [next(iter(judged.relevance[query])) for query in judged.queries]
+    figures = {}
+    for name in ("torch", "f32", "q4_0"):
+        model, path = folder / "model", folder / f"{name}-index"
+        if name != "torch":
+            model = folder / f"model-{name}.gguf"
+            nas(folder, "family", "gguf", folder / "model", "-q", name, "-o", model)
+        shutil.rmtree(path, ignore_errors=True)
+        times = [time.monotonic()]
+        record = build_index(model, [folder / PACKAGES], path, lambda line: None)
+        times.append(time.monotonic())
+        vectors = open_encoder(model).queries(list(judged.queries.values()))
+        times.append(time.monotonic())
+        hits = [[hit.id for hit in best] for best in Index(path).search(vectors, MOST)]
+        times.append(time.monotonic())
+        index_s, encode_s, search_s = np.diff(times).tolist()
+        files = [model] if model.is_file() else list(model.rglob("*.safetensors"))
+        figures[name] = {
+            "bytes": sum(file.stat().st_size for file in files),
+            "documents_per_s": round(record.documents / index_s, 1),
+            "tokens_per_s": round(record.vectors / index_s),
+            "encode_ms": round(1000 * encode_s / len(answers), 2),
+            "search_ms": round(1000 * search_s / len(answers), 2),
+            "nDCG@10": interval(gains(ranks_of(hits, answers))),
+        }
+    return figures
+
+
 def bm25(texts: Sequence[str], queries: Sequence[str]) -> list[list[int]]:
     """Returns the best documents by BM25 for each query."""
     import bm25s
@@ -209,7 +259,7 @@ def bm25(texts: Sequence[str], queries: Sequence[str]) -> list[list[int]]:
     return found
 
 
-def ranks_of(hits: Sequence[Sequence[int]], answers: Sequence[int]) -> NDArray[np.float64]:
+def ranks_of(hits: Sequence[Sequence[object]], answers: Sequence[object]) -> NDArray[np.float64]:
     """Returns the rank of each query's one answer, from 1; infinite where it is not among the hits."""
     return np.array(
         [1 + places.index(answer) if answer in places else np.inf for places, answer in zip(hits, answers, strict=True)]
@@ -234,8 +284,17 @@ def interval(values: NDArray[np.float64]) -> list[float]:
     return [round(float(value), 4) for value in (values.mean(), low, high)]
 
 
-def write_page(page: Path, record: dict[str, Any]) -> None:
-    """Writes the table."""
+def write_page(page: Path, record: dict[str, Any], small: bool) -> None:
+    """Writes the table of a whole run, or that of encoders of a small one."""
+    if small:
+        names = ("bytes", "documents_per_s", "tokens_per_s", "encode_ms", "search_ms")
+        encoder_rows = [
+            (name, *(f"{measured[key]:,}" for key in names), shown(measured["nDCG@10"]))
+            for name, measured in record["encoders"].items()
+        ]
+        heads = ("encoder", "bytes", "documents/s", "tokens/s", "ms to encode a query", "ms to search", "nDCG@10")
+        fill(page, "encoders", table(heads, encoder_rows))
+        return
     rows = []
     for name, measured in record["collections"].items():
         what = f"{name}, {measured['queries']:,} queries, {measured['documents']:,} documents"

@@ -541,9 +541,36 @@ def retrieval(
 
 
 @app.command()
+def gguf(
+    model: Annotated[Path, typer.Argument(help="Folder of a late-interaction model.", show_default=False)],
+    output: OutputOption,
+    quantisation: Annotated[
+        str, typer.Option("--quantisation", "-q", help="Type of the weights: f32, f16, q4_0, q8_0 or q4_k_m.")
+    ] = "q4_0",
+    json: JsonFlag = False,
+) -> None:
+    """Write a late-interaction model as a GGUF file, which llama.cpp reads in its embedding mode.
+
+    `nas family index` and `search` take the file in place of the folder.
+    """
+    from nas.train.retrieval.gguf import write_gguf_retriever
+
+    with output_file(output, reads=[model]) as file:
+        written = write_gguf_retriever(model, quantisation, file, output.stem)
+    if json:
+        print_json({"file": str(output), "size": written.size, "sha256": written.sha256})
+        return
+    print_fields((("file", output), ("size", f"{written.size / 1e6:.1f} MB"), ("sha256", written.sha256)))
+
+
+@app.command()
 def index(
     model: Annotated[
-        Path, typer.Argument(help="Folder of a late-interaction model, of `nas family retrieval`.", show_default=False)
+        Path,
+        typer.Argument(
+            help="Late-interaction model: folder of `nas family retrieval`, or file of `nas family gguf`.",
+            show_default=False,
+        ),
     ],
     documents: Annotated[
         list[Path], typer.Argument(help="Documents: JSON lines, or folders of BEIR.", show_default=False)
@@ -579,7 +606,7 @@ def search(
     query: Annotated[str, typer.Argument(help="What to search for.", show_default=False)],
     top: Annotated[int, typer.Option("--top", min=1, max=1000, help="Most documents to show.")] = 10,
     model: Annotated[
-        Path | None, typer.Option("--model", help="Folder of the model, if it was moved.", show_default=False)
+        Path | None, typer.Option("--model", help="Folder or file of the model, if it was moved.", show_default=False)
     ] = None,
     json: JsonFlag = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""llama-cpp-python in a process of its own: logits, tokens, text, its bits, dialogues, the quantiser and what it loses.
+"""llama-cpp-python in a process of its own: logits, vectors, text, its bits, dialogues, the quantiser and its losses.
 
 The library that the binding loads is chosen by the environment before its first import, and a crash of a model must
 stay a result. So each function here runs this module again, as `python -m nas.measure.runtimes.llama_cpp.binding
@@ -71,12 +71,21 @@ class Session:
         chunk: most tokens fed at once.
         watch: sees every node of the graph, as `ggml_backend_sched_eval_callback` does.
         threads: compute threads.
+        vectors: whether it computes vectors of tokens, not logits.
 
     Raises:
         SystemExit: llama.cpp refuses; the message goes to the process's stderr.
     """
 
-    def __init__(self, model: str, length: int, chunk: int, watch: Watch | None = None, threads: int = 1) -> None:
+    def __init__(
+        self,
+        model: str,
+        length: int,
+        chunk: int,
+        watch: Watch | None = None,
+        threads: int = 1,
+        vectors: bool = False,
+    ) -> None:
         import llama_cpp
 
         self._lib: Any = llama_cpp
@@ -90,7 +99,10 @@ class Session:
             raise SystemExit(f"the model file was refused: {model}")
         self._words: Any = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab: int = llama_cpp.llama_vocab_n_tokens(self._words)
-        self._context = llama_cpp.llama_init_from_model(self._model, self._parameters(length, chunk, threads))
+        params = self._parameters(length, chunk, threads)
+        if vectors:
+            params.embeddings, params.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_NONE
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             raise SystemExit("no context for this model")
         self._batch: Any = llama_cpp.llama_batch_init(chunk, 0, 1)
@@ -98,12 +110,16 @@ class Session:
 
     def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Returns the logits [T, V] of the next T tokens of the sequence."""
-        self._fill(ids)
-        if status := self._lib.llama_decode(self._context, self._batch):
-            raise SystemExit(f"llama_decode returned {status}")
-        self._position += len(ids)
+        self._decode(ids)
         rows = [self._lib.llama_get_logits_ith(self._context, i) for i in range(len(ids))]
         return np.stack([np.ctypeslib.as_array(row, shape=(self.vocab,)) for row in rows])
+
+    def vectors(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Returns the vectors [T, W] of the next T tokens; W is the model's width, or that of the file's projection."""
+        self._decode(ids)
+        width = self._lib.llama_model_n_embd_out(self._model)
+        rows = [self._lib.llama_get_embeddings_ith(self._context, i) for i in range(len(ids))]
+        return np.stack([np.ctypeslib.as_array(row, shape=(width,)) for row in rows])
 
     def tokens(self, text: bytes) -> list[int]:
         """Returns the ids of a text, with those that the file puts around it; special tokens in it are text."""
@@ -138,8 +154,8 @@ class Session:
             params.cb_eval = self._watch
         return params
 
-    def _fill(self, ids: Sequence[int]) -> None:
-        """Writes tokens into the llama_batch, asking for the logits of each."""
+    def _decode(self, ids: Sequence[int]) -> None:
+        """Computes the next tokens, asking for the output of each."""
         self._batch.n_tokens = len(ids)
         for i, token in enumerate(ids):
             self._batch.token[i] = int(token)
@@ -147,6 +163,9 @@ class Session:
             self._batch.n_seq_id[i] = 1
             self._batch.seq_id[i][0] = 0
             self._batch.logits[i] = 1
+        if status := self._lib.llama_decode(self._context, self._batch):
+            raise SystemExit(f"llama_decode returned {status}")
+        self._position += len(ids)
 
 
 _PREFIX = b"ffn_moe_topk-"
@@ -233,6 +252,43 @@ def _logits(model: str, tokens: str, chunks: str, watch: str, out: str) -> None:
     logits = np.concatenate([session.feed(chunk.tolist()) for chunk in np.split(ids, np.cumsum(lengths)[:-1])])
     choices = {str(depth): chosen for depth, chosen in experts.choices().items()}
     np.savez(out, allow_pickle=False, logits=logits, **choices)
+
+
+_VECTORS_S = 7200.0
+
+
+def token_vectors(build: Build, model: Path, texts: Sequence[Sequence[int]], threads: int) -> list[NDArray[np.float32]]:
+    """Returns the vectors of the tokens of each text, [T, W], as llama.cpp's embedding mode without pooling gives them.
+
+    Args:
+        build: its library computes them.
+        model: a GGUF file.
+        texts: token ids, at least one a text.
+        threads: compute threads.
+
+    Raises:
+        CandidateFailed: the process died or hung on this model (crash), or its vectors are not finite (not_finite).
+    """
+    lengths = [len(text) for text in texts]
+    with tempfile.TemporaryDirectory() as folder:
+        ids, out = Path(folder) / "tokens.npz", Path(folder) / "vectors.npy"
+        np.savez(ids, ids=np.concatenate([np.asarray(text, np.int32) for text in texts]), lengths=lengths)
+        run_command(build, "vectors", model, [str(ids), str(threads), str(out)], deadline_s=_VECTORS_S)
+        rows: NDArray[np.float32] = np.load(out, allow_pickle=False)
+    if not np.isfinite(rows).all():
+        raise CandidateFailed("not_finite", f"{model.name}: its vectors hold NaN or infinity")
+    return np.split(rows, np.cumsum(lengths)[:-1])
+
+
+def _vectors(model: str, tokens: str, threads: str, out: str) -> None:
+    with np.load(tokens, allow_pickle=False) as arrays:
+        ids, lengths = arrays["ids"], arrays["lengths"]
+    session = Session(model, int(lengths.max()), int(lengths.max()), threads=int(threads), vectors=True)
+    rows = []
+    for text in np.split(ids, np.cumsum(lengths)[:-1]):
+        session.reset()
+        rows.append(session.vectors(text.tolist()))
+    np.save(out, np.concatenate(rows))
 
 
 def greedy_tokens(build: Build, model: Path, prompt: Sequence[int], tokens: int) -> list[int]:
@@ -589,6 +645,7 @@ def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "logits": _logits,
+    "vectors": _vectors,
     "bits": _bits,
     "decode": _decode,
     "complete": _complete,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import ExpertGatingFuncType, GGUFValueType, GGUFWriter, Keys, RopeScalingType, TokenType
+from gguf import ExpertGatingFuncType, GGUFValueType, GGUFWriter, Keys, PoolingType, RopeScalingType, TokenType
 from gguf.utility import model_weight_count_rounded_notation
 from numpy.typing import NDArray
 
@@ -45,6 +45,27 @@ _RMS_EPS = 1e-5  # of nas.model.nn.primitives.RMSNorm, and of the published LFM2
 _Stored = list[tuple[Tensor, Type]]
 
 
+RETRIEVAL = "hilnas.retrieval"
+"""Key of a late-interaction model's settings, JSON."""
+PROJECTION = "hilnas.retrieval.projection"
+"""Key of its projection, row after row, where llama.cpp does not apply one."""
+_PROJECTED = ("lfm2", "lfm2moe")
+"""Architectures after which llama.cpp applies a projection: src/models/lfm2.cpp, lfm2moe.cpp."""
+
+
+@dataclass(frozen=True)
+class TokenVectors:
+    """What a file has that gives a vector to each token.
+
+    Args:
+        projection: of the last features, [width, d_model].
+        settings: of the texts that it reads, JSON.
+    """
+
+    projection: NDArray[np.float32]
+    settings: str
+
+
 @dataclass(frozen=True)
 class Released:
     """What a file has that is made for others.
@@ -54,12 +75,14 @@ class Released:
         license: identifier of the licence; None: left open.
         vocabulary: for text.
         context: tokens that the model is meant for.
+        vectors: of a late-interaction model; None: it generates text.
     """
 
     name: str
     license: str | None
     vocabulary: Vocabulary
     context: int
+    vectors: TokenVectors | None = None
 
 
 def write_gguf(
@@ -82,7 +105,8 @@ def write_gguf(
         InfrastructureFailed: the file cannot be written, most often for want of space.
     """
     arch = architecture(layout)
-    stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in tensors(layout, arch)]
+    listed = [*tensors(layout, arch), *_projection(arch, released)]
+    stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in listed]
     with replacing(destination) as partial:
         writer = _Writer(partial, arch)
         _add_metadata(writer, layout, quantisation, released)
@@ -93,6 +117,13 @@ def write_gguf(
             contents = CheckpointTensors(state)
             contents.check(tensor for tensor, _ in stored)
             return Written(hashed(_trained(header, layout, arch, stored, contents), partial))
+
+
+def _projection(arch: str, released: Released | None) -> Iterator[Tensor]:
+    """Yields the projection to token vectors, in float32, where llama.cpp applies it."""
+    if released is not None and released.vectors is not None and arch in _PROJECTED:
+        rows = released.vectors.projection
+        yield Tensor("dense_2.weight", rows.shape, "router", values=tuple(rows.ravel().tolist()))
 
 
 def _trained(
@@ -136,6 +167,8 @@ def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: Quantisation
         if released.license is not None:
             writer.add_license(released.license)
         writer.add_size_label(_size_label(layout))
+        if released.vectors is not None:
+            _add_vectors(writer, released.vectors)
     writer.add_file_type(FILE_TYPE[quantisation])
     writer.add_quantization_version(QUANTISATION_VERSION)
     if released is None:
@@ -151,6 +184,15 @@ def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: Quantisation
         _add_patched(writer, layout)
     else:
         _add_stock(writer, layout)
+
+
+def _add_vectors(writer: GGUFWriter, vectors: TokenVectors) -> None:
+    writer.add_pooling_type(PoolingType.NONE)
+    writer.add_string(RETRIEVAL, vectors.settings)
+    if writer.arch in _PROJECTED:
+        writer.add_embedding_length_out(len(vectors.projection))
+    else:
+        writer.add_array(PROJECTION, vectors.projection.ravel().tolist())
 
 
 def _size_label(layout: Layout) -> str:

@@ -12,7 +12,7 @@ from retrieval_lab import texts, write_lines, write_model
 from nas.core.errors import InvalidInput
 from nas.train.retrieval import index as index_module
 from nas.train.retrieval.index import Index, build_index, search
-from nas.train.retrieval.retriever import document_vectors, query_vectors
+from nas.train.retrieval.retriever import TorchEncoder
 
 
 class KilledError(Exception):
@@ -39,9 +39,9 @@ def test_a_search_returns_the_best_documents(tmp_path: Path, monkeypatch: pytest
     assert record.documents == 22 and record.cut >= 1
     (hits,) = search(tmp_path / "index", ["cat on the mat"], 22)
     assert {hit.id for hit in hits} == {*(f"d{number}" for number in range(20)), "empty", "long"}
-    (query,) = query_vectors(model, tokens, ["cat on the mat"])
+    (query,) = TorchEncoder(model, tokens).queries(["cat on the mat"])
     for hit in hits:
-        (rows,) = document_vectors(model, tokens, [hit.text])
+        (rows,) = TorchEncoder(model, tokens).documents([hit.text])
         np.testing.assert_allclose(hit.score, (query @ rows.T).max(1).sum(), atol=0.01)
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     (tmp_path / "model").rename(tmp_path / "moved")
@@ -54,16 +54,18 @@ def test_a_killed_index_resumes_and_is_not_searched_before(tmp_path: Path, monke
     documents(tmp_path)
     build(tmp_path)
     (tmp_path / "index").rename(tmp_path / "whole")
-    calls = []
+    calls, documents_of = [], TorchEncoder.documents
 
     def killed(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 3:
             raise KilledError
-        return document_vectors(*arguments)
+        return documents_of(*arguments)
 
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / ".request.json.abc").touch()  # a kill while the first file was written
     with monkeypatch.context() as patch:
-        patch.setattr(index_module, "document_vectors", killed)
+        patch.setattr(TorchEncoder, "documents", killed)
         with pytest.raises(KilledError):
             build(tmp_path)
     with pytest.raises(InvalidInput, match="not finished"):

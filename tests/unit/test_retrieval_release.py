@@ -15,7 +15,7 @@ from retrieval_lab import LAYOUT, write_model
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.train.retrieval.release import open_retriever
-from nas.train.retrieval.retriever import document_vectors, query_vectors
+from nas.train.retrieval.retriever import TorchEncoder
 
 TEXTS = ["the cat", "", "größer " * 40, "  on the mat <|im_end|>\n\tx", "日本語"]
 SCRIPT = """
@@ -45,8 +45,8 @@ def test_sentence_transformers_computes_the_same_vectors(tmp_path: Path) -> None
     command = [sys.executable, "-c", SCRIPT, json.dumps(TEXTS), *map(str, folders)]  # it takes 15 s to load
     subprocess.run(command, check=True, timeout=500)
     for folder in folders:
-        theirs, (model, tokens) = np.load(folder / "theirs.npz"), open_retriever(folder)
-        ours = {"query": query_vectors(model, tokens, TEXTS), "document": document_vectors(model, tokens, TEXTS)}
+        theirs, encoder = np.load(folder / "theirs.npz"), TorchEncoder(*open_retriever(folder))
+        ours = {"query": encoder.queries(TEXTS), "document": encoder.documents(TEXTS)}
         for name, vectors in ours.items():
             for number, rows in enumerate(vectors):
                 assert rows.shape == theirs[f"{name}{number}"].shape
@@ -60,7 +60,7 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
     model, read = open_retriever(tmp_path / "model")
     assert (read.lengths, read.expansion, read.end) == (tokens.lengths, tokens.expansion, tokens.end)
     for ours, theirs in zip(
-        document_vectors(written, tokens, TEXTS), document_vectors(model, read, TEXTS), strict=True
+        TorchEncoder(written, tokens).documents(TEXTS), TorchEncoder(model, read).documents(TEXTS), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 

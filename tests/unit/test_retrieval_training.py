@@ -26,7 +26,7 @@ from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.release.options import FileOptions
 from nas.train.retrieval import training
 from nas.train.retrieval.data import read_documents, read_examples, read_judgements
-from nas.train.retrieval.retriever import document_vectors, exact_scores, maxsim, query_vectors
+from nas.train.retrieval.retriever import TorchEncoder, exact_scores, maxsim
 from nas.train.retrieval.training import RetrievalRecord, RetrievalSettings, distillation, train_retriever
 
 PAIRS: list[dict[str, Any]] = [
@@ -47,7 +47,8 @@ def train(here: Path, data: list[dict[str, Any]], log: Log = lambda line: None, 
 def test_scores_are_those_of_equation_7() -> None:
     model, tokens = retriever()
     queries, documents = ["the cat", "größer"], ["the cat sat on the mat", "", "def add(a, b): return a + b"]
-    of_queries, of_documents = query_vectors(model, tokens, queries), document_vectors(model, tokens, documents)
+    encoder = TorchEncoder(model, tokens)
+    of_queries, of_documents = encoder.queries(queries), encoder.documents(documents)
     assert [len(rows) for rows in of_queries] == [32, 32]
     assert [len(rows) for rows in of_documents] == [2 + len(text) for text in documents]
     for rows in (*of_queries, *of_documents):
@@ -66,9 +67,9 @@ def test_scores_are_those_of_equation_7() -> None:
 def test_vectors_do_not_depend_on_the_batch() -> None:
     model, tokens = retriever()
     documents = [*texts(20), "x", ""]
-    together = document_vectors(model, tokens, documents)
+    together = TorchEncoder(model, tokens).documents(documents)
     for text, rows in zip(documents, together, strict=True):
-        (alone,) = document_vectors(model, tokens, [text])
+        (alone,) = TorchEncoder(model, tokens).documents([text])
         np.testing.assert_allclose(rows, alone, atol=1e-5)
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -30,13 +29,15 @@ from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput
 from nas.core.family import FamilyRecord, read_record, write_record
 from nas.core.progress import Progress
+from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.fit import Log
 from nas.train.release.tokenizer import json_bytes
 from nas.train.retrieval.data import data_hashes, read_documents
-from nas.train.retrieval.release import DENSE, MODEL, SETTINGS, open_retriever
-from nas.train.retrieval.retriever import Floats, Retriever, TextTokens, document_vectors, exact_scores, query_vectors
+from nas.train.retrieval.gguf import open_encoder
+from nas.train.retrieval.release import DENSE, MODEL, SETTINGS
+from nas.train.retrieval.retriever import Encoder, Floats, exact_scores
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 """Part of keys: increase it with every change after which the same documents give other vectors."""
 INDEX = "index.json"
 
@@ -50,7 +51,7 @@ class IndexRecord(FamilyRecord):
 
     Args:
         key: hash of all its inputs.
-        model: folder of the model.
+        model: folder or GGUF file of the model.
         model_sha256: of its files that vectors depend on.
         documents: number of them.
         vectors: of all documents.
@@ -87,7 +88,7 @@ def build_index(model: Path, sources: Sequence[Path], output: Path, log: Log) ->
     """Writes the index of documents, or what is missing of it.
 
     Args:
-        model: folder of a late-interaction model.
+        model: folder or GGUF file of a late-interaction model.
         sources: JSON lines and folders of BEIR, see `nas.train.retrieval.data`.
         output: folder of the index.
         log: takes one line at a time.
@@ -95,7 +96,8 @@ def build_index(model: Path, sources: Sequence[Path], output: Path, log: Log) ->
     Raises:
         InvalidInput: documents have problems, named by file and line, two have one id, or the folder holds something
             else.
-        Unsupported: the model's folder is not read.
+        Unsupported: the model is not read.
+        CandidateFailed: llama.cpp dies on a GGUF file.
         InfrastructureFailed: another process writes this index.
     """
     documents: dict[str, str] = {}
@@ -112,33 +114,32 @@ def build_index(model: Path, sources: Sequence[Path], output: Path, log: Log) ->
         if (record := read_record(output / INDEX, IndexRecord)) is not None:
             log(f"{output} holds the index of these documents already")
             return record
+        for unfinished in output.glob(".*.*"):  # of a killed run
+            unfinished.unlink()
         write_durably(output / _REQUEST, json_bytes({"key": key}))
-        retriever, tokens = open_retriever(model)
-        retriever.to("cuda" if torch.cuda.is_available() else "cpu")
-        stored = list(_parts(retriever, tokens, documents, output, log))
+        encoder = open_encoder(model)
+        stored = list(_parts(encoder, documents, output, log))
         record = IndexRecord(
             key=key,
             model=str(model.resolve()),
             model_sha256=digest,
             documents=len(documents),
             vectors=sum(text.vectors for text in stored),
-            cut=sum(text.vectors == tokens.lengths[1] for text in stored),
-            width=retriever.projection.out_features,
+            cut=sum(text.vectors == encoder.tokens.lengths[1] for text in stored),
+            width=encoder.width,
         )
         write_record(output / INDEX, record)
         (output / _REQUEST).unlink()
     return record
 
 
-def _parts(
-    retriever: Retriever, tokens: TextTokens, documents: dict[str, str], output: Path, log: Log
-) -> Iterator[StoredText]:
+def _parts(encoder: Encoder, documents: dict[str, str], output: Path, log: Log) -> Iterator[StoredText]:
     """Yields all documents of an index, and writes the parts that are missing."""
     items, done, number = iter(documents.items()), 0, 0
     while part := list(islice(items, _PART)):
         vectors_path, texts_path = _paths(output, number)
         if not texts_path.is_file():
-            vectors = document_vectors(retriever, tokens, [text for _, text in part])
+            vectors = encoder.documents([text for _, text in part])
             texts = [
                 StoredText(id=name, vectors=len(rows), text=text)
                 for (name, text), rows in zip(part, vectors, strict=True)
@@ -173,11 +174,16 @@ def _require_folder(output: Path, key: str) -> None:
                     "holds the index of other documents or of another model; name another folder", where=str(output)
                 )
             return
-    if output.exists() and (not output.is_dir() or any(path.name != ".lock" for path in output.iterdir())):
+    harmless = (".lock", f".{_REQUEST}.")  # a kill leaves the second one
+    if output.exists() and (
+        not output.is_dir() or not all(path.name.startswith(harmless) for path in output.iterdir())
+    ):
         raise InvalidInput("is not empty; name another folder", where=str(output))
 
 
 def _model_hash(model: Path) -> str:
+    if is_gguf(model):
+        return sha256_of(model)
     names = ("config.json", MODEL, f"{DENSE}/{MODEL}", "tokenizer.json", "tokenizer_config.json", SETTINGS)
     return content_hash([sha256_of(model / name) if (model / name).is_file() else None for name in names])
 
@@ -240,7 +246,7 @@ def search(folder: Path, queries: Sequence[str], most: int, model: Path | None =
         folder: of the index.
         queries: texts.
         most: documents of a query.
-        model: folder of the model, where it was moved; None: where it was.
+        model: the model's folder or file, where it was moved; None: where it was.
 
     Raises:
         InvalidInput: the index is not finished or damaged, or the model is not the one that made it.
@@ -249,5 +255,4 @@ def search(folder: Path, queries: Sequence[str], most: int, model: Path | None =
     place = Path(index.record.model) if model is None else model
     if _model_hash(place) != index.record.model_sha256:
         raise InvalidInput("is not the model that made the index", where=str(place))
-    retriever, tokens = open_retriever(place)
-    return index.search(query_vectors(retriever, tokens, queries), most)
+    return index.search(open_encoder(place).queries(queries), most)

@@ -153,7 +153,9 @@ def open_retriever(folder: Path) -> tuple[Retriever, TextTokens]:
             f"no late-interaction model: it needs {SETTINGS} and {DENSE}; `nas family retrieval` writes such a folder",
             where=str(folder),
         )
-    tokens = _tokens_of(folder)
+    content, _ = read_content(folder / "tokenizer.json")
+    end = read_json(folder / "tokenizer_config.json", _MOST_BYTES).get("eos_token")
+    tokens = texts_as_set(read_json(folder / SETTINGS, _MOST_BYTES), content, end, str(folder / SETTINGS))
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = Path(scratch) / "weights.safetensors"
         layout = import_model(folder, checkpoint).layout
@@ -169,11 +171,19 @@ def open_retriever(folder: Path) -> tuple[Retriever, TextTokens]:
     return retriever.eval().requires_grad_(False), tokens
 
 
-def _tokens_of(folder: Path) -> TextTokens:
-    about = folder / SETTINGS
-    settings = read_json(about, _MOST_BYTES)
-    content, _ = read_content(folder / "tokenizer.json")
-    config = read_json(folder / "tokenizer_config.json", _MOST_BYTES)
+def texts_as_set(settings: Mapping[str, Any], content: bytes, end: object, where: str) -> TextTokens:
+    """Returns the tokens of texts that a model's settings ask for.
+
+    Args:
+        settings: of `config_sentence_transformers.json`.
+        content: tokenizer.json.
+        end: token that ends a text.
+        where: of the settings, for messages.
+
+    Raises:
+        InvalidInput: settings or tokenizer lack something.
+        Unsupported: the settings ask for what is not computed.
+    """
     expansion = settings.get("do_query_expansion", True)
     problems = {
         f"markers other than {QUERY!r} and {DOCUMENT!r}": (
@@ -185,16 +195,15 @@ def _tokens_of(folder: Path) -> TextTokens:
         ),
     }
     if missing := [name for name, present in problems.items() if present]:
-        raise Unsupported(f"is not computed here: {'; '.join(missing)}", where=str(about))
-    end = config.get("eos_token")
+        raise Unsupported(f"is not computed here: {'; '.join(missing)}", where=where)
     tokenizer = Tokenizer.from_buffer(content)
     if not isinstance(end, str) or tokenizer.token_to_id(end) is None:
-        raise InvalidInput("names no eos_token", where=str(folder / "tokenizer_config.json"))
+        raise InvalidInput("its tokenizer names no eos_token", where=where)
     if any(tokenizer.token_to_id(marker) is None for marker in (QUERY, DOCUMENT)):
-        raise InvalidInput("has no tokens for the markers", where=str(folder / "tokenizer.json"))
+        raise InvalidInput("its tokenizer has no tokens for the markers", where=where)
     lengths = tuple(
         settings.get(f"{name}_length", most) for name, most in zip(("query", "document"), LENGTHS, strict=True)
     )
     if not all(isinstance(length, int) and 4 <= length <= 1 << 20 for length in lengths):
-        raise InvalidInput("lengths must be whole numbers from 4", where=str(about))
+        raise InvalidInput("lengths must be whole numbers from 4", where=where)
     return TextTokens(content, end, (lengths[0], lengths[1]), bool(expansion))

@@ -17,7 +17,8 @@ block. Blocks are causal, as in the report, so padding behind a document changes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -186,27 +187,53 @@ def text_tokens(tokenizer: MemberTokenizer, lengths: tuple[int, int] = LENGTHS, 
     return TextTokens(changed.to_str().encode(), end, lengths, expansion)
 
 
-@torch.no_grad()
-def query_vectors(retriever: Retriever, tokens: TextTokens, texts: Sequence[str]) -> list[Floats]:
-    """Returns the vectors of queries, [Q, width] each."""
-    return _vectors(retriever, tokens.queries, texts)
+class Encoder(ABC):
+    """Computes the vectors of texts.
+
+    Args:
+        tokens: of the texts.
+        width: of a vector.
+    """
+
+    def __init__(self, tokens: TextTokens, width: int) -> None:
+        self.tokens, self.width = tokens, width
+
+    def queries(self, texts: Sequence[str]) -> list[Floats]:
+        """Returns the vectors of queries, [Q, width] each."""
+        return self.vectors(self.tokens.queries(texts))
+
+    def documents(self, texts: Sequence[str]) -> list[Floats]:
+        """Returns the vectors of documents, [T, width] each; T is 2 for an empty one."""
+        return self.vectors(self.tokens.documents(texts))
+
+    @abstractmethod
+    def vectors(self, batch: Batch) -> list[Floats]:
+        """Returns the vectors of a batch's texts, of norm 1, without padding."""
 
 
-@torch.no_grad()
-def document_vectors(retriever: Retriever, tokens: TextTokens, texts: Sequence[str]) -> list[Floats]:
-    """Returns the vectors of documents, [T, width] each; T is 2 for an empty one."""
-    return _vectors(retriever, tokens.documents, texts)
+class TorchEncoder(Encoder):
+    """Computes vectors with torch, where the model's weights are.
 
+    Args:
+        retriever: the model.
+        tokens: of the texts.
+    """
 
-def _vectors(retriever: Retriever, batch_of: Callable[[Sequence[str]], Batch], texts: Sequence[str]) -> list[Floats]:
-    device, order = retriever.projection.weight.device, sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    vectors: dict[int, Floats] = {}
-    for first in range(0, len(order), _TEXTS_AT_ONCE):
-        places = order[first : first + _TEXTS_AT_ONCE]
-        tokens, text = batch_of([texts[place] for place in places])
-        rows = retriever(tokens.to(device), text.to(device)).cpu()
-        vectors |= {place: row[mask].numpy() for place, row, mask in zip(places, rows, text, strict=True)}
-    return [vectors[place] for place in range(len(texts))]
+    def __init__(self, retriever: Retriever, tokens: TextTokens) -> None:
+        super().__init__(tokens, retriever.projection.out_features)
+        self._retriever = retriever
+
+    @torch.no_grad()
+    def vectors(self, batch: Batch) -> list[Floats]:
+        device, lengths = self._retriever.projection.weight.device, batch.text.sum(1)
+        order, vectors = lengths.argsort(stable=True), dict[int, Floats]()
+        for first in range(0, len(order), _TEXTS_AT_ONCE):
+            places = order[first : first + _TEXTS_AT_ONCE]
+            most = int(lengths[places].max())
+            tokens, text = batch.tokens[places, :most], batch.text[places, :most]
+            rows = self._retriever(tokens.to(device), text.to(device)).cpu()
+            vectors |= {int(place): row[mask].numpy() for place, row, mask in zip(places, rows, text, strict=True)}
+        return [vectors[place] for place in range(len(lengths))]
 
 
 def extended(layout: Layout, rows: int) -> Layout:

@@ -57,12 +57,11 @@ from nas.train.retrieval.retriever import (
     LENGTHS,
     WIDTH,
     Retriever,
-    document_vectors,
+    TorchEncoder,
     exact_scores,
     extended,
     load_model,
     maxsim,
-    query_vectors,
     text_tokens,
 )
 
@@ -376,8 +375,8 @@ class _Steps:
         texts = list(dict.fromkeys(text for example in self._held_out for text in example.documents))
         places = {text: place for place, text in enumerate(texts)}
         with precision(self._worker.device):
-            queries = query_vectors(retriever, self.tokenizer, [example.query for example in self._held_out])
-            vectors = document_vectors(retriever, self.tokenizer, texts)
+            encoder = TorchEncoder(retriever, self.tokenizer)
+            queries, vectors = encoder.queries([one.query for one in self._held_out]), encoder.documents(texts)
         starts, joined = np.cumsum([0, *map(len, vectors[:-1])]), np.concatenate(vectors)
         ranks = []
         for example, query in zip(self._held_out, queries, strict=True):
