@@ -111,6 +111,8 @@ PLANTED_SCALING = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_fa
 """A layout for `SCALING_FAULTS`."""
 PLANTED_LINEAR = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(rope_factor=4)*2]")
 """A layout for `LINEAR_FAULTS`."""
+PLANTED_PARTIAL = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2(rope_dim=16) C3 A4/2(rope_dim=16)]")
+"""A layout for `PARTIAL_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -360,6 +362,12 @@ LINEAR_FAULTS = (
 )
 """For layouts like `PLANTED_LINEAR`: all of RoPE's angles divided by one number."""
 
+PARTIAL_FAULTS = (
+    Fault("whole heads turned", layout=("(rope_dim=16)", "")),
+    Fault("another part turned", layout=("rope_dim=16", "rope_dim=32")),
+)
+"""For layouts like `PLANTED_PARTIAL`: RoPE on the first numbers of a head."""
+
 PLANTS = (
     (PLANTED, FAULTS),
     (PLANTED_MOE, MOE_FAULTS),
@@ -374,5 +382,6 @@ PLANTS = (
     (PLANTED_BIASES, BIAS_FAULTS),
     (PLANTED_SCALING, SCALING_FAULTS),
     (PLANTED_LINEAR, LINEAR_FAULTS),
+    (PLANTED_PARTIAL, PARTIAL_FAULTS),
 )
 """Every layout with its faults."""

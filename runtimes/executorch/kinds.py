@@ -294,8 +294,10 @@ def _theta(block: Block) -> float:
     return float(block.get("rope_theta") or 0)
 
 
-def _unscaled(block: Block) -> str | None:
+def _not_turned(block: Block) -> str | None:
     scaled = float(block.get("rope_factor") or 1) != 1
+    if block.int("rope_dim"):
+        return "RoPE on a part of a head (rope_dim): the attention kernel turns whole heads"
     return "scaled RoPE (rope_factor): the attention kernel turns by a base alone" if scaled else None
 
 
@@ -311,9 +313,9 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "gqa": ExecuTorchKind(
             lambda block, d_model: (_attention(block, d_model),),
             lambda block: Attention(_theta(block)),
-            refuses=_unscaled,
+            refuses=_not_turned,
         ),
-        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed, refuses=_unscaled),
+        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed, refuses=_not_turned),
         "mla": ExecuTorchKind(
             lambda block, d_model: (_mla(block, d_model),),
             lambda block: Attention(_theta(block), latent=(block.int("latent"), block.int("rope_dim"))),

@@ -46,6 +46,8 @@ def supports(layout: Layout) -> Support:
             return Support("no", None, ("biases on queries, keys and values: the patched build has none", *reasons))
         if _scaled(layout):
             return Support("no", None, ("scaled RoPE (rope_factor): the patched build has none", *reasons))
+        if _partial(layout):
+            return Support("no", None, ("RoPE on a part of a head (rope_dim): the patched build has none", *reasons))
         return Support("patched", PATCHED, reasons)
     return Support("stock", _stock_architecture(layout))
 
@@ -105,6 +107,10 @@ def _scaled(layout: Layout) -> bool:
     return any(block.get("rope_factor") != 1 for block in of_kind(mixers(layout), *ATTENTION))
 
 
+def _partial(layout: Layout) -> bool:
+    return any(block.int("rope_dim") for block in of_kind(mixers(layout), *ATTENTION))
+
+
 def _stock_reasons(layout: Layout) -> Iterable[str]:
     """Yields every rule of the stock architectures that a layout breaks which the patched build holds."""
     for index, layer in enumerate(layout.layers):
@@ -140,6 +146,7 @@ def _attention_rules(attention: list[Block]) -> Iterable[str]:
     yield from one_per_model("choice of biases", attention, lambda block: block.get("qkv_bias"))
     yield from one_per_model("scaling of RoPE (rope_factor)", attention, lambda block: block.get("rope_factor"))
     yield from one_per_model("scaling of RoPE (rope_tokens)", attention, lambda block: block.get("rope_tokens"))
+    yield from one_per_model("part of a head that RoPE turns", attention, lambda block: block.int("rope_dim"))
     if any(block.kind == "swa" and block.get("sink") for block in attention):
         yield "attention sinks: lfm2 has none"
     if any(block.int("canon") for block in attention):
@@ -170,6 +177,8 @@ def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[st
     )
     if any(block.int("rope_tokens") and (block.get("qk_norm") or block.get("qkv_bias")) for block in attention):
         yield "RoPE as in Llama 3.1 (rope_tokens) next to QK-norm or biases: only llama has factors of frequencies"
+    if _partial(layout):
+        yield "RoPE on a part of a head (rope_dim) without convolutions: qwen3, qwen2 and llama turn whole heads"
     for block in attention if _biased(layout) else ():
         if block.get("qk_norm"):
             yield "biases next to QK-norm: qwen2 has no QK-norm, qwen3 no biases"

@@ -210,6 +210,8 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
     if (factor := float(attention.get("rope_factor") or 1)) != 1 and not attention.int("rope_tokens"):
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(factor)
+    if part := attention.int("rope_dim"):
+        writer.add_rope_dimension_count(part)
     writer.add_head_count(attention.int("heads"))
     if convs:
         writer.add_shortconv_l_cache(convs[0].int("kernel"))

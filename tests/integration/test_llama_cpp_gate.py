@@ -25,8 +25,10 @@ from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import (
     LINEAR_FAULTS,
     MOE_FAULTS,
+    PARTIAL_FAULTS,
     PLANTED_LINEAR,
     PLANTED_MOE,
+    PLANTED_PARTIAL,
     PLANTED_SCALING,
     SCALING_FAULTS,
     Fault,
@@ -76,6 +78,11 @@ class TestScaledPositionsGate(TestStockGate):
 class TestLinearPositionsGate(TestStockGate):
     layout = PLANTED_LINEAR
     faults = LINEAR_FAULTS
+
+
+class TestPartialPositionsGate(TestStockGate):
+    layout = PLANTED_PARTIAL
+    faults = PARTIAL_FAULTS
 
 
 @pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))

@@ -85,6 +85,13 @@ def test_scaled_rope_is_kept_or_has_no_alternative() -> None:
     assert {block.get("rope_factor") for block in attention} == {8.0}
 
 
+def test_rope_on_a_part_of_a_head_is_kept_or_has_no_alternative() -> None:
+    layout = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16(rope_dim=8)*2]")
+    blocks = default_alternatives(layout, Slot(1, "mixer"), 8)
+    attention = [block for block in blocks if block and block.kind in ("gqa", "swa", "mla")]
+    assert {(block.kind, block.get("rope_dim")) for block in attention} == {("gqa", 8), ("swa", 8)}
+
+
 def test_attention_may_read_keys_and_values_of_an_equal_block_below() -> None:
     layout = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 C3 A4/4:16 A4/2:16 A4/4:16 W4/4@8:16 A4/4:16]")
     found = {slot.depth: default_alternatives(layout, slot, 8) for slot in slots_of(layout) if slot.part == "mixer"}

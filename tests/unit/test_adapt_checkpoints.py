@@ -68,6 +68,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
     },
     "phi3": {"model_type": "phi3", "sliding_window": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "phi3-partial": {
+        "model_type": "phi3", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_attention_heads": 2,
+        "rope_parameters": {**ROPE, "partial_rotary_factor": 0.75},
+    },
     "granite-hybrid": {
         "model_type": "granitemoehybrid", "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_state": 16,

@@ -49,6 +49,7 @@ class TestGroupedQueryAttention(MixerContract):
         "A4/1(canon=2,qk_norm=0)",
         "A4/2(qk_norm=0,qkv_bias=1)",
         "A4/2(rope_factor=8)",
+        "A2/1:32(rope_dim=12,rope_factor=8,rope_theta=500,rope_tokens=24)",
         "A2/1:32(rope_factor=32,rope_theta=500000,rope_tokens=24)",
     )
     reference = staticmethod(reference_gqa)
@@ -70,6 +71,7 @@ class TestSlidingWindowAttention(MixerContract):
         "W4/2@6(canon=4)",
         "W4/2@5(canon=3,sink=1)",
         "W4/2@6(qkv_bias=1)",
+        "W4/2@6(rope_dim=4)",
         "W4/2@6(rope_factor=4,rope_theta=10000,rope_tokens=16)",
     )
     reference = staticmethod(reference_swa)

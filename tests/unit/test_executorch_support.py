@@ -179,3 +179,8 @@ def test_support_and_plans_load_no_torch() -> None:
 def test_scaled_positions_are_refused(mixer: str) -> None:
     support = EXECUTORCH.supports(Layout.parse(f"d64 v64 ffn=swiglu:64 [{mixer}]"))
     assert not support and "scaled RoPE" in support.reasons[0]
+
+
+def test_rope_on_a_part_of_a_head_is_refused() -> None:
+    support = EXECUTORCH.supports(Layout.parse("d64 v64 ffn=swiglu:64 [A2/1(rope_dim=16)]"))
+    assert not support and "on a part of a head (rope_dim)" in support.reasons[0]

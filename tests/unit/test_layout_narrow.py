@@ -134,6 +134,13 @@ def test_the_length_before_scaling_stays_the_same_share_of_a_sequence() -> None:
     assert (block.get("rope_factor"), block.get("rope_tokens")) == (32.0, 64)
 
 
+@pytest.mark.parametrize(("part", "narrowed"), [(32, 4), (62, 6), (2, 2)])
+def test_rope_turns_the_same_share_of_a_head(part: int, narrowed: int) -> None:
+    layout = Layout.parse(f"d1024 v65536 ffn=swiglu:4608 [A16/8(rope_dim={part})]")
+    block = narrow(layout, 64, 256, context=32768, length=256).layers[0].mixers[0].resolve(64)
+    assert (block.get("head_dim"), block.get("rope_dim")) == (8, narrowed)
+
+
 def attention_of(layout: Layout) -> list[Block]:
     return [block for layer in layout.layers for block in layer.mixers if block.kind in ("gqa", "swa")]
 

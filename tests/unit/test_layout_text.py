@@ -89,6 +89,9 @@ def test_canonical_text(written: str, canonical: str | None) -> None:
         ("d64 v256 ffn=swiglu:96 [C3 A4/2(kv=0)]", "kv=0 must name an earlier layer with a gqa cache"),
         ("d64 v256 ffn=swiglu:96 [A4/2 A4/2(canon=4,kv=0)]", "canon needs a state of its own"),
         ("d64 v256 ffn=swiglu:96 [A4/2(canon=1)]", "or at least 2 taps"),
+        ("d64 v256 ffn=swiglu:96 [A4/2(rope_dim=16)]", "rope_dim 16 must be even and below the head size 16"),
+        ("d64 v256 ffn=swiglu:96 [A4/2(rope_dim=7)]", "rope_dim 7 must be even"),
+        ("d64 v256 ffn=swiglu:96 [A4/2(rope_dim=8,rope_theta=0)]", "of which rope_theta=0 has none"),
         ("d64 v256 ffn=swiglu:96 [A4/2(rope_tokens=64)]", "rope_tokens needs a rope_factor above 1"),
         (
             "d64 v256 ffn=swiglu:96 [A4/2(rope_factor=8,rope_theta=0)]",

@@ -26,6 +26,7 @@ LFM2_350M = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A
         ("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0)*4]", "llama"),
         ("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0,rope_factor=8,rope_tokens=8192)*4]", "llama"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4(rope_factor=8)]", "lfm2"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4(rope_dim=16)]", "lfm2"),
     ],
 )
 def test_stock(text: str, arch: str) -> None:
@@ -88,6 +89,9 @@ def test_patched_by_name(text: str, reason: str) -> None:
         ("d256 v512 ffn=swiglu:512 [C3 A8/4(rope_factor=8,rope_tokens=32)]", "lfm2 has no factors of frequencies"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_factor=8)]", "more than one scaling of RoPE (rope_factor)"),
         ("d256 v512 ffn=swiglu:512 [M16 A8/4(rope_factor=8)]", "the patched build has none"),
+        ("d256 v512 ffn=swiglu:512 [M16 A8/4(rope_dim=16)]", "(rope_dim): the patched build has none"),
+        ("d256 v512 ffn=swiglu:512 [A8/4(rope_dim=16)]", "qwen3, qwen2 and llama turn whole heads"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_dim=16)]", "more than one part of a head that RoPE turns"),
     ],
 )
 def test_refused_by_name(text: str, reason: str) -> None:

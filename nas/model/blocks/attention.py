@@ -35,6 +35,7 @@ HEAD_ARGS = (
         low=0,
         high=1 << 24,
     ),
+    Arg("rope_dim", int, "numbers of a head that RoPE turns, its first ones; 0: all", default=0, low=0, high=1024),
     Arg(
         "canon",
         int,
@@ -72,6 +73,11 @@ class AttentionKind(BlockKind):
             raise InvalidInput(f"{self.name}: rope_factor scales positions, of which rope_theta=0 has none")
         if block.int("rope_tokens") and not scaled:
             raise InvalidInput(f"{self.name}: rope_tokens needs a rope_factor above 1")
+        part = block.int("rope_dim")
+        if part and (part % 2 or part >= int(head_dim)):
+            raise InvalidInput(f"{self.name}: rope_dim {part} must be even and below the head size {head_dim}; 0: all")
+        if part and not theta:
+            raise InvalidInput(f"{self.name}: rope_dim turns numbers by position, of which rope_theta=0 has none")
         if block.int("canon") == 1:
             raise InvalidInput(f"{self.name}: canon must be 0 (no convolution) or at least 2 taps")
 
@@ -85,6 +91,9 @@ class AttentionKind(BlockKind):
         heads, kv_heads, head_dim = narrow_heads(
             full.int("heads"), full.int("kv_heads"), full.int("head_dim"), d_model, to
         )
+        if part := full.int("rope_dim"):
+            pairs = round(part / full.int("head_dim") * head_dim / 2)
+            block = block.replace(rope_dim=2 * min(max(pairs, 1), head_dim // 2 - 1))
         return block.replace(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
     def shorten(self, block: Block, d_model: int, context: int, length: int) -> Block:

@@ -12,7 +12,7 @@ from nas.core.block import Block
 from nas.model.nn.base import Mixer, Padding, State
 from nas.model.nn.growth import BlockGrowth, CannotGrow, tiled, units
 from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, reference_conv
-from nas.model.nn.rope import rope_divisors
+from nas.model.nn.rope import rope_divisors, turned_numbers
 
 _SHARP = 64
 """With QK-norm, a score is at most gain^2 sqrt(head size). Smaller heads start with gains that make it that of heads of
@@ -30,8 +30,8 @@ class Attention(Mixer):
     Weights: q.weight [heads * head_dim, D]; k.weight, v.weight [kv_heads * head_dim, D] if `own_kv`;
     o.weight [D, heads * head_dim]; q_norm.weight, k_norm.weight [head_dim] (qk_norm=1; k_norm if `own_kv`);
     q.bias, k.bias, v.bias, as long as the rows of their weights (qkv_bias=1; k and v if `own_kv`);
-    canon.weight [D, K], last tap for the current token. RoPE pairs number i of a head's first half with number i of its
-    second.
+    canon.weight [D, K], last tap for the current token. RoPE pairs number i of the first half of what it turns, a head
+    or its first `rope_dim` numbers, with number i of the second.
 
     Args:
         block: the block.
@@ -47,7 +47,7 @@ class Attention(Mixer):
         self.heads, self.kv_heads = self.block.int("heads"), self.block.int("kv_heads")
         self.head_dim = self.block.int("head_dim")
         self.rope_theta = float(self.block.get("rope_theta") or 0.0)
-        self.rope_divisors = rope_divisors(self.block)
+        self.rope_dim, self.rope_divisors = turned_numbers(self.block), rope_divisors(self.block)
         norm, bias = bool(self.block.get("qk_norm")), bool(self.block.get("qkv_bias"))
         self.canon = DepthwiseConv(d_model, self.block.int("canon")) if self.block.get("canon") else None
         self.q = Linear(d_model, self.heads * self.head_dim, bias=bias)
@@ -95,7 +95,8 @@ class Attention(Mixer):
         if not self.rope_theta:
             return heads
         at = past if padding is None else padding.positions[:, None, -heads.shape[2] :]
-        return rotate(heads, at, self.rope_theta, self.rope_divisors)
+        turned = rotate(heads[..., : self.rope_dim], at, self.rope_theta, self.rope_divisors)
+        return turned if self.rope_dim == self.head_dim else torch.cat([turned, heads[..., self.rope_dim :]], -1)
 
     def output(self, mixed: Tensor) -> Tensor:
         """Maps [B, heads, T, head_dim] -> [B, T, D]."""
@@ -119,7 +120,8 @@ class Attention(Mixer):
         times as many numbers: projections times sqrt(m) keep it, and the gain of queries makes up for it.
         """
         a, b, small, width = growing.a, growing.b, growing.small, growing.width
-        for name in ("qk_norm", "qkv_bias", "rope_theta", "rope_factor", "rope_tokens", "canon", "window", "sink"):
+        rope = ("rope_theta", "rope_factor", "rope_tokens", "rope_dim")
+        for name in ("qk_norm", "qkv_bias", *rope, "canon", "window", "sink"):
             if name in {arg.name for arg in a.spec.args} and a.get(name) != b.get(name):
                 raise CannotGrow(f"{name} differs")
         if a.get("qkv_bias"):
@@ -130,6 +132,8 @@ class Attention(Mixer):
                 f"heads of {wide} numbers are no whole multiple of {d}, and RoPE's frequencies do not meet"
             )
         m = wide // d
+        if m > 1 and a.int("rope_dim"):
+            raise CannotGrow("heads of which RoPE turns a part have no rule")
         queries, kv = _copied_heads(a, b)
         norm = bool(a.get("qk_norm"))
         grown = {"q.weight": _projected(growing, "q.weight", queries, d, m, math.sqrt(m))}
@@ -227,8 +231,9 @@ def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name
         scale = (heads.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
         heads = heads / scale * weights[f"{name}_norm.weight"]
     if theta:
+        part = block.int("rope_dim") or head_dim
         for t in range(len(h)):
-            heads[:, t] = reference_turn(heads[:, t], t, theta, block)
+            heads[:, t, :part] = reference_turn(heads[:, t, :part], t, theta, block)
     return heads
 
 

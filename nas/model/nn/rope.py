@@ -10,14 +10,19 @@ _SLOW_TURNS, _FAST_TURNS = 1, 4
 """`low_freq_factor` and `high_freq_factor` of every release of Llama 3.1, 3.2 and 3.3."""
 
 
+def turned_numbers(block: Block) -> int:
+    """Returns how many numbers of a head RoPE turns, from its first one; the block is resolved."""
+    return block.int("rope_dim") or block.int("head_dim")
+
+
 def rope_divisors(block: Block) -> tuple[float, ...]:
-    """Returns what the angle of each of a head's pairs is divided by, [head_dim / 2]; () where that is 1.
+    """Returns what the angle of each of a head's n pairs that turn is divided by, [n]; () where that is 1.
 
     With `rope_tokens` (Llama 3.1, "llama3" of transformers' modeling_rope_utils.py) a pair that turns four times or
     more within that many tokens keeps its speed, one that turns once or less is slowed by `rope_factor`, and between
     them speeds are mixed in proportion to the turns. The block is resolved.
     """
-    factor, tokens, half = float(block.get("rope_factor") or 1.0), block.int("rope_tokens"), block.int("head_dim") // 2
+    factor, tokens, half = float(block.get("rope_factor") or 1.0), block.int("rope_tokens"), turned_numbers(block) // 2
     if factor == 1.0:
         return ()
     if not tokens:

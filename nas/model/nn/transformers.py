@@ -44,7 +44,8 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 
-_SHAPE = ("heads", "kv_heads", "head_dim", "rope_theta", "rope_factor", "rope_tokens", "qk_norm", "qkv_bias", "canon")
+_ROPE = ("rope_theta", "rope_factor", "rope_tokens", "rope_dim")
+_SHAPE = ("heads", "kv_heads", "head_dim", *_ROPE, "qk_norm", "qkv_bias", "canon")
 _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
 
 
@@ -238,6 +239,8 @@ def _check_attention(shape: Block, blocks: list[Block]) -> None:
         raise Unsupported("transformers' stock attention has a cache of its own in every layer")
     if shape.get("canon"):
         raise Unsupported("transformers' stock attention has no convolution in front (canon)")
+    if shape.get("rope_dim"):
+        raise Unsupported("transformers' stock attention turns whole heads (rope_dim)")
     if not shape.get("rope_theta"):
         raise Unsupported("transformers' stock attention always has positions")
 

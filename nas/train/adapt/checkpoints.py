@@ -372,10 +372,11 @@ class _Options:
         name = self.get(key, valid[0])
         self.refuse(name not in valid, f"activation {name!r}")
 
-    def rope(self, default: float = 10000.0) -> dict[str, Any]:
+    def rope(self, default: float = 10000.0, *, part_of: int | None = None) -> dict[str, Any]:
         """Returns RoPE's base and scaling, as arguments of blocks; refuses partial RoPE, and scaling of other forms.
 
-        As in transformers, `rope_scaling` replaces `rope_parameters`, and the base in it wins over one beside it.
+        As in transformers, `rope_scaling` replaces `rope_parameters`, and the base in it wins over one beside it. Where
+        the family turns a part of each head, `part_of` is the head size.
         """
         rope = self.get("rope_scaling") or self.get("rope_parameters", {})
         if not isinstance(rope, dict):
@@ -385,10 +386,14 @@ class _Options:
         scaled = kind in ("linear", "llama3")
         self.refuse(kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have 'linear' and 'llama3'")
         self.refuse(any(isinstance(value, dict) for value in rope.values()), _SEVERAL_BASES)
-        part = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
-        self.refuse(part != 1.0, f"RoPE on a part of each head ({part!r})")
+        share = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
+        share = self._positive("partial_rotary_factor", share)
+        self.refuse(part_of is None and share != 1, f"RoPE on a part of each head ({share!r})")
+        part = {"rope_dim": int(part_of * share)} if part_of and share != 1 else {}
         theta = rope.get("rope_theta", self.get("rope_theta", self.get("theta", default)))
-        return {"rope_theta": self._positive("rope_theta", theta)} | (self._scaling(rope, kind) if scaled else {})
+        return (
+            {"rope_theta": self._positive("rope_theta", theta)} | part | (self._scaling(rope, kind) if scaled else {})
+        )
 
     def _scaling(self, rope: Mapping[str, Any], kind: str) -> dict[str, Any]:
         """Returns `rope_factor`, and of "llama3" `rope_tokens`."""
@@ -431,6 +436,7 @@ class _Stock:
         window: its size where the configuration has none; none: it has no window then.
         biases: switches of biases.
         pairs: whether RoPE turns neighbouring numbers.
+        part: whether RoPE may turn a part of each head.
         joined: whether queries, keys and values are one tensor, and gate and up another.
     """
 
@@ -445,6 +451,7 @@ class _Stock:
     window: int | None = None
     biases: tuple[str, ...] = ("attention_bias", "mlp_bias")
     pairs: bool = False
+    part: bool = False
     joined: bool = False
 
     def read(self, options: _Options) -> TrainedModel:
@@ -455,7 +462,7 @@ class _Stock:
             options.refuse(options.flag(name), f"biases ({name})")
         attention = _attention(options, d_model, qk_norm=self.qk_norm, head_dim=self.head_dim)
         attention["qkv_bias"] = self.qkv_bias
-        rope = options.rope(self.base)
+        rope = options.rope(self.base, part_of=attention["head_dim"] if self.part else None)
         ffn = Block.of(self.ffn, width=options.whole("intermediate_size"))
         layers = []
         for window, positions in zip(_windows(options, depth, self), _positions(options, depth), strict=True):
@@ -844,7 +851,7 @@ _STOCK = {
     "helium": _Stock(base=1e5, eps=1e-8, head_dim=128, pairs=True),
     "llama": _Stock(),
     "mistral": _Stock(windows="all", window=4096),
-    "phi3": _Stock(eps=1e-5, windows="all", joined=True),
+    "phi3": _Stock(eps=1e-5, windows="all", part=True, joined=True),
     "qwen2": _Stock(qkv_bias=True, biases=(), windows="switch"),
     "qwen3": _Stock(head_dim=128, qk_norm=True, windows="switch"),
     "smollm3": _Stock(tied=True, base=2e6, windows="switch"),
