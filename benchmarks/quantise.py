@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,10 @@ def results() -> list[dict[str, Any]]:
 def write_times(page: Path | None) -> None:
     """Measures all types with each number of threads, in rounds of random order, and writes record and table."""
     build, load = LLAMA_CPP.build(log=log, tools=True), [os.getloadavg()]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         source = Path(folder) / "source.gguf"
         write_source(source)
-        files = MadeTypes(source, TIMED, "", 2, Path(folder), log)
+        files = stack.enter_context(MadeTypes(source, TIMED, "", 2, Path(folder), log))
         failed = files.make()
         kinds = {path: name for path, name in files.files.items() if path not in failed}
         cells = [(path, threads) for path in kinds for threads in THREADS]

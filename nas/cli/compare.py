@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -102,7 +103,7 @@ def command(
     # Where files are made, nothing was trained on the text: half of it is read, as by `nas quantise`.
     texts = _texts(corpus, text_bytes, HELD_OUT if types is None else 0.5) if corpus else []
     device_id, measured = device, 0
-    with shown("preparing the device") as log, scratch_folder("compare") as scratch:
+    with shown("preparing the device") as log, scratch_folder("compare") as scratch, ExitStack() as stack:
         if types is None:
             unread = {file: problem for file in files if (problem := problem_of(file))}
             bits_under: Callable[[Path], Bits] = partial(_bits, texts, len(os.sched_getaffinity(0)), log)
@@ -110,7 +111,7 @@ def command(
             from nas.train.adapt.made_types import MadeTypes, require_one, types_of
 
             source, names = require_one(files), types_of(types)
-            family = MadeTypes(source, names, "\n\n".join(texts), windows, scratch, log)
+            family = stack.enter_context(MadeTypes(source, names, "\n\n".join(texts), windows, scratch, log))
             files, unread, bits_under = list(family.files), family.make(), family.bits
         every = [
             BenchOptions(

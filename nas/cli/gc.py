@@ -33,6 +33,7 @@ class Freed:
     checkpoints: int
     programs: int
     library: int
+    types: int
     artifacts_kept: int
 
 
@@ -42,7 +43,9 @@ def gc(
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Remove unused model files, checkpoints, compiled programs and blocks of `nas adapt`, least recently used first.
+    """Remove unused model files, checkpoints, compiled programs, blocks of `nas adapt` and files of types.
+
+    The least recently used ones of each kind go first. Files of types are those that `nas compare --types` made.
 
     Files of running measurements, reference models and Pareto fronts of finished studies are always kept, and so is
     the library in $NAS_HOME while `nas adapt` runs.
@@ -56,7 +59,7 @@ def gc(
     if json:
         print_json(dataclasses.asdict(done))
     else:
-        for kind in ("artifacts", "agent_cache", "checkpoints", "programs", "library"):
+        for kind in ("artifacts", "agent_cache", "checkpoints", "programs", "library", "types"):
             say(f"{kind.replace('_', ' ')}: removed {getattr(done, kind) / 1e6:.1f} MB")
         say(f"{done.artifacts_kept / 1e6:.1f} MB of artifacts kept")
 
@@ -71,7 +74,13 @@ def collect(store: Store, limit_bytes: int) -> Freed:
     cache = ContentFolder(agent_cache()).trim(limit_bytes)
     programs = sum(runtime.trim(limit_bytes) for runtime in RUNTIMES.values())
     return Freed(
-        done.freed_bytes, cache, _checkpoints(store, limit_bytes), programs, _library(limit_bytes), done.kept_bytes
+        artifacts=done.freed_bytes,
+        agent_cache=cache,
+        checkpoints=_checkpoints(store, limit_bytes),
+        programs=programs,
+        library=_library(limit_bytes),
+        types=_types(limit_bytes),
+        artifacts_kept=done.kept_bytes,
     )
 
 
@@ -82,6 +91,12 @@ def _library(limit_bytes: int) -> int:
     from nas.train.adapt.library import trim  # loads PyTorch
 
     return trim(folder, limit_bytes)
+
+
+def _types(limit_bytes: int) -> int:
+    from nas.train.adapt.made_types import trim  # loads llama.cpp's formats
+
+    return trim(limit_bytes)
 
 
 def _checkpoints(store: Store, limit_bytes: int) -> int:

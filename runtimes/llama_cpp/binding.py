@@ -414,10 +414,10 @@ def _bits(model: str, texts_path: str, threads: str, out: str) -> None:
     Path(out).write_text(json.dumps(nats / math.log(2) / size), encoding="utf-8")
 
 
-FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}
-"""`llama_ftype` of include/llama.h: released types that our writer has not."""
+FILE_TYPES = {"q4_k_m": 15}
+"""`llama_ftype` of include/llama.h: the released type that our writer has not."""
 MIXTURES = FILE_TYPES | {
-    **{"q4_0": 2, "q4_1": 3, "q5_0": 8, "q5_1": 9, "q3_k_m": 12, "q4_k_s": 14},
+    **{"q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q3_k_m": 12, "q4_k_s": 14},
     **{"q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30},
 }
 """What llama.cpp's quantiser can choose the types of tensors by."""

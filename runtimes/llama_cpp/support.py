@@ -27,7 +27,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     one_rope_base,
 )
 
-Quantisation = Literal["q4_0", "f16", "f32"]
+Quantisation = Literal["q4_0", "q8_0", "f16", "f32"]
 
 PATCHED = "hilnas"
 """Our architecture. A stock build does not know the name, so it refuses such a file when it opens it."""

@@ -109,7 +109,7 @@ def storage_type(tensor: Tensor, layout: Layout, quantisation: Quantisation) -> 
         return Type.F32
     if quantisation == "f16":
         return Type.F16
-    return type_that_fits(_wanted(tensor, layout), tensor.shape[-1])
+    return type_that_fits(Type.Q8_0 if quantisation == "q8_0" else _wanted(tensor, layout), tensor.shape[-1])
 
 
 def _wanted(tensor: Tensor, layout: Layout) -> Type:

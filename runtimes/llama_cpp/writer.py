@@ -37,7 +37,7 @@ from nas.measure.runtimes.writing import Piece, Written, hashed, replacing, writ
 WRITER_VERSION = "2"
 """Raise it with every change of this package that changes the bytes of a file."""
 
-FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype of include/llama.h
+FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}  # llama_ftype of include/llama.h
 QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
 CONTEXT = 32768
 _RMS_EPS = 1e-5  # of nas.model.nn.primitives.RMSNorm, and of the published LFM2

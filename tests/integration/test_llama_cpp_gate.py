@@ -50,7 +50,7 @@ PLANTED = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4]")
 QK_NORM = Fault("QK-norm missing", layout=("A8/4", "A8/4(qk_norm=0)"))
 
 
-@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f16", "f32"], "q4_0"))
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "q8_0", "f16", "f32"], "q4_0"))
 @pytest.mark.parametrize("text", RIGHT)
 def test_right_graphs_pass(llama_build: Build, tmp_path: Path, text: str, quantisation: str) -> None:
     report = gate(tmp_path, quantisation, Layout.parse(text), llama_build)
@@ -92,7 +92,7 @@ def test_graph_without_qk_norm_fails(llama_build: Build, tmp_path: Path, quantis
     assert not gate(tmp_path, quantisation, right, llama_build, QK_NORM).passed
 
 
-@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f16", "f32"], "q4_0"))
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "q8_0", "f16", "f32"], "q4_0"))
 @pytest.mark.parametrize("fault", MOE_FAULTS, ids=lambda fault: fault.name)
 def test_faults_in_experts_fail(llama_build: Build, tmp_path: Path, fault: Fault, quantisation: str) -> None:
     with pytest.raises(CandidateFailed) as failure:

@@ -43,7 +43,7 @@ import sys, llama_cpp
 quiet = llama_cpp.llama_log_callback(lambda *_: None)
 llama_cpp.llama_log_set(quiet, None)
 params = llama_cpp.llama_model_quantize_default_params()
-params.ftype, params.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, 1
+params.ftype, params.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{sys.argv[3].upper()}"), 1
 sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), params))
 """
 
@@ -59,17 +59,18 @@ def test_loads_and_decodes(llama_build: Build, tmp_path: Path, text: str) -> Non
     assert sample.info["model_params"] == layout.params.total + biases
 
 
+@pytest.mark.parametrize("quantisation", ["q4_0", "q8_0"])
 @pytest.mark.parametrize("text", (*CARRIED, *PATCHED))
 def test_same_bytes_as_llama_model_quantize(
-    llama_build: Build, patched_build: Build, tmp_path: Path, text: str
+    llama_build: Build, patched_build: Build, tmp_path: Path, text: str, quantisation: str
 ) -> None:
-    """Our Q4_0 file of a checkpoint against the quantiser's of our float32 file: types and contents of every tensor."""
+    """Our file of a checkpoint against the quantiser's of our float32 file: types and contents of every tensor."""
     layout = Layout.parse(text)
     trained = _checkpoint(layout, tmp_path / "c.safetensors")
     LLAMA_CPP.export(layout, "f32", trained, tmp_path / "f32.gguf")
-    LLAMA_CPP.export(layout, "q4_0", trained, tmp_path / "ours.gguf")
+    LLAMA_CPP.export(layout, quantisation, trained, tmp_path / "ours.gguf")
     build = patched_build if text in PATCHED else llama_build
-    _llama_model_quantize(build, tmp_path / "f32.gguf", tmp_path / "theirs.gguf")
+    _llama_model_quantize(build, tmp_path / "f32.gguf", tmp_path / "theirs.gguf", quantisation)
     ours, theirs = (_tensors(tmp_path / name) for name in ("ours.gguf", "theirs.gguf"))
     assert {n: t for n, (t, _) in ours.items()} == {n: t for n, (t, _) in theirs.items()}
     for name, (_, data) in ours.items():
@@ -81,7 +82,7 @@ def test_random_file_has_the_types_of_the_real_one(llama_build: Build, tmp_path:
     layout = Layout.parse(text)
     LLAMA_CPP.export(layout, "f16", RandomWeights(), tmp_path / "f16.gguf")
     LLAMA_CPP.export(layout, "q4_0", RandomWeights(), tmp_path / "ours.gguf")
-    _llama_model_quantize(llama_build, tmp_path / "f16.gguf", tmp_path / "theirs.gguf")
+    _llama_model_quantize(llama_build, tmp_path / "f16.gguf", tmp_path / "theirs.gguf", "q4_0")
     ours, theirs = (_tensors(tmp_path / name) for name in ("ours.gguf", "theirs.gguf"))
     assert {n: (t, d.shape) for n, (t, d) in ours.items()} == {n: (t, d.shape) for n, (t, d) in theirs.items()}
 
@@ -93,9 +94,10 @@ def _checkpoint(layout: Layout, path: Path) -> Checkpoint:
     return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def _llama_model_quantize(build: Build, source: Path, target: Path) -> None:
+def _llama_model_quantize(build: Build, source: Path, target: Path, quantisation: str) -> None:
     environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(build.folder)}
-    subprocess.run([sys.executable, "-c", QUANTISE, source, target], env=environment, timeout=60, check=True)
+    command = [sys.executable, "-c", QUANTISE, source, target, quantisation]
+    subprocess.run(command, env=environment, timeout=60, check=True)
 
 
 def _tensors(path: Path) -> dict[str, tuple[str, np.ndarray]]:

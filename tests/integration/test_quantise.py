@@ -23,7 +23,7 @@ from nas.core.layout import Layout
 from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 from nas.measure.runtimes.llama_cpp.variants import Build
-from nas.train.adapt.made_types import MadeTypes
+from nas.train.adapt.made_types import MadeTypes, trim
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 
@@ -151,21 +151,23 @@ def test_types_are_made_and_compared_once(
     def made(text: str) -> MadeTypes:
         return MadeTypes(source, ["q4_0", "q8_0"], text, 4, Path(tempfile.mkdtemp(dir=tmp_path)), log.append)
 
-    with pytest.raises(InvalidInput, match="tokens, and 1,024 are compared"):
-        made("a few words").make()
+    with pytest.raises(InvalidInput, match="tokens, and 1,024 are compared"), made("a few words") as short:
+        short.make()
     texts = "\n".join(path.read_text() for path in sorted(corpus.iterdir()))
-    first = made(texts)
-    assert first.make() == {}
-    losses = {name: first.bits(path).loss for path, name in first.files.items()}
-    sizes = {name: path.stat().st_size for path, name in first.files.items()}
+    with made(texts) as first:
+        assert first.make() == {}
+        losses = {name: first.bits(path).loss for path, name in first.files.items()}
+        sizes = {name: path.stat().st_size for path, name in first.files.items()}
+        assert trim(0) == 0, "they are used"
     assert sizes["q4_0"] < sizes["q8_0"] < sizes["source"]
     kl = {name: loss.kl for name, loss in losses.items() if loss is not None}
     assert kl["source"] < kl["q8_0"] < kl["q4_0"]
     assert losses["source"] is not None and losses["source"].bits == 0
-    monkeypatch.setattr("nas.train.adapt.made_types.quantise_file", None)
-    monkeypatch.setattr("nas.train.adapt.quantise.divergence", None)
-    again = made(texts)
-    assert again.make() == {} and {name: again.bits(path).loss for path, name in again.files.items()} == losses
+    with monkeypatch.context() as nothing_new, made(texts) as again:
+        nothing_new.setattr("nas.train.adapt.made_types.quantise_file", None)
+        nothing_new.setattr("nas.train.adapt.quantise.divergence", None)
+        assert again.make() == {} and {name: again.bits(path).loss for path, name in again.files.items()} == losses
+    assert trim(0) == sizes["q4_0"] + sizes["q8_0"]
 
 
 @pytest.mark.parametrize(

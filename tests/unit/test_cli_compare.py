@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from cli_runner import nas
@@ -239,6 +239,12 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
             self.files = {
                 source.with_name(name): kind for name, (kind, *_) in MADE.items() if kind in ("source", *types)
             }
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
 
         def make(self) -> dict[Path, str]:
             return {}

@@ -162,10 +162,14 @@ def test_import_rejects_other_files(tmp_path: Path) -> None:
     assert nas("study", "import", str(tmp_path / "missing")).code == 3
 
 
-def test_gc_keeps_within_the_limit_that_is_given() -> None:
+def test_gc_keeps_within_the_limit_that_is_given(tmp_path: Path) -> None:
+    made = tmp_path / "cache/quantised/key/model-Q4_0.gguf"
+    made.parent.mkdir(parents=True)
+    made.write_bytes(bytes(1_000_001))
     done = json.loads(nas("gc", "--keep", "1MB", "--json").out)
     assert done == {
-        "artifacts": 0, "agent_cache": 0, "checkpoints": 0, "programs": 0, "library": 0, "artifacts_kept": 0,
+        "artifacts": 0, "agent_cache": 0, "checkpoints": 0, "programs": 0, "library": 0, "types": 1_000_001,
+        "artifacts_kept": 0,
     }  # fmt: skip
     assert nas("gc", "--keep", "2x").code == 3
     assert nas("gc", "--keep", "5ms").code == 3

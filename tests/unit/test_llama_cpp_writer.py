@@ -24,7 +24,7 @@ TINY = Layout.parse("d64 v96 ffn=swiglu:96 [C3 A4/2]")
 MOE = Layout.parse("d256 v512 untied ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3]")
 
 
-PINNED = {"q4_0": "23f8dc5c7d260ec5", "f16": "aa3e0f72fc06a0c7", "f32": "e282e59c9cf0b093"}
+PINNED = {"q4_0": "23f8dc5c7d260ec5", "q8_0": "92698c37eecd7540", "f16": "aa3e0f72fc06a0c7", "f32": "e282e59c9cf0b093"}
 
 
 ALL_KINDS = Layout.parse("d64 v96 ffn=swiglu:64 [C3 W2/1@8(sink=1) M16 A2/1 C5+moe:8x2:32]")
@@ -47,7 +47,7 @@ def checkpoint(layout: Layout, path: Path, **changes: np.ndarray | None) -> Chec
 
 def test_bytes_are_pinned(tmp_path: Path) -> None:
     """A change of these bytes must raise WRITER_VERSION, or stored results would stand for other files."""
-    hashes = {q: write_gguf(TINY, q, RandomWeights(3), tmp_path / q).file.sha256[:16] for q in ("q4_0", "f16", "f32")}
+    hashes = {q: write_gguf(TINY, q, RandomWeights(3), tmp_path / q).file.sha256[:16] for q in PINNED}
     assert (WRITER_VERSION, hashes) == ("2", PINNED)
 
 

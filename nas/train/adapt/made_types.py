@@ -1,6 +1,7 @@
 """Files of llama.cpp's types made from one GGUF file, and what each loses: `nas compare --types`.
 
-Files are kept in the user's cache by the content of their source, divergences as those of `nas quantise`.
+Files are kept in the user's cache by the content of their source, divergences as those of `nas quantise`. Those that
+no process uses are removed above a limit, least recently used first.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from nas.core import paths
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked
-from nas.core.errors import CandidateFailed, InvalidInput, UnknownName
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.progress import Progress
 from nas.core.workload import Workload
 from nas.measure.protocol.bench import Log
@@ -25,6 +29,10 @@ from nas.train.adapt.quantise import KL, SOURCE, Quantiser, QuantiseRequest, Sco
 
 _WAIT_S = 3600.0
 """For another process that makes the same file."""
+MOST_BYTES = 20_000_000_000
+"""Of files in the cache."""
+_USE = "use"
+"""In the folder of a file: locked while a process uses the file."""
 
 
 def types_of(text: str) -> list[str]:
@@ -40,8 +48,30 @@ def types_of(text: str) -> list[str]:
     return names
 
 
+def trim(limit_bytes: int) -> int:
+    """Removes files that no process uses, least recently used first, until all take at most `limit_bytes`.
+
+    What was removed is made again when it is needed, with the same content.
+
+    Returns:
+        The bytes removed.
+    """
+    files: dict[Path, os.stat_result] = {}
+    for path in _folder().glob("*/*.*"):  # also what killed processes left
+        with suppress(FileNotFoundError):
+            files[path] = path.stat()
+    excess, removed = sum(status.st_size for status in files.values()) - limit_bytes, 0
+    for path, status in sorted(files.items(), key=lambda item: item[1].st_mtime_ns):
+        if removed >= excess:
+            break
+        with suppress(InfrastructureFailed), locked(path.with_name(_USE), 0.0):  # not where it is used
+            path.unlink(missing_ok=True)
+            removed += status.st_size
+    return removed
+
+
 class MadeTypes:
-    """Files made from one source.
+    """Files made from one source; a context, in which no other process removes them.
 
     Args:
         source: a GGUF file with tokenizer.
@@ -76,13 +106,29 @@ class MadeTypes:
             threads=self._threads,
         )
         self._quantiser = Quantiser(self._request, self._build, folder, log)
+        self._used = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Says that its files are used."""
+        for path, name in self.files.items():
+            if name != SOURCE:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._used.enter_context(locked(path.with_name(_USE), shared=True))
+                with suppress(FileNotFoundError):
+                    os.utime(path)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Lets other processes remove its files, which are the last ones to be removed."""
+        self._used.close()
+        trim(MOST_BYTES)
 
     @cached_property
     def files(self) -> Mapping[Path, str]:
         """File -> its type, `SOURCE` first. Some are not there: see `make`."""
         stem = re.sub("[-.](F16|BF16|F32)$", "", self._source.stem, flags=re.IGNORECASE)
         sha256, build = sha256_of(self._source), self._build.runner.build
-        folders = {name: paths.cache() / "quantised" / content_hash([sha256, build, name]) for name in self._types}
+        folders = {name: _folder() / content_hash([sha256, build, name]) for name in self._types}
         others = {folder / f"{stem}-{name.upper()}.gguf": name for name, folder in folders.items()}
         return {self._source: SOURCE, **others}
 
@@ -96,7 +142,6 @@ class MadeTypes:
         failed = {}
         for number, (path, name) in enumerate(self.files.items()):
             self._log(Progress("files of types", number, len(self.files), name))
-            path.parent.mkdir(parents=True, exist_ok=True)
             if name == SOURCE or path.is_file():
                 continue
             with locked(path.parent / "lock", _WAIT_S):
@@ -131,6 +176,10 @@ class MadeTypes:
     def _score(self, file: Path) -> Score:
         self._log(f"comparing {file.name} with the source")
         return self._quantiser.score(self.files[file], file)
+
+
+def _folder() -> Path:
+    return paths.cache() / "quantised"
 
 
 def require_one(files: Sequence[Path]) -> Path:
