@@ -27,7 +27,6 @@ from typing import Any
 from benchmarks.page import table
 from benchmarks.runs import say
 from nas.core.durable import write_durably
-from nas.model.nn.weights import checkpoint_layout
 from tests.support.smollm2 import fetch_smollm2
 
 RECORDED = Path(__file__).parent / "recorded/adapt-real.json"
@@ -55,8 +54,8 @@ def run(folder: Path, budget: str, hours: float, front: int) -> None:
     if not text.is_dir():
         _write_text(text)
     write_durably(config, json.dumps(_SETTINGS).encode())
-    command = [str(Path(sys.executable).with_name("nas")), "adapt", str(fetch_smollm2()), "--config", str(config), "--json"]
-    command += ["-b", budget, "-o", str(result), "--library", str(folder / "library"), "--hours", str(hours)]
+    command = [str(Path(sys.executable).with_name("nas")), "adapt", str(fetch_smollm2()), "--config", str(config)]
+    command += ["--json", "-b", budget, "-o", str(result), "--library", str(folder / "library"), "--hours", str(hours)]
     command += [part for source in _SOURCES for part in ("-c", str(text / source))] + ["--front", str(front)]
     say(" ".join(command))
     began = time.monotonic()
