@@ -218,7 +218,7 @@ def results(folder: Path, collection: str) -> dict[str, Any]:
 
 
 def encoders(folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns figures of the model's folder and of GGUF files: an index of the packages made anew, and its search."""
+    """Returns figures of the model's folder and of GGUF files: a new index of the packages, and its search."""
     judged = read_judgements(folder / PACKAGES, "test")
     answers = [next(iter(judged.relevance[query])) for query in judged.queries]
     figures = {}

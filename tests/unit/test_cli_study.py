@@ -163,9 +163,9 @@ def test_import_rejects_other_files(tmp_path: Path) -> None:
 
 
 def test_gc_keeps_within_the_limit_that_is_given(tmp_path: Path) -> None:
-    made = tmp_path / "cache/quantised/key/model-Q4_0.gguf"
-    made.parent.mkdir(parents=True)
-    made.write_bytes(bytes(1_000_001))
+    file = tmp_path / "cache/quantised/key/model-Q4_0.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(bytes(1_000_001))
     done = json.loads(nas("gc", "--keep", "1MB", "--json").out)
     assert done == {
         "artifacts": 0, "agent_cache": 0, "checkpoints": 0, "programs": 0, "library": 0, "types": 1_000_001,
