@@ -9,6 +9,7 @@
     python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
     python -m benchmarks.adapt real FOLDER [--hours 1.2] [--front 0]            `benchmarks.adapt_real`, continues
+    python -m benchmarks.adapt tasks FOLDER [--limit 200]                       `benchmarks.adapt_tasks`, of `real`
     python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
 `mixes` trains a teacher, a small one on 20M tokens of the installed packages' source and documentation, and a tiny one
@@ -38,7 +39,7 @@ from typing import Any
 import torch
 from scipy.stats import kendalltau
 
-from benchmarks import adapt_ablations, adapt_large, adapt_real, adapt_scratch, adapt_smart
+from benchmarks import adapt_ablations, adapt_large, adapt_real, adapt_scratch, adapt_smart, adapt_tasks
 from benchmarks.page import fill, table
 from benchmarks.runs import ended_or_killed
 from nas.core.block import Block
@@ -115,22 +116,23 @@ SIZES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    mixes, pairs, scratch, smart, kills, ablations, large, real = (
-        modes.add_parser(mode) for mode in ("mixes", "pairs", "scratch", "smart", "kills", "ablations", "large", "real")
-    )
-    for mode_parser in (mixes, pairs, scratch, smart, kills, ablations, large, real):
+    names = ("mixes", "pairs", "scratch", "smart", "kills", "ablations", "large", "real", "tasks")
+    parsers = {name: modes.add_parser(name) for name in names}
+    for mode_parser in parsers.values():
         mode_parser.add_argument("folder", type=Path)
+    mixes, real = parsers["mixes"], parsers["real"]
     mixes.add_argument("--size", choices=SIZES, default="small")
     mixes.add_argument("--mixes", type=int, default=20)
     mixes.add_argument("--family", help="kind of mixer; none unless told")
     mixes.add_argument("--family-mixes", type=int, default=10)
-    scratch.add_argument("--budget", type=float, default=0.375, help="most milliseconds a token")
-    kills.add_argument("--kills", type=int, default=10)
-    kills.add_argument("--seed", type=int, default=0)
-    ablations.add_argument("--minutes", type=float, default=8.0, help="no training starts after that")
+    parsers["scratch"].add_argument("--budget", type=float, default=0.375, help="most milliseconds a token")
+    parsers["kills"].add_argument("--kills", type=int, default=10)
+    parsers["kills"].add_argument("--seed", type=int, default=0)
+    parsers["ablations"].add_argument("--minutes", type=float, default=8.0, help="no training starts after that")
     real.add_argument("--budget", default="decode_p50<=0.77x")
     real.add_argument("--hours", type=float, default=1.2)
     real.add_argument("--front", type=int, default=0)
+    parsers["tasks"].add_argument("--limit", type=int, default=200, help="questions of a task, at most")
     modes.add_parser("page")
     options = vars(parser.parse_args())
     mode = options.pop("mode")
@@ -148,6 +150,7 @@ def main() -> None:
         "smart": run_smart,
         "large": adapt_large.run,
         "real": adapt_real.run,
+        "tasks": adapt_tasks.run,
     }
     runs[mode](**options)
 

@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,17 +106,24 @@ def _percent(change: list[float | None]) -> str:
     return f"{value:+.1%}{interval}"
 
 
-def _write_text(text: Path) -> None:
-    """Unpacks the packages, and writes the folder of each source."""
+@contextmanager
+def unpacked(packages: Iterable[str]) -> Iterator[Path]:
+    """Fetches packages of Debian, and yields the scratch folder of their usr/share in the context."""
     with tempfile.TemporaryDirectory() as scratch:
-        say(f"fetching {', '.join(PACKAGES)}")
-        subprocess.run(["apt-get", "download", "-q", *PACKAGES], cwd=scratch, check=True)
+        say(f"fetching {', '.join(packages)}")
+        subprocess.run(["apt-get", "download", "-q", *packages], cwd=scratch, check=True)
         for package in Path(scratch).glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", package, f"{scratch}/root"], check=True)
-        partial = Path(scratch, "text")
+        yield Path(scratch, "root/usr/share")
+
+
+def _write_text(text: Path) -> None:
+    """Unpacks the packages, and writes the folder of each source."""
+    with unpacked(PACKAGES) as share:
+        partial = share / "text"
         for source, (pattern, size) in _SOURCES.items():
             (partial / source).mkdir(parents=True)
-            for number, document in enumerate(_documents(Path(scratch, "root/usr/share"), pattern, size)):
+            for number, document in enumerate(_documents(share, pattern, size)):
                 (partial / source / f"{number}.txt").write_text(document)
         subprocess.run(["cp", "-r", partial, text], check=True)
 

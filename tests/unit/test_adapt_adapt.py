@@ -363,6 +363,27 @@ def test_bfloat16_trains_every_alternative_nearly_as_float32_does(
             assert other.error != one.error, block.format()
 
 
+def test_scores_in_bfloat16_are_those_in_float32_without_what_rounding_adds(
+    lab: Path, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    slot = Slot(0, "ffn")
+    settings = QUICK.library.model_copy(update={"score_error": 0.0})
+    scores = {}
+    for precision in ("float32", "bfloat16"):
+        library = Library(
+            tmp_path / precision, teacher, text, settings.model_copy(update={"precision": precision}), alone()
+        )
+        scores[precision] = library.scores({slot: (None,)})[slot, None].text
+    assert scores["bfloat16"] != scores["float32"]
+    assert scores["bfloat16"] == pytest.approx(scores["float32"], rel=0.01)
+    same = Block.parse("swiglu:128", "ffn")
+    library = Library(tmp_path / "same", teacher, text, settings.model_copy(update={"precision": "bfloat16"}), alone())
+    monkeypatch.setattr(library, "module", lambda place, block: teacher.block(place))
+    monkeypatch.setattr(library, "key", lambda place, block: "same")
+    assert library.scores({slot: (same,)})[slot, same].text == 0
+
+
 def test_healing_in_bfloat16_lowers_the_divergence(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())

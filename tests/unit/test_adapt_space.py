@@ -149,7 +149,7 @@ def test_an_assembled_mix_has_the_divergence_that_the_library_computes(written: 
 def test_one_replacement_assembled_has_the_score_of_its_block(written: Written, tmp_path: Path) -> None:
     narrow = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16+swiglu:64 A4/4:16 C3]")
     (summed,) = scores_of(written.evaluated(narrow, 0, tmp_path))
-    assert sum(scores_of(written.evaluated(narrow, 1, tmp_path))) / 4 == pytest.approx(summed, abs=1e-5)
+    assert sum(scores_of(written.evaluated(narrow, 1, tmp_path))) / 4 == pytest.approx(summed, abs=1e-4)
     assert summed < written.scores.uniform[TEXT_GROUP]
 
 

@@ -88,7 +88,7 @@ def test_the_loss_mixes_both_terms_and_pieces_change_nothing(monkeypatch: pytest
     term = decoupled_top_k(ours, top_k(teacher(inputs), 4), 2.0).sum()
     wanted = 0.7 * F.cross_entropy(ours.flatten(0, 1), labels.flatten(), reduction="sum") + 0.3 * term
     gradients = torch.autograd.grad(wanted, list(student.parameters()))
-    monkeypatch.setattr("nas.train.pretrain.loss._LOGITS_AT_ONCE", 5 * 48)
+    monkeypatch.setattr("nas.train.pretrain.loss._CPU_LOGITS_AT_ONCE", 5 * 48)
     found = pretraining_loss(student, inputs, labels, distilled)
     assert torch.allclose(found, wanted, rtol=1e-5)
     for a, b in zip(torch.autograd.grad(found, list(student.parameters())), gradients, strict=True):

@@ -24,6 +24,8 @@ _ROWS = 8
 """Most windows of text that are evaluated together."""
 _LOGITS_AT_ONCE = 1 << 25
 """Most logits that are computed together."""
+_CACHED_LOGITS = 1 << 20
+"""Most logits that a divergence is computed of at a time: intermediate results stay in a processor's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,24 +76,29 @@ class ScoredText:
 
 
 class Predictions(NamedTuple):
-    """Predictions of the trained model, log p and p, [B, T, V]: computed once for all that is compared with them."""
+    """Predictions of the trained model: computed once for all that is compared with them.
 
-    log_p: Tensor
+    Args:
+        p: probabilities [B, T, V].
+        mean: of log p under p, [B, T] on the CPU.
+    """
+
     p: Tensor
+    mean: Tensor
 
     @staticmethod
     def of(logits: Tensor) -> Predictions:
         """Returns the predictions of `logits` [B, T, V]."""
-        log_p = logits.float().log_softmax(-1)
-        return Predictions(log_p, log_p.exp())
+        p = logits.float().softmax(-1)
+        return Predictions(p, _mean_log(p, logits))
 
     def divergence(self, logits: Tensor) -> Tensor:
         """Returns the divergence of the predictions of `logits` [B, T, V] at each position, [B, T] on the CPU."""
-        return (self.p * (self.log_p - logits.float().log_softmax(-1))).sum(-1).cpu()
+        return self.mean - _mean_log(self.p, logits)
 
     def ignorance(self) -> Tensor:
         """Returns the divergence of a model to which all tokens are equally likely, [B, T] on the CPU."""
-        return log(self.p.shape[-1]) + (self.p * self.log_p).sum(-1).cpu()
+        return log(self.p.shape[-1]) + self.mean
 
 
 class Compared(NamedTuple):
@@ -115,6 +122,15 @@ def compared(
         kl.append(expected.divergence(other(ids)))
         uniform.append(expected.ignorance())
     return Compared(torch.cat(kl), torch.cat(uniform))
+
+
+def _mean_log(p: Tensor, logits: Tensor) -> Tensor:
+    """Returns the mean of log q under `p` [B, T, V], [B, T] on the CPU; `logits` [B, T, V] are those of q."""
+    vocab = p.shape[-1]
+    rows = max(1, _CACHED_LOGITS // vocab) if p.device.type == "cpu" else p.numel()
+    parts = (torch.split(values.reshape(-1, vocab), rows) for values in (p, logits))
+    means = [torch.linalg.vecdot(part, z.float()) - z.float().logsumexp(-1) for part, z in zip(*parts, strict=True)]
+    return torch.cat(means).view(p.shape[:-1]).cpu()
 
 
 def mix_of(teacher: Model, choice: Mapping[Slot, Block | None], blocks: Mapping[Slot, Mapping[str, Tensor]]) -> Model:

@@ -412,36 +412,40 @@ class Adaptation:
         self.worker.log(times.describe(hours, *tokens))
 
     def _timed(self, hours: float | None) -> PartTimes:
-        """Times the parts of the adaptation; refuses hours that measurements alone exceed, before the rest is timed."""
+        """Times the parts of the adaptation; refuses too few hours as soon as it is clear."""
         log = self.worker.log
         log("timing the parts of the adaptation: a measurement on the device")
         layout, library, healing = self.teacher.layout, self.request.library, self.request.healing
         with self.bench.opened():
             measured = self.bench.measure(layout).seconds
         count = 1 + len(self.choices.kinds) + len(set(layout.layers)) + self.request.points
-        least = PartTimes(0.0, 0.0, 0, 0.0, 0.0, measurements=measured * count)
+        times = PartTimes(0.0, 0.0, 0, 0.0, 0.0, measurements=measured * count)
         if hours is not None:
-            least.tokens(hours, library.tokens, healing.tokens)
+            times.tokens(hours, library.tokens, healing.tokens)
         quiet = replace(self.worker, log=lambda line: None)
         training = time_library(
             lambda folder, settings: self._open_library(folder, settings, quiet), library, self.alternatives, log
         )
-        log("timing the parts of the adaptation: steps of healing")
         pairs = len(neighbouring_pairs(self.alternatives, self.request.pairs, library.seed))
-        return PartTimes(
+        times = replace(
+            times,
             library_token=training.token,
             recomputed_token=training.recomputed_token,
             stored_tokens=STREAM_BYTES // (4 * Stream.numbers(layout)),
-            healing_token=self._healing_seconds(quiet) * (1 + self.request.front),
             scores=training.scores * (1 + pairs / sum(map(len, self.alternatives.values()))),
-            measurements=measured * count,
         )
+        if hours is not None:
+            times.tokens(hours, library.tokens, healing.tokens)
+        log("timing the parts of the adaptation: steps of healing")
+        return replace(times, healing_token=self._healing_seconds(quiet) * (1 + self.request.front))
 
     def _healing_seconds(self, quiet: Worker) -> float:
         """Returns seconds of healing for each token, of a child as large as the model."""
         tokens = self.healing_text.sequences * self.healing_text.length
         with tempfile.TemporaryDirectory() as folder:
-            library = self._open_library(Path(folder), self.request.library, quiet)
+            settings = self.request.library
+            least = settings.model_copy(update={"score_tokens": settings.length})  # divergences are not timed
+            library = self._open_library(Path(folder), least, quiet)
 
             def train(steps: int) -> None:
                 healing = self.request.healing.model_copy(update={"tokens": steps * tokens})

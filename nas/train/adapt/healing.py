@@ -21,7 +21,7 @@ from nas.train.pretrain.next_token import Packed
 from nas.train.pretrain.recipe import wsdc
 
 _CHECKPOINT_S = 60.0
-_CPU_TOKENS = 512
+_CPU_TOKENS = 1024
 """Most tokens of a pass on a CPU: activations take little memory beside two models, gradients and moments."""
 _ACCELERATOR_TOKENS = 32768
 """Most tokens of a pass on an accelerator."""

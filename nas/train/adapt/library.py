@@ -66,7 +66,7 @@ from nas.train.pretrain.data import Tokens
 from nas.train.pretrain.next_token import Packed
 from nas.train.pretrain.recipe import wsdc
 
-LIBRARY_VERSION = 7
+LIBRARY_VERSION = 8
 """Part of keys: increase it with every change to this package after which the same inputs give other numbers."""
 _LOCK_S = 4 * 3600.0
 """Longest wait for another process that trains the same blocks."""
@@ -99,7 +99,7 @@ class LibrarySettings(BaseModel):
     batch_tokens: int = Field(4096, ge=8)
     lr: float = Field(1e-3, gt=0)
     precision: Precision = Field(
-        "float32", description="of matrix products in training; start values, errors and scores are computed in float32"
+        "float32", description="of matrix products in training and scores; start values and errors need float32"
     )
     seed: int = Field(0, ge=0)
     score_tokens: int = Field(1 << 14, ge=8, description="of held-out text that scores are computed on, at most")
@@ -620,17 +620,28 @@ class Library:
         depth: int,
         modules: Mapping[Replacement, nn.Module | None],
     ) -> None:
-        """Appends the divergences [B, T] of each set of replacements, the first at `depth`, on ids [B, T]."""
+        """Appends the divergences [B, T] of each set of replacements, the first at `depth`, on ids [B, T].
+
+        In bfloat16, rounding alone makes a divergence from the model in float32. It is computed of the model itself,
+        and subtracted.
+        """
         self.worker.yield_hook()
-        teacher, last = self.teacher, self.teacher.layout.depth
+        teacher, last, precision = self.teacher, self.teacher.layout.depth, self.settings.precision
         before = teacher.before(ids.to(self.worker.device), depth)
         trained = Predictions.of(teacher.logits(teacher.between(before, depth, last)))
-        for replaced in pending:
+
+        def divergence(replaced: Sequence[Replacement]) -> Tensor:
             stream, at = before, depth
-            for slot, block in replaced:
-                stream = teacher.between(stream, at, slot.depth)
-                stream, at = teacher.replaced(stream, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
-            kl[replaced].append(trained.divergence(teacher.logits(teacher.between(stream, at, last))))
+            with precision_of(self.worker.device, precision):
+                for slot, block in replaced:
+                    stream = teacher.between(stream, at, slot.depth)
+                    stream, at = teacher.replaced(stream, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
+                logits = teacher.logits(teacher.between(stream, at, last))
+            return trained.divergence(logits)
+
+        rounding = divergence(()) if precision == "bfloat16" else 0.0
+        for replaced in pending:
+            kl[replaced].append(divergence(replaced) - rounding)
 
     def _is_enough(self, parts: Sequence[Tensor]) -> bool:
         """Returns whether the error of the mean of divergences [B, T] is small; B is a number of windows."""
