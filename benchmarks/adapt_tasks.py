@@ -38,8 +38,8 @@ from nas.train.release.options import FileOptions
 
 RECORDED = Path(__file__).parent / "recorded/adapt-tasks.json"
 PACKAGES = ("wordnet-base", "debian-reference-common", "debian-reference-en")
-_CONTEXT = 4608
-_NEEDLES = (512, 1024, 2048, 4096)
+_CONTEXT = 2304
+_NEEDLES = (512, 1024, 2048)
 _WORDS = re.findall(
     r"\w+",
     "apple river stone window garden paper music silver forest bridge candle winter table orange mountain letter ocean"
@@ -47,6 +47,7 @@ _WORDS = re.findall(
     " doctor kitchen blanket hammer pocket school thunder",
 )
 _NAMES = ("Maria", "James", "Anna", "Peter", "Laura", "David", "Helen", "Thomas")
+_POINT = re.compile(r"^(?:\d+\.|[-*•]) ", re.MULTILINE)
 _TURNS = (
     "What is the capital of France?",
     "Write one sentence about the sea.",
@@ -161,7 +162,7 @@ def _questions(share: Path, limit: int, chat: ChatTokenizer) -> Iterator[list[Qu
     yield _arithmetic(rng, limit)
     yield _copies(rng, limit)
     for length in _NEEDLES:
-        yield [_needle(manual, length, chat, rng) for _ in range(min(limit, 50))]
+        yield [_needle(manual, length, chat, rng) for _ in range(min(limit, 24))]
     yield _instructions(rng, min(limit, 100))
 
 
@@ -231,13 +232,13 @@ def _arithmetic(rng: random.Random, limit: int) -> list[Question]:
 
 
 def _copies(rng: random.Random, limit: int) -> list[Question]:
-    """The rest of a list of words that is said a second time, to be generated."""
+    """The rest of a line of ten words that stands three times before, to be generated."""
     questions = []
     for _ in range(limit):
-        words = rng.sample(_WORDS, 24)
-        rest = " ".join(words[12:])
-        text = f"The list: {' '.join(words)}.\nThe list again: {' '.join(words[:12])}"
-        questions.append(Question("copying", text, most=32, check=_begins(rest)))
+        words = rng.sample(_WORDS, 10)
+        line, rest = " ".join(words), " ".join(words[4:])
+        text = f"{line}\n{line}\n{line}\n{' '.join(words[:4])}"
+        questions.append(Question("copying", text, most=20, check=_begins(rest)))
     return questions
 
 
@@ -256,15 +257,15 @@ def _instructions(rng: random.Random, limit: int) -> list[Question]:
     """Instructions whose answers are checked by rules (IFEval, Zhou et al. 2023), in the chat template."""
     kinds: list[tuple[str, Callable[[str], Callable[[str], bool]]]] = [
         ("Write one sentence about a {}. Use the word {}.", lambda word: lambda answer: word in answer.lower()),
-        ("Write three bullet points about a {}. Begin each with -.", lambda _: lambda answer: answer.count("- ") == 3),
-        ("Write a sentence about a {} in capital letters only.", lambda _: lambda answer: answer.upper() == answer),
-        ("Answer yes or no, with one word: is a {} alive?", lambda _: lambda answer: len(answer.split()) == 1),
-        ("Repeat this word and say nothing else: {}", lambda word: lambda answer: answer.strip(" .").lower() == word),
+        ("Write three bullet points about a {}.", lambda _: lambda answer: len(_POINT.findall(answer)) == 3),
+        ("Write a poem of two lines about a {}.", lambda _: lambda answer: len(answer.split("\n")) == 2),
+        ("Is a {} alive? Answer yes or no.", lambda _: lambda answer: answer.lower().startswith(("yes", "no"))),
+        ("Write a Python function named {}.", lambda word: lambda answer: f"def {word}(" in answer),
     ]
     questions = []
     for number in range(limit):
         (text, check), word = kinds[number % len(kinds)], rng.choice(_WORDS)
-        questions.append(Question("instructions", text.replace("{}", word), most=64, check=check(word), chat=True))
+        questions.append(Question("instructions", text.replace("{}", word), most=96, check=check(word), chat=True))
     return questions
 
 

@@ -15,13 +15,14 @@ from nas.core import paths
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.wire import DeviceId
+from nas.measure.devices.describe import ISA_FEATURES
 from nas.measure.devices.transports import TRANSPORTS
 from nas.measure.devices.transports.base import Transport
 
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
-"""The address of this machine."""
+"""The address of this machine. `local:x86-64-v3` and the like are its address restricted to an instruction set."""
 
 TAG = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
 Tag = Annotated[str, Field(pattern=TAG)]
@@ -36,6 +37,12 @@ class Attachment(BaseModel):
     id: DeviceId | None = Field(None, description="who answered when it was added; none: whoever answers")
     tags: tuple[Tag, ...] = ()
     cores: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="processors to measure on; none: all")
+
+    @property
+    def isa(self) -> str | None:
+        """The instruction set that this machine is restricted to; None: all that it has, or another machine."""
+        scheme, _, isa = self.address.partition(":")
+        return isa or None if scheme == LOCAL else None
 
 
 THIS_MACHINE = Attachment(address=LOCAL)
@@ -172,9 +179,8 @@ def open_transport(address: str, cache: Path) -> Transport:
         InvalidInput: not an address of that transport.
     """
     scheme = scheme_of(address)
-    if address == LOCAL:
-        return TRANSPORTS[scheme]("", cache)
-    return TRANSPORTS[scheme](address, cache / "devices" / hashlib.sha256(address.encode()).hexdigest()[:16])
+    folder = cache if address == LOCAL else cache / "devices" / hashlib.sha256(address.encode()).hexdigest()[:16]
+    return TRANSPORTS[scheme]("" if scheme == LOCAL else address, folder)
 
 
 def scheme_of(address: str) -> str:
@@ -183,8 +189,9 @@ def scheme_of(address: str) -> str:
     Raises:
         UnknownName: no such transport.
     """
-    scheme, colon, _ = address.partition(":")
-    if scheme not in TRANSPORTS or bool(colon) is (scheme == LOCAL):
+    scheme, colon, rest = address.partition(":")
+    known = not colon or rest in ISA_FEATURES if scheme == LOCAL else bool(colon)
+    if scheme not in TRANSPORTS or not known:
         forms = [f"{name}:..." for name in TRANSPORTS if name != LOCAL]
         raise UnknownName("kind of device address", address, forms)
     return scheme

@@ -28,6 +28,11 @@ _CPU_FILES = (
 _SIMD = re.compile(
     r"ssse3|sse4_[12]|avx[a-z0-9_]{0,20}|f16c|fma|bmi2|amx_[a-z0-9_]{0,12}|asimd[a-z0-9]{0,8}|fphp|i8mm|bf16|sve[a-z0-9_]{0,12}|sme2?|neon"
 )
+_X86_64_V2 = ("ssse3", "sse4_1", "sse4_2")
+_X86_64_V3 = (*_X86_64_V2, "avx", "avx2", "bmi2", "f16c", "fma")
+_X86_64_V4 = (*_X86_64_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+ISA_FEATURES = {"x86-64-v2": _X86_64_V2, "x86-64-v3": _X86_64_V3, "x86-64-v4": _X86_64_V4}
+"""Level of the x86-64 psABI -> its CPU features, of those that are read, by the kernel's names."""
 _TREE = "/sys/firmware/devicetree/base"
 _MODELS = (f"{_TREE}/model", "/sys/class/dmi/id/product_name")
 _SERIAL = f"{_TREE}/serial-number"
@@ -105,6 +110,18 @@ def describe(
         unread=unread,
         **values,
     )
+
+
+def restricted(device: Device, isa: str) -> Device:
+    """Returns a device as one that has the instruction set `isa` of `ISA_FEATURES` and no other.
+
+    Raises:
+        InvalidInput: its processor lacks instructions of that set.
+    """
+    features = ISA_FEATURES[isa]
+    if lacking := ", ".join(sorted(set(features) - set(device.cpu_features))):
+        raise InvalidInput(f"{device.cpu} lacks {lacking} of {isa}")
+    return device.model_copy(update={"id": f"{device.id}-{isa}", "isa": isa, "cpu_features": features})
 
 
 def boot_id(reader: Reader) -> str:

@@ -323,6 +323,10 @@ class Runtime(Protocol):
         """Names of what `export` writes; the first is the default."""
 
     @property
+    def dispatches(self) -> bool:
+        """Whether its library chooses kernels by the processor that it runs on, whatever its build was made for."""
+
+    @property
     def writer_version(self) -> str:
         """Changes whenever the same inputs would give other bytes; part of export's result key."""
 

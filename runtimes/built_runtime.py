@@ -52,6 +52,7 @@ class BuiltRuntime(ABC, Generic[S]):
         runner_sources: the program to compile, then the files that it includes.
         profiler_sources: the same of the profiler.
         options: of the runner that plans use; agents accept no others.
+        dispatches: whether its library chooses kernels by the processor that it runs on, whatever it was built for.
         disk_bytes: free disk that a build needs.
 
     Example:
@@ -80,6 +81,7 @@ class BuiltRuntime(ABC, Generic[S]):
     runner_sources: Sequence[Path]
     profiler_sources: Sequence[Path] = ()
     options: tuple[str, ...]
+    dispatches: bool = False
     disk_bytes: int
 
     # What a subclass gives.

@@ -9,7 +9,7 @@ from nas.core.device import Device
 from nas.core.errors import InfrastructureFailed
 from nas.measure.devices.agent.client import NotReached
 from nas.measure.devices.attachments import Attachment, scheme_of
-from nas.measure.devices.describe import boot_id, describe
+from nas.measure.devices.describe import boot_id, describe, restricted
 from nas.measure.devices.host_lock import HostLock
 from nas.measure.devices.probes.readings import Unread
 from nas.measure.devices.transports.base import NotTrusted, Transport
@@ -73,6 +73,8 @@ def find(attachment: Attachment, transport: Transport, host: Host | None = None)
         )
     except Unread as error:
         raise InfrastructureFailed(f"{attachment.address}: {error}") from error
+    if attachment.isa is not None:
+        device = restricted(device, attachment.isa)
     if attachment.id not in (None, device.id):
         raise AnotherDevice(
             f"{attachment.address} answers as device {device.id}, but {attachment.id} was attached: it is not served. "

@@ -18,7 +18,7 @@ from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say,
 from nas.cli.remote import Fleet, ServerOption, open_fleet
 from nas.core import paths
 from nas.core.device import Device, parse_cores, show_cores
-from nas.core.errors import InvalidInput
+from nas.core.errors import InvalidInput, UnknownName
 from nas.core.units import parse_duration, show_number, show_share
 from nas.measure.devices.agent.connection import find
 from nas.measure.devices.attachments import (
@@ -30,6 +30,7 @@ from nas.measure.devices.attachments import (
     own_attachments,
     scheme_of,
 )
+from nas.measure.devices.describe import ISA_FEATURES
 from nas.measure.devices.transports.base import NotTrusted
 from nas.measure.devices.transports.ssh import SshAddress, host_key, pin, pinned_fingerprints
 
@@ -113,10 +114,17 @@ def show(
 def add(
     address: Annotated[
         str,
-        typer.Argument(metavar="ADDRESS", help="ssh://USER@HOST[:PORT], adb:SERIAL, adb:HOST:PORT or adb:usb:SERIAL."),
+        typer.Argument(
+            metavar="ADDRESS",
+            help="ssh://USER@HOST[:PORT], adb:SERIAL, adb:HOST:PORT, adb:usb:SERIAL, or local with --isa.",
+        ),
     ],
     tag: Annotated[list[str] | None, typer.Option("--tag", help="Tag, used in spaces as tag:NAME. Repeatable.")] = None,
     cores: Annotated[str | None, typer.Option("--cores", help="Measure on these cores only, such as 4-7.")] = None,
+    isa: Annotated[
+        str | None,
+        typer.Option("--isa", help=f"Restrict this machine to the instructions of {', '.join(ISA_FEATURES)}."),
+    ] = None,
     trusted: Annotated[
         str | None, typer.Option("--host-key", help="Expected fingerprint of the ssh host key, SHA256:....")
     ] = None,
@@ -126,10 +134,17 @@ def add(
     """Attach a device to this host.
 
     `nas launch` and `nas bench` on this host can then measure on it; a running `nas agent run` serves it within
-    seconds.
+    seconds. `local --isa x86-64-v3` adds this machine as one with older instructions: runtimes whose builds fix the
+    kernels (llama.cpp) are measured as an older processor would run them.
     """
-    if address == LOCAL:
+    if address == LOCAL and isa is None:
         raise InvalidInput("no need to add this machine: launches use it, and 'nas agent run --this-machine' serves it")
+    if isa is not None:
+        if address != LOCAL:
+            raise InvalidInput("restricts this machine only: nas device add local --isa ISA", where="--isa")
+        if isa not in ISA_FEATURES:
+            raise UnknownName("instruction set", isa, ISA_FEATURES, where="--isa")
+        address = f"{LOCAL}:{isa}"
     if scheme_of(address) == "ssh":
         address = str(SshAddress.parse(address))
         _trust(SshAddress.parse(address), trusted, yes)

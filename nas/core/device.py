@@ -53,6 +53,9 @@ class Device(BaseModel):
     target: DeviceText = Field(description="ABI of the runners it can run, such as 'x86_64-linux'")
     abis: tuple[DeviceText, ...] = Field((), max_length=16, description="Android's own names of its ABIs, best first")
     cpu_features: tuple[DeviceText, ...] = Field((), max_length=512)
+    isa: DeviceText | None = Field(
+        None, description="x86-64 level that measurements are restricted to, such as 'x86-64-v3'; none: all it has"
+    )
     cores: int
     clusters: tuple[Cluster, ...] = Field((), max_length=64, description="biggest first; one where all cores are alike")
     pinned_to: tuple[CoreNumber, ...] = Field((), description="cores that its owner chose for runners")

@@ -75,6 +75,7 @@ class FakeRuntime:
     name: str = "fake"
     quantisations: tuple[str, ...] = ("q4_0",)
     writer_version: str = "1"
+    dispatches: bool = False
 
     def supports(self, layout: Layout) -> Support:
         """Supports everything but the kinds in `refused`."""

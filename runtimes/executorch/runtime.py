@@ -56,6 +56,7 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         *("--model", "--reference", "--prompt", "--gen", "--context", "--batch", "--threads"),
         *("--kv", "--mmap", "--seed"),
     )
+    dispatches = True  # XNNPACK
     disk_bytes = 100 << 20
 
     @property

@@ -8,7 +8,10 @@ import pytest
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.measure.devices.agent.agent import served
+from nas.measure.devices.agent.connection import Host, find
 from nas.measure.devices.attachments import LOCAL, THIS_MACHINE, Attachment, Attachments, open_transport
+from nas.measure.devices.describe import ISA_FEATURES
+from nas.measure.devices.host_lock import HostLock
 from nas.measure.devices.transports.local import LocalTransport
 
 PHONE = Attachment(address="adb:R5CT1", id="pixel-8-1f2e", tags=("phone",), cores=(4, 5))
@@ -87,3 +90,29 @@ def test_each_kind_of_address_has_its_transport(tmp_path: Path) -> None:
     assert isinstance(open_transport(LOCAL, tmp_path), LocalTransport)
     for address in ("adb:R5CT1", "ssh://u@box"):
         open_transport(address, tmp_path).close()
+
+
+def test_this_machine_restricted_to_an_instruction_set_is_another_device(tmp_path: Path) -> None:
+    full = LocalTransport(tmp_path)
+    whole = find(THIS_MACHINE, full).device
+    if not set(ISA_FEATURES["x86-64-v2"]) <= set(whole.cpu_features):
+        with pytest.raises(InvalidInput, match=r"lacks .*sse4_2"):
+            find(Attachment(address="local:x86-64-v2"), full)
+        return
+    old = Attachment(address="local:x86-64-v2", tags=("old",))
+    transport = open_transport(old.address, tmp_path)
+    assert isinstance(transport, LocalTransport)
+    device = find(old, transport).device
+    assert device.id == f"{whole.id}-x86-64-v2"
+    assert device.isa == "x86-64-v2"
+    assert device.cpu_features == ISA_FEATURES["x86-64-v2"]
+    different = {"id", "isa", "cpu_features", "tags"}
+    assert device.model_dump(exclude=different) == whole.model_dump(exclude=different)
+    host = Host(find(THIS_MACHINE, full).boot or "", HostLock(tmp_path / "lock"))
+    assert find(old, transport, host).lock is host.lock, "measurements of both take turns"
+
+
+@pytest.mark.parametrize("address", ["local:", "local:x86-64-v9", "local:../x", "adb"])
+def test_addresses_without_a_meaning(address: str, tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="address"):
+        open_transport(address, tmp_path)

@@ -204,6 +204,11 @@ class Calibrator:
         device = self.farm.device(device_name)
         # The patched build runs what the stock build runs, too, so that one build measures all of a study.
         patched = spec.build == "any"
+        if device.isa is not None and runtime.dispatches:
+            raise Unsupported(
+                f"{runtime.name} chooses kernels by the processor when it runs: {device.id} cannot restrict it to"
+                f" {device.isa}"
+            )
         runner = runtime.runner(device.target, device.cpu_features, patched=patched, libc=device.libc)
         self.farm.admit(runtime, runner)
         model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation, self.weights)
