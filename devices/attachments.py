@@ -190,8 +190,8 @@ def scheme_of(address: str) -> str:
         UnknownName: no such transport.
     """
     scheme, colon, rest = address.partition(":")
-    known = not colon or rest in ISA_FEATURES if scheme == LOCAL else bool(colon)
-    if scheme not in TRANSPORTS or not known:
+    complete = not colon or rest in ISA_FEATURES if scheme == LOCAL else bool(colon)
+    if scheme not in TRANSPORTS or not complete:
         forms = [f"{name}:..." for name in TRANSPORTS if name != LOCAL]
         raise UnknownName("kind of device address", address, forms)
     return scheme
