@@ -78,6 +78,57 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 2, "rms_norm_eps": 1e-5, "embedding_multiplier": 12.0, "residual_multiplier": 0.2,
         "attention_multiplier": 0.05, "logits_scaling": 3.0, "tie_word_embeddings": True,
     },
+    "gemma": {"model_type": "gemma", "head_dim": 32, "num_key_value_heads": 1},
+    "gemma2": {
+        "model_type": "gemma2", "head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 20, "rms_norm_eps": 1e-3,
+        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text", "head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 20,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+        },
+    },
+    "vaultgemma": {"model_type": "vaultgemma", "head_dim": 16, "sliding_window": 8, "attn_logit_softcapping": 2.0},
+    "olmo": {"model_type": "olmo", "tie_word_embeddings": True},
+    "olmo-untied": {"model_type": "olmo", "rope_parameters": ROPE},
+    "olmo2": {"model_type": "olmo2", "rms_norm_eps": 1e-3},
+    "olmo3": {
+        "model_type": "olmo3", "sliding_window": 8, "rms_norm_eps": 1e-6,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "exaone4": {
+        "model_type": "exaone4", "sliding_window": None, "sliding_window_pattern": None, "rms_norm_eps": 1e-6,
+        "layer_types": ["full_attention"] * 3,
+    },
+    "exaone4-windows": {
+        "model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": 2, "tie_word_embeddings": True,
+    },
+    "glm": {"model_type": "glm", "head_dim": 32, "pad_token_id": 0},
+    "glm-whole": {
+        "model_type": "glm", "head_dim": 32, "attention_bias": False, "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0},
+        "pad_token_id": 0,
+    },
+    "glm4": {"model_type": "glm4", "head_dim": 32, "pad_token_id": 0, "rms_norm_eps": 1e-3},
+    "granite-swa": {
+        "model_type": "granite_swa", "sliding_window": 8, "layer_rope_theta": [20000.0, 0, 500.0],
+        "embedding_multiplier": 6.0, "residual_multiplier": 0.25, "attention_multiplier": 0.1, "logits_scaling": 4.0,
+        "eos_token_id": 2, "bos_token_id": 1,
+    },
+    "mamba2": {
+        "model_type": "mamba2", "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2,
+        "tie_word_embeddings": True,
+    },
+    "lfm3": {
+        "model_type": "lfm3", "head_dim": 32, "sliding_window": 8, "norm_eps": 1e-3, "pad_token_id": 0,
+        "layer_types": ["conv", "full_attention", "sliding_attention"], "bos_token_id": 1, "eos_token_id": 2,
+    },
+    "lfm3-plain": {
+        "model_type": "lfm3", "head_dim": 16, "use_sandwich_norm": False, "use_attention_gate": False,
+        "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    },
     "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
     "lfm2-moe": {
         "model_type": "lfm2_moe", "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1,
