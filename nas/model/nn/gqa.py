@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from nas.core.block import Block
 from nas.model.nn.attention import (
@@ -77,6 +78,9 @@ def attend(
 
 def attend_bounded(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, softcap: float) -> Tensor:
     """Computes attention with scores b tanh(score / b), b `softcap`, where `mask` [.., T, S] is true; as `attend`."""
+    if has_torch_function((q, keys, values)):  # as PyTorch's own functions do, for the contexts that stand in for them
+        mixed: Tensor = handle_torch_function(attend_bounded, (q, keys, values), q, keys, values, mask, softcap)
+        return mixed
     keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (keys, values))
     scores = bounded(q @ keys.mT / math.sqrt(q.shape[-1]), softcap)
     return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values

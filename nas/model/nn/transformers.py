@@ -391,12 +391,12 @@ def stock_names(block: Block) -> tuple[TensorName, ...]:
         return tuple(weight_name(name, f"mlp.{name}_proj") for name in parts)
     biases = "qkv" if block.get("qkv_bias") else ""
     norms = "qk" if block.get("qk_norm") else ""
-    gates = "g" if block.get("gate") else ""
+    gates = ("gate",) if block.get("gate") else ()
     return (
         *(weight_name(name, f"self_attn.{name}_proj") for name in "qkvo"),
         *(TensorName((f"{name}.bias",), f"self_attn.{name}_proj.bias") for name in biases),
         *(weight_name(f"{name}_norm", f"self_attn.{name}_norm") for name in norms),
-        *(weight_name("gate", f"self_attn.{name}_proj") for name in gates),
+        *(weight_name(name, f"self_attn.{name}_proj") for name in gates),
     )
 
 
