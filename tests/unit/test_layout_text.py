@@ -92,6 +92,11 @@ def test_canonical_text(written: str, canonical: str | None) -> None:
         ("d64 v256 ffn=swiglu:96 [A4/2(rope_dim=16)]", "rope_dim 16 must be even and below the head size 16"),
         ("d64 v256 ffn=swiglu:96 [A4/2(rope_dim=7)]", "rope_dim 7 must be even"),
         ("d64 v256 ffn=swiglu:96 [A4/2(rope_dim=8,rope_theta=0)]", "of which rope_theta=0 has none"),
+        ("d64 v256 ffn=swiglu:96 [A4/2(qk_norm=0,qk_norm_wide=1)]", "qk_norm_wide says how qk_norm is computed"),
+        ("d64 v256 ffn=swiglu:96 [W4/2@8(sink=1,softcap=5)]", "softcap bounds scores, which sink=1 compares"),
+        ("d64 v256 norms=after ffn=swiglu:96 [A4/2]", "norms must be before, behind, both, not 'after'"),
+        ("d64 v256 softcap=99999999999 ffn=swiglu:96 [A4/2]", "cannot read layout"),
+        ("d64 v256 norms=both ffn=swiglu:96 [A4/2&C3]", "mixers side by side have no norm behind them"),
         ("d64 v256 ffn=swiglu:96 [A4/2(rope_tokens=64)]", "rope_tokens needs a rope_factor above 1"),
         (
             "d64 v256 ffn=swiglu:96 [A4/2(rope_factor=8,rope_theta=0)]",
