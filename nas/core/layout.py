@@ -42,7 +42,7 @@ Norms = Literal["before", "behind", "both"]
 
 _HEADER = re.compile(
     r"\s*d(?P<width>\d{1,9})\s+v(?P<vocab>\d{1,9})(?P<untied>\s+untied)?(?:\s+norms=(?P<norms>\w+))?"
-    r"(?:\s+softcap=(?P<softcap>\d{1,9}(?:\.\d{1,18})?))?\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
+    r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,18})?(?:e-\d{1,3})?))?\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
 )
 _ITEM = re.compile(r"(?P<body>[^*]+?)(?:\*(?P<count>\d{1,4}))?")
 
@@ -186,7 +186,7 @@ class Layout:
         body = " ".join(item if count == 1 else f"{item}*{count}" for item, count in runs)
         about = "" if self.tied else " untied"
         about += "" if self.norms == "before" else f" norms={self.norms}"
-        about += f" softcap={self.softcap:.17g}" if self.softcap else ""
+        about += f" softcap={self.softcap!r}".removesuffix(".0") if self.softcap else ""
         return f"d{self.d_model} v{self.vocab}{about} ffn={_format_ffn(default)} [{body}]"
 
     def __str__(self) -> str:

@@ -109,6 +109,10 @@ PLANTED_BIASES = Layout.parse("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0,qkv_bias
 """A layout for `BIAS_FAULTS`."""
 PLANTED_SCALING = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_factor=8,rope_tokens=32)*2]")
 """A layout for `SCALING_FAULTS`."""
+PLANTED_YARN = Layout.parse(
+    "d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_factor=8,rope_theta=500,rope_tokens=64,rope_yarn=1)*2]"
+)
+"""A layout for `YARN_FAULTS`."""
 PLANTED_LINEAR = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(rope_factor=4)*2]")
 """A layout for `LINEAR_FAULTS`."""
 PLANTED_PARTIAL = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2(rope_dim=16) C3 A4/2(rope_dim=16)]")
@@ -367,6 +371,12 @@ SCALING_FAULTS = (
 )
 """For layouts like `PLANTED_SCALING`: RoPE as in Llama 3.1, of a length within that of the gate's texts."""
 
+YARN_FAULTS = (
+    Fault("scaled as Llama 3.1", layout=(",rope_yarn=1", "")),
+    Fault("another length", layout=("rope_tokens=64", "rope_tokens=256")),
+    Fault("all pairs slowed", layout=("rope_tokens=64,rope_yarn=1", "rope_tokens=0")),
+)
+"""For layouts like `PLANTED_YARN`: pairs slowed by their numbers."""
 LINEAR_FAULTS = (
     Fault("scaling missing", layout=("(rope_factor=4)", "")),
     Fault("another factor", layout=("rope_factor=4", "rope_factor=2")),
@@ -414,6 +424,7 @@ PLANTS = (
     (PLANTED_LAYERS, LAYER_FAULTS),
     (PLANTED_BIASES, BIAS_FAULTS),
     (PLANTED_SCALING, SCALING_FAULTS),
+    (PLANTED_YARN, YARN_FAULTS),
     (PLANTED_LINEAR, LINEAR_FAULTS),
     (PLANTED_PARTIAL, PARTIAL_FAULTS),
     (PLANTED_GEMMA, GEMMA_FAULTS),

@@ -3,8 +3,8 @@
 Rounding follows llama.cpp. A product with Q4_0 or Q8_0 weights reads activations as Q8_0 (blocks of 32, 8 bits), with
 Q6_K weights as Q8_K (blocks of 256), with F16 weights as F16: `vec_dot_type` in ggml/src/ggml-cpu/ggml-cpu.c,
 `quantize_row_*_ref` in ggml-quants.c. The key-value cache is F16, and flash attention adds up values in F16.
-GELU is a table from F16 to F16 (`ggml_table_gelu_f16`). Convolutions and state-space scans are float32. Arm processors with float16 arithmetic also add up products of F16
-numbers in F16.
+GELU is a table from F16 to F16 (`ggml_table_gelu_f16`). Convolutions and state-space scans are float32. Arm processors
+with float16 arithmetic also add up products of F16 numbers in F16.
 
 Where two experts score alike, rounding picks another one and all that follows differs. Held to the same choices, two
 computations differ by rounding alone; whether the choices were right is then a question of their own.

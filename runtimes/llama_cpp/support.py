@@ -189,7 +189,8 @@ def _attention_rules(attention: list[Block], arch: str | None) -> Iterable[str]:
         if arch != "olmo2":
             yield from one_per_model("RoPE base", blocks, lambda block: block.get("rope_theta"))
         yield from one_per_model("scaling of RoPE (rope_factor)", blocks, lambda block: block.get("rope_factor"))
-        yield from one_per_model("scaling of RoPE (rope_tokens)", blocks, lambda block: block.get("rope_tokens"))
+        for name in ("rope_tokens", "rope_yarn"):
+            yield from one_per_model(f"scaling of RoPE ({name})", blocks, lambda block, name=name: block.get(name))
     yield from one_per_model("part of a head that RoPE turns", attention, lambda block: block.int("rope_dim"))
     if any(block.kind == "swa" and block.get("sink") for block in attention):
         yield "attention sinks: lfm2 has none"
@@ -209,7 +210,7 @@ def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> I
     if others := sorted({block.kind for block in feed_forwards(layout)} - {"swiglu", "moe"}):
         yield f"{', '.join(others)} feed-forwards next to convolutions: lfm2 has none"
     if any(block.int("rope_tokens") for block in attention):
-        yield "RoPE as in Llama 3.1 (rope_tokens) next to convolutions: lfm2 has no factors of frequencies"
+        yield "pairs scaled one by one (rope_tokens) next to convolutions: lfm2 has no factors of frequencies"
     for block in attention:
         heads, head_dim = block.int("heads"), block.int("head_dim")
         if heads * head_dim != layout.d_model:
@@ -246,7 +247,7 @@ def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[st
 
 def _form_rules(layout: Layout, arch: str, attention: list[Block]) -> Iterable[str]:
     if any(block.int("rope_tokens") for block in attention) and arch not in FACTORED:
-        yield f"RoPE as in Llama 3.1 (rope_tokens): {arch} has no factors of frequencies, {', '.join(FACTORED)} have"
+        yield f"pairs scaled one by one (rope_tokens): {arch} has no factors of frequencies, {', '.join(FACTORED)} have"
     head_dim, heads = attention[0].int("head_dim"), attention[0].int("heads")
     if arch in _WHOLE and heads * head_dim != layout.d_model:
         yield f"heads that do not make d_model {layout.d_model}: {arch} needs that"

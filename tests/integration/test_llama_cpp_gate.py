@@ -36,7 +36,9 @@ from nas.testing.planted_faults import (
     PLANTED_MOE,
     PLANTED_PARTIAL,
     PLANTED_SCALING,
+    PLANTED_YARN,
     SCALING_FAULTS,
+    YARN_FAULTS,
     Fault,
     checkpoint,
 )
@@ -84,6 +86,11 @@ class TestScaledPositionsGate(TestStockGate):
 
     layout = PLANTED_SCALING
     faults = SCALING_FAULTS
+
+
+class TestYarnPositionsGate(TestStockGate):
+    layout = PLANTED_YARN
+    faults = YARN_FAULTS
 
 
 class TestLinearPositionsGate(TestStockGate):

@@ -36,6 +36,7 @@ HEAD_ARGS = (
         low=0,
         high=1 << 24,
     ),
+    Arg("rope_yarn", bool, "rope_tokens as in YaRN: pairs that turn less than 32 times within them", default=False),
     Arg("softcap", float, "bound b of scores: b tanh(score / b), as in Gemma 2; 0: none", default=0.0, low=0, high=1e9),
     Arg("gate", bool, "each head times a sigmoid of the input, as in LFM3", default=False),
     Arg("rope_dim", int, "numbers of a head that RoPE turns, its first ones; 0: all", default=0, low=0, high=1024),
@@ -78,6 +79,8 @@ class AttentionKind(BlockKind):
             raise InvalidInput(f"{self.name}: rope_factor scales positions, of which rope_theta=0 has none")
         if block.int("rope_tokens") and not scaled:
             raise InvalidInput(f"{self.name}: rope_tokens needs a rope_factor above 1")
+        if block.get("rope_yarn") and not block.int("rope_tokens"):
+            raise InvalidInput(f"{self.name}: rope_yarn says how rope_tokens scale RoPE, which is 0")
         part = block.int("rope_dim")
         if part and (part % 2 or part >= int(head_dim)):
             raise InvalidInput(f"{self.name}: rope_dim {part} must be even and below the head size {head_dim}; 0: all")

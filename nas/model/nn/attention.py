@@ -129,7 +129,7 @@ class Attention(Mixer):
         times as many numbers: projections times sqrt(m) keep it, and the gain of queries makes up for it.
         """
         a, b, small, width = growing.a, growing.b, growing.small, growing.width
-        rope = ("rope_theta", "rope_factor", "rope_tokens", "rope_dim")
+        rope = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
         for name in ("qk_norm", "qk_norm_wide", "qkv_bias", "softcap", "gate", *rope, "canon", "window", "sink"):
             if name in {arg.name for arg in a.spec.args} and a.get(name) != b.get(name):
                 raise CannotGrow(f"{name} differs")
@@ -284,17 +284,26 @@ def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> t
 def reference_turn(x: Tensor, position: int, theta: float, scaled: Block | None = None) -> Tensor:
     """Computes RoPE by Su et al. 2024, section 3.2.2: a pair is a complex number, multiplied by exp(i m theta_i).
 
-    theta_i is changed as `rope_factor` and `rope_tokens` of the block `scaled` say.
+    theta_i is changed as `rope_factor`, `rope_tokens` and `rope_yarn` of the block `scaled` say.
     """
     half = x.shape[-1] // 2
     turned = x.clone()
     for i in range(half):
         angle = position * theta ** (-2 * i / x.shape[-1])
         if scaled is not None:
-            angle *= _reference_speed(scaled, theta ** (-2 * i / x.shape[-1]))
+            speed = _reference_yarn(scaled, theta, i, half) if scaled.get("rope_yarn") else None
+            angle *= _reference_speed(scaled, theta ** (-2 * i / x.shape[-1])) if speed is None else speed
         turned[:, i] = x[:, i] * math.cos(angle) - x[:, half + i] * math.sin(angle)
         turned[:, half + i] = x[:, half + i] * math.cos(angle) + x[:, i] * math.sin(angle)
     return turned
+
+
+def _reference_yarn(block: Block, theta: float, pair: int, half: int) -> float:
+    """Returns what YaRN multiplies the frequency of pair i by (Peng et al. 2023, section 3.2; ramp over pairs)."""
+    bounds = [half * math.log(block.int("rope_tokens") / (turns * 2 * math.pi)) / math.log(theta) for turns in (32, 1)]
+    first, last = max(math.floor(bounds[0]), 0), min(math.ceil(bounds[1]), 2 * half - 1)
+    slowed = 0.0 if pair <= first else 1.0 if pair >= last else (pair - first) / (last - first)
+    return 1 - slowed + slowed / float(block.get("rope_factor") or 1)
 
 
 def _reference_speed(block: Block, frequency: float) -> float:

@@ -44,7 +44,7 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 
-_ROPE = ("rope_theta", "rope_factor", "rope_tokens", "rope_dim")
+_ROPE = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
 _ALTERED = ("qk_norm_wide", "softcap", "gate")
 """Arguments of attention that the classes written to are without."""
 _SHAPE = ("heads", "kv_heads", "head_dim", *_ROPE, "qk_norm", "qkv_bias", "canon", *_ALTERED)
@@ -299,6 +299,9 @@ def _rope_scaling(attention: Block) -> dict[str, Any]:
         return {"rope_type": "default"}
     if not tokens:
         return {"rope_type": "linear", "factor": factor}
+    if attention.get("rope_yarn"):  # the factor of attention is part of the weights
+        yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": tokens}
+        return {**yarn, "attention_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
     return {
         "rope_type": "llama3",
         "factor": factor,

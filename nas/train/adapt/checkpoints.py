@@ -11,11 +11,12 @@ pass is that of `nas.model.nn.model` up to constants are read; constants become 
     attention_multiplier  times sqrt(head_dim) on the queries, since we divide scores by sqrt(head_dim); with QK-norm on
                           its gain. query_pre_attn_scalar of Gemma is 1 / attention_multiplier^2.
     logits_scaling        on the last norm's gain, as is what a tied embedding must not add to the logits
+    attention_factor      of YaRN, squared, on the queries likewise
     norms by 1 + w        w + 1 is the gain
     LayerNorm without     Means are subtracted from the embedding and from projections into the residual stream, which
       weights and biases  has none then, so that LayerNorm is RMSNorm.
 
-Everything else that a layout cannot say (other biases than those of Qwen2, RoPE scaled as YaRN, mixers and
+Everything else that a layout cannot say (other biases than those of Qwen2, RoPE of type longrope, mixers and
 feed-forwards beside each other ...) is refused, all of it at once.
 """
 
@@ -25,7 +26,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,6 +43,7 @@ from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
 from nas.model.nn.model import Model
 from nas.model.nn.transformers import CONV_NAMES, TensorName, stock_names, tensor_names, weight_name
 from nas.train.adapt.gguf_model import EMBEDDING, HEAD, GgufModel, TheirTensors, few
+from nas.train.adapt.model_types import MODEL_TYPES
 from nas.train.release.huggingface import Planned, write_safetensors
 from nas.train.release.shards import ADAPTER, ADAPTER_PROBLEM, Shards, read_json, shard_files
 
@@ -89,17 +91,17 @@ def _read(source: _Source) -> TrainedModel:
     where, config = source.where, source.config
     kind = config.get("model_type")
     options = _Options(config, source, where)
-    if not isinstance(kind, str) or kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         traits = _unsayable(options)
         missing = f"; missing: {'; '.join(traits)}" if traits else ""
-        families = ", ".join(sorted(_FAMILIES))
+        families = ", ".join(sorted(FAMILIES))
         raise Unsupported(
             f"no layout says models of type {kind!r}{missing}; families that are read: {families}", where=where
         )
     if config.get("quantization_config") is not None:
         options.missing.append("weights that are quantised (quantization_config)")
     try:
-        model = _FAMILIES[kind](options)
+        model = FAMILIES[kind](options)
     except InvalidInput as error:
         if error.where == where:
             raise
@@ -401,8 +403,10 @@ class _Options:
         """
         rope = (self.object("rope_scaling") or self.object("rope_parameters")) if rope is None else rope
         kind = rope.get("rope_type", rope.get("type", "default"))
-        scaled = kind in ("linear", "llama3")
-        self.refuse(kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have 'linear' and 'llama3'")
+        scaled = kind in ("linear", "llama3", "yarn")
+        self.refuse(
+            kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have 'linear', 'llama3' and 'yarn'"
+        )
         self.refuse(any(isinstance(value, dict) for value in rope.values()), _SEVERAL_BASES)
         share = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", share))
         share = self.positive("partial_rotary_factor", share)
@@ -412,15 +416,39 @@ class _Options:
         return {"rope_theta": self.positive("rope_theta", theta)} | part | (self._scaling(rope, kind) if scaled else {})
 
     def _scaling(self, rope: Mapping[str, Any], kind: str) -> dict[str, Any]:
-        """Returns `rope_factor`, and of "llama3" `rope_tokens`."""
-        factor = self.positive("factor", rope.get("factor"))
+        """Returns `rope_factor`, of "llama3" and "yarn" also `rope_tokens`."""
+        length = "original_max_position_embeddings"
+        factor = self.positive("factor", self._factor(rope))
         self.refuse(factor < 1, f"RoPE that is sped up (factor {factor:g})")
         if kind == "linear" or factor <= 1:
             return {"rope_factor": max(factor, 1.0)}
+        tokens = {"rope_factor": factor, "rope_tokens": self.whole(length, rope.get(length))}
+        if kind == "yarn":
+            turns = [rope.get("beta_fast") or 32, rope.get("beta_slow") or 1]
+            self.refuse(turns != [32, 1], f"RoPE of type 'yarn' with other bounds {turns} than 32 and 1")
+            self.refuse(rope.get("truncate", True) is not True, "RoPE of type 'yarn' between pairs (truncate)")
+            self.refuse(rope.get("partial_rotary_factor", 1) != 1, "RoPE of type 'yarn' on a part of each head")
+            return {**tokens, "rope_yarn": True}
         turns = [rope.get(f"{name}_freq_factor") for name in ("low", "high")]
         self.refuse(turns != [1, 4], f"RoPE of type 'llama3' with other factors of low and high frequencies {turns}")
-        length = "original_max_position_embeddings"
-        return {"rope_factor": factor, "rope_tokens": self.whole(length, rope.get(length))}
+        return tokens
+
+    def _factor(self, rope: Mapping[str, Any]) -> Any:
+        """Returns the factor of scaling; that of YaRN may follow from the lengths."""
+        length = rope.get("original_max_position_embeddings")
+        if rope.get("factor") is not None or rope.get("rope_type", rope.get("type")) != "yarn" or not length:
+            return rope.get("factor")
+        lengths = (self.positive("max_position_embeddings", self.get("max_position_embeddings")), length)
+        return lengths[0] / self.positive("original_max_position_embeddings", lengths[1])
+
+    def scores(self, rope: Mapping[str, Any]) -> float:
+        """Returns what YaRN multiplies products of queries and keys by; 1 for RoPE of other types."""
+        if rope.get("rope_type", rope.get("type")) != "yarn":
+            return 1.0
+        factor = self.positive("factor", self._factor(rope))
+        parts = [rope.get("mscale"), rope.get("mscale_all_dim")]
+        scales = [0.1 * part * math.log(max(factor, 1.0)) + 1.0 for part in (parts if all(parts) else (1.0, 0.0))]
+        return self.positive("attention_factor", rope.get("attention_factor", scales[0] / scales[1])) ** 2
 
     def positive(self, name: str, value: Any) -> float:
         """Returns `value` if it is a positive number."""
@@ -548,7 +576,7 @@ class _Stock:
         ffn = Block.of(self.ffn, width=options.whole("intermediate_size"))
         layers = []
         for window, base in zip(windows, _bases(options, windows), strict=True):
-            shape = attention | ropes[window is not None]
+            shape = attention | ropes[window is not None][0]
             shape |= {} if base is None else {"rope_theta": base}
             if self.sinks:
                 mixer = Block.of("swa", window=_WIDEST if window is None else window, sink=True, **shape)
@@ -560,18 +588,20 @@ class _Stock:
         norms = "behind" if self.norms.keys() == _BEHIND.keys() else norms
         layout = Layout.of(d_model, vocab, layers, tied=options.tied(self.tied), norms=norms, softcap=softcap)
         eps = EPS if self.centred else options.number("rms_norm_eps", self.eps)
-        return _trained(options, layout, tuple(self._names(layout)), eps, self.constants(options))
+        scores = [ropes[window is not None][1] for window in windows]
+        return _trained(options, layout, tuple(self._names(layout)), eps, self.constants(options), scores)
 
     def _capped(self, options: _Options, which: str) -> bool:
         """Returns whether logits of attention ("attn") or of tokens ("final") are bounded."""
         name = f"{which}_logit_softcapping"
         return (self.capped and options.given(name)) or options.get(name) is not None
 
-    def _rope(self, options: _Options, head_dim: int, inside: bool) -> dict[str, Any]:
-        """Returns RoPE's arguments of layers with windows (`inside`) or without."""
+    def _rope(self, options: _Options, head_dim: int, inside: bool) -> tuple[dict[str, Any], float]:
+        """Returns RoPE's arguments of layers with windows (`inside`) or without, and a factor of their scores."""
         part_of = None if self.part is None else head_dim
         if self.local is None:
-            return options.rope(self.base, part_of=part_of, share=self.part or 1.0)
+            rope = options.object("rope_scaling") or options.object("rope_parameters")
+            return options.rope(self.base, part_of=part_of, share=self.part or 1.0), options.scores(rope)
         rope = {} if inside else options.object("rope_scaling")
         each = options.object("rope_parameters")
         options.refuse(
@@ -581,9 +611,8 @@ class _Stock:
         rope = {**(values if isinstance(values, dict) else {}), **rope}
         name, base = self.local if inside else ("rope_theta", self.base)
         rope.setdefault("rope_theta", options.get(name, base))
-        return options.rope(
-            self.base, part_of=part_of, rope={key: value for key, value in rope.items() if value is not None}
-        )
+        rope = {key: value for key, value in rope.items() if value is not None}
+        return options.rope(self.base, part_of=part_of, rope=rope), options.scores(rope)
 
     def _names(self, layout: Layout) -> Iterator[TensorName]:
         centred = {"centred": 1} if self.centred else {}
@@ -1033,9 +1062,17 @@ def _own_layer(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trained(
-    options: _Options, layout: Layout, names: tuple[TensorName, ...], eps: float, constants: _Constants = _Constants()
+    options: _Options,
+    layout: Layout,
+    names: tuple[TensorName, ...],
+    eps: float,
+    constants: _Constants = _Constants(),
+    scaled: Sequence[float] = (),
 ) -> TrainedModel:
-    """Returns the model with the factors that turn its constants into weights; see the module."""
+    """Returns the model with the factors that turn its constants into weights; see the module.
+
+    scaled: what scores of each layer are multiplied by, besides `constants`; (): by nothing.
+    """
     options.refuse(not 1e-15 <= eps <= 1e-2, f"norms of epsilon {eps:g}")
     norm = math.sqrt(EPS / eps)
     embedding, residual = norm * constants.embedding, norm * constants.residual
@@ -1057,6 +1094,7 @@ def _trained(
             if block.kind in ("gqa", "swa"):
                 size = block.resolve(layout.d_model).int("head_dim")
                 scores = 1.0 if constants.attention is None else constants.attention * math.sqrt(size)
+                scores *= scaled[i] if scaled else 1.0
                 normed = norm if block.get("qk_norm") else 1.0
                 gain = "q_norm.weight" if block.get("qk_norm") else "q.weight"
                 factors |= {f"{prefix}.{name}.weight": normed * read for name in ("q", "k")}
@@ -1069,39 +1107,6 @@ def _trained(
     return TrainedModel(layout, str(options.get("model_type")), names, used)
 
 
-_NORMED_BEHIND = "norms behind blocks"
-_LAYER_NORM = "LayerNorm, which subtracts the mean, in place of RMSNorm"
-_UNGATED = "feed-forwards without a gate"
-_SOFTMAX = "experts that are chosen by a softmax, without a bias"
-_GATED_OUT = "gates on attention's output"
-_ONE_TENSOR = "projections that are stored as one tensor (qkv_proj, gate_up_proj)"
-_QKV_BIAS = "biases on queries, keys and values"
-_BESIDE = "mixer and feed-forward beside each other in a layer"
-_TRAITS: Mapping[str, tuple[str, ...]] = {
-    "cohere": (_LAYER_NORM, _BESIDE, "RoPE on neighbouring numbers"),
-    "deepseek_v3": ("groups of experts",),
-    "exaone4": (_NORMED_BEHIND,),
-    "falcon": (_LAYER_NORM, _UNGATED, _BESIDE),
-    "gemma": ("a gate of GELU",),
-    "gemma2": (_NORMED_BEHIND,),
-    "gemma3": (_NORMED_BEHIND, "images"),
-    "gemma3_text": (_NORMED_BEHIND,),
-    "glm4": (_NORMED_BEHIND, _ONE_TENSOR, "RoPE on neighbouring numbers"),
-    "lfm3": (_NORMED_BEHIND, _GATED_OUT),
-    "olmo3": (_NORMED_BEHIND, "QK-norm over all heads together"),
-    "qwen3_5_text": (_GATED_OUT, "the Gated DeltaNet of Qwen3.5"),
-    "gpt2": ("learned positions", _LAYER_NORM, _UNGATED, "biases on every projection"),
-    "gpt_neox": (_LAYER_NORM, _UNGATED, _BESIDE, "biases on every projection"),
-    "mixtral": (_SOFTMAX,),
-    "nemotron": (_LAYER_NORM,),
-    "olmo2": (_NORMED_BEHIND, "QK-norm over all heads together"),
-    "phi": (_LAYER_NORM, _UNGATED, _BESIDE, "biases on every projection"),
-    "qwen2_moe": (_QKV_BIAS, _SOFTMAX),
-    "qwen3_moe": (_SOFTMAX,),
-    "stablelm": (_LAYER_NORM,),
-    "starcoder2": (_LAYER_NORM, _UNGATED),
-}
-"""What every model of a type has that no layout says; the configuration says the rest."""
 _ACTIVATIONS = {
     "swiglu": ("silu", "swish"),
     "relu2": ("relu2",),
@@ -1113,7 +1118,8 @@ _SEVERAL_BASES = "several bases of RoPE"
 
 def _unsayable(options: _Options) -> list[str]:
     """Returns what no layout says of a model whose type is not read: what the type has, and what its values show."""
-    for trait in _TRAITS.get(str(options.get("model_type")), ()):
+    kind = MODEL_TYPES.get(str(options.get("model_type")))
+    for trait in kind.missing if kind else ():
         options.refuse(True, trait)
     activations = {activation for names in _ACTIVATIONS.values() for activation in names}
     for name in ("hidden_act", "hidden_activation", "activation_function", "activation"):
@@ -1168,7 +1174,7 @@ _STOCK = {
     "smollm3": _Stock(tied=True, base=2e6, windows="switch"),
     "vaultgemma": replace(_GEMMA_2, norms=_GEMMA),
 }  # fmt: skip
-_FAMILIES: dict[str, Callable[[_Options], TrainedModel]] = {
+FAMILIES: dict[str, Callable[[_Options], TrainedModel]] = {
     **{name: stock.read for name, stock in _STOCK.items()},
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
@@ -1178,4 +1184,4 @@ _FAMILIES: dict[str, Callable[[_Options], TrainedModel]] = {
     "lfm3": _lfm3,
     "hilnas": _own,
 }
-"""transformers' `model_type` -> reader of its configuration."""
+"""transformers' `model_type` -> reader of its configuration; also that of folders that hilnas wrote."""

@@ -2,7 +2,6 @@
 
 from typing import Literal, NamedTuple
 
-
 Norms = Literal["before", "behind", "both"]
 
 
