@@ -161,6 +161,11 @@ class _Source(Protocol):
         """What its config.json says, or would say."""
         ...
 
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head that RoPE turns, where the file says that apart from its configuration; 0: it does not."""
+        ...
+
     def tensors(self) -> TheirTensors:
         """Opens the weights."""
         ...
@@ -176,6 +181,8 @@ def _opened(source: Path) -> _Source:
 
 class _Folder:
     """A folder of transformers."""
+
+    rope_dim = 0
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.where = folder, str(folder / "config.json")
@@ -412,6 +419,7 @@ class _Options:
         share = self.positive("partial_rotary_factor", share)
         self.refuse(part_of is None and share != 1, f"RoPE on a part of each head ({share!r})")
         part = {"rope_dim": int(part_of * share)} if part_of and share != 1 else {}
+        part = {"rope_dim": self._source.rope_dim} if self._source.rope_dim else part
         theta = rope.get("rope_theta", self.get("rope_theta", self.get("theta", default)))
         return {"rope_theta": self.positive("rope_theta", theta)} | part | (self._scaling(rope, kind) if scaled else {})
 
@@ -936,7 +944,7 @@ def _lfm3(options: _Options) -> TrainedModel:
     attention["gate"] = options.flag("use_attention_gate", True)
     mixers = {"conv": Block.of("conv", kernel=options.whole("conv_L_cache", 7))}
     orders: dict[str, tuple[int, ...]] = {}
-    for kind, values in _LFM3_ROPE.items():
+    for kind in _LFM3_ROPE:
         given = options.object("rope_scaling") or options.object("rope_parameters") or _LFM3_ROPE
         rope = given.get(kind, given)
         if not isinstance(rope, dict):
