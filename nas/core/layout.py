@@ -42,7 +42,7 @@ Norms = Literal["before", "behind", "both"]
 
 _HEADER = re.compile(
     r"\s*d(?P<width>\d{1,9})\s+v(?P<vocab>\d{1,9})(?P<untied>\s+untied)?(?:\s+norms=(?P<norms>\w+))?"
-    r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,18})?(?:e-\d{1,3})?))?\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
+    r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,24})?(?:e-\d{1,3})?))?\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
 )
 _ITEM = re.compile(r"(?P<body>[^*]+?)(?:\*(?P<count>\d{1,4}))?")
 
@@ -257,8 +257,8 @@ class Layout:
             active += norms + sum(count.active for count in counts)
         for index, layer in enumerate(self.layers):
             if layer.share is not None:
-                own = self.own(index)
-                active += self._norm_weights(own) + sum(_count(block, self.d_model).active for block in own.blocks)
+                active += self._norm_weights(self.own(index))
+                active += sum(_count(block, self.d_model).active for block in self.own(index).blocks)
         table = self.d_model * self.vocab
         tables = table if self.tied else 2 * table
         return Params(total + tables, active + tables, total)

@@ -81,6 +81,8 @@ class AttentionKind(BlockKind):
             raise InvalidInput(f"{self.name}: rope_tokens needs a rope_factor above 1")
         if block.get("rope_yarn") and not block.int("rope_tokens"):
             raise InvalidInput(f"{self.name}: rope_yarn says how rope_tokens scale RoPE, which is 0")
+        if block.get("rope_yarn") and theta <= 1:
+            raise InvalidInput(f"{self.name}: rope_yarn needs a rope_theta above 1")
         part = block.int("rope_dim")
         if part and (part % 2 or part >= int(head_dim)):
             raise InvalidInput(f"{self.name}: rope_dim {part} must be even and below the head size {head_dim}; 0: all")

@@ -36,8 +36,8 @@ def rope_divisors(block: Block) -> tuple[float, ...]:
     if block.get("rope_yarn"):
         low, high = (half * math.log(tokens / (turn * 2 * math.pi)) / math.log(theta) for turn in _YARN_TURNS)
         first, last = max(math.floor(low), 0), min(math.ceil(high), 2 * half - 1)
-        last += 0.001 if first == last else 0.0
-        ramp = (min(max((i - first) / (last - first), 0.0), 1.0) for i in range(half))
+        span = last - first or 0.001
+        ramp = (min(max((i - first) / span, 0.0), 1.0) for i in range(half))
         return tuple(1.0 / (1.0 - slowed + slowed / factor) for slowed in ramp)
     turns = (tokens * theta ** (-i / half) / (2 * math.pi) for i in range(half))
     shares = (min(max((turn - _SLOW_TURNS) / (_FAST_TURNS - _SLOW_TURNS), 0.0), 1.0) for turn in turns)

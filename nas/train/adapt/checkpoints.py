@@ -610,13 +610,14 @@ class _Stock:
         if self.local is None:
             rope = options.object("rope_scaling") or options.object("rope_parameters")
             return options.rope(self.base, part_of=part_of, share=self.part or 1.0), options.scores(rope)
-        rope = {} if inside else options.object("rope_scaling")
-        each = options.object("rope_parameters")
+        by_type = options.object("rope_parameters")
         options.refuse(
-            any(not isinstance(value, dict) for value in each.values()), "RoPE that is not given for each type of layer"
+            not all(isinstance(value, dict) for value in by_type.values()),
+            "RoPE that is not given for each type of layer",
         )
-        values = each.get("sliding_attention" if inside else "full_attention")
-        rope = {**(values if isinstance(values, dict) else {}), **rope}
+        values = by_type.get("sliding_attention" if inside else "full_attention")
+        rope = dict(values) if isinstance(values, dict) else {}
+        rope |= {} if inside else options.object("rope_scaling")
         name, base = self.local if inside else ("rope_theta", self.base)
         rope.setdefault("rope_theta", options.get(name, base))
         rope = {key: value for key, value in rope.items() if value is not None}
@@ -945,8 +946,8 @@ def _lfm3(options: _Options) -> TrainedModel:
     mixers = {"conv": Block.of("conv", kernel=options.whole("conv_L_cache", 7))}
     orders: dict[str, tuple[int, ...]] = {}
     for kind in _LFM3_ROPE:
-        given = options.object("rope_scaling") or options.object("rope_parameters") or _LFM3_ROPE
-        rope = given.get(kind, given)
+        ropes = options.object("rope_scaling") or options.object("rope_parameters") or _LFM3_ROPE
+        rope = ropes.get(kind, ropes)
         if not isinstance(rope, dict):
             raise InvalidInput("rope_parameters must be an object of objects", where=options.where)
         shape, orders[kind] = _proportional(options, {"rope_theta": 1e6, **rope}, attention["head_dim"])

@@ -153,7 +153,7 @@ class _Grower:
             new = carried if carried is not None else {output: torch.zeros_like(start[output])}
             grown |= {name + key: tensor for key, tensor in new.items()}
         if source is not None:
-            for norm in ("mixer_norm.weight", "ffn_norm.weight"):
+            for norm in (f"{half}_{place}.weight" for half in ("mixer", "ffn") for place in ("norm", "out_norm")):
                 if f"layers.{source}.{norm}" in self.tensors:
                     grown[f"layers.{depth}.{norm}"] = self.tensors[f"layers.{source}.{norm}"][self.width]
         return grown
