@@ -37,12 +37,14 @@ LAYOUTS = {
     "qwen3-linear": "d64 v300 ffn=swiglu:96 [A4/2:32(rope_factor=4)*2]",
     "arcee": "d64 v300 ffn=relu2:96 [A4/2(qk_norm=0)*2]",
     "gemma": "d64 v300 ffn=geglu:96 [A4/1:32(qk_norm=0,rope_theta=10000)*2]",
-    "gemma2": "d64 v300 norms=both softcap=3 ffn=geglu:96 [W4/2@8:32(qk_norm=0,softcap=2) A4/2:32(qk_norm=0,softcap=2)]",
+    "gemma2": "d64 v300 norms=both softcap=3 ffn=geglu:96 [W4/2@8(qk_norm=0,softcap=2) A4/2(qk_norm=0,softcap=2)]",
     "gemma3": "d64 v300 norms=both ffn=geglu:96 [W4/1@8:32(rope_theta=100)*2 A4/1:32(rope_factor=8)]",
     "gemma3-whole": "d64 v300 untied norms=both softcap=4 ffn=geglu:96 [A4/1:32*2]",
     "exaone4": "d64 v300 norms=behind ffn=swiglu:96 [A4/2*2]",
     "olmo2": "d64 v300 untied norms=behind ffn=swiglu:96 [A4/4(qk_norm_wide=1)*2]",
-    "olmo2-windows": "d64 v300 untied norms=behind ffn=swiglu:96 [W4/4@8(qk_norm_wide=1) A4/4(qk_norm_wide=1,rope_factor=4)]",
+    "olmo2-windows": (
+        "d64 v300 untied norms=behind ffn=swiglu:96 [W4/4@8(qk_norm_wide=1) A4/4(qk_norm_wide=1,rope_factor=4)]"
+    ),
     "lfm2moe": "d64 v300 ffn=moe:4x2:32 [C3+swiglu:96 A4/2 C3]",
 }
 

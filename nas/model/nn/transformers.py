@@ -388,7 +388,7 @@ def _attention_only_names(block: Block, index: int) -> tuple[TensorName, ...]:
 
 
 def stock_names(block: Block) -> tuple[TensorName, ...]:
-    """Returns the names that most of transformers' classes have for attention or a dense feed-forward, below a layer."""
+    """Returns names that most of transformers' classes have, below a layer, for attention or a dense feed-forward."""
     if block.spec.role == "ffn":
         parts = ("up", "down") if block.kind == "relu2" else ("gate", "up", "down")
         return tuple(weight_name(name, f"mlp.{name}_proj") for name in parts)

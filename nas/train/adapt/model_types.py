@@ -248,4 +248,4 @@ NO_DECODERS = frozenset(
         "xmod",
     ]
 )
-"""Encoders, halves of translators, and parts of models of images and sound, which transformers lists beside decoders."""
+"""Encoders, halves of translators, and parts of models of images and sound, which transformers lists with decoders."""
