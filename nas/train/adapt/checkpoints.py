@@ -51,6 +51,8 @@ IMPORT_VERSION = 3
 """Increase it with every change after which the same files give other weights."""
 EPS = 1e-5
 """Epsilon of every norm of `nas.model.nn.model`."""
+_MOST_SHARE = 2.0
+"""A share of a head that no check lets pass, for those above 1."""
 _CONFIG_BYTES = 1 << 20
 """Largest config.json."""
 _INTO_RESIDUAL = ("o.weight", "out.weight", "down.weight")
@@ -416,10 +418,11 @@ class _Options:
         )
         self.refuse(any(isinstance(value, dict) for value in rope.values()), _SEVERAL_BASES)
         share = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", share))
-        share = self.positive("partial_rotary_factor", share)
+        share = min(self.positive("partial_rotary_factor", share), _MOST_SHARE)
         self.refuse(part_of is None and share != 1, f"RoPE on a part of each head ({share!r})")
         part = {"rope_dim": int(part_of * share)} if part_of and share != 1 else {}
         part = {"rope_dim": self._source.rope_dim} if self._source.rope_dim else part
+        self.refuse(bool(part) and kind == "yarn", "RoPE of type 'yarn' on a part of each head")
         theta = rope.get("rope_theta", self.get("rope_theta", self.get("theta", default)))
         return {"rope_theta": self.positive("rope_theta", theta)} | part | (self._scaling(rope, kind) if scaled else {})
 
@@ -435,7 +438,6 @@ class _Options:
             turns = [rope.get("beta_fast") or 32, rope.get("beta_slow") or 1]
             self.refuse(turns != [32, 1], f"RoPE of type 'yarn' with other bounds {turns} than 32 and 1")
             self.refuse(rope.get("truncate", True) is not True, "RoPE of type 'yarn' between pairs (truncate)")
-            self.refuse(rope.get("partial_rotary_factor", 1) != 1, "RoPE of type 'yarn' on a part of each head")
             return {**tokens, "rope_yarn": True}
         turns = [rope.get(f"{name}_freq_factor") for name in ("low", "high")]
         self.refuse(turns != [1, 4], f"RoPE of type 'llama3' with other factors of low and high frequencies {turns}")
@@ -454,8 +456,8 @@ class _Options:
         if rope.get("rope_type", rope.get("type")) != "yarn":
             return 1.0
         factor = self.positive("factor", self._factor(rope))
-        parts = [rope.get("mscale"), rope.get("mscale_all_dim")]
-        scales = [0.1 * part * math.log(max(factor, 1.0)) + 1.0 for part in (parts if all(parts) else (1.0, 0.0))]
+        parts = [self.positive(name, rope[name]) for name in ("mscale", "mscale_all_dim") if rope.get(name)]
+        scales = [0.1 * part * math.log(max(factor, 1.0)) + 1.0 for part in (parts if len(parts) == 2 else (1.0, 0.0))]
         return self.positive("attention_factor", rope.get("attention_factor", scales[0] / scales[1])) ** 2
 
     def positive(self, name: str, value: Any) -> float:
@@ -538,7 +540,7 @@ class _Stock:
         centred: whether norms are LayerNorms without weights.
         sinks: whether attention has sinks.
         constants: of a configuration.
-        capped: whether the configuration may bound logits.
+        capped: whether logits are bounded if the configuration does not say so; none: they never are.
     """
 
     tied: bool = False
@@ -563,7 +565,7 @@ class _Stock:
     centred: bool = False
     sinks: bool = False
     constants: Callable[[_Options], _Constants] = lambda options: _Constants()
-    capped: bool = False
+    capped: bool | None = None
 
     def read(self, options: _Options) -> TrainedModel:
         """Reads a configuration of the family."""
@@ -571,7 +573,9 @@ class _Stock:
         options.activation(_activations(options, self.ffn), self.activation)
         for name in self.biases:
             options.refuse(options.flag(name), f"biases ({name})")
-        options.refuse(options.get("clip_qkv") is not None, "clipped queries, keys and values (clip_qkv)")
+        options.refuse(
+            self.centred and options.get("clip_qkv") is not None, "clipped queries, keys and values (clip_qkv)"
+        )
         options.refuse(bool(options.get("use_bidirectional_attention")), "attention to later tokens")
         attention = _attention(options, d_model, qk_norm=self.qk_norm, head_dim=self.head_dim)
         attention["qk_norm_wide"] = self.qk_norm_wide
@@ -602,7 +606,9 @@ class _Stock:
     def _capped(self, options: _Options, which: str) -> bool:
         """Returns whether logits of attention ("attn") or of tokens ("final") are bounded."""
         name = f"{which}_logit_softcapping"
-        return (self.capped and options.given(name)) or options.get(name) is not None
+        if self.capped is None:
+            return False
+        return options.get(name) is not None or (self.capped and options.given(name))
 
     def _rope(self, options: _Options, head_dim: int, inside: bool) -> tuple[dict[str, Any], float]:
         """Returns RoPE's arguments of layers with windows (`inside`) or without, and a factor of their scores."""
@@ -988,7 +994,7 @@ def _proportional(options: _Options, rope: dict[str, Any], head_dim: int) -> tup
     options.refuse(rope.get("factor", 1.0) != 1.0, "RoPE of type 'proportional' with a factor")
     share = options.positive("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0))
     base = options.positive("rope_theta", rope.get("rope_theta"))
-    pairs = int(share * head_dim // 2)
+    pairs = int(min(share, _MOST_SHARE) * head_dim // 2)
     options.refuse(not 0 < pairs <= head_dim // 2, f"RoPE of type 'proportional' on {share!r} of a head")
     if 2 * pairs == head_dim:
         return {"rope_theta": base}, ()
