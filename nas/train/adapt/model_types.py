@@ -71,7 +71,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "gpt_bigcode": ModelType("SantaCoder (1.1B)", (_LEARNED, _LAYER_NORM, _UNGATED, _BIASES)),
     "gpt_neo": ModelType("GPT-Neo 125M", (_LEARNED, _LAYER_NORM, _UNGATED, "biases on the output of attention")),
     "gpt_neox": ModelType("Pythia 70M", (_LAYER_NORM, _UNGATED, _BIASES)),
-    "gpt_neox_japanese": ModelType("GPT-NeoX Japanese 2.7B", (_LAYER_NORM, _UNGATED, _BESIDE)),
+    "gpt_neox_japanese": ModelType("GPT-NeoX Japanese 2.7B", (_LAYER_NORM, _UNGATED, "a bias on the last attention")),
     "gptj": ModelType("GPT-J 6B", (_LAYER_NORM, _UNGATED, _BESIDE)),
     "granite": ModelType("Granite 3.3 2B"),
     "granite_swa": ModelType("Granite Swash 2B"),
