@@ -323,6 +323,61 @@ def test_llama_3_2_is_read(tmp_path: Path) -> None:
     assert layout.params.total == 1_235_814_400
 
 
+PUBLISHED: dict[str, tuple[dict[str, Any], str, int]] = {
+    "Gemma 3 1B": (
+        {
+            "model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 1152, "num_hidden_layers": 26,
+            "head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 6912, "rms_norm_eps": 1e-6,
+            "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 1000000, "rope_local_base_freq": 10000,
+            "rope_scaling": None, "sliding_window": 512, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        },
+        "d1152 v262144 norms=both ffn=geglu:6912 [W4/1@512:256(rope_theta=10000)*5 A4/1:256",
+        999_885_952,
+    ),
+    "Gemma 2 2B": (
+        {
+            "model_type": "gemma2", "vocab_size": 256000, "hidden_size": 2304, "num_hidden_layers": 26, "head_dim": 256,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 9216, "rms_norm_eps": 1e-6,
+            "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0,
+            "sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        },
+        "d2304 v256000 norms=both softcap=30 ffn=geglu:9216 [W8/4@4096:256(qk_norm=0,rope_theta=10000,softcap=50) A8/4",
+        2_614_341_888,
+    ),
+    "OLMo 2 1B": (
+        {
+            "model_type": "olmo2", "vocab_size": 100352, "hidden_size": 2048, "num_hidden_layers": 16,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 8192, "rms_norm_eps": 1e-6,
+            "rope_theta": 500000, "rope_scaling": None, "tie_word_embeddings": False, "hidden_act": "silu",
+        },
+        "d2048 v100352 untied norms=behind ffn=swiglu:8192 [A16/16(qk_norm_wide=1,rope_theta=500000)*16]",
+        1_484_916_736,
+    ),
+    "LFM3 1.7B": (
+        {"model_type": "lfm3", "vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24,
+         "num_attention_heads": 16, "num_key_value_heads": 4},
+        "d2048 v128000 norms=both ffn=swiglu:7680 [C7*2 A16/4(gate=1,rope_dim=64,rope_theta=1000) C7 W16/4@256(gate=1,",
+        1_728_801_536,
+    ),
+}  # fmt: skip
+"""Model -> its configuration as it was released, how its layout begins, and its weights."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_have_the_published_counts(name: str, tmp_path: Path) -> None:
+    config, begins, weights = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layout = read_model(tmp_path).layout
+    assert layout.format().startswith(begins)
+    assert layout.params.total == weights
+
+
+def test_the_cache_of_lfm3_is_as_published(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["LFM3 1.7B"][0]))
+    assert read_model(tmp_path).layout.kv_bytes(131072) == pytest.approx(1.61e9, rel=0.01)
+
+
 UNREAD = {
     "gpt2": ({}, {"learned positions", "LayerNorm", "without a gate", "biases on every"}),
     "mixtral": ({}, {"experts that are chosen by a softmax"}),
