@@ -327,7 +327,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str, int]] = {
     "Gemma 3 1B": (
         {
             "model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 1152, "num_hidden_layers": 26,
-            "head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 6912, "rms_norm_eps": 1e-6,
+            "head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 6912,
+            "rms_norm_eps": 1e-6,
             "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 1000000, "rope_local_base_freq": 10000,
             "rope_scaling": None, "sliding_window": 512, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256,
             "attn_logit_softcapping": None, "final_logit_softcapping": None,
