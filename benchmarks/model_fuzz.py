@@ -66,13 +66,47 @@ _SWITCH: Mapping[str, Any] = {
     "max_window_layers": 1,
     "layer_types": ["full_attention", "sliding_attention"],
 }
+_TYPES: Mapping[str, Any] = {
+    **_LLAMA,
+    "sliding_window": 8,
+    "sliding_window_pattern": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+}
+_GEMMA: Mapping[str, Any] = {
+    **_LLAMA,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 8,
+    "layer_types": None,
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "use_bidirectional_attention": None,
+}
+_GLM: Mapping[str, Any] = _LLAMA | {"attention_bias": True, "partial_rotary_factor": 0.5}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
-    "arcee": _LLAMA | {"hidden_act": "relu2"},
+    "arcee": _LLAMA | {"hidden_act": "relu2", "rope_scaling": _TYPES["rope_scaling"], "max_position_embeddings": 512},
     "ernie4_5": _LLAMA | {"use_bias": False},
     "granite": _LLAMA
     | {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.1, "logits_scaling": 2.0},
+    "granite_swa": _TYPES | {"layer_rope_theta": [1e4, 0], "rope_scaling": None, "attention_multiplier": 0.1},
     "helium": _LLAMA,
+    "exaone4": _TYPES,
+    "gemma": _LLAMA | {"hidden_act": "gelu"},
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA
+    | {
+        "attn_logit_softcapping": None,
+        "rope_local_base_freq": 1e4,
+        "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 1e6}},
+    },
+    "vaultgemma": _GEMMA,
+    "glm": _GLM,
+    "glm4": _GLM,
+    "olmo": _LLAMA | {"clip_qkv": None},
+    "olmo2": _LLAMA,
+    "olmo3": _TYPES | {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {}}},
     "mistral": _LLAMA | {"sliding_window": 4},
     "phi3": _LLAMA | {"partial_rotary_factor": 1.0, "original_max_position_embeddings": 128},
     "qwen2": _LLAMA | _SWITCH,
@@ -94,6 +128,21 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "hidden_act": "silu",
         "tie_word_embeddings": True,
         "time_step_limit": None,
+    },
+    "mamba2": {
+        **_COMMON,
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 16,
+        "n_groups": 1,
+        "conv_kernel": 4,
+        "expand": 2,
+        "layer_norm_epsilon": 1e-5,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "hidden_act": "silu",
+        "time_step_limit": [0.0, "Infinity"],
+        "tie_word_embeddings": True,
     },
     "nemotron_h": {
         **_COMMON,
@@ -121,6 +170,22 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "conv_bias": False,
         "norm_eps": 1e-5,
     },
+    "lfm3": {
+        **_COMMON,
+        "intermediate_size": 96,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "conv_L_cache": 7,
+        "conv_bias": False,
+        "norm_eps": 1e-5,
+        "use_sandwich_norm": True,
+        "use_attention_gate": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        },
+    },
     "lfm2_moe": {
         **_COMMON,
         "intermediate_size": 96,
@@ -142,6 +207,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
             {"share": 0},
         ],
         "tie_word_embeddings": True,
+        "norms": "both",
+        "softcap": 30.0,
         "norm_eps": 1e-5,
     },
 }
@@ -152,6 +219,8 @@ ODD: Sequence[Any] = (
     *("", "x", "Infinity", "silu", "a" * 10_000, "\ud800", [], [1], [None], ["conv"] * 2, [["conv"]], [0] * 10_000),
     *({}, {"a": 1}, {"rope_type": "linear"}, {"rope_type": None}, {"rope_theta": None}, {"rope_theta": "x"}),
     *({"rope_theta": 10**400}, {"x": {}}, {"rope_type": ["yarn"]}),
+    *({"rope_type": "yarn"}, {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": "x"}),
+    *({"full_attention": 1}, {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": -1}}),
 )
 _LAYERS: Sequence[Any] = (
     *({"mixers": 1}, {"mixers": []}, {"mixers": [1]}, {"mixers": [{}]}, {"mixers": [{"kind": []}]}, {"share": 10**30}),

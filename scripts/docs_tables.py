@@ -18,6 +18,7 @@ from nas.core.metrics import METRICS, searchable
 from nas.core.space import SearchSpace
 from nas.core.task import TASKS
 from nas.core.units import parse_count, show_count
+from nas.train.adapt.model_types import MODEL_TYPES
 from nas.train.compare.lfm2_report import size_class
 from nas.train.compare.published import REFERENCES
 
@@ -47,6 +48,14 @@ def block_tables() -> str:
             rows.append(("`expansion`", "number above 0", "", "width / d_model; stands for `width`"))
         parts.append(f"### `{name}` ({kind.role})\n\n{kind.doc}; written {form}.\n\n{_table(_ARGS, rows)}")
     return "\n\n".join(parts)
+
+
+def model_types_table() -> str:
+    """Returns the table of transformers' types: read, or what no layout says of them."""
+    rows = [(f"`{name}`", kind.example, "; ".join(kind.missing) or "**read**") for name, kind in MODEL_TYPES.items()]
+    read = sum(not kind.missing for kind in MODEL_TYPES.values())
+    table = _table(("`model_type`", "for example", "read, or what no layout says"), rows)
+    return f"{read} types are read, {len(rows) - read} are refused.\n\n{table}"
 
 
 def reference_table() -> str:

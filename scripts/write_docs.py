@@ -18,6 +18,7 @@ from docs_tables import (
     merges_table,
     metric_table,
     model_tables,
+    model_types_table,
     passes_table,
     post_training_table,
     reference_table,
@@ -70,7 +71,9 @@ def generated() -> dict[Path, str]:
     }
     for name, table in tables.items():
         trained = _replaced(trained, name, table(json.loads((RECORDED / f"{name}.json").read_bytes())))
-    return {reference: text, compared: models, post: trained, DOCS / "reference/cli.md": cli_reference()}
+    types = DOCS / "reference/model-types.md"
+    read = _replaced(types.read_text(encoding="utf-8"), "types", model_types_table())
+    return {reference: text, compared: models, post: trained, types: read, DOCS / "reference/cli.md": cli_reference()}
 
 
 def _replaced(text: str, name: str, part: str) -> str:

@@ -364,6 +364,7 @@ BLOCKS: Registry[BlockKind] = Registry(
         "gla": "nas.model.blocks.gla:GLA",
         "mlstm": "nas.model.blocks.mlstm:MLSTM",
         "swiglu": "nas.model.blocks.swiglu:SWIGLU",
+        "geglu": "nas.model.blocks.geglu:GEGLU",
         "relu2": "nas.model.blocks.relu2:RELU2",
         "moe": "nas.model.blocks.moe:MOE",
     },

@@ -5,7 +5,8 @@ line:
 
     d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]
 
-Header: width, vocabulary, `untied`, and the feed-forward of every layer that names no other. Then one item per layer:
+Header: width, vocabulary, `untied`, `norms=behind` or `norms=both`, `softcap=BOUND`, and the feed-forward of every
+layer that names no other. Then one item per layer:
 mixers (several, joined by `&`, run in parallel; `-` is none), `+FFN` of its own (`+none` is none), `*count`. `^3` is a
 second use of layer 3.
 
@@ -25,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, get_args
 
 from nas.core.block import BLOCKS, Block, Count, Role, Scalar
 from nas.core.canonical import content_hash
@@ -34,8 +35,15 @@ from nas.core.errors import InvalidInput
 MAX_DEPTH = 1024
 MAX_WIDTH = 1 << 16
 MAX_VOCAB = 1 << 24
+MAX_SOFTCAP = 1e9
 
-_HEADER = re.compile(r"\s*d(\d{1,9})\s+v(\d{1,9})(\s+untied)?\s+ffn=(\S+)\s*\[([^\[\]]*)\]\s*")
+Norms = Literal["before", "behind", "both"]
+"""Where the RMSNorms of a layer's blocks are: on the input, as usual, on the output, as in OLMo 2, or on both."""
+
+_HEADER = re.compile(
+    r"\s*d(?P<width>\d{1,9})\s+v(?P<vocab>\d{1,9})(?P<untied>\s+untied)?(?:\s+norms=(?P<norms>\w+))?"
+    r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,24})?(?:e-\d{1,3})?))?\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
+)
 _ITEM = re.compile(r"(?P<body>[^*]+?)(?:\*(?P<count>\d{1,4}))?")
 
 
@@ -89,6 +97,8 @@ class Layout:
         vocab: rows of the embedding table.
         layers: first to last.
         tied: whether the output head is the embedding table.
+        norms: where the norms of each layer's blocks are.
+        softcap: bound b of the logits, which become b tanh(logit / b), as in Gemma 2; 0: none.
 
     Example:
         >>> layout = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
@@ -102,9 +112,19 @@ class Layout:
     vocab: int
     layers: tuple[Layer, ...]
     tied: bool = True
+    norms: Norms = "before"
+    softcap: float = 0.0
 
     @staticmethod
-    def of(d_model: int, vocab: int, layers: Sequence[Layer], *, tied: bool = True) -> Layout:
+    def of(
+        d_model: int,
+        vocab: int,
+        layers: Sequence[Layer],
+        *,
+        tied: bool = True,
+        norms: Norms = "before",
+        softcap: float = 0.0,
+    ) -> Layout:
         """Returns a checked layout in canonical form.
 
         Raises:
@@ -118,8 +138,19 @@ class Layout:
             raise InvalidInput(f"vocab must be in [2, {MAX_VOCAB}], not {vocab}")
         if not 1 <= len(layers) <= MAX_DEPTH:
             raise InvalidInput(f"a layout has 1 to {MAX_DEPTH} layers, not {len(layers)}")
+        if norms not in get_args(Norms):
+            raise InvalidInput(f"norms must be {', '.join(get_args(Norms))}, not {norms!r}")
+        if not 0 <= softcap <= MAX_SOFTCAP:
+            raise InvalidInput(f"softcap must be in [0, {MAX_SOFTCAP:g}], not {softcap!r}")
+        if norms != "before" and any(len(layer.mixers) > 1 for layer in layers):
+            raise InvalidInput(f"norms={norms}: mixers side by side have no norm behind them")
         checked = tuple(_checked_layer(layer, i, layers, d_model) for i, layer in enumerate(layers))
-        return Layout(d_model, vocab, checked, tied)
+        return Layout(d_model, vocab, checked, tied, norms, float(softcap))
+
+    def with_layers(self, layers: Sequence[Layer], *, d_model: int | None = None, vocab: int | None = None) -> Layout:
+        """Returns the layout with other layers, and perhaps another width or vocabulary, checked as by `of`."""
+        frame = (d_model or self.d_model, vocab or self.vocab)
+        return Layout.of(*frame, layers, tied=self.tied, norms=self.norms, softcap=self.softcap)
 
     @staticmethod
     def parse(text: str) -> Layout:
@@ -131,10 +162,13 @@ class Layout:
         match = _HEADER.fullmatch(text)
         if match is None:
             raise InvalidInput(f"cannot read layout {text!r}: expected 'dWIDTH vVOCAB [untied] ffn=KIND:... [LAYERS]'")
-        width, vocab, untied, ffn, body = match.groups()
-        default = _parse_ffn(ffn)
-        layers = [layer for item in body.split() for layer in _parse_item(item, default)]
-        return Layout.of(int(width), int(vocab), layers, tied=not untied)
+        default = _parse_ffn(match["ffn"])
+        layers = [layer for item in match["body"].split() for layer in _parse_item(item, default)]
+        norms: Any = match["norms"] or "before"  # checked by `of`
+        softcap = float(match["softcap"] or 0)
+        return Layout.of(
+            int(match["width"]), int(match["vocab"]), layers, tied=not match["untied"], norms=norms, softcap=softcap
+        )
 
     @property
     def plugin_versions(self) -> dict[str, str]:
@@ -150,17 +184,21 @@ class Layout:
         items = [_format_layer(layer, default) for layer in self.layers]
         runs = [(item, len(list(group))) for item, group in groupby(items)]
         body = " ".join(item if count == 1 else f"{item}*{count}" for item, count in runs)
-        untied = "" if self.tied else " untied"
-        return f"d{self.d_model} v{self.vocab}{untied} ffn={_format_ffn(default)} [{body}]"
+        about = "" if self.tied else " untied"
+        about += "" if self.norms == "before" else f" norms={self.norms}"
+        about += f" softcap={self.softcap!r}".removesuffix(".0") if self.softcap else ""
+        return f"d{self.d_model} v{self.vocab}{about} ffn={_format_ffn(default)} [{body}]"
 
     def __str__(self) -> str:
         return self.format()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the canonical JSON."""
-        tied = {} if self.tied else {"tied": False}
+        about: dict[str, Any] = {} if self.tied else {"tied": False}
+        about |= {} if self.norms == "before" else {"norms": self.norms}
+        about |= {"softcap": self.softcap} if self.softcap else {}
         layers = [_layer_to_json(layer) for layer in self.layers]
-        return {"v": 1, "d_model": self.d_model, "vocab": self.vocab, "layers": layers, **tied}
+        return {"v": 1, "d_model": self.d_model, "vocab": self.vocab, "layers": layers, **about}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Layout:
@@ -169,14 +207,19 @@ class Layout:
         Raises:
             InvalidInput: another version, unknown or missing keys, or values of another type.
         """
-        data = _object(data, {"v", "d_model", "vocab", "layers", "tied"}, "layout")
+        data = _object(data, {"v", "d_model", "vocab", "layers", "tied", "norms", "softcap"}, "layout")
         if data.get("v") != 1:
             raise InvalidInput(f"layout version {data.get('v')!r}: this build reads version 1")
         layers = [_layer_from_json(layer) for layer in _list(data.get("layers"), "layers")]
         tied = data.get("tied", True)
         if not isinstance(tied, bool):
             raise InvalidInput(f"tied must be true or false, not {tied!r}")
-        return Layout.of(_whole(data, "d_model"), _whole(data, "vocab"), layers, tied=tied)
+        softcap = data.get("softcap", 0.0)
+        if isinstance(softcap, bool) or not isinstance(softcap, int | float):
+            raise InvalidInput(f"softcap must be a number, not {softcap!r}")
+        norms = data.get("norms", "before")
+        width, vocab = _whole(data, "d_model"), _whole(data, "vocab")
+        return Layout.of(width, vocab, layers, tied=tied, norms=norms, softcap=softcap)
 
     @cached_property
     def id(self) -> str:
@@ -209,15 +252,19 @@ class Layout:
         total = active = self.d_model  # the final norm
         for layer in self.layers:
             counts = [_count(block, self.d_model) for block in layer.blocks]
-            norms = self.d_model * (bool(layer.mixers) + (layer.ffn is not None))
+            norms = self._norm_weights(layer)
             total += norms + sum(count.total for count in counts)
             active += norms + sum(count.active for count in counts)
         for index, layer in enumerate(self.layers):
             if layer.share is not None:
-                active += _active(self.own(index), self.d_model)
+                active += self._norm_weights(self.own(index))
+                active += sum(_count(block, self.d_model).active for block in self.own(index).blocks)
         table = self.d_model * self.vocab
         tables = table if self.tied else 2 * table
         return Params(total + tables, active + tables, total)
+
+    def _norm_weights(self, layer: Layer) -> int:
+        return self.d_model * (bool(layer.mixers) + (layer.ffn is not None)) * (1 + (self.norms == "both"))
 
     def kv_bytes(self, context: int, element: float = 2.0) -> float:
         """Returns the bytes of key-value cache at `context` tokens, with `element` bytes a number (2: f16)."""
@@ -258,7 +305,7 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
         short = block.spec.shorten(block, layout.d_model, context, length) if length < context else block
         return block.spec.narrow(short, layout.d_model, d_model)
 
-    return Layout.of(d_model, vocab, _with_blocks(layout, fit), tied=layout.tied)
+    return layout.with_layers(_with_blocks(layout, fit), d_model=d_model, vocab=vocab)
 
 
 def padded(layout: Layout, multiple: int = 32) -> Layout:
@@ -267,17 +314,7 @@ def padded(layout: Layout, multiple: int = 32) -> Layout:
     Weights of `layout`, padded with zeros (`nas.model.nn.weights.padded_weights`), compute the same in it. 32 is the
     block of 4-bit quantisers.
     """
-    return Layout.of(
-        layout.d_model,
-        layout.vocab,
-        _with_blocks(layout, lambda block: block.spec.pad(block, multiple)),
-        tied=layout.tied,
-    )
-
-
-def _active(layer: Layer, d_model: int) -> int:
-    norms = d_model * (bool(layer.mixers) + (layer.ffn is not None))
-    return norms + sum(_count(block, d_model).active for block in layer.blocks)
+    return layout.with_layers(_with_blocks(layout, lambda block: block.spec.pad(block, multiple)))
 
 
 @lru_cache(maxsize=1 << 14)

@@ -83,7 +83,7 @@ def with_blocks(layout: Layout, choice: Mapping[Slot, Block | None]) -> tuple[La
                 mixer = mixer.replace(kv=depths.index(lender.depth))
             layers.append(Layer((mixer,) if mixer else (), ffn))
             depths.append(depth)
-    return Layout.of(layout.d_model, layout.vocab, layers, tied=layout.tied), depths
+    return layout.with_layers(layers), depths
 
 
 def _check_lender(depth: int, lender: Slot, replaced: Container[Slot]) -> None:

@@ -109,10 +109,25 @@ PLANTED_BIASES = Layout.parse("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0,qkv_bias
 """A layout for `BIAS_FAULTS`."""
 PLANTED_SCALING = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_factor=8,rope_tokens=32)*2]")
 """A layout for `SCALING_FAULTS`."""
+PLANTED_YARN = Layout.parse(
+    "d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_factor=8,rope_theta=500,rope_tokens=64,rope_yarn=1)*2]"
+)
+"""A layout for `YARN_FAULTS`."""
 PLANTED_LINEAR = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(rope_factor=4)*2]")
 """A layout for `LINEAR_FAULTS`."""
 PLANTED_PARTIAL = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2(rope_dim=16) C3 A4/2(rope_dim=16)]")
 """A layout for `PARTIAL_FAULTS`."""
+PLANTED_GEMMA = Layout.parse(
+    "d256 v512 norms=both softcap=3 ffn=geglu:512"
+    " [W4/2@8:64(qk_norm=0,rope_theta=10000,softcap=2) A4/2:64(qk_norm=0,rope_theta=10000,softcap=2)]"
+)
+"""A layout for `GEMMA_FAULTS`."""
+_WINDOW_FIRST = "W4/2@8:32(rope_theta=100) A4/2:32(rope_factor=8,rope_theta=5000)"
+_WINDOW_LAST = "A4/2:32(rope_factor=8,rope_theta=5000) W4/2@8:32(rope_theta=100)"
+PLANTED_GEMMA_3 = Layout.parse(f"d256 v512 norms=both ffn=geglu:512 [{_WINDOW_FIRST}]")
+"""A layout for `GEMMA_3_FAULTS`."""
+PLANTED_BEHIND = Layout.parse("d256 v512 untied norms=behind ffn=swiglu:512 [A8/4(qk_norm_wide=1)*2]")
+"""A layout for `BEHIND_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -356,6 +371,12 @@ SCALING_FAULTS = (
 )
 """For layouts like `PLANTED_SCALING`: RoPE as in Llama 3.1, of a length within that of the gate's texts."""
 
+YARN_FAULTS = (
+    Fault("scaled as Llama 3.1", layout=(",rope_yarn=1", "")),
+    Fault("another length", layout=("rope_tokens=64", "rope_tokens=256")),
+    Fault("all pairs slowed", layout=("rope_tokens=64,rope_yarn=1", "rope_tokens=0")),
+)
+"""For layouts like `PLANTED_YARN`: pairs slowed by their numbers."""
 LINEAR_FAULTS = (
     Fault("scaling missing", layout=("(rope_factor=4)", "")),
     Fault("another factor", layout=("rope_factor=4", "rope_factor=2")),
@@ -367,6 +388,28 @@ PARTIAL_FAULTS = (
     Fault("another part turned", layout=("rope_dim=16", "rope_dim=32")),
 )
 """For layouts like `PLANTED_PARTIAL`: RoPE on the first numbers of a head."""
+
+GEMMA_FAULTS = (
+    Fault("scores unbounded", layout=(",softcap=2)", ",softcap=1000000)")),
+    Fault("logits unbounded", layout=(" softcap=3", " softcap=1000000")),
+    Fault("norms behind the mixers left out", _fill("mixer_out_norm.weight", 1.0)),
+    Fault("norms behind the feed-forwards left out", _fill("ffn_out_norm.weight", 1.0)),
+    Fault("another window", layout=("@8", "@16")),
+)
+"""For layouts like `PLANTED_GEMMA`: bounds, and norms on both sides."""
+GEMMA_3_FAULTS = (
+    Fault("one base for all layers", layout=("rope_theta=100)", "rope_theta=5000)")),
+    Fault("unscaled positions", layout=("rope_factor=8,", "")),
+    Fault("QK-norm left out", _forget_qk_norm_weights),
+    Fault("windows in other layers", layout=(_WINDOW_FIRST, _WINDOW_LAST)),
+)
+"""For layouts like `PLANTED_GEMMA_3`: positions that depend on the kind of layer."""
+BEHIND_FAULTS = (
+    Fault("QK-norm one head at a time", layout=("qk_norm_wide=1", "qk_norm=1")),
+    Fault("gains of heads in another order", _roll("q_norm.weight", _HEAD)),
+    Fault("norms behind left out", _fill("out_norm.weight", 1.0)),
+)
+"""For layouts like `PLANTED_BEHIND`: norms behind blocks alone, QK-norm over all heads."""
 
 PLANTS = (
     (PLANTED, FAULTS),
@@ -381,7 +424,11 @@ PLANTS = (
     (PLANTED_LAYERS, LAYER_FAULTS),
     (PLANTED_BIASES, BIAS_FAULTS),
     (PLANTED_SCALING, SCALING_FAULTS),
+    (PLANTED_YARN, YARN_FAULTS),
     (PLANTED_LINEAR, LINEAR_FAULTS),
     (PLANTED_PARTIAL, PARTIAL_FAULTS),
+    (PLANTED_GEMMA, GEMMA_FAULTS),
+    (PLANTED_GEMMA_3, GEMMA_3_FAULTS),
+    (PLANTED_BEHIND, BEHIND_FAULTS),
 )
 """Every layout with its faults."""

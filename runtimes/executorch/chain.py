@@ -192,6 +192,10 @@ def require(layout: Layout) -> None:
 
 
 def _kinds(layout: Layout) -> Iterator[str]:
+    if layout.norms != "before":
+        yield f"norms behind blocks (norms={layout.norms}): the programs have norms in front alone"
+    if layout.softcap:
+        yield "bounded logits (softcap): the program of the head has no bound"
     for layer in layout.layers:
         for block in layer.blocks:
             if block.kind not in KINDS:

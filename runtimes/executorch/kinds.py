@@ -294,11 +294,16 @@ def _theta(block: Block) -> float:
     return float(block.get("rope_theta") or 0)
 
 
-def _not_turned(block: Block) -> str | None:
-    scaled = float(block.get("rope_factor") or 1) != 1
+def _not_attended(block: Block) -> str | None:
     if block.int("rope_dim"):
         return "RoPE on a part of a head (rope_dim): the attention kernel turns whole heads"
-    return "scaled RoPE (rope_factor): the attention kernel turns by a base alone" if scaled else None
+    if float(block.get("rope_factor") or 1) != 1:
+        return "scaled RoPE (rope_factor): the attention kernel turns by a base alone"
+    if block.get("softcap"):
+        return "bounded scores (softcap): the attention kernel has none"
+    if lacking := [name for name in ("qk_norm_wide", "gate") if block.get(name)]:
+        return f"{', '.join(lacking)}: the program of attention has none"
+    return None
 
 
 def _windowed(block: Block) -> Attention:
@@ -313,9 +318,9 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "gqa": ExecuTorchKind(
             lambda block, d_model: (_attention(block, d_model),),
             lambda block: Attention(_theta(block)),
-            refuses=_not_turned,
+            refuses=_not_attended,
         ),
-        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed, refuses=_not_turned),
+        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed, refuses=_not_attended),
         "mla": ExecuTorchKind(
             lambda block, d_model: (_mla(block, d_model),),
             lambda block: Attention(_theta(block), latent=(block.int("latent"), block.int("rope_dim"))),

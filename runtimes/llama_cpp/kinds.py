@@ -4,7 +4,7 @@ A record says which tensors of a GGUF file hold a block and where their values c
 patched architecture reads, and what the builds cannot hold. Other distributions add records through entry points of the
 group `nas.llama_cpp.kinds`, with a patch for the graph code if ours does not compute the block.
 
-The stock architectures are in `support`: they are fixed combinations of conv, gqa, swa, swiglu and moe blocks. Rounding
+The stock architectures are in `support`: they are fixed combinations of conv, gqa, swa, moe and dense blocks. Rounding
 in the equivalence gate follows the storage type of each tensor and needs nothing per kind (`oracle`).
 """
 
@@ -156,9 +156,10 @@ def _attention_parts(block: Block, width: int) -> Iterator[Part]:
             yield Part("attn_v.bias", (kv,), "v.bias", "bias")
     yield Part("attn_output.weight", (width, q), "o.weight")
     if block.get("qk_norm"):
-        yield Part("attn_q_norm.weight", (head_dim,), "q_norm.weight", "norm")
+        wide = bool(block.get("qk_norm_wide"))
+        yield Part("attn_q_norm.weight", (q if wide else head_dim,), "q_norm.weight", "norm")
         if own_cache:
-            yield Part("attn_k_norm.weight", (head_dim,), "k_norm.weight", "norm")
+            yield Part("attn_k_norm.weight", (kv if wide else head_dim,), "k_norm.weight", "norm")
     if block.kind == "swa" and block.get("sink"):
         yield Part("attn_sinks.weight", (heads,), "sinks.weight", "bias")
     if canon := block.int("canon"):
@@ -346,6 +347,8 @@ def _swiglu_parts(block: Block, width: int) -> Iterator[Part]:
 
 
 SWIGLU = GgufKind(_swiglu_parts, (("feed_forward_length", argument("width")),))
+GEGLU = GgufKind(_swiglu_parts)
+"""In stock architectures alone, which read no sizes of layers."""
 
 
 def _relu2_parts(block: Block, width: int) -> Iterator[Part]:
@@ -354,11 +357,7 @@ def _relu2_parts(block: Block, width: int) -> Iterator[Part]:
     yield Part("ffn_down.weight", (width, hidden), "down.weight")
 
 
-RELU2 = GgufKind(
-    _relu2_parts,
-    (("feed_forward_length", argument("width")),),
-    not_stock="squared-ReLU feed-forwards are in no stock architecture next to the others",
-)
+RELU2 = GgufKind(_relu2_parts, (("feed_forward_length", argument("width")),))
 
 
 def _moe_parts(block: Block, width: int) -> Iterator[Part]:
@@ -406,6 +405,7 @@ BUILTIN = {
     "gla": GLA,
     "mlstm": MLSTM,
     "relu2": RELU2,
+    "geglu": GEGLU,
     "mla": MLA,
 }
 IN_EVERY_FILE = ("gqa", "swa", "conv", "mamba2", "swiglu")

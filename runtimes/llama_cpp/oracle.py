@@ -3,8 +3,8 @@
 Rounding follows llama.cpp. A product with Q4_0 or Q8_0 weights reads activations as Q8_0 (blocks of 32, 8 bits), with
 Q6_K weights as Q8_K (blocks of 256), with F16 weights as F16: `vec_dot_type` in ggml/src/ggml-cpu/ggml-cpu.c,
 `quantize_row_*_ref` in ggml-quants.c. The key-value cache is F16, and flash attention adds up values in F16.
-Convolutions and state-space scans are float32. Arm processors with float16 arithmetic also add up products of F16
-numbers in F16.
+GELU is a table from F16 to F16 (`ggml_table_gelu_f16`). Convolutions and state-space scans are float32. Arm processors
+with float16 arithmetic also add up products of F16 numbers in F16.
 
 Where two experts score alike, rounding picks another one and all that follows differs. Held to the same choices, two
 computations differ by rounding alone; whether the choices were right is then a question of their own.
@@ -31,7 +31,9 @@ from nas.measure.runtimes.llama_cpp.binding import Choices
 from nas.measure.runtimes.llama_cpp.gate import Computed
 from nas.measure.runtimes.llama_cpp.support import Quantisation, architecture
 from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Type, storage_type, tensors
+from nas.model.nn.gqa import attend_bounded
 from nas.model.nn.model import Model
+from nas.model.nn.primitives import bounded
 
 
 class Oracle:
@@ -67,7 +69,7 @@ class Oracle:
                 values = quants.dequantize(contents.data(tensor, storage), storage)
                 if tensor.role == "decay":
                     values = np.log(-values)
-                target.copy_(torch.from_numpy(values.reshape(target.shape)))
+                target.copy_(torch.from_numpy(values.reshape(target.shape)) / tensor.factor)
                 self._types[target.untyped_storage().data_ptr()] = storage
 
     @torch.no_grad()
@@ -154,6 +156,7 @@ def attend_f16(
     mask: Tensor | None = None,
     *,
     scale: float | None = None,
+    softcap: float = 0.0,
     half_sums: bool = False,
 ) -> Tensor:
     """Computes attention as ggml's flash attention does for fewer than 64 tokens, one key at a time.
@@ -167,6 +170,7 @@ def attend_f16(
         values: [B, KV, S, v], as keys.
         mask: what `F.scaled_dot_product_attention` takes, [.., T, S]; None: causal, T = S.
         scale: of scores; None: 1 / sqrt(head_dim).
+        softcap: bound of scores; 0: none.
         half_sums: whether scores are added up in float16 too.
 
     Returns:
@@ -176,6 +180,7 @@ def attend_f16(
     keys, values = (_f16(x).repeat_interleave(groups, 1) for x in (keys, values))
     products = dot_f16(_f16(q)[..., None, :], keys[..., None, :, :]) if half_sums else _f16(q) @ keys.transpose(-1, -2)
     scores = products / q.shape[-1] ** 0.5 if scale is None else products * scale
+    scores = bounded(scores, softcap)
     if mask is None:
         mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -205,7 +210,7 @@ _ROUNDING: dict[Type, Callable[[Tensor], Tensor]] = {
 
 
 class RoundedActivations(TorchFunctionMode):
-    """Inside it, `F.linear` and attention see activations as llama.cpp does.
+    """Inside it, `F.linear`, GELU and attention see activations as llama.cpp does.
 
     Args:
         types: storage pointer of a weight -> its type in the file; other weights keep float32 activations.
@@ -224,7 +229,7 @@ class RoundedActivations(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Rounds the activations of the two functions, passes every other call on."""
+        """Rounds the activations of these functions, passes every other call on."""
         if func is F.linear:
             x, weight, *rest = args
             storage = self._types.get(weight.untyped_storage().data_ptr(), Type.F32)
@@ -237,4 +242,9 @@ class RoundedActivations(TorchFunctionMode):
             about = kwargs or {}
             scale = about.get("scale")
             return attend_f16(q, keys, values, about.get("attn_mask"), scale=scale, half_sums=self._half_sums)
+        elif func is attend_bounded:
+            q, keys, values, mask, softcap = args
+            return attend_f16(q, keys, values, mask, softcap=softcap, half_sums=self._half_sums)
+        elif func is F.gelu:
+            return _f16(func(_f16(args[0]), **(kwargs or {})))
         return func(*args, **(kwargs or {}))

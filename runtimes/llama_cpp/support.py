@@ -1,8 +1,8 @@
 """Rules of the layouts that llama.cpp carries, and their architectures.
 
-A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, qwen3.cpp,
-qwen2.cpp and llama.cpp of the pinned source. A layout with short convolutions and attention is `lfm2` (`lfm2moe` with
-experts); attention alone is `qwen3`, or `llama` without QK-norm, or `qwen2` with biases on queries, keys and values.
+A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, and those of
+`_FORMS` in the pinned source. A layout with short convolutions and attention is `lfm2` (`lfm2moe` with experts);
+attention alone is what `_FORMS` names for its feed-forwards, norms and biases.
 What none of them holds may run on our patched build, whose architecture `hilnas` reads every size per layer:
 `nas.measure.runtimes.llama_cpp.patches`.
 """
@@ -42,12 +42,8 @@ def supports(layout: Layout) -> Support:
         if reasons := _each_once(rules(layout)):
             return Support("no", None, reasons)
     if reasons := _each_once(_stock_reasons(layout)):
-        if _biased(layout):
-            return Support("no", None, ("biases on queries, keys and values: the patched build has none", *reasons))
-        if _scaled(layout):
-            return Support("no", None, ("scaled RoPE (rope_factor): the patched build has none", *reasons))
-        if _partial(layout):
-            return Support("no", None, ("RoPE on a part of a head (rope_dim): the patched build has none", *reasons))
+        if lacking := _each_once(_not_patched(layout)):
+            return Support("no", None, (*(f"{what}: the patched build has none" for what in lacking), *reasons))
         return Support("patched", PATCHED, reasons)
     return Support("stock", _stock_architecture(layout))
 
@@ -90,25 +86,68 @@ def _block_rules(layout: Layout) -> Iterable[str]:
             yield from KINDS[name].rules(of_name)
 
 
-def _stock_architecture(layout: Layout) -> str:
-    """Returns the architecture of a layout for which there are no `_stock_reasons`."""
+def _stock_architecture(layout: Layout) -> str | None:
+    """Returns the only architecture that may hold a layout, as it does unless there are `_stock_reasons`."""
     if of_kind(mixers(layout), "conv"):
         return "lfm2moe" if of_kind(feed_forwards(layout), "moe") else "lfm2"
-    if _biased(layout):
-        return "qwen2"
-    return "qwen3" if mixers(layout)[0].get("qk_norm") else "llama"
+    attention, dense = of_kind(mixers(layout), *ATTENTION), of_kind(feed_forwards(layout), *_DENSE)
+    return _FORMS.get((dense[0].kind, layout.norms, _qk_norm(attention[0]), _biased(attention))) if dense else None
 
 
-def _biased(layout: Layout) -> bool:
-    return any(block.get("qkv_bias") for block in of_kind(mixers(layout), *ATTENTION))
+_DENSE = ("swiglu", "relu2", "geglu")
+_FORMS = {
+    ("swiglu", "before", "no", False): "llama",
+    ("swiglu", "before", "no", True): "qwen2",
+    ("swiglu", "before", "one", False): "qwen3",
+    ("relu2", "before", "no", False): "arcee",
+    ("geglu", "before", "no", False): "gemma",
+    ("geglu", "both", "no", False): "gemma2",
+    ("geglu", "both", "one", False): "gemma3",
+    ("swiglu", "behind", "one", False): "exaone4",
+    ("swiglu", "behind", "wide", False): "olmo2",
+}
+"""Feed-forwards, norms, QK-norm and biases of a model of attention alone -> its architecture."""
+WINDOWED = ("gemma2", "gemma3", "olmo2")
+"""Those with windows in some layers."""
+SCALED = ("gemma", "gemma2", "gemma3")
+"""Those whose graph multiplies the embedding by the root of the width."""
+PAIRED = ("llama", "arcee")
+"""Those whose RoPE turns neighbouring numbers."""
+FACTORED = ("llama", "arcee", "exaone4")
+"""Those that read factors of RoPE's frequencies from the file."""
+_WHOLE = ("qwen2", "exaone4", "olmo2")
+"""Those whose heads make up the width."""
+_OTHER_SCALE = {"gemma2": 46, "gemma3": 62}
+"""Depth at which the loader takes a model for the one of 27B, whose scores are scaled otherwise."""
 
 
-def _scaled(layout: Layout) -> bool:
-    return any(block.get("rope_factor") != 1 for block in of_kind(mixers(layout), *ATTENTION))
+def _qk_norm(block: Block) -> str:
+    return "wide" if block.get("qk_norm_wide") else "one" if block.get("qk_norm") else "no"
 
 
-def _partial(layout: Layout) -> bool:
-    return any(block.int("rope_dim") for block in of_kind(mixers(layout), *ATTENTION))
+def _biased(attention: list[Block]) -> bool:
+    return any(block.get("qkv_bias") for block in attention)
+
+
+def _not_patched(layout: Layout) -> Iterable[str]:
+    """Yields what the patched build lacks of a layout."""
+    attention = of_kind(mixers(layout), *ATTENTION)
+    for what, name, usual in (
+        ("biases on queries, keys and values", "qkv_bias", False),
+        ("scaled RoPE", "rope_factor", 1),
+        ("RoPE on a part of a head", "rope_dim", 0),
+        ("QK-norm over all heads together", "qk_norm_wide", False),
+        ("bounded scores", "softcap", 0),
+        ("gates on heads", "gate", False),
+    ):
+        if any(block.get(name) != usual for block in attention):
+            yield f"{what} ({name})"
+    if layout.norms != "before":
+        yield f"norms behind blocks (norms={layout.norms})"
+    if layout.softcap:
+        yield "bounded logits (softcap)"
+    if of_kind(feed_forwards(layout), "geglu"):
+        yield "GEGLU feed-forwards"
 
 
 def _stock_reasons(layout: Layout) -> Iterable[str]:
@@ -131,21 +170,27 @@ def _stock_reasons(layout: Layout) -> Iterable[str]:
             yield reason
     if not attention:
         yield "no attention layer: lfm2 needs at least one (llama_decode aborts without)"
-    yield from _attention_rules(attention)
+    if any(block.get("gate") for block in attention):
+        yield "gates on heads: stock architectures have none"
+    yield from _attention_rules(attention, None if convs or not attention else _stock_architecture(layout))
     yield from (_lfm2_rules(layout, attention, convs) if convs else _attention_only_rules(layout, attention))
     yield from _ffn_rules(layout)
 
 
-def _attention_rules(attention: list[Block]) -> Iterable[str]:
+def _attention_rules(attention: list[Block], arch: str | None) -> Iterable[str]:
     yield from one_per_model("head count", attention, lambda block: block.int("heads"))
     yield from one_per_model("head size", attention, lambda block: block.int("head_dim"))
-    yield from one_per_model("RoPE base", attention, lambda block: block.get("rope_theta"))
-    yield from one_per_model("choice of QK-norm", attention, lambda block: block.get("qk_norm"))
+    yield from one_per_model("choice of QK-norm", attention, _qk_norm)
     if any(not block.get("rope_theta") for block in attention):
         yield "attention without positions: stock architectures always turn queries and keys"
     yield from one_per_model("choice of biases", attention, lambda block: block.get("qkv_bias"))
-    yield from one_per_model("scaling of RoPE (rope_factor)", attention, lambda block: block.get("rope_factor"))
-    yield from one_per_model("scaling of RoPE (rope_tokens)", attention, lambda block: block.get("rope_tokens"))
+    full, windows = of_kind(attention, "gqa"), of_kind(attention, "swa")
+    for blocks in (full, windows) if arch in WINDOWED else (attention,):
+        if arch != "olmo2":
+            yield from one_per_model("RoPE base", blocks, lambda block: block.get("rope_theta"))
+        yield from one_per_model("scaling of RoPE (rope_factor)", blocks, lambda block: block.get("rope_factor"))
+        for name in ("rope_tokens", "rope_yarn"):
+            yield from one_per_model(f"scaling of RoPE ({name})", blocks, lambda block, name=name: block.get(name))
     yield from one_per_model("part of a head that RoPE turns", attention, lambda block: block.int("rope_dim"))
     if any(block.kind == "swa" and block.get("sink") for block in attention):
         yield "attention sinks: lfm2 has none"
@@ -157,10 +202,15 @@ def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> I
     yield from one_per_model("convolution kernel", convs, lambda block: block.int("kernel"))
     if any(not block.get("qk_norm") for block in attention):
         yield "attention without QK-norm: lfm2 always has it"
-    if _biased(layout):
-        yield "biases next to convolutions: lfm2 has none"
+    for what in ("qkv_bias", "qk_norm_wide", "softcap"):
+        if any(block.get(what) for block in attention):
+            yield f"{'biases' if what == 'qkv_bias' else what} next to convolutions: lfm2 has none"
+    if layout.norms != "before" or layout.softcap:
+        yield "norms behind blocks, or bounded logits, next to convolutions: lfm2 has neither"
+    if others := sorted({block.kind for block in feed_forwards(layout)} - {"swiglu", "moe"}):
+        yield f"{', '.join(others)} feed-forwards next to convolutions: lfm2 has none"
     if any(block.int("rope_tokens") for block in attention):
-        yield "RoPE as in Llama 3.1 (rope_tokens) next to convolutions: lfm2 has no factors of frequencies"
+        yield "pairs scaled one by one (rope_tokens) next to convolutions: lfm2 has no factors of frequencies"
     for block in attention:
         heads, head_dim = block.int("heads"), block.int("head_dim")
         if heads * head_dim != layout.d_model:
@@ -175,30 +225,75 @@ def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[st
     yield from one_per_model(
         "key-value head count (without convolutions)", attention, lambda block: block.int("kv_heads")
     )
-    if any(block.int("rope_tokens") and (block.get("qk_norm") or block.get("qkv_bias")) for block in attention):
-        yield "RoPE as in Llama 3.1 (rope_tokens) next to QK-norm or biases: only llama has factors of frequencies"
-    if _partial(layout):
+    if any(block.int("rope_dim") for block in attention):
         yield "RoPE on a part of a head (rope_dim) without convolutions: qwen3, qwen2 and llama turn whole heads"
-    for block in attention if _biased(layout) else ():
-        if block.get("qk_norm"):
-            yield "biases next to QK-norm: qwen2 has no QK-norm, qwen3 no biases"
-        if block.int("heads") * block.int("head_dim") != layout.d_model:
-            yield f"heads that do not make d_model {layout.d_model}: qwen2 needs that"
-    if of_kind(attention, "swa"):
-        yield "sliding windows without a convolution layer: qwen3 and llama have none"
     if of_kind(feed_forwards(layout), "moe"):
         yield "experts without a convolution layer: lfm2moe needs at least one"
+    dense = of_kind(feed_forwards(layout), *_DENSE)
+    yield from one_per_model("kind of feed-forward", dense, lambda block: block.kind)
+    if not attention or not dense:
+        return
+    arch = _stock_architecture(layout)
+    if arch is None:
+        normed, biases = _qk_norm(attention[0]), "with" if _biased(attention) else "without"
+        yield (
+            f"{dense[0].kind} feed-forwards, norms {layout.norms} blocks, {normed} QK-norm, {biases} biases:"
+            f" together in none of {', '.join(_FORMS.values())}"
+        )
+        return
+    yield from _form_rules(layout, arch, attention)
+    yield from _window_rules(arch, of_kind(attention, "gqa"), of_kind(attention, "swa"))
+
+
+def _form_rules(layout: Layout, arch: str, attention: list[Block]) -> Iterable[str]:
+    if any(block.int("rope_tokens") for block in attention) and arch not in FACTORED:
+        yield f"pairs scaled one by one (rope_tokens): {arch} has no factors of frequencies, {', '.join(FACTORED)} have"
+    head_dim, heads = attention[0].int("head_dim"), attention[0].int("heads")
+    if arch in _WHOLE and heads * head_dim != layout.d_model:
+        yield f"heads that do not make d_model {layout.d_model}: {arch} needs that"
+    if layout.tied and arch == "olmo2":
+        yield "tied embeddings: olmo2 has a head of its own"
+    if not layout.tied and arch in ("gemma", "gemma2"):
+        yield f"a head of its own: {arch} has tied embeddings"
+    if layout.depth == _OTHER_SCALE.get(arch) and layout.d_model // heads != head_dim:
+        yield f"{layout.depth} layers: {arch} scales scores by another size than the head's there"
+    if layout.depth == 64 and arch == "exaone4":
+        yield "64 layers: exaone4 has windows there"
+    bounds = {float(block.get("softcap") or 0) for block in attention}
+    if arch == "gemma2" and (len(bounds) > 1 or 0 in bounds or not layout.softcap):
+        yield "scores or logits without a bound (softcap): gemma2 bounds both, each by one number"
+    if arch != "gemma2" and any(bounds):
+        yield f"bounded scores (softcap): {arch} has none"
+    if arch not in ("gemma2", "gemma3") and layout.softcap:
+        yield f"bounded logits (softcap): {arch} has none"
+
+
+def _window_rules(arch: str, full: list[Block], windows: list[Block]) -> Iterable[str]:
+    if arch == "gemma2" and not windows:
+        yield "no sliding windows: gemma2 always has them"
+    if not windows:
+        return
+    if arch not in WINDOWED:
+        yield f"sliding windows without a convolution layer: {arch} has none"
+        return
+    if not full:
+        yield f"sliding windows in every layer: {arch} is exported with them in some layers"
+    if arch == "olmo2":
+        yield from one_per_model("RoPE base", [*full, *windows], lambda block: block.get("rope_theta"))
+    scaled = {block.get("rope_factor") for block in windows}
+    if scaled != ({block.get("rope_factor") for block in full} if arch == "gemma2" else {1.0}):
+        yield f"scaling of RoPE in layers with windows: {arch} has {'that of all' if arch == 'gemma2' else 'none'}"
 
 
 def _ffn_rules(layout: Layout) -> Iterable[str]:
     ffns = feed_forwards(layout)
-    dense, sparse = of_kind(ffns, "swiglu"), of_kind(ffns, "moe")
+    dense, sparse = of_kind(ffns, *_DENSE), of_kind(ffns, "moe")
     yield from one_per_model("dense feed-forward width", dense, lambda block: block.int("width"))
     yield from one_per_model("experts per token", sparse, lambda block: block.int("top_k"))
     yield from one_per_model("expert width", sparse, lambda block: block.int("width"))
     if any(block.int("shared") for block in sparse):
         yield "shared experts: lfm2moe has none"
-    if sparse and of_kind(ffns[ffns.index(sparse[0]) :], "swiglu"):
+    if sparse and of_kind(ffns[ffns.index(sparse[0]) :], *_DENSE):
         yield "a dense feed-forward after experts: lfm2moe has dense layers first only"
 
 

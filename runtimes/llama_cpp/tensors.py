@@ -30,7 +30,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
 )
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation
+from nas.measure.runtimes.llama_cpp.support import FACTORED, PATCHED, SCALED, Quantisation
 from nas.model.nn.rope import rope_divisors
 
 Type = GGMLQuantizationType
@@ -50,6 +50,7 @@ class Tensor:
         flat: whether its first two dimensions are one there.
         values: what it holds, where that follows from the layout; (): it has a source. A file of random weights has
             those of its role in their place, which takes the same time.
+        factor: what its source is multiplied by.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Tensor:
     source: str = ""
     flat: bool = False
     values: tuple[float, ...] = ()
+    factor: float = 1.0
 
     @property
     def part(self) -> str:
@@ -74,25 +76,29 @@ class Tensor:
 def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
     """Yields every tensor of the layout's file, in order."""
     width = layout.d_model
-    yield Tensor("token_embd.weight", (layout.vocab, width), source="embed.weight")
+    scale = math.sqrt(width) if arch in SCALED else 1.0
+    yield Tensor("token_embd.weight", (layout.vocab, width), source="embed.weight", factor=1 / scale)
     final_norm = "token_embd_norm" if arch in ("lfm2", "lfm2moe", PATCHED) else "output_norm"
-    yield Tensor(f"{final_norm}.weight", (width,), "norm", source="norm.weight")
+    gain = scale if layout.tied else 1.0
+    yield Tensor(f"{final_norm}.weight", (width,), "norm", source="norm.weight", factor=gain)
     if not layout.tied:
         yield Tensor("output.weight", (layout.vocab, width), source="head.weight")
     attention = of_kind((block for blocks in mixers_by_layer(layout) for block in blocks), *ATTENTION)
-    if arch == "llama" and attention[0].int("rope_tokens"):
+    if arch in FACTORED and attention[0].int("rope_tokens"):
         divisors = rope_divisors(attention[0])
         yield Tensor("rope_freqs.weight", (len(divisors),), "norm", values=divisors)
     for index, (mixers, ffns) in enumerate(zip(mixers_by_layer(layout), feed_forwards_by_layer(layout), strict=True)):
         if layout.layers[index].share is not None:
             continue
         places = [f"mixers.{j}." for j in range(len(mixers))]
-        for norm, source, blocks, prefixes in (
-            ("attn_norm", "mixer_norm", mixers, places),
-            ("ffn_norm", "ffn_norm", ffns, ["ffn."]),
+        for norm, out_norm, half, blocks, prefixes in (
+            ("attn_norm", "post_attention_norm", "mixer", mixers, places),
+            ("ffn_norm", "post_ffw_norm", "ffn", ffns, ["ffn."]),
         ):
-            if blocks:
-                yield _tensor(index, Part(f"{norm}.weight", (width,), f"{source}.weight", "norm"))
+            if blocks and layout.norms != "behind":
+                yield _tensor(index, Part(f"{norm}.weight", (width,), f"{half}_norm.weight", "norm"))
+            if blocks and layout.norms != "before":
+                yield _tensor(index, Part(f"{out_norm}.weight", (width,), f"{half}_out_norm.weight", "norm"))
             for block, prefix in zip(blocks, prefixes, strict=False):
                 for part in KINDS[block.kind].parts(block, width):
                     yield _tensor(index, part, prefix)
@@ -204,6 +210,8 @@ class CheckpointTensors:
             InvalidInput: values that are no float16 or float32, or not finite.
         """
         values = np.array(tensor.values, np.float32) if tensor.values else self._state.floats(tensor.source)
+        if tensor.factor != 1.0:
+            values = values * np.float32(tensor.factor)
         if tensor.role == "decay":
             values = -np.exp(values)  # GGUF stores A, the state dict its logarithm
         if storage in _PLAIN:

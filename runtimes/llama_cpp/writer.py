@@ -30,7 +30,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
 )
 from nas.measure.runtimes.llama_cpp.random_weights import ALIGNMENT, random_recipe
-from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation, architecture
+from nas.measure.runtimes.llama_cpp.support import PAIRED, PATCHED, WINDOWED, Quantisation, architecture
 from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
 from nas.measure.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
@@ -132,12 +132,12 @@ def _trained(
     yield header
     for tensor, storage in stored:
         data = checkpoint.data(tensor, storage)
-        yield (_turned(data, tensor, layout) if arch == "llama" else data).data
+        yield (_turned(data, tensor, layout) if arch in PAIRED else data).data
         yield bytes(-data.size % ALIGNMENT)
 
 
 def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout) -> NDArray[np.uint8]:
-    """Reorders rows of a head as RoPE of `llama` pairs them.
+    """Reorders rows of a head as RoPE of `llama` and `arcee` pairs them.
 
     It turns neighbouring numbers of a head; the others (and nas.model.nn) number i and number i + head_dim / 2. Blocks
     lie along rows, so stored rows can be reordered.
@@ -204,8 +204,9 @@ def _size_label(layout: Layout) -> str:
 
 def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
     mixing, ffns = mixers(layout), feed_forwards(layout)
-    convs, attention = of_kind(mixing, "conv"), of_kind(mixing, *ATTENTION)[0]
-    dense, sparse = of_kind(ffns, "swiglu"), of_kind(ffns, "moe")
+    convs, windows = of_kind(mixing, "conv"), of_kind(mixing, "swa")
+    attention = (of_kind(mixing, "gqa") or windows)[0]
+    dense, sparse = [ffn for ffn in ffns if ffn.kind != "moe"], of_kind(ffns, "moe")
     writer.add_rope_freq_base(float(attention.get("rope_theta") or 0))
     if (factor := float(attention.get("rope_factor") or 1)) != 1 and not attention.int("rope_tokens"):
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
@@ -220,8 +221,15 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
         writer.add_head_count_kv(attention.int("kv_heads"))
         writer.add_key_length(attention.int("head_dim"))
         writer.add_value_length(attention.int("head_dim"))
-    if attention.kind == "swa":
-        writer.add_sliding_window(attention.int("window"))
+    if windows:
+        writer.add_sliding_window(windows[0].int("window"))
+    if windows and writer.arch in WINDOWED:
+        writer.add_sliding_window_pattern([block.kind == "swa" for block in mixing])
+        writer.add_rope_freq_base_swa(float(windows[0].get("rope_theta") or 0))
+    if bound := float(attention.get("softcap") or 0):
+        writer.add_attn_logit_softcapping(bound)
+    if layout.softcap:
+        writer.add_final_logit_softcapping(layout.softcap)
     if dense:
         writer.add_feed_forward_length(dense[0].int("width"))
     if sparse:

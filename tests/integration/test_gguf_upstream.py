@@ -38,7 +38,21 @@ SAID_BY_GGUF = {
     "lfm2-moe": {"routed_scaling_factor": 1.0},
 }
 """Settings that these architectures of llama.cpp fix, in place of those of the other tests; norms of 1e-5, as ours."""
-TYPES = ("llama", "llama-scaled", "qwen3-linear", "qwen2", "qwen3", "smollm3", "granite", "lfm2", "lfm2-moe")
+TYPES = (
+    "arcee",
+    "exaone4",
+    "olmo2",
+    "olmo3",
+    "llama",
+    "llama-scaled",
+    "qwen3-linear",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "granite",
+    "lfm2",
+    "lfm2-moe",
+)
 TEXT = "The year 2024: größer — don't! \t\n  def f(x):\r\n\n    return x<|im_end|>"
 OF_TRANSFORMERS = {
     "general.basename",

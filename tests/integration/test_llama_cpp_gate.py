@@ -23,14 +23,22 @@ from nas.measure.runtimes.runner import Feed, local_machine, runner_logits
 from nas.testing.gate_contract import GateContract
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import (
+    BEHIND_FAULTS,
+    GEMMA_3_FAULTS,
+    GEMMA_FAULTS,
     LINEAR_FAULTS,
     MOE_FAULTS,
     PARTIAL_FAULTS,
+    PLANTED_BEHIND,
+    PLANTED_GEMMA,
+    PLANTED_GEMMA_3,
     PLANTED_LINEAR,
     PLANTED_MOE,
     PLANTED_PARTIAL,
     PLANTED_SCALING,
+    PLANTED_YARN,
     SCALING_FAULTS,
+    YARN_FAULTS,
     Fault,
     checkpoint,
 )
@@ -45,6 +53,11 @@ RIGHT = (
     "d128 v512 ffn=swiglu:352 [A4/2:32(qk_norm=0)*4]",
     "d256 v512 ffn=swiglu:512 [C3 W4/2@32 C3 W4/1@32]",
     "d256 v512 ffn=swiglu:512 [C3 A4/2(rope_factor=4)]",
+    "d256 v512 ffn=geglu:512 [A4/1:64(qk_norm=0)*2]",
+    "d256 v512 ffn=relu2:512 [A4/2(qk_norm=0,rope_factor=8,rope_tokens=32)*2]",
+    "d256 v512 untied norms=both softcap=4 ffn=geglu:512 [A4/2:32*2]",
+    "d256 v512 norms=behind ffn=swiglu:512 [A8/4*2]",
+    "d256 v512 untied norms=behind ffn=swiglu:512 [W8/4@8(qk_norm_wide=1) A8/4(qk_norm_wide=1,rope_factor=4)]",
 )
 PLANTED = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4]")
 QK_NORM = Fault("QK-norm missing", layout=("A8/4", "A8/4(qk_norm=0)"))
@@ -75,9 +88,31 @@ class TestScaledPositionsGate(TestStockGate):
     faults = SCALING_FAULTS
 
 
+class TestYarnPositionsGate(TestStockGate):
+    layout = PLANTED_YARN
+    faults = YARN_FAULTS
+
+
 class TestLinearPositionsGate(TestStockGate):
     layout = PLANTED_LINEAR
     faults = LINEAR_FAULTS
+
+
+class TestGemmaGate(TestStockGate):
+    """As Gemma 2: norms on both sides, GELU gates, bounded scores and logits, a scaled embedding."""
+
+    layout = PLANTED_GEMMA
+    faults = GEMMA_FAULTS
+
+
+class TestGemma3Gate(TestStockGate):
+    layout = PLANTED_GEMMA_3
+    faults = GEMMA_3_FAULTS
+
+
+class TestNormsBehindGate(TestStockGate):
+    layout = PLANTED_BEHIND
+    faults = BEHIND_FAULTS
 
 
 class TestPartialPositionsGate(TestStockGate):

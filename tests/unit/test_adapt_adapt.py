@@ -85,6 +85,21 @@ def test_scaled_rope_is_kept_or_has_no_alternative() -> None:
     assert {block.get("rope_factor") for block in attention} == {8.0}
 
 
+@pytest.mark.parametrize(
+    "mixer", ["A4/4:16(qk_norm=0,qkv_bias=1)", "A4/4:16(qk_norm_wide=1)", "A4/4:16(softcap=5)", "A4/4:16(gate=1)"]
+)
+@torch.no_grad()
+def test_every_alternative_of_attention_starts(mixer: str) -> None:
+    layout = Layout.parse(f"d64 v320 ffn=geglu:128 [{mixer}*2]")
+    model, inputs = Model(layout, seed=1), torch.randn(2, 24, 64)
+    for block in default_alternatives(layout, Slot(1, "mixer"), 8):
+        if block is not None and "kv" not in dict(block.given):
+            started(block, model.layers["1"].mixers[0], inputs, 0, 2)
+    narrower = [block for block in default_alternatives(layout, Slot(1, "ffn"), 8) if block is not None]
+    assert [block.int("width") for block in narrower] == [96, 64, 32]
+    assert started(narrower[0], model.layers["1"].ffn, inputs, 0, 2)(inputs).isfinite().all()
+
+
 def test_rope_on_a_part_of_a_head_is_kept_or_has_no_alternative() -> None:
     layout = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16(rope_dim=8)*2]")
     blocks = default_alternatives(layout, Slot(1, "mixer"), 8)

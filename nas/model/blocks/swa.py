@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nas.core.block import Arg, Block, Count
+from nas.core.errors import InvalidInput
 from nas.model.blocks.attention import HEAD_ARGS, AttentionKind, attention_count, attention_flops, cache_bytes
 
 _LEAST_WINDOW = 8
@@ -27,6 +28,11 @@ class SlidingWindowAttention(AttentionKind):
         Arg("window", int, "tokens seen, the current one included", required=True, low=1, high=1 << 20),
         Arg("sink", bool, "a learned logit per query head that takes attention away", default=False),
     )
+
+    def check(self, block: Block, d_model: int) -> None:
+        super().check(block, d_model)
+        if block.get("sink") and block.get("softcap"):
+            raise InvalidInput("swa: softcap bounds scores, which sink=1 compares with a logit: one of both")
 
     def count(self, block: Block, d_model: int) -> Count:
         projections = attention_count(block.resolve(d_model), d_model).total

@@ -28,7 +28,8 @@ class Attention(Mixer):
     Query head h reads key-value head h // (heads / kv_heads).
 
     Weights: q.weight [heads * head_dim, D]; k.weight, v.weight [kv_heads * head_dim, D] if `own_kv`;
-    o.weight [D, heads * head_dim]; q_norm.weight, k_norm.weight [head_dim] (qk_norm=1; k_norm if `own_kv`);
+    o.weight [D, heads * head_dim]; q_norm.weight, k_norm.weight [head_dim] (qk_norm=1; k_norm if `own_kv`), as long as
+    the rows of q and k with qk_norm_wide=1; gate.weight [heads, D] (gate=1);
     q.bias, k.bias, v.bias, as long as the rows of their weights (qkv_bias=1; k and v if `own_kv`);
     canon.weight [D, K], last tap for the current token. RoPE pairs number i of the first half of what it turns, a head
     or its first `rope_dim` numbers, with number i of the second.
@@ -52,11 +53,14 @@ class Attention(Mixer):
         self.canon = DepthwiseConv(d_model, self.block.int("canon")) if self.block.get("canon") else None
         self.q = Linear(d_model, self.heads * self.head_dim, bias=bias)
         gain = max(1.0, (_SHARP / self.head_dim) ** 0.25)
-        self.q_norm = RMSNorm(self.head_dim, gain=gain) if norm else None
+        wide = bool(self.block.get("qk_norm_wide"))
+        self.q_norm = RMSNorm(self.head_dim * (self.heads if wide else 1), gain=gain) if norm else None
         if own_kv:
             self.k = Linear(d_model, self.kv_heads * self.head_dim, bias=bias)
             self.v = Linear(d_model, self.kv_heads * self.head_dim, bias=bias)
-            self.k_norm = RMSNorm(self.head_dim, gain=gain) if norm else None
+            self.k_norm = RMSNorm(self.head_dim * (self.kv_heads if wide else 1), gain=gain) if norm else None
+        self.softcap = float(self.block.get("softcap") or 0.0)
+        self.gate = Linear(d_model, self.heads) if self.block.get("gate") else None
         self.o = Linear(self.heads * self.head_dim, d_model, residual=True)
 
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -98,12 +102,17 @@ class Attention(Mixer):
         turned = rotate(heads[..., : self.rope_dim], at, self.rope_theta, self.rope_divisors)
         return turned if self.rope_dim == self.head_dim else torch.cat([turned, heads[..., self.rope_dim :]], -1)
 
-    def output(self, mixed: Tensor) -> Tensor:
-        """Maps [B, heads, T, head_dim] -> [B, T, D]."""
-        y: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+    def output(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """Maps [B, heads, T, head_dim] -> [B, T, D]; x [B, T, D] is what gates are computed from."""
+        heads = mixed.transpose(1, 2)
+        if self.gate is not None:
+            heads = heads * torch.sigmoid(self.gate(x))[..., None]
+        y: Tensor = self.o(heads.flatten(2))
         return y
 
     def _normed(self, projected: Tensor, norm: RMSNorm | None) -> Tensor:
+        if norm is not None and norm.weight.shape[-1] == projected.shape[-1]:
+            return self._split(norm(projected))
         heads = self._split(projected)
         return heads if norm is None else norm(heads)
 
@@ -120,12 +129,14 @@ class Attention(Mixer):
         times as many numbers: projections times sqrt(m) keep it, and the gain of queries makes up for it.
         """
         a, b, small, width = growing.a, growing.b, growing.small, growing.width
-        rope = ("rope_theta", "rope_factor", "rope_tokens", "rope_dim")
-        for name in ("qk_norm", "qkv_bias", *rope, "canon", "window", "sink"):
+        rope = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
+        for name in ("qk_norm", "qk_norm_wide", "qkv_bias", "softcap", "gate", *rope, "canon", "window", "sink"):
             if name in {arg.name for arg in a.spec.args} and a.get(name) != b.get(name):
                 raise CannotGrow(f"{name} differs")
         if a.get("qkv_bias"):
             raise CannotGrow("biases on queries, keys and values have no rule")
+        if a.get("qk_norm_wide") or a.get("gate"):
+            raise CannotGrow("QK-norm over all heads together, and gates on heads, have no rule")
         d, wide = a.int("head_dim"), b.int("head_dim")
         if wide % d:
             raise CannotGrow(
@@ -226,8 +237,11 @@ def rotate(x: Tensor, at: int | Tensor, theta: float, divisors: tuple[float, ...
 def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name: str) -> Tensor:
     """Returns queries ("q") or keys ("k") [H, T, head_dim] of one sequence [T, D], one token's RoPE at a time."""
     head_dim, theta = block.int("head_dim"), float(block.get("rope_theta") or 0.0)
-    heads = reference_projected(block, weights, h, name).view(len(h), -1, head_dim).transpose(0, 1).clone()
-    if block.get("qk_norm"):
+    rows = reference_projected(block, weights, h, name)
+    if block.get("qk_norm_wide"):
+        rows = rows / (rows.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}_norm.weight"]
+    heads = rows.view(len(h), -1, head_dim).transpose(0, 1).clone()
+    if block.get("qk_norm") and not block.get("qk_norm_wide"):
         scale = (heads.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
         heads = heads / scale * weights[f"{name}_norm.weight"]
     if theta:
@@ -248,6 +262,19 @@ def reference_canon(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> T
     return h + reference_conv(weights["canon.weight"], h) if block.int("canon") else h
 
 
+def reference_scores(block: Block, scores: Tensor) -> Tensor:
+    """Computes b tanh(score / b) where the block has a bound b (softcap)."""
+    bound = float(block.get("softcap") or 0)
+    return bound * torch.tanh(scores / bound) if bound else scores
+
+
+def reference_output(block: Block, weights: Mapping[str, Tensor], heads: Tensor, h: Tensor) -> Tensor:
+    """Computes the output [T, D] of heads [T, heads, head_dim] and the block's input [T, D]."""
+    if block.get("gate"):
+        heads = heads / (1 + torch.exp(-(h @ weights["gate.weight"].T)))[..., None]
+    return heads.flatten(1) @ weights["o.weight"].T
+
+
 def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
     """Returns keys and values [kv_heads, T, head_dim] of one sequence [T, D]."""
     values = reference_projected(block, weights, h, "v").view(len(h), -1, block.int("head_dim")).transpose(0, 1)
@@ -257,17 +284,26 @@ def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> t
 def reference_turn(x: Tensor, position: int, theta: float, scaled: Block | None = None) -> Tensor:
     """Computes RoPE by Su et al. 2024, section 3.2.2: a pair is a complex number, multiplied by exp(i m theta_i).
 
-    theta_i is changed as `rope_factor` and `rope_tokens` of the block `scaled` say.
+    theta_i is changed as `rope_factor`, `rope_tokens` and `rope_yarn` of the block `scaled` say.
     """
     half = x.shape[-1] // 2
     turned = x.clone()
     for i in range(half):
         angle = position * theta ** (-2 * i / x.shape[-1])
         if scaled is not None:
-            angle *= _reference_speed(scaled, theta ** (-2 * i / x.shape[-1]))
+            speed = _reference_yarn(scaled, theta, i, half) if scaled.get("rope_yarn") else None
+            angle *= _reference_speed(scaled, theta ** (-2 * i / x.shape[-1])) if speed is None else speed
         turned[:, i] = x[:, i] * math.cos(angle) - x[:, half + i] * math.sin(angle)
         turned[:, half + i] = x[:, half + i] * math.cos(angle) + x[:, i] * math.sin(angle)
     return turned
+
+
+def _reference_yarn(block: Block, theta: float, pair: int, half: int) -> float:
+    """Returns what YaRN multiplies the frequency of pair i by (Peng et al. 2023, section 3.2; ramp over pairs)."""
+    bounds = [half * math.log(block.int("rope_tokens") / (turns * 2 * math.pi)) / math.log(theta) for turns in (32, 1)]
+    first, last = max(math.floor(bounds[0]), 0), min(math.ceil(bounds[1]), 2 * half - 1)
+    slowed = 0.0 if pair <= first else 1.0 if pair >= last else (pair - first) / (last - first)
+    return 1 - slowed + slowed / float(block.get("rope_factor") or 1)
 
 
 def _reference_speed(block: Block, frequency: float) -> float:

@@ -8,10 +8,20 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from nas.core.block import Block
-from nas.model.nn.attention import Attention, reference_cache, reference_canon, reference_heads, visible
+from nas.model.nn.attention import (
+    Attention,
+    reference_cache,
+    reference_canon,
+    reference_heads,
+    reference_output,
+    reference_scores,
+    visible,
+)
 from nas.model.nn.base import Padding, State
+from nas.model.nn.primitives import bounded
 
 
 class GroupedQueryAttention(Attention):
@@ -35,17 +45,25 @@ class GroupedQueryAttention(Attention):
             if past:
                 keys, values = torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
         q = self.turned(self.queries(x), keys.shape[2] - x.shape[1], padding)
-        return self.output(attend(q, keys, values, padding)), (keys, values, *window)
+        return self.output(attend(q, keys, values, padding, softcap=self.softcap), x), (keys, values, *window)
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, padding: Padding | None = None, scale: float | None = None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    padding: Padding | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Computes causal attention of the last T of S positions: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, v].
 
-    Scores are multiplied by `scale`, by default 1 / sqrt(d); values [B, KV, S, v] may be of another size.
+    Scores are multiplied by `scale`, by default 1 / sqrt(d), and bounded by `softcap` unless that is 0; values
+    [B, KV, S, v] may be of another size.
     """
     length, seen = q.shape[2], keys.shape[2]
+    if softcap:
+        return attend_bounded(q, keys, values, visible(length, seen, q.device, padding=padding), softcap)
     masked = padding is not None or 1 < length < seen
     return F.scaled_dot_product_attention(
         q,
@@ -56,6 +74,16 @@ def attend(
         enable_gqa=q.shape[1] != keys.shape[1],
         scale=scale,
     )
+
+
+def attend_bounded(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, softcap: float) -> Tensor:
+    """Computes attention with scores b tanh(score / b), b `softcap`, where `mask` [.., T, S] is true; as `attend`."""
+    if has_torch_function((q, keys, values)):  # as PyTorch's own functions do, for the contexts that stand in for them
+        mixed: Tensor = handle_torch_function(attend_bounded, (q, keys, values), q, keys, values, mask, softcap)
+        return mixed
+    keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (keys, values))
+    scores = bounded(q @ keys.mT / math.sqrt(q.shape[-1]), softcap)
+    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values
 
 
 def reference_gqa(
@@ -80,6 +108,6 @@ def reference_gqa(
     for head in range(heads):
         group = head // (heads // kv_heads)
         for t in range(len(h)):
-            scores = keys[group, : t + 1] @ queries[head, t] / math.sqrt(head_dim)
+            scores = reference_scores(block, keys[group, : t + 1] @ queries[head, t] / math.sqrt(head_dim))
             out[t, head] = scores.softmax(-1) @ values[group, : t + 1]
-    return out.flatten(1) @ weights["o.weight"].T
+    return reference_output(block, weights, out, h)

@@ -18,6 +18,7 @@ MODULES: Registry[type[Mixer] | type[FeedForward]] = Registry(
         "gla": "nas.model.nn.gla:GatedLinearAttention",
         "mlstm": "nas.model.nn.mlstm:MatrixLSTM",
         "swiglu": "nas.model.nn.swiglu:SwiGLU",
+        "geglu": "nas.model.nn.geglu:GeGLU",
         "relu2": "nas.model.nn.relu2:SquaredReLU",
         "moe": "nas.model.nn.moe:MixtureOfExperts",
     },

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from nas.core.layout import Layer
+from nas.core.layout import Layer, Norms
 from nas.model.nn.base import Padding, State, without_padding
 from nas.model.nn.kinds import MODULES
 from nas.model.nn.primitives import RMSNorm
@@ -46,15 +46,22 @@ class PackedRows:
 
 
 class ResidualLayer(nn.Module):
-    """x + sum of mixers(norm(x)), then x + ffn(norm(x)); either half may be missing."""
+    """x + sum of mixers(norm(x)), then x + ffn(norm(x)); either half may be missing.
 
-    def __init__(self, layer: Layer, d_model: int) -> None:
+    Norms may be behind blocks instead, x + norm(mixer(x)), or on both sides.
+    """
+
+    def __init__(self, layer: Layer, d_model: int, norms: Norms = "before") -> None:
         super().__init__()
+
+        def norm(place: Norms) -> nn.Module:
+            return RMSNorm(d_model) if norms in (place, "both") else nn.Identity()
+
         if layer.mixers:
-            self.mixer_norm = RMSNorm(d_model)
+            self.mixer_norm, self.mixer_out_norm = norm("before"), norm("behind")
         self.mixers = nn.ModuleList(MODULES[block.kind](block, d_model) for block in layer.mixers)
         if layer.ffn:
-            self.ffn_norm = RMSNorm(d_model)
+            self.ffn_norm, self.ffn_out_norm = norm("before"), norm("behind")
         self.ffn = MODULES[layer.ffn.kind](layer.ffn, d_model) if layer.ffn else None
 
     def forward(
@@ -71,8 +78,8 @@ class ResidualLayer(nn.Module):
             h = packed.unpack(h) if packed else h
             for mixer, state in zip(self.mixers, states, strict=True):
                 y, new = mixer(h, state, padding)
-                x = x + (packed.pack(y) if packed else y)
+                x = x + self.mixer_out_norm(packed.pack(y) if packed else y)
                 after.append(new)
         if self.ffn is not None:
-            x = x + self.ffn(self.ffn_norm(x))
+            x = x + self.ffn_out_norm(self.ffn(self.ffn_norm(x)))
         return x, after

@@ -3,9 +3,11 @@
 State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weight is [outputs, inputs], no biases):
 
     embed.weight                  [V, D]
-    layers.i.mixer_norm.weight    [D]       layers with a mixer
+    layers.i.mixer_norm.weight    [D]       layers with a mixer, unless norms=behind
+    layers.i.mixer_out_norm.weight [D]      layers with a mixer, norms=behind and norms=both
     layers.i.mixers.j.*                     see the module's class, which `nas.model.nn.kinds.MODULES` names
-    layers.i.ffn_norm.weight      [D]       layers with a feed-forward
+    layers.i.ffn_norm.weight      [D]       layers with a feed-forward, as mixer_norm
+    layers.i.ffn_out_norm.weight  [D]       layers with a feed-forward, as mixer_out_norm
     layers.i.ffn.*                          see the module's class
     norm.weight                   [D]
     head.weight                   [V, D]    untied layouts only
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from nas.core.layout import Layout
 from nas.model.nn.base import State
 from nas.model.nn.layer import PackedRows, ResidualLayer
-from nas.model.nn.primitives import Embedding, Linear, RMSNorm, draw_weights, linear
+from nas.model.nn.primitives import Embedding, Linear, RMSNorm, bounded, draw_weights, linear
 
 ModelState = list[list[State]]
 """State per depth and mixer; () for a mixer that reads another layer's cache."""
@@ -44,10 +46,12 @@ class Model(nn.Module):
 
     def __init__(self, layout: Layout, seed: int | None = 0) -> None:
         super().__init__()
-        self.layout = layout
+        self.layout, self.softcap = layout, layout.softcap
         self.embed = Embedding(layout.vocab, layout.d_model)
         owners = {str(i): layer for i, layer in enumerate(layout.layers) if layer.share is None}
-        self.layers = nn.ModuleDict({i: ResidualLayer(layer, layout.d_model) for i, layer in owners.items()})
+        self.layers = nn.ModuleDict(
+            {i: ResidualLayer(layer, layout.d_model, layout.norms) for i, layer in owners.items()}
+        )
         self.norm = RMSNorm(layout.d_model)
         self.head = None if layout.tied else Linear(layout.d_model, layout.vocab)
         self._own = [str(i if layer.share is None else layer.share) for i, layer in enumerate(layout.layers)]
@@ -75,7 +79,7 @@ class Model(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Applies the output head: [..., D] -> [..., V]."""
-        return linear(features, self.embed.weight if self.head is None else self.head.weight)
+        return bounded(linear(features, self.embed.weight if self.head is None else self.head.weight), self.softcap)
 
     def prefill(self, tokens: Tensor, state: ModelState | None = None) -> tuple[Tensor, ModelState]:
         """Reads the next chunk of a prompt.

@@ -43,6 +43,11 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(x.reshape(len(weight), -1, x.shape[-1]), weight.mT).view(*x.shape[:-1], -1)
 
 
+def bounded(x: Tensor, bound: float) -> Tensor:
+    """Returns bound tanh(x / bound), as Gemma 2 bounds logits and attention's scores; x where the bound is 0."""
+    return torch.tanh(x / bound) * bound if bound else x
+
+
 def for_examples(parameter: Tensor, x: Tensor) -> Tensor:
     """Returns `parameter` [D], or stacked [S, D], in a shape that multiplies the examples x [B, ..., D]."""
     if parameter.dim() == 1:

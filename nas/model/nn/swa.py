@@ -10,8 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.attention import Attention, reference_cache, reference_canon, reference_heads, visible
+from nas.model.nn.attention import (
+    Attention,
+    reference_cache,
+    reference_canon,
+    reference_heads,
+    reference_output,
+    reference_scores,
+    visible,
+)
 from nas.model.nn.base import Padding, State
+from nas.model.nn.gqa import attend_bounded
 from nas.model.nn.primitives import Weights, for_examples
 
 
@@ -55,7 +64,7 @@ class SlidingWindowAttention(Attention):
         mixed = self._attend(q, self.turned(keys, 0, padding), values, padding)
         if padding is None:
             keys, values = keys[:, :, -self.window :], values[:, :, -self.window :]
-        return self.output(mixed), (keys, values, *window)
+        return self.output(mixed, x), (keys, values, *window)
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, padding: Padding | None) -> Tensor:
         """Attends within windows: the last T of S positions [B, H, T, d] and twice [B, KV, S, d] -> [B, H, T, d].
@@ -63,6 +72,8 @@ class SlidingWindowAttention(Attention):
         A sink is one more key: of score zero, and the sink's logit through the mask.
         """
         mask = visible(q.shape[2], keys.shape[2], q.device, self.window, padding)
+        if self.softcap:
+            return attend_bounded(q, keys, values, mask, self.softcap)
         if self.sinks is not None:
             hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
             sinks = for_examples(self.sinks.weight, q[:, :, 0, 0]).to(q.dtype)[..., None, None]
@@ -89,7 +100,8 @@ def reference_swa(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
         group = head // (heads // kv_heads)
         for t in range(len(h)):
             window = [j for j in range(t + 1) if t - j < block.int("window")]
-            shares = (keys[group, window] @ queries[head, t] / math.sqrt(head_dim)).exp()
+            scores = reference_scores(block, keys[group, window] @ queries[head, t] / math.sqrt(head_dim))
+            shares = scores.exp()
             total = shares.sum() + (weights["sinks.weight"][head].exp() if block.get("sink") else 0)
             out[t, head] = shares @ values[group, window] / total
-    return out.flatten(1) @ weights["o.weight"].T
+    return reference_output(block, weights, out, h)

@@ -44,8 +44,10 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 
-_ROPE = ("rope_theta", "rope_factor", "rope_tokens", "rope_dim")
-_SHAPE = ("heads", "kv_heads", "head_dim", *_ROPE, "qk_norm", "qkv_bias", "canon")
+_ROPE = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
+_ALTERED = ("qk_norm_wide", "softcap", "gate")
+"""Arguments of attention that the classes written to are without."""
+_SHAPE = ("heads", "kv_heads", "head_dim", *_ROPE, "qk_norm", "qkv_bias", "canon", *_ALTERED)
 _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
 
 
@@ -59,8 +61,9 @@ class TensorName:
         tap_axis: whether theirs has a middle axis of length 1, as Conv1d's weights do.
         axis: along which several tensors are joined.
         sizes: of each of ours along it; none: they are equal.
-        pairs: head size, where RoPE turns neighbouring rows of theirs, and of ours rows half a head
-            apart; 0: it does not.
+        order: row r of each head of ours is row order[r] of theirs; (): rows are in the same order.
+        plus: what is added to theirs, of norms that multiply by 1 + w.
+        centred: axis of theirs along which its mean is subtracted; None: it is not.
     """
 
     ours: tuple[str, ...]
@@ -68,18 +71,19 @@ class TensorName:
     tap_axis: bool = False
     axis: int = 1
     sizes: tuple[int, ...] = ()
-    pairs: int = 0
+    order: tuple[int, ...] = ()
+    plus: float = 0.0
+    centred: int | None = None
 
     def under(self, ours: str, theirs: str) -> TensorName:
         """Returns the name with prefixes on both sides."""
         return replace(self, ours=tuple(f"{ours}.{name}" for name in self.ours), theirs=f"{theirs}.{self.theirs}")
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Returns their tensor from `tensors` under our names."""
+        """Returns their tensor from `tensors` under our names, where it is the same numbers in the same order."""
+        assert not self.order and not self.plus and self.centred is None, "such names are for reading"
         parts = [_take(tensors, name) for name in self.ours]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, self.axis)
-        if self.pairs:
-            whole = whole.reshape(-1, 2, self.pairs // 2, *whole.shape[1:]).transpose(1, 2).flatten(0, 2)
         return whole[:, None] if self.tap_axis else whole
 
     def split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,11 +93,13 @@ class TensorName:
             InvalidInput: it is missing.
         """
         whole = _take(tensors, self.theirs)
-        whole = whole[:, 0] if self.tap_axis else whole
-        if self.pairs:
-            if whole.shape[0] % self.pairs:
-                raise InvalidInput(f"{self.theirs} has {whole.shape[0]} rows, not whole heads of {self.pairs}")
-            whole = whole.reshape(-1, self.pairs // 2, 2, *whole.shape[1:]).transpose(1, 2).flatten(0, 2)
+        whole = (whole[:, 0] if self.tap_axis else whole) + self.plus
+        if self.order:
+            if whole.shape[0] % len(self.order):
+                raise InvalidInput(f"{self.theirs} has {whole.shape[0]} rows, not whole heads of {len(self.order)}")
+            whole = torch.unflatten(whole, 0, (-1, len(self.order)))[:, list(self.order)].flatten(0, 1)
+        if self.centred is not None:
+            whole = whole - whole.mean(self.centred, keepdim=True)
         sizes = self.sizes or (whole.shape[self.axis] // len(self.ours),) * len(self.ours) if len(self.ours) > 1 else ()
         if sizes and sum(sizes) != whole.shape[self.axis]:
             raise InvalidInput(f"{self.theirs} of shape {list(whole.shape)} does not split into {len(self.ours)}")
@@ -106,12 +112,14 @@ def weight_name(ours: str, theirs: str) -> TensorName:
     return TensorName((f"{ours}.weight",), f"{theirs}.weight")
 
 
+CONV_NAMES = (
+    weight_name("in_proj", "conv.in_proj"),
+    TensorName(("conv.weight",), "conv.conv.weight", tap_axis=True),
+    weight_name("out", "conv.out_proj"),
+)
+"""A short convolution in LFM2 and LFM3."""
 _BLOCKS: dict[str, tuple[TensorName, ...]] = {
-    "conv": (
-        weight_name("in_proj", "conv.in_proj"),
-        TensorName(("conv.weight",), "conv.conv.weight", tap_axis=True),
-        weight_name("out", "conv.out_proj"),
-    ),
+    "conv": CONV_NAMES,
     "gqa": (
         *(weight_name(name, f"self_attn.{name}_proj") for name in "qkv"),
         weight_name("o", "self_attn.out_proj"),
@@ -132,13 +140,7 @@ _BLOCKS: dict[str, tuple[TensorName, ...]] = {
 _NORMS = (("mixer_norm", "operator_norm"), ("ffn_norm", "ffn_norm"))
 """Norms of the LFM2 classes; the names below are of Qwen3 and Llama."""
 _STOCK_NORMS = (("mixer_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
-_STOCK_ATTENTION = tuple(weight_name(name, f"self_attn.{name}_proj") for name in "qkvo")
-_STOCK_QK_NORM = tuple(weight_name(f"{name}_norm", f"self_attn.{name}_norm") for name in "qk")
-_STOCK_BIASES = tuple(TensorName((f"{name}.bias",), f"self_attn.{name}_proj.bias") for name in "qkv")
-_STOCK_DENSE = {
-    "swiglu": tuple(weight_name(name, f"mlp.{name}_proj") for name in ("gate", "up", "down")),
-    "relu2": tuple(weight_name(name, f"mlp.{name}_proj") for name in ("up", "down")),
-}
+_STOCK_DENSE = ("swiglu", "relu2")
 
 
 def transformers_config(layout: Layout) -> dict[str, Any]:
@@ -147,6 +149,8 @@ def transformers_config(layout: Layout) -> dict[str, Any]:
     Raises:
         Unsupported: the layout varies what those classes fix for the whole model; the message names it.
     """
+    if layout.norms != "before" or layout.softcap:
+        raise Unsupported("the stock classes that are written have neither norms behind blocks nor bounded logits")
     config = _attention_only(layout) if _is_attention_only(layout) else _lfm2(layout)
     return {
         "vocab_size": layout.vocab,
@@ -243,6 +247,8 @@ def _check_attention(shape: Block, blocks: list[Block]) -> None:
         raise Unsupported("transformers' stock attention turns whole heads (rope_dim)")
     if not shape.get("rope_theta"):
         raise Unsupported("transformers' stock attention always has positions")
+    if altered := [name for name in _ALTERED if shape.get(name)]:
+        raise Unsupported(f"the stock classes that are written have no {', '.join(altered)} in attention")
 
 
 def _lfm2(layout: Layout) -> dict[str, Any]:
@@ -293,6 +299,9 @@ def _rope_scaling(attention: Block) -> dict[str, Any]:
         return {"rope_type": "default"}
     if not tokens:
         return {"rope_type": "linear", "factor": factor}
+    if attention.get("rope_yarn"):  # the factor of attention is part of the weights
+        yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": tokens}
+        return {**yarn, "attention_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -373,12 +382,25 @@ def _block_names(block: Block, index: int) -> tuple[TensorName, ...]:
 
 
 def _attention_only_names(block: Block, index: int) -> tuple[TensorName, ...]:
-    if block.kind in _STOCK_DENSE:
-        return _STOCK_DENSE[block.kind]
     if {"kv", "sink", "canon"} & dict(block.given).keys():
         raise Unsupported(f"layer {index}: transformers' stock classes have no {block.format()}")
-    biases = _STOCK_BIASES if block.get("qkv_bias") else ()
-    return _STOCK_ATTENTION + biases + (_STOCK_QK_NORM if block.get("qk_norm") else ())
+    return stock_names(block)
+
+
+def stock_names(block: Block) -> tuple[TensorName, ...]:
+    """Returns names that most of transformers' classes have, below a layer, for attention or a dense feed-forward."""
+    if block.spec.role == "ffn":
+        parts = ("up", "down") if block.kind == "relu2" else ("gate", "up", "down")
+        return tuple(weight_name(name, f"mlp.{name}_proj") for name in parts)
+    biases = "qkv" if block.get("qkv_bias") else ""
+    norms = "qk" if block.get("qk_norm") else ""
+    gates = ("gate",) if block.get("gate") else ()
+    return (
+        *(weight_name(name, f"self_attn.{name}_proj") for name in "qkvo"),
+        *(TensorName((f"{name}.bias",), f"self_attn.{name}_proj.bias") for name in biases),
+        *(weight_name(f"{name}_norm", f"self_attn.{name}_norm") for name in norms),
+        *(weight_name(name, f"self_attn.{name}_proj") for name in gates),
+    )
 
 
 def _take(tensors: Mapping[str, Tensor], name: str) -> Tensor:

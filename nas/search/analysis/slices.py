@@ -181,7 +181,7 @@ def _to_count(kind: str, count: int, common: Sequence[Block]) -> Change:
 
 def _checked(layout: Layout, layers: Sequence[Layer]) -> Layout | None:
     try:
-        return Layout.of(layout.d_model, layout.vocab, layers, tied=layout.tied)
+        return layout.with_layers(layers)
     except InvalidInput:
         return None
 

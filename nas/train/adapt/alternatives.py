@@ -2,7 +2,7 @@
 
 The mixer and the feed-forward of each layer are replaced independently, or the layer is left out. Start values:
 
-    narrower feed-forward    the hidden units of largest mean |silu(gate) * up| times the norm of their output column
+    narrower feed-forward    the hidden units of largest mean |hidden unit| times the norm of their output column
     fewer key-value heads    the mean of each group of neighbours (Ainslie et al. 2023, GQA, section 2.1)
     shared keys and values   queries and output projection; keys and values are those of the attention below (Brandon
                              et al. 2024, Cross-Layer Attention, section 2), which has to stay as it is
@@ -28,7 +28,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.block import Block
@@ -40,8 +39,10 @@ from nas.model.nn.base import BlockModule, Mixer
 from nas.model.nn.kinds import MODULES
 from nas.model.nn.moe import MixtureOfExperts
 from nas.model.nn.primitives import draw_weights
+from nas.model.nn.swiglu import DenseFeedForward
 
 _ATTENTION = ("gqa", "swa")
+_GATED = ("swiglu", "geglu")
 _SOFTMAX = (*_ATTENTION, "mla")
 """Kinds of softmax attention."""
 _ROWS = 4
@@ -110,7 +111,7 @@ def _mixers(trained: Block, d_model: int, window: int, further: Sequence[Block])
 
 
 def _feed_forwards(trained: Block) -> Iterator[Block]:
-    if trained.kind == "swiglu":
+    if trained.kind in _GATED:
         width = trained.int("width")
         for share in (0.75, 0.5, 0.25):
             yield trained.replace(width=max(1, round(width * share / _STEP)) * _STEP)
@@ -149,8 +150,8 @@ def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth
     draw_weights(module, seed, depth)
     weights = {name: tensor.detach() for name, tensor in trained.state_dict().items()}
     values: dict[str, Tensor] = {}
-    if block.kind == trained.block.kind == "swiglu":
-        values = _pruned(weights, inputs, module.block.int("width"))
+    if isinstance(trained, DenseFeedForward) and block.kind == trained.block.kind in _GATED:
+        values = _pruned(weights, trained.hidden(inputs), module.block.int("width"))
     elif isinstance(trained, MixtureOfExperts) and block.kind == "moe":
         values = _used(weights, trained, inputs, module.block.int("experts"))
     elif isinstance(trained, Attention) and block.kind in _ATTENTION:
@@ -179,18 +180,21 @@ def _limit_size(module: Mixer, trained: Mixer, inputs: Tensor) -> None:
     module.get_submodule(module.projection).weight /= larger.clamp_min(1.0)
 
 
-def _pruned(weights: dict[str, Tensor], inputs: Tensor, width: int) -> dict[str, Tensor]:
+@torch.no_grad()
+def _pruned(weights: dict[str, Tensor], hidden: Tensor, width: int) -> dict[str, Tensor]:
     gate, up, down = (weights[f"{name}.weight"] for name in ("gate", "up", "down"))
-    activation = (F.silu(F.linear(inputs, gate)) * F.linear(inputs, up)).abs().flatten(0, -2).mean(0)
-    units = (activation * down.norm(dim=0)).topk(width).indices.sort().values
+    units = (hidden.abs().flatten(0, -2).mean(0) * down.norm(dim=0)).topk(width).indices.sort().values
     return {"gate.weight": gate[units], "up.weight": up[units], "down.weight": down[:, units]}
 
 
 def _pooled(weights: dict[str, Tensor], before: Block, after: Block) -> dict[str, Tensor]:
     kv, size = after.int("kv_heads"), after.int("head_dim")
     group = before.int("kv_heads") // kv
-    fewer = {name: weights[name].view(kv, group, size, -1).mean(1).flatten(0, 1) for name in ("k.weight", "v.weight")}
-    return weights | fewer
+    wide = ("k_norm.weight",) if before.get("qk_norm_wide") else ()
+    per_head = [name for name in ("k.weight", "v.weight", "k.bias", "v.bias", *wide) if name in weights]
+    return weights | {
+        name: torch.unflatten(weights[name], 0, (kv, group, size)).mean(1).flatten(0, 1) for name in per_head
+    }
 
 
 def _used(weights: dict[str, Tensor], trained: MixtureOfExperts, inputs: Tensor, experts: int) -> dict[str, Tensor]:
@@ -256,7 +260,8 @@ def _heads(weights: dict[str, Tensor], name: str, block: Block, inputs: Tensor) 
     if f"{name}_norm.weight" not in weights:
         return rows
     size = torch.unflatten(inputs @ rows.flatten(0, 1).T, -1, rows.shape[:2]).square().mean((0, 1, 3)).sqrt()
-    return rows / size[:, None, None] * weights[f"{name}_norm.weight"][:, None]
+    gain = weights[f"{name}_norm.weight"]
+    return rows / size[:, None, None] * gain.view(-1, rows.shape[1], 1)  # of each head, or of all
 
 
 def _linear(weights: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:

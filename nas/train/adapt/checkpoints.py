@@ -8,11 +8,16 @@ pass is that of `nas.model.nn.model` up to constants are read; constants become 
                           embedding and every projection into the residual stream are multiplied by c, and the
                           projections in front of QK-norm, too.
     embedding_multiplier  on the embedding; residual_multiplier and routed_scaling_factor on those projections
-    attention_multiplier  times sqrt(head_dim) on the queries, since we divide scores by sqrt(head_dim)
+    attention_multiplier  times sqrt(head_dim) on the queries, since we divide scores by sqrt(head_dim); with QK-norm on
+                          its gain. query_pre_attn_scalar of Gemma is 1 / attention_multiplier^2.
     logits_scaling        on the last norm's gain, as is what a tied embedding must not add to the logits
+    attention_factor      of YaRN, squared, on the queries likewise
+    norms by 1 + w        w + 1 is the gain
+    LayerNorm without     Means are subtracted from the embedding and from projections into the residual stream, which
+      weights and biases  has none then, so that LayerNorm is RMSNorm.
 
-Everything else that a layout cannot say (other biases than those of Qwen2, RoPE scaled as YaRN, norms behind blocks
-...) is refused, all of it at once.
+Everything else that a layout cannot say (other biases than those of Qwen2, RoPE of type longrope, mixers and
+feed-forwards beside each other ...) is refused, all of it at once.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,11 +38,12 @@ from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, Unsupported
-from nas.core.layout import MAX_DEPTH, Layer, Layout
+from nas.core.layout import MAX_DEPTH, Layer, Layout, Norms
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
 from nas.model.nn.model import Model
-from nas.model.nn.transformers import TensorName, tensor_names, weight_name
+from nas.model.nn.transformers import CONV_NAMES, TensorName, stock_names, tensor_names, weight_name
 from nas.train.adapt.gguf_model import EMBEDDING, HEAD, GgufModel, TheirTensors, few
+from nas.train.adapt.model_types import MODEL_TYPES
 from nas.train.release.huggingface import Planned, write_safetensors
 from nas.train.release.shards import ADAPTER, ADAPTER_PROBLEM, Shards, read_json, shard_files
 
@@ -45,6 +51,8 @@ IMPORT_VERSION = 3
 """Increase it with every change after which the same files give other weights."""
 EPS = 1e-5
 """Epsilon of every norm of `nas.model.nn.model`."""
+_MOST_SHARE = 2.0
+"""A share of a head that no check lets pass, for those above 1."""
 _CONFIG_BYTES = 1 << 20
 """Largest config.json."""
 _INTO_RESIDUAL = ("o.weight", "out.weight", "down.weight")
@@ -60,7 +68,8 @@ class TrainedModel:
     Args:
         layout: of it.
         family: transformers' name of the architecture, or "hilnas".
-        names: tensors of the files, and what ours they hold; none: they have our names.
+        names: tensors of the files, and what ours they hold; none: they have our names. One without a name of theirs
+            holds ones.
         factors: our tensor -> what it is multiplied by; those left out are as in the file.
     """
 
@@ -84,17 +93,17 @@ def _read(source: _Source) -> TrainedModel:
     where, config = source.where, source.config
     kind = config.get("model_type")
     options = _Options(config, source, where)
-    if not isinstance(kind, str) or kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         traits = _unsayable(options)
         missing = f"; missing: {'; '.join(traits)}" if traits else ""
-        families = ", ".join(sorted(_FAMILIES))
+        families = ", ".join(sorted(FAMILIES))
         raise Unsupported(
             f"no layout says models of type {kind!r}{missing}; families that are read: {families}", where=where
         )
     if config.get("quantization_config") is not None:
         options.missing.append("weights that are quantised (quantization_config)")
     try:
-        model = _FAMILIES[kind](options)
+        model = FAMILIES[kind](options)
     except InvalidInput as error:
         if error.where == where:
             raise
@@ -122,7 +131,7 @@ def import_model(source: Path, output: Path) -> TrainedModel:
     shapes = _shapes(model.layout)
     assert origin.keys() == shapes.keys(), "the family names every tensor of the layout"
     tensors = opened.tensors()
-    tensors.check({name.theirs for name in names}, tied=model.layout.tied)
+    tensors.check({name.theirs for name in names if name.theirs}, tied=model.layout.tied)
     planned = [Planned(name, shape, torch.float32) for name, shape in sorted(shapes.items())]
     values = (_converted(tensor, origin, model.factors, tensors, str(source)) for tensor in planned)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -154,6 +163,11 @@ class _Source(Protocol):
         """What its config.json says, or would say."""
         ...
 
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head that RoPE turns, where the file says that apart from its configuration; 0: it does not."""
+        ...
+
     def tensors(self) -> TheirTensors:
         """Opens the weights."""
         ...
@@ -169,6 +183,8 @@ def _opened(source: Path) -> _Source:
 
 class _Folder:
     """A folder of transformers."""
+
+    rope_dim = 0
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.where = folder, str(folder / "config.json")
@@ -223,7 +239,8 @@ def _converted(
     files: Mapping[str, Tensor],
     where: str,
 ) -> Tensor:
-    tensor = origin[one.name].split(files)[one.name]
+    source = origin[one.name]
+    tensor = source.split(files)[one.name] if source.theirs else torch.ones(one.shape)
     if tuple(tensor.shape) != one.shape:
         raise InvalidInput(
             f"{origin[one.name].theirs} gives {one.name} the shape {list(tensor.shape)}, its layout needs"
@@ -340,7 +357,7 @@ class _Options:
 
     def number(self, name: str, default: float) -> float:
         """Returns a positive number."""
-        return self._positive(name, self.get(name, default))
+        return self.positive(name, self.get(name, default))
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Returns a truth value."""
@@ -372,41 +389,79 @@ class _Options:
         name = self.get(key, valid[0])
         self.refuse(name not in valid, f"activation {name!r}")
 
-    def rope(self, default: float = 10000.0, *, part_of: int | None = None) -> dict[str, Any]:
+    def object(self, name: str) -> dict[str, Any]:
+        """Returns the values of an object that are not null; {} where there is none."""
+        value = self.get(name) or {}
+        if not isinstance(value, dict):
+            raise InvalidInput(f"{name} must be an object", where=self.where)
+        return {name: part for name, part in value.items() if part is not None}
+
+    def rope(
+        self,
+        default: float = 10000.0,
+        *,
+        part_of: int | None = None,
+        share: float = 1.0,
+        rope: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Returns RoPE's base and scaling, as arguments of blocks; refuses partial RoPE, and scaling of other forms.
 
         As in transformers, `rope_scaling` replaces `rope_parameters`, and the base in it wins over one beside it. Where
-        the family turns a part of each head, `part_of` is the head size.
+        the family turns a part of each head, `part_of` is the head size and `share` the default; where its layers
+        differ, `rope` is what stands for `rope_parameters`.
         """
-        rope = self.get("rope_scaling") or self.get("rope_parameters", {})
-        if not isinstance(rope, dict):
-            raise InvalidInput("rope_parameters and rope_scaling must be objects", where=self.where)
-        rope = {name: value for name, value in rope.items() if value is not None}
+        rope = (self.object("rope_scaling") or self.object("rope_parameters")) if rope is None else rope
         kind = rope.get("rope_type", rope.get("type", "default"))
-        scaled = kind in ("linear", "llama3")
-        self.refuse(kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have 'linear' and 'llama3'")
+        scaled = kind in ("linear", "llama3", "yarn")
+        self.refuse(
+            kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have 'linear', 'llama3' and 'yarn'"
+        )
         self.refuse(any(isinstance(value, dict) for value in rope.values()), _SEVERAL_BASES)
-        share = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
-        share = self._positive("partial_rotary_factor", share)
+        share = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", share))
+        share = min(self.positive("partial_rotary_factor", share), _MOST_SHARE)
         self.refuse(part_of is None and share != 1, f"RoPE on a part of each head ({share!r})")
         part = {"rope_dim": int(part_of * share)} if part_of and share != 1 else {}
+        part = {"rope_dim": self._source.rope_dim} if self._source.rope_dim else part
+        self.refuse(bool(part) and kind == "yarn", "RoPE of type 'yarn' on a part of each head")
         theta = rope.get("rope_theta", self.get("rope_theta", self.get("theta", default)))
-        return (
-            {"rope_theta": self._positive("rope_theta", theta)} | part | (self._scaling(rope, kind) if scaled else {})
-        )
+        return {"rope_theta": self.positive("rope_theta", theta)} | part | (self._scaling(rope, kind) if scaled else {})
 
     def _scaling(self, rope: Mapping[str, Any], kind: str) -> dict[str, Any]:
-        """Returns `rope_factor`, and of "llama3" `rope_tokens`."""
-        factor = self._positive("factor", rope.get("factor"))
+        """Returns `rope_factor`, of "llama3" and "yarn" also `rope_tokens`."""
+        length = "original_max_position_embeddings"
+        factor = self.positive("factor", self._factor(rope))
         self.refuse(factor < 1, f"RoPE that is sped up (factor {factor:g})")
         if kind == "linear" or factor <= 1:
             return {"rope_factor": max(factor, 1.0)}
+        tokens = {"rope_factor": factor, "rope_tokens": self.whole(length, rope.get(length))}
+        if kind == "yarn":
+            turns = [rope.get("beta_fast") or 32, rope.get("beta_slow") or 1]
+            self.refuse(turns != [32, 1], f"RoPE of type 'yarn' with other bounds {turns} than 32 and 1")
+            self.refuse(rope.get("truncate", True) is not True, "RoPE of type 'yarn' between pairs (truncate)")
+            return {**tokens, "rope_yarn": True}
         turns = [rope.get(f"{name}_freq_factor") for name in ("low", "high")]
         self.refuse(turns != [1, 4], f"RoPE of type 'llama3' with other factors of low and high frequencies {turns}")
-        length = "original_max_position_embeddings"
-        return {"rope_factor": factor, "rope_tokens": self.whole(length, rope.get(length))}
+        return tokens
 
-    def _positive(self, name: str, value: Any) -> float:
+    def _factor(self, rope: Mapping[str, Any]) -> Any:
+        """Returns the factor of scaling; that of YaRN may follow from the lengths."""
+        length = rope.get("original_max_position_embeddings")
+        if rope.get("factor") is not None or rope.get("rope_type", rope.get("type")) != "yarn" or not length:
+            return rope.get("factor")
+        lengths = (self.positive("max_position_embeddings", self.get("max_position_embeddings")), length)
+        return lengths[0] / self.positive("original_max_position_embeddings", lengths[1])
+
+    def scores(self, rope: Mapping[str, Any]) -> float:
+        """Returns what YaRN multiplies products of queries and keys by; 1 for RoPE of other types."""
+        if rope.get("rope_type", rope.get("type")) != "yarn":
+            return 1.0
+        factor = self.positive("factor", self._factor(rope))
+        parts = [self.positive(name, rope[name]) for name in ("mscale", "mscale_all_dim") if rope.get(name)]
+        scales = [0.1 * part * math.log(max(factor, 1.0)) + 1.0 for part in (parts if len(parts) == 2 else (1.0, 0.0))]
+        return self.positive("attention_factor", rope.get("attention_factor", scales[0] / scales[1])) ** 2
+
+    def positive(self, name: str, value: Any) -> float:
+        """Returns `value` if it is a positive number."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise InvalidInput(f"{name} must be a positive number, not {value!r}", where=self.where)
         return float(value)
@@ -421,6 +476,43 @@ def _size(options: _Options) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
+class _Constants:
+    """Constants of a configuration that become part of the weights; see the module.
+
+    Args:
+        embedding: times the embedding.
+        residual: times what blocks add.
+        attention: times products of queries and keys; None: 1 / sqrt(head_dim).
+        logits: what logits are divided by.
+    """
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    attention: float | None = None
+    logits: float = 1.0
+
+    @staticmethod
+    def of_granite(options: _Options) -> _Constants:
+        """Returns those of Granite."""
+        names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+        return _Constants(*(options.number(name, 1.0) for name in names))
+
+    @staticmethod
+    def of_gemma(options: _Options) -> _Constants:
+        """Returns those of Gemma, whose embedding is multiplied by the root of the width."""
+        scalar = None
+        if options.get("model_type") != "gemma":
+            scalar = 1 / math.sqrt(options.number("query_pre_attn_scalar", 256))
+        return _Constants(math.sqrt(max(options.whole("hidden_size"), 1)), attention=scalar)
+
+
+_BEFORE = {"mixer_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_BEHIND = {"mixer_out_norm": "post_attention_layernorm", "ffn_out_norm": "post_feedforward_layernorm"}
+_GEMMA = {"mixer_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
+_GLM4 = {**_BEFORE, "mixer_out_norm": "post_self_attn_layernorm", "ffn_out_norm": "post_mlp_layernorm"}
+
+
+@dataclass(frozen=True)
 class _Stock:
     """What a family of attention and dense feed-forwards has of its own; defaults are those of its configuration class.
 
@@ -430,14 +522,25 @@ class _Stock:
         eps: of norms.
         head_dim: head size; none: width / heads.
         qk_norm: whether there is QK-norm.
-        qkv_bias: whether queries, keys and values have biases.
+        qk_norm_wide: whether it is over all heads together.
+        qkv_bias: whether queries, keys and values have biases; the name of a switch that is on by default.
         ffn: block kind of the feed-forwards.
-        windows: what has windows: "" nothing, "all" layers, "switch" layers if use_sliding_window is set.
+        activation: key of their activation.
+        windows: what has windows: "" nothing, "all" layers, "switch" layers if use_sliding_window is set, "types" those
+            that layer_types says.
         window: its size where the configuration has none; none: it has no window then.
+        period: of "types" where there is no list: the last layer of each sees all tokens; below 0: the first.
+        local: base of RoPE in layers with windows where that has settings of its own, with the key of the base.
         biases: switches of biases.
         pairs: whether RoPE turns neighbouring numbers.
-        part: whether RoPE may turn a part of each head.
-        joined: whether queries, keys and values are one tensor, and gate and up another.
+        part: share of a head that RoPE turns if the configuration has none; None: whole heads.
+        joined: what is one tensor: "qkv", and "gate_up".
+        norms: our norms of a layer, and theirs.
+        plus: what norms add to their weights.
+        centred: whether norms are LayerNorms without weights.
+        sinks: whether attention has sinks.
+        constants: of a configuration.
+        capped: whether logits are bounded if the configuration does not say so; none: they never are.
     """
 
     tied: bool = False
@@ -445,47 +548,141 @@ class _Stock:
     eps: float = 1e-6
     head_dim: int | None = None
     qk_norm: bool = False
-    qkv_bias: bool = False
+    qk_norm_wide: bool = False
+    qkv_bias: bool | str = False
     ffn: str = "swiglu"
+    activation: str = "hidden_act"
     windows: str = ""
     window: int | None = None
+    period: int = 0
+    local: tuple[str, float] | None = None
     biases: tuple[str, ...] = ("attention_bias", "mlp_bias")
     pairs: bool = False
-    part: bool = False
-    joined: bool = False
+    part: float | None = None
+    joined: tuple[str, ...] = ()
+    norms: Mapping[str, str] = field(default_factory=lambda: _BEFORE)
+    plus: float = 0.0
+    centred: bool = False
+    sinks: bool = False
+    constants: Callable[[_Options], _Constants] = lambda options: _Constants()
+    capped: bool | None = None
 
     def read(self, options: _Options) -> TrainedModel:
         """Reads a configuration of the family."""
         d_model, depth, vocab = _size(options)
-        options.activation(_ACTIVATIONS[self.ffn])
+        options.activation(_activations(options, self.ffn), self.activation)
         for name in self.biases:
             options.refuse(options.flag(name), f"biases ({name})")
+        options.refuse(
+            self.centred and options.get("clip_qkv") is not None, "clipped queries, keys and values (clip_qkv)"
+        )
+        options.refuse(bool(options.get("use_bidirectional_attention")), "attention to later tokens")
         attention = _attention(options, d_model, qk_norm=self.qk_norm, head_dim=self.head_dim)
-        attention["qkv_bias"] = self.qkv_bias
-        rope = options.rope(self.base, part_of=attention["head_dim"] if self.part else None)
+        attention["qk_norm_wide"] = self.qk_norm_wide
+        attention["qkv_bias"] = options.flag(self.qkv_bias, True) if isinstance(self.qkv_bias, str) else self.qkv_bias
+        attention["softcap"] = options.number("attn_logit_softcapping", 50.0) if self._capped(options, "attn") else 0.0
+        windows = _windows(options, depth, self)
+        ropes = {
+            inside: self._rope(options, attention["head_dim"], inside) for inside in {w is not None for w in windows}
+        }
         ffn = Block.of(self.ffn, width=options.whole("intermediate_size"))
         layers = []
-        for window, positions in zip(_windows(options, depth, self), _positions(options, depth), strict=True):
-            shape = attention | (rope if positions else {"rope_theta": 0.0})
-            mixer = Block.of("gqa", **shape) if window is None else Block.of("swa", window=window, **shape)
+        for window, base in zip(windows, _bases(options, windows), strict=True):
+            shape = attention | ropes[window is not None][0]
+            shape |= {} if base is None else {"rope_theta": base}
+            if self.sinks:
+                mixer = Block.of("swa", window=_WIDEST if window is None else window, sink=True, **shape)
+            else:
+                mixer = Block.of("gqa", **shape) if window is None else Block.of("swa", window=window, **shape)
             layers.append(Layer((mixer,), ffn))
-        layout = Layout.of(d_model, vocab, layers, tied=options.tied(self.tied))
-        return _trained(options, layout, tuple(self._names(layout)), options.number("rms_norm_eps", self.eps))
+        softcap = options.number("final_logit_softcapping", 30.0) if self._capped(options, "final") else 0.0
+        norms: Norms = "before" if self.norms.keys() == _BEFORE.keys() else "both"
+        norms = "behind" if self.norms.keys() == _BEHIND.keys() else norms
+        layout = Layout.of(d_model, vocab, layers, tied=options.tied(self.tied), norms=norms, softcap=softcap)
+        eps = EPS if self.centred else options.number("rms_norm_eps", self.eps)
+        scores = [ropes[window is not None][1] for window in windows]
+        return _trained(options, layout, tuple(self._names(layout)), eps, self.constants(options), scores)
+
+    def _capped(self, options: _Options, which: str) -> bool:
+        """Returns whether logits of attention ("attn") or of tokens ("final") are bounded."""
+        name = f"{which}_logit_softcapping"
+        if self.capped is None:
+            return False
+        return options.get(name) is not None or (self.capped and options.given(name))
+
+    def _rope(self, options: _Options, head_dim: int, inside: bool) -> tuple[dict[str, Any], float]:
+        """Returns RoPE's arguments of layers with windows (`inside`) or without, and a factor of their scores."""
+        part_of = None if self.part is None else head_dim
+        if self.local is None:
+            rope = options.object("rope_scaling") or options.object("rope_parameters")
+            return options.rope(self.base, part_of=part_of, share=self.part or 1.0), options.scores(rope)
+        by_type = options.object("rope_parameters")
+        options.refuse(
+            not all(isinstance(value, dict) for value in by_type.values()),
+            "RoPE that is not given for each type of layer",
+        )
+        values = by_type.get("sliding_attention" if inside else "full_attention")
+        rope = dict(values) if isinstance(values, dict) else {}
+        rope |= {} if inside else options.object("rope_scaling")
+        name, base = self.local if inside else ("rope_theta", self.base)
+        rope.setdefault("rope_theta", options.get(name, base))
+        rope = {key: value for key, value in rope.items() if value is not None}
+        return options.rope(self.base, part_of=part_of, rope=rope), options.scores(rope)
 
     def _names(self, layout: Layout) -> Iterator[TensorName]:
-        for name in tensor_names(layout):
-            part = name.ours[0].rsplit(".", 2)[-2]
+        centred = {"centred": 1} if self.centred else {}
+        yield replace(weight_name("embed", "model.embed_tokens"), **centred)
+        for i, layer in enumerate(layout.layers):
+            ours, theirs = f"layers.{i}", f"model.layers.{i}"
+            for norm, name in self.norms.items():
+                yield self._norm(norm, name).under(ours, theirs) if not self.centred else _ones(f"{ours}.{norm}")
+            for block, place in ((layer.mixers[0].resolve(layout.d_model), "mixers.0"), (layer.ffn, "ffn")):
+                assert block is not None
+                yield from (name.under(f"{ours}.{place}", theirs) for name in self._block(block))
+        yield _ones("norm") if self.centred else self._norm("norm", "model.norm")
+        if not layout.tied:
+            yield weight_name("head", "lm_head")
+
+    def _norm(self, ours: str, theirs: str) -> TensorName:
+        return replace(weight_name(ours, theirs), plus=self.plus)
+
+    def _block(self, block: Block) -> Iterator[TensorName]:
+        joined = "".join(self.joined)
+        for name in stock_names(block):
+            part = name.ours[0].partition(".")[0]
+            if part in joined and not part.endswith("_norm"):
+                continue
             if self.pairs and part in ("q", "k"):
-                yield replace(name, pairs=layout.layers[0].mixers[0].resolve(layout.d_model).int("head_dim"))
-            elif not self.joined or part not in ("q", "k", "v", "gate", "up"):
-                yield name
-        for i, layer in enumerate(layout.layers if self.joined else ()):
-            shape = layer.mixers[0].resolve(layout.d_model)
-            rows = tuple(shape.int(heads) * shape.int("head_dim") for heads in ("heads", "kv_heads", "kv_heads"))
-            qkv = tuple(f"layers.{i}.mixers.0.{name}.weight" for name in "qkv")
-            yield TensorName(qkv, f"model.layers.{i}.self_attn.qkv_proj.weight", axis=0, sizes=rows)
-            gate = tuple(f"layers.{i}.ffn.{name}.weight" for name in ("gate", "up"))
-            yield TensorName(gate, f"model.layers.{i}.mlp.gate_up_proj.weight", axis=0)
+                name = replace(name, order=_pairs(block.int("head_dim"), block.int("rope_dim")))
+            if part.endswith("_norm"):
+                name = replace(name, plus=self.plus)
+            yield replace(name, centred=0) if self.centred and part in ("o", "down") else name
+        if self.sinks and block.kind == "swa":
+            yield TensorName(("sinks.weight",), "self_attn.sinks")
+        if block.spec.role == "mixer" and "qkv" in self.joined:
+            rows = tuple(block.int(heads) * block.int("head_dim") for heads in ("heads", "kv_heads", "kv_heads"))
+            yield TensorName(tuple(f"{name}.weight" for name in "qkv"), "self_attn.qkv_proj.weight", axis=0, sizes=rows)
+        if block.spec.role == "ffn" and "gate_up" in self.joined:
+            yield TensorName(("gate.weight", "up.weight"), "mlp.gate_up_proj.weight", axis=0)
+
+
+_WIDEST = 1 << 20
+"""Window of a layer that sees all tokens and has sinks, which blocks of windows have."""
+
+
+def _ones(ours: str) -> TensorName:
+    return TensorName((f"{ours}.weight",), "")
+
+
+def _pairs(head_dim: int, turned: int) -> tuple[int, ...]:
+    """Returns the order of rows where RoPE turns neighbours among the first `turned` (0: all) numbers of a head."""
+    turned = turned or head_dim
+    return (*range(0, turned, 2), *range(1, turned, 2), *range(turned, head_dim))
+
+
+def _activations(options: _Options, ffn: str) -> tuple[str, ...]:
+    """Returns the names of a kind's activation; transformers takes Gemma's "gelu" for the approximation by tanh."""
+    return _ACTIVATIONS[ffn] + (("gelu",) if options.get("model_type") == "gemma" else ())
 
 
 def _attention(options: _Options, d_model: int, *, qk_norm: bool, head_dim: int | None = None) -> dict[str, Any]:
@@ -504,33 +701,46 @@ def _windows(options: _Options, depth: int, stock: _Stock) -> list[int | None]:
     """Returns the window of each layer; None: it sees all tokens."""
     kind = options.get("model_type")
     valid = {name: name for name in ("full_attention", "sliding_attention")}
+    default = stock.window if options.given("sliding_window") else None
+    value = options.get("sliding_window", default)
     if stock.windows == "all":
-        value = options.get("sliding_window", stock.window if options.given("sliding_window") else None)
         return [None if value is None else options.whole("sliding_window", value)] * depth
-    if not stock.windows or not options.flag("use_sliding_window"):
+    switched = stock.windows == "switch" and options.flag("use_sliding_window")
+    if not switched and (stock.windows != "types" or value is None):
         return [None] * depth
     qwen = kind in ("qwen2", "qwen3")
-    window = options.whole("sliding_window", 4096 if qwen else None)
+    window = options.whole("sliding_window", 4096 if qwen else default)
     if options.get("layer_types") is not None:
         within = [kind == "sliding_attention" for kind in options.of_layers("layer_types", valid, depth)]
+    elif stock.windows == "types":
+        period = max(options.whole("sliding_window_pattern", abs(stock.period)), 1)
+        within = [(i + (stock.period > 0)) % period != 0 for i in range(depth)]
     elif qwen:
         within = [i >= options.whole("max_window_layers", 28) for i in range(depth)]
     else:
-        within = [not on for on in _positions(options, depth)]
+        within = [base is None for base in _bases(options, [None] * depth)]
     return [window if inside else None for inside in within]
 
 
-def _positions(options: _Options, depth: int) -> list[bool]:
-    """Returns whether each layer's attention has RoPE."""
-    if options.get("model_type") != "smollm3":
-        return [True] * depth
+def _bases(options: _Options, windows: list[int | None]) -> list[float | None]:
+    """Returns RoPE's base of each layer where the family's layers differ, 0: no positions; None: the model's."""
+    kind, depth = options.get("model_type"), len(windows)
+    if kind == "exaone4" and any(window is not None for window in windows):
+        return [0.0 if window is None else None for window in windows]
+    if kind == "granite_swa" and options.get("layer_rope_theta") is not None:
+        bases = options.get("layer_rope_theta")
+        if not isinstance(bases, list) or len(bases) != depth:
+            raise InvalidInput(f"layer_rope_theta must be a list of {depth} numbers", where=options.where)
+        return [0.0 if base == 0 else options.positive("layer_rope_theta", base) for base in bases]
+    if kind != "smollm3":
+        return [None] * depth
     flags = options.get("no_rope_layers")
     if flags is None:
         interval = options.whole("no_rope_layer_interval", 4)
-        return [(i + 1) % max(interval, 1) != 0 for i in range(depth)]
+        return [None if (i + 1) % max(interval, 1) != 0 else 0.0 for i in range(depth)]
     if not isinstance(flags, list) or len(flags) < depth:
         raise InvalidInput(f"no_rope_layers must be a list of {depth} numbers", where=options.where)
-    return [bool(flag) for flag in flags[:depth]]
+    return [None if flag else 0.0 for flag in flags[:depth]]
 
 
 def _granite_hybrid(options: _Options) -> TrainedModel:
@@ -555,16 +765,14 @@ def _granite_hybrid(options: _Options) -> TrainedModel:
     ffn = Block.of("swiglu", width=options.whole("shared_intermediate_size", 1024))
     layers = [Layer((mixers[kind],), ffn) for kind in kinds if kind] or [Layer((mixers["gqa"],), ffn)]
     layout = Layout.of(d_model, vocab, layers, tied=options.tied(False))
-    return _trained(options, layout, tuple(_granite_names(layout)), eps)
+    return _trained(options, layout, tuple(_granite_names(layout)), eps, _Constants.of_granite(options))
 
 
 def _granite_mamba(options: _Options, eps: float) -> Block:
     options.refuse(options.flag("mamba_proj_bias"), "biases (mamba_proj_bias)")
     options.refuse(not options.flag("mamba_conv_bias", True), "Mamba-2 without bias in its convolution")
     options.refuse(eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
-    limit = options.get("time_step_limit", _NO_LIMIT)
-    infinite = ({"__float__": "Infinity"}, "Infinity", math.inf)  # as releases of transformers write it
-    options.refuse(limit not in [[0.0, value] for value in infinite], f"limited time steps ({limit})")
+    _unlimited(options)
     return Block.of(
         "mamba2",
         state=options.whole("mamba_d_state", 256),
@@ -573,6 +781,12 @@ def _granite_mamba(options: _Options, eps: float) -> Block:
         conv=options.whole("mamba_d_conv", 4),
         groups=options.whole("mamba_n_groups", 1),
     )
+
+
+def _unlimited(options: _Options) -> None:
+    limit = options.get("time_step_limit", _NO_LIMIT)
+    infinite = ({"__float__": "Infinity"}, "Infinity", math.inf)  # as releases of transformers write it
+    options.refuse(limit not in [[0.0, value] for value in infinite], f"limited time steps ({limit})")
 
 
 _NO_LIMIT = [0.0, math.inf]
@@ -646,6 +860,27 @@ def _nemotron_h(options: _Options) -> TrainedModel:
     return _trained(options, layout, tuple(_nemotron_names(layout)), eps)
 
 
+def _mamba2(options: _Options) -> TrainedModel:
+    """Reads layers of Mamba-2 alone."""
+    d_model, depth, vocab = _size(options)
+    options.activation()
+    options.refuse(options.flag("use_bias"), "biases (use_bias)")
+    options.refuse(not options.flag("use_conv_bias", True), "Mamba-2 without bias in its convolution")
+    _unlimited(options)
+    eps = options.number("layer_norm_epsilon", EPS)
+    options.refuse(eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
+    mixer = Block.of(
+        "mamba2",
+        state=options.whole("state_size", 128),
+        heads=options.whole("num_heads", 128),
+        expand=options.whole("expand", 2),
+        conv=options.whole("conv_kernel", 4),
+        groups=options.whole("n_groups", 8),
+    )
+    layout = Layout.of(d_model, vocab, [Layer((mixer,))] * depth, tied=options.tied(False))
+    return _trained(options, layout, tuple(_nemotron_names(layout)), eps)
+
+
 def _nemotron_ffn(options: _Options) -> Block:
     return Block.of("relu2", width=options.whole("intermediate_size", 21504))
 
@@ -707,6 +942,87 @@ def _lfm2(options: _Options) -> TrainedModel:
     return _trained(options, layout, names, options.number("norm_eps", EPS))
 
 
+def _lfm3(options: _Options) -> TrainedModel:
+    d_model, depth, vocab = _size(options)
+    options.activation()
+    for name in ("conv_bias", "attention_bias"):
+        options.refuse(options.flag(name), f"biases ({name})")
+    attention = _attention(options, d_model, qk_norm=True, head_dim=128)
+    attention["gate"] = options.flag("use_attention_gate", True)
+    mixers = {"conv": Block.of("conv", kernel=options.whole("conv_L_cache", 7))}
+    orders: dict[str, tuple[int, ...]] = {}
+    for kind in _LFM3_ROPE:
+        ropes = options.object("rope_scaling") or options.object("rope_parameters") or _LFM3_ROPE
+        rope = ropes.get(kind, ropes)
+        if not isinstance(rope, dict):
+            raise InvalidInput("rope_parameters must be an object of objects", where=options.where)
+        shape, orders[kind] = _proportional(options, {"rope_theta": 1e6, **rope}, attention["head_dim"])
+        window = options.whole("sliding_window", 256)
+        mixers[kind] = (
+            Block.of("gqa", **attention, **shape)
+            if kind == "full_attention"
+            else Block.of("swa", window=window, **attention, **shape)
+        )
+    if options.get("layer_types") is None:
+        names = [
+            "full_attention" if i % 4 == 2 else "conv" if i % 4 or i == 0 else "sliding_attention" for i in range(depth)
+        ]
+    else:
+        names = options.of_layers("layer_types", {name: name for name in mixers}, depth)
+    ffn = Block.of("swiglu", width=options.whole("intermediate_size", 7680))
+    layers = [Layer((mixers[name],), ffn) for name in names if name] or [Layer((mixers["conv"],), ffn)]
+    norms: Norms = "both" if options.flag("use_sandwich_norm", True) else "before"
+    layout = Layout.of(d_model, vocab, layers, tied=options.tied(True), norms=norms)
+    theirs = () if options.missing else tuple(_lfm3_names(layout, names, orders))
+    return _trained(options, layout, theirs, options.number("norm_eps", options.number("rms_norm_eps", EPS)))
+
+
+_LFM3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}
+
+
+def _proportional(options: _Options, rope: dict[str, Any], head_dim: int) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Returns RoPE's arguments of a layer, and the order of a head's rows.
+
+    Of type "proportional" the first pairs of a head turn, as fast as where all do, and the others do not. With their
+    rows in front that is RoPE on a part of the head, by a power of the base.
+    """
+    if rope.get("rope_type") != "proportional":
+        return options.rope(1e6, rope=rope), ()
+    options.refuse(rope.get("factor", 1.0) != 1.0, "RoPE of type 'proportional' with a factor")
+    share = options.positive("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0))
+    base = options.positive("rope_theta", rope.get("rope_theta"))
+    pairs = int(min(share, _MOST_SHARE) * head_dim // 2)
+    options.refuse(not 0 < pairs <= head_dim // 2, f"RoPE of type 'proportional' on {share!r} of a head")
+    if 2 * pairs == head_dim:
+        return {"rope_theta": base}, ()
+    half = head_dim // 2
+    order = (*range(pairs), *range(half, half + pairs), *range(pairs, half), *range(half + pairs, head_dim))
+    return {"rope_theta": base ** (2 * pairs / head_dim), "rope_dim": 2 * pairs}, order
+
+
+def _lfm3_names(layout: Layout, kinds: list[str], orders: Mapping[str, tuple[int, ...]]) -> Iterator[TensorName]:
+    yield weight_name("embed", "model.embed_tokens")
+    norms = {"mixer_norm": "operator_norm", "ffn_norm": "ffn_norm"}
+    if layout.norms == "both":
+        norms |= {"mixer_out_norm": "post_operator_norm", "ffn_out_norm": "post_ffn_norm"}
+    for i, (layer, kind) in enumerate(zip(layout.layers, kinds, strict=True)):
+        ours, theirs = f"layers.{i}", f"model.layers.{i}"
+        yield from (weight_name(*norm).under(ours, theirs) for norm in norms.items())
+        mixer = layer.mixers[0]
+        for name in CONV_NAMES if kind == "conv" else stock_names(mixer):
+            turned = name.ours[0].partition(".")[0] in ("q", "k", "q_norm", "k_norm")
+            order = orders[kind] if turned else ()
+            yield replace(name, order=order).under(f"{ours}.mixers.0", theirs)
+        for name, their_name in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+            yield weight_name(f"{ours}.ffn.{name}", f"{theirs}.feed_forward.{their_name}")
+    yield weight_name("norm", "model.embedding_norm")
+    if not layout.tied:
+        yield weight_name("head", "lm_head")
+
+
 def _lfm2_width(options: _Options) -> int:
     """Returns the feed-forward's width as transformers' Lfm2MLP computes it."""
     width = options.whole("block_ff_dim", options.whole("intermediate_size", 12288))
@@ -743,6 +1059,8 @@ def _own(options: _Options) -> TrainedModel:
             "vocab": options.whole("vocab_size"),
             "layers": [_own_layer(layer) for layer in layers],
             "tied": options.flag("tie_word_embeddings", True),
+            "norms": options.get("norms", "before"),
+            "softcap": options.get("softcap", 0.0),
         }
     )
     return TrainedModel(layout, "hilnas")
@@ -758,77 +1076,65 @@ def _own_layer(layer: Mapping[str, Any]) -> dict[str, Any]:
     return ({"mixers": mixers} if mixers else {}) | ({"ffn": layer["ffn"]} if layer.get("ffn") else {})
 
 
-def _trained(options: _Options, layout: Layout, names: tuple[TensorName, ...], eps: float) -> TrainedModel:
-    """Returns the model with the factors that turn its constants into weights; see the module."""
-    granite = str(options.get("model_type")).startswith("granite")
+def _trained(
+    options: _Options,
+    layout: Layout,
+    names: tuple[TensorName, ...],
+    eps: float,
+    constants: _Constants = _Constants(),
+    scaled: Sequence[float] = (),
+) -> TrainedModel:
+    """Returns the model with the factors that turn its constants into weights; see the module.
 
-    def constant(name: str) -> float:
-        return options.number(name, 1.0) if granite else 1.0
-
+    scaled: what scores of each layer are multiplied by, besides `constants`; (): by nothing.
+    """
     options.refuse(not 1e-15 <= eps <= 1e-2, f"norms of epsilon {eps:g}")
     norm = math.sqrt(EPS / eps)
-    embedding = norm * constant("embedding_multiplier")
-    residual = norm * constant("residual_multiplier")
+    embedding, residual = norm * constants.embedding, norm * constants.residual
+    # Without a norm in front, blocks read the stream as it is.
+    read = 1 / norm if layout.norms == "behind" else 1.0
     routed = options.number("routed_scaling_factor", 1.0) if options.get("model_type") == "lfm2_moe" else 1.0
     factors = {"embed.weight": embedding}
-    factors["norm.weight"] = 1 / ((embedding if layout.tied else 1.0) * constant("logits_scaling"))
+    factors["norm.weight"] = 1 / ((embedding if layout.tied else 1.0) * constants.logits)
     for i, layer in enumerate(layout.layers):
-        blocks = [(block, f"layers.{i}.mixers.{j}") for j, block in enumerate(layer.mixers)]
-        for block, prefix in blocks + ([(layer.ffn, f"layers.{i}.ffn")] if layer.ffn else []):
-            added = residual * (routed if block.kind == "moe" else 1.0)
+        for block, part in ((layer.mixer, "mixer"), (layer.ffn, "ffn")):
+            if block is None:
+                continue
+            prefix = f"layers.{i}.{'mixers.0' if part == 'mixer' else 'ffn'}"
+            added = residual if layout.norms == "before" else norm  # times the gain of the norm behind
+            added *= routed if block.kind == "moe" else 1.0
+            factors[f"layers.{i}.{part}_out_norm.weight"] = residual
             factors |= {f"{prefix}.{name}": added for name in _INTO_RESIDUAL}
+            factors |= {f"{prefix}.{name}.weight": read for name in ("v", "gate", "up")}
             if block.kind in ("gqa", "swa"):
                 size = block.resolve(layout.d_model).int("head_dim")
-                usual = 1 / math.sqrt(size)
-                scores = constant("attention_multiplier") / usual if granite else 1.0
+                scores = 1.0 if constants.attention is None else constants.attention * math.sqrt(size)
+                scores *= scaled[i] if scaled else 1.0
                 normed = norm if block.get("qk_norm") else 1.0
-                factors |= {f"{prefix}.q.weight": normed * scores, f"{prefix}.k.weight": normed}
+                gain = "q_norm.weight" if block.get("qk_norm") else "q.weight"
+                factors |= {f"{prefix}.{name}.weight": normed * read for name in ("q", "k")}
+                factors |= {f"{prefix}.{name}.bias": normed for name in ("q", "k")}
+                factors[f"{prefix}.{gain}"] = factors.get(f"{prefix}.{gain}", 1.0) * scores
+                if not block.get("qk_norm"):
+                    factors[f"{prefix}.q.bias"] = scores
     ours = {ours for name in names for ours in name.ours}
     used = {name: factor for name, factor in factors.items() if name in ours and factor != 1.0}
     return TrainedModel(layout, str(options.get("model_type")), names, used)
 
 
-_NORMED_BEHIND = "norms behind blocks"
-_LAYER_NORM = "LayerNorm, which subtracts the mean, in place of RMSNorm"
-_UNGATED = "feed-forwards without a gate"
-_SOFTMAX = "experts that are chosen by a softmax, without a bias"
-_GATED_OUT = "gates on attention's output"
-_ONE_TENSOR = "projections that are stored as one tensor (qkv_proj, gate_up_proj)"
-_QKV_BIAS = "biases on queries, keys and values"
-_BESIDE = "mixer and feed-forward beside each other in a layer"
-_TRAITS: Mapping[str, tuple[str, ...]] = {
-    "cohere": (_LAYER_NORM, _BESIDE, "RoPE on neighbouring numbers"),
-    "deepseek_v3": ("groups of experts",),
-    "exaone4": (_NORMED_BEHIND,),
-    "falcon": (_LAYER_NORM, _UNGATED, _BESIDE),
-    "gemma": ("a gate of GELU",),
-    "gemma2": (_NORMED_BEHIND,),
-    "gemma3": (_NORMED_BEHIND, "images"),
-    "gemma3_text": (_NORMED_BEHIND,),
-    "glm4": (_NORMED_BEHIND, _ONE_TENSOR, "RoPE on neighbouring numbers"),
-    "lfm3": (_NORMED_BEHIND, _GATED_OUT),
-    "olmo3": (_NORMED_BEHIND, "QK-norm over all heads together"),
-    "qwen3_5_text": (_GATED_OUT, "the Gated DeltaNet of Qwen3.5"),
-    "gpt2": ("learned positions", _LAYER_NORM, _UNGATED, "biases on every projection"),
-    "gpt_neox": (_LAYER_NORM, _UNGATED, _BESIDE, "biases on every projection"),
-    "mixtral": (_SOFTMAX,),
-    "nemotron": (_LAYER_NORM,),
-    "olmo2": (_NORMED_BEHIND, "QK-norm over all heads together"),
-    "phi": (_LAYER_NORM, _UNGATED, _BESIDE, "biases on every projection"),
-    "qwen2_moe": (_QKV_BIAS, _SOFTMAX),
-    "qwen3_moe": (_SOFTMAX,),
-    "stablelm": (_LAYER_NORM,),
-    "starcoder2": (_LAYER_NORM, _UNGATED),
+_ACTIVATIONS = {
+    "swiglu": ("silu", "swish"),
+    "relu2": ("relu2",),
+    "geglu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh"),
 }
-"""What every model of a type has that no layout says; the configuration says the rest."""
-_ACTIVATIONS = {"swiglu": ("silu", "swish"), "relu2": ("relu2",)}
 """Block kind -> activations that it has, by their names in configurations; the first is the default."""
 _SEVERAL_BASES = "several bases of RoPE"
 
 
 def _unsayable(options: _Options) -> list[str]:
     """Returns what no layout says of a model whose type is not read: what the type has, and what its values show."""
-    for trait in _TRAITS.get(str(options.get("model_type")), ()):
+    kind = MODEL_TYPES.get(str(options.get("model_type")))
+    for trait in kind.missing if kind else ():
         options.refuse(True, trait)
     activations = {activation for names in _ACTIVATIONS.values() for activation in names}
     for name in ("hidden_act", "hidden_activation", "activation_function", "activation"):
@@ -844,24 +1150,53 @@ def _unsayable(options: _Options) -> list[str]:
     return [trait for trait in options.missing if trait != _SEVERAL_BASES]  # each block has its own
 
 
+_GEMMA_2 = _Stock(
+    tied=True, head_dim=256, ffn="geglu", activation="hidden_activation", windows="types", window=4096, period=2,
+    norms={**_GEMMA, **_BEHIND}, plus=1.0, constants=_Constants.of_gemma, capped=True,
+)  # fmt: skip
 _STOCK = {
     "arcee": _Stock(eps=1e-5, ffn="relu2"),
     "ernie4_5": _Stock(tied=True, base=5e5, eps=1e-5, head_dim=128, biases=("use_bias",), pairs=True),
-    "granite": _Stock(),
+    "exaone4": _Stock(eps=1e-5, qk_norm=True, windows="types", window=4096, period=4, norms=_BEHIND),
+    "gemma": _Stock(tied=True, head_dim=256, ffn="geglu", plus=1.0, constants=_Constants.of_gemma),
+    "gemma2": _GEMMA_2,
+    "gemma3_text": replace(
+        _GEMMA_2, base=1e6, qk_norm=True, period=6, local=("rope_local_base_freq", 1e4), capped=False
+    ),
+    "glm": _Stock(
+        eps=1.5625e-7, head_dim=128, qkv_bias="attention_bias", biases=(), pairs=True, part=0.5, joined=("gate_up",)
+    ),
+    "glm4": _Stock(
+        eps=1.5625e-7, head_dim=128, qkv_bias="attention_bias", biases=(), pairs=True, part=0.5, joined=("gate_up",),
+        norms=_GLM4,
+    ),
+    "granite": _Stock(constants=_Constants.of_granite),
+    "granite_swa": _Stock(
+        tied=True, eps=1e-5, windows="types", window=128, period=-4, sinks=True, constants=_Constants.of_granite
+    ),
     "helium": _Stock(base=1e5, eps=1e-8, head_dim=128, pairs=True),
     "llama": _Stock(),
     "mistral": _Stock(windows="all", window=4096),
-    "phi3": _Stock(eps=1e-5, windows="all", part=True, joined=True),
+    "olmo": _Stock(centred=True),
+    "olmo2": _Stock(eps=1e-5, qk_norm=True, qk_norm_wide=True, norms=_BEHIND),
+    "olmo3": _Stock(
+        base=5e5, eps=1e-5, qk_norm=True, qk_norm_wide=True, windows="types", window=4096, period=4, local=("", 5e5),
+        norms=_BEHIND,
+    ),
+    "phi3": _Stock(eps=1e-5, windows="all", part=1.0, joined=("qkv", "gate_up")),
     "qwen2": _Stock(qkv_bias=True, biases=(), windows="switch"),
     "qwen3": _Stock(head_dim=128, qk_norm=True, windows="switch"),
     "smollm3": _Stock(tied=True, base=2e6, windows="switch"),
-}
-_FAMILIES: dict[str, Callable[[_Options], TrainedModel]] = {
+    "vaultgemma": replace(_GEMMA_2, norms=_GEMMA),
+}  # fmt: skip
+FAMILIES: dict[str, Callable[[_Options], TrainedModel]] = {
     **{name: stock.read for name, stock in _STOCK.items()},
+    "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
     "granitemoehybrid": _granite_hybrid,
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2,
+    "lfm3": _lfm3,
     "hilnas": _own,
 }
-"""transformers' `model_type` -> reader of its configuration."""
+"""transformers' `model_type` -> reader of its configuration; also that of folders that hilnas wrote."""

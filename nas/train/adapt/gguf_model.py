@@ -3,7 +3,9 @@
 Names of tensors are those of gguf-py's table for llama.cpp's converter, read backwards: no table of our own. What the
 converter changes of the weights is undone here:
 
-    llama, granite, smollm3   Rows of queries and keys, which it orders as llama.cpp's RoPE pairs them.
+    llama, granite, smollm3,  Rows of queries and keys, which it orders as llama.cpp's RoPE pairs them.
+      arcee
+    gemma, gemma2, gemma3     The gains 1 + w of norms.
     lfm2, lfm2moe             The middle axis of convolutions, the joined experts, the name of their bias.
     rope_freqs.weight         Factors of Llama 3's scaled RoPE: the constants that give them.
 """
@@ -41,11 +43,69 @@ class _Architecture:
         model_type: its name.
         settings: (keys, config.json so far) -> what this architecture adds to it.
         paired: whether rows of queries and keys are ordered in pairs.
+        gains: whether norms hold 1 + w, of which transformers has w.
     """
 
     model_type: str
     settings: Callable[[_Keys, Mapping[str, Any]], dict[str, Any]] = lambda keys, config: {}
     paired: bool = False
+    gains: bool = False
+
+
+def _layers(keys: _Keys, config: Mapping[str, Any], period: int) -> dict[str, Any]:
+    """Returns windows and the types of layers, by a list or a period: the last layer of each sees all tokens."""
+    pattern, depth = keys("attention.sliding_window_pattern"), config["num_hidden_layers"]
+    if not isinstance(pattern, list):
+        every = pattern if isinstance(pattern, int) and pattern > 0 else period
+        pattern = [(i + 1) % every != 0 for i in range(depth)]
+    types = ["sliding_attention" if inside else "full_attention" for inside in pattern]
+    return {"sliding_window": keys("attention.sliding_window"), "layer_types": types}
+
+
+def _each_rope(config: Mapping[str, Any], base: float | None) -> dict[str, Any]:
+    """Returns RoPE of layers with windows, which is not scaled, and of the others."""
+    rope = config["rope_parameters"]
+    windowed = {"rope_type": "default", "rope_theta": rope["rope_theta"] if base is None else base}
+    return {"rope_parameters": {"full_attention": rope, "sliding_attention": windowed}}
+
+
+def _gemma2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    base, window = keys("rope.freq_base_swa"), keys("attention.sliding_window")
+    if base not in (None, config["rope_parameters"]["rope_theta"]):
+        raise Unsupported("RoPE of another base in layers with windows (rope.freq_base_swa)")
+    bounds = [keys("attn_logit_softcapping"), keys("final_logit_softcapping")]
+    return {
+        **_layers(keys, config, 2),
+        "sliding_window": 4096 if window is None else window,
+        "query_pre_attn_scalar": config.get("head_dim"),
+        "attn_logit_softcapping": 50.0 if bounds[0] is None else bounds[0],
+        "final_logit_softcapping": 30.0 if bounds[1] is None else bounds[1],
+    }
+
+
+def _gemma3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    base = keys("rope.freq_base_swa")
+    return {
+        **_layers(keys, config, 6),
+        **_each_rope(config, 10000.0 if base is None else base),
+        "query_pre_attn_scalar": config.get("head_dim"),
+        "final_logit_softcapping": keys("final_logit_softcapping"),
+    }
+
+
+def _olmo2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    keys("rope.freq_base_swa")  # which the graph does not read
+    if keys("attention.sliding_window") is None:
+        return {}
+    return {"model_type": "olmo3", **_layers(keys, config, 4), **_each_rope(config, None)}
+
+
+def _exaone4(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    if config["num_hidden_layers"] == 64:
+        raise Unsupported("EXAONE 4 of 64 layers, with windows in some and no positions in the others")
+    keys("attention.sliding_window")  # used with 64 layers alone
+    keys("attention.sliding_window_pattern")
+    return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
 
 
 def _granite(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +142,12 @@ def _lfm2_moe(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _ARCHITECTURES: Mapping[str, _Architecture] = {
+    "arcee": _Architecture("arcee", paired=True),
+    "exaone4": _Architecture("exaone4", _exaone4),
+    "gemma": _Architecture("gemma", gains=True),
+    "gemma2": _Architecture("gemma2", _gemma2, gains=True),
+    "gemma3": _Architecture("gemma3_text", _gemma3, gains=True),
+    "olmo2": _Architecture("olmo2", _olmo2),
     "llama": _Architecture("llama", paired=True),
     "qwen2": _Architecture("qwen2"),
     "qwen3": _Architecture("qwen3"),
@@ -138,6 +204,7 @@ class GgufModel(TheirTensors):
         self._arch = _ARCHITECTURES[arch]
         self.config = self._config()
         """What config.json would say."""
+        self.rope_dim = self._rope_dim()
         number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == arch)
         self._names = get_tensor_name_map(number, self.config["num_hidden_layers"])
 
@@ -150,6 +217,8 @@ class GgufModel(TheirTensors):
             if values.shape[0] % (2 * heads):
                 raise InvalidInput(f"{name} has {values.shape[0]} rows for {heads} heads", where=self.where)
             values = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
+        if self._arch.gains and name.endswith("norm.weight"):
+            values = values - 1.0
         return values[:, None] if name.endswith("conv.conv.weight") else values
 
     def __contains__(self, name: object) -> bool:
@@ -215,16 +284,20 @@ class GgufModel(TheirTensors):
             config["model_type"] = "mixtral"
         config["attention_bias"] = "blk.0.attn_q.bias" in tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
-        config |= self._arch.settings(keys, config)
+        if not isinstance(config.get("num_attention_heads"), int) or config["num_attention_heads"] < 1:
+            raise InvalidInput("gives no num_attention_heads, a positive number", where=self.where)
+        config.setdefault("head_dim", config.get("hidden_size", 0) // config["num_attention_heads"])
+        try:
+            config |= self._arch.settings(keys, config)
+        except Unsupported as error:
+            raise Unsupported(error.message, where=self.where) from None
         if isinstance(config.get("num_key_value_heads"), list):
             raise Unsupported("counts of heads that differ by layer (attention.head_count_kv)", where=self.where)
         config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
         for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"):
             if not isinstance(config.get(name), int) or isinstance(config[name], bool) or config[name] < 1:
                 raise InvalidInput(f"gives no {name}, a positive number: {config.get(name)!r}", where=self.where)
-        config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-        if (turned := keys("rope.dimension_count")) not in (None, config["head_dim"]) and config["head_dim"]:
-            config["rope_parameters"]["partial_rotary_factor"] = turned / config["head_dim"]
+        keys("rope.dimension_count")
         if keys("attention.value_length") not in (None, config["head_dim"]):
             raise Unsupported("values of another size than keys (attention.value_length)", where=self.where)
         keys_read = {f"{arch}.{name}" for name in read | _IGNORED}
@@ -232,11 +305,22 @@ class GgufModel(TheirTensors):
             raise Unsupported(f"has keys whose meaning is not known: {few(unknown)}", where=self.where)
         return config
 
+    def _rope_dim(self) -> int:
+        """Returns the numbers of a head that RoPE turns; 0: all."""
+        turned = self._file.fields.get(f"{self._file.header.arch}.rope.dimension_count")
+        if turned in (None, self.config["head_dim"]):
+            return 0
+        if self._arch.paired or not isinstance(turned, int):
+            raise Unsupported(f"RoPE on a part of each head (rope.dimension_count {turned!r})", where=self.where)
+        return turned
+
     def _rope(self, keys: _Keys) -> dict[str, Any]:
         base = keys("rope.freq_base")
         rope = {"rope_type": "default", "rope_theta": 10000.0 if base is None else base}
         if (kind := keys("rope.scaling.type")) not in (None, "none"):
-            return rope | {"rope_type": kind, "factor": keys("rope.scaling.factor")}
+            length = keys("rope.scaling.original_context_length")
+            scaling = {"rope_type": kind, "factor": keys("rope.scaling.factor")}
+            return rope | scaling | ({"original_max_position_embeddings": length} if kind == "yarn" else {})
         if _FREQUENCIES not in self._file.tensors:
             return rope
         return rope | _llama3(self._file.values(_FREQUENCIES), float(rope["rope_theta"]), self.where)

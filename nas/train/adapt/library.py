@@ -213,9 +213,9 @@ class TrainedTeacher:
             mixer = block if part == "mixer" else layer.mixers[0]
             if isinstance(mixer, Mixer):
                 y, after = mixer(layer.mixer_norm(x), cache if is_reader(mixer) else None)
-                x, cache = x + y, after[:2] if is_lender(mixer) else cache
+                x, cache = x + layer.mixer_out_norm(y), after[:2] if is_lender(mixer) else cache
         ffn = block if part == "ffn" else layer.ffn
-        return Stream(x + ffn(layer.ffn_norm(x)) if isinstance(ffn, FeedForward) else x, cache)
+        return Stream(x + layer.ffn_out_norm(ffn(layer.ffn_norm(x))) if isinstance(ffn, FeedForward) else x, cache)
 
     def logits(self, stream: Stream) -> Tensor:
         """Returns the logits [B, T, V] after the last layer."""
@@ -228,7 +228,7 @@ class TrainedTeacher:
         if layer.mixers:
             h = layer.mixer_norm(x)
             y: Tensor = layer.mixers[0](h)[0]
-            pairs["mixer"], x = (h, y), x + y
+            pairs["mixer"], x = (h, y), x + layer.mixer_out_norm(y)
         if layer.ffn is not None:
             h = layer.ffn_norm(x)
             pairs["ffn"] = (h, layer.ffn(h))

@@ -97,9 +97,7 @@ def timed_flops_per_s(layout: Layout) -> float:
     Takes seconds. A whole training has longer sequences and an optimiser as well, so that it may reach less.
     """
     layers = tuple(layout.own(index) for index in range(min(_TIMED_LAYERS, layout.depth)))
-    short = Layout.of(
-        d_model=layout.d_model, vocab=min(layout.vocab, _TIMED_VOCABULARY), layers=layers, tied=layout.tied
-    )
+    short = layout.with_layers(layers, vocab=min(layout.vocab, _TIMED_VOCABULARY))
     model, ids = Model(short), torch.randint(0, short.vocab, (1, _TIMED_TOKENS))
     seconds = []
     for _ in range(2):  # the first allocates

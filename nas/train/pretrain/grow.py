@@ -81,10 +81,13 @@ def grow(small: Layout, tensors: Mapping[str, Tensor], large: Layout, seed: int)
     """Returns a model of `large` that preserves the function of `tensors` in `small` as far as possible.
 
     Raises:
-        InvalidInput: `large` is narrower, or layers that share weights or caches exclude another depth.
+        InvalidInput: `large` is narrower or has other norms or bounds, or layers that share weights or caches exclude
+            another depth.
     """
     if large.d_model < small.d_model:
         raise InvalidInput(f"a model of width {small.d_model} does not grow to width {large.d_model}", where="--from")
+    if (small.norms, small.softcap) != (large.norms, large.softcap):
+        raise InvalidInput("norms and softcap do not change as a model grows", where="--from")
     places = _places(small, large)
     model = Model(large, seed)
     return model, _Grower(small, tensors, large, model, seed).grow(places)
@@ -153,7 +156,7 @@ class _Grower:
             new = carried if carried is not None else {output: torch.zeros_like(start[output])}
             grown |= {name + key: tensor for key, tensor in new.items()}
         if source is not None:
-            for norm in ("mixer_norm.weight", "ffn_norm.weight"):
+            for norm in (f"{half}_{place}.weight" for half in ("mixer", "ffn") for place in ("norm", "out_norm")):
                 if f"layers.{source}.{norm}" in self.tensors:
                     grown[f"layers.{depth}.{norm}"] = self.tensors[f"layers.{source}.{norm}"][self.width]
         return grown

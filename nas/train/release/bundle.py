@@ -24,7 +24,7 @@ _CODE = "nas.train.release.hf_code"
 _KINDS = "nas.model.nn.kinds"
 _STAND_INS = {"nas.core.block": f"{_CODE}.block_hilnas", "nas.core.layout": f"{_CODE}.block_hilnas"}
 """Module -> the module that released folders have instead."""
-_STAND_IN_NAMES = {"Block", "Layer"}
+_STAND_IN_NAMES = {"Block", "Layer", "Norms"}
 _INSTALLED = {*sys.stdlib_module_names, "torch", "transformers"}
 """Packages that users of a released folder have."""
 

@@ -148,6 +148,8 @@ def own_config(layout: Layout) -> dict[str, Any]:
         "vocab_size": layout.vocab,
         "norm_eps": 1e-5,
         "tie_word_embeddings": layout.tied,
+        **({} if layout.norms == "before" else {"norms": layout.norms}),
+        **({"softcap": layout.softcap} if layout.softcap else {}),
     }
 
 

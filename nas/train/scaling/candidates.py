@@ -350,7 +350,7 @@ class ScaledMixers:
         )
         weights = tuple(
             sum(block.spec.count(block, width).total for block in blocks)
-            + width * (bool(blocks) + (layer.ffn is not None))
+            + width * (bool(blocks) + (layer.ffn is not None)) * (1 + (parent.norms == "both"))
             for blocks, layer in zip(mixers, parent.layers, strict=True)
         )
         attention = [
@@ -416,7 +416,7 @@ class ScaledStack:
             layer = self.scaled.parent.layers[i]
             block = self._ffn(depth, i, ffn, step) if layer.ffn else None
             layers.append(replace(layer, mixers=self.scaled.mixers[i], ffn=block))
-        return Layout.of(self.scaled.width, self.scaled.vocab, layers, tied=self.scaled.parent.tied)
+        return self.scaled.parent.with_layers(layers, d_model=self.scaled.width, vocab=self.scaled.vocab)
 
     def _ffns(self) -> Counter[tuple[str, float]]:
         return Counter(self._slot(depth, i) for depth, i in enumerate(self.order) if self.scaled.ffns[i])

@@ -1,6 +1,8 @@
 """Blocks as config.json has them, with every argument: they stand for `nas.core.block.Block` in released folders."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Norms = Literal["before", "behind", "both"]
 
 
 class Block:

@@ -13,6 +13,8 @@ class HilnasConfig(PretrainedConfig):
         vocab_size: rows of the embedding.
         norm_eps: of every RMSNorm; other values than 1e-5 are refused.
         tie_word_embeddings: whether the output head is the embedding.
+        norms: where the RMSNorms of blocks are: "before", "behind" or "both".
+        softcap: bound of the logits; 0: none.
         max_position_embeddings: tokens that the model is meant for.
     """
 
@@ -26,6 +28,8 @@ class HilnasConfig(PretrainedConfig):
         vocab_size=65536,
         norm_eps=1e-5,
         tie_word_embeddings=True,
+        norms="before",
+        softcap=0.0,
         max_position_embeddings=32768,
         **kwargs,
     ):
@@ -34,6 +38,7 @@ class HilnasConfig(PretrainedConfig):
         self.hidden_size = hidden_size
         self.vocab_size = vocab_size
         self.norm_eps = norm_eps
+        self.norms, self.softcap = norms, softcap
         self.max_position_embeddings = max_position_embeddings
         self.use_cache = kwargs.pop("use_cache", True)
         kwargs.pop("num_hidden_layers", None)

@@ -16,7 +16,7 @@ from nas.core.block import Block
 from nas.core.layout import Layer
 from nas.model.nn.base import Padding
 from nas.model.nn.layer import ResidualLayer
-from nas.model.nn.primitives import Linear, RMSNorm, Weights
+from nas.model.nn.primitives import Linear, RMSNorm, Weights, bounded
 from nas.train.release.hf_code.configuration_hilnas import HilnasConfig
 
 _NORM_EPS = 1e-5
@@ -61,7 +61,9 @@ class HilnasForCausalLM(PreTrainedModel, GenerationMixin):
         width = config.hidden_size
         self.embed = nn.Embedding(config.vocab_size, width)
         owners = {str(i): layer for i, layer in enumerate(config.layers) if layer.get("share") is None}
-        self.layers = nn.ModuleDict({i: ResidualLayer(_layer(layer), width) for i, layer in owners.items()})
+        self.layers = nn.ModuleDict(
+            {i: ResidualLayer(_layer(layer), width, config.norms) for i, layer in owners.items()}
+        )
         self.norm = RMSNorm(width)
         self.head = None if config.tie_word_embeddings else Linear(width, config.vocab_size)
         self.gradient_checkpointing = False
@@ -126,6 +128,7 @@ class HilnasForCausalLM(PreTrainedModel, GenerationMixin):
         hidden_states = None if inputs is None else (*inputs, x)
         x = x[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else x[:, logits_to_keep]
         logits = F.linear(x, self.embed.weight if self.head is None else self.head.weight)
+        logits = bounded(logits, self.config.softcap)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

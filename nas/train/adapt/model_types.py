@@ -1,0 +1,251 @@
+"""Types of decoders that transformers has, with what no layout says of those that are not read.
+
+The reasons are checked against the modeling files of the pinned transformers; values of a configuration (biases that
+are switched on, scaled positions) are refused where they are read, see `nas.train.adapt.checkpoints`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_LAYER_NORM = "LayerNorm, which subtracts the mean and adds a bias, in place of RMSNorm"
+_PLAIN_LAYER_NORM = "LayerNorm with weights, which subtracts the mean, in place of RMSNorm"
+_UNGATED = "feed-forwards without a gate"
+_BESIDE = "mixer and feed-forward beside each other in a layer"
+_BIASES = "biases on every projection"
+_LEARNED = "learned positions"
+_SOFTMAX = "experts that are chosen by a softmax, without a bias"
+_MAMBA_1 = "Mamba-1 layers"
+_LATENT = "the tensors of latent attention (layouts have it, its import is missing)"
+
+
+class ModelType(NamedTuple):
+    """A type.
+
+    Args:
+        example: a released model of it, a small one if there is one.
+        missing: what no layout says of any model of the type; (): it is read.
+    """
+
+    example: str
+    missing: tuple[str, ...] = ()
+
+
+MODEL_TYPES: Mapping[str, ModelType] = {
+    "arcee": ModelType("AFM-4.5B"),
+    "biogpt": ModelType("BioGPT (347M)", (_LEARNED, _LAYER_NORM, _UNGATED, _BIASES)),
+    "bitnet": ModelType(
+        "BitNet b1.58 2B",
+        ("norms inside attention and feed-forwards", "a gate of squared ReLU", "weights of 1.58 bits"),
+    ),
+    "bloom": ModelType("BLOOM 560M", ("positions as biases of scores (ALiBi)", _LAYER_NORM, _UNGATED, _BIASES)),
+    "blt": ModelType("BLT 1B", ("patches of bytes", "several models in one")),
+    "codegen": ModelType("CodeGen 350M", (_LAYER_NORM, _UNGATED, _BESIDE)),
+    "cohere": ModelType("Aya 23 8B", (_PLAIN_LAYER_NORM, _BESIDE)),
+    "cohere2": ModelType("Tiny Aya (3.3B)", (_PLAIN_LAYER_NORM, _BESIDE)),
+    "ctrl": ModelType("CTRL (1.6B)", ("positions of sines added to the embedding", _LAYER_NORM, _UNGATED, _BIASES)),
+    "deepseek_v3": ModelType("DeepSeek-V3", (_LATENT, "groups of experts")),
+    "diffllama": ModelType("DiffLlama 0.3B", ("differential attention",)),
+    "doge": ModelType("Doge 320M", ("masks that the values choose", "weights on the residual stream")),
+    "ernie4_5": ModelType("ERNIE 4.5 0.3B"),
+    "exaone4": ModelType("EXAONE 4.0 1.2B"),
+    "falcon": ModelType("Falcon-RW 1B", (_LAYER_NORM, _UNGATED)),
+    "falcon_h1": ModelType(
+        "Falcon-H1 0.5B",
+        ("Mamba-2 whose inner width is no multiple of the width", "Mamba-2 without a norm behind its gate"),
+    ),
+    "gemma": ModelType("Gemma 2B"),
+    "gemma2": ModelType("Gemma 2 2B"),
+    "gemma3": ModelType("Gemma 3 4B", ("images",)),
+    "gemma3_text": ModelType("Gemma 3 1B, 270M"),
+    "gemma3n": ModelType(
+        "Gemma 3n E2B", ("images and sound", "several residual streams (AltUp)", "embeddings per layer")
+    ),
+    "gemma3n_text": ModelType("Gemma 3n E2B", ("several residual streams (AltUp)", "embeddings per layer")),
+    "gemma4": ModelType("Gemma 4 E2B", ("images", "embeddings per layer", "heads of several sizes")),
+    "gemma4_text": ModelType("Gemma 4 E2B", ("embeddings per layer", "heads of several sizes")),
+    "glm": ModelType("GLM-Edge 1.5B"),
+    "glm4": ModelType("GLM-4-0414 9B"),
+    "gpt2": ModelType("GPT-2 (124M)", (_LEARNED, _LAYER_NORM, _UNGATED, _BIASES)),
+    "gpt_bigcode": ModelType("SantaCoder (1.1B)", (_LEARNED, _LAYER_NORM, _UNGATED, _BIASES)),
+    "gpt_neo": ModelType("GPT-Neo 125M", (_LEARNED, _LAYER_NORM, _UNGATED, "biases on the output of attention")),
+    "gpt_neox": ModelType("Pythia 70M", (_LAYER_NORM, _UNGATED, _BIASES)),
+    "gpt_neox_japanese": ModelType("GPT-NeoX Japanese 2.7B", (_LAYER_NORM, _UNGATED, "a bias on the last attention")),
+    "gptj": ModelType("GPT-J 6B", (_LAYER_NORM, _UNGATED, _BESIDE)),
+    "granite": ModelType("Granite 3.3 2B"),
+    "granite_swa": ModelType("Granite Swash 2B"),
+    "granitemoe": ModelType("Granite 3.1 1B-A400M", (_SOFTMAX,)),
+    "granitemoe_swa": ModelType("Granite Swash 3B-A600M", (_SOFTMAX,)),
+    "granitemoehybrid": ModelType("Granite 4.0 Micro, H 350M"),
+    "granitemoeshared": ModelType("Granite 3 with shared experts", (_SOFTMAX,)),
+    "helium": ModelType("Helium 1 2B"),
+    "hrm_text": ModelType("HRM-Text 1B", ("stacks of layers that run several times in turns",)),
+    "hunyuan_v1_dense": ModelType("Hunyuan 0.5B", ("QK-norm behind RoPE",)),
+    "jamba": ModelType("Jamba Reasoning 3B", (_MAMBA_1,)),
+    "lfm2": ModelType("LFM2.5 350M"),
+    "lfm2_moe": ModelType("LFM2 8B-A1B"),
+    "lfm3": ModelType("LFM3 1.7B"),
+    "llama": ModelType("Llama 3.2 1B, SmolLM2"),
+    "mamba": ModelType("Mamba 130M", (_MAMBA_1,)),
+    "mamba2": ModelType("Mamba-2 130M"),
+    "minicpm3": ModelType("MiniCPM3 4B", (_LATENT,)),
+    "ministral3": ModelType("Ministral 3 3B", ("queries multiplied by a function of their position",)),
+    "mistral": ModelType("Danube 1.8B"),
+    "mixtral": ModelType("Mixtral 8x7B", (_SOFTMAX,)),
+    "modernbert-decoder": ModelType("Ettin decoder 17M", (_PLAIN_LAYER_NORM, "a norm behind the embedding")),
+    "nanochat": ModelType("nanochat d32", ("QK-norm behind RoPE", "a norm behind the embedding")),
+    "nemotron": ModelType("Minitron 4B", (_LAYER_NORM,)),
+    "nemotron_h": ModelType("Nemotron 3 Nano 4B"),
+    "olmo": ModelType("OLMo 1B"),
+    "olmo2": ModelType("OLMo 2 1B"),
+    "olmo3": ModelType("Olmo 3 7B"),
+    "olmoe": ModelType("OLMoE 1B-7B", (_SOFTMAX,)),
+    "openai-gpt": ModelType("GPT (117M)", (_LEARNED, _LAYER_NORM, _UNGATED, _BIASES)),
+    "opt": ModelType("OPT 125M", (_LEARNED, _LAYER_NORM, _UNGATED, _BIASES)),
+    "phi": ModelType("Phi-2 (2.7B)", (_LAYER_NORM, _UNGATED, _BESIDE, _BIASES)),
+    "phi3": ModelType("Phi-3-mini 4K (3.8B)"),
+    "phimoe": ModelType(
+        "Phi-tiny-MoE (3.8B)", (_LAYER_NORM, "experts that are chosen with jitter between two softmaxes")
+    ),
+    "qwen2": ModelType("Qwen2.5 0.5B"),
+    "qwen2_moe": ModelType("Qwen1.5-MoE A2.7B", (_SOFTMAX,)),
+    "qwen3": ModelType("Qwen3 0.6B"),
+    "qwen3_5": ModelType(
+        "Qwen3.5 0.8B", ("images", "gates on each number of attention's output", "the Gated DeltaNet of Qwen3.5")
+    ),
+    "qwen3_5_text": ModelType(
+        "Qwen3.5 0.8B", ("gates on each number of attention's output", "the Gated DeltaNet of Qwen3.5")
+    ),
+    "qwen3_moe": ModelType("Qwen3 30B-A3B", (_SOFTMAX,)),
+    "recurrent_gemma": ModelType("RecurrentGemma 2B", ("gated linear recurrences (RG-LRU)",)),
+    "rwkv": ModelType("RWKV-4 169M", ("the mixers of RWKV",)),
+    "smollm3": ModelType("SmolLM3 3B"),
+    "stablelm": ModelType("StableLM 2 1.6B", (_LAYER_NORM,)),
+    "starcoder2": ModelType("StarCoder2 3B", (_LAYER_NORM, _UNGATED)),
+    "vaultgemma": ModelType("VaultGemma 1B"),
+    "xglm": ModelType("XGLM 564M", ("positions of sines added to the embedding", _LAYER_NORM, _UNGATED, _BIASES)),
+    "youtu": ModelType("Youtu-LLM 2B", (_LATENT,)),
+    "zamba2": ModelType("Zamba2 1.2B", ("layers shared with adapters of their own",)),
+}
+"""transformers' `model_type` -> what it is."""
+
+NOT_SMALL = frozenset(
+    [
+        "afmoe",
+        "apertus",
+        "axk1",
+        "axk2",
+        "bailing_hybrid",
+        "bamba",
+        "beam",
+        "cohere2_moe",
+        "cpmant",
+        "cwm",
+        "dbrx",
+        "deepseek_v2",
+        "deepseek_v32",
+        "deepseek_v4",
+        "dots1",
+        "ernie4_5_moe",
+        "exaone_moe",
+        "falcon_mamba",
+        "flex_olmo",
+        "flint",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "gpt_oss",
+        "hunyuan_v1_moe",
+        "hy_v3",
+        "hy_v4",
+        "hyperclovax",
+        "internlm3",
+        "iquestcoder",
+        "jais2",
+        "jetmoe",
+        "kimi_linear",
+        "kolibri1",
+        "laguna",
+        "longcat_flash",
+        "mellum",
+        "mimo_v2_flash",
+        "minimax",
+        "minimax_m2",
+        "ministral",
+        "mpt",
+        "olmo_hybrid",
+        "persimmon",
+        "qwen3_next",
+        "qwen4_exp",
+        "qwen4_exp_text",
+        "seed_oss",
+        "solar_open",
+        "xlstm",
+        "zamba",
+        "zaya",
+        "gpt-sw3",
+    ]
+)
+"""Decoders of text without a released model below five billion weights of their own type."""
+NO_DECODERS = frozenset(
+    [
+        "aria_text",
+        "bart",
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "bigbird_pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "camembert",
+        "cohere_compass_text",
+        "data2vec-text",
+        "dots3_note",
+        "dots3_note_text",
+        "electra",
+        "emu3",
+        "ernie",
+        "fuyu",
+        "gemma4_assistant",
+        "gemma4_unified",
+        "gemma4_unified_assistant",
+        "gemma4_unified_text",
+        "git",
+        "got_ocr2",
+        "inkling2_text",
+        "inkling_text",
+        "llama4",
+        "llama4_text",
+        "marian",
+        "mbart",
+        "megatron-bert",
+        "minimax_m3_vl_text",
+        "mllama",
+        "moshi",
+        "moss_transcribe_diarize",
+        "musicgen",
+        "musicgen_melody",
+        "mvp",
+        "pegasus",
+        "phi4_multimodal",
+        "plbart",
+        "prophetnet",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "reformer",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "trocr",
+        "whisper",
+        "xlm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xlnet",
+        "xmod",
+    ]
+)
+"""Encoders, halves of translators, and parts of models of images and sound, which transformers lists with decoders."""

@@ -1,0 +1,82 @@
+"""The table of types names every decoder of the pinned transformers, and what it says of them is true."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from transformers.models.auto.configuration_auto import model_type_to_module_name
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from benchmarks.model_fuzz import FAMILIES as FUZZED
+from nas.train.adapt.checkpoints import FAMILIES
+from nas.train.adapt.model_types import MODEL_TYPES, NO_DECODERS, NOT_SMALL
+
+EVIDENCE = {
+    "LayerNorm, which subtracts": r"\bLayerNorm\(|F\.layer_norm\(",
+    "LayerNorm with weights": r"hidden_states - mean|\bLayerNorm\(",
+    "feed-forwards without a gate": r"(fc1|fc_in|dense_h_to_4h|c_fc|up_proj|point_wise_feed_forward_network)\b",
+    "beside each other": r"residual \+ \w+ \+ \w+|\w+ \+ \w+ \+ residual|attn_output \+ feed_forward",
+    "biases on every projection": r"bias=True|Conv1D\(|bias=(bias|config\.\w*bias\w*)|nn\.Linear\([^)=]*\)",
+    "learned positions": r"(wpe|positions_embed|LearnedPositionalEmbedding)",
+    "chosen by a softmax": r"softmax\(",
+    "Mamba-1": r"class \w*MambaMixer",
+    "latent attention": r"kv_lora_rank",
+    "norms inside": r"ffn_sub_norm",
+    "gate of squared ReLU": r"act_fn\(self\.gate_proj",
+    "1.58 bits": r"BitNet",
+    "ALiBi": r"build_alibi_tensor",
+    "patches of bytes": r"patch_lengths",
+    "several models in one": r"class BltGlobalTransformer",
+    "sines": r"Sinusoidal|def positional_encoding",
+    "groups of experts": r"n_group",
+    "differential attention": r"lambda_q1",
+    "masks that the values choose": r"dt_states",
+    "weights on the residual stream": r"input_residual",
+    "no multiple of the width": r"mamba_d_ssm",
+    "without a norm behind its gate": r"if self\.mamba_rms_norm",
+    "images and sound": r"audio_features",
+    "images": r"image_features",
+    "AltUp": r"AltUp",
+    "embeddings per layer": r"embed_tokens_per_layer",
+    "heads of several sizes": r"global_head_dim",
+    "output of attention": r"out_proj = nn\.Linear\(self\.embed_dim, self\.embed_dim, bias=True\)",
+    "last attention": r"use_bias=layer_number == config\.num_hidden_layers - 1",
+    "in turns": r"H_cycles",
+    "QK-norm behind RoPE": r"= apply_rotary_pos_emb\((?s:.{,200})(query_layernorm|q_norm)\(",
+    "function of their position": r"get_llama_4_attn_scale",
+    "behind the embedding": r"self\.norm\(hidden_states\)  # Additional norm|self\.norm\(self\.tok_embeddings",
+    "jitter": r"jitter",
+    "each number of attention": r"torch\.sigmoid\(gate\)",
+    "Gated DeltaNet": r"class \w+GatedDeltaNet",
+    "RG-LRU": r"class \w+Rglru",
+    "RWKV": r"class RwkvSelfAttention",
+    "adapters of their own": r"adapter",
+}
+"""Part of a reason -> what the modeling or configuration file of a type has for which it holds."""
+
+
+def test_every_type_of_transformers_is_in_one_list() -> None:
+    lists = [*MODEL_TYPES, *NOT_SMALL, *NO_DECODERS]
+    assert sorted(lists) == sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def test_odd_configurations_of_every_type_that_is_read_are_tried() -> None:
+    assert FUZZED.keys() == FAMILIES.keys()
+
+
+def test_what_is_read_lacks_nothing() -> None:
+    assert {name for name, kind in MODEL_TYPES.items() if not kind.missing} == FAMILIES.keys() - {"hilnas"}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MODEL_TYPES.items() if kind.missing])
+def test_transformers_has_what_a_refusal_says(name: str) -> None:
+    spec, module = find_spec("transformers"), model_type_to_module_name(name)
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent / "models" / module
+    text = "".join((folder / f"{kind}_{module}.py").read_text() for kind in ("modeling", "configuration"))
+    for reason in MODEL_TYPES[name].missing:
+        pattern = next(pattern for part, pattern in EVIDENCE.items() if part in reason)
+        assert re.search(pattern, text), reason
