@@ -111,7 +111,7 @@ def write_times(page: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         source = Path(folder) / "source.gguf"
         write_source(source)
-        files = stack.enter_context(MadeTypes(source, TIMED, "", 2, Path(folder), log))
+        files = stack.enter_context(MadeTypes(source, TIMED, "", "", 2, Path(folder), log))
         failed = files.make()
         kinds = {path: name for path, name in files.files.items() if path not in failed}
         cells = [(path, threads) for path in kinds for threads in THREADS]

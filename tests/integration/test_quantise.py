@@ -148,11 +148,13 @@ def test_types_are_made_and_compared_once(
     (tmp_path / "cache/runtimes").symlink_to(REAL_CACHE / "runtimes")
     log: list[str] = []
 
-    def made(text: str) -> MadeTypes:
-        return MadeTypes(source, ["q4_0", "q8_0"], text, 4, Path(tempfile.mkdtemp(dir=tmp_path)), log.append)
+    def made(text: str, importance_from: str = "") -> MadeTypes:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        return MadeTypes(source, ["q4_0", "q8_0"], text, importance_from, 4, folder, log.append)
 
     with pytest.raises(InvalidInput, match="tokens, and 1,024 are compared"), made("a few words") as short:
         short.make()
+    assert not list((tmp_path / "cache/quantised").glob("*/*.gguf")), "the source is scored before files are made"
     texts = "\n".join(path.read_text() for path in sorted(corpus.iterdir()))
     with made(texts) as first:
         assert first.make() == {}
@@ -167,7 +169,16 @@ def test_types_are_made_and_compared_once(
         nothing_new.setattr("nas.train.adapt.made_types.quantise_file", None)
         nothing_new.setattr("nas.train.adapt.quantise.divergence", None)
         assert again.make() == {} and {name: again.bits(path).loss for path, name in again.files.items()} == losses
-    assert trim(0) == sizes["q4_0"] + sizes["q8_0"]
+    with made(texts, texts) as weighed:
+        assert weighed.make() == {}
+        pairs = zip(first.files, weighed.files, strict=True)
+        same = [one.read_bytes() == other.read_bytes() for one, other in pairs]
+        loss = weighed.bits(list(weighed.files)[1]).loss
+    assert same == [True, False, True], "llama.cpp rounds Q8_0 without weights"
+    assert loss is not None and loss.kl != kl["q4_0"]
+    other = MadeTypes(source, ["q4_0", "q8_0"], texts, texts[1:], 4, tmp_path, log.append)
+    assert not set(other.files).intersection(list(weighed.files)[1:]), "files are kept by the matrix's text"
+    assert trim(0) == 2 * (sizes["q4_0"] + sizes["q8_0"])
 
 
 @pytest.mark.parametrize(
