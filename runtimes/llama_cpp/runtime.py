@@ -6,7 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
@@ -35,6 +35,9 @@ from nas.measure.runtimes.llama_cpp.support import Quantisation
 from nas.measure.runtimes.llama_cpp.variants import NAME, TOOLS, TOOLS_SOURCE, VARIANTS, LlamaCppSpec
 from nas.measure.runtimes.runner import plan_run, read_profile
 from nas.measure.runtimes.toolchain import find_build_tools, find_compiler, host_features, host_target
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _FOLDER = Path(__file__).parent
 _REPORT = _FOLDER.parent / "report.h"
@@ -174,6 +177,12 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
                 )
             )
         return first_passed(lambda seed: run_gate(layout, model, build, oracle.exact, oracle.rounded, seed=seed))
+
+    def rounded(self, layout: Layout, quantisation: str, checkpoint: Checkpoint) -> nn.Module:
+        """Returns the model with the weights that the file has; loads torch."""
+        from nas.measure.runtimes.llama_cpp.oracle import Oracle
+
+        return Oracle(layout, self._quantisation(quantisation), checkpoint).model
 
     def spec(self, request: BuildRequest) -> LlamaCppSpec:
         """Returns the inputs of a build; those for another machine are always static."""
