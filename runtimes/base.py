@@ -501,7 +501,7 @@ class TextScorer(Protocol):
 
 @runtime_checkable
 class RoundingRuntime(Protocol):
-    """A runtime whose quantisations PyTorch can compute with, so that a trained model is scored as its file would be."""
+    """A runtime whose quantisations PyTorch can compute with: a trained model is scored as its file would be."""
 
     def rounded(self, layout: Layout, quantisation: str, checkpoint: Checkpoint) -> nn.Module:
         """Returns the model in PyTorch with the weights that the exported file has; activations are not rounded.

@@ -1,6 +1,6 @@
 """What quantisation costs proxies of each kind of block: in PyTorch with rounded weights, and of the exported file.
 
-    python -m benchmarks.quality.rounding [--steps 600] [--seeds 2] [--page docs/measured/quantising.md]
+    python -m benchmarks.quality.rounding [--steps 200] [--seeds 1] [--page docs/measured/quantising.md]
 
 Proxies of one kind of mixer or feed-forward are trained on the default corpus and scored on its held-out part: as
 trained, with the weights that the file stores (`RoundingRuntime.rounded`), and by llama.cpp from the exported file.
@@ -68,8 +68,8 @@ class FileModel(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
     options = parser.parse_args()
     os.environ["LLAMA_CPP_LIB_PATH"] = str(LLAMA_CPP.build(log=print, patched=True).folder)

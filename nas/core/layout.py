@@ -5,9 +5,9 @@ line:
 
     d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]
 
-Header: width, vocabulary, `untied`, and the feed-forward of every layer that names no other. Then one item per layer:
-mixers (several, joined by `&`, run in parallel; `-` is none), `+FFN` of its own (`+none` is none), `*count`. `^3` is a
-second use of layer 3.
+Header: width, vocabulary, `untied`, `q=q8_0` where a search chose the quantisation, too, and the feed-forward of every
+layer that names no other. Then one item per layer: mixers (several, joined by `&`, run in parallel; `-` is none),
+`+FFN` of its own (`+none` is none), `*count`. `^3` is a second use of layer 3.
 
 The canonical JSON leaves out defaults, so that equal layouts have equal JSON and one id, its SHA-256:
 
@@ -35,7 +35,8 @@ MAX_DEPTH = 1024
 MAX_WIDTH = 1 << 16
 MAX_VOCAB = 1 << 24
 
-_HEADER = re.compile(r"\s*d(\d{1,9})\s+v(\d{1,9})(\s+untied)?\s+ffn=(\S+)\s*\[([^\[\]]*)\]\s*")
+_HEADER = re.compile(r"\s*d(\d{1,9})\s+v(\d{1,9})(\s+untied)?(?:\s+q=(\S+))?\s+ffn=(\S+)\s*\[([^\[\]]*)\]\s*")
+_QUANTISATION = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 _ITEM = re.compile(r"(?P<body>[^*]+?)(?:\*(?P<count>\d{1,4}))?")
 
 
@@ -89,6 +90,7 @@ class Layout:
         vocab: rows of the embedding table.
         layers: first to last.
         tied: whether the output head is the embedding table.
+        quantisation: of its file, a name of the runtime's, where a search chooses it; "": that of the space or command.
 
     Example:
         >>> layout = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
@@ -102,9 +104,10 @@ class Layout:
     vocab: int
     layers: tuple[Layer, ...]
     tied: bool = True
+    quantisation: str = ""
 
     @staticmethod
-    def of(d_model: int, vocab: int, layers: Sequence[Layer], *, tied: bool = True) -> Layout:
+    def of(d_model: int, vocab: int, layers: Sequence[Layer], *, tied: bool = True, quantisation: str = "") -> Layout:
         """Returns a checked layout in canonical form.
 
         Raises:
@@ -118,8 +121,10 @@ class Layout:
             raise InvalidInput(f"vocab must be in [2, {MAX_VOCAB}], not {vocab}")
         if not 1 <= len(layers) <= MAX_DEPTH:
             raise InvalidInput(f"a layout has 1 to {MAX_DEPTH} layers, not {len(layers)}")
+        if quantisation and not _QUANTISATION.fullmatch(quantisation):
+            raise InvalidInput(f"{quantisation!r} is no name of a quantisation")
         checked = tuple(_checked_layer(layer, i, layers, d_model) for i, layer in enumerate(layers))
-        return Layout(d_model, vocab, checked, tied)
+        return Layout(d_model, vocab, checked, tied, quantisation)
 
     @staticmethod
     def parse(text: str) -> Layout:
@@ -131,10 +136,10 @@ class Layout:
         match = _HEADER.fullmatch(text)
         if match is None:
             raise InvalidInput(f"cannot read layout {text!r}: expected 'dWIDTH vVOCAB [untied] ffn=KIND:... [LAYERS]'")
-        width, vocab, untied, ffn, body = match.groups()
+        width, vocab, untied, quantisation, ffn, body = match.groups()
         default = _parse_ffn(ffn)
         layers = [layer for item in body.split() for layer in _parse_item(item, default)]
-        return Layout.of(int(width), int(vocab), layers, tied=not untied)
+        return Layout.of(int(width), int(vocab), layers, tied=not untied, quantisation=quantisation or "")
 
     @property
     def plugin_versions(self) -> dict[str, str]:
@@ -151,7 +156,8 @@ class Layout:
         runs = [(item, len(list(group))) for item, group in groupby(items)]
         body = " ".join(item if count == 1 else f"{item}*{count}" for item, count in runs)
         untied = "" if self.tied else " untied"
-        return f"d{self.d_model} v{self.vocab}{untied} ffn={_format_ffn(default)} [{body}]"
+        chosen = f" q={self.quantisation}" if self.quantisation else ""
+        return f"d{self.d_model} v{self.vocab}{untied}{chosen} ffn={_format_ffn(default)} [{body}]"
 
     def __str__(self) -> str:
         return self.format()
@@ -160,7 +166,8 @@ class Layout:
         """Returns the canonical JSON."""
         tied = {} if self.tied else {"tied": False}
         layers = [_layer_to_json(layer) for layer in self.layers]
-        return {"v": 1, "d_model": self.d_model, "vocab": self.vocab, "layers": layers, **tied}
+        chosen = {"quantisation": self.quantisation} if self.quantisation else {}
+        return {"v": 1, "d_model": self.d_model, "vocab": self.vocab, "layers": layers, **tied, **chosen}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Layout:
@@ -169,19 +176,28 @@ class Layout:
         Raises:
             InvalidInput: another version, unknown or missing keys, or values of another type.
         """
-        data = _object(data, {"v", "d_model", "vocab", "layers", "tied"}, "layout")
+        data = _object(data, {"v", "d_model", "vocab", "layers", "tied", "quantisation"}, "layout")
         if data.get("v") != 1:
             raise InvalidInput(f"layout version {data.get('v')!r}: this build reads version 1")
         layers = [_layer_from_json(layer) for layer in _list(data.get("layers"), "layers")]
         tied = data.get("tied", True)
         if not isinstance(tied, bool):
             raise InvalidInput(f"tied must be true or false, not {tied!r}")
-        return Layout.of(_whole(data, "d_model"), _whole(data, "vocab"), layers, tied=tied)
+        quantisation = data.get("quantisation", "")
+        if not isinstance(quantisation, str):
+            raise InvalidInput(f"quantisation must be a name, not {quantisation!r}")
+        width, vocab = _whole(data, "d_model"), _whole(data, "vocab")
+        return Layout.of(width, vocab, layers, tied=tied, quantisation=quantisation)
 
     @cached_property
     def id(self) -> str:
         """SHA-256 of the canonical JSON, 64 hex digits, of which 12 are shown."""
         return content_hash(self.to_json())
+
+    @cached_property
+    def architecture(self) -> Layout:
+        """The layout without a quantisation: what is exported, trained and supported does not depend on it."""
+        return replace(self, quantisation="")
 
     @property
     def depth(self) -> int:
@@ -241,7 +257,7 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
     Widths scale by one factor and are not rounded up to a quantiser's block, so that weights keep their proportions;
     heads of attention stay >= 8 wide, and >= 16 where that at most doubles them, so there are fewer; depth, order and
     kernels stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width
-    a layout keeps its layers, so a proxy is its own proxy.
+    a layout keeps its layers, so a proxy is its own proxy. A proxy has no quantisation.
 
     Where a proxy's sequence of `length` tokens is shorter than the `context` at deploy scale, windows, recurrent
     memories and the reach of positions shrink with it.
@@ -252,7 +268,7 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
     if d_model > layout.d_model:
         raise InvalidInput(f"proxy width {d_model} exceeds the layout's {layout.d_model}")
     if d_model == layout.d_model:
-        return replace(layout, vocab=vocab)
+        return replace(layout, vocab=vocab, quantisation="")
 
     def fit(block: Block) -> Block:
         short = block.spec.shorten(block, layout.d_model, context, length) if length < context else block

@@ -37,7 +37,7 @@ from nas.measure.protocol.reference import (
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION, THROTTLED, foreign_cpu
 from nas.measure.protocol.rounds import COOL_DOWN_S, Jobs, Reference, calibrate
 from nas.measure.runtimes import RUNTIMES
-from nas.measure.runtimes.base import Artifact, Runtime
+from nas.measure.runtimes.base import Artifact, RoundingRuntime, Runtime
 
 Log = Callable[[str], None]
 
@@ -333,10 +333,18 @@ def _whole_ms(sample: Sample) -> float:
 
 
 def known_runtime(spec: RuntimeSpace) -> Runtime:
-    """Returns the runtime that a space names; raises `UnknownName`."""
+    """Returns the runtime that a space names.
+
+    Raises:
+        UnknownName: there is no such runtime or quantisation.
+        Unsupported: candidates are to choose the quantisation, and the runtime cannot tell what it loses.
+    """
     runtime = RUNTIMES[spec.name]
-    if spec.quantisation not in runtime.quantisations:
-        raise UnknownName(f"quantisation of {spec.name}", spec.quantisation, runtime.quantisations)
+    for name in spec.choices or (spec.quantisation,):
+        if name not in runtime.quantisations:
+            raise UnknownName(f"quantisation of {spec.name}", name, runtime.quantisations)
+    if spec.choices and not isinstance(runtime, RoundingRuntime):
+        raise Unsupported(f"what a quantisation of {spec.name} loses is not known: name one, not a list")
     return runtime
 
 

@@ -181,7 +181,9 @@ def _to_count(kind: str, count: int, common: Sequence[Block]) -> Change:
 
 def _checked(layout: Layout, layers: Sequence[Layer]) -> Layout | None:
     try:
-        return Layout.of(layout.d_model, layout.vocab, layers, tied=layout.tied)
+        return replace(
+            Layout.of(layout.d_model, layout.vocab, layers, tied=layout.tied), quantisation=layout.quantisation
+        )
     except InvalidInput:
         return None
 

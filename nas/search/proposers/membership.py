@@ -36,6 +36,8 @@ def _model(space: SearchSpace, layout: Layout) -> Iterator[str]:
             yield f"{name} {getattr(layout, name)} is none of {list(knob.choices)}"
     if layout.tied != model.tied:
         yield f"embeddings are {'' if layout.tied else 'not '}tied"
+    if layout.quantisation not in (space.quantisations or ("",)):
+        yield f"quantisation {layout.quantisation or 'none'} is none of {', '.join(space.quantisations) or 'a choice'}"
     for name in ("total", "active", "non_embedding"):
         count = getattr(layout.params, name)
         if not getattr(model.params, name).holds(count):

@@ -45,6 +45,7 @@ def draft_of(layout: Layout, sampler: Sampler, rng: Rng) -> Draft:
         int(_any(space.model.leading_dense.choices, rng)) if shown_lead is None else shown_lead,
         min((int(p) for p in space.pattern.period.choices if p and repeats(layout, int(p), lead)), default=0),
         tuple((block.kind, _values(block, layout, rng)) for block in space.mixers + space.ffn),
+        layout.quantisation,
     )
     length = min(frame.period, layout.depth) or layout.depth
     return Draft(frame, layout.depth, tuple(_genes(layout, length, lead, ffn)), tuple(_draft_lead(layout, lead)))
@@ -227,13 +228,15 @@ def _remove(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
 
 
 def _frame(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """Changes one model-wide choice: width, kernel, experts, kind of feed-forward."""
+    """Changes one model-wide choice: width, kernel, experts, kind of feed-forward; the quantisation half of the time."""
     axes = sampler.frames.axes
     open_axes = [index for index, axis in enumerate(axes) if len(axis) > 1]
     if not open_axes:
         return None
     picks = sampler.frames.picks(draft.frame)
     axis = open_axes[int(rng.integers(len(open_axes)))]
+    if len(sampler.space.quantisations) > 1 and rng.random() < 0.5:
+        axis = len(axes) - 1
     picks[axis] = (picks[axis] + 1 + int(rng.integers(len(axes[axis]) - 1))) % len(axes[axis])
     return replace(draft, frame=sampler.frames.at(picks))
 
