@@ -228,7 +228,7 @@ def _remove(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
 
 
 def _frame(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """Changes one model-wide choice: width, kernel, experts, kind of feed-forward; the quantisation half of the time."""
+    """Changes one model-wide choice: width, kernel, kind of feed-forward; half of the time the quantisation."""
     axes = sampler.frames.axes
     open_axes = [index for index, axis in enumerate(axes) if len(axis) > 1]
     if not open_axes:
