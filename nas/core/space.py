@@ -105,7 +105,7 @@ class RuntimeSpace(Strict):
     name: str = Field(description="see `nas runtime list`")
     quantisation: str = Field(
         description="one that the runtime exports; of a list each candidate has one, references have the first, and"
-        " quality is that of [rounded proxies](../explanation/quality.md#after-quantisation)"
+        " quality is that of [rounded proxies](../explanation/proxies.md#after-quantisation)"
     )
     choices: tuple[str, ...] = Field((), description="the list of `quantisation`, which stands there instead")
     build: Literal["stock", "any"] = Field("stock", description="'any' also admits layouts that need the patched build")
