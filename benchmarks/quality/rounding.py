@@ -1,6 +1,7 @@
 """What quantisation costs proxies of each kind of block: in PyTorch with rounded weights, and of the exported file.
 
     python -m benchmarks.quality.rounding [--steps 200] [--seeds 1] [--page docs/measured/quantising.md]
+    python -m benchmarks.quality.rounding --only KIND [--steps 200]       prints that kind's, and records nothing
 
 Proxies of one kind of mixer or feed-forward are trained on the default corpus and scored on its held-out part: as
 trained, with the weights that the file stores (`RoundingRuntime.rounded`), and by llama.cpp from the exported file.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean
@@ -70,15 +72,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", choices=LAYOUTS, help="The only kind, which is not recorded")
     parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
     options = parser.parse_args()
-    os.environ["LLAMA_CPP_LIB_PATH"] = str(LLAMA_CPP.build(log=print, patched=True).folder)
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(LLAMA_CPP.build(log=lambda line: print(line, file=sys.stderr), patched=True).folder)
     rows = []
     for name, text in LAYOUTS.items():
+        if options.only not in (None, name):
+            continue
         for seed in range(options.seeds):
             row = {"kind": name, "seed": seed, **losses(Layout.parse(f"d64 v256 {text}"), options.steps, seed)}
             rows.append(row)
             print(json.dumps(row), flush=True)
+    if options.only is not None:
+        return
     record = {"steps": options.steps, "rows": rows}
     RECORDED.write_text(json.dumps(record, indent=1) + "\n")
     if options.page:

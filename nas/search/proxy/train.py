@@ -329,12 +329,12 @@ def _rounded_scores(job: TrainJob, weights: Checkpoint, data: Data, worker: Work
         return {}
     runtime = RUNTIMES[job.rounding.runtime]
     assert isinstance(runtime, RoundingRuntime), "checked before the study began"
-    found = {}
+    above_chance = {}
     for name in job.rounding.quantisations:
         model = runtime.rounded(exported_layout(job), name, weights).to(worker.device)
         scores = score_groups(model, data.groups(), worker.device)
-        found[name] = {group: chance - score.loss for group, (score, chance) in scores.items()}
-    return found
+        above_chance[name] = {group: chance - score.loss for group, (score, chance) in scores.items()}
+    return above_chance
 
 
 @contextmanager
