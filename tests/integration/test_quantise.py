@@ -96,7 +96,7 @@ def test_a_file_keeps_its_budget_of_bytes_and_loses_less_with_more(
 
 
 def test_divergence_is_a_budget(sources: dict[str, Path], source: Path, corpus: Path, tmp_path: Path) -> None:
-    options = ("--budget", "kl<=0.5", "--minimise", "file_size", "--no-importance")
+    options = ("--budget", "kl<=0.5", "--minimise", "file_size")
     report = quantised(sources["lfm2moe"], corpus, tmp_path / "small.gguf", *options)
     assert report["expected"]["kl"] <= 0.5
     assert report["types"]["ffn_down_exps.1"] in ("q8_0", "q4_0"), "its rows are of 64"
@@ -154,8 +154,11 @@ def test_types_are_made_and_compared_once(
 
     with pytest.raises(InvalidInput, match="tokens, and 1,024 are compared"), made("a few words") as short:
         short.make()
-    assert not list((tmp_path / "cache/quantised").glob("*/*.gguf")), "the source is scored before files are made"
     texts = "\n".join(path.read_text() for path in sorted(corpus.iterdir()))
+    needed = r"importance matrix has .* tokens, and 1,024 are needed"
+    with pytest.raises(InvalidInput, match=needed), made(texts, "few words " * 100) as short:
+        short.make()
+    assert not list((tmp_path / "cache/quantised").glob("*/*.gguf")), "texts are looked at before files are made"
     with made(texts) as first:
         assert first.make() == {}
         losses = {name: first.bits(path).loss for path, name in first.files.items()}

@@ -147,7 +147,7 @@ class MadeTypes:
         """Makes the files that are not in the cache; returns why some could not be made.
 
         Raises:
-            InvalidInput: the text is too short.
+            InvalidInput: a text is too short.
             CandidateFailed: there is no importance matrix of the source.
             InfrastructureFailed: a file cannot be written.
         """

@@ -232,6 +232,9 @@ class Quantiser:
         """
         request = self._request
         self._predictions("reported_on")  # first, as it finds that the text is too short
+        fitting = {kind for slot in self.slots for kind in self.options(slot)}
+        if unfit := [kind for kind in request.types if kind not in fitting]:
+            self._log(f"{', '.join(unfit)} left out: no tensor has rows of a multiple of the type's block")
         base_kl = self._divergence({}, "chosen_on").mean_kl
         losses = self._losses(base_kl)
         figures = self._type_figures() if request.measured else {}
