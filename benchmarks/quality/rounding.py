@@ -75,7 +75,8 @@ def main() -> None:
     parser.add_argument("--only", choices=LAYOUTS, help="The only kind, which is not recorded")
     parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
     options = parser.parse_args()
-    os.environ["LLAMA_CPP_LIB_PATH"] = str(LLAMA_CPP.build(log=lambda line: print(line, file=sys.stderr), patched=True).folder)
+    build = LLAMA_CPP.build(log=lambda line: print(line, file=sys.stderr), patched=True)
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(build.folder)
     rows = []
     for name, text in LAYOUTS.items():
         if options.only not in (None, name):

@@ -232,14 +232,13 @@ class FakeRuntime:
         return Workload(prompt=64, gen=16)
 
     def _figures(self, layout: Layout, quantisation: str) -> dict[str, float]:
-        bytes_per_weight = _BYTES_PER_WEIGHT * (1 + self.quantisations.index(quantisation))
-        weights = layout.params.active * bytes_per_weight
+        weights = layout.params.active * _BYTES_PER_WEIGHT
         cache = layout.kv_bytes(1)
         return {
             "decode_ns": self.slowdown * (weights + layout.state_bytes()) / _BYTES_PER_NS,
             "cache_ns": self.slowdown * cache / _BYTES_PER_NS,
             "prefill_ns": self.slowdown * layout.flops(512) / _FLOPS_PER_NS,
-            "weights_mb": layout.params.total * bytes_per_weight / 1e6,
+            "weights_mb": layout.params.total * _BYTES_PER_WEIGHT / 1e6 * (1 + self.quantisations.index(quantisation)),
             "cache_mb": cache / 1e6,
         }
 
