@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from cli_runner import nas
 
+from benchmarks.quantise import THREADS, TIMED, table_of_times
 from nas.core import paths
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -182,6 +183,19 @@ def test_types_are_made_and_compared_once(
     other = MadeTypes(source, ["q4_0", "q8_0"], texts, texts[1:], 4, tmp_path, log.append)
     assert not set(other.files).intersection(list(weighed.files)[1:]), "files are kept by the matrix's text"
     assert trim(0) == 2 * (sizes["q4_0"] + sizes["q8_0"])
+
+
+def test_times_are_measured_by_type_and_number_of_threads(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/runtimes").symlink_to(REAL_CACHE / "runtimes")
+    argv = [sys.executable, "-m", "benchmarks.quantise", "--times", "--source", str(source), "--rounds", "1"]
+    environment = os.environ | {"NAS_CACHE": str(tmp_path / "cache")}
+    record = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=environment).stdout)
+    assert record["rows"].keys() == {f"{name} {count}" for name in ("source", *TIMED) for count in THREADS}
+    assert all(min(row["decode_ms"] + row["prompt_tps"]) > 0 for row in record["rows"].values())
+    assert record["rows"]["q4_0 1"]["size"] < record["rows"]["q8_0 1"]["size"] < record["rows"]["source 1"]["size"]
+    lines = table_of_times(record).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| F16", *(f"| {name.upper()}" for name in TIMED)]
 
 
 @pytest.mark.parametrize(

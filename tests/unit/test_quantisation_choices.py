@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cli_runner import nas
 from pydantic import ValidationError
 from store_support import open_store
 from study_support import TINY, Bed, lm_job, tiny_space
@@ -39,6 +42,7 @@ from nas.search.spaces.identity import space_difference, space_json, space_yaml
 from nas.search.spaces.loader import parse_space
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import trained
+from nas.train.scaling.source import study_origin
 
 LISTED = [{"name": "fake", "quantisation": ["q4_0", "q8_0"]}]
 PLAIN = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
@@ -193,6 +197,12 @@ def test_a_study_measures_and_scores_each_choice(tmp_path: Path) -> None:
     with (tmp_path / "archive").open("rb") as file:
         import_study(bed.store, file, name="copy")
     assert study_report(bed.store, "copy")["front"] == report["front"]
+    (best,) = (Layout.parse(row["layout"]) for row in report["front"][:1])
+    for winner in (best, *(replace(best, quantisation=name) for name in ("q4_0", "q8_0"))):
+        criteria = study_origin(bed.store, "study", (winner,), (), None).criteria
+        (measured_on,) = criteria.space.runtimes
+        assert (measured_on.quantisation, measured_on.choices) == (winner.quantisation, ()), "a family has the parent's"
+        assert criteria.quality == rows[winner.format()]["quality"]["value"]
 
 
 def test_a_hardware_model_learns_what_a_quantisation_costs() -> None:
@@ -208,3 +218,17 @@ def test_a_hardware_model_learns_what_a_quantisation_costs() -> None:
         model = HardwareModel(Costs(Workload(prompt=64, gen=16), ("conv", "gqa", "swiglu"), "ms", names), known)
         off[names] = np.abs(model.predict(layouts[unseen]).mean - logs[unseen]).max()
     assert off[space.quantisations] < 0.05 < off[()]
+
+
+def test_commands_take_the_quantisation_of_a_layout(tmp_path: Path) -> None:
+    text = "d64 v128 q=q8_0 ffn=swiglu:96 [A2/1 C3]"
+    for options, stored_as in (((), "q8_0"), (("-q", "f16"), "f16")):
+        written = json.loads(nas("export", text, "-o", str(tmp_path / stored_as), "--json", *options).out)
+        plain = json.loads(
+            nas("export", text.replace(" q=q8_0", ""), "-o", str(tmp_path / "plain"), "-q", stored_as, "--json").out
+        )
+        assert (written["quantisation"], written["sha256"]) == (stored_as, plain["sha256"])
+    unknown = nas("export", text.replace("q8_0", "q9"), "-o", str(tmp_path / "none"))
+    assert unknown.code == 3 and "unknown quantisation of llama.cpp 'q9'" in unknown.err
+    unreadable = nas("export", text.replace("q8_0", "Q+"), "-o", str(tmp_path / "none"))
+    assert unreadable.code == 3 and "'Q+' is no name of a quantisation" in unreadable.err
