@@ -513,6 +513,7 @@ class RoundingRuntime(Protocol):
 
         Raises:
             InvalidInput: unknown quantisation, or a checkpoint that does not fit the layout.
+            InfrastructureFailed: it needs a build for this machine, and there is none.
         """
 
 

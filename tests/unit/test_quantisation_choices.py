@@ -26,8 +26,10 @@ from nas.infra.store.rows import StudyState
 from nas.measure.protocol.calibration import known_runtime
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Checkpoint, RoundingRuntime
+from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.model.text.corpus import CorpusRef, refer
 from nas.search.analysis.archive import export_study, import_study
+from nas.search.analysis.optuna_export import Parameters
 from nas.search.analysis.record import read_study
 from nas.search.analysis.report import study_report, study_table
 from nas.search.analysis.snapshot import StudySnapshot
@@ -40,6 +42,7 @@ from nas.search.proxy.ladder import proxy_of, rung_jobs, seed_scores
 from nas.search.proxy.train import train
 from nas.search.spaces.identity import space_difference, space_json, space_yaml
 from nas.search.spaces.loader import parse_space
+from nas.serve.views.candidate import candidate_views
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import trained
 from nas.train.scaling.source import study_origin
@@ -75,6 +78,12 @@ def test_every_layout_of_the_space_has_one_choice() -> None:
     assert [name for name, other in zip(features.names, differ, strict=True) if other] == [
         "quantisation=q4_0", "quantisation=q8_0",
     ]  # fmt: skip
+
+
+def test_optuna_sees_the_quantisation() -> None:
+    value, distribution = Parameters(chosen_space()).of(Q8)["quantisation"]
+    assert value == "q8_0" and distribution.to_internal_repr("q8_0") == 1
+    assert "quantisation" not in Parameters(tiny_space()).of(PLAIN)
 
 
 def test_listed_layouts_have_all_choices_unless_they_name_one() -> None:
@@ -143,7 +152,7 @@ def test_one_training_scores_all_choices_of_an_architecture() -> None:
     assert proxy_of(Q4, tiny_space().quality) == proxy_of(Q8, tiny_space().quality)
 
 
-def test_trained_weights_are_scored_as_the_runtime_rounds_them(tmp_path: Path) -> None:
+def test_trained_weights_are_scored_as_the_runtime_rounds_them(tmp_path: Path, llama_build: Build) -> None:
     rounding = Rounding(runtime="llama.cpp", quantisations=("q4_0", "f32"))
     run = lm_job().run.model_copy(update={"corpus": refer("default", tmp_path)})
     job = lm_job(steps=8).model_copy(update={"rounding": rounding, "run": run})
@@ -192,6 +201,13 @@ def test_a_study_measures_and_scores_each_choice(tmp_path: Path) -> None:
             assert other["objectives"]["memory"] > row["objectives"]["memory"], "and bytes are of the file"
     assert all("q=q" in row["layout"] for row in report["front"])
     assert "q=q8_0" in str(study_table(study))
+    for number, record in study.record.records.items():
+        (view,) = candidate_views(bed.store, study, [number])
+        assert view.layout.text == record.layout.format()
+        stored_as = record.layout.quantisation or "q4_0"
+        assert {(each.quantisation, each.scale) for each in view.artifacts} >= {(stored_as, "deploy")}
+        assert all(f"-q {stored_as}" in each.command for each in view.commands if "nas bench" in each.command)
+        assert all(each.run == "lm" and each.rung == "only" for each in view.trainings)
     with (tmp_path / "archive").open("wb") as file:
         export_study(bed.store, 1, file)
     with (tmp_path / "archive").open("rb") as file:

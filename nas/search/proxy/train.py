@@ -324,7 +324,11 @@ def _results(
 
 
 def _rounded_scores(job: TrainJob, weights: Checkpoint, data: Data, worker: Worker) -> dict[str, dict[str, float]]:
-    """Returns scores of trained weights in each quantisation of the job's `rounding`."""
+    """Returns scores of trained weights in each quantisation of the job's `rounding`.
+
+    Raises:
+        InfrastructureFailed: the runtime needs a build for this machine, and there is none.
+    """
     if job.rounding is None:
         return {}
     runtime = RUNTIMES[job.rounding.runtime]
