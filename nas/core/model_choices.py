@@ -54,7 +54,7 @@ class Frame:
     leading_dense: int
     period: int
     knobs: tuple[tuple[str, Values], ...]
-    quantisation: str = ""
+    quantisation: str
 
     def values(self, kind: str) -> Values:
         """Returns the model-wide values of `kind`'s knobs."""

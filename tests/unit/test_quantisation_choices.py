@@ -36,12 +36,14 @@ from nas.search.analysis.snapshot import StudySnapshot
 from nas.search.proposers import Features, Sampler
 from nas.search.proposers.hardware import Costs, HardwareModel, Measured
 from nas.search.proposers.heuristics import seed_layouts
-from nas.search.proposers.mutation import mutate
+from nas.search.proposers.mutation import crossover, mutate
 from nas.search.proxy.job import TrainJob, TrainResult, exported_layout, weights_file
 from nas.search.proxy.ladder import proxy_of, rung_jobs, seed_scores
 from nas.search.proxy.train import train
 from nas.search.spaces.identity import space_difference, space_json, space_yaml
 from nas.search.spaces.loader import parse_space
+from nas.search.study.check import support_filter
+from nas.search.study.proposals import replay
 from nas.serve.views.candidate import candidate_views
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import trained
@@ -72,6 +74,9 @@ def test_every_layout_of_the_space_has_one_choice() -> None:
     edited = [mutate(Q4, sampler, rng)[0] for _ in range(100)]
     assert all(not sampler.contains(layout) for layout in edited)
     assert Q8 in edited, "an edit may change nothing else"
+    crossed = [crossover(Q4, layout, sampler, rng)[0] for layout in drawn]
+    assert all(not sampler.contains(layout) for layout in crossed)
+    assert {layout.quantisation for layout in crossed} == {"q4_0", "q8_0"}
     assert Q4 in seed_layouts(sampler, 3), "references are proposed in their quantisation"
     features = Features(chosen_space())
     differ = features.vector(Q4) != features.vector(Q8)
@@ -219,6 +224,20 @@ def test_a_study_measures_and_scores_each_choice(tmp_path: Path) -> None:
         (measured_on,) = criteria.space.runtimes
         assert (measured_on.quantisation, measured_on.choices) == (winner.quantisation, ()), "a family has the parent's"
         assert criteria.quality == rows[winner.format()]["quality"]["value"]
+
+
+@pytest.mark.parametrize("proposer", ["ehvi", "evolution"])
+def test_a_search_over_quantisations_is_replayed(proposer: str, tmp_path: Path) -> None:
+    runtime = FakeRuntime(tmp_path / "fake", quantisations=("q4_0", "q8_0"))
+    search = {"proposer": proposer, "seeds": 4, "pool": 32}
+    space = chosen_space(search=search, budgets=[])
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, runtime)  # type: ignore[arg-type]
+    assert bed.run(16) is StudyState.COMPLETE
+    ledger = bed.ledger()
+    rows, sampler = ledger.trials(), Sampler(space)
+    assert {(row.record or {}).get("operator") for row in rows} >= {"seed", "crossover"}
+    assert all(not sampler.contains(Layout.from_json(row.layout)) for row in rows if row.origin != "reference")
+    assert replay(space, support_filter(space), rows, ledger.events()) == []
 
 
 def test_a_hardware_model_learns_what_a_quantisation_costs() -> None:

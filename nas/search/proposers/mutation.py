@@ -148,7 +148,9 @@ def _mixed_frame(a: Frame, b: Frame, rng: Rng) -> Frame:
     sources = [(a, b)[int(rng.integers(2))] for _ in range(5 + len(a.knobs))]
     width, vocab, ffn, lead, period = sources[:5]
     knobs = tuple((kind, source.values(kind)) for (kind, _), source in zip(a.knobs, sources[5:], strict=True))
-    return Frame(width.d_model, vocab.vocab, ffn.ffn, lead.leading_dense, period.period, knobs)
+    stored_as = a if a.quantisation == b.quantisation or rng.random() < 0.5 else b
+    sizes = width.d_model, vocab.vocab, ffn.ffn, lead.leading_dense, period.period
+    return Frame(*sizes, knobs, stored_as.quantisation)
 
 
 def _mixer_kind(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
