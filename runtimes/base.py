@@ -325,6 +325,9 @@ class Runtime(Protocol):
     def quantisations(self) -> tuple[str, ...]:
         """Names of what `export` writes; the first is the default."""
 
+    def require_quantisation(self, quantisation: str) -> None:
+        """Raises `UnknownName` for what `export` does not write; a runtime may write more than it names."""
+
     @property
     def writer_version(self) -> str:
         """Changes whenever the same inputs would give other bytes; part of export's result key."""

@@ -27,7 +27,6 @@ from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung
 from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.support import Quantisation
 from nas.model.text.corpus import refer
 from nas.search.proxy.data import open_data, score_groups
 from nas.search.proxy.job import TrainJob, exported_layout, weights_file
@@ -46,7 +45,7 @@ LAYOUTS = {
     "ReLU squared": "ffn=relu2:288 [A4/2*8]",
     "mixture of experts": "ffn=moe:8x2:96 [A4/2*8]",
 }
-TYPES: tuple[Quantisation, ...] = ("q4_0", "q8_0", "f16")
+TYPES = ("q4_0", "q8_0", "f16")
 RECORDED = Path(__file__).parents[1] / "recorded/rounding.json"
 
 

@@ -36,7 +36,7 @@ MAX_WIDTH = 1 << 16
 MAX_VOCAB = 1 << 24
 
 _HEADER = re.compile(r"\s*d(\d{1,9})\s+v(\d{1,9})(\s+untied)?(?:\s+q=(\S+))?\s+ffn=(\S+)\s*\[([^\[\]]*)\]\s*")
-_QUANTISATION = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
+_QUANTISATION = re.compile(r"[a-z0-9][a-z0-9_.:+-]{0,63}")
 _ITEM = re.compile(r"(?P<body>[^*]+?)(?:\*(?P<count>\d{1,4}))?")
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import REFERENCE, Plan, PlanFile, RawRun, Runner
@@ -79,6 +79,11 @@ class FakeRuntime:
     quantisations: tuple[str, ...] = ("q4_0",)
     writer_version: str = "1"
 
+    def require_quantisation(self, quantisation: str) -> None:
+        """Raises `UnknownName` for another one than `quantisations`."""
+        if quantisation not in self.quantisations:
+            raise UnknownName(f"quantisation of {self.name}", quantisation, self.quantisations)
+
     def supports(self, layout: Layout) -> Support:
         """Supports everything but the kinds in `refused`."""
         kinds = {block.kind for layer in layout.layers for block in layer.blocks}
@@ -92,8 +97,7 @@ class FakeRuntime:
         support = self.supports(layout)
         if support.arch is None:
             raise Unsupported("; ".join(support.reasons))
-        if quantisation not in self.quantisations:
-            raise Unsupported(f"{self.name} writes {', '.join(self.quantisations)}, not {quantisation!r}")
+        self.require_quantisation(quantisation)
         model = {
             "layout": layout.to_json(),
             "weights": weights.describe(),

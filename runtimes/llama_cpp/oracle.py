@@ -29,7 +29,7 @@ from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
 from nas.measure.runtimes.llama_cpp.binding import Choices
 from nas.measure.runtimes.llama_cpp.gate import Computed
-from nas.measure.runtimes.llama_cpp.support import Quantisation, architecture
+from nas.measure.runtimes.llama_cpp.support import architecture
 from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Type, storage_type, tensors
 from nas.model.nn.model import Model
 
@@ -53,9 +53,7 @@ class Oracle:
         Unsupported: neither build carries the layout.
     """
 
-    def __init__(
-        self, layout: Layout, quantisation: Quantisation, checkpoint: Checkpoint, *, half_sums: bool = False
-    ) -> None:
+    def __init__(self, layout: Layout, quantisation: str, checkpoint: Checkpoint, *, half_sums: bool = False) -> None:
         self._half_sums = half_sums
         listed = [tensor for tensor in tensors(layout, architecture(layout)) if not tensor.values]
         self.model = Model(layout, seed=None).eval()

@@ -13,7 +13,7 @@ from typing import Any
 
 from nas.core.canonical import content_hash, result_key
 from nas.core.device import Device, show_cores
-from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, UnknownName, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, Unsupported
 from nas.core.measurement import ReferenceTimes, Sample
 from nas.core.plan import Plan, Runner
 from nas.core.space import MeasurementSettings, RuntimeSpace
@@ -341,8 +341,7 @@ def known_runtime(spec: RuntimeSpace) -> Runtime:
     """
     runtime = RUNTIMES[spec.name]
     for name in spec.choices or (spec.quantisation,):
-        if name not in runtime.quantisations:
-            raise UnknownName(f"quantisation of {spec.name}", name, runtime.quantisations)
+        runtime.require_quantisation(name)
     if spec.choices and not isinstance(runtime, RoundingRuntime):
         raise Unsupported(f"what a quantisation of {spec.name} loses is not known: name one, not a list")
     return runtime
