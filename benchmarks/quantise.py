@@ -11,7 +11,11 @@ divergences are kept in the cache. The results are in benchmarks/recorded/quanti
     python -m benchmarks.quantise --times [--page docs/measured/quantising.md]
 
 measures times by type and number of threads with llama-bench on this machine, into
-benchmarks/recorded/quantise-times.json.
+benchmarks/recorded/quantise-times.json: up to ten rounds in four minutes, so leave the machine idle.
+
+    python -m benchmarks.quantise --times --source FILE.gguf [--rounds 1]
+
+prints those of another model, and records nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +30,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,10 +68,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
     parser.add_argument("--times", action="store_true", help="Measure times by type and number of threads instead")
+    parser.add_argument("--source", type=Path, help="GGUF file in F16 whose times are measured instead")
+    parser.add_argument("--rounds", type=int, default=MOST_ROUNDS, help="Rounds of times at most")
     options = parser.parse_args()
     page = options.page
+    if options.source:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(times(options.source, Path(folder), options.rounds)))
+        return
     if options.times:
-        write_times(page)
+        write_times(page, options.rounds)
         return
     began = time.monotonic()
     rows = results()
@@ -105,13 +114,21 @@ def results() -> list[dict[str, Any]]:
     return rows
 
 
-def write_times(page: Path | None) -> None:
-    """Measures all types with each number of threads, in rounds of random order, and writes record and table."""
-    build, load = LLAMA_CPP.build(log=log, tools=True), [os.getloadavg()]
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+def write_times(page: Path | None, most_rounds: int) -> None:
+    """Measures the times of the model and writes record and table."""
+    with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source.gguf"
         write_source(source)
-        files = stack.enter_context(MadeTypes(source, TIMED, "", 2, Path(folder), log))
+        record = times(source, Path(folder), most_rounds)
+    TIMES.write_text(json.dumps(record, indent=1) + "\n")
+    if page:
+        fill(page, "times", table_of_times(record))
+
+
+def times(source: Path, folder: Path, most_rounds: int) -> dict[str, Any]:
+    """Returns the times of all types with each number of threads, in rounds of random order."""
+    build, load = LLAMA_CPP.build(log=log, tools=True), [os.getloadavg()]
+    with MadeTypes(source, TIMED, "", "", 2, folder, log) as files:
         failed = files.make()
         kinds = {path: name for path, name in files.files.items() if path not in failed}
         cells = [(path, threads) for path in kinds for threads in THREADS]
@@ -121,7 +138,7 @@ def write_times(page: Path | None) -> None:
             for threads in THREADS
         }
         order, began, rounds = random.Random(0), time.monotonic(), 0
-        while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and time.monotonic() - began < TIMES_S):
+        while rounds < min(LEAST_ROUNDS, most_rounds) or (rounds < most_rounds and time.monotonic() - began < TIMES_S):
             order.shuffle(cells)
             for path, threads in cells:
                 argv = [str(build.folder / "llama-bench"), "-m", str(path), "-t", str(threads), "-o", "json"]
@@ -133,18 +150,15 @@ def write_times(page: Path | None) -> None:
             rounds += 1
             load.append(os.getloadavg())
             log(f"round {rounds}")
-    record = {"load": load, "cores": len(os.sched_getaffinity(0)), "rounds": rounds, "rows": rows}
-    TIMES.write_text(json.dumps(record, indent=1) + "\n")
-    if page:
-        fill(page, "times", table_of_times(record, list(kinds.values())))
+    return {"load": load, "cores": len(os.sched_getaffinity(0)), "rounds": rounds, "rows": rows}
 
 
-def table_of_times(record: dict[str, Any], names: list[str]) -> str:
+def table_of_times(record: dict[str, Any]) -> str:
     """Returns the best of all rounds, with the medians."""
     columns = ["type", "MB", *(f"ms a token, {count} thread(s)" for count in THREADS)]
     columns += [f"prompt tokens/s, {count} thread(s)" for count in THREADS]
     lines = []
-    for name in names:
+    for name in dict.fromkeys(cell.partition(" ")[0] for cell in record["rows"]):
         rows = [record["rows"][f"{name} {threads}"] for threads in THREADS]
         times = [f"{min(row['decode_ms']):.1f} ({statistics.median(row['decode_ms']):.1f})" for row in rows]
         rates = [f"{max(row['prompt_tps']):.0f} ({statistics.median(row['prompt_tps']):.0f})" for row in rows]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from nas.core.measurement import Sample
 from nas.core.plan import InputFile, Plan, PlanFile, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Verdict = Literal["stock", "patched", "no"]
 Status = Literal["ok", "warning", "failure"]
@@ -322,6 +325,9 @@ class Runtime(Protocol):
     def quantisations(self) -> tuple[str, ...]:
         """Names of what `export` writes; the first is the default."""
 
+    def require_quantisation(self, quantisation: str) -> None:
+        """Raises `UnknownName` for what `export` does not write; a runtime may write more than it names."""
+
     @property
     def dispatches(self) -> bool:
         """Whether its library chooses kernels by the processor that it runs on, whatever its build was made for."""
@@ -497,6 +503,24 @@ class TextScorer(Protocol):
             InvalidInput: it is no model file of this runtime.
             CandidateFailed: the runtime died on it.
             InfrastructureFailed: a build is missing.
+        """
+
+
+@runtime_checkable
+class RoundingRuntime(Protocol):
+    """A runtime whose quantisations PyTorch can compute with: a trained model is scored as its file would be."""
+
+    def rounded(self, layout: Layout, quantisation: str, checkpoint: Checkpoint) -> nn.Module:
+        """Returns the model in PyTorch with the weights that the exported file has; activations are not rounded.
+
+        Args:
+            layout: of the model.
+            quantisation: one of `Runtime.quantisations`.
+            checkpoint: the trained weights.
+
+        Raises:
+            InvalidInput: unknown quantisation, or a checkpoint that does not fit the layout.
+            InfrastructureFailed: it needs a build for this machine, and there is none.
         """
 
 

@@ -18,6 +18,9 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
     data: dict[str, Any] = space.model_dump(mode="json", exclude={"doc"} | unused)
     for role in ("mixers", "ffn"):
         data[role] = {block["kind"]: block["knobs"] for block in data[role]}
+    for runtime in data["runtimes"]:
+        if not runtime["choices"]:
+            del runtime["choices"]
     if not space.references.further:
         del data["references"]["further"]
     return data
@@ -33,6 +36,9 @@ def space_yaml(space: SearchSpace) -> str:
     data = space.model_dump(mode="json", exclude_defaults=True)
     for role in ("mixers", "ffn"):
         data[role] = {block["kind"]: _short_knobs(block.get("knobs", {})) for block in data[role]}
+    for runtime in data["runtimes"]:
+        if choices := runtime.pop("choices", None):
+            runtime["quantisation"] = choices
     data["model"] = _short_knobs(data["model"])
     return yaml.dump(
         {"v": 1} | data, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, default_flow_style=None

@@ -237,6 +237,7 @@ def _choices_of(value: Any) -> SearchSpace | None:
             "ffn": _BLOCKS.validate_python(block_spaces(parts.get("ffn"), "ffn")),
             "pattern": Pattern.model_validate(parts.get("pattern", {})),
             "limits": _LIMITS.validate_python(parts.get("limits", {})),
+            "runtimes": (),
         }
     except ValidationError:
         return None

@@ -79,6 +79,12 @@ def command(
     windows: Annotated[
         int, typer.Option("--windows", min=2, help="Windows of 256 tokens on which --types are compared.")
     ] = 16,
+    importance: Annotated[
+        bool,
+        typer.Option(
+            "--importance/--no-importance", help="Weigh errors of --types by an importance matrix of --corpus."
+        ),
+    ] = True,
     output: Annotated[Output, typer.Option("--output", "-o", help="Format.")] = Output.TABLE,
     db: DatabaseOption = None,
     json: JsonFlag = False,
@@ -87,8 +93,8 @@ def command(
 
     Every file is measured with every combination of the lists, as by `nas bench`. The best one comes first: what keeps
     all budgets, then bits per byte where text is given, then speed. With --types, files of these types are made from
-    one file, kept in the cache, and compared with it. For members of a family and published models, see `nas family
-    compare`. See docs/how-to/choosing-a-file.md.
+    one file, kept in the cache, and compared with it; half of the text is for their importance matrix. For members of a
+    family and published models, see `nas family compare`. See docs/how-to/choosing-a-file.md.
     """
     limits = [Limit.parse(text) for text in budget or ()]
     check_limits(limits)
@@ -100,8 +106,10 @@ def command(
             numbers_of(threads, "--threads"), numbers_of(context, "--context"), _kinds(kv)
         )
     ]
-    # Where files are made, nothing was trained on the text: half of it is read, as by `nas quantise`.
-    texts = _texts(corpus, text_bytes, HELD_OUT if types is None else 0.5) if corpus else []
+    # Where files are made, nothing was trained on the text: half of it is compared on, as by `nas quantise`.
+    sources = read_sources(corpus, HELD_OUT if types is None else 0.5) if corpus else ()
+    documents = [document for source in sources for document in source.documents]
+    texts = list(first_bytes((document.held_out for document in documents), text_bytes))
     device_id, measured = device, 0
     with shown("preparing the device") as log, scratch_folder("compare") as scratch, ExitStack() as stack:
         if types is None:
@@ -109,9 +117,13 @@ def command(
             bits_under: Callable[[Path], Bits] = partial(_bits, texts, len(os.sched_getaffinity(0)), log)
         else:
             from nas.train.adapt.made_types import MadeTypes, require_one, types_of
+            from nas.train.adapt.quantise import MOST_BYTES
 
-            source, names = require_one(files), types_of(types)
-            family = stack.enter_context(MadeTypes(source, names, "\n\n".join(texts), windows, scratch, log))
+            file, names = require_one(files), types_of(types)
+            rest = first_bytes((document.train for document in documents if importance), MOST_BYTES)
+            family = stack.enter_context(
+                MadeTypes(file, names, "\n\n".join(texts), "\n\n".join(rest), windows, scratch, log)
+            )
             files, unread, bits_under = list(family.files), family.make(), family.bits
         every = [
             BenchOptions(
@@ -181,12 +193,6 @@ def _kinds(text: str) -> list[str]:
     if unknown := [kind for kind in kinds if kind not in ("f16", "q8_0")]:
         raise InvalidInput(f"no such number format: {unknown[0]!r}; f16 and q8_0 are known", where="--kv")
     return kinds
-
-
-def _texts(corpus: Sequence[Path], limit: int, share: float) -> list[str]:
-    """Returns the end of each source, a share of it, as `nas adapt` holds it out; `limit` bytes in all."""
-    documents = (document for source in read_sources(corpus, share) for document in source.documents)
-    return list(first_bytes((document.held_out for document in documents), limit))
 
 
 def _bits(texts: Sequence[str], threads: int, log: Log, file: Path) -> Bits:

@@ -68,7 +68,7 @@ def export(
     model, target = read_layout(layout), RUNTIMES[runtime]
     weights = _weights(checkpoint, seed)
     carried = _tokenizer(checkpoint, tokenizer, whole)
-    name = quantisation or target.quantisations[0]
+    name, model = quantisation or model.quantisation or target.quantisations[0], model.architecture
     if whole is not None and not isinstance(target, WholeExporter):
         raise Unsupported(f"files of {runtime} can be used in apps without it", where="--whole")
     with (

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 app = command_app()
 
 _KL = re.compile(r"\s*kl\s*<=\s*([0-9.eE+-]+)\s*")
-_MOST_BYTES = 1 << 18
-"""Of each part of the text."""
 
 
 @app.command("quantise")
@@ -75,7 +73,7 @@ def command(
     """
     from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
     from nas.model.text.documents import first_bytes, read_sources
-    from nas.train.adapt.quantise import KL, TYPES, Quantiser, QuantiseRequest
+    from nas.train.adapt.quantise import KL, MOST_BYTES, TYPES, Quantiser, QuantiseRequest
 
     limits, kl = _budgets(budget or ())
     if minimise != KL and metric(minimise).direction != "min":
@@ -88,8 +86,8 @@ def command(
             raise UnknownName("type", name, TYPES)
     sources = read_sources(corpus, 0.5)
     documents = [document for source in sources for document in source.documents]
-    train = "\n\n".join(first_bytes((document.train for document in documents), _MOST_BYTES))
-    rest = "\n\n".join(first_bytes((document.held_out for document in documents), 2 * _MOST_BYTES))
+    train = "\n\n".join(first_bytes((document.train for document in documents), MOST_BYTES))
+    rest = "\n\n".join(first_bytes((document.held_out for document in documents), 2 * MOST_BYTES))
     with (
         shown("preparing") as log,
         output_file(output, reads=[model, *corpus]) as file,

@@ -5,10 +5,10 @@ line:
 
     d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]
 
-Header: width, vocabulary, `untied`, `norms=behind` or `norms=both`, `softcap=BOUND`, and the feed-forward of every
-layer that names no other. Then one item per layer:
-mixers (several, joined by `&`, run in parallel; `-` is none), `+FFN` of its own (`+none` is none), `*count`. `^3` is a
-second use of layer 3.
+Header: width, vocabulary, `untied`, `norms=behind` or `norms=both`, `softcap=BOUND`, `q=q8_0` where a search chose the
+quantisation, too, and the feed-forward of every layer that names no other. Then one item per layer: mixers (several,
+joined by `&`, run in parallel; `-` is none), `+FFN` of its own (`+none` is none), `*count`. `^3` is a second use of
+layer 3.
 
 The canonical JSON leaves out defaults, so that equal layouts have equal JSON and one id, its SHA-256:
 
@@ -42,8 +42,10 @@ Norms = Literal["before", "behind", "both"]
 
 _HEADER = re.compile(
     r"\s*d(?P<width>\d{1,9})\s+v(?P<vocab>\d{1,9})(?P<untied>\s+untied)?(?:\s+norms=(?P<norms>\w+))?"
-    r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,24})?(?:e-\d{1,3})?))?\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
+    r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,24})?(?:e-\d{1,3})?))?(?:\s+q=(?P<quantisation>\S+))?"
+    r"\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
 )
+_QUANTISATION = re.compile(r"[a-z0-9][a-z0-9_.:+-]{0,63}")
 _ITEM = re.compile(r"(?P<body>[^*]+?)(?:\*(?P<count>\d{1,4}))?")
 
 
@@ -99,6 +101,7 @@ class Layout:
         tied: whether the output head is the embedding table.
         norms: where the norms of each layer's blocks are.
         softcap: bound b of the logits, which become b tanh(logit / b), as in Gemma 2; 0: none.
+        quantisation: of its file, a name of the runtime's, where a search chooses it; "": that of the space or command.
 
     Example:
         >>> layout = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
@@ -114,6 +117,7 @@ class Layout:
     tied: bool = True
     norms: Norms = "before"
     softcap: float = 0.0
+    quantisation: str = ""
 
     @staticmethod
     def of(
@@ -124,6 +128,7 @@ class Layout:
         tied: bool = True,
         norms: Norms = "before",
         softcap: float = 0.0,
+        quantisation: str = "",
     ) -> Layout:
         """Returns a checked layout in canonical form.
 
@@ -144,13 +149,22 @@ class Layout:
             raise InvalidInput(f"softcap must be in [0, {MAX_SOFTCAP:g}], not {softcap!r}")
         if norms != "before" and any(len(layer.mixers) > 1 for layer in layers):
             raise InvalidInput(f"norms={norms}: mixers side by side have no norm behind them")
+        if quantisation and not _QUANTISATION.fullmatch(quantisation):
+            raise InvalidInput(f"{quantisation!r} is no name of a quantisation")
         checked = tuple(_checked_layer(layer, i, layers, d_model) for i, layer in enumerate(layers))
-        return Layout(d_model, vocab, checked, tied, norms, float(softcap))
+        return Layout(d_model, vocab, checked, tied, norms, float(softcap), quantisation)
 
     def with_layers(self, layers: Sequence[Layer], *, d_model: int | None = None, vocab: int | None = None) -> Layout:
         """Returns the layout with other layers, and perhaps another width or vocabulary, checked as by `of`."""
-        frame = (d_model or self.d_model, vocab or self.vocab)
-        return Layout.of(*frame, layers, tied=self.tied, norms=self.norms, softcap=self.softcap)
+        return Layout.of(
+            d_model or self.d_model,
+            vocab or self.vocab,
+            layers,
+            tied=self.tied,
+            norms=self.norms,
+            softcap=self.softcap,
+            quantisation=self.quantisation,
+        )
 
     @staticmethod
     def parse(text: str) -> Layout:
@@ -165,9 +179,14 @@ class Layout:
         default = _parse_ffn(match["ffn"])
         layers = [layer for item in match["body"].split() for layer in _parse_item(item, default)]
         norms: Any = match["norms"] or "before"  # checked by `of`
-        softcap = float(match["softcap"] or 0)
         return Layout.of(
-            int(match["width"]), int(match["vocab"]), layers, tied=not match["untied"], norms=norms, softcap=softcap
+            int(match["width"]),
+            int(match["vocab"]),
+            layers,
+            tied=not match["untied"],
+            norms=norms,
+            softcap=float(match["softcap"] or 0),
+            quantisation=match["quantisation"] or "",
         )
 
     @property
@@ -187,6 +206,7 @@ class Layout:
         about = "" if self.tied else " untied"
         about += "" if self.norms == "before" else f" norms={self.norms}"
         about += f" softcap={self.softcap!r}".removesuffix(".0") if self.softcap else ""
+        about += f" q={self.quantisation}" if self.quantisation else ""
         return f"d{self.d_model} v{self.vocab}{about} ffn={_format_ffn(default)} [{body}]"
 
     def __str__(self) -> str:
@@ -198,6 +218,7 @@ class Layout:
         about |= {} if self.norms == "before" else {"norms": self.norms}
         about |= {"softcap": self.softcap} if self.softcap else {}
         layers = [_layer_to_json(layer) for layer in self.layers]
+        about |= {"quantisation": self.quantisation} if self.quantisation else {}
         return {"v": 1, "d_model": self.d_model, "vocab": self.vocab, "layers": layers, **about}
 
     @staticmethod
@@ -207,24 +228,32 @@ class Layout:
         Raises:
             InvalidInput: another version, unknown or missing keys, or values of another type.
         """
-        data = _object(data, {"v", "d_model", "vocab", "layers", "tied", "norms", "softcap"}, "layout")
+        names = {"v", "d_model", "vocab", "layers", "tied", "norms", "softcap", "quantisation"}
+        data = _object(data, names, "layout")
         if data.get("v") != 1:
             raise InvalidInput(f"layout version {data.get('v')!r}: this build reads version 1")
         layers = [_layer_from_json(layer) for layer in _list(data.get("layers"), "layers")]
         tied = data.get("tied", True)
         if not isinstance(tied, bool):
             raise InvalidInput(f"tied must be true or false, not {tied!r}")
-        softcap = data.get("softcap", 0.0)
+        softcap, quantisation = data.get("softcap", 0.0), data.get("quantisation", "")
         if isinstance(softcap, bool) or not isinstance(softcap, int | float):
             raise InvalidInput(f"softcap must be a number, not {softcap!r}")
+        if not isinstance(quantisation, str):
+            raise InvalidInput(f"quantisation must be a name, not {quantisation!r}")
         norms = data.get("norms", "before")
         width, vocab = _whole(data, "d_model"), _whole(data, "vocab")
-        return Layout.of(width, vocab, layers, tied=tied, norms=norms, softcap=softcap)
+        return Layout.of(width, vocab, layers, tied=tied, norms=norms, softcap=softcap, quantisation=quantisation)
 
     @cached_property
     def id(self) -> str:
         """SHA-256 of the canonical JSON, 64 hex digits, of which 12 are shown."""
         return content_hash(self.to_json())
+
+    @cached_property
+    def architecture(self) -> Layout:
+        """The layout without a quantisation: what is exported, trained and supported does not depend on it."""
+        return replace(self, quantisation="")
 
     @property
     def depth(self) -> int:
@@ -288,7 +317,7 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
     Widths scale by one factor and are not rounded up to a quantiser's block, so that weights keep their proportions;
     heads of attention stay >= 8 wide, and >= 16 where that at most doubles them, so there are fewer; depth, order and
     kernels stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width
-    a layout keeps its layers, so a proxy is its own proxy.
+    a layout keeps its layers, so a proxy is its own proxy. A proxy has no quantisation.
 
     Where a proxy's sequence of `length` tokens is shorter than the `context` at deploy scale, windows, recurrent
     memories and the reach of positions shrink with it.
@@ -299,13 +328,13 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
     if d_model > layout.d_model:
         raise InvalidInput(f"proxy width {d_model} exceeds the layout's {layout.d_model}")
     if d_model == layout.d_model:
-        return replace(layout, vocab=vocab)
+        return replace(layout, vocab=vocab, quantisation="")
 
     def fit(block: Block) -> Block:
         short = block.spec.shorten(block, layout.d_model, context, length) if length < context else block
         return block.spec.narrow(short, layout.d_model, d_model)
 
-    return layout.with_layers(_with_blocks(layout, fit), d_model=d_model, vocab=vocab)
+    return layout.architecture.with_layers(_with_blocks(layout, fit), d_model=d_model, vocab=vocab)
 
 
 def padded(layout: Layout, multiple: int = 32) -> Layout:

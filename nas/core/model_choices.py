@@ -45,6 +45,7 @@ class Frame:
         leading_dense: first layers that stay dense where later ones are mixtures of experts.
         period: layers after which the stack repeats; 0: never.
         knobs: block kind -> values of its model-wide knobs.
+        quantisation: of the file; "" where nothing is chosen.
     """
 
     d_model: int
@@ -53,6 +54,7 @@ class Frame:
     leading_dense: int
     period: int
     knobs: tuple[tuple[str, Values], ...]
+    quantisation: str
 
     def values(self, kind: str) -> Values:
         """Returns the model-wide values of `kind`'s knobs."""
@@ -93,6 +95,7 @@ class Frames:
             model.leading_dense.choices,
             space.pattern.period.choices,
             *(self._spaces[kind].knobs[name].choices for kind, name in self._shared),
+            *((space.quantisations,) if space.quantisations else ()),
         )
         self.count = math.prod(len(axis) for axis in self.axes)
         self._blocks: dict[tuple[str, int, Values], tuple[Block, ...]] = {}
@@ -105,6 +108,7 @@ class Frames:
     def at(self, picks: Sequence[int]) -> Frame:
         """Returns the frame with choice number `picks[i]` on axis i."""
         values = [axis[pick] for axis, pick in zip(self.axes, picks, strict=True)]
+        quantisation = str(values.pop()) if self.space.quantisations else ""
         d_model, vocab, ffn, leading, period = values[:5]
         shared = dict(zip(self._shared, values[5:], strict=True))
         knobs = tuple(
@@ -112,13 +116,15 @@ class Frames:
             for kind in self._spaces
         )
         kind = None if ffn is None else str(ffn)
-        return Frame(int(d_model or 0), int(vocab or 0), kind, int(leading or 0), int(period or 0), knobs)
+        sizes = int(leading or 0), int(period or 0)
+        return Frame(int(d_model or 0), int(vocab or 0), kind, *sizes, knobs, quantisation)
 
     def picks(self, frame: Frame) -> list[int]:
         """Returns the choice numbers of `frame`: the inverse of `at`."""
         shared = [dict(frame.values(kind))[name] for kind, name in self._shared]
-        values = (frame.d_model, frame.vocab, frame.ffn, frame.leading_dense, frame.period)
-        return [axis.index(value) for axis, value in zip(self.axes, (*values, *shared), strict=True)]
+        values = [frame.d_model, frame.vocab, frame.ffn, frame.leading_dense, frame.period, *shared]
+        values += [frame.quantisation] if self.space.quantisations else []
+        return [axis.index(value) for axis, value in zip(self.axes, values, strict=True)]
 
     def all(self) -> Iterator[Frame]:
         """Yields every frame, first axis slowest."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from nas.core.block_space import problem, refuse
 from nas.core.errors import InvalidInput
@@ -204,6 +204,13 @@ DEFAULT_RUNGS = (
 depth 8, on one thread of a server CPU: 5-8 s, 5-8 s and 25-40 s more per candidate."""
 
 
+class Rounding(Strict):
+    """Quantisations of a runtime after which trained proxies are scored."""
+
+    runtime: str
+    quantisations: tuple[str, ...]
+
+
 LIBRARY_PARTS = 4
 """Parts of the held-out text, on each of which an assembled mix has a score of its own."""
 _LIBRARY = "library"
@@ -287,6 +294,19 @@ class QualityConfig(Strict):
         if not corpus:
             raise ValueError("corpus names no file: give paths, globs or folders, or 'default'")
         return corpus
+
+    _rounding: Rounding | None = PrivateAttr(None)
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """What proxies are scored after, from the runtimes of the space; None: they are scored as trained."""
+        return self._rounding
+
+    def after(self, rounding: Rounding) -> QualityConfig:
+        """Returns this with scores after quantisation."""
+        copy = self.model_copy()
+        copy._rounding = rounding
+        return copy
 
     def taught_by(self, published: str) -> QualityConfig:
         """Returns this with the layout `published` in place of the name of that reference."""

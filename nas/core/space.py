@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,7 +26,7 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, metric
 from nas.core.published import named_layout
-from nas.core.quality_config import QualityConfig
+from nas.core.quality_config import QualityConfig, Rounding
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.strict import Strict
 from nas.core.units import parse_count, parse_limit
@@ -102,13 +103,36 @@ class RuntimeSpace(Strict):
     """A runtime that candidates are measured on."""
 
     name: str = Field(description="see `nas runtime list`")
-    quantisation: str = Field(description="one that the runtime exports")
+    quantisation: str = Field(
+        description="one that the runtime exports; of a list each candidate has one, references have the first, and"
+        " quality is that of [rounded proxies](../explanation/proxies.md#after-quantisation)"
+    )
+    choices: tuple[str, ...] = Field((), description="the list of `quantisation`, which stands there instead")
     build: Literal["stock", "any"] = Field("stock", description="'any' also admits layouts that need the patched build")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_list(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(names := data.get("quantisation"), (list, tuple)):
+            return data
+        if not names or len(set(map(str, names))) < len(names):
+            refuse([problem(("quantisation",), InvalidInput("must name one or more, each once"))])
+        return {**data, "quantisation": names[0], "choices": names}
+
+    @model_validator(mode="after")
+    def _first_is_of_references(self) -> RuntimeSpace:
+        if self.choices and self.choices[0] != self.quantisation:
+            raise ValueError("choices follow from a list of quantisations: leave them out")
+        return self
 
     @property
     def title(self) -> str:
-        """Name and quantisation, such as 'llama.cpp q4_0'."""
-        return f"{self.name} {self.quantisation}"
+        """Name and quantisations, such as 'llama.cpp q4_0' or 'llama.cpp q4_0|q8_0'."""
+        return _title(self.name, self.choices or self.quantisation)
+
+    def stored_as(self, layout: Layout) -> str:
+        """Returns the quantisation of a layout's file."""
+        return layout.quantisation if self.choices and layout.quantisation else self.quantisation
 
 
 class Budget(Strict):
@@ -308,7 +332,9 @@ class SearchSpace(Strict):
     @field_validator("quality")
     @classmethod
     def _teachers_are_layouts(cls, quality: QualityConfig, info: ValidationInfo) -> QualityConfig:
-        references = info.data.get("references")
+        references, rounding = info.data.get("references"), _chosen(info.data.get("runtimes", ()))
+        if rounding is not None:
+            quality = quality.after(Rounding(runtime=rounding.name, quantisations=rounding.choices))
         return quality if references is None else quality.taught_by(references.published)
 
     @field_validator("mixers", mode="before")
@@ -327,6 +353,7 @@ class SearchSpace(Strict):
         if self.quality.library is not None and not self.layouts:
             error = InvalidInput("a library has scores of listed layouts: give `layouts`")
             problems.append(problem(("quality", "from"), error))
+        problems += self._quantisation_problems()
         refuse([*problems, *self._parallel_problems(), *cross_problems(self.model_dump(mode="json"))])
         return self
 
@@ -344,6 +371,25 @@ class SearchSpace(Strict):
                 text = f"{'&'.join(names)}: a layer would have more than {MAX_CHOICES} different pairs of blocks"
                 yield problem(("parallel", index), InvalidInput(text))
 
+    def _quantisation_problems(self) -> Iterator[InitErrorDetails]:
+        chosen = [index for index, runtime in enumerate(self.runtimes) if runtime.choices]
+        names = [runtime.name for runtime in self.runtimes]
+        for index in chosen:
+            if len(chosen) > 1 or names.count(names[index]) > 1:
+                error = InvalidInput("candidates choose the quantisation of one runtime, which occurs once")
+                yield problem(("runtimes", index, "quantisation"), error)
+        if chosen and self.quality.library is not None:
+            error = InvalidInput("scores of a library are not of quantised blocks: name one quantisation")
+            yield problem(("runtimes", chosen[0], "quantisation"), error)
+        for part, layouts in (
+            ("layouts", dict(enumerate(map(Layout.parse, self.layouts)))),
+            ("references", self.references.layouts()),
+        ):
+            for place, layout in layouts.items():
+                if layout.quantisation and layout.quantisation not in self.quantisations:
+                    error = InvalidInput(f"q={layout.quantisation} is no choice of a runtime's `quantisation`")
+                    yield problem((part, place), error)
+
     def _listing_problems(self) -> Iterator[InitErrorDetails]:
         derived = _derived(self.listed()) if self.layouts else {}
         for part, value in derived.items():
@@ -351,8 +397,20 @@ class SearchSpace(Strict):
                 yield problem((part,), InvalidInput(f"follows from `layouts`: leave {part!r} out"))
 
     def listed(self) -> tuple[Layout, ...]:
-        """Returns the layouts of a space that lists them; none where the space is made of choices."""
-        return tuple(map(Layout.parse, self.layouts))
+        """Returns the layouts of a space that lists them, in each quantisation unless they name one; else none."""
+        return tuple(variant for text in self.layouts for variant in self.variants(Layout.parse(text)))
+
+    @property
+    def quantisations(self) -> tuple[str, ...]:
+        """What candidates choose from, the references' first; empty where nothing is chosen."""
+        chosen = _chosen(self.runtimes)
+        return () if chosen is None else chosen.choices
+
+    def variants(self, layout: Layout) -> tuple[Layout, ...]:
+        """Returns the layout in each quantisation that candidates choose from; itself where it names one."""
+        if layout.quantisation or not self.quantisations:
+            return (layout,)
+        return tuple(replace(layout, quantisation=name) for name in self.quantisations)
 
     def listing(self, layouts: Iterable[Layout]) -> SearchSpace:
         """Returns this space with a list of layouts in place of its choices; raises `ValidationError`."""
@@ -464,9 +522,18 @@ def _repeated(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
 
 
 def _titles(data: Mapping[str, Any]) -> list[str]:
-    """Returns name and quantisation of the runtimes."""
+    """Returns the titles of the runtimes."""
     items = map(_mapping, _items(data.get("runtimes")))
-    return [f"{item.get('name')} {item.get('quantisation')}" for item in items]
+    return [_title(item.get("name"), item.get("choices") or item.get("quantisation")) for item in items]
+
+
+def _title(name: Any, quantisations: Any) -> str:
+    return f"{name} {'|'.join(_names(quantisations)) or quantisations}"
+
+
+def _chosen(runtimes: Iterable[RuntimeSpace]) -> RuntimeSpace | None:
+    """Returns the first runtime whose quantisation candidates choose."""
+    return next((runtime for runtime in runtimes if runtime.choices), None)
 
 
 def _mapping(data: Any) -> Mapping[str, Any]:

@@ -13,9 +13,9 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import REFERENCE, Plan, PlanFile, RawRun, Runner
@@ -34,6 +34,9 @@ from nas.measure.runtimes.base import (
 )
 from nas.measure.runtimes.runner import read_profile, read_sample
 from nas.measure.runtimes.toolchain import host_target
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Fault = Literal["none", "crash", "hang", "garbage", "flood", "out_of_memory", "not_finite"]
 
@@ -77,6 +80,11 @@ class FakeRuntime:
     writer_version: str = "1"
     dispatches: bool = False
 
+    def require_quantisation(self, quantisation: str) -> None:
+        """Raises `UnknownName` for another one than `quantisations`."""
+        if quantisation not in self.quantisations:
+            raise UnknownName(f"quantisation of {self.name}", quantisation, self.quantisations)
+
     def supports(self, layout: Layout) -> Support:
         """Supports everything but the kinds in `refused`."""
         kinds = {block.kind for layer in layout.layers for block in layer.blocks}
@@ -90,9 +98,12 @@ class FakeRuntime:
         support = self.supports(layout)
         if support.arch is None:
             raise Unsupported("; ".join(support.reasons))
-        if quantisation not in self.quantisations:
-            raise Unsupported(f"{self.name} writes {', '.join(self.quantisations)}, not {quantisation!r}")
-        model = {"layout": layout.to_json(), "weights": weights.describe(), "figures": self._figures(layout)}
+        self.require_quantisation(quantisation)
+        model = {
+            "layout": layout.to_json(),
+            "weights": weights.describe(),
+            "figures": self._figures(layout, quantisation),
+        }
         if quantisation != self.quantisations[0]:  # a file of the first one is of the same size as ever
             model |= {"quantisation": quantisation}
         content = json.dumps(model, sort_keys=True).encode()
@@ -141,6 +152,16 @@ class FakeRuntime:
     ) -> GateReport:
         """Always passes: there is no graph."""
         return GateReport(errors=(0.0,), error=0.0, limit=0.01)
+
+    def rounded(self, layout: Layout, quantisation: str, checkpoint: Checkpoint) -> nn.Module:
+        """Returns the model as it was trained: files hold no weights."""
+        from safetensors.torch import load_file
+
+        from nas.model.nn.model import Model
+
+        model = Model(layout, seed=None).eval()
+        model.load_state_dict(load_file(checkpoint.verified()))
+        return model
 
     def runner(
         self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
@@ -215,14 +236,14 @@ class FakeRuntime:
         """Returns a short prompt and a few tokens."""
         return Workload(prompt=64, gen=16)
 
-    def _figures(self, layout: Layout) -> dict[str, float]:
+    def _figures(self, layout: Layout, quantisation: str) -> dict[str, float]:
         weights = layout.params.active * _BYTES_PER_WEIGHT
         cache = layout.kv_bytes(1)
         return {
             "decode_ns": self.slowdown * (weights + layout.state_bytes()) / _BYTES_PER_NS,
             "cache_ns": self.slowdown * cache / _BYTES_PER_NS,
             "prefill_ns": self.slowdown * layout.flops(512) / _FLOPS_PER_NS,
-            "weights_mb": layout.params.total * _BYTES_PER_WEIGHT / 1e6,
+            "weights_mb": layout.params.total * _BYTES_PER_WEIGHT / 1e6 * (1 + self.quantisations.index(quantisation)),
             "cache_mb": cache / 1e6,
         }
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import GateReport
 from nas.measure.runtimes.llama_cpp.gate import rounds_choices, run_gate, run_runner_gate
 from nas.measure.runtimes.llama_cpp.oracle import Oracle
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.support import Quantisation
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.runner import local_machine
 from nas.testing.planted_faults import RIGHT, Fault, checkpoint
@@ -34,8 +32,7 @@ def gate(folder: Path, quantisation: str, right: Layout, build: Build, fault: Fa
     trained = checkpoint(right, folder / "right")
     if not fault.earlier:
         return LLAMA_CPP.gate(right, quantisation, trained, model, build.runner)
-    stored_as = cast(Quantisation, quantisation)
-    oracle = Oracle(right, stored_as, trained, half_sums=build.spec.half_sums)
+    oracle = Oracle(right, quantisation, trained, half_sums=build.spec.half_sums)
     if build.spec.static:
         return run_runner_gate(
             right,
@@ -43,7 +40,7 @@ def gate(folder: Path, quantisation: str, right: Layout, build: Build, fault: Fa
             local_machine(build.executable, build.runner.target),
             oracle.exact,
             oracle.rounded,
-            settled=rounds_choices(right, stored_as),
+            settled=rounds_choices(right, quantisation),
             earlier=fault.earlier,
         )
     return run_gate(right, model, build, oracle.exact, oracle.rounded, earlier=fault.earlier)

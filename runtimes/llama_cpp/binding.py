@@ -518,7 +518,8 @@ def write_importance(build: Build, model: Path, text: str, destination: Path, th
         threads: compute threads.
 
     Raises:
-        CandidateFailed: llama-imatrix refuses the model or the text, or dies (crash).
+        InvalidInput: the text is shorter.
+        CandidateFailed: llama-imatrix refuses the model, or dies (crash).
     """
     with replacing(destination) as partial, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text"
@@ -526,6 +527,12 @@ def write_importance(build: Build, model: Path, text: str, destination: Path, th
         argv = [str(build.folder / "llama-imatrix"), "-m", str(model), "-f", str(path), "-o", str(partial)]
         argv += ["--output-format", "gguf", "-c", str(_CHUNK), "-t", str(threads), "-ngl", "0"]
         code, tail = stream(argv, deadline_s=_IMPORTANCE_S, env=_environment(build))
+        if code != 0 and (short := re.search(r"tokenizes to only (\d+) tokens", tail)):
+            raise InvalidInput(
+                f"the text of the importance matrix has {int(short[1]):,} tokens, and {2 * _CHUNK:,} are needed: give"
+                " more text, or --no-importance",
+                where="--corpus",
+            )
         if code != 0 or not partial.is_file():
             raise CandidateFailed("crash", f"llama-imatrix failed on {model.name} (exit code {code}):\n{tail}")
 

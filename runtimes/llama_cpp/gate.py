@@ -35,7 +35,6 @@ from nas.core.layout import Layout
 from nas.measure.runtimes.base import GateReport
 from nas.measure.runtimes.llama_cpp.binding import Choices, evaluate
 from nas.measure.runtimes.llama_cpp.kinds import CACHED, feed_forwards_by_layer, mixers, of_kind
-from nas.measure.runtimes.llama_cpp.support import Quantisation
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.runner import Feed, Machine, relative_l2, runner_logits
 
@@ -184,7 +183,7 @@ def run_runner_gate(
     return compare(measured, oracle(ids, experts).logits[first:], simulated(ids, experts).logits[first:])
 
 
-def rounds_choices(layout: Layout, quantisation: Quantisation) -> bool:
+def rounds_choices(layout: Layout, quantisation: str) -> bool:
     """Returns whether rounding may change which experts are chosen; the cache of attention is float16 in every file."""
     return quantisation != "f32" or bool(of_kind(mixers(layout), *CACHED))
 

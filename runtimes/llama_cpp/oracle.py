@@ -29,7 +29,7 @@ from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
 from nas.measure.runtimes.llama_cpp.binding import Choices
 from nas.measure.runtimes.llama_cpp.gate import Computed
-from nas.measure.runtimes.llama_cpp.support import Quantisation, architecture
+from nas.measure.runtimes.llama_cpp.support import architecture
 from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Type, storage_type, tensors
 from nas.model.nn.gqa import attend_bounded
 from nas.model.nn.model import Model
@@ -47,18 +47,19 @@ class Oracle:
         checkpoint: the trained weights.
         half_sums: whether the processor adds up products of F16 numbers in float16.
 
+    Attributes:
+        model: computes in float32 with the dequantised weights.
+
     Raises:
         InvalidInput: the checkpoint does not fit the layout.
         Unsupported: neither build carries the layout.
     """
 
-    def __init__(
-        self, layout: Layout, quantisation: Quantisation, checkpoint: Checkpoint, *, half_sums: bool = False
-    ) -> None:
+    def __init__(self, layout: Layout, quantisation: str, checkpoint: Checkpoint, *, half_sums: bool = False) -> None:
         self._half_sums = half_sums
         listed = [tensor for tensor in tensors(layout, architecture(layout)) if not tensor.values]
-        self._model = Model(layout, seed=None)
-        state = self._model.state_dict()
+        self.model = Model(layout, seed=None).eval()
+        state = self.model.state_dict()
         self._types: dict[int, Type] = {}
         with CheckpointFile(checkpoint.verified()) as file:
             contents = CheckpointTensors(file)
@@ -77,7 +78,7 @@ class Oracle:
         """Computes ids [T] in float32; mixtures follow `experts`, or choose for themselves and give no scores."""
         followed = FollowedExperts([torch.from_numpy(chosen) for _, chosen in sorted((experts or {}).items())])
         with followed if experts else contextlib.nullcontext():
-            logits = self._model.eval()(torch.from_numpy(ids)[None])[0]
+            logits = self.model(torch.from_numpy(ids)[None])[0]
         return Computed(logits.numpy(), tuple(scores.numpy() for scores in followed.scores))
 
     def rounded(self, ids: NDArray[np.int64], experts: Choices | None = None) -> Computed:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
@@ -15,7 +14,7 @@ from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.binding import FILE_TYPES, quantise_file
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.support import PATCHED, Quantisation, supports
+from nas.measure.runtimes.llama_cpp.support import PATCHED, supports
 from nas.measure.runtimes.llama_cpp.writer import Released, write_gguf
 from nas.measure.runtimes.writing import Written
 
@@ -86,7 +85,7 @@ def write_file(
         half: a float16 file of the same weights, if it is there; None: one is made for the time being.
     """
     if quantisation not in FILE_TYPES:
-        return write_gguf(layout, cast(Quantisation, quantisation), weights, destination, released=released)
+        return write_gguf(layout, quantisation, weights, destination, released=released)
     build = LLAMA_CPP.find_build(patched=supports(layout).arch == PATCHED)
     threads = len(os.sched_getaffinity(0))
     if half is not None and half.is_file():

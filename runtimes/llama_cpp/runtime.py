@@ -6,7 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING
 
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
@@ -31,10 +31,12 @@ from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.llama_cpp import source, support
 from nas.measure.runtimes.llama_cpp.kinds import KINDS
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
-from nas.measure.runtimes.llama_cpp.support import Quantisation
 from nas.measure.runtimes.llama_cpp.variants import NAME, TOOLS, TOOLS_SOURCE, VARIANTS, LlamaCppSpec
 from nas.measure.runtimes.runner import plan_run, read_profile
 from nas.measure.runtimes.toolchain import find_build_tools, find_compiler, host_features, host_target
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _FOLDER = Path(__file__).parent
 _REPORT = _FOLDER.parent / "report.h"
@@ -44,7 +46,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
     """The runtime `llama.cpp`; implements `nas.measure.runtimes.base.Runtime`."""
 
     name = NAME
-    quantisations = get_args(Quantisation)
+    quantisations = support.QUANTISATIONS
     spec_type = LlamaCppSpec
     variants = VARIANTS
     targets = ("aarch64-linux", "x86_64-linux")
@@ -76,7 +78,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         from nas.measure.runtimes.llama_cpp.writer import write_gguf
 
         arch = support.architecture(layout)
-        written = write_gguf(layout, self._quantisation(quantisation), weights, destination, recipe=recipe)
+        written = write_gguf(layout, quantisation, weights, destination, recipe=recipe)
         return self.artifact(written, layout, quantisation, weights, arch, patched=arch == support.PATCHED)
 
     def export_trained(
@@ -111,9 +113,9 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         written = write_file(layout, quantisation, weights, destination, released)
         return self.artifact(written, layout, quantisation, weights, arch, patched=arch == support.PATCHED)
 
-    def _quantisation(self, name: str) -> Quantisation:
-        self.require_quantisation(name)
-        return cast(Quantisation, name)
+    def require_quantisation(self, quantisation: str) -> None:
+        """Raises `UnknownName` for what `export` does not write; roles may have one of their own: `q8_0+ffn:q4_0`."""
+        support.by_role(quantisation)
 
     def needs_patched(self, model: Path) -> bool:
         """Returns whether the architecture of a GGUF file is ours."""
@@ -163,10 +165,10 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         from nas.measure.runtimes.llama_cpp.oracle import Oracle
         from nas.measure.runtimes.runner import local_machine
 
-        build, stored_as = self.load(runner.build), self._quantisation(quantisation)
-        oracle = Oracle(layout, stored_as, checkpoint, half_sums=build.spec.half_sums)
+        build = self.load(runner.build)
+        oracle = Oracle(layout, quantisation, checkpoint, half_sums=build.spec.half_sums)
         if build.spec.static:
-            settled = rounds_choices(layout, stored_as)
+            settled = rounds_choices(layout, quantisation)
             machine = local_machine(build.executable, build.runner.target)
             return first_passed(
                 lambda seed: run_runner_gate(
@@ -174,6 +176,12 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
                 )
             )
         return first_passed(lambda seed: run_gate(layout, model, build, oracle.exact, oracle.rounded, seed=seed))
+
+    def rounded(self, layout: Layout, quantisation: str, checkpoint: Checkpoint) -> nn.Module:
+        """Returns the model with the weights that the file has; loads torch."""
+        from nas.measure.runtimes.llama_cpp.oracle import Oracle
+
+        return Oracle(layout, quantisation, checkpoint).model
 
     def spec(self, request: BuildRequest) -> LlamaCppSpec:
         """Returns the inputs of a build; those for another machine are always static."""

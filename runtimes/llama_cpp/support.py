@@ -9,11 +9,11 @@ What none of them holds may run on our patched build, whose architecture `hilnas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from nas.core.block import Block
-from nas.core.errors import Unsupported
+from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Support
 from nas.measure.runtimes.llama_cpp.kinds import (
@@ -27,12 +27,36 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     one_rope_base,
 )
 
-Quantisation = Literal["q4_0", "q8_0", "f16", "f32"]
+QUANTISATIONS = ("q4_0", "q8_0", "f16", "f32")
+ROLES = ("embedding", "mixers", "ffn")
+"""Of tensors, which may have another quantisation than the others: `q8_0+ffn:q4_0`."""
 
 PATCHED = "hilnas"
 """Our architecture. A stock build does not know the name, so it refuses such a file when it opens it."""
 
 _MAX_LAYERS = 512  # src/llama-hparams.h
+
+
+@lru_cache
+def by_role(quantisation: str) -> Mapping[str, str]:
+    """Returns role -> one of `QUANTISATIONS`; that of all others is at "".
+
+    Raises:
+        UnknownName: it names another one, or another role.
+    """
+    others, *parts = quantisation.split("+")
+    types = {"": others}
+    for part in parts:
+        role, _, name = part.partition(":")
+        if role not in ROLES:
+            raise UnknownName("role of tensors", role, ROLES)
+        if role in types:
+            raise InvalidInput(f"{quantisation}: {role} is named twice")
+        types[role] = name
+    for name in types.values():
+        if name not in QUANTISATIONS:
+            raise UnknownName("quantisation of llama.cpp", name, QUANTISATIONS)
+    return types
 
 
 def supports(layout: Layout) -> Support:

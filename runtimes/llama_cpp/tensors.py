@@ -30,7 +30,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
 )
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.support import FACTORED, PATCHED, SCALED, Quantisation
+from nas.measure.runtimes.llama_cpp.support import FACTORED, PATCHED, SCALED, by_role
 from nas.model.nn.rope import rope_divisors
 
 Type = GGMLQuantizationType
@@ -109,13 +109,16 @@ def _tensor(index: int, part: Part, place: str = "") -> Tensor:
     return Tensor(f"blk.{index}.{part.name}", part.shape, part.role, index, source, part.flat)
 
 
-def storage_type(tensor: Tensor, layout: Layout, quantisation: Quantisation) -> Type:
-    """Returns the type a tensor is stored in."""
-    if tensor.role != "matrix" or quantisation == "f32":
+def storage_type(tensor: Tensor, layout: Layout, quantisation: str) -> Type:
+    """Returns the type a tensor is stored in: that of a file of its role's quantisation."""
+    types, (place, *_) = by_role(quantisation), tensor.source.split(".")
+    role = tensor.source.split(".")[2] if place == "layers" else "embedding"
+    name = types.get(role, types[""])
+    if tensor.role != "matrix" or name == "f32":
         return Type.F32
-    if quantisation == "f16":
+    if name == "f16":
         return Type.F16
-    return type_that_fits(Type.Q8_0 if quantisation == "q8_0" else _wanted(tensor, layout), tensor.shape[-1])
+    return type_that_fits(Type.Q8_0 if name == "q8_0" else _wanted(tensor, layout), tensor.shape[-1])
 
 
 def _wanted(tensor: Tensor, layout: Layout) -> Type:

@@ -30,7 +30,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
 )
 from nas.measure.runtimes.llama_cpp.random_weights import ALIGNMENT, random_recipe
-from nas.measure.runtimes.llama_cpp.support import PAIRED, PATCHED, WINDOWED, Quantisation, architecture
+from nas.measure.runtimes.llama_cpp.support import PAIRED, PATCHED, WINDOWED, architecture, by_role
 from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
 from nas.measure.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
@@ -87,7 +87,7 @@ class Released:
 
 def write_gguf(
     layout: Layout,
-    quantisation: Quantisation,
+    quantisation: str,
     weights: Weights | StateDict,
     destination: Path,
     *,
@@ -160,7 +160,7 @@ class _Writer(GGUFWriter):
         return super()._pack_val(val, vtype, add_vtype, sub_type)
 
 
-def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: Quantisation, released: Released | None) -> None:
+def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: str, released: Released | None) -> None:
     """Describes `layout` to the architecture that the writer was opened for."""
     if released is not None:
         writer.add_name(released.name)
@@ -169,7 +169,7 @@ def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: Quantisation
         writer.add_size_label(_size_label(layout))
         if released.vectors is not None:
             _add_vectors(writer, released.vectors)
-    writer.add_file_type(FILE_TYPE[quantisation])
+    writer.add_file_type(FILE_TYPE[by_role(quantisation)[""]])
     writer.add_quantization_version(QUANTISATION_VERSION)
     if released is None:
         writer.add_tokenizer_model("none")

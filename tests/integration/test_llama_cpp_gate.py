@@ -70,6 +70,14 @@ def test_right_graphs_pass(llama_build: Build, tmp_path: Path, text: str, quanti
     assert report.passed, (report.error, report.limit, report.note)
 
 
+@pytest.mark.parametrize("quantisation", ["q8_0+ffn:q4_0", "q4_0+mixers:f16+embedding:q8_0"])
+def test_right_graphs_pass_where_roles_have_types_of_their_own(
+    llama_build: Build, tmp_path: Path, quantisation: str
+) -> None:
+    report = gate(tmp_path, quantisation, Layout.parse(RIGHT[3]), llama_build)
+    assert report.passed, (report.error, report.limit, report.note)
+
+
 class TestStockGate(GateContract):
     """Of a stock file; the one without QK-norm is a file of the patched build."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from cli_runner import nas
 
+from benchmarks.quantise import THREADS, TIMED, table_of_times
 from nas.core import paths
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -96,7 +97,7 @@ def test_a_file_keeps_its_budget_of_bytes_and_loses_less_with_more(
 
 
 def test_divergence_is_a_budget(sources: dict[str, Path], source: Path, corpus: Path, tmp_path: Path) -> None:
-    options = ("--budget", "kl<=0.5", "--minimise", "file_size", "--no-importance")
+    options = ("--budget", "kl<=0.5", "--minimise", "file_size")
     report = quantised(sources["lfm2moe"], corpus, tmp_path / "small.gguf", *options)
     assert report["expected"]["kl"] <= 0.5
     assert report["types"]["ffn_down_exps.1"] in ("q8_0", "q4_0"), "its rows are of 64"
@@ -148,12 +149,17 @@ def test_types_are_made_and_compared_once(
     (tmp_path / "cache/runtimes").symlink_to(REAL_CACHE / "runtimes")
     log: list[str] = []
 
-    def made(text: str) -> MadeTypes:
-        return MadeTypes(source, ["q4_0", "q8_0"], text, 4, Path(tempfile.mkdtemp(dir=tmp_path)), log.append)
+    def made(text: str, importance_from: str = "") -> MadeTypes:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        return MadeTypes(source, ["q4_0", "q8_0"], text, importance_from, 4, folder, log.append)
 
     with pytest.raises(InvalidInput, match="tokens, and 1,024 are compared"), made("a few words") as short:
         short.make()
     texts = "\n".join(path.read_text() for path in sorted(corpus.iterdir()))
+    needed = r"importance matrix has .* tokens, and 1,024 are needed"
+    with pytest.raises(InvalidInput, match=needed), made(texts, "few words " * 100) as short:
+        short.make()
+    assert not list((tmp_path / "cache/quantised").glob("*/*.gguf")), "texts are looked at before files are made"
     with made(texts) as first:
         assert first.make() == {}
         losses = {name: first.bits(path).loss for path, name in first.files.items()}
@@ -167,7 +173,29 @@ def test_types_are_made_and_compared_once(
         nothing_new.setattr("nas.train.adapt.made_types.quantise_file", None)
         nothing_new.setattr("nas.train.adapt.quantise.divergence", None)
         assert again.make() == {} and {name: again.bits(path).loss for path, name in again.files.items()} == losses
-    assert trim(0) == sizes["q4_0"] + sizes["q8_0"]
+    with made(texts, texts) as weighed:
+        assert weighed.make() == {}
+        pairs = zip(first.files, weighed.files, strict=True)
+        same = [one.read_bytes() == other.read_bytes() for one, other in pairs]
+        loss = weighed.bits(list(weighed.files)[1]).loss
+    assert same == [True, False, True], "llama.cpp rounds Q8_0 without weights"
+    assert loss is not None and loss.kl != kl["q4_0"]
+    other = MadeTypes(source, ["q4_0", "q8_0"], texts, texts[1:], 4, tmp_path, log.append)
+    assert not set(other.files).intersection(list(weighed.files)[1:]), "files are kept by the matrix's text"
+    assert trim(0) == 2 * (sizes["q4_0"] + sizes["q8_0"])
+
+
+def test_times_are_measured_by_type_and_number_of_threads(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/runtimes").symlink_to(REAL_CACHE / "runtimes")
+    argv = [sys.executable, "-m", "benchmarks.quantise", "--times", "--source", str(source), "--rounds", "1"]
+    environment = os.environ | {"NAS_CACHE": str(tmp_path / "cache")}
+    record = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=environment).stdout)
+    assert record["rows"].keys() == {f"{name} {count}" for name in ("source", *TIMED) for count in THREADS}
+    assert all(min(row["decode_ms"] + row["prompt_tps"]) > 0 for row in record["rows"].values())
+    assert record["rows"]["q4_0 1"]["size"] < record["rows"]["q8_0 1"]["size"] < record["rows"]["source 1"]["size"]
+    lines = table_of_times(record).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| F16", *(f"| {name.upper()}" for name in TIMED)]
 
 
 @pytest.mark.parametrize(

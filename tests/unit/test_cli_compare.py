@@ -230,12 +230,19 @@ MADE = {"big.gguf": ("source", 0.0, 0.9), "near.gguf": ("q5_k_m", 0.02, 0.907), 
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+def texts() -> list[tuple[str, str]]:
+    """Returns what files of types were compared on, and the text of their importance matrix."""
+    return []
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, texts: list[tuple[str, str]]) -> list[Path]:
     """Replaces files of types; returns those that were compared with the source."""
     compared: list[Path] = []
 
     class Made:
-        def __init__(self, source: Path, types: Sequence[str], text: str, *_: object) -> None:
+        def __init__(self, source: Path, types: Sequence[str], text: str, importance_from: str, *_: object) -> None:
+            texts.append((text, importance_from))
             self.files = {
                 source.with_name(name): kind for name, (kind, *_) in MADE.items() if kind in ("source", *types)
             }
@@ -277,6 +284,19 @@ def test_types_of_one_file_are_compared_with_it(
     assert lines[-2].startswith(f"Best on box: {best}") and lines[-2].endswith(f"{why}."), lines[-2]
     assert lines[-1] == f"It is {best}"
     assert len(made) == 3 and "KL (95 %)" in lines[0] and "0.018 to 0.022" in done.out
+
+
+@pytest.mark.parametrize("option", ["--importance", "--no-importance"])
+def test_an_importance_matrix_is_of_text_that_compares_nothing(
+    option: str, made: list[Path], texts: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    words = [f"word {number}" for number in range(1000)]
+    (tmp_path / "text.txt").write_text("\n".join(words))
+    assert nas("compare", "big.gguf", "--types", "q4_0", "-c", "text.txt", option).code == 0
+    ((compared_on, importance_from),) = texts
+    assert words[-1] in compared_on and words[0] not in compared_on
+    before, _, _ = (tmp_path / "text.txt").read_text().partition(compared_on)
+    assert importance_from == (before if option == "--importance" else "")
 
 
 def test_an_interrupt_keeps_the_types_that_were_compared(made: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

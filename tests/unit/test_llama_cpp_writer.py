@@ -51,6 +51,37 @@ def test_bytes_are_pinned(tmp_path: Path) -> None:
     assert (WRITER_VERSION, hashes) == ("2", PINNED)
 
 
+def test_roles_have_types_of_their_own(tmp_path: Path) -> None:
+    def types(quantisation: str) -> dict[str, str]:
+        path = tmp_path / quantisation
+        artifact = LLAMA_CPP.export(MOE, quantisation, RandomWeights(3), path)
+        assert artifact.quantisation == quantisation
+        return {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(path).tensors}
+
+    plain = {name: types(name) for name in ("q4_0", "q8_0", "f16")}
+    mixed = types("q8_0+ffn:q4_0+embedding:f16")
+    for tensor in tensors(MOE, architecture(MOE)):
+        in_ffn, in_table = ".ffn." in tensor.source, tensor.source in ("embed.weight", "head.weight")
+        expected = plain["q4_0" if in_ffn else "f16" if in_table else "q8_0"][tensor.name]
+        assert mixed[tensor.name] == expected, tensor.name
+    assert {"Q4_0", "Q8_0", "F16"} <= set(mixed.values())
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "message"),
+    [
+        ("q8_0+ff:q4_0", "unknown role of tensors 'ff'; did you mean 'ffn'"),
+        ("q8_0+ffn:q4", "unknown quantisation of llama.cpp 'q4'; did you mean 'q4_0'"),
+        ("q8_0+ffn:q4_0+ffn:f16", "ffn is named twice"),
+        ("q8_0+", "unknown role of tensors ''"),
+    ],
+)
+def test_wrong_roles_and_types_are_named(quantisation: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        LLAMA_CPP.export(TINY, quantisation, RandomWeights(3), tmp_path / "m.gguf")
+    assert not list(tmp_path.iterdir())
+
+
 def test_bytes_of_every_kind_of_block_are_pinned(tmp_path: Path) -> None:
     """In our architecture, which holds them all."""
     hashes = {q: write_gguf(ALL_KINDS, q, RandomWeights(3), tmp_path / q).file.sha256[:16] for q in PINNED_ALL}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +15,7 @@ from nas.measure.runtimes.llama_cpp.binding import Divergence
 from nas.train.adapt.quantise import Quantised, Quantiser, QuantiseRequest, Score, Slot
 
 SLOTS = {Slot("attn_q", 0): ["blk.0.attn_q.weight"], Slot("ffn_up", 0): ["blk.0.ffn_up.weight"]}
+ROW = 256
 TIMES = {"q8_0": 10.0, "q4_0": 6.0, "iq4_nl": 14.0}
 """Type -> ms of a token of a file of it: the smaller iq4_nl has a slow kernel."""
 LOSSES = {"q8_0": 0.0, "q4_0": 0.2, "iq4_nl": 0.1}
@@ -27,7 +28,7 @@ class GivenCosts(Quantiser):
 
     @property
     def _base(self) -> Any:
-        tensors = {names[0]: SimpleNamespace(shape=(256, 256)) for names in SLOTS.values()}
+        tensors = {names[0]: SimpleNamespace(shape=(256, ROW)) for names in SLOTS.values()}
         return SimpleNamespace(tensors=tensors, files=[self._request.source])
 
     def _losses(self, base_kl: float) -> dict[tuple[Slot, str], float]:
@@ -51,7 +52,9 @@ class GivenCosts(Quantiser):
         return self._folder
 
 
-def chosen(folder: Path, *budgets: str) -> set[str]:
+def chosen(
+    folder: Path, *budgets: str, kinds: Sequence[str] = tuple(TIMES), log: Callable[[Any], None] = print
+) -> set[str]:
     source = folder / "source.gguf"
     source.write_bytes(bytes(2 * 256 * 256 // 32 * 34))
     request = QuantiseRequest(
@@ -62,7 +65,7 @@ def chosen(folder: Path, *budgets: str) -> set[str]:
         limits=[Limit.parse(budget) for budget in budgets],
         kl=None,
         minimise="kl",
-        types=tuple(TIMES),
+        types=kinds,
         parts=1,
         windows=2,
         device="local",
@@ -70,7 +73,7 @@ def chosen(folder: Path, *budgets: str) -> set[str]:
         repetitions=1,
         threads=1,
     )
-    types = GivenCosts(request, cast(Any, None), folder, print).choose(folder / "out.gguf").types
+    types = GivenCosts(request, cast(Any, None), folder, log).choose(folder / "out.gguf").types
     return set(types.values())
 
 
@@ -89,3 +92,11 @@ def test_a_type_that_is_smaller_and_slower_is_not_taken_under_a_budget_of_time(
 ) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     assert chosen(tmp_path, *budgets) == types
+
+
+def test_types_that_fit_no_tensor_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("test_quantise_types.ROW", 96)
+    lines: list[Any] = []
+    chosen(tmp_path, "file_size<=1MB", kinds=("q4_k", "q4_0", "iq4_xs"), log=lines.append)
+    assert "q4_k, iq4_xs left out: no tensor has rows of a multiple of the type's block" in lines

@@ -24,6 +24,7 @@ from study_support import DEVICE, ScriptedJobs, raw, reference_times, sample
 
 from nas.core.layout import Layout
 from nas.core.plan import EnergyUsed, Pair, RawRun, RoundResult
+from nas.core.quality_config import Rounding
 from nas.core.space import MeasurementSettings
 from nas.core.task import make_task
 from nas.core.workload import Workload
@@ -42,7 +43,7 @@ from nas.measure.runtimes.llama_cpp.oracle import Oracle
 from nas.model.nn.model import Model
 from nas.model.text import default, generators
 from nas.model.text.corpus import refer
-from nas.search.proxy.job import TRAINER_VERSION, LmRun, TaskRun, TrainJob
+from nas.search.proxy.job import ROUNDING_VERSION, TRAINER_VERSION, LmRun, TaskRun, TrainJob
 from nas.search.proxy.tasks import SUITE_VERSION
 from nas.search.proxy.train import train
 from nas.testing.fake_runtime import FakeRuntime
@@ -140,6 +141,17 @@ def test_proxy_trainings(kind: str, tmp_path: Path, text: Path) -> None:
     result = train(job, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=print, threads=1)
     found = {"losses": [*result.losses.values()], "scores": [*result.scores.values()], "curve": result.curve}
     check(f"nas.search.proxy.job.TRAINER_VERSION ({kind})", TRAINER_VERSION, found, ROUNDED)
+
+
+def test_scores_after_quantisation(tmp_path: Path, text: Path) -> None:
+    run = LmRun(corpus=refer([f"{text}/*"], tmp_path), length=32, eval_bytes=1024)
+    job = TrainJob(
+        layout=Layout.parse(ALL_KINDS).to_json(), run=run, steps=4, batch=4, lr=3e-3, warmup=2, weight_decay=0.1,
+        clip=1.0, ema=0.9, seed=1, rounding=Rounding(runtime="llama.cpp", quantisations=("f16", "f32")),
+    )  # fmt: skip
+    result = train(job, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=print, threads=1)
+    scores = {name: [*of_groups.values()] for name, of_groups in result.rounded.items()}
+    check("nas.search.proxy.job.ROUNDING_VERSION", ROUNDING_VERSION, scores, ROUNDED)
 
 
 def test_batches_of_tasks() -> None:

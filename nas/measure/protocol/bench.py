@@ -162,7 +162,8 @@ def _profiler(runtime: Runtime) -> Profiler:
 
 def _runtime_space(options: BenchOptions) -> RuntimeSpace:
     runtime = RUNTIMES[options.runtime]
-    quantisation = options.quantisation or runtime.quantisations[0]
+    named = options.subject.quantisation if isinstance(options.subject, Layout) else ""
+    quantisation = options.quantisation or named or runtime.quantisations[0]
     patched = _needs_patched(runtime, options.subject)
     return RuntimeSpace(name=options.runtime, quantisation=quantisation, build="any" if patched else "stock")
 
@@ -178,7 +179,9 @@ def _needs_patched(runtime: Runtime, subject: Layout | Path) -> bool:
 def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store: Store, scratch: Path) -> Artifact:
     if isinstance(options.subject, Path):
         return _from_file(options.subject, spec, store)
-    return export_to_store(store, scratch, runtime, options.subject, spec.quantisation, RandomWeights(DEPLOY_SEED))
+    return export_to_store(
+        store, scratch, runtime, options.subject.architecture, spec.quantisation, RandomWeights(DEPLOY_SEED)
+    )
 
 
 def _from_file(path: Path, spec: RuntimeSpace, store: Store) -> Artifact:

@@ -13,7 +13,7 @@ from typing import Any
 
 from nas.core.canonical import content_hash, result_key
 from nas.core.device import Device, show_cores
-from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, UnknownName, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, Unsupported
 from nas.core.measurement import ReferenceTimes, Sample
 from nas.core.plan import Plan, Runner
 from nas.core.space import MeasurementSettings, RuntimeSpace
@@ -37,7 +37,7 @@ from nas.measure.protocol.reference import (
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION, THROTTLED, foreign_cpu
 from nas.measure.protocol.rounds import COOL_DOWN_S, Jobs, Reference, calibrate
 from nas.measure.runtimes import RUNTIMES
-from nas.measure.runtimes.base import Artifact, Runtime
+from nas.measure.runtimes.base import Artifact, RoundingRuntime, Runtime
 
 Log = Callable[[str], None]
 
@@ -338,10 +338,17 @@ def _whole_ms(sample: Sample) -> float:
 
 
 def known_runtime(spec: RuntimeSpace) -> Runtime:
-    """Returns the runtime that a space names; raises `UnknownName`."""
+    """Returns the runtime that a space names.
+
+    Raises:
+        UnknownName: there is no such runtime or quantisation.
+        Unsupported: candidates are to choose the quantisation, and the runtime cannot tell what it loses.
+    """
     runtime = RUNTIMES[spec.name]
-    if spec.quantisation not in runtime.quantisations:
-        raise UnknownName(f"quantisation of {spec.name}", spec.quantisation, runtime.quantisations)
+    for name in spec.choices or (spec.quantisation,):
+        runtime.require_quantisation(name)
+    if spec.choices and not isinstance(runtime, RoundingRuntime):
+        raise Unsupported(f"what a quantisation of {spec.name} loses is not known: name one, not a list")
     return runtime
 
 

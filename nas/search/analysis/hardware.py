@@ -196,4 +196,5 @@ def _figure(trial: Record, key: MeasurementKey, metric: str) -> tuple[float | No
 
 def _costs(record: StudyRecord, key: MeasurementKey, metric: str) -> Costs:
     kinds = {block.kind for trial in record.records.values() for layer in trial.layout.layers for block in layer.blocks}
-    return Costs(record.space.workloads[key.workload], sorted(kinds), METRICS[metric].unit)
+    space = record.space
+    return Costs(space.workloads[key.workload], sorted(kinds), METRICS[metric].unit, space.quantisations)

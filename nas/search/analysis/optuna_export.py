@@ -77,6 +77,8 @@ class Parameters:
         yield "depth", (layout.depth, IntDistribution(min(depths), max(depths)))
         yield "d_model", (layout.d_model, CategoricalDistribution(model.d_model.choices))
         yield "vocab", (layout.vocab, CategoricalDistribution(model.vocab.choices))
+        if self._space.quantisations:
+            yield "quantisation", (layout.quantisation, CategoricalDistribution(self._space.quantisations))
         used = Counter(block.kind for layer in layout.layers for block in layer.blocks)
         for role, kinds in (("mixer", self._space.mixers), ("ffn", self._space.ffn)):
             spaces = {kind.kind: kind for kind in kinds}

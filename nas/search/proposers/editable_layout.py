@@ -43,7 +43,8 @@ class Draft:
     def layout(self, tied: bool) -> Layout:
         """Returns the layout; raises `InvalidInput` where its blocks are not valid at this width."""
         layers = [Layer(mixers, ffn) for mixers, (ffn,) in self.stack()]
-        return Layout.of(self.frame.d_model, self.frame.vocab, layers, tied=tied)
+        frame = self.frame
+        return Layout.of(frame.d_model, frame.vocab, layers, tied=tied, quantisation=frame.quantisation)
 
     def with_gene(self, index: int, gene: Gene) -> Draft:
         """Returns a copy with one gene changed."""

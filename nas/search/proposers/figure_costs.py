@@ -15,7 +15,8 @@ _ON = " on "
 def costs_of(space: SearchSpace, figure: Budget | Objective | None) -> Costs:
     """Returns the amounts that a figure depends on; of an unknown one, all amounts under the first workload."""
     kinds = [block.kind for block in space.mixers + space.ffn]
-    return Costs(space.workloads[_workload(space, figure)], kinds, METRICS[figure.metric].unit if figure else "")
+    unit = METRICS[figure.metric].unit if figure else ""
+    return Costs(space.workloads[_workload(space, figure)], kinds, unit, space.quantisations)
 
 
 def of_proxy(space: SearchSpace, constraint: str) -> bool:

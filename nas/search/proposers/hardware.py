@@ -74,35 +74,51 @@ class Costs:
         workload: gives the number of tokens and the length of the cache.
         kinds: of blocks that are distinguished; others count with the whole only.
         unit: of the figure, which determines its terms.
+        quantisations: that layouts choose from; a weight of each after the first may cost more than one of the first.
     """
 
-    def __init__(self, workload: Workload, kinds: Sequence[str], unit: str = "") -> None:
+    def __init__(
+        self, workload: Workload, kinds: Sequence[str], unit: str = "", quantisations: Sequence[str] = ()
+    ) -> None:
         self._workload, self._kinds = workload, tuple(dict.fromkeys(kinds))
         self._arguments = [(kind, arg.name) for kind in self._kinds for arg in BLOCKS[kind].args]
         self._own = len(self._kinds) * len(_OWN)
-        self._used = _used(unit)
+        self._used, self._unit, self._quantisations = _used(unit), unit, tuple(quantisations)
         self._seen: dict[str, Array] = {}
         self._layer = lru_cache(maxsize=1 << 14)(self._count_layer)
 
     def of(self, unit: str) -> Costs:
         """Returns the amounts for a figure of another unit; what was counted serves both."""
         other = copy(self)
-        other._used = _used(unit)
+        other._used, other._unit = _used(unit), unit
         return other
 
     def terms(self, layouts: Sequence[Layout]) -> Array:
-        """Returns [L, <= len(TERMS)] amounts of the terms that the figure may depend on."""
-        return self._amounts(layouts)[:, self._used]
+        """Returns [L, N] amounts of the terms that the figure may depend on, then of the weights by quantisation."""
+        return np.hstack([self._amounts(layouts)[:, self._used], self._weights(layouts)])
 
     def tracks(self, layouts: Sequence[Layout]) -> Array:
-        """Returns [L, T] amounts of each kind of block, and the sums of its arguments."""
-        return self._amounts(layouts)[:, len(TERMS) : len(TERMS) + self._own + len(self._arguments)]
+        """Returns [L, T] amounts of each kind of block, the sums of its arguments, and marks of the quantisation."""
+        tracks = self._amounts(layouts)[:, len(TERMS) : len(TERMS) + self._own + len(self._arguments)]
+        return np.hstack([tracks, self._marks(layouts)])
 
     def sums(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, S] amounts of which a figure may be a sum: terms, those of each kind of block, and excesses."""
         amounts, after = self._amounts(layouts), len(TERMS) + self._own
         excesses = amounts[:, after + len(self._arguments) :]
-        return np.hstack([amounts[:, self._used], amounts[:, len(TERMS) : after], excesses])
+        weights = self._weights(layouts)
+        return np.hstack([amounts[:, self._used], amounts[:, len(TERMS) : after], excesses, weights])
+
+    def _marks(self, layouts: Sequence[Layout]) -> Array:
+        """Returns [L, Q] marks of the quantisations after the first."""
+        marks = [[layout.quantisation == name for name in self._quantisations[1:]] for layout in layouts]
+        return np.array(marks, float).reshape(len(layouts), -1)
+
+    def _weights(self, layouts: Sequence[Layout]) -> Array:
+        """Returns [L, Q] weights that are held, for a figure in MB, or read, where they are in each quantisation."""
+        places = [TERMS.index("table"), TERMS.index("held" if self._unit == "MB" else "read")]
+        weights: Array = self._amounts(layouts)[:, places].sum(axis=1, keepdims=True)
+        return weights * self._marks(layouts)
 
     def _amounts(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, A] amounts of everything: `TERMS`, those of `tracks`, and excesses."""

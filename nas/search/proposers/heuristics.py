@@ -41,7 +41,8 @@ def seed_layouts(sampler: Sampler, count: int) -> list[Layout]:
 
 
 def _references(sampler: Sampler) -> Iterator[Layout]:
-    for layout in sampler.space.references.layouts().values():
+    for reference in sampler.space.references.layouts().values():
+        layout = sampler.space.variants(reference)[0]
         if not sampler.contains(layout):
             yield layout
 

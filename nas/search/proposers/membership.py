@@ -38,6 +38,8 @@ def _model(space: SearchSpace, layout: Layout) -> Iterator[str]:
         yield f"embeddings are {'' if layout.tied else 'not '}tied"
     if layout.norms != "before" or layout.softcap:
         yield "norms behind blocks or bounded logits (norms, softcap): layouts of a space have neither"
+    if layout.quantisation not in (space.quantisations or ("",)):
+        yield f"quantisation {layout.quantisation or 'none'} is none of {', '.join(space.quantisations) or 'a choice'}"
     for name in ("total", "active", "non_embedding"):
         count = getattr(layout.params, name)
         if not getattr(model.params, name).holds(count):

@@ -45,6 +45,7 @@ def draft_of(layout: Layout, sampler: Sampler, rng: Rng) -> Draft:
         int(_any(space.model.leading_dense.choices, rng)) if shown_lead is None else shown_lead,
         min((int(p) for p in space.pattern.period.choices if p and repeats(layout, int(p), lead)), default=0),
         tuple((block.kind, _values(block, layout, rng)) for block in space.mixers + space.ffn),
+        layout.quantisation,
     )
     length = min(frame.period, layout.depth) or layout.depth
     return Draft(frame, layout.depth, tuple(_genes(layout, length, lead, ffn)), tuple(_draft_lead(layout, lead)))
@@ -147,7 +148,9 @@ def _mixed_frame(a: Frame, b: Frame, rng: Rng) -> Frame:
     sources = [(a, b)[int(rng.integers(2))] for _ in range(5 + len(a.knobs))]
     width, vocab, ffn, lead, period = sources[:5]
     knobs = tuple((kind, source.values(kind)) for (kind, _), source in zip(a.knobs, sources[5:], strict=True))
-    return Frame(width.d_model, vocab.vocab, ffn.ffn, lead.leading_dense, period.period, knobs)
+    stored_as = a if a.quantisation == b.quantisation or rng.random() < 0.5 else b
+    sizes = width.d_model, vocab.vocab, ffn.ffn, lead.leading_dense, period.period
+    return Frame(*sizes, knobs, stored_as.quantisation)
 
 
 def _mixer_kind(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
@@ -227,13 +230,15 @@ def _remove(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
 
 
 def _frame(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """Changes one model-wide choice: width, kernel, experts, kind of feed-forward."""
+    """Changes one model-wide choice: width, kernel, kind of feed-forward; half of the time the quantisation."""
     axes = sampler.frames.axes
     open_axes = [index for index, axis in enumerate(axes) if len(axis) > 1]
     if not open_axes:
         return None
     picks = sampler.frames.picks(draft.frame)
     axis = open_axes[int(rng.integers(len(open_axes)))]
+    if len(sampler.space.quantisations) > 1 and rng.random() < 0.5:
+        axis = len(axes) - 1
     picks[axis] = (picks[axis] + 1 + int(rng.integers(len(axes[axis]) - 1))) % len(axes[axis])
     return replace(draft, frame=sampler.frames.at(picks))
 

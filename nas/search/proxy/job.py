@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.canonical import content_hash, result_key
 from nas.core.layout import Layout, padded
+from nas.core.quality_config import Rounding
 from nas.core.task import TASKS, Setting, make_task, task_settings
 from nas.model.text.bpe import BPE_VERSION
 from nas.model.text.corpus import CorpusRef
@@ -24,6 +25,8 @@ PARTS = ("recall", "rest", "late")
 """Parts of a domain's labels that are scored apart, as `lm/DOMAIN.PART`; see `nas.search.proxy.data.LmData`."""
 TRAINER_VERSION = 2
 """Part of result keys: increase it with every change after which the same job gives other numbers."""
+ROUNDING_VERSION = 1
+"""The same of scores after quantisation."""
 MIXES_VERSION = 1
 """The same of `LibraryRun`."""
 
@@ -134,6 +137,7 @@ class TrainJob(BaseModel):
     replicate: int = Field(0, ge=0)
     resume_from: str | None = Field(None, description="key of a shorter training of the same run, to resume from")
     teacher: Teaching | None = None
+    rounding: Rounding | None = Field(None, description="quantisations that the trained weights are scored in, too")
 
     @property
     def key(self) -> str:
@@ -191,6 +195,9 @@ class TrainResult(BaseModel):
     cpu_seconds: float = Field(description="processor time under this key, likewise")
     device: str
     weights_sha256: str = Field(description="of the file with the averaged weights")
+    rounded: dict[str, dict[str, float]] = Field(
+        default_factory=dict, description="quantisation of the job's `rounding` -> `scores` after it"
+    )
 
 
 def weights_file(checkpoint_dir: Path, key: str) -> Path:
@@ -200,7 +207,8 @@ def weights_file(checkpoint_dir: Path, key: str) -> Path:
 
 def train_key_inputs(job: TrainJob) -> dict[str, Any]:
     """Returns every input of a training's result; without `resume_from`, as resuming gives the same numbers."""
-    return run_inputs(job) | {"steps": job.steps}
+    rounding = None if job.rounding is None else [ROUNDING_VERSION, job.rounding.model_dump(mode="json")]
+    return run_inputs(job) | {"steps": job.steps} | ({} if rounding is None else {"rounding": rounding})
 
 
 def run_inputs(job: TrainJob) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,17 @@ _TEACHER_SEED = 0
 def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
     """Returns the proxy of `layout` for sequences of the language model; layouts with the same proxy share its results.
 
+    Where proxies are scored after quantisation, it has that of the layout.
+
     Raises:
         InvalidInput: the layout is narrower than the proxies.
     """
-    return layout if config.library is not None else _proxy(config, layout, config.length)
+    if config.library is not None:
+        return layout
+    proxy = _proxy(config, layout, config.length)
+    if config.rounding is None:
+        return proxy
+    return replace(proxy, quantisation=layout.quantisation or config.rounding.quantisations[0])
 
 
 def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
@@ -40,15 +48,22 @@ def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRe
     return _task_jobs(config, rung, layout) + _lm_jobs(config, rung, layout, corpus)
 
 
-def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) -> dict[int, dict[str, float]]:
+def seed_scores(
+    jobs: Iterable[TrainJob], results: Mapping[str, TrainResult], quantisation: str = ""
+) -> dict[int, dict[str, float]]:
     """Returns seed -> evaluation group -> score of the finished trainings of `jobs`.
+
+    Where these are scored after quantisation, `quantisation` is that of the layout; "": the references'.
 
     Raises:
         KeyError: a job has no result under its key.
     """
     scores: dict[int, dict[str, float]] = {}
     for job in jobs:
-        groups = results[job.key].scores
+        result = results[job.key]
+        groups = (
+            result.scores if job.rounding is None else result.rounded[quantisation or job.rounding.quantisations[0]]
+        )
         if isinstance(job.run, TaskRun) and job.run.entry:
             groups = {f"task/{job.run.entry}": score for score in groups.values()}
         scores.setdefault(job.seed, {}).update(groups)
@@ -149,4 +164,5 @@ def _job(
         clip=config.clip,
         ema=config.ema,
         seed=seed,
+        rounding=config.rounding,
     )

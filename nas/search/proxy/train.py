@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.task import IGNORE
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import Checkpoint, RoundingRuntime
 from nas.model.nn.distillation import TopK, decoupled_top_k
 from nas.model.nn.fit import (
     Log,
@@ -299,7 +301,9 @@ def _results(
             scores = score_groups(model, seed_data.groups(), worker.device)
             path = weights_file(checkpoint_dir, job.key)
             save_tensors(padded_weights(model.state_dict(), exported_layout(job)), path, {"step": state.step})
-        scored.append((job, scores, losses, path))
+            weights = Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
+            rounded = _rounded_scores(job, weights, seed_data, worker)
+        scored.append((job, scores, losses, weights, rounded))
     return [
         TrainResult(
             key=job.key,
@@ -312,10 +316,29 @@ def _results(
             seconds=state.seconds / len(jobs),
             cpu_seconds=state.cpu_seconds / len(jobs),
             device=worker.describe(),
-            weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+            weights_sha256=weights.sha256,
+            rounded=rounded,
         )
-        for job, scores, losses, path in scored
+        for job, scores, losses, weights, rounded in scored
     ]
+
+
+def _rounded_scores(job: TrainJob, weights: Checkpoint, data: Data, worker: Worker) -> dict[str, dict[str, float]]:
+    """Returns scores of trained weights in each quantisation of the job's `rounding`.
+
+    Raises:
+        InfrastructureFailed: the runtime needs a build for this machine, and there is none.
+    """
+    if job.rounding is None:
+        return {}
+    runtime = RUNTIMES[job.rounding.runtime]
+    assert isinstance(runtime, RoundingRuntime), "checked before the study began"
+    above_chance = {}
+    for name in job.rounding.quantisations:
+        model = runtime.rounded(exported_layout(job), name, weights).to(worker.device)
+        scores = score_groups(model, data.groups(), worker.device)
+        above_chance[name] = {group: chance - score.loss for group, (score, chance) in scores.items()}
+    return above_chance
 
 
 @contextmanager

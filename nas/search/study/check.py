@@ -105,8 +105,8 @@ def _runtimes(items: Any) -> tuple[list[tuple[Runtime, str]], list[tuple[KeyPath
             problems.append((("runtimes", index, "name"), error))
             continue
         runtimes.append((RUNTIMES[name], str(build or "stock")))
-        if isinstance(quantisation, str):
-            spec = RuntimeSpace(name=name, quantisation=quantisation)
+        with contextlib.suppress(ValidationError):  # reported already
+            spec = RuntimeSpace.model_validate({"name": name, "quantisation": quantisation})
             if error := _error(known_runtime, spec):
                 problems.append((("runtimes", index, "quantisation"), error))
     return runtimes, problems

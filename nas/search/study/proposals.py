@@ -233,7 +233,9 @@ class BoundSpace:
         return limits
 
     def _proxied(self, metric: str) -> str:
-        return canonical_json([metric, self.space.quality.model_dump(mode="json"), self.training])
+        rounding = self.space.quality.rounding
+        after = [] if rounding is None else [rounding.model_dump(mode="json")]
+        return canonical_json([metric, self.space.quality.model_dump(mode="json"), self.training, *after])
 
     def _coordinate(self, objective: Objective) -> str:
         if METRICS[objective.metric].source == "proxy":
@@ -245,7 +247,8 @@ class BoundSpace:
         runtime = self.space.labelled[key.runtime]
         workload = canonical_json(self.space.workloads[key.workload].key()) if key.workload else ""
         build = self.builds.get((key.device, key.runtime), "")
-        return [self.devices.get(key.device, ""), runtime.name, build, runtime.quantisation, workload]
+        stored_as = "|".join(runtime.choices or (runtime.quantisation,))
+        return [self.devices.get(key.device, ""), runtime.name, build, stored_as, workload]
 
 
 @dataclass(frozen=True)

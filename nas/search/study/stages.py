@@ -7,7 +7,7 @@ import heapq
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -262,8 +262,8 @@ class StageWork:
             CandidateFailed: a runtime cannot export it.
             InfrastructureFailed: a worker died, or the disk is full.
         """
-        targets = self._target_of_runtimes()
-        exports = [self._export(trial, layout, target, RandomWeights(DEPLOY_SEED)) for target in targets.values()]
+        targets, weights = self._target_of_runtimes(), RandomWeights(DEPLOY_SEED)
+        exports = [self._export(trial, layout, label, target, weights) for label, target in targets.items()]
         # All run to their end: what one lowers serves other candidates, even if this one fails.
         ended = await asyncio.gather(*exports, return_exceptions=True)
         failed = [result for result in ended if isinstance(result, BaseException)]
@@ -327,7 +327,7 @@ class StageWork:
         config = self.space.quality if seeds is None else self.space.quality.with_seeds(seeds)
         jobs = rung_jobs(config, rung, layout, self.corpus)
         results = await asyncio.gather(*(self._train(trial, job, anchor) for job in jobs))
-        return seed_scores(jobs, {result.key: result for result in results})
+        return seed_scores(jobs, {result.key: result for result in results}, layout.quantisation)
 
     async def check_equivalence(self, trial: int, layout: Layout) -> None:
         """Exports the trained proxy through the same path and compares its logits with PyTorch's, on every runtime.
@@ -338,19 +338,22 @@ class StageWork:
         last = len(self.space.quality.rungs) - 1
         job = rung_jobs(self.space.quality, last, layout, self.corpus)[-1]
         weights = await self._weights(trial, job)
-        for target in self._target_of_runtimes().values():
-            await self._check_on(target, trial, exported_layout(job), weights)
+        proxy = replace(exported_layout(job), quantisation=layout.quantisation)
+        for label, target in self._target_of_runtimes().items():
+            await self._check_on(label, target, trial, proxy, weights)
 
     def _target_of_runtimes(self) -> dict[str, MeasurementTarget]:
         """Returns label of a runtime -> one of its targets: what is exported does not depend on the device."""
         return {runtime: target for (_, runtime), target in self.targets.items()}
 
-    async def _check_on(self, target: MeasurementTarget, trial: int, proxy: Layout, weights: Checkpoint) -> None:
-        artifact = await self._export(trial, proxy, target, weights)
+    async def _check_on(
+        self, label: str, target: MeasurementTarget, trial: int, proxy: Layout, weights: Checkpoint
+    ) -> None:
+        artifact = await self._export(trial, proxy, label, target, weights)
         spec = {
-            "layout": proxy.to_json(),
+            "layout": proxy.architecture.to_json(),
             "runtime": target.runtime.name,
-            "quantisation": target.quantisation,
+            "quantisation": artifact.quantisation,
             "weights": {"path": str(weights.path), "sha256": weights.sha256},
             "model": str(self.ledger.artifact_path(artifact.sha256)),
             "runner": target.runner.model_dump(mode="json"),
@@ -359,14 +362,17 @@ class StageWork:
         key = gate_key(artifact.sha256, target.runner.build)
         await self.stages.run("gate", key, trial, lambda: self.compute.run(worker.check_equivalence, spec))
 
-    async def _export(self, trial: int, layout: Layout, target: MeasurementTarget, weights: Weights) -> Artifact:
-        key = export_key(layout, target.runtime, target.quantisation, weights.describe())
+    async def _export(
+        self, trial: int, layout: Layout, label: str, target: MeasurementTarget, weights: Weights
+    ) -> Artifact:
+        quantisation = self.space.labelled[label].stored_as(layout)
+        key = export_key(layout.architecture, target.runtime, quantisation, weights.describe())
         # Each study has one orchestrator, so nobody else writes here; files of a killed one are overwritten.
         destination = self.scratch / "exports" / self.ledger.folder / key
         spec: dict[str, Any] = {
-            "layout": layout.to_json(),
+            "layout": layout.architecture.to_json(),
             "runtime": target.runtime.name,
-            "quantisation": target.quantisation,
+            "quantisation": quantisation,
             "weights": {"seed": weights.seed}
             if isinstance(weights, RandomWeights)
             else {"path": str(weights.path), "sha256": weights.sha256},

@@ -652,7 +652,7 @@ def _artifacts(store: Store, record: Record, stored: Sequence[Result]) -> list[A
             arch=artifact.arch,
             patched=artifact.patched,
             weights=artifact.weights,
-            scale="deploy" if artifact.layout_id == record.layout.id else "proxy",
+            scale="deploy" if artifact.layout_id == record.layout.architecture.id else "proxy",
             stored=artifact.stored.sha256,
             recipe=artifact.recipe is not None,
             present=artifacts.get(store, artifact.stored.sha256) is not None,

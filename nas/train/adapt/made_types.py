@@ -77,6 +77,7 @@ class MadeTypes:
         source: a GGUF file with tokenizer.
         types: names of `MIXTURES`.
         text: that predictions are compared on; empty: they are not.
+        importance_from: text of the importance matrix; empty: none is used.
         windows: of 256 tokens of this text; an odd number counts as one less.
         folder: for files meanwhile: the source's predictions.
         log: takes one line at a time.
@@ -85,15 +86,25 @@ class MadeTypes:
         InvalidInput: the source cannot be quantised.
     """
 
-    def __init__(self, source: Path, types: Sequence[str], text: str, windows: int, folder: Path, log: Log) -> None:
+    def __init__(
+        self,
+        source: Path,
+        types: Sequence[str],
+        text: str,
+        importance_from: str,
+        windows: int,
+        folder: Path,
+        log: Log,
+    ) -> None:
         require_source(source, log)
         self._source, self._types, self._text, self._log = source, types, text, log
-        self._build, self._threads = LLAMA_CPP.build(log=log), len(os.sched_getaffinity(0))
+        self._build = LLAMA_CPP.build(log=log, tools=bool(importance_from))
+        self._threads = len(os.sched_getaffinity(0))
         self._request = QuantiseRequest(
             source=source,
             chosen_on="",
             reported_on=text,
-            importance_from="",
+            importance_from=importance_from,
             limits=(),
             kl=None,
             minimise=KL,
@@ -127,8 +138,8 @@ class MadeTypes:
     def files(self) -> Mapping[Path, str]:
         """File -> its type, `SOURCE` first. Some are not there: see `make`."""
         stem = re.sub("[-.](F16|BF16|F32)$", "", self._source.stem, flags=re.IGNORECASE)
-        sha256, build = sha256_of(self._source), self._build.runner.build
-        folders = {name: _folder() / content_hash([sha256, build, name]) for name in self._types}
+        made_of = [sha256_of(self._source), self._build.runner.build, self._request.importance_from]
+        folders = {name: _folder() / content_hash([*made_of, name]) for name in self._types}
         others = {folder / f"{stem}-{name.upper()}.gguf": name for name, folder in folders.items()}
         return {self._source: SOURCE, **others}
 
@@ -136,9 +147,12 @@ class MadeTypes:
         """Makes the files that are not in the cache; returns why some could not be made.
 
         Raises:
-            InvalidInput: the text is too short.
+            InvalidInput: a text is too short.
+            CandidateFailed: there is no importance matrix of the source.
             InfrastructureFailed: a file cannot be written.
         """
+        if self._text:
+            self._score(self._source)  # before files are made, as it finds that the text is too short
         failed = {}
         for number, (path, name) in enumerate(self.files.items()):
             self._log(Progress("files of types", number, len(self.files), name))
@@ -149,13 +163,12 @@ class MadeTypes:
                     leftover.unlink()
                 if path.is_file():
                     continue
+                matrix = self._quantiser.importance
                 try:
-                    quantise_file(self._build, self._source, name, path, self._threads)
+                    quantise_file(self._build, self._source, name, path, self._threads, importance=matrix)
                 except CandidateFailed as error:
                     failed[path] = f"llama.cpp makes no {name} of it: {error}"
         self._log(Progress("files of types", len(self.files), len(self.files)))
-        if self._text:
-            self._score(self._source)  # first, as it finds that the text is too short
         return failed
 
     def bits(self, file: Path) -> Bits:
@@ -175,7 +188,8 @@ class MadeTypes:
 
     def _score(self, file: Path) -> Score:
         self._log(f"comparing {file.name} with the source")
-        return self._quantiser.score(self.files[file], file)
+        name = self.files[file]
+        return self._quantiser.score(name, file, importance=name != SOURCE)
 
 
 def _folder() -> Path:

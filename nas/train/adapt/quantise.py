@@ -62,6 +62,8 @@ BESIDE = ("q8_0", "q4_k_m", "q4_0")
 SOURCE = "source"
 """Name of the source among files made from it."""
 _FILE_SIZE = "file_size"
+MOST_BYTES = 1 << 18
+"""Of a text that is read."""
 _VERSION = 1
 """Of the kept divergences."""
 _TRIES = 4
@@ -230,6 +232,9 @@ class Quantiser:
         """
         request = self._request
         self._predictions("reported_on")  # first, as it finds that the text is too short
+        fitting = {kind for slot in self.slots for kind in self.options(slot)}
+        if unfit := [kind for kind in request.types if kind not in fitting]:
+            self._log(f"{', '.join(unfit)} left out: no tensor has rows of a multiple of the type's block")
         base_kl = self._divergence({}, "chosen_on").mean_kl
         losses = self._losses(base_kl)
         figures = self._type_figures() if request.measured else {}
@@ -274,7 +279,12 @@ class Quantiser:
         return GgufFile.read(path)
 
     @cached_property
-    def _importance(self) -> Path | None:
+    def importance(self) -> Path | None:
+        """The importance matrix, computed if no other run kept it; None: the request has no text for one.
+
+        Raises:
+            CandidateFailed: llama-imatrix fails on the source or on the text.
+        """
         request = self._request
         if not request.importance_from:
             return None
@@ -407,21 +417,21 @@ class Quantiser:
 
     def mixture(self, name: str, *, importance: bool = True) -> Score:
         """Returns the score of one of llama.cpp's `MIXTURES`, by default with the same importance matrix."""
-        path, matrix = self._folder / "beside.gguf", self._importance if importance else None
+        path, matrix = self._folder / "beside.gguf", self.importance if importance else None
         quantise_file(self._build, self._request.source, name, path, self._request.threads, None, matrix)
         score = self.score(name, path, importance=matrix is not None)
         path.unlink()
         return score
 
     def score(self, name: str, path: Path, *, importance: bool = False) -> Score:
-        """Returns the score of a file of one of llama.cpp's `MIXTURES`, or of `SOURCE`."""
-        divergence = self._kept_divergence(["mixture", name, importance], path, "reported_on")
+        """Returns the score of a file of one of llama.cpp's `MIXTURES`, made with the matrix or not, or of `SOURCE`."""
+        divergence = self._kept_divergence(["mixture", name], path, "reported_on", importance=importance)
         return Score.of(name, path.stat().st_size, divergence)
 
     def _write(self, types: Mapping[Slot, str], path: Path) -> None:
         names = {name: _type(kind) for slot, kind in types.items() for name in self.slots[slot]}
         request = self._request
-        quantise_file(self._build, request.source, BASE, path, request.threads, names, self._importance)
+        quantise_file(self._build, request.source, BASE, path, request.threads, names, self.importance)
 
     def _divergence(self, types: Mapping[Slot, str], text: str) -> Divergence:
         """Returns how a file with the types of some slots, `BASE` elsewhere, differs from the source."""
@@ -429,10 +439,16 @@ class Quantiser:
         return self._kept_divergence(["types", names], None, text, types)
 
     def _kept_divergence(
-        self, what: Sequence[Any], path: Path | None, text: str, types: Mapping[Slot, str] | None = None
+        self,
+        what: Sequence[Any],
+        path: Path | None,
+        text: str,
+        types: Mapping[Slot, str] | None = None,
+        *,
+        importance: bool = True,
     ) -> Divergence:
-        importance = self._request.importance_from
-        key = content_hash([_VERSION, self._sha256, self._build.runner.build, importance, self._text(text), *what])
+        matrix = self._request.importance_from if importance else ""
+        key = content_hash([_VERSION, self._sha256, self._build.runner.build, matrix, self._text(text), *what])
         record = self._kept / f"{key}.json"
         if record.is_file():
             return Divergence(**json.loads(record.read_text(encoding="utf-8")))

@@ -197,6 +197,10 @@ def study_origin(
     space = stored_space(row)
     pattern = find_pattern([Winner(layout) for layout in layouts] or _front(report))
     narrow = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
+    if (rounding := space.quality.rounding) and (name := pattern.parent.layout.quantisation):
+        # Layouts of a family name no quantisation: theirs is the parent's.
+        alone = rounding.model_copy(update={"quantisations": (name,)})
+        narrow = narrow.model_copy(update={"quality": narrow.quality.after(alone)})
     point = report["reference_point"]
     proxies = {
         row["proxy_id"]: (row["quality"]["value"], row["quality"]["sd"])
@@ -255,6 +259,8 @@ def _front(report: dict[str, Any]) -> list[Winner]:
 def _runtimes(space: SearchSpace, parent: Layout, name: str | None) -> tuple[RuntimeSpace, ...]:
     """Returns the space's runtimes, or the one that is named; the patched build where the parent needs it.
 
+    Where candidates chose the quantisation, it is the parent's.
+
     Raises:
         UnknownName: no such runtime.
         Unsupported: one does not carry the parent.
@@ -270,7 +276,9 @@ def _runtimes(space: SearchSpace, parent: Layout, name: str | None) -> tuple[Run
             raise Unsupported(
                 f"{spec.name} does not carry the pattern: {'; '.join(support.reasons)}", where="--runtime"
             )
-        runtimes.append(spec.model_copy(update={"build": "any"}) if support.verdict == "patched" else spec)
+        chosen = {"quantisation": spec.stored_as(parent), "choices": ()}
+        build = {"build": "any"} if support.verdict == "patched" else {}
+        runtimes.append(spec.model_copy(update=chosen | build))
     return tuple(runtimes)
 
 
