@@ -21,7 +21,7 @@ class _Session:
     """One text at a time: a position of 0 begins another (docs/how-to/releasing-a-model.md)."""
 
     def __init__(self, model: str) -> None:
-        import executorch.extension.llm.custom_ops.custom_ops  # attention
+        import executorch.extension.llm.custom_ops.custom_ops  # noqa: F401 - attention
         import executorch.kernels.quantized  # noqa: F401 - the 8-bit embedding
         import torch
         from executorch.runtime import Runtime

@@ -352,7 +352,7 @@ def _floats(content: bytes) -> Tensor:
 
 def _lower(model: WholeGraph, layout: Layout, context: int) -> bytes:
     with quiet():
-        import executorch.extension.llm.custom_ops.custom_ops
+        import executorch.extension.llm.custom_ops.custom_ops  # noqa: F401 - registers attention
         import executorch.kernels.quantized  # noqa: F401 - registers the 8-bit embedding
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower

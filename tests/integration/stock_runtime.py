@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-import executorch.extension.llm.custom_ops.custom_ops  # attention
+import executorch.extension.llm.custom_ops.custom_ops  # noqa: F401 - attention
 import executorch.kernels.quantized  # noqa: F401 - the 8-bit embedding
 import numpy as np
 import torch

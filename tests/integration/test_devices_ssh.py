@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
 import pytest
 from device_faults import RemoteFaults
-from device_lab import Machine, cpuset, new_key, quota, sshd
+from device_lab import Machine, cpuset, new_key, quota, sshd, within
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.measure.devices.agent.run_plan import Observer
@@ -123,6 +125,49 @@ def test_a_key_that_the_machine_does_not_know(device: Machine, keys: Path, tmp_p
     (tmp_path / "known_hosts").write_bytes((keys / "known_hosts").read_bytes())
     with pytest.raises(NotTrusted, match=r"no key is accepted .* this agent's is .*/id_ed25519"):
         SshWire(address(device), tmp_path).connect()
+
+
+def test_more_keys_of_ssh_agent_than_the_machine_tries(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine hangs up at the third key; with one key that it knows in the agent it is reached."""
+    others, empty = tmp_path / "others", tmp_path / "keys"
+    others.mkdir()
+    empty.mkdir()
+    for number in range(8):
+        new_key(others / f"key{number}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with contextlib.ExitStack() as stack:
+        machine = stack.enter_context(sshd(tmp_path / "device", keys, options="MaxAuthTries 2"))
+        add = stack.enter_context(ssh_agent(tmp_path / "agent"))
+        pin(address(machine), host_key(address(machine)), empty)
+        wire = stack.enter_context(contextlib.closing(SshWire(address(machine), empty)))
+        add(keys / "id_ed25519")
+        wire.connect()
+        wire.close()
+        add(*sorted(others.glob("key?")), keys / "id_ed25519")
+        with pytest.raises(NotTrusted, match=r"maybe because they are too many .*into .*/keys/id_ed25519"):
+            wire.connect()
+        (empty / "id_ed25519").write_bytes((keys / "id_ed25519").read_bytes())
+        wire.connect()
+
+
+@contextlib.contextmanager
+def ssh_agent(socket: Path) -> Iterator[Callable[..., None]]:
+    """An ssh-agent while the context is open; yields what gives it keys in place of those that it has."""
+    with subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL) as agent:
+        try:
+            assert within(20, socket.is_socket)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("SSH_AUTH_SOCK", str(socket))
+
+                def add(*private: Path) -> None:
+                    subprocess.run(["ssh-add", "-q", "-D"], check=True, capture_output=True)
+                    subprocess.run(["ssh-add", "-q", *private], check=True, capture_output=True)
+
+                yield add
+        finally:
+            agent.terminate()
 
 
 def test_nobody_answers(device: Machine, keys: Path) -> None:

@@ -87,7 +87,7 @@ def wheel(built: Path) -> Path:
 @pytest.fixture(scope="module")
 def installed(uv: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment with the wheel; what it depends on is lent by this one."""
-    venv = tmp_path_factory.mktemp("outside") / "venv"
+    venv = tmp_path_factory.mktemp("outside") / "with a blank"
     run(uv, "venv", "--quiet", "--offline", "--python", sys.executable, venv)
     python = venv / "bin" / "python"
     run(uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--python", python, wheel)

@@ -76,19 +76,25 @@ def test_nobody_is_told_to_install_a_package_of_this_name_from_an_index(page: Pa
     assert not re.search(r"""pip install ['"]?hilnas""", page.read_text(encoding="utf-8"))
 
 
-def test_every_threat_is_tested_by_tests_that_exist() -> None:
+def test_every_threat_is_tested() -> None:
     page = (ROOT / "docs/reference/security.md").read_text("utf-8")
     rows = [line for line in page.splitlines() if line.startswith("|")]
     heads = {rows[place - 1] for place, row in enumerate(rows) if row.startswith("|---")}
     tested = [row for row in rows if not row.startswith("|---") and row not in heads]
     assert len(tested) > 30
     for row in tested:
-        named = TEST.findall(row)
-        assert named and len(named) == row.count("::test_"), row
-        for file, owner, test in named:
-            indented = "    " if owner else ""
-            found = re.search(rf"^{indented}def {test}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE)
-            assert found, f"{file}: {owner}{test}"
+        assert "::test_" in row
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_tests_that_are_named_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    named = TEST.findall(text)
+    assert len(named) == text.count("::test_")
+    for file, owner, test in named:
+        indented = "    " if owner else ""
+        found = re.search(rf"^{indented}def {test}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE)
+        assert found, f"{file}: {owner}{test}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

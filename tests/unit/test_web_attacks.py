@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import resource
 import socket
 import ssl
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -234,3 +236,23 @@ def test_a_client_that_gives_up_the_handshake_leaves_nothing(lab: Lab, url: str)
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, verify=old)
     assert lab.log_in(url) == 303
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n"], ids=["nothing", "no TLS"])
+def test_memory_of_a_failed_handshake_is_free_at_once(lab: Lab, url: str, said: bytes) -> None:
+    """Not when all objects are next looked at for unused cycles, which a coordinator with many objects does rarely."""
+
+    def handshakes() -> int:
+        return sum(type(thing) is SSLProtocol for thing in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = handshakes()
+        for _ in range(20):
+            with lab.connect(url, tls=False) as stranger:
+                stranger.sendall(said)
+        assert lab.log_in(url) == 303
+        assert handshakes() - before < 5
+    finally:
+        gc.enable()
