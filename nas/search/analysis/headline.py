@@ -23,7 +23,6 @@ from nas.search.analysis.second import second_gains
 from nas.search.analysis.snapshot import StudySnapshot
 
 
-
 class StatedGain(BaseModel):
     """A difference to the reference that a headline states: of a ratio its change, of quality the difference."""
 
