@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ def say_result(report: Report) -> None:
 
 
 def print_front(report: Report) -> None:
-    """Prints the references and the Pareto front, best first, as one table."""
+    """Prints the references and the Pareto front as one table, what adds most hypervolume first."""
     objectives = report["objectives"]
     heads = [
         f"{objective['name']} [{objective['unit']}]" if objective["unit"] else objective["name"]
@@ -104,6 +105,8 @@ def print_front(report: Report) -> None:
         *(_row(str(row["trial"]), row, objectives) for row in report["front"]),
     ]
     print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights, active", "layout"), rows)
+    if report["front"]:
+        say("sorted by the hypervolume that each adds; in brackets 95 % intervals")
     if (sure := report["reliability"]) is not None:
         say(sure["text"])
 
@@ -137,12 +140,13 @@ def _row(label: str, row: Mapping[str, Any], objectives: Sequence[Mapping[str, A
 
 
 def _value(row: Mapping[str, Any], objective: Mapping[str, Any]) -> str:
-    """Returns a value with the digits that its noise leaves."""
+    """Returns a value with its 95 % interval."""
     value, sd = row["objectives"][objective["name"]], row["sd"][objective["name"]]
     if value is None or sd is None:
         return "" if value is None else show_number(value)
-    half = Z95 * sd * (value if objective["transform"] == "log" else 1.0)
-    return show_number(value, value - half, value + half)
+    if objective["transform"] == "log":
+        return show_figure(value, *(value * math.exp(side * Z95 * sd) for side in (-1, 1)))
+    return show_figure(value, value - Z95 * sd, value + Z95 * sd)
 
 
 def _list(values: Iterable[object]) -> str:
