@@ -254,7 +254,7 @@ def _reliability(study: StudySnapshot) -> str:
     if found.orders_top:
         return f" Quality orders the layouts ({overall}), the best third too ({found.top_third:.2f}){front}."
     return (
-        f" Quality tells good layouts from bad ({overall}), but hardly the best third from each other"
+        f" Quality tells good layouts from bad ({overall}); that it orders the best third is not shown"
         f" ({found.top_third:.2f}){front}."
     )
 
