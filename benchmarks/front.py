@@ -71,24 +71,29 @@ def text(report: Mapping[str, Any], kinds: Sequence[KindView]) -> str:
     return f"> {report['headline']['text']}\n\n{counts}. {sure}. {noise}\n\n{markdown(rows)}\n{shares}\n\n{tried_kinds}"
 
 
+def of_archive(archive: Path) -> tuple[str, str]:
+    """Returns the name of an archived study, and its part of the page."""
+    with tempfile.TemporaryDirectory(prefix="hilnas-front-") as folder:
+        store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
+        try:
+            report = read(archive, store)
+            with Snapshots(store) as snapshots:
+                return report["study"], text(report, kind_views(snapshots.get(report["study"])))
+        finally:
+            store.close()
+
+
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("archive", type=Path)
     parser.add_argument("--page", type=Path, help="with a place `<!-- NAME -->` of the archive; left out: printed")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="hilnas-front-") as folder:
-        store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
-        try:
-            report = read(options.archive, store)
-            with Snapshots(store) as snapshots:
-                kinds = kind_views(snapshots.get(report["study"]))
-        finally:
-            store.close()
+    name, written = of_archive(options.archive)
     if options.page:
-        fill(options.page, report["study"], text(report, kinds))
+        fill(options.page, name, written)
     else:
-        print(text(report, kinds), end="")
+        print(written, end="")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nas.core.errors import InvalidInput
+from nas.core.units import parse_duration
 from nas.core.wire import DeviceId
 from nas.infra.store.rows import Role
 from nas.infra.store.store import Store
@@ -18,9 +19,11 @@ from nas.serve.api.devices import (
     DeviceOrder,
     LabelRequest,
     Reason,
+    ReserveRequest,
     device_detail,
     label_device,
     page_of_devices,
+    reserve_device,
     retire_device,
     steer_device,
 )
@@ -67,6 +70,11 @@ def devices_router(store: Store, access: PageAccess, submitted: SubmittedStudies
         label_device(store, id, _labels(form))
         return back_from(form, f"/devices/{id}")
 
+    @router.post("/{id}/reserve")
+    def reserve(request: Request, id: DeviceId, form: Form = operate) -> Response:
+        reserve_device(store, id, _reservation(form), request.state.visitor.name or "a visitor")
+        return back_from(form, f"/devices/{id}")
+
     @router.post("/{id}/remove")
     def remove_device(id: DeviceId, form: Form = administer) -> Response:
         retire_device(store, id)
@@ -82,6 +90,22 @@ def _labels(form: Form) -> LabelRequest:
     except ValidationError as error:
         first = error.errors()[0]
         raise InvalidInput(first["msg"], where=str(first["loc"][0])) from None
+
+
+def _reservation(form: Form) -> ReserveRequest:
+    """Returns the reservation of a form; without a duration it ends."""
+    duration = form.get("duration", "").strip()
+    try:
+        return ReserveRequest(
+            for_s=parse_duration(duration) if duration else 0.0,
+            reason=form.get("reason", ""),
+            study=form.get("study", "").strip() or None,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInput(
+            first["msg"], where="duration" if first["loc"][0] == "for_s" else str(first["loc"][0])
+        ) from None
 
 
 def _reason(form: Form) -> str:

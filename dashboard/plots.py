@@ -136,16 +136,17 @@ def sparkline(points: Sequence[tuple[float, float]], label: str) -> Plot:
 
 
 def histogram(samples: Sequence[float], label: str, unit: str, limits: Sequence[Limit] = ()) -> Plot:
-    """Returns the counts of samples in bins.
+    """Returns the counts of samples in bins; those far above all others are counted in the axis' name instead.
 
     Bins follow Freedman and Diaconis (1981): twice the interquartile range over the cube root of the count.
     """
     if not samples:
         return Plot(f"{label}: no samples", [], Axis(unit))
-    low, high, counts = _binned(samples)
+    edge, beyond = _edge(samples, unit)
+    low, high, counts = _binned([sample for sample in samples if sample <= edge])
     step = (high - low) / len(counts)
     bars = Series("samples", [(low + step * (bin + 0.5), count) for bin, count in enumerate(counts)], draw="bars")
-    x, y = Axis(unit, covers=(low, high)), Axis("samples", covers=(0,))
+    x, y = Axis(unit + beyond, covers=(low, high)), Axis("samples", covers=(0,))
     summary = f"{label}: {len(samples)} samples, median {show_number(median(samples))} {unit}"
     return Plot(summary, [bars], x, y, "", limits)
 
@@ -172,15 +173,20 @@ def training_curves(runs: Sequence[tuple[str, str, Sequence[tuple[float, float]]
 
 
 def token_trace(view: CandidateView, measurement: MeasurementView) -> Plot:
-    """Returns every token's time, repetition after repetition as they were measured, and the device's temperature."""
+    """Returns every token's time, repetition after repetition as they were measured, and the device's temperature.
+
+    Times far above all others are drawn at the upper edge, and named by the axis.
+    """
     repetitions = [repetition for repetition in measurement.repetitions if repetition.token_ms]
+    edge, beyond = _edge([ms for repetition in repetitions for ms in repetition.token_ms], "ms")
     starts = [0, *accumulate(len(repetition.token_ms) for repetition in repetitions)]
     per_bucket = max(1, starts[-1] // MOST_BUCKETS)
     lines: dict[str, list[tuple[float, float | None]]] = {}
     temperature: list[tuple[float, float | None]] = []
     for (start, end), repetition in zip(pairwise(starts), repetitions, strict=True):
         name = "counted" if repetition.valid else f"refused: {repetition.reason}"
-        lines.setdefault(name, []).extend([*_thinned(repetition.token_ms, start, per_bucket), (end - 0.5, None)])
+        kept = [min(edge, ms) for ms in repetition.token_ms]
+        lines.setdefault(name, []).extend([*_thinned(kept, start, per_bucket), (end - 0.5, None)])
         if repetition.temperature_c is not None:
             temperature += [(start, repetition.temperature_c), (end - 1, repetition.temperature_c), (end - 0.5, None)]
     series = [Series(name, points, hue=0 if name == "counted" else _PALE) for name, points in lines.items()]
@@ -188,7 +194,8 @@ def token_trace(view: CandidateView, measurement: MeasurementView) -> Plot:
         series.append(Series("temperature", temperature, hue=_MAIN, right=True))
     label = f"{measurement.name}: {f'{starts[-1]} tokens, {len(repetitions)} repetitions' if series else 'no samples'}"
     limits = token_limits("y", view.budgets, measurement.key)
-    return Plot(label, series, Axis("token"), Axis("ms per token", covers=(0,)), "°C" if temperature else "", limits)
+    y = Axis("ms per token" + beyond, covers=(0,))
+    return Plot(label, series, Axis("token"), y, "°C" if temperature else "", limits)
 
 
 def no_temperature(measurement: MeasurementView) -> str | None:
@@ -341,6 +348,19 @@ def family_speeds(view: FamilyComparison) -> list[Plot]:
         label = f"{unit}, over parameters on {view.device}: {len(measured)} models"
         drawn.append(Plot(label, series, Axis("million parameters", log=True), Axis(unit, log=True)))
     return drawn
+
+
+def _edge(samples: Sequence[float], unit: str) -> tuple[float, str]:
+    """Returns up to where samples are drawn, and what a name of the axis says of those beyond.
+
+    Samples beyond three times the 99th percentile would flatten all others.
+    """
+    ordered = sorted(samples)
+    most = ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
+    if most <= 0 or ordered[-1] <= 3 * most:
+        return math.inf, ""
+    beyond = [sample for sample in ordered if sample > 1.5 * most]
+    return 1.5 * most, f" ({len(beyond)} above, up to {show_number(beyond[-1])} {unit.split()[0]})"
 
 
 def _binned(samples: Sequence[float]) -> tuple[float, float, list[int]]:

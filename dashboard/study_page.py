@@ -102,12 +102,14 @@ def study_router(
         return Response(content, headers=_download(f"{name}-front.json"), media_type="application/json")
 
     @router.get("/effects")
+    @router.get("/effects/part")
     @router.get("/effects.json")
     async def show_effects(request: Request, name: StudyName) -> Response:
         # Waiting for a fit must not take one of the few threads that serve all requests.
         async with fitting:
             view = await off_loop(lambda: effects_view(store, snapshots.get(name), MOST_FITTED_NOW))
-        return answer("study_effects.html", request, view)
+        part = request.url.path.endswith("/part")  # what the study's page loads into itself
+        return answer("study_effects.html" if part else "effects.html", request, view, study=name)
 
     @router.get("/now")
     def show_now(request: Request, name: StudyName) -> Response:

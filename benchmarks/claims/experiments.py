@@ -13,6 +13,7 @@ Experiment = Callable[[np.random.Generator, int], Iterator[Row]]
 EXPERIMENTS: Mapping[str, Experiment] = {
     "null": headlines.null_rows,
     "gains": headlines.gain_rows,
+    "ordered": headlines.reliability_rows,
     "whole": whole.whole_rows,
     "figures": noise.figure_rows,
     "budgets": noise.budget_rows,

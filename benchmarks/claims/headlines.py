@@ -11,6 +11,7 @@ from benchmarks.claims.rows import Row, mean, share
 from benchmarks.claims.world import Floats, World, snapshot
 from nas.core.comparison import CONFIDENCE
 from nas.search.analysis.headline import Headline, headline
+from nas.search.analysis.snapshot import StudySnapshot
 
 CANDIDATES = (12, 60, 300)
 GAINS = (0.03, 0.10, 0.30)
@@ -61,6 +62,24 @@ def gain_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
             yield share(
                 "headline: the named layout is called better and is not", where, 1 - CONFIDENCE, mistakes, "at most"
             )
+
+
+def reliability_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
+    """Yields how often quality is said to order layouts of one quality: all of a study, and the best third of one."""
+    for count in (9, 20, 60):
+        falling = 1 - np.maximum(0, np.arange(count) - count // 3) * 0.2
+        for quality, phrases, name, where in (
+            (np.ones(count), ("Quality orders", "Quality tells"), "the layouts", "candidates of one quality"),
+            (falling, ("Quality orders",), "the best third", "candidates, the best third of one quality"),
+        ):
+            said = []
+            for _ in range(studies):
+                record = World(rng).study(np.linspace(-0.3, 0.3, count), quality, second=False)
+                text = of(headline(StudySnapshot(record))).text
+                assert "reliability" in text, "there are enough layouts"
+                said.append(any(phrase in text for phrase in phrases))
+            statistic = f"headline: quality is said to order {name}"
+            yield share(statistic, f"{count} {where}", 1 - CONFIDENCE, said, "at most")
 
 
 def _mixed(rng: np.random.Generator, count: int, gain: float) -> tuple[Floats, Floats]:

@@ -97,10 +97,16 @@ SHOWN: Mapping[str, tuple[str, ...] | Nothing] = {
     "nas.search.analysis.reliability.QualityReliability.front_noise": (
         "front: share of members by noise, stated - true",
     ),
-    "nas.search.analysis.reliability.QualityReliability.overall": ("reliability, stated - true",),
+    "nas.search.analysis.reliability.QualityReliability.overall": (
+        "reliability, stated - true",
+        "headline: quality is said to order the layouts",
+    ),
     "nas.search.analysis.reliability.QualityReliability.seen_sd": ("quality: deviation over seeds / true",),
     "nas.search.analysis.reliability.QualityReliability.stated_sd": ("quality: deviation over seeds / true",),
-    "nas.search.analysis.reliability.QualityReliability.top_third": ("reliability of the top third, stated - true",),
+    "nas.search.analysis.reliability.QualityReliability.top_third": (
+        "reliability of the top third, stated - true",
+        "headline: quality is said to order the best third",
+    ),
     "nas.search.analysis.report.NoiseSummary.interval": FIGURE,
     "nas.search.analysis.slices.Slice.sd": ("model of the search: interval of a forecast",),
     "nas.search.study.estimate.Span.high": _SPAN,

@@ -70,7 +70,14 @@ function decorate(plot, series, limits) {
   const { ctx: context, bbox: { left, top, width, height } } = plot;
   const [pixel, taken] = [uPlot.pxRatio, []];
   const at = (value, scale) => plot.valToPos(value, scale, true);
+  const write = (text, from, down) => {  // below what is already written there
+    const end = from + context.measureText(text).width;
+    while (taken.some(([start, last, level]) => start < end && from < last && Math.abs(level - down) < 11 * pixel)) down += 11 * pixel;
+    taken.push([from, end, down]);
+    context.fillText(text, from, down);
+  };
   context.save();
+  context.textAlign = "left";
   context.beginPath();
   context.rect(left, top, width, height);
   context.clip();
@@ -79,11 +86,11 @@ function decorate(plot, series, limits) {
   for (const { axis: side, name, value } of limits) {
     const [place, late] = [at(value, side), at(value, side) > left + width / 2];
     context.strokeStyle = context.fillStyle = colour("bad");
-    context.textAlign = side === "x" && late ? "right" : "left";
     stroke(context, side === "x" ? [[place, top], [place, top + height]] : [[left, place], [left + width, place]]);
     const below = place < top + 16 * pixel ? 12 : -4;
     const [across, down] = side === "x" ? [place + (late ? -4 : 4) * pixel, top + 11 * pixel] : [left + 4 * pixel, place + below * pixel];
-    if (side === "y" || (place >= left && place <= left + width)) context.fillText(name, across, down);
+    const inside = side === "x" ? place >= left && place <= left + width : place >= top && place <= top + height;
+    if (inside) write(name, side === "x" && late ? across - context.measureText(name).width : across, down);
   }
   context.setLineDash([]);
   for (const { points, hue = 0, low = [], high = [], texts = [] } of series) if (low.length || texts.length) points.forEach(([x, y], i) => {
@@ -95,11 +102,7 @@ function decorate(plot, series, limits) {
     const long = context.measureText(texts[i]).width;
     const before = across + long + 8 * pixel > left + width;
     const from = before ? across - long - 8 * pixel : across + 8 * pixel;
-    let down = up + 4 * pixel;
-    while (taken.some(([start, end, level]) => start < from + long && from < end && Math.abs(level - down) < 11 * pixel)) down += 11 * pixel;
-    taken.push([from, from + long, down]);
-    context.textAlign = "left";
-    context.fillText(texts[i], from, down);
+    write(texts[i], from, up + 4 * pixel);
   });
   context.restore();
 }

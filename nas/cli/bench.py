@@ -262,8 +262,8 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("workload", _requested(workload)),
         ("TTFT", f"{_shown(ttft['value'], 'ms', ends=ttft['ci95'])}, n = {ttft['n']}{refused}"),
         ("  as experienced", _shown(ttft["typical"], "ms")),
-        ("prefill", _speed(report["tokens_per_s"]["prefill"])),
-        ("decode", _speed(report["tokens_per_s"]["decode"])),
+        ("prefill", _speed(report["tokens_per_s"]["prefill"], others)),
+        ("decode", _speed(report["tokens_per_s"]["decode"], others)),
         ("decode p50", _shown(decode["p50"], "ms/token", ends=decode["ci95"])),
         ("  as experienced", _shown(decode["typical"], "ms/token")),
         ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"], decode["p95_ci95"])),
@@ -275,6 +275,10 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
     ]
 
 
+_BUSY = 0.5
+"""Cores of other processes beyond which the speed that was seen is shown first."""
+
+
 def _busy(cores: float | None) -> str | None:
     return None if cores is None else f"{cores:.2f} of a core meanwhile"
 
@@ -283,10 +287,18 @@ def _requested(workload: dict[str, Any]) -> str:
     return f"{workload['prompt']} tokens in, {workload['gen']} out, {workload['threads']} thread(s)"
 
 
-def _speed(figure: dict[str, Any]) -> str:
-    """Formats tokens per second with its interval, and mean and deviation of the repetitions."""
-    mean = "" if figure["mean"] is None else f"; mean {show_spread(figure['mean'], figure['sd'])}"
-    return f"{_shown(figure['value'], 'tokens/s', ends=figure['ci95'])}{mean}"
+def _speed(figure: dict[str, Any], others: float | None) -> str:
+    """Formats tokens per second with its interval, and mean and deviation of the repetitions; these first if busy.
+
+    Args:
+        figure: tokens per second.
+        others: cores that other processes used meanwhile.
+    """
+    idle = _shown(figure["value"], "tokens/s", ends=figure["ci95"])
+    if figure["mean"] is None:
+        return idle
+    mean = show_spread(figure["mean"], figure["sd"])
+    return f"{mean} tokens/s; on an idle machine about {idle}" if (others or 0.0) > _BUSY else f"{idle}; mean {mean}"
 
 
 def _shown(

@@ -67,11 +67,24 @@ def list_devices(server: ServerOption = None, db: DatabaseOption = None, json: J
         print_json(registered | extra)
         return
     columns = (
-        *("device", "name", "state", "health", "used by", "reserved", "waiting", "model", "agent", "tags", "note"),
+        *(
+            "device",
+            "name",
+            "state",
+            "health",
+            "condition",
+            "used by",
+            "reserved",
+            "waiting",
+            "model",
+            "agent",
+            "tags",
+            "note",
+        ),
         "last seen",
     )
     rows = [
-        [one.id, None, "attached", *[None] * 4, one.address, None, " ".join(one.tags), None, "never"] for one in waiting
+        [one.id, None, "attached", *[None] * 5, one.address, None, " ".join(one.tags), None, "never"] for one in waiting
     ]
     print_table(columns, [*(_list_row(device) for device in registered["devices"]), *rows])
     if waiting:
@@ -316,6 +329,7 @@ def _list_row(device: dict[str, Any]) -> list[object]:
         name,
         device["state"],
         device["health"],
+        _condition(device),
         _used_by(device),
         _reserved(device),
         _waiting(device),
@@ -338,6 +352,7 @@ def _device_fields(entry: dict[str, Any]) -> list[tuple[str, object]]:
         ("agent", entry["agent"]),
         ("state", entry["state"]),
         ("health", health),
+        ("condition", _condition(entry)),
         ("checked", when(entry["checked_at"])),
         ("last seen", when(entry["last_seen"])),
         ("lease", f"epoch {entry['epoch']}, until {when(lease['until'])}" if lease else None),
@@ -345,6 +360,14 @@ def _device_fields(entry: dict[str, Any]) -> list[tuple[str, object]]:
         ("reserved", _reserved(entry)),
         ("waiting", _waiting(entry)),
     ]
+
+
+def _condition(entry: dict[str, Any]) -> str | None:
+    """Returns what the sensors of a device said last, such as '42 °C, battery 83 %'; None without any."""
+    read = entry["condition"] or {"temperature_c": None, "battery_percent": None}
+    temperature, battery = read["temperature_c"], read["battery_percent"]
+    parts = [] if temperature is None else [f"{temperature:.0f} °C"]
+    return ", ".join(parts if battery is None else [*parts, f"battery {battery:.0f} %"]) or None
 
 
 def _used_by(entry: dict[str, Any]) -> str | None:

@@ -94,7 +94,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
     is_wide = len(columns) > 2 and sum(widths) + 2 * len(widths) > console.width
     last = -1 if is_wide else len(columns)
-    table = Table(*columns[:last], box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table = Table(
+        *columns[:last], box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.columns[0].min_width = min(widths[0], console.width // 4)  # what a row is of is cut last
     for line in texts:
         table.add_row(*line[:last])
     console.print(table)

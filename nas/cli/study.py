@@ -94,11 +94,12 @@ def front(
         Path | None,
         typer.Option("--picture", metavar="FOLDER", help="Also write front.png and front.svg to this folder."),
     ] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="With the 95 % interval of each objective.")] = False,
     server: ServerOption = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show the reference models and the Pareto front of a study, best first."""
+    """Show the reference models and the Pareto front of a study: what adds most hypervolume comes first."""
     report = _read_report(study, server, db)
     if picture is not None:
         from nas.search.analysis.plot import draw_front  # matplotlib takes a second to load
@@ -108,7 +109,7 @@ def front(
     if json:
         print_json({key: report[key] for key in ("study", "objectives", "hypervolume", "reference_point", "front")})
     else:
-        print_front(report)
+        print_front(report, wide=wide)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,18 +93,20 @@ def say_result(report: Report) -> None:
         say(noise["text"])
 
 
-def print_front(report: Report) -> None:
-    """Prints the references and the Pareto front, best first, as one table."""
+def print_front(report: Report, *, wide: bool = False) -> None:
+    """Prints the references and the Pareto front, what adds most hypervolume first; `wide`: with 95 % intervals."""
     objectives = report["objectives"]
     heads = [
         f"{objective['name']} [{objective['unit']}]" if objective["unit"] else objective["name"]
         for objective in objectives
     ]
     rows = [
-        *(_row(row["name"], row, objectives) for row in report["references"]),
-        *(_row(str(row["trial"]), row, objectives) for row in report["front"]),
+        *(_row(row["name"], row, objectives, wide) for row in report["references"]),
+        *(_row(str(row["trial"]), row, objectives, wide) for row in report["front"]),
     ]
     print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights, active", "layout"), rows)
+    if report["front"]:
+        say(f"sorted by the hypervolume that each adds{'; in brackets 95 % intervals' if wide else ''}")
     if (sure := report["reliability"]) is not None:
         say(sure["text"])
 
@@ -128,21 +131,24 @@ def _coefficient(coefficient: Mapping[str, float] | None) -> str:
     return f"{coefficient['value']:.2f} [{coefficient['low']:.2f}, {coefficient['high']:.2f}]" if coefficient else ""
 
 
-def _row(label: str, row: Mapping[str, Any], objectives: Sequence[Mapping[str, Any]]) -> list[str]:
-    values = [_value(row, objective) for objective in objectives]
+def _row(label: str, row: Mapping[str, Any], objectives: Sequence[Mapping[str, Any]], wide: bool) -> list[str]:
+    values = [_value(row, objective, wide) for objective in objectives]
     sure = "" if row["p_front"] is None else f"{row['p_front']:.2f}"
     total, active = (show_count(row["params"][name]) for name in ("total", "active"))
     weights = total if total == active else f"{total}, {active}"
     return [label, *values, sure, _list(row["ties"]), _list(row["dominated_by"]), weights, row["layout"]]
 
 
-def _value(row: Mapping[str, Any], objective: Mapping[str, Any]) -> str:
-    """Returns a value with the digits that its noise leaves."""
+def _value(row: Mapping[str, Any], objective: Mapping[str, Any], wide: bool) -> str:
+    """Returns a value with the digits that its noise leaves; `wide`: and with its 95 % interval."""
     value, sd = row["objectives"][objective["name"]], row["sd"][objective["name"]]
     if value is None or sd is None:
         return "" if value is None else show_number(value)
-    half = Z95 * sd * (value if objective["transform"] == "log" else 1.0)
-    return show_number(value, value - half, value + half)
+    low, high = (
+        value * math.exp(side * Z95 * sd) if objective["transform"] == "log" else value + side * Z95 * sd
+        for side in (-1, 1)
+    )
+    return show_figure(value, low, high) if wide else show_number(value, low, high)
 
 
 def _list(values: Iterable[object]) -> str:

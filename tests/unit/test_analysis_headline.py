@@ -58,8 +58,9 @@ def test_where_nothing_beats_the_reference_the_first_exchange_is_named(lab: Live
     found = read(lab)
     assert found.best is None
     assert found.text == (
-        "1 layout on the front, none shown to be better than the published reference (measured once); trial"
-        f" {first}: quality at least 0.17 lower, latency at least 49 % lower, memory equal within the noise."
+        "1 layout on the front, none shown to be better than the published reference (measured once); nearest, trial"
+        f" {first}: quality at least 0.17 lower, latency at least 49 % lower, memory 3.4 % lower to 3.5 % higher."
+        " Too few layouts have a quality (1) to tell how far it orders them."
     )
 
 
@@ -79,27 +80,40 @@ def test_the_best_is_named_with_its_gain_and_how_sure_it_is(lab: LiveLab) -> Non
     assert (found.front, found.better, found.best) == (2, 1, best)
     assert found.text == (
         "1 of 2 layouts on the front is better than the published reference (measured once, with bounds that hold for"
-        f" any of 2); trial {best}: latency at least 44 % lower, memory at least 26 % lower, quality equal"
-        " within the noise."
+        f" any of 2); trial {best}: quality 0.037 lower to 0.037 higher, latency at least 44 % lower, memory at least"
+        " 26 % lower. Too few layouts have a quality (2) to tell how far it orders them."
     )
     assert (found.second, found.confidence) == (False, 0.95)
-    assert [(gain.objective, gain.low, gain.change) for gain in found.gains] == [
-        ("latency", None, None),
-        ("memory", None, None),
+    assert [(gain.objective, gain.low is None, gain.high is None, gain.change) for gain in found.gains] == [
+        ("quality", False, False, None),
+        ("latency", True, False, None),
+        ("memory", True, False, None),
     ]
 
 
 @pytest.mark.parametrize(
-    ("apart", "told"),
-    [(0.001, "Differences in quality between the layouts are mostly noise (reliability 0.00)."),
-     (0.2, "Reliability of quality: 1.00.")],
+    ("qualities", "sentence"),
+    [
+        ([1 + 0.001 * step for step in range(9)],
+         "Differences in quality between the layouts may be mostly noise (reliability 0.00);"),
+        ([1 + 0.2 * step for step in range(9)],
+         "Quality orders the layouts (reliability 1.00), the best third too (1.00);"),
+        ([*(0.2 * step for step in range(6)), 1.200, 1.201, 1.202],
+         "Quality tells good layouts from bad (reliability 1.00); that it orders the best third is not shown (0.01);"),
+        ([1 + 0.2 * step for step in range(8)],
+         "Too few layouts have a quality (8) to tell how far it orders them."),
+    ],
 )  # fmt: skip
-def test_how_reliable_qualities_are_is_part_of_it(lab: LiveLab, apart: float, told: str) -> None:
+def test_how_far_qualities_order_this_front_is_part_of_it(
+    lab: LiveLab, qualities: Sequence[float], sentence: str
+) -> None:
     study = lab.study()
     lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
-    for step in range(4):
-        lab.complete(study, 1.0 + apart * step, 0.5 + 0.1 * step, 0.7)
-    assert read(lab).text.endswith(told)
+    for step, quality in enumerate(qualities):
+        lab.complete(study, quality, 0.5 + 0.05 * step, 0.7)
+    said = read(lab).text
+    assert sentence in said
+    assert said.endswith(" of the front's members are there by noise.") == sentence.endswith(";")
 
 
 def test_a_gain_within_the_noise_is_none(lab: LiveLab) -> None:
@@ -109,8 +123,9 @@ def test_a_gain_within_the_noise_is_none(lab: LiveLab) -> None:
     found = read(lab)
     assert (found.front, found.better, found.best) == (1, 0, None)
     assert found.text == (
-        "1 layout on the front, none shown to be better than the published reference (measured once); trial 1: quality,"
-        " latency and memory equal within the noise."
+        "1 layout on the front, none shown to be better than the published reference (measured once); nearest, trial 1:"
+        " quality 0.029 lower to 0.039 higher, latency 2.2 % lower to 1.2 % higher, memory 3.5 % lower to 3.4 % higher."
+        " Too few layouts have a quality (1) to tell how far it orders them."
     )
 
 
@@ -174,15 +189,16 @@ def test_luck_that_does_not_come_back_is_no_win(lab: LiveLab) -> None:
     found = read(lab)
     assert (found.best, found.better, found.named) == (None, 0, lucky)
     assert found.text.startswith(
-        f"Trial {lucky} is not shown to be better than the published reference: quality was not measured again, latency"
+        f"No layout is shown to be better than the published reference. Trial {lucky}, nearest before, cannot be told"
+        " apart from it: quality was not measured again, latency"
     )
 
 
 @pytest.mark.parametrize(
     ("rounds", "verdict"),
     [
-        ([(1.2, 1.0), (1.25, 1.0)], "is worse than"),
-        ([(0.8, 1.2), (0.833, 1.2)], "is better in part and worse in part than"),
+        ([(1.2, 1.0), (1.25, 1.0)], "is worse"),
+        ([(0.8, 1.2), (0.833, 1.2)], "is better in part and worse in part"),
     ],
 )
 def test_what_is_worse_is_said(lab: LiveLab, rounds: list[tuple[float, float]], verdict: str) -> None:
@@ -192,7 +208,9 @@ def test_what_is_worse_is_said(lab: LiveLab, rounds: list[tuple[float, float]], 
     name(lab, study, trial)
     again(lab, study, reference, STEADY)
     again(lab, study, trial, rounds)
-    assert read(lab).text.startswith(f"Trial {trial} {verdict} the published reference")
+    assert read(lab).text.startswith(
+        f"No layout is shown to be better than the published reference. Trial {trial}, nearest before, {verdict}: "
+    )
 
 
 def test_others_that_are_better_are_named_and_one_that_broke_a_budget_is_not(lab: LiveLab) -> None:
@@ -207,6 +225,21 @@ def test_others_that_are_better_are_named_and_one_that_broke_a_budget_is_not(lab
     found = read(lab)
     assert (found.best, found.better) == (first, 2)
     assert f"Better, too: trial {second}." in found.text
+
+
+def test_a_loser_is_not_named_as_the_winner_where_others_are_better(lab: LiveLab) -> None:
+    study = lab.study()
+    reference = lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    loser, first, second = (lab.complete(study, 1.0, 0.5 + step / 100, 1 - step / 100) for step in range(3))
+    name(lab, study, loser, first, second)
+    again(lab, study, reference, STEADY)
+    for trial, latency in ((loser, 1.2), (first, 0.7), (second, 0.8)):
+        again(lab, study, trial, [(latency, 1.0), (latency * 1.041, 1.0)])
+    found = read(lab)
+    assert (found.best, found.better, found.named) == (None, 2, loser)
+    assert found.text.startswith(
+        f"Trials {first} and {second} are better than the published reference. Trial {loser}, first before, is worse: "
+    )
 
 
 def test_before_all_rounds_are_done_nothing_is_said_of_them(lab: LiveLab) -> None:

@@ -80,6 +80,15 @@ def test_one_result_is_shown_with_its_details() -> None:
     assert "prefill 100 tokens/s (95 to 105); mean 98 ± 1" in lines
 
 
+def test_on_a_busy_machine_what_was_seen_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
+        yield from (report(options) | {"foreign_cpu": 1.6} for options in benches)
+
+    monkeypatch.setattr("nas.cli.bench.bench_all", busy)
+    lines = [" ".join(line.split()) for line in nas("bench", A).out.splitlines()]
+    assert "decode 97.5 tokens/s; on an idle machine about 100 tokens/s (95 to 105)" in lines
+
+
 @pytest.mark.parametrize("numbers", ["", "512,", "1e3", "-5", "a", "512 1024", "9" * 30])
 def test_what_is_no_list_of_numbers_is_refused(numbers: str, asked: list[BenchOptions]) -> None:
     done = nas("bench", A, f"--prompt={numbers}")

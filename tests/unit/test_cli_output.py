@@ -8,7 +8,7 @@ import io
 import pytest
 
 from nas.cli.output import print_table
-from nas.cli.study_view import say_result
+from nas.cli.study_view import print_front, say_result
 
 LAYOUT = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
 ROWS = [("5", "1.00", LAYOUT), ("attention", "0.90", "d1024 v65536 ffn=swiglu:4832 [A16/8*16]"), ("6", "0.8", "")]
@@ -50,3 +50,20 @@ def test_a_launch_ends_with_its_result_and_why_it_ended(capsys: pytest.CaptureFi
     ]  # fmt: skip
     say_result({"headline": None, "ended": None})
     assert capsys.readouterr().err == ""
+
+
+def test_a_front_has_intervals_and_says_how_it_is_sorted(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {
+        "trial": 5, "objectives": {"quality": 1.0042, "latency": 200.0}, "sd": {"quality": 0.002, "latency": 0.02},
+        "p_front": 0.99, "ties": [], "dominated_by": [], "params": {"total": 356e6, "active": 191e6}, "layout": LAYOUT,
+    }  # fmt: skip
+    objectives = [
+        {"name": name, "unit": "", "transform": kind} for name, kind in (("quality", "id"), ("latency", "log"))
+    ]
+    found = {"objectives": objectives, "references": [], "front": [row], "reliability": None}
+    print_front(found)
+    assert "\t1.004\t200\t" in capsys.readouterr().out
+    print_front(found, wide=True)
+    printed = capsys.readouterr()
+    assert "\t1.004 (1.000 to 1.008)\t200 (192 to 208)\t" in printed.out and "356M, 191M" in printed.out
+    assert printed.err == "sorted by the hypervolume that each adds; in brackets 95 % intervals\n"

@@ -55,7 +55,10 @@ def everything(lab: DashboardLab) -> Any:
 def test_there_is_no_other_way_to_change_something_than_to_post() -> None:
     assert {method for route in ROUTES for method in route.methods} == {"GET", "HEAD", "POST"}
     expected = {f"/studies/{{name}}/{order}" for order in ("pause", "run", "stop")} | {"/launch"}
-    expected |= {f"/devices/{{id}}/{order}" for order in ("drain", "resume", "quarantine", "release", "check", "label")}
+    expected |= {
+        f"/devices/{{id}}/{order}"
+        for order in ("drain", "resume", "quarantine", "release", "check", "label", "reserve")
+    }
     assert expected | FOR_ADMINS <= set(ACTIONS)
 
 
@@ -193,7 +196,7 @@ def test_devices_are_steered_and_the_reason_is_kept(lab: DashboardLab) -> None:
     assert refused.status_code == 422 and "release it first" in refused.text
     page = visitor.page("/devices/box").text
     assert "for quarantine" in page and "for drain" in page
-    assert set(Inputs(page).actions) == {f"/devices/box/{each}" for each in ("drain", "release", "label")}
+    assert set(Inputs(page).actions) == {f"/devices/box/{each}" for each in ("drain", "release", "label", "reserve")}
     assert after("release")[1:] == (Health.UNKNOWN, "for release")
     after("check")
     assert visitor.post("/devices/box/drain", reason="x\ny").status_code == 422
@@ -213,6 +216,23 @@ def test_a_device_gets_name_note_and_tags(lab: DashboardLab) -> None:
     for wrong in ({"name": "x" * 65}, {"note": "two\nlines"}, {"tags": "a/b"}):
         assert visitor.post("/devices/box/label", **wrong).status_code == 422
     assert "/devices/box/label" not in Inputs(lab.visitor(Role.READ).page("/devices/box").text).actions
+
+
+def test_a_device_is_reserved_on_its_page(lab: DashboardLab) -> None:
+    visitor = lab.visitor(Role.OPERATE)
+    answer = visitor.post("/devices/box/reserve", duration="2h", reason="release of <Monday>", study="phones")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/devices/box")
+    page = visitor.page("/devices/box").text
+    assert "release of &lt;Monday&gt;" in page and "End the reservation" in page
+    with lab.store.read() as connection:
+        held = devices.reservations(connection, lab.store.now())["box"]
+    assert (held.until - lab.store.now(), held.study) == (7200.0, "phones")
+    for wrong in ({"duration": "2h"}, {"duration": "8d", "reason": "x"}, {"duration": "soon", "reason": "x"}):
+        assert visitor.post("/devices/box/reserve", **({"reason": ""} | wrong)).status_code == 422
+    visitor.post("/devices/box/reserve", reason="")
+    with lab.store.read() as connection:
+        assert devices.reservations(connection, lab.store.now()) == {}
+    assert "/devices/box/reserve" not in Inputs(lab.visitor(Role.READ).page("/devices/box").text).actions
 
 
 def test_only_admins_are_offered_to_remove_devices(lab: DashboardLab) -> None:

@@ -110,6 +110,17 @@ def test_drift_and_temperature_are_drawn(lab: DashboardLab, visitor: Visitor) ->
     assert drawn == {"calm": 10, "disturbed": 10, "temperature": 20} and plot["right"] == "°C"
 
 
+def test_the_list_has_the_latest_temperature_and_charge(lab: DashboardLab, visitor: Visitor) -> None:
+    for number, celsius in enumerate((38.2, 41.6)):
+        lab.clock.time += 600
+        run = ReferenceRun(1.01, celsius, True, battery_percent=80.0 + number)
+        calibrations.note_runs(lab.store, PLACE, f"job-{number}", [replace(run, temperature_c=20.0), run], 212.5)
+    (row,) = visitor.client.get("/devices.json").json()["devices"]
+    assert row["condition"] == {"at": lab.clock.time, "temperature_c": 41.6, "battery_percent": 81.0}
+    for path in ("/devices", "/devices/box"):
+        assert "42 °C, battery 81 %" in shown(visitor, path).text
+
+
 def test_a_device_that_is_not_there_is_said_with_the_nearest(visitor: Visitor) -> None:
     answer = visitor.page("/devices/bxo")
     assert answer.status_code == 404 and "did you mean &#39;box&#39;" in answer.text

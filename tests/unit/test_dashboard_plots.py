@@ -141,7 +141,7 @@ def test_a_trace_keeps_its_peaks_however_long_it_is() -> None:
     tokens[12_345] = 9.0
     (series,) = trace(run(tokens)).series
     assert len(series.points) <= 2 * MOST_BUCKETS + 1
-    assert (12_345.0, 9.0) in series.points
+    assert (12_345.0, 1.5) in series.points
 
 
 def test_a_trace_tells_temperatures_and_why_repetitions_were_refused() -> None:
@@ -166,6 +166,21 @@ def test_runs_of_one_group_share_a_colour() -> None:
 def test_a_sparkline_says_where_it_begins_and_ends() -> None:
     assert escape(sparkline([], "hypervolume")) == ""
     assert described(sparkline([(0, 0.5), (10, 0.75)], "hypervolume"))["label"] == "hypervolume: 0.5 to 0.75"
+
+
+def test_one_slow_token_does_not_flatten_the_others() -> None:
+    plot = described(histogram([10 + 0.001 * n for n in range(999)] + [230.0], "a", "ms per token"))
+    assert plot["x"]["label"] == "ms per token (1 above, up to 230 ms)"
+    assert max(plot["x"]["covers"]) == pytest.approx(10.998)
+    assert sum(count for _, count in plot["series"][0]["points"]) == 999
+    assert described(histogram([10.0] * 50 + [29.0], "a", "ms"))["x"]["label"] == "ms"
+
+
+def test_a_slow_token_is_at_the_edge_of_the_trace() -> None:
+    plot = described(trace(run([10.0] * 400 + [230.0])))
+    assert plot["y"]["label"] == "ms per token (1 above, up to 230 ms)"
+    times = [y for _, y in plot["series"][0]["points"] if y is not None]
+    assert (min(times), max(times)) == (10.0, 15.0)
 
 
 def test_drift_is_drawn_between_its_limits() -> None:

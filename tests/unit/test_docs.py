@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from nas.cli.main import app
 from nas.core.block import BLOCKS
 from nas.core.layout import Layout
 from nas.core.registry import Registry
@@ -178,3 +182,45 @@ def test_every_make_target_in_the_readme_is_one() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert named <= targets
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = sorted({
+    command.strip()
+    for line in [*CODE.findall(README), *"".join(body for _, body in FENCE.findall(README)).splitlines()]
+    for command in [line.partition("#")[0]]
+    if command.startswith("nas ")
+})  # fmt: skip
+
+
+def test_the_readme_is_short_and_opens_with_the_four_doors() -> None:
+    assert len(README.split()) <= 900
+    first = README.partition("## ")[0]
+    assert all(f"`nas {door}" in first for door in ("compare", "adapt", "launch", "serve"))
+
+
+def parse(command: str) -> None:
+    """Parses a command line without running it."""
+    group: Any = typer.main.get_command(app)
+    name, rest, context = "nas", shlex.split(command)[1:], None
+    while rest or not isinstance(group, typer.core.TyperGroup):  # a group alone prints its help
+        context = group.make_context(name, rest, parent=context)
+        if not isinstance(group, typer.core.TyperGroup):
+            return
+        name, group, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_readme_parses(command: str) -> None:
+    parse(command)
+
+
+@pytest.mark.parametrize("command", ["nas launch --spaec lfm2", "nas studdy show lfm2", "nas compare --zzz a.gguf"])
+def test_commands_that_do_not_exist_do_not_parse(command: str) -> None:
+    with pytest.raises(Exception, match="No such"):
+        parse(command)
+
+
+def test_the_readme_quotes_the_sentence_of_the_study_as_it_is() -> None:
+    (quote,) = re.findall("^> (.*)$", README, re.MULTILINE)
+    assert f"> {quote}\n" in (ROOT / "docs/measured/fronts.md").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import ColumnElement, Row, and_, delete, select
+from sqlalchemy import ColumnElement, Row, and_, delete, func, select
 
 from nas.core.stats import floor
 from nas.infra.store import devices
@@ -40,11 +40,13 @@ class ReferenceRun:
         ratio: its time / the calibration.
         temperature_c: of the device right after it; None: it has no sensor.
         calm: whether nothing disturbed the device meanwhile.
+        battery_percent: its charge right after it; None: it has no battery.
     """
 
     ratio: float
     temperature_c: float | None
     calm: bool
+    battery_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def note_runs(store: Store, key: CalibrationKey, job: str, runs: Sequence[Refere
         return
     now, (device, runtime, build) = store.now(), key
     values = {"device": device, "runtime": runtime, "build": build, "at": now, "calibration_ms": calibration_ms}
-    packed = [[round(run.ratio, 5), run.temperature_c, run.calm] for run in runs]
+    packed = [[round(run.ratio, 5), run.temperature_c, run.calm, run.battery_percent] for run in runs]
     columns = reference_run.c
     of_key = and_(columns.device == device, columns.runtime == runtime, columns.build == build)
     newest = select(columns.at).where(of_key).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
@@ -141,6 +143,17 @@ def drift(store: Store, device: str, *, since: float = 0.0) -> list[Drift]:
         _drift((device, *key), calibrations.get(key), [row for row in rows if (row.runtime, row.build) == key])
         for key in keys
     ]
+
+
+def latest_runs(store: Store) -> dict[str, tuple[float, ReferenceRun]]:
+    """Returns device -> when its latest round with reference runs ended, and the last of these."""
+    columns = reference_run.c
+    newest = select(columns.device, func.max(columns.at).label("at")).group_by(columns.device).subquery()
+    query = select(columns.device, columns.at, columns.runs).join(
+        newest, and_(columns.device == newest.c.device, columns.at == newest.c.at)
+    )
+    with store.read() as connection:
+        return {row.device: (row.at, ReferenceRun(*row.runs[-1])) for row in connection.execute(query)}
 
 
 def disturbed(store: Store, *, since: float) -> dict[str, float]:

@@ -84,6 +84,7 @@ class _Run:
     throttled: bool
     calm: bool
     temperature_c: float | None
+    battery_percent: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +313,7 @@ def _calibration_key(device: DeviceRow, plan: Plan) -> CalibrationKey:
 def _run(sample: Sample, pair: Pair) -> _Run:
     conditions = pair.candidate.conditions
     calm = undisturbed([conditions], pair.foreign_cpu)
-    return _Run(sample, bool(conditions.throttled), calm, conditions.temperature_c)
+    return _Run(sample, bool(conditions.throttled), calm, conditions.temperature_c, conditions.battery_percent)
 
 
 def _passed_or_drifted(good: Sequence[_Run], calibration: ReferenceTimes | None, threads: int) -> CheckResult:
@@ -323,7 +324,10 @@ def _passed_or_drifted(good: Sequence[_Run], calibration: ReferenceTimes | None,
         return CheckResult(CheckOutcome.PASSED, calibration=samples if enough else (), disturbed=disturbed)
     clock = clock_of(samples, threads)
     ratios = [run_times(sample, clock).run_ms / calibration.run_ms for sample in samples]
-    runs = tuple(ReferenceRun(ratio, run.temperature_c, run.calm) for ratio, run in zip(ratios, good, strict=True))
+    runs = tuple(
+        ReferenceRun(ratio, run.temperature_c, run.calm, run.battery_percent)
+        for ratio, run in zip(ratios, good, strict=True)
+    )
     off, too_far = off_by(ratios)
     if not too_far:
         return CheckResult(CheckOutcome.PASSED, runs=runs)

@@ -82,6 +82,7 @@ def reference_runs(pairs: Sequence[Pair], repetitions: Sequence[Repetition]) -> 
             ratio=1 + rep.drift,
             temperature_c=pair.runs[0].conditions.temperature_c,
             calm=undisturbed([run.conditions for run in pair.runs], pair.foreign_cpu),
+            battery_percent=pair.runs[0].conditions.battery_percent,
         )
         for pair, rep in zip(pairs, repetitions, strict=True)
         if rep.drift is not None

@@ -18,20 +18,16 @@ from nas.core.published import MODELS
 from nas.core.scoring import PUBLISHED, Axis
 from nas.core.space import Objective
 from nas.core.units import show_number, show_range, show_share
-from nas.search.analysis.reliability import quality_reliability
+from nas.search.analysis.reliability import quality_reliability, top_scale
 from nas.search.analysis.second import second_gains
 from nas.search.analysis.snapshot import StudySnapshot
-from nas.search.proxy.quality import QualityScale
-
-_RELIABLE = 0.5
-"""Reliability below which more than half of the variance between candidates is noise."""
 
 
 class StatedGain(BaseModel):
     """A difference to the reference that a headline states: of a ratio its change, of quality the difference."""
 
     objective: str
-    change: float | None = Field(description="below 0: the trial's is lower; null where only a bound is stated")
+    change: float | None = Field(description="below 0: the trial's is lower; null where only bounds are stated")
     low: float | None = Field(description="lower end of what is stated; null: none is")
     high: float | None
 
@@ -91,14 +87,17 @@ def _by_second(study: StudySnapshot, theirs: Sequence[Axis], reference: str) -> 
             words.append(f"{objective.name} was not measured again")
             if first and first[place].worse(error):
                 claims[place] = first[place]
-    verdict = _verdict(claims, error)
+    wins = is_better(claims, error, error)
     others = {number: [gain or Gain(0.0, None) for gain in row] for number, row in measured.items() if number != named}
     more = better_of(others, tail(1))
-    text = f"Trial {named} {verdict} {reference}: {', '.join(words)}; by a second measurement, with 95 % intervals."
-    if more:
-        numbers = ", ".join(map(str, more))
-        text += f" Better, too: trial{'s' if len(more) > 1 else ''} {numbers}."
-    wins = verdict == _BETTER
+    figures = f"{', '.join(words)}; by a second measurement, with 95 % intervals"
+    numbers = f"trial{'s' if len(more) > 1 else ''} {_listed([*map(str, more)])}"
+    if wins:
+        text = f"Trial {named} is better than {reference}: {figures}." + (f" Better, too: {numbers}." if more else "")
+    else:
+        text = f"{numbers.capitalize()} {'are' if len(more) > 1 else 'is'}" if more else "No layout is shown to be"
+        place = "first" if more else "nearest"
+        text += f" better than {reference}. Trial {named}, {place} before, {_verdict(claims, error)}: {figures}."
     return Headline(
         text=text,
         front=len(study.curve.front),
@@ -123,15 +122,10 @@ def _by_first(study: StudySnapshot, theirs: Sequence[Axis], reference: str) -> H
     of_trials: Mapping[int, list[Gain]] = {number: gains(study.counted[number], theirs, dofs) for number in order}
     better = [number for number in order if is_better(of_trials[number], error, tail(objectives))]
     named = better[0] if better else order[0]
-    stated, words, equal = list[StatedGain](), list[str](), list[str]()
-    for objective, gain in zip(study.space.objectives, of_trials[named], strict=True):
-        if gain.better(error) or gain.worse(error):
-            row = _bound(objective, gain, error)
-            stated.append(row)
-            words.append(_bound_in_words(objective, row))
-        else:
-            equal.append(objective.name)
-    words += [f"{_listed(equal)} equal within the noise"] if equal else []
+    stated = [
+        _bound(objective, gain, error) for objective, gain in zip(study.space.objectives, of_trials[named], strict=True)
+    ]
+    words = [_bound_in_words(objective, row) for objective, row in zip(study.space.objectives, stated, strict=True)]
     how = f"measured once, with bounds that hold for any of {proposed}" if proposed > 1 else "measured once"
     front = _layouts(len(order))
     if better:
@@ -139,13 +133,13 @@ def _by_first(study: StudySnapshot, theirs: Sequence[Axis], reference: str) -> H
     else:
         text = f"{front} on the front, none shown to be better than {reference}"
     return Headline(
-        text=f"{text} ({how}); trial {named}: {', '.join(words)}.",
+        text=f"{text} ({how}); {'' if better else 'nearest, '}trial {named}: {', '.join(words)}.",
         front=len(order),
         better=len(better),
         best=named if better else None,
         named=named,
         reference=reference,
-        confidence=CONFIDENCE if stated else None,
+        confidence=CONFIDENCE,
         gains=stated,
     )
 
@@ -155,25 +149,17 @@ def _degrees(study: StudySnapshot) -> list[int | None]:
 
     That of quality is of few anchors. Far out, where bounds for many layouts are, this makes them twice as wide.
     """
-    stored = (study.record.study.scales or {}).get("quality", {}).get(study.space.quality.rungs[-1].name)
-    if stored is None:
-        return [None] * len(study.space.objectives)
-    scale = QualityScale.model_validate(stored)
-    spreads = {"quality": scale.spreads, RECALL_METRIC: scale.recall_spreads}
-    least = {name: min((max(1, int(row.dof)) for row in rows.values()), default=None) for name, rows in spreads.items()}
+    scale = top_scale(study)
+    least = {} if scale is None else {"quality": scale.dof, RECALL_METRIC: scale.recall_dof}
     return [least.get(objective.metric) for objective in study.space.objectives]
 
 
-_BETTER = "is better than"
-
-
 def _verdict(of_named: Sequence[Gain], error: float) -> str:
-    if is_better(of_named, error, error):
-        return _BETTER
+    """Returns what a layout that is not better than the reference is."""
     better, worse = any(gain.better(error) for gain in of_named), any(gain.worse(error) for gain in of_named)
     if better and worse:
-        return "is better in part and worse in part than"
-    return "is worse than" if worse else "is not shown to be better than"
+        return "is better in part and worse in part"
+    return "is worse" if worse else "cannot be told apart from it"
 
 
 def _without_front(study: StudySnapshot) -> str:
@@ -198,11 +184,12 @@ def _stated(objective: Objective, gain: Gain, error: float) -> StatedGain:
 
 
 def _bound(objective: Objective, gain: Gain, error: float) -> StatedGain:
-    """Returns the end of the interval that is nearer to no difference."""
-    low, high = gain.bounds(error)
-    end = _change(objective, low if low > 0 else high)
+    """Returns the end of the interval that is nearer to no difference; both where it holds no difference, if known."""
+    if gain.sd is None:
+        return StatedGain(objective=objective.name, change=None, low=None, high=None)
+    low, high = sorted(_change(objective, end) for end in gain.bounds(error))
     return StatedGain(
-        objective=objective.name, change=None, low=end if end > 0 else None, high=end if end < 0 else None
+        objective=objective.name, change=None, low=None if high < 0 else low, high=None if low > 0 else high
     )
 
 
@@ -230,11 +217,17 @@ def _interval_in_words(objective: Objective, row: StatedGain) -> str:
 
 
 def _bound_in_words(objective: Objective, row: StatedGain) -> str:
-    """Formats such as 'latency at least 24 % lower', 'quality at least 0.12 lower'."""
+    """Formats such as 'latency at least 24 % lower', 'quality 0.03 lower to 0.012 higher'."""
+
+    def size(end: float) -> str:
+        number = show_share(abs(end)) if METRICS[objective.metric].transform == "log" else f"{abs(end):.2g}"
+        return f"{number} {'higher' if end > 0 else 'lower'}"
+
+    if row.low is not None and row.high is not None:
+        ends = f"{size(row.low)} to {size(row.high)}"
+        return f"{objective.name} {ends if row.low < row.high else 'the same'}"
     end = row.low if row.low is not None else row.high
-    assert end is not None, "a bound has one end"
-    size = show_share(abs(end)) if METRICS[objective.metric].transform == "log" else f"{abs(end):.2g}"
-    return f"{objective.name} at least {size} {'higher' if end > 0 else 'lower'}"
+    return f"{objective.name} {'unknown' if end is None else f'at least {size(end)}'}"
 
 
 def _layouts(count: int) -> str:
@@ -246,13 +239,24 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _reliability(study: StudySnapshot) -> str:
-    """Returns a sentence on how far the qualities of the candidates differ by more than noise; '' if not known."""
-    reliability = quality_reliability(study)
-    if reliability is None or reliability.overall is None:
+    """Returns a sentence on how far qualities order the layouts, the best third and the front; '' without a front."""
+    found = quality_reliability(study)
+    if found is None:
         return ""
-    if reliability.overall >= _RELIABLE:
-        return f" Reliability of quality: {reliability.overall:.2f}."
-    return f" Differences in quality between the layouts are mostly noise (reliability {reliability.overall:.2f})."
+    if found.orders is None:
+        return f" Too few layouts have a quality ({found.candidates}) to tell how far it orders them."
+    assert found.overall is not None and found.top_third is not None, "there are enough"
+    noise = found.front_noise
+    front = "" if noise is None else f"; {show_share(noise)} of the front's members are there by noise"
+    overall = f"reliability {found.overall:.2f}"
+    if not found.orders:
+        return f" Differences in quality between the layouts may be mostly noise ({overall}){front}."
+    if found.orders_top:
+        return f" Quality orders the layouts ({overall}), the best third too ({found.top_third:.2f}){front}."
+    return (
+        f" Quality tells good layouts from bad ({overall}); that it orders the best third is not shown"
+        f" ({found.top_third:.2f}){front}."
+    )
 
 
 def _name(layout: Layout) -> str:

@@ -14,6 +14,14 @@ from nas.search.proxy.quality import QualityScale, paired_spread
 
 _FEWEST = 3
 """Candidates from which a variance is computed."""
+_LEAST = 9
+"""Candidates from which it is said whether qualities order them: a third of them is three."""
+_RELIABLE = 0.5
+"""Reliability below which more than half of the variance between candidates is noise."""
+_ERROR = 0.05
+"""Chance that qualities are said to order candidates that are all equal."""
+_KNOWN = 10**6
+"""Degrees of freedom of a deviation that is known."""
 
 
 class QualityReliability(BaseModel):
@@ -26,6 +34,11 @@ class QualityReliability(BaseModel):
     candidates: int = Field(description="complete ones that count for the front")
     overall: float | None = Field(description="of all of them; null for fewer than three")
     top_third: float | None = Field(description="of the third of highest quality; null for fewer than three in it")
+    orders: bool | None = Field(
+        description="whether qualities order the candidates: reliability of 0.5, and more variance than noise alone has"
+        " in 95 % of studies (F test); null for fewer than nine"
+    )
+    orders_top: bool | None = Field(description="the same within the best third")
     front_noise: float | None = Field(
         description="share of the front's members that are there by noise alone; null if it cannot be drawn"
     )
@@ -69,23 +82,47 @@ def part_reliability(part: Sequence[float], values: Sequence[float], overall: fl
     return signal / (signal + rest) if signal > 0 else 0.0
 
 
+def top_scale(study: StudySnapshot) -> QualityScale | None:
+    """Returns the quality scale of a study's top rung; None before it is fixed."""
+    stored = (study.record.study.scales or {}).get("quality", {}).get(study.space.quality.rungs[-1].name)
+    return None if stored is None else QualityScale.model_validate(stored)
+
+
+def _exceeds_noise(pairs: Sequence[tuple[float, float]], found: float | None, dof: int | None) -> bool:
+    """Returns whether values with stated deviations are reliable, and differ by more than that (F test).
+
+    Args:
+        pairs: values with their standard deviations.
+        found: their reliability.
+        dof: degrees of freedom of the deviations; None: they are known.
+    """
+    from scipy.special import fdtri  # type: ignore[import-untyped]
+
+    values, sds = zip(*pairs, strict=True)
+    least = fdtri(len(pairs) - 1, dof or _KNOWN, 1 - _ERROR) * fmean(sd * sd for sd in sds)
+    return found is not None and found >= _RELIABLE and variance(values) > least
+
+
 def _reliability(study: StudySnapshot) -> QualityReliability | None:
     if not study.curve.front:
         return None
     records = [study.records[trial] for trial in study.counted]
     qualities = sorted((record.quality.value, record.quality.sd) for record in records if record.quality is not None)
     values = [value for value, _ in qualities]
-    top = values[-math.ceil(len(values) / 3) :]
+    top = qualities[-math.ceil(len(values) / 3) :]
     overall = reliability(*zip(*qualities, strict=True)) if qualities else None
+    of_top = part_reliability([value for value, _ in top], values, overall)
+    scale, enough = top_scale(study), len(values) >= _LEAST
+    dof = None if scale is None else scale.dof
     fresh = [record.rescored for record in records if record.rescored is not None]
     spread = paired_spread([rescored.per_seed for rescored in fresh]) if len(fresh) > 1 else None
     seeds = len(fresh[0].per_seed) if fresh else 0
-    stored = (study.record.study.scales or {}).get("quality", {}).get(study.space.quality.rungs[-1].name)
-    scale = None if stored is None else QualityScale.model_validate(stored)
     result = QualityReliability(
         candidates=len(qualities),
         overall=overall,
-        top_third=part_reliability(top, values, overall),
+        top_third=of_top,
+        orders=_exceeds_noise(qualities, overall, dof) if enough else None,
+        orders_top=_exceeds_noise(top, of_top, dof) if enough else None,
         front_noise=study.front_noise,
         rescored=len(fresh),
         seeds=seeds,

@@ -143,6 +143,16 @@ class QualityScale(BaseModel):
         means = {group: fmean(_ratios(published, group, 1.0).values()) for group in self.reference}
         return self.model_copy(update={"reference": means})
 
+    @property
+    def dof(self) -> int | None:
+        """Least degrees of freedom of the noise of its parts; None where it has none."""
+        return min((max(1, int(spread.dof)) for spread in self.spreads.values()), default=None)
+
+    @property
+    def recall_dof(self) -> int | None:
+        """The same of recall."""
+        return min((max(1, int(spread.dof)) for spread in self.recall_spreads.values()), default=None)
+
     def with_noise_of(self, layouts: Sequence[Mapping[int, Scores]]) -> QualityScale:
         """Returns the scale with its spreads pooled with those of further layouts, which have the same seeds."""
         changes = {}

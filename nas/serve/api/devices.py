@@ -72,6 +72,7 @@ _DEVICE = {
     "note": "new battery in May",
     "tags": ["phone", "fast"],
     "reservation": {"until": 1763697600.0, "by": "laptop", "reason": "release of Monday", "study": "phones"},
+    "condition": {"at": 1763690100.0, "temperature_c": 41.5, "battery_percent": 83.0},
     "queue": [{"study": "phones", "jobs": 3, "place": 1, "since": 1763690390.0}],
 }
 _JOB = {
@@ -156,6 +157,14 @@ class ReservationView(BaseModel):
     study: str | None = Field(description="null: it takes no jobs")
 
 
+class ConditionView(BaseModel):
+    """What a device's sensors said right after the latest run of the reference model."""
+
+    at: Time
+    temperature_c: float | None = Field(description="null: no sensor")
+    battery_percent: float | None = Field(description="null: no battery")
+
+
 class WaitingView(BaseModel):
     """A study, or health checks, that wait for a device."""
 
@@ -187,6 +196,7 @@ class DeviceView(BaseModel):
     note: str | None = None
     tags: list[str] = Field([], description="all of its tags: those of its host, and those that were given here")
     reservation: ReservationView | None = None
+    condition: ConditionView | None = Field(None, description="null: it was not measured with yet")
     queue: list[WaitingView] = Field([], description="who waits for it, in the order of their first jobs")
 
 
@@ -648,6 +658,7 @@ def _view(store: Store, id: str, submitted: SubmittedStudies | None = None) -> D
 
 def _views(store: Store, rows: Sequence[DeviceRow], submitted: SubmittedStudies | None) -> list[DeviceView]:
     labels, queues, running = devices.labels(store), pages.queues(store), pages.running(store)
+    latest = calibrations.latest_runs(store)
     with store.read() as connection:
         reserved = devices.reservations(connection, store.now())
 
@@ -661,6 +672,7 @@ def _views(store: Store, rows: Sequence[DeviceRow], submitted: SubmittedStudies 
             queues.get(row.id, ()),
             running.get(row.id),
             reserved.get(row.id),
+            latest.get(row.id),
             submitter,
         )
         for row in rows
@@ -673,11 +685,16 @@ def _device(
     queue: Sequence[pages.QueuedJob],
     running: str | None,
     reservation: Reservation | None,
+    latest: tuple[float, calibrations.ReferenceRun] | None,
     submitter: Callable[[str | None], str | None],
 ) -> DeviceView:
     lease = None
     if row.lease_holder is not None and row.lease_until is not None:
         lease = Lease(holder=row.lease_holder, until=row.lease_until, study=running, submitted_by=submitter(running))
+    condition = None
+    if latest is not None:
+        at, run = latest
+        condition = ConditionView(at=at, temperature_c=run.temperature_c, battery_percent=run.battery_percent)
     names = [name for name in DeviceView.model_fields if name in DeviceRow.__slots__]
     counts = Counter(job.study for job in queue)
     first = {job.study: job for job in reversed(queue)}
@@ -698,5 +715,6 @@ def _device(
         note=labels.note,
         tags=list(dict.fromkeys([*row.device.tags, *labels.tags])),
         reservation=reservation and ReservationView.model_validate(reservation),
+        condition=condition,
         queue=sorted(waiting, key=lambda study: study.place),
     )
