@@ -112,6 +112,19 @@ def test_earlier_studies_of_the_same_device_tell_the_pace(store: Store, clock: S
     assert estimate(store, space, 8, {"local": "another"}, workers=1).based_on[0].startswith("a guess")
 
 
+def test_a_busy_machine_widens_the_range_before_trials_have_ended(store: Store, clock: StillClock) -> None:
+    space = tiny_space(**ALL_CLIMB)
+    begin(store, space, "now", 8)
+    first = left(store).seconds
+    assert first.high == pytest.approx(9 * first.low)
+    clock.sleep(900.0)
+    later = left(store).seconds
+    assert (later.low, later.typical) == pytest.approx((first.low, first.typical)), "nothing has ended"
+    calibration_s = seconds(estimate(None, space, 8, {}, 1))["calibration"]
+    assert later.high == pytest.approx(later.typical * 900.0 / calibration_s)
+    assert later.high > first.high
+
+
 def test_anchors_are_counted_until_their_rung_has_a_scale(store: Store, clock: StillClock) -> None:
     settings = {"anchors": {"layouts": 3, "seeds": [10, 11, 12]}}
     space = tiny_space(**ALL_CLIMB | {"quality": ALL_CLIMB["quality"] | settings})

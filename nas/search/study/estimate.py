@@ -154,7 +154,7 @@ def estimate_left(store: Store, study: Study, workers: int | None = None) -> Est
     progress = replace(progress, elapsed_s=progress.elapsed_s + max(0.0, store.now() - newest))
     pace = progress.pace(workers)
     paces = [] if pace is not None else _earlier_paces(store, progress.devices, study.id, workers)
-    return _estimate(progress, pace, paces, workers)
+    return _estimate(progress, pace, paces, workers, slowest=progress.pace(workers, after=0) or 0.0)
 
 
 class _Position(NamedTuple):
@@ -180,9 +180,12 @@ class _Progress:
     devices: frozenset[str] = frozenset()  # ids of those that were calibrated
     elapsed_s: float = 0.0
 
-    def pace(self, workers: int) -> float | None:
-        """Returns the time that passed for a rough second of work; None before a few trials have ended."""
-        if sum(position.ended for position in self.candidates) < _PACE_AFTER:
+    def pace(self, workers: int, after: int = _PACE_AFTER) -> float | None:
+        """Returns the time that passed for a rough second of finished work; None before `after` trials have ended.
+
+        Work that is being done is not finished: the fewer trials have ended, the more this is too slow.
+        """
+        if sum(position.ended for position in self.candidates) < after:
             return None
         positions, stages = (*self.candidates, *self.references), range(3 + len(self.space.quality.rungs))
         counts = [float(sum(position.done > stage for position in positions)) for stage in stages]
@@ -353,8 +356,13 @@ def _earlier_paces(store: Store, devices: Iterable[str], study: int | None, work
     return paces
 
 
-def _estimate(progress: _Progress, pace: float | None, earlier: Sequence[float], workers: int) -> Estimate:
-    """Returns the estimate by the study's own pace, else by those of earlier studies, else by a guess."""
+def _estimate(
+    progress: _Progress, pace: float | None, earlier: Sequence[float], workers: int, slowest: float = 0.0
+) -> Estimate:
+    """Returns the estimate by the study's own pace, else by those of earlier studies, else by a guess.
+
+    The end of the range allows for `slowest`, the pace so far: a machine may be busier than was guessed.
+    """
     if pace is not None:
         factor, based_on = _OWN_FACTOR, "the pace of this study so far"
     elif earlier:
@@ -364,7 +372,7 @@ def _estimate(progress: _Progress, pace: float | None, earlier: Sequence[float],
         pace, factor, based_on = 1.0, _GUESSED_FACTOR, "a guess: too few trials have ended here yet"
 
     def span(seconds: float) -> Span:
-        return Span(low=seconds * pace / factor, typical=seconds * pace, high=seconds * pace * factor)
+        return Span(low=seconds * pace / factor, typical=seconds * pace, high=seconds * max(pace * factor, slowest))
 
     unproposed, hours = progress.unproposed, progress.space.search.stop.hours
     if hours is not None and unproposed:  # proposals end then; work grows evenly with their number
