@@ -97,7 +97,7 @@ def losses(layout: Layout, steps: int, seed: int) -> dict[str, float]:
     config = QualityConfig(rungs=(Rung(name="text", lm_steps=steps, seeds=(seed,)),))
     (job,) = rung_jobs(config, 0, layout, refer(config.corpus, Path.cwd()))
     with tempfile.TemporaryDirectory() as folder:
-        result = train(job, yield_hook=lambda: None, checkpoint_dir=Path(folder), device="cpu", log=str)
+        result = train(job, yield_hook=lambda: None, checkpoint_dir=Path(folder), device="cpu", log=lambda line: None)
         checkpoint = Checkpoint(weights_file(Path(folder), job.key), result.weights_sha256)
         found = {"trained": fmean(loss for group, loss in result.losses.items() if "." not in group)}
         for kind in TYPES:
