@@ -384,7 +384,7 @@ UNREAD = {
     "mixtral": ({}, {"experts that are chosen by a softmax"}),
     "phi": (
         {},
-        {"LayerNorm", "without a gate", "beside each other", "biases on every", "RoPE on a part"},
+        {"LayerNorm", "without a gate", "beside each other", "biases on every"},
     ),
 }
 """Type -> values that differ from the defaults, and what is missing; each once."""

@@ -1129,6 +1129,8 @@ _ACTIVATIONS = {
 }
 """Block kind -> activations that it has, by their names in configurations; the first is the default."""
 _SEVERAL_BASES = "several bases of RoPE"
+_ANY_HEAD = 64
+"""Size of a head where it does not matter."""
 
 
 def _unsayable(options: _Options) -> list[str]:
@@ -1142,11 +1144,9 @@ def _unsayable(options: _Options) -> list[str]:
         options.refuse(isinstance(value, str) and value not in activations, f"activation {value!r}")
     for name in ("attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "bias", "qkv_bias"):
         options.refuse(options.get(name) is True, f"biases ({name})")
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        options.refuse(options.get(name) is not None, f"bounded logits ({name})")
     options.refuse(options.get("vision_config") is not None, "images")
     with contextlib.suppress(InvalidInput):  # values of no known form are no trait
-        options.rope()
+        options.rope(part_of=_ANY_HEAD)
     return [trait for trait in options.missing if trait != _SEVERAL_BASES]  # each block has its own
 
 
