@@ -96,8 +96,8 @@ def _by_second(study: StudySnapshot, theirs: Sequence[Axis], reference: str) -> 
         text = f"Trial {named} is better than {reference}: {figures}." + (f" Better, too: {numbers}." if more else "")
     else:
         text = f"{numbers.capitalize()} {'are' if len(more) > 1 else 'is'}" if more else "No layout is shown to be"
-        place = "first" if more else "nearest"
-        text += f" better than {reference}. Trial {named}, {place} before, {_verdict(claims, error)}: {figures}."
+        rank = "first" if more else "nearest"
+        text += f" better than {reference}. Trial {named}, {rank} before, {_verdict(claims, error)}: {figures}."
     return Headline(
         text=text,
         front=len(study.curve.front),
