@@ -185,8 +185,8 @@ def token_trace(view: CandidateView, measurement: MeasurementView) -> Plot:
     temperature: list[tuple[float, float | None]] = []
     for (start, end), repetition in zip(pairwise(starts), repetitions, strict=True):
         name = "counted" if repetition.valid else f"refused: {repetition.reason}"
-        kept = [min(edge, ms) for ms in repetition.token_ms]
-        lines.setdefault(name, []).extend([*_thinned(kept, start, per_bucket), (end - 0.5, None)])
+        token_ms = [min(edge, ms) for ms in repetition.token_ms]
+        lines.setdefault(name, []).extend([*_thinned(token_ms, start, per_bucket), (end - 0.5, None)])
         if repetition.temperature_c is not None:
             temperature += [(start, repetition.temperature_c), (end - 1, repetition.temperature_c), (end - 0.5, None)]
     series = [Series(name, points, hue=0 if name == "counted" else _PALE) for name, points in lines.items()]

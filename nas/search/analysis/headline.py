@@ -96,8 +96,8 @@ def _by_second(study: StudySnapshot, theirs: Sequence[Axis], reference: str) -> 
         text = f"Trial {named} is better than {reference}: {figures}." + (f" Better, too: {numbers}." if more else "")
     else:
         text = f"{numbers.capitalize()} {'are' if len(more) > 1 else 'is'}" if more else "No layout is shown to be"
-        place = "first" if more else "nearest"
-        text += f" better than {reference}. Trial {named}, {place} before, {_verdict(claims, error)}: {figures}."
+        rank = "first" if more else "nearest"
+        text += f" better than {reference}. Trial {named}, {rank} before, {_verdict(claims, error)}: {figures}."
     return Headline(
         text=text,
         front=len(study.curve.front),
@@ -240,22 +240,22 @@ def _listed(names: Sequence[str]) -> str:
 
 def _reliability(study: StudySnapshot) -> str:
     """Returns a sentence on how far qualities order the layouts, the best third and the front; '' without a front."""
-    found = quality_reliability(study)
-    if found is None:
+    reliability = quality_reliability(study)
+    if reliability is None:
         return ""
-    if found.orders is None:
-        return f" Too few layouts have a quality ({found.candidates}) to tell how far it orders them."
-    assert found.overall is not None and found.top_third is not None, "there are enough"
-    noise = found.front_noise
+    if reliability.orders is None:
+        return f" Too few layouts have a quality ({reliability.candidates}) to tell how far it orders them."
+    assert reliability.overall is not None and reliability.top_third is not None, "there are enough"
+    noise = reliability.front_noise
     front = "" if noise is None else f"; {show_share(noise)} of the front's members are there by noise"
-    overall = f"reliability {found.overall:.2f}"
-    if not found.orders:
+    overall = f"reliability {reliability.overall:.2f}"
+    if not reliability.orders:
         return f" Differences in quality between the layouts may be mostly noise ({overall}){front}."
-    if found.orders_top:
-        return f" Quality orders the layouts ({overall}), the best third too ({found.top_third:.2f}){front}."
+    if reliability.orders_top:
+        return f" Quality orders the layouts ({overall}), the best third too ({reliability.top_third:.2f}){front}."
     return (
         f" Quality tells good layouts from bad ({overall}); that it orders the best third is not shown"
-        f" ({found.top_third:.2f}){front}."
+        f" ({reliability.top_third:.2f}){front}."
     )
 
 

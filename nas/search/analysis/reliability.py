@@ -18,8 +18,8 @@ _LEAST = 9
 """Candidates from which it is said whether qualities order them: a third of them is three."""
 _RELIABLE = 0.5
 """Reliability below which more than half of the variance between candidates is noise."""
-_ERROR = 0.05
-"""Chance that qualities are said to order candidates that are all equal."""
+_ERROR = 0.025
+"""Chance of each of the two statements, of all candidates and of the best third, where these are all equal."""
 _KNOWN = 10**6
 """Degrees of freedom of a deviation that is known."""
 
@@ -36,7 +36,7 @@ class QualityReliability(BaseModel):
     top_third: float | None = Field(description="of the third of highest quality; null for fewer than three in it")
     orders: bool | None = Field(
         description="whether qualities order the candidates: reliability of 0.5, and more variance than noise alone has"
-        " in 95 % of studies (F test); null for fewer than nine"
+        " in 97.5 % of studies (F test); null for fewer than nine"
     )
     orders_top: bool | None = Field(description="the same within the best third")
     front_noise: float | None = Field(
@@ -88,19 +88,19 @@ def top_scale(study: StudySnapshot) -> QualityScale | None:
     return None if stored is None else QualityScale.model_validate(stored)
 
 
-def _exceeds_noise(pairs: Sequence[tuple[float, float]], found: float | None, dof: int | None) -> bool:
+def _exceeds_noise(pairs: Sequence[tuple[float, float]], share: float | None, dof: int | None) -> bool:
     """Returns whether values with stated deviations are reliable, and differ by more than that (F test).
 
     Args:
         pairs: values with their standard deviations.
-        found: their reliability.
+        share: their reliability.
         dof: degrees of freedom of the deviations; None: they are known.
     """
     from scipy.special import fdtri  # type: ignore[import-untyped]
 
     values, sds = zip(*pairs, strict=True)
     least = fdtri(len(pairs) - 1, dof or _KNOWN, 1 - _ERROR) * fmean(sd * sd for sd in sds)
-    return found is not None and found >= _RELIABLE and variance(values) > least
+    return share is not None and share >= _RELIABLE and variance(values) > least
 
 
 def _reliability(study: StudySnapshot) -> QualityReliability | None:
