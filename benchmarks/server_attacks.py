@@ -224,9 +224,14 @@ def run(name: str, seconds: float) -> dict[str, Any]:
         }
         assert all(person.ask() for person in people.values()), "it does not serve before the attack"
         target = json.dumps({"port": httpx.URL(url).port, "reader": reader})
+        files = process.num_fds()
         attacker = subprocess.Popen([sys.executable, __file__, name, "--target", target], start_new_session=True)
         stack.callback(attacker.wait)
         stack.callback(attacker.kill)
+        deadline = time.monotonic() + _START_S
+        while process.num_fds() < files + FLOODERS // 4:
+            assert time.monotonic() < deadline, "the attack did not begin"
+            time.sleep(0.05)
         stop = threading.Event()
         threads = [threading.Thread(target=person.run, args=(stop,)) for person in people.values()]
         for thread in threads:
