@@ -213,8 +213,8 @@ def _attention_rules(attention: list[Block], arch: str | None) -> Iterable[str]:
         if arch != "olmo2":
             yield from one_per_model("RoPE base", blocks, lambda block: block.get("rope_theta"))
         yield from one_per_model("scaling of RoPE (rope_factor)", blocks, lambda block: block.get("rope_factor"))
-        for name in ("rope_tokens", "rope_yarn"):
-            yield from one_per_model(f"scaling of RoPE ({name})", blocks, lambda block, name=name: block.get(name))
+        yield from one_per_model("scaling of RoPE (rope_tokens)", blocks, lambda block: block.get("rope_tokens"))
+        yield from one_per_model("scaling of RoPE (rope_yarn)", blocks, lambda block: block.get("rope_yarn"))
     yield from one_per_model("part of a head that RoPE turns", attention, lambda block: block.int("rope_dim"))
     if any(block.kind == "swa" and block.get("sink") for block in attention):
         yield "attention sinks: lfm2 has none"

@@ -630,8 +630,7 @@ class _Stock:
         return options.rope(self.base, part_of=part_of, rope=rope), options.scores(rope)
 
     def _names(self, layout: Layout) -> Iterator[TensorName]:
-        centred = {"centred": 1} if self.centred else {}
-        yield replace(weight_name("embed", "model.embed_tokens"), **centred)
+        yield replace(weight_name("embed", "model.embed_tokens"), centred=1 if self.centred else None)
         for i, layer in enumerate(layout.layers):
             ours, theirs = f"layers.{i}", f"model.layers.{i}"
             for norm, name in self.norms.items():
@@ -1016,8 +1015,8 @@ def _lfm3_names(layout: Layout, kinds: list[str], orders: Mapping[str, tuple[int
             turned = name.ours[0].partition(".")[0] in ("q", "k", "q_norm", "k_norm")
             order = orders[kind] if turned else ()
             yield replace(name, order=order).under(f"{ours}.mixers.0", theirs)
-        for name, their_name in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
-            yield weight_name(f"{ours}.ffn.{name}", f"{theirs}.feed_forward.{their_name}")
+        for part, their_part in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+            yield weight_name(f"{ours}.ffn.{part}", f"{theirs}.feed_forward.{their_part}")
     yield weight_name("norm", "model.embedding_norm")
     if not layout.tied:
         yield weight_name("head", "lm_head")
