@@ -188,10 +188,15 @@ def scheme_of(address: str) -> str:
 
     Raises:
         UnknownName: no such transport.
+        InvalidInput: none is named.
     """
     scheme, colon, rest = address.partition(":")
     complete = not colon or rest in ISA_FEATURES if scheme == LOCAL else bool(colon)
     if scheme not in TRANSPORTS or not complete:
-        forms = [f"{name}:..." for name in TRANSPORTS if name != LOCAL]
+        names = [name for name in TRANSPORTS if name != LOCAL]
+        if address != LOCAL and address.isalnum() and address not in names:  # such as the serial number of a phone
+            meant = " or ".join(f"{name}:{address}" for name in names)
+            raise InvalidInput(f"{address!r} says no kind of device; did you mean {meant}?")
+        forms = [f"{name}:..." for name in names]
         raise UnknownName("kind of device address", address, forms)
     return scheme

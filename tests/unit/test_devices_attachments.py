@@ -82,8 +82,13 @@ def test_this_machine_is_served_where_it_is_wanted(attachments: Attachments) -> 
 
 @pytest.mark.parametrize("address", ["box", "telnet:box", "local:x", "", ":", "ssh"])
 def test_addresses_of_no_kind(address: str, tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="ssh:"):
+    with pytest.raises(InvalidInput, match="ssh:"):
         open_transport(address, tmp_path)
+
+
+def test_a_serial_number_alone_is_answered_with_addresses(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="did you mean adb:R5CT1234567 or ssh:R5CT1234567"):
+        open_transport("R5CT1234567", tmp_path)
 
 
 def test_each_kind_of_address_has_its_transport(tmp_path: Path) -> None:
