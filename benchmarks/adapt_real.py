@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,17 +87,24 @@ def rows(record: dict[str, Any]) -> str:
     report = record["report"]
     model, budget = report["teacher"], next(iter(report["budgets"]))
     base = model["measured"][budget]
-    children = {row["layout"]: row for row in [report["child"], *record["curve"]]}
+    children = {row["layout"]: row for row in [*record["curve"], report["child"]]}
     names = [*report["text"], "all"]
-    lines = [["the model", "1.00", f"{1e3 * base:.2f}", f"{model['bits_per_byte']:.3f}", *["-" for _ in names]]]
+    lines = [["the model", "1.00", f"{base:.2f}", f"{model['bits_per_byte']:.3f}", *["" for _ in names], ""]]
     for row in sorted(children.values(), key=lambda row: -row["measured"][budget]):
-        value = row["measured"][budget]
+        value, before = row["measured"][budget], row.get("bits_per_byte_before_healing")
         changes = [_percent(row["bits_per_byte_change"][name]) for name in names]
-        lines.append(
-            [f"`{row['layout']}`", f"{base / value:.2f}", f"{1e3 * value:.2f}", f"{row['bits_per_byte']:.3f}", *changes]
-        )
-    head = ["model", "decode, times as fast", "ms a token", "bits per byte", *names]
-    return table(head, lines)
+        unhealed = "" if before is None else f"{before / model['bits_per_byte'] - 1:+.1%}"
+        figures = [f"{base / value:.2f}", f"{value:.2f}", f"{row['bits_per_byte']:.3f}", *changes, unhealed]
+        lines.append([_replaced(row["choice"]), *figures])
+    head = ["what is replaced", "decode, times as fast", "ms a token", "bits per byte"]
+    return table([*head, *(f"{name}, change" for name in names), "all, before healing"], lines)
+
+
+def _replaced(choice: list[list[Any]]) -> str:
+    """Returns how many blocks became which."""
+    defaults = re.compile(r"qk_norm=0,?|rope_theta=\d+,?|\(\)")
+    counts = Counter(defaults.sub("", defaults.sub("", block or "none")) for _, _, block in choice)
+    return ", ".join(f"{count} `{name}`" for name, count in counts.most_common())
 
 
 def _percent(change: list[float | None]) -> str:
