@@ -110,13 +110,15 @@ def _study(rng: np.random.Generator, *, alike: bool) -> tuple[Headline | None, f
 class _Alike(FakeRuntime):
     """Gives every layout the figures of one."""
 
-    def _figures(self, layout: Layout) -> dict[str, float]:
-        return super()._figures(Layout.parse(_SPACE["references"]["published"]))
+    def _figures(self, layout: Layout, quantisation: str) -> dict[str, float]:
+        return super()._figures(Layout.parse(_SPACE["references"]["published"]), quantisation)
 
 
 def _latency(runtime: FakeRuntime, layout: Layout) -> float:
     """Returns the true latency: first token, then 16 tokens of the time that the protocol counts."""
-    made = fake_runner.report(runtime._figures(layout), Namespace(prompt=64, gen=16, context=80))
+    made = fake_runner.report(
+        runtime._figures(layout, runtime.quantisations[0]), Namespace(prompt=64, gen=16, context=80)
+    )
     decode = made["decode_ns"]
     assert isinstance(decode, list) and isinstance(made["ttft_ms"], float)
     return made["ttft_ms"] + 16 * min(decode) / 1e6

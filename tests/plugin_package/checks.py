@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
-from hilnas_plugin.modules import S4D, constant_scan, reference_geglu, reference_s4d
+from hilnas_plugin.modules import S4D, constant_scan, reference_reglu, reference_s4d
 from hypothesis import given, settings
 
 from nas.cli.space import sampler
@@ -36,13 +36,13 @@ from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 from nas.train.scaling.candidates import scaled_mixer
 
-LAYOUT = Layout.parse("d64 v300 ffn=geglu:96 [S4 A2/1 S4+swiglu:64]")
+LAYOUT = Layout.parse("d64 v300 ffn=reglu:96 [S4 A2/1 S4+swiglu:64]")
 
 
-class TestGeGLU(FeedForwardContract):
-    kind = "geglu"
-    examples = ("geglu:32", "geglu:96")
-    reference = staticmethod(reference_geglu)
+class TestReGLU(FeedForwardContract):
+    kind = "reglu"
+    examples = ("reglu:32", "reglu:96")
+    reference = staticmethod(reference_reglu)
 
 
 class TestS4D(MixerContract):
@@ -82,7 +82,7 @@ def test_a_space_of_these_kinds_is_read_and_sampled(tmp_path: Path) -> None:
     text = (
         space_text("lfm2-demo")
         .replace("  conv:\n    kernel: [3, 4]\n", "  s4d: {state: [4, 8]}\n")
-        .replace("moe:", "geglu:")
+        .replace("moe:", "reglu:")
     )
     text = text.replace("    experts: 8\n    top_k: 2\n    width: [192, 256, 320]\n", "    width: [1024, 1536]\n")
     text = text.replace("  conv: {min: 1} # stock llama.cpp needs one of each; see lfm2.yaml\n", "  s4d: {min: 1}\n")
@@ -94,7 +94,7 @@ def test_a_space_of_these_kinds_is_read_and_sampled(tmp_path: Path) -> None:
     draw = sampler(space)
     rng = np.random.default_rng(0)
     kinds = {block.kind for _ in range(8) for layer in draw.draw(rng).layers for block in layer.blocks}
-    assert {"s4d", "geglu"} <= kinds
+    assert {"s4d", "reglu"} <= kinds
 
 
 @settings(max_examples=30, deadline=None)
@@ -111,10 +111,10 @@ def test_their_version_is_in_the_keys_of_results(monkeypatch: pytest.MonkeyPatch
         )  # fmt: skip
         return [job.key, export_key(LAYOUT, RUNTIMES["executorch"], "8da4w", "random:0")]
 
-    assert LAYOUT.plugin_versions == {"s4d": "1.0", "geglu": "1.0"}  # of the distribution
+    assert LAYOUT.plugin_versions == {"s4d": "1.0", "reglu": "1.0"}  # of the distribution
     before = keys()
-    monkeypatch.setattr(type(BLOCKS["geglu"]), "version", "2")
-    assert LAYOUT.plugin_versions == {"s4d": "1.0", "geglu": "2"}
+    monkeypatch.setattr(type(BLOCKS["reglu"]), "version", "2")
+    assert LAYOUT.plugin_versions == {"s4d": "1.0", "reglu": "2"}
     assert not set(before) & set(keys())
 
 
@@ -129,7 +129,7 @@ def test_a_proxy_is_trained(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_larger_model_grows_from_a_smaller_one() -> None:
-    small, large = LAYOUT, Layout.parse("d128 v300 untied ffn=geglu:200 [S4 A4/1 S4 S4+swiglu:128]")
+    small, large = LAYOUT, Layout.parse("d128 v300 untied ffn=reglu:200 [S4 A4/1 S4 S4+swiglu:128]")
     model = Model(small, 3).eval()
     larger, growth = grow(small, model.state_dict(), large, seed=1)
     tokens = torch.randint(96, (1, 12), generator=torch.Generator().manual_seed(0))
@@ -140,12 +140,12 @@ def test_a_larger_model_grows_from_a_smaller_one() -> None:
 
 @torch.no_grad()
 def test_what_cannot_grow_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    more_states = Layout.parse("d64 v300 ffn=geglu:96 [S8 A2/1 S4+swiglu:64]")
+    more_states = Layout.parse("d64 v300 ffn=reglu:96 [S8 A2/1 S4+swiglu:64]")
     state = Model(LAYOUT, 3).state_dict()
     assert "the number of states differs" in "".join(grow(LAYOUT, state, more_states, seed=1)[1].changes)
-    monkeypatch.setattr(MODULES["geglu"], "grow", BlockModule.grow)
-    wider = Layout.parse("d64 v300 ffn=geglu:128 [S4 A2/1 S4+swiglu:64]")
-    assert "its module has no `grow` for geglu blocks" in "".join(grow(LAYOUT, state, wider, seed=1)[1].changes)
+    monkeypatch.setattr(MODULES["reglu"], "grow", BlockModule.grow)
+    wider = Layout.parse("d64 v300 ffn=reglu:128 [S4 A2/1 S4+swiglu:64]")
+    assert "its module has no `grow` for reglu blocks" in "".join(grow(LAYOUT, state, wider, seed=1)[1].changes)
 
 
 def test_a_kind_scales_in_a_family_as_in_proxies() -> None:
@@ -159,7 +159,7 @@ def test_both_runtimes_carry_it_and_llama_cpp_says_why_not_the_feed_forward() ->
     assert found.verdict == "patched" and "S4D layers are in no stock architecture" in found.reasons
     refused = RUNTIMES["llama.cpp"].supports(LAYOUT)
     assert refused.verdict == "no"
-    assert refused.reasons == ("geglu blocks: neither the stock build nor the patched one has them",)
+    assert refused.reasons == ("reglu blocks: neither the stock build nor the patched one has them",)
 
 
 def test_its_patch_is_part_of_the_build_and_its_tensors_of_the_file(tmp_path: Path) -> None:
@@ -177,17 +177,17 @@ def test_the_released_folder_holds_its_code(tmp_path: Path) -> None:
     names = {Path(file.path).name for file in files.files}
     assert {"hilnas_plugin_modules.py", "nn_ssd.py", "modeling_hilnas.py", "model.safetensors"} <= names
     text = (tmp_path / "m" / "transformers" / "nn_kinds.py").read_text()
-    assert "from .hilnas_plugin_modules import GeGLU as _geglu\n" in text and '    "s4d": _s4d,\n' in text
+    assert "from .hilnas_plugin_modules import ReGLU as _reglu\n" in text and '    "s4d": _s4d,\n' in text
     assert files.loads["llama.cpp"].startswith("none: ")
 
 
 def test_a_module_that_needs_more_than_a_release_has_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULES["geglu"], "release_code", "hilnas_plugin.llama_cpp:S4D")
+    monkeypatch.setattr(MODULES["reglu"], "release_code", "hilnas_plugin.llama_cpp:S4D")
     with pytest.raises(Unsupported, match=r"cannot contain hilnas_plugin.llama_cpp: it imports nas\.measure"):
         write_files(tmp_path / "m", LAYOUT, RandomWeights(3), FileOptions(gguf=()), print)
 
 
 def test_pages_draw_it_in_its_colour() -> None:
     drawn = str(layout_strip(layout_view(LAYOUT, 64).layers, "strip"))
-    assert hue("geglu") == BLOCKS["geglu"].hue == 8
+    assert hue("reglu") == BLOCKS["reglu"].hue == 8
     assert "hue-8" in drawn and f"hue-{hue('s4d')}" in drawn and 11 <= hue("s4d") <= 14

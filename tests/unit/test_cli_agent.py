@@ -176,7 +176,7 @@ def test_attached_devices_are_listed(home: Path) -> None:
     assert "no database" in nas("device", "list").err
     own_attachments().add(Attachment(address="adb:R5CT1", id="pixel-1", tags=("phone",)))
     listed = nas("device", "list")
-    assert listed.code == 0 and "pixel-1\t\tattached\t\t\t\t\tadb:R5CT1\t\tphone\t\tnever" in listed.out
+    assert listed.code == 0 and "pixel-1\t\tattached\t\t\t\t\t\tadb:R5CT1\t\tphone\t\tnever" in listed.out
     assert "nas agent run" in listed.err
     found = json.loads(nas("device", "list", "--json").out)
     assert (found["devices"], found["attached"][0]["tags"]) == ([], ["phone"])

@@ -69,6 +69,9 @@ def test_what_is_exported_comes_in_again(arch: str, quantisation: Any, tmp_path:
     before, after = load_file(checkpoint.path), load_file(tmp_path / "again.safetensors")
     assert before.keys() == after.keys()
     for name, tensor in before.items():
+        if name == "embed.weight" and arch.startswith("gemma"):  # the file's are divided by the root of the width
+            assert torch.allclose(after[name], tensor, rtol=1e-6 if quantisation == "f32" else 2**-10, atol=1e-6)
+            continue
         rounded = tensor.half().float() if quantisation == "f16" and tensor.dim() > 1 else tensor
         assert torch.equal(after[name], rounded) or torch.equal(after[name], tensor), name
 
@@ -163,7 +166,7 @@ def test_bad_headers_cost_a_line(content: bytes, problem: str, tmp_path: Path) -
     [
         (lambda writer: writer.add_block_count(0), "block_count must be in"),
         (lambda writer: writer.add_uint32("llama.mystery", 1), "llama.mystery"),
-        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN), "yarn"),
+        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "longrope"),
         (lambda writer: writer.add_rope_dimension_count(8), "part of each head"),
         (lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32)), "biases"),
         (lambda writer: writer.add_tensor("blk.0.extra.weight", np.zeros(64, np.float32)), "blk.0.extra.weight"),

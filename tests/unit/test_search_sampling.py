@@ -202,8 +202,8 @@ def _kernel(layout: Layout) -> tuple[tuple[str, object], ...]:
     [
         ("d128 v1024 ffn=swiglu:512 [C3 A8/4 C3]", "d_model 128 is none of [256]"),
         ("d256 v1024 untied ffn=swiglu:512 [C3 A8/4 C3]", "embeddings are not tied"),
-        ("d256 v1024 norms=both ffn=swiglu:512 [C3 A8/4 C3]", "layouts of a space have neither"),
-        ("d256 v1024 softcap=30 ffn=swiglu:512 [C3 A8/4 C3]", "layouts of a space have neither"),
+        ("d256 v1024 norms=both ffn=swiglu:512 [C3 A8/4 C3]", "norms behind blocks or bounded logits"),
+        ("d256 v1024 softcap=30 ffn=swiglu:512 [C3 A8/4 C3]", "norms behind blocks or bounded logits"),
         ("d256 v1024 ffn=swiglu:512 [C3 A8/4]", "depth 2 is none of [3, 4, 5, 6]"),
         ("d256 v1024 ffn=swiglu:512 [C3 C4 A8/4]", "conv: kernel must be the same in all layers"),
         ("d256 v1024 ffn=swiglu:512 [C5 A8/4*2]", "layer 0: C5: kernel 5 is none of [3, 4]"),

@@ -79,7 +79,11 @@ def test_good_file_is_read() -> None:
     ("old", "new", "line"),
     [
         ("  conv:\n", "  convv:\n", "mine.yaml:10: mixers.convv: unknown mixer block 'convv'; did you mean 'conv'?"),
-        ("  swiglu:\n", "  conv:\n", "mine.yaml:14: ffn.conv: unknown ffn block 'conv'; valid: moe, relu2, swiglu"),
+        (
+            "  swiglu:\n",
+            "  conv:\n",
+            "mine.yaml:14: ffn.conv: unknown ffn block 'conv'; valid: geglu, moe, relu2, swiglu",
+        ),
         ("  vocab: 1024\n", "  vocap: 1024\n", "mine.yaml:6: model.vocap: unknown key 'vocap'; did you mean 'vocab'?"),
         (
             "min: 1M",

@@ -1,1 +1,1 @@
-"""Two block kinds for hilnas: S4D, a mixer, and GeGLU, a feed-forward."""
+"""Two block kinds for hilnas: S4D, a mixer, and ReGLU, a feed-forward."""

@@ -38,14 +38,14 @@ class DiagonalStateSpace(BlockKind):
         return block
 
 
-class GeGLU(FeedForwardKind):
-    """`geglu:4608`: W_down (gelu(W_gate x) * W_up x) (Shazeer 2020, equation 6)."""
+class ReGLU(FeedForwardKind):
+    """`reglu:4608`: W_down (relu(W_gate x) * W_up x) (Shazeer 2020, equation 6)."""
 
-    name = "geglu"
-    letter = "geglu"
+    name = "reglu"
+    letter = "reglu"
     hue = 8
-    doc = "GeGLU feed-forward"
+    doc = "ReGLU feed-forward"
     matrices = 3
 
 
-S4D, GEGLU = DiagonalStateSpace(), GeGLU()
+S4D, REGLU = DiagonalStateSpace(), ReGLU()

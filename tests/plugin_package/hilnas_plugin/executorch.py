@@ -25,7 +25,7 @@ def _s4d(block: Block, d_model: int) -> tuple[Program, ...]:
     return (Program("s4d", f"{_MODULES}:S4D", sizes, constants, ((d_model, states, 1),)),)
 
 
-def _geglu(block: Block, d_model: int) -> tuple[Program, ...]:
+def _reglu(block: Block, d_model: int) -> tuple[Program, ...]:
     width = block.int("width")
     constants = (
         *norm_constants("norm", d_model, "ffn_norm.weight"),
@@ -34,7 +34,7 @@ def _geglu(block: Block, d_model: int) -> tuple[Program, ...]:
         Constant("down", (d_model, width), "int4", "ffn.down.weight"),
     )
     sizes = (("d_model", d_model), ("width", width))
-    return (Program("geglu", f"{_MODULES}:GeGLU", sizes, constants, inputs=1),)
+    return (Program("reglu", f"{_MODULES}:ReGLU", sizes, constants, inputs=1),)
 
 
-S4D, GEGLU = ExecuTorchKind(_s4d, stock=False), ExecuTorchKind(_geglu)
+S4D, REGLU = ExecuTorchKind(_s4d, stock=False), ExecuTorchKind(_reglu)

@@ -34,9 +34,9 @@ class S4D(ProgramModule):
         return residual + self.linear("out", g) * torch.sigmoid(self.linear("gate", g)), after
 
 
-class GeGLU(ProgramModule):
+class ReGLU(ProgramModule):
     """x [1, S, D] -> x + ffn(norm(x))."""
 
     def forward(self, x: Tensor) -> Outputs:
         h = self.norm(x)
-        return (x + self.linear("down", F.gelu(self.linear("gate", h)) * self.linear("up", h)),)
+        return (x + self.linear("down", F.relu(self.linear("gate", h)) * self.linear("up", h)),)

@@ -149,20 +149,19 @@ def reference_s4d(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
     return torch.stack(rows)
 
 
-class GeGLU(DenseFeedForward):
-    """W_down (gelu(W_gate x) * W_up x)."""
+class ReGLU(DenseFeedForward):
+    """W_down (relu(W_gate x) * W_up x)."""
 
     gated = True
 
     def hidden(self, x: Tensor) -> Tensor:
-        return F.gelu(self.gate(x)) * self.up(x)
+        return F.relu(self.gate(x)) * self.up(x)
 
 
-def reference_geglu(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
+def reference_reglu(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """The formula, one token at a time."""
     rows = []
     for x in h:
-        gate = weights["gate.weight"] @ x
-        gelu = gate * (1 + torch.erf(gate / 2**0.5)) / 2
-        rows.append(weights["down.weight"] @ (gelu * (weights["up.weight"] @ x)))
+        gate = (weights["gate.weight"] @ x).clamp_min(0)
+        rows.append(weights["down.weight"] @ (gate * (weights["up.weight"] @ x)))
     return torch.stack(rows)
