@@ -232,6 +232,9 @@ def tables() -> dict[str, str]:
         "pairs": pair_table(),
         "smart": adapt_smart.table_of(json.loads(adapt_smart.RECORDED.read_bytes())),
         "large": adapt_large.table_of(json.loads(adapt_large.RECORDED.read_bytes())),
+        "real": adapt_real.rows(json.loads(adapt_real.RECORDED.read_bytes())),
+        "tasks": adapt_tasks.rows(tasks := json.loads(adapt_tasks.RECORDED.read_bytes())),
+        "turns": adapt_tasks.transcript(tasks),
     }
 
 

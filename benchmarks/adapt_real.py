@@ -79,7 +79,8 @@ def run(folder: Path, budget: str, hours: float, front: int) -> None:
         "report": report,
         "curve": curve,
     }
-    write_durably(RECORDED, (json.dumps(record, indent=1) + "\n").encode())
+    written = json.dumps(record, indent=1).replace(f"{text}/", "")
+    write_durably(RECORDED, f"{written}\n".encode())
 
 
 def rows(record: dict[str, Any]) -> str:

@@ -25,6 +25,16 @@ CUT = "all => all.filter((each) => each.scrollWidth > each.clientWidth + 1).map(
 """Names of the elements whose content is wider than they are."""
 
 
+def cut(page: Page, selector: str) -> list[str]:
+    """Returns what is still cut off when scripts had two seconds to follow a new width."""
+    for _ in range(20):
+        names: list[str] = page.locator(selector).evaluate_all(CUT)
+        if not names:
+            break
+        page.wait_for_timeout(100)
+    return names
+
+
 @pytest.mark.parametrize(
     ("path", "title"),
     [
@@ -64,7 +74,7 @@ def test_tables_are_not_cut_off(page: Page, finished: str, path: str, tables: st
     page.goto(finished + path)
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
     expect(page.locator(tables).first).to_be_visible()
-    assert page.locator(tables).evaluate_all(CUT) == []
+    assert cut(page, tables) == []
 
 
 def test_a_family_is_readable_and_fits_a_phone(
@@ -83,10 +93,10 @@ def test_a_family_is_readable_and_fits_a_phone(
     expect_readable(page, finished.removesuffix("studies") + "families/demo", "demo")
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 800})
-        assert page.locator(".wide:has(table)").evaluate_all(CUT) == []
+        assert cut(page, ".wide:has(table)") == []
     expect_readable(page, finished.removesuffix("studies") + "families", "Families")
     page.set_viewport_size({"width": 390, "height": 800})
-    assert page.locator(".wide:has(table)").evaluate_all(CUT) == []
+    assert cut(page, ".wide:has(table)") == []
     for label in ("Built from", "Sizes", "Trained", "Built"):
         assert page.locator(f'td[data-label="{label}"]').evaluate("e => getComputedStyle(e).display") == "block"
 
