@@ -519,6 +519,22 @@ def test_healing_that_harms_is_undone(lab: Path, tmp_path: Path, text: list[Toke
         assert torch.equal(tensor, model.state_dict()[name]), name
 
 
+def test_healing_at_too_high_a_rate_is_done_again_at_a_tenth(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    lines: list[str] = []
+    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, Worker(torch.device("cpu"), lines.append))
+    choice = {Slot(0, "ffn"): None}
+    before = library.divergence(library.mix(choice))
+    healing = SETTINGS.healing.model_copy(update={"lr": 0.1})
+    model = heal(lambda: library.mix(choice), library, batches_of(text, healing), healing, tmp_path / "training")
+    after = library.divergence(model)
+    assert after < before
+    assert [line for line in lines if line.startswith("healing with lr 0.1 is undone: divergence")]
+    slower = SETTINGS.healing.model_copy(update={"lr": 0.01})
+    again = heal(lambda: library.mix(choice), library, batches_of(text, slower), slower, tmp_path / "slower")
+    assert library.divergence(again) == after, "from the same start"
+
+
 def test_a_child_keeps_the_budget_and_kills_do_not_change_it(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1031,7 +1047,8 @@ def test_a_healing_that_diverges_is_undone(lab: Path, tmp_path: Path, text: list
     healing = QUICK.healing.model_copy(update={"lr": 1e30})
     model = heal(lambda: library.mix({}), library, batches_of(text, healing), healing, tmp_path / "training")
     assert library.divergence(model) == 0
-    assert [line for line in lines if line.startswith("healing is undone: the loss is not finite")]
+    undone = [line for line in lines if "is undone: the loss is not finite" in line]
+    assert [line.partition(" is undone")[0] for line in undone] == ["healing with lr 1e+30", "healing with lr 1e+29"]
 
 
 def test_a_score_takes_windows_until_its_error_is_small(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:

@@ -58,8 +58,9 @@ def batches_of(sources: Sequence[Tokens], healing: Healing) -> Packed:
 def heal(start: Callable[[], Model], library: Library, text: Packed, healing: Healing, folder: Path) -> Model:
     """Returns a child, trained against the teacher's likeliest tokens; resumes from the checkpoint in `folder`.
 
-    A child that is nearly the teacher can be moved away from it by training on little text. If its divergence on the
-    text of scores has grown, or the training diverges, it gets its start weights back.
+    A child that is nearly the teacher is moved away from it by a rate that teaches weak children. If its divergence on
+    the text of scores has grown, or the training diverges, it is trained again from its start at a tenth of the rate;
+    if that does not help, it gets its start weights back.
 
     Args:
         start: assembles the child on the worker's device.
@@ -68,9 +69,24 @@ def heal(start: Callable[[], Model], library: Library, text: Packed, healing: He
         healing: settings.
         folder: of the checkpoint.
     """
-    teacher, worker = library.teacher, library.worker
     model = start()
     before = library.divergence(model)
+    for settings in (healing, healing.model_copy(update={"lr": healing.lr / 10})):
+        try:
+            after = library.divergence(_trained(model, library, text, settings, folder))
+            if after < before:
+                return model
+            reason = f"divergence {before:.4g} nats per token before, {after:.4g} after"
+        except CandidateFailed as error:
+            reason = str(error)
+        library.worker.log(f"healing with lr {settings.lr:g} is undone: {reason}")
+        model = start()
+    return model
+
+
+def _trained(model: Model, library: Library, text: Packed, healing: Healing, folder: Path) -> Model:
+    """Trains a child, and returns it in evaluation mode; raises CandidateFailed if it diverges."""
+    teacher, worker = library.teacher, library.worker
     tokens = text.sequences * text.length
     steps = max(1, round(healing.tokens / tokens))
     distilled = Distilled(teacher.model, healing.weight, healing.temperature, healing.k)
@@ -103,23 +119,15 @@ def heal(start: Callable[[], Model], library: Library, text: Packed, healing: He
     )
     checkpoint = TrainingCheckpoint(folder / f"{key}.safetensors", {"key": key}, interval_s=_CHECKPOINT_S)
     state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=1e-3), steps)
-    try:
-        fit(
-            state,
-            [phase],
-            [checkpoint],
-            worker,
-            name=f"the child of {model.layout.params.total:,} weights",
-            precision=lambda: precision_of(worker.device, healing.precision),
-        )
-    except CandidateFailed as error:
-        worker.log(f"healing is undone: {error}")
-        return start()
-    after = library.divergence(model.eval())
-    if not after < before:
-        worker.log(f"healing raised the divergence from {before:.4g} to {after:.4g} nats per token: it is undone")
-        return start()
-    return model
+    fit(
+        state,
+        [phase],
+        [checkpoint],
+        worker,
+        name=f"the child of {model.layout.params.total:,} weights",
+        precision=lambda: precision_of(worker.device, healing.precision),
+    )
+    return model.eval()
 
 
 def _digest(model: Model) -> str:
