@@ -68,9 +68,9 @@ def first_half(record: StudyRecord) -> StudyRecord:
     """Returns a study as if its search had ended after half of its proposals."""
     assert not record.named, "a second measurement is of the whole front"
     proposed = [number for number, row in record.records.items() if row.trial.origin != "reference"]
-    kept = {number: row for number, row in record.records.items() if number not in proposed[len(proposed) // 2 :]}
-    completions = [done for done in record.log.completions if done.trial in kept]
-    return replace(record, records=kept, log=replace(record.log, completions=completions))
+    records = {number: row for number, row in record.records.items() if number not in proposed[len(proposed) // 2 :]}
+    completions = [done for done in record.log.completions if done.trial in records]
+    return replace(record, records=records, log=replace(record.log, completions=completions))
 
 
 def archive_row(name: str, path: Path, record: StudyRecord) -> dict[str, str]:

@@ -99,13 +99,13 @@ def losses(layout: Layout, steps: int, seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         result = train(job, yield_hook=lambda: None, checkpoint_dir=Path(folder), device="cpu", log=lambda line: None)
         checkpoint = Checkpoint(weights_file(Path(folder), job.key), result.weights_sha256)
-        found = {"trained": fmean(loss for group, loss in result.losses.items() if "." not in group)}
+        losses = {"trained": fmean(loss for group, loss in result.losses.items() if "." not in group)}
         for kind in TYPES:
             file = Path(folder) / f"{kind}.gguf"
             LLAMA_CPP.export(exported_layout(job), kind, checkpoint, file)
-            found[kind] = loss(LLAMA_CPP.rounded(exported_layout(job), kind, checkpoint), job)
-            found[f"{kind} file"] = loss(FileModel(file, config.length), job)
-    return found
+            losses[kind] = loss(LLAMA_CPP.rounded(exported_layout(job), kind, checkpoint), job)
+            losses[f"{kind} file"] = loss(FileModel(file, config.length), job)
+    return losses
 
 
 def loss(model: nn.Module, job: TrainJob) -> float:

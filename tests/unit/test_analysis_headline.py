@@ -24,9 +24,9 @@ def lab(tmp_path: Path) -> LiveLab:
 
 
 def read(lab: LiveLab) -> Headline:
-    found = headline(Snapshots(lab.store).get("study"))
-    assert found is not None
-    return found
+    result = headline(Snapshots(lab.store).get("study"))
+    assert result is not None
+    return result
 
 
 def test_before_the_references_there_is_none(lab: LiveLab) -> None:
@@ -55,9 +55,9 @@ def test_where_nothing_beats_the_reference_the_first_exchange_is_named(lab: Live
     study = lab.study()
     lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
     first = lab.complete(study, 0.8, 0.5, 1.0)
-    found = read(lab)
-    assert found.best is None
-    assert found.text == (
+    result = read(lab)
+    assert result.best is None
+    assert result.text == (
         "1 layout on the front, none shown to be better than the published reference (measured once); nearest, trial"
         f" {first}: quality at least 0.17 lower, latency at least 49 % lower, memory 3.4 % lower to 3.5 % higher."
         " Too few layouts have a quality (1) to tell how far it orders them."
@@ -76,15 +76,15 @@ def test_the_best_is_named_with_its_gain_and_how_sure_it_is(lab: LiveLab) -> Non
     lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
     best = lab.complete(study, 1.0, 0.55, 0.71)
     lab.complete(study, 0.5, 0.5, 0.7)  # worse in quality: it beats nothing
-    found = read(lab)
-    assert (found.front, found.better, found.best) == (2, 1, best)
-    assert found.text == (
+    result = read(lab)
+    assert (result.front, result.better, result.best) == (2, 1, best)
+    assert result.text == (
         "1 of 2 layouts on the front is better than the published reference (measured once, with bounds that hold for"
         f" any of 2); trial {best}: quality 0.037 lower to 0.037 higher, latency at least 44 % lower, memory at least"
         " 26 % lower. Too few layouts have a quality (2) to tell how far it orders them."
     )
-    assert (found.second, found.confidence) == (False, 0.95)
-    assert [(gain.objective, gain.low is None, gain.high is None, gain.change) for gain in found.gains] == [
+    assert (result.second, result.confidence) == (False, 0.95)
+    assert [(gain.objective, gain.low is None, gain.high is None, gain.change) for gain in result.gains] == [
         ("quality", False, False, None),
         ("latency", True, False, None),
         ("memory", True, False, None),
@@ -120,9 +120,9 @@ def test_a_gain_within_the_noise_is_none(lab: LiveLab) -> None:
     study = lab.study()
     lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
     lab.complete(study, 1.005, 0.995, 0.999)
-    found = read(lab)
-    assert (found.front, found.better, found.best) == (1, 0, None)
-    assert found.text == (
+    result = read(lab)
+    assert (result.front, result.better, result.best) == (1, 0, None)
+    assert result.text == (
         "1 layout on the front, none shown to be better than the published reference (measured once); nearest, trial 1:"
         " quality 0.029 lower to 0.039 higher, latency 2.2 % lower to 1.2 % higher, memory 3.5 % lower to 3.4 % higher."
         " Too few layouts have a quality (1) to tell how far it orders them."
@@ -169,13 +169,13 @@ def test_what_is_said_is_of_the_second_measurement_alone(lab: LiveLab) -> None:
     again(lab, study, lucky, [(0.9, 0.8), (0.936, 0.8)])
     rescored(lab, study, reference, [1.0, 1.02, 0.98, 1.0])
     rescored(lab, study, lucky, [1.01, 1.04, 0.98, 1.01])
-    found = read(lab)
-    assert (found.second, found.best, found.better, found.confidence) == (True, lucky, 1, 0.95)
-    assert found.text.startswith(
+    result = read(lab)
+    assert (result.second, result.best, result.better, result.confidence) == (True, lucky, 1, 0.95)
+    assert result.text.startswith(
         f"Trial {lucky} is better than the published reference: quality 1.010 (0.990 to 1.030), latency 10 % lower,"
         " memory 20 % lower; by a second measurement, with 95 % intervals."
     )
-    changes = {gain.objective: gain.change for gain in found.gains}
+    changes = {gain.objective: gain.change for gain in result.gains}
     assert changes == pytest.approx({"quality": 0.01, "latency": -0.1, "memory": -0.2})
 
 
@@ -186,9 +186,9 @@ def test_luck_that_does_not_come_back_is_no_win(lab: LiveLab) -> None:
     name(lab, study, lucky)
     again(lab, study, reference, STEADY)
     again(lab, study, lucky, [(0.97, 1.0), (1.07, 1.0)])
-    found = read(lab)
-    assert (found.best, found.better, found.named) == (None, 0, lucky)
-    assert found.text.startswith(
+    result = read(lab)
+    assert (result.best, result.better, result.named) == (None, 0, lucky)
+    assert result.text.startswith(
         f"No layout is shown to be better than the published reference. Trial {lucky}, nearest before, cannot be told"
         " apart from it: quality was not measured again, latency"
     )
@@ -222,9 +222,9 @@ def test_others_that_are_better_are_named_and_one_that_broke_a_budget_is_not(lab
     for trial, latency in ((broken, 0.5), (first, 0.7), (second, 0.8), (third, 1.0)):
         again(lab, study, trial, [(latency, 1.0), (latency * 1.041, 1.0)])
     trials.add_event(lab.store, study, broken, EventKind.INFEASIBLE, {"reason": "on fresh seeds"})
-    found = read(lab)
-    assert (found.best, found.better) == (first, 2)
-    assert f"Better, too: trial {second}." in found.text
+    result = read(lab)
+    assert (result.best, result.better) == (first, 2)
+    assert f"Better, too: trial {second}." in result.text
 
 
 def test_a_loser_is_not_named_as_the_winner_where_others_are_better(lab: LiveLab) -> None:
@@ -235,9 +235,9 @@ def test_a_loser_is_not_named_as_the_winner_where_others_are_better(lab: LiveLab
     again(lab, study, reference, STEADY)
     for trial, latency in ((loser, 1.2), (first, 0.7), (second, 0.8)):
         again(lab, study, trial, [(latency, 1.0), (latency * 1.041, 1.0)])
-    found = read(lab)
-    assert (found.best, found.better, found.named) == (None, 2, loser)
-    assert found.text.startswith(
+    result = read(lab)
+    assert (result.best, result.better, result.named) == (None, 2, loser)
+    assert result.text.startswith(
         f"Trials {first} and {second} are better than the published reference. Trial {loser}, first before, is worse: "
     )
 

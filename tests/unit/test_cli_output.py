@@ -60,10 +60,10 @@ def test_a_front_has_intervals_and_says_how_it_is_sorted(capsys: pytest.CaptureF
     objectives = [
         {"name": name, "unit": "", "transform": kind} for name, kind in (("quality", "id"), ("latency", "log"))
     ]
-    found = {"objectives": objectives, "references": [], "front": [row], "reliability": None}
-    print_front(found)
+    front = {"objectives": objectives, "references": [], "front": [row], "reliability": None}
+    print_front(front)
     assert "\t1.004\t200\t" in capsys.readouterr().out
-    print_front(found, wide=True)
+    print_front(front, wide=True)
     printed = capsys.readouterr()
     assert "\t1.004 (1.000 to 1.008)\t200 (192 to 208)\t" in printed.out and "356M, 191M" in printed.out
     assert printed.err == "sorted by the hypervolume that each adds; in brackets 95 % intervals\n"

@@ -97,8 +97,8 @@ def test_tests_that_are_named_exist(page: Path) -> None:
     assert len(named) == text.count("::test_")
     for file, owner, test in named:
         indented = "    " if owner else ""
-        found = re.search(rf"^{indented}def {test}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE)
-        assert found, f"{file}: {owner}{test}"
+        definition = re.search(rf"^{indented}def {test}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE)
+        assert definition, f"{file}: {owner}{test}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -237,10 +237,10 @@ def test_a_hardware_model_learns_what_a_quantisation_costs() -> None:
     weights = np.array([layout.params.active * (1.9 if layout.quantisation == "q8_0" else 1) for layout in layouts])
     logs = np.log(1e-6 * weights + 0.1)
     seen, unseen = slice(0, 24), slice(24, None)
-    known = Measured(layouts[seen], logs[seen], np.full(len(logs[seen]), 0.001))
+    measured = Measured(layouts[seen], logs[seen], np.full(len(logs[seen]), 0.001))
     off = {}
     for names in ((), space.quantisations):
-        model = HardwareModel(Costs(Workload(prompt=64, gen=16), ("conv", "gqa", "swiglu"), "ms", names), known)
+        model = HardwareModel(Costs(Workload(prompt=64, gen=16), ("conv", "gqa", "swiglu"), "ms", names), measured)
         off[names] = np.abs(model.predict(layouts[unseen]).mean - logs[unseen]).max()
     assert off[space.quantisations] < 0.05 < off[()]
 
