@@ -8,7 +8,7 @@
     python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0]             SIGKILL at random moments
     python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
-    python -m benchmarks.adapt real FOLDER [--hours 1.2] [--front 0]            `benchmarks.adapt_real`, continues
+    python -m benchmarks.adapt real FOLDER [--budget B] [--front 0]             `benchmarks.adapt_real`, continues
     python -m benchmarks.adapt tasks FOLDER [--limit 200]                       `benchmarks.adapt_tasks`, of `real`
     python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
@@ -130,7 +130,6 @@ def main() -> None:
     parsers["kills"].add_argument("--seed", type=int, default=0)
     parsers["ablations"].add_argument("--minutes", type=float, default=8.0, help="no training starts after that")
     real.add_argument("--budget", default="decode_p50<=0.77x")
-    real.add_argument("--hours", type=float, default=1.2)
     real.add_argument("--front", type=int, default=0)
     parsers["tasks"].add_argument("--limit", type=int, default=200, help="questions of a task, at most")
     modes.add_parser("page")
@@ -352,7 +351,7 @@ def family_of(
 
 TINY = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
 TINY_SETTINGS = AdaptSettings(
-    library=LibrarySettings(tokens=1024, length=32, batch_tokens=256, score_tokens=256, recall_tokens=0),
+    library=LibrarySettings(tokens=1024, length=32, batch_tokens=256, score_tokens=256, score_length=32, recall_tokens=0),
     healing=Healing(tokens=2048, length=32, batch_tokens=256, lr=1e-4, weight=1.0, k=64),
     window=8,
     points=3,

@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct adapted to shares of its decode time on this machine: the curve of its children.
 
-    python -m benchmarks.adapt real FOLDER [--budget "decode_p50<=0.77x"] [--hours 1.2] [--front 0]
+    python -m benchmarks.adapt real FOLDER [--budget "decode_p50<=0.77x"] [--front 0]
 
 FOLDER/text/ holds what is trained and scored on, a folder for each source: documentation of the kernel, manual pages in
 English and German, and documentation of Python, from packages of Debian (`PACKAGES`, fetched by `apt-get download`).
@@ -42,10 +42,16 @@ _SOURCES = {
 """Source -> path below usr/share, and bytes at most."""
 _LARGEST, _SMALLEST = 300_000, 400
 _MARKUP = re.compile(r'^\.\\".*\n|\\f[BIRP]|\\-', re.MULTILINE)
-_SETTINGS = {"library": {"score_tokens": 8192}, "report_tokens": 65536}
+_SETTINGS = {
+    "library": {"tokens": 66560, "score_tokens": 5120, "recall_tokens": 2560},
+    "healing": {"tokens": 131072, "length": 512, "lr": 3e-5},
+    "recall": 1.0,
+    "report_tokens": 65536,
+}
+"""Tokens that two cores can take in an hour or two."""
 
 
-def run(folder: Path, budget: str, hours: float, front: int) -> None:
+def run(folder: Path, budget: str, front: int) -> None:
     """Adapts the model, or continues, and records what the children have and lose.
 
     Raises:
@@ -57,7 +63,7 @@ def run(folder: Path, budget: str, hours: float, front: int) -> None:
         _write_text(text)
     write_durably(config, json.dumps(_SETTINGS).encode())
     command = [str(Path(sys.executable).with_name("nas")), "adapt", str(fetch_smollm2()), "--config", str(config)]
-    command += ["--json", "-b", budget, "-o", str(result), "--library", str(folder / "library"), "--hours", str(hours)]
+    command += ["--json", "-b", budget, "-o", str(result), "--library", str(folder / "library")]
     command += [part for source in _SOURCES for part in ("-c", str(text / source))] + ["--front", str(front)]
     say(" ".join(command))
     began = time.monotonic()
@@ -69,11 +75,12 @@ def run(folder: Path, budget: str, hours: float, front: int) -> None:
     request = json.loads((result / "request.json").read_bytes())
     curve = [json.loads(path.read_bytes()) for path in sorted((result / "curve").glob("*.json"))]
     earlier = json.loads(RECORDED.read_bytes()) if RECORDED.is_file() else {}
-    runs = [entry for entry in earlier.get("runs", []) if earlier.get("teacher") == request["teacher"]]
+    same = (earlier.get("teacher"), earlier.get("settings")) == (request["teacher"], _SETTINGS)
+    runs = earlier["runs"] if same else []
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     record = {
         "teacher": request["teacher"],
-        "tokens": request["tokens"],
+        "settings": _SETTINGS,
         "precision": request["precision"],
         "runs": [*runs, {"budget": budget, "seconds": round(seconds), "peak_bytes": peak, "front": front}],
         "report": report,

@@ -162,6 +162,25 @@ EXAMPLES = {
         "d256 v512 ffn=swiglu:512 [X4*2]",
         "xLSTMLayer",
     ),
+    "linear attention": Example(
+        "K4",
+        "nas.model.nn.linear:reference_linear",
+        "Katharopoulos 2020",
+        "d256 v512 ffn=swiglu:512 [K8 K8(conv=4)]",
+    ),
+    "DeltaNet": Example(
+        "N4",
+        "nas.model.nn.deltanet:reference_deltanet",
+        "Yang 2024",
+        "d256 v512 ffn=swiglu:512 [N8 N8(conv=0)]",
+    ),
+    "Mamba": Example(
+        "H",
+        "nas.model.nn.mamba:reference_mamba",
+        "Gu 2023",
+        "d256 v512 ffn=swiglu:512 [H H(conv=0)]",
+        "MambaMixer",
+    ),
     "swiglu": Example(
         "swiglu:160",
         "nas.model.nn.swiglu:reference_swiglu",

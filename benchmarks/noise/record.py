@@ -1,6 +1,7 @@
 """Records raw runs of models on this machine, calm and with given work beside them.
 
     python -m benchmarks.noise.record [--folder FOLDER] [--runtime llama.cpp] [--threads 1] [--conditions idle loop]
+                                      [--subjects moe-30M]
 
 Each process is a fresh one. Of every subject, processes in which it takes turns with the reference model of its size
 alternate with processes of the subject alone and of the reference alone. One file a condition, so the script may be
@@ -86,17 +87,26 @@ parent = os.getppid()
 a, b = np.zeros(64_000_000), np.zeros(64_000_000)
 while os.getppid() == parent: b[:] = a
 """
+_COMPILE = """
+import os, pathlib, sysconfig
+parent = os.getppid()
+files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))
+while os.getppid() == parent:
+    for file in files: compile(file.read_bytes(), str(file), "exec", optimize=2)
+"""
 CONDITIONS: dict[str, Sequence[str]] = {
     "idle": (),
     "loop": (_LOOP,),
     "loops": (_LOOP,) * _FULL,
     "loops4": (_LOOP,) * 4,
+    "loops12": (_LOOP,) * 12,
     "bursts": (_BURST,) * _FULL,
     "hog": (_COPY,),
     "hogs": (_COPY,) * _FULL,
+    "compile": (_COMPILE,) * _FULL,
     "idle2": (),
 }
-"""Condition -> Python programs that run meanwhile: endless loops, loops that come and go, copies of memory."""
+"""Condition -> Python programs that run meanwhile: endless loops, loops that come and go, copies of memory, compilers."""
 
 
 def main() -> None:
@@ -105,10 +115,11 @@ def main() -> None:
     parser.add_argument("--runtime", choices=("llama.cpp", "executorch"), default="llama.cpp")
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="hilnas-noise-") as scratch:
-        machine = Machine(RUNTIMES[options.runtime], options.threads, Path(scratch))
+        machine = Machine(RUNTIMES[options.runtime], options.threads, options.subjects, Path(scratch))
         for condition in options.conditions:
             path = options.folder / f"{options.runtime}-{options.threads}-{condition}.jsonl.gz"
             if path.exists():
@@ -123,19 +134,21 @@ def main() -> None:
 
 
 class Machine:
-    """Runs all subjects with one runtime and number of threads.
+    """Runs subjects with one runtime and number of threads.
 
     Args:
         runtime: which.
         threads: of every process.
+        subjects: names of SUBJECTS.
         scratch: folder for model files.
     """
 
-    def __init__(self, runtime: Runtime, threads: int, scratch: Path) -> None:
-        self._runtime, self._scratch = runtime, scratch
+    def __init__(self, runtime: Runtime, threads: int, subjects: Sequence[str], scratch: Path) -> None:
+        self._runtime, self._subjects, self._scratch = runtime, subjects, scratch
         self._build = runtime.build(log=print, patched=runtime.name == "llama.cpp")
         self._plans: dict[tuple[str, str], tuple[Plan, dict[str, Path]]] = {}
-        for name, subject in SUBJECTS.items():
+        for name in subjects:
+            subject = SUBJECTS[name]
             layout = Layout.parse(subject.layout)
             workload = subject.workload.model_copy(update={"threads": threads})
             model = self._export(layout, f"{name}-model")
@@ -151,7 +164,8 @@ class Machine:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Runs every subject's processes; a row for each."""
-        for name, subject in SUBJECTS.items():
+        for name in self._subjects:
+            subject = SUBJECTS[name]
             alone = iter(itertools.chain.from_iterable([("model", "reference")] * subject.alone))
             for _ in range(subject.pairs):
                 yield self._row(name, "pair")

@@ -84,6 +84,7 @@ class Cell:
         held: share of intervals of all noise that hold the truth, calibrated on the idle machine.
         held_busy: the same, calibrated under the condition itself.
         width: half a median interval.
+        unknown: share of draws of which the protocol states no figure.
         plain: bias of the plain statistic of the same number of runs alone, as llama-bench would report it.
     """
 
@@ -95,18 +96,21 @@ class Cell:
     held: float
     held_busy: float
     width: float
+    unknown: float
     plain: float
 
 
 def cell(
     name: TimeName, recording: Recording, idle: Sequence[Recording], subject: str, draws: int, rng: random.Random
 ) -> Cell | None:
-    """Returns the errors of one figure; None where there are too few runs."""
+    """Returns the errors of one figure; None where there are too few runs, or none has a figure."""
     gen, threads, count = SUBJECTS[subject].workload.gen, recording.threads, REPETITIONS[name]
     pairs = recording.pairs(subject)
-    calm_pairs = [pair for each in idle for pair in each.pairs(subject)]
-    calm_models = [sample for each in idle for sample in each.alone(subject, "model")]
-    calm_references = [sample for each in idle for sample in each.alone(subject, "reference")]
+    if not pairs:
+        return None
+    calm_pairs = [pair for rest in idle for pair in rest.pairs(subject)]
+    calm_models = [sample for rest in idle for sample in rest.alone(subject, "model")]
+    calm_references = [sample for rest in idle for sample in rest.alone(subject, "reference")]
     clock = clock_of([*calm_models, *calm_references], threads)
     if name == "decode_p95" and gen * count < 1000:
         return None
@@ -124,7 +128,8 @@ def cell(
         for calibration in (calm, busy):
             figure = _figure(name, drawn, calibration, threads, gen)
             value, sd, low, high = figure.value, figure.log_sd, figure.low, figure.high
-            assert value is not None and sd is not None and low is not None and high is not None
+            if value is None or sd is None or low is None or high is None:
+                continue
             if calibration is busy:
                 held_busy += low <= truth <= high
                 continue
@@ -134,17 +139,20 @@ def cell(
             held += low <= truth <= high
             in_ms.append(math.log(value / truth))
             widths.append(math.log(high / low) / 2)
+    if len(errors) < 2:
+        return None
     alone = statistics.median(_plains(name, recording.alone(subject, "model"), "wall"))
     plain = alone / floor(_plains(name, calm_models, "wall"))
     return Cell(
         bias=100 * statistics.fmean(errors),
         sd=100 * statistics.stdev(errors),
         run_sd=100 * statistics.stdev(per_run),
-        ratio_held=ratio_held / draws,
+        ratio_held=ratio_held / len(errors),
         ms_bias=100 * statistics.fmean(in_ms),
-        held=held / draws,
-        held_busy=held_busy / draws,
+        held=held / len(errors),
+        held_busy=held_busy / len(errors),
         width=100 * statistics.median(widths),
+        unknown=1 - len(errors) / draws,
         plain=100 * math.log(plain),
     )
 
@@ -165,36 +173,40 @@ def table(recordings: Sequence[Recording], draws: int) -> str:
     rng = random.Random(0)
     lines: list[str] = []
     for runtime, threads in sorted({(recording.runtime, recording.threads) for recording in recordings}):
-        here = [each for each in recordings if (each.runtime, each.threads) == (runtime, threads)]
-        idle = [each for each in here if each.condition in IDLE]
+        group = [recording for recording in recordings if (recording.runtime, recording.threads) == (runtime, threads)]
+        idle = [recording for recording in group if recording.condition in IDLE]
         for subject, name in ((subject, name) for subject in SUBJECTS for name in TIMES if name in FIGURES):
-            rows = [(each, cell(name, each, idle, subject, draws, rng)) for each in here]
-            if not idle or not any(found for _, found in rows):
+            rows = [(recording, cell(name, recording, idle, subject, draws, rng)) for recording in group]
+            if not any(errors for _, errors in rows):
                 continue
             lines += [
                 f"### {FIGURES[name]} of {subject}, {runtime}, {threads} thread{'s' * (threads > 1)}",
                 "",
-                "| beside | ratio: bias | sd | one run | held | ms: bias | held | held, calibrated there | ± | plain |",
-                "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-                *(_line(each.condition, found) for each, found in rows if found),
+                "| beside | load | ratio: bias | sd | one run | held | ms: bias | held | held, calibrated there | ± "
+                "| no figure | plain |",
+                "| --- " * 12 + "|",
+                *(_line(recording, errors) for recording, errors in rows if errors),
                 "",
             ]
-    waits = [(each, [row["load"] < CALM_LOAD for row in each.rows]) for each in recordings]
-    measured = ", ".join(
-        f"{each.condition} {100 * (1 - statistics.fmean(calm)):.0f} %"
-        for each, calm in waits
-        if (each.runtime, each.threads) == (recordings[0].runtime, recordings[0].threads)
+    started = [(recording.condition, statistics.fmean(row["load"] < CALM_LOAD for row in recording.rows))
+        for recording in recordings
+    ]
+    waits = ", ".join(
+        f"{condition} {statistics.fmean(1 - share for other, share in started if other == condition):.0%}"
+        for condition in sorted(dict(started))
     )
     return "\n".join(
-        [*lines, f'Share of runs that a rule "wait until the load is below {CALM_LOAD}" would not start: {measured}.']
-    )
-
-
-def _line(condition: str, found: Cell) -> str:
-    return (
-        f"| {condition} | {found.bias:+.1f} | {found.sd:.1f} | {found.run_sd:.1f} | {found.ratio_held:.0%} | "
-        f"{found.ms_bias:+.1f} | {found.held:.0%} | {found.held_busy:.0%} | {found.width:.1f} | {found.plain:+.1f} |"
+        [*lines, f'Share of runs that a rule "wait until the load is below {CALM_LOAD}" would not start: {waits}.']
     ).replace("%", " %")
+
+
+def _line(recording: Recording, errors: Cell) -> str:
+    load = statistics.median(row["load"] for row in recording.rows)
+    return (
+        f"| {recording.condition} | {load:.0f} | {errors.bias:+.1f} | {errors.sd:.1f} | {errors.run_sd:.1f} | "
+        f"{errors.ratio_held:.0%} | {errors.ms_bias:+.1f} | {errors.held:.0%} | {errors.held_busy:.0%} | "
+        f"{errors.width:.1f} | {errors.unknown:.0%} | {errors.plain:+.1f} |"
+    )
 
 
 def main() -> None:

@@ -94,6 +94,10 @@ PLANTED_GLA = Layout.parse("d256 v512 ffn=swiglu:512 [G8 G8]")
 """A layout for `GLA_FAULTS`."""
 PLANTED_MLSTM = Layout.parse("d256 v512 ffn=swiglu:512 [X4 X4]")
 """A layout for `MLSTM_FAULTS`."""
+PLANTED_SUMS = Layout.parse("d256 v512 ffn=swiglu:512 [K8(conv=4) N8 N8(conv=0)]")
+"""A layout for `SUM_FAULTS`."""
+PLANTED_MAMBA = Layout.parse("d256 v512 ffn=swiglu:512 [H H(conv=0)]")
+"""A layout for `MAMBA_FAULTS`."""
 PLANTED_PARTS = Layout.parse("d256 v512 ffn=moe:8x2:64(shared=2) [A8/4(canon=4)+relu2:512 C3 W4/2@32(canon=3)]")
 """A layout for `PART_FAULTS`."""
 PLANTED_LATENT = Layout.parse("d256 v512 ffn=relu2:512 [L4/64 L4/64(query=96)]")
@@ -139,12 +143,6 @@ def _shift_kv_heads(state: State) -> None:
             weight.copy_(weight.roll(_HEAD, 0))
 
 
-def _shift_convolution(state: State) -> None:
-    for name, weight in state.items():
-        if name.endswith("conv.weight"):
-            weight.copy_(weight.roll(1, 1))
-
-
 def _forget_qk_norm_weights(state: State) -> None:
     for name, weight in state.items():
         if name.endswith(("q_norm.weight", "k_norm.weight")):
@@ -187,13 +185,13 @@ def _swap_gate_and_up(state: State) -> None:
             gate.copy_(copy)
 
 
-def _roll(ending: str, rows: int) -> Edit:
-    """Returns an edit that moves the rows of every tensor whose name ends so."""
+def _roll(ending: str, places: int, dim: int = 0) -> Edit:
+    """Returns an edit that moves the rows, or columns, of every tensor whose name ends so."""
 
     def edit(state: State) -> None:
         for name, weight in state.items():
             if name.endswith(ending):
-                weight.copy_(weight.roll(rows, 0))
+                weight.copy_(weight.roll(places, dim))
 
     return edit
 
@@ -218,10 +216,10 @@ def _swap_b_and_c(state: State) -> None:
             b_and_c.copy_(b_and_c.roll(16, 0))
 
 
-def _shift_canon(state: State) -> None:
+def _swap_b_and_c_of_channels(state: State) -> None:
     for name, weight in state.items():
-        if name.endswith("canon.weight"):
-            weight.copy_(weight.roll(1, 1))
+        if name.endswith("x_proj.weight"):
+            weight[-32:] = weight[-32:].roll(16, 0)
 
 
 def _forget_shared_experts(state: State) -> None:
@@ -255,7 +253,7 @@ def _forget_shared_key(state: State) -> None:
 FAULTS = (
     Fault("RoPE base", layout=("A8/4", "A8/4(rope_theta=10000)")),
     Fault("KV-head map", _shift_kv_heads),
-    Fault("convolution shifted by one", _shift_convolution),
+    Fault("convolution shifted by one", _roll("conv.weight", 1, dim=1)),
     Fault("QK-norm missing", layout=("A8/4", "A8/4(qk_norm=0)")),
     Fault("QK-norm without its weights", _forget_qk_norm_weights),
     Fault("layers swapped", _swap_layers),
@@ -285,7 +283,7 @@ MAMBA2_FAULTS = (
     Fault("B and C swapped", _swap_b_and_c),
     Fault("step bias missing", _fill("dt_bias", 0.0)),
     Fault("skip missing", _fill(".D", 0.0)),
-    Fault("convolution shifted by one", _shift_convolution),
+    Fault("convolution shifted by one", _roll("conv.weight", 1, dim=1)),
     Fault("norm without its weights", _fill("mixers.0.norm.weight", 1.0)),
     Fault("layers swapped", _swap_layers),
     Fault("stale state", earlier=40),
@@ -298,7 +296,7 @@ GDN_FAULTS = (
     Fault("beta of other heads", _roll("beta.weight", 1)),
     Fault("beta always one half", _fill("beta.weight", 0.0)),
     Fault("queries and keys of other heads", _roll("qkv.weight", _HEAD)),
-    Fault("convolution shifted by one", _shift_convolution),
+    Fault("convolution shifted by one", _roll("conv.weight", 1, dim=1)),
     Fault("norm without its weights", _fill("mixers.0.norm.weight", 1.0)),
     Fault("stale state", earlier=40),
 )
@@ -322,6 +320,28 @@ MLSTM_FAULTS = (
     Fault("stale state", earlier=40),
 )
 """For layouts like `PLANTED_MLSTM`."""
+
+SUM_FAULTS = (
+    Fault("queries and keys of other heads", _roll("qkv.weight", _HEAD)),
+    Fault("convolution shifted by one", _roll("conv.weight", 1, dim=1)),
+    Fault("beta of other heads", _roll("beta.weight", 1)),
+    Fault("beta always one half", _fill("beta.weight", 0.0)),
+    Fault("norm without its weights", _fill("mixers.0.norm.weight", 1.0)),
+    Fault("sums in place of corrections", layout=("N8(conv=0)", "K8")),
+    Fault("stale state", earlier=40),
+)
+"""For layouts like `PLANTED_SUMS`: linear attention and DeltaNet, eight heads of 32 numbers."""
+
+MAMBA_FAULTS = (
+    Fault("decays of other states", _roll("A_log", 1, dim=1)),
+    Fault("B and C swapped", _swap_b_and_c_of_channels),
+    Fault("step bias missing", _fill("dt_bias", 0.0)),
+    Fault("step sizes of a constant", _fill("dt_proj.weight", 0.0)),
+    Fault("skip missing", _fill(".D", 0.0)),
+    Fault("convolution shifted by one", _roll("conv.weight", 1, dim=1)),
+    Fault("stale state", earlier=40),
+)
+"""For layouts like `PLANTED_MAMBA`: 16 numbers of state."""
 
 LAYER_FAULTS = (
     Fault("cache of another layer", layout=("kv=1", "kv=0")),
@@ -349,7 +369,7 @@ LATENT_FAULTS = (
 
 PART_FAULTS = (
     Fault("convolution in front of attention missing", layout=("A8/4(canon=4)", "A8/4")),
-    Fault("its taps shifted by one", _shift_canon),
+    Fault("its taps shifted by one", _roll("canon.weight", 1, dim=1)),
     Fault("its window kept from an earlier text", earlier=40),
     Fault("shared experts forgotten", _forget_shared_experts),
     Fault("gate and up of shared experts swapped", _swap_shared_gate_and_up),
@@ -419,6 +439,8 @@ PLANTS = (
     (PLANTED_GDN, GDN_FAULTS),
     (PLANTED_GLA, GLA_FAULTS),
     (PLANTED_MLSTM, MLSTM_FAULTS),
+    (PLANTED_SUMS, SUM_FAULTS),
+    (PLANTED_MAMBA, MAMBA_FAULTS),
     (PLANTED_LATENT, LATENT_FAULTS),
     (PLANTED_PARTS, PART_FAULTS),
     (PLANTED_LAYERS, LAYER_FAULTS),

@@ -240,6 +240,65 @@ def _mlstm(block: Block, d_model: int) -> Program:
     return Program("mlstm", f"{MODULES}:MatrixLSTM", sizes, constants, ((heads, keys, size + 1),))
 
 
+def _convolved_heads(block: Block, d_model: int) -> tuple[list[Constant], tuple[tuple[int, ...], ...]]:
+    """Returns the constants of queries, keys and values with a convolution or none, and the state of that."""
+    inner, conv = block.int("heads") * block.int("head_dim"), block.int("conv")
+    constants = [
+        *norm_constants("norm", d_model, "mixer_norm.weight"),
+        Constant("qkv", (3 * inner, d_model), "int4", "mixers.{j}.qkv.weight"),
+        *tap_constants(conv, 3 * inner, "mixers.{j}.conv.weight"),
+        Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
+    ]
+    return constants, ((conv - 1, 3 * inner),) if conv else ()
+
+
+def _linear(block: Block, d_model: int) -> Program:
+    heads, size = block.int("heads"), block.int("head_dim")
+    constants, window = _convolved_heads(block, d_model)
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in ("heads", "head_dim", "conv")))
+    states = (*window, (heads, size, size + 1))
+    return Program("linear", f"{MODULES}:LinearAttention", sizes, tuple(constants), states)
+
+
+def _deltanet(block: Block, d_model: int) -> Program:
+    heads, size = block.int("heads"), block.int("head_dim")
+    constants, window = _convolved_heads(block, d_model)
+    further = (
+        Constant("length_ones", (1, size), "fill", value=1.0),
+        Constant("length_eps", (1,), "fill", value=1e-6),
+        Constant("beta", (heads, d_model), "matrix", "mixers.{j}.beta.weight"),
+        *norm_constants("out_norm", size, "mixers.{j}.norm.weight"),
+    )
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in ("heads", "head_dim", "conv")))
+    states = (*window, (heads, size, size))
+    return Program("deltanet", f"{MODULES}:DeltaNet", sizes, (*constants, *further), states)
+
+
+def _mamba(block: Block, d_model: int) -> Program:
+    names = ("state", "expand", "conv", "rank")
+    state, expand, conv, rank = (block.int(name) for name in names)
+    inner = expand * d_model
+    in_proj, x_proj = "mixers.{j}.in_proj.weight", "mixers.{j}.x_proj.weight"
+    constants = (
+        *norm_constants("norm", d_model, "mixer_norm.weight"),
+        Constant("value", (inner, d_model), "int4", in_proj, rows=(0, inner)),
+        Constant("gate", (inner, d_model), "int4", in_proj, rows=(inner, 2 * inner)),
+        *tap_constants(conv, inner, "mixers.{j}.conv.weight"),
+        *((Constant("conv_bias", (inner,), "bias", "mixers.{j}.conv.bias"),) if conv else ()),
+        Constant("low", (rank, inner), "matrix", x_proj, rows=(0, rank)),
+        Constant("b", (state, inner), "matrix", x_proj, rows=(rank, rank + state)),
+        Constant("c", (state, inner), "matrix", x_proj, rows=(rank + state, rank + 2 * state)),
+        Constant("step", (inner, rank), "matrix", "mixers.{j}.dt_proj.weight"),
+        Constant("dt_bias", (inner,), "bias", "mixers.{j}.dt_bias"),
+        Constant("decay", (inner, state), "decay", "mixers.{j}.A_log"),
+        Constant("skip", (inner,), "norm", "mixers.{j}.D"),
+        Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
+    )
+    window = ((conv - 1, inner),) if conv else ()
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
+    return Program("mamba", f"{MODULES}:Mamba", sizes, constants, (*window, (inner, state, 1)))
+
+
 def _swiglu(block: Block, d_model: int) -> Program:
     sizes = (("d_model", d_model), ("width", block.int("width")))
     constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), *_gated(block, d_model))
@@ -330,6 +389,9 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "gdn": ExecuTorchKind(lambda block, d_model: (_gdn(block, d_model),), stock=False),
         "gla": ExecuTorchKind(lambda block, d_model: (_gla(block, d_model),), stock=False),
         "mlstm": ExecuTorchKind(lambda block, d_model: (_mlstm(block, d_model),), stock=False),
+        "linear": ExecuTorchKind(lambda block, d_model: (_linear(block, d_model),), stock=False),
+        "deltanet": ExecuTorchKind(lambda block, d_model: (_deltanet(block, d_model),), stock=False),
+        "mamba": ExecuTorchKind(lambda block, d_model: (_mamba(block, d_model),), stock=False),
         "swiglu": ExecuTorchKind(lambda block, d_model: (_swiglu(block, d_model),)),
         "relu2": ExecuTorchKind(lambda block, d_model: (_relu2(block, d_model),)),
         "moe": ExecuTorchKind(_moe, mixture=True),

@@ -153,6 +153,10 @@ class ProgramModule(nn.Module):
         """Returns RMSNorm over the last dimension."""
         return x * self.inverse_rms(x, name) * self.number(f"{name}_weight")
 
+    def unit_length(self, x: Tensor) -> Tensor:
+        """Scales the last dimension to length 1."""
+        return x * torch.rsqrt(F.linear(x * x, self.number("length_ones"), self.number("length_eps")))
+
     def convolve(self, window: Tensor, length: int) -> Tensor:
         """Convolves causally by channel, [1, K - 1 + S, C] -> [1, S, C]; tap i meets the input K - 1 - i tokens ago."""
         taps = [self.number(one.name) for one in self.program.constants if one.role == "taps"]
@@ -160,6 +164,13 @@ class ProgramModule(nn.Module):
         for shift, tap in enumerate(taps[1:], 1):
             y = y + window.narrow(1, shift, length) * tap
         return y
+
+    def convolved(self, h: Tensor, past: Tensor | None) -> tuple[Tensor, Outputs]:
+        """Maps [1, S, C] -> [1, S, C], and returns the window after the chunk; without one, `h` as it is."""
+        if past is None:
+            return h, ()
+        window, length = torch.cat([past, h], 1), h.shape[1]
+        return self.convolve(window, length), (window.narrow(1, length, past.shape[1]),)
 
     def swiglu(self, h: Tensor) -> Tensor:
         """Returns W_down (silu(W_gate h) * W_up h)."""
@@ -310,10 +321,6 @@ class GatedDeltaNet(ProgramModule):
         out = residual + self.linear("out", y * F.silu(self.linear("gate", h)))
         return out, window.narrow(1, length, past.shape[1]), after
 
-    def unit_length(self, x: Tensor) -> Tensor:
-        """Scales the last dimension to length 1."""
-        return x * torch.rsqrt(F.linear(x * x, self.number("length_ones"), self.number("length_eps")))
-
 
 class GatedLinearAttention(ProgramModule):
     """x, residual [1, S, D], memory [H, N, N] -> the same; the recurrence is the runner's."""
@@ -349,6 +356,67 @@ class MatrixLSTM(ProgramModule):
         y = y - F.linear(y, self.number("out_norm_mean"))
         y = (y * self.inverse_rms(y, "out_norm")).view(1, length, heads * size) * self.number("out_norm_weight")
         return residual + self.linear("out", y * torch.sigmoid(self.linear("gate", h))), after
+
+
+class LinearAttention(ProgramModule):
+    """x, residual [1, S, D], memory [H, N, N + 1] -> the same; the recurrence is the runner's.
+
+    With a convolution in front also its window [1, K - 1, C] before the memory, in and out.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor, first: Tensor, second: Tensor | None = None) -> Outputs:
+        past, memory = (None, first) if second is None else (first, second)
+        h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
+        mixed, after = self.convolved(self.linear("qkv", h), past)
+        inner = shape[1] * shape[2]
+        q, k, v = (mixed.narrow(2, i * inner, inner).view(shape) for i in range(3))
+        one = torch.clamp(v.narrow(2, 0, 1), min=1.0, max=1.0)
+        y, memory = linear_attention(self.positive(q), self.positive(k), torch.cat([v, one], 2), one, memory)
+        # The runner divides queries by sqrt(N): what is read, and the sum, alike.
+        y = y.narrow(2, 0, shape[2]) / torch.clamp(y.narrow(2, shape[2], 1), min=1e-6 / math.sqrt(shape[2]))
+        return (residual + self.linear("out", y.reshape(1, x.shape[1], inner)), *after, memory)
+
+    def positive(self, x: Tensor) -> Tensor:
+        """Returns elu(x) + 1."""
+        return torch.clamp(x, min=0.0) + torch.clamp(x, max=0.0).exp()
+
+
+class DeltaNet(ProgramModule):
+    """x, residual [1, S, D], memory [H, N, N] -> the same; the recurrence is the runner's.
+
+    With a convolution in front also its window [1, K - 1, C] before the memory, in and out.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor, first: Tensor, second: Tensor | None = None) -> Outputs:
+        past, memory = (None, first) if second is None else (first, second)
+        h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
+        mixed, after = self.convolved(self.linear("qkv", h), past)
+        mixed, inner = F.silu(mixed), shape[1] * shape[2]
+        q, k, v = (mixed.narrow(2, i * inner, inner).view(shape) for i in range(3))
+        beta = torch.sigmoid(F.linear(h, self.number("beta"))).view(shape[:2])
+        kept = torch.clamp(beta, min=1.0).view(*shape[:2], 1)  # nothing decays
+        y, memory = delta_rule(self.unit_length(q), self.unit_length(k), v, kept, memory, beta)
+        y = self.norm(y, "out_norm").view(1, x.shape[1], inner)
+        return (residual + self.linear("out", y), *after, memory)
+
+
+class Mamba(ProgramModule):
+    """x, residual [1, S, D], memory [I, N, 1] -> the same; the recurrence is the runner's, with a channel as a head.
+
+    With a convolution in front also its window [1, K - 1, I] before the memory, in and out.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor, first: Tensor, second: Tensor | None = None) -> Outputs:
+        past, memory = (None, first) if second is None else (first, second)
+        h, length, states = self.norm(x), x.shape[1], self.program.size("state")
+        u, after = self.convolved(self.linear("value", h), past)
+        u = F.silu(u + self.number("conv_bias") if after else u)
+        step = F.softplus(F.linear(F.linear(u, self.number("low")), self.number("step")) + self.number("dt_bias"))
+        decay = (step.view(length, -1, 1) * self.number("decay")).exp()
+        b, c = (F.linear(u, self.number(name)).view(length, 1, states) for name in ("b", "c"))
+        y, memory = linear_attention(c * math.sqrt(states), b, (step * u).view(length, -1, 1), decay, memory)
+        y = y.view(1, length, -1) + u * self.number("skip")
+        return (residual + self.linear("out", y * F.silu(self.linear("gate", h))), *after, memory)
 
 
 class SwiGLU(ProgramModule):

@@ -13,6 +13,7 @@ from transformers.models.arcee.modeling_arcee import ArceeMLP
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
@@ -62,6 +63,22 @@ def _mamba2(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     weights = {names.get(name, name): tensor for name, tensor in weights.items()}
     weights["conv1d.weight"] = weights["conv1d.weight"][:, None]
     module = _loaded(Mamba2Mixer(config, layer_idx=0), weights)
+    return Twin(module, module)
+
+
+def _mamba(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    block = ours.block
+    config = transformers.MambaConfig(
+        hidden_size=d_model, num_hidden_layers=1, expand=block.int("expand"), state_size=block.int("state"),
+        conv_kernel=block.int("conv"), time_step_rank=block.int("rank"),
+    )  # fmt: skip
+    names = {
+        "conv.weight": "conv1d.weight", "conv.bias": "conv1d.bias", "out.weight": "out_proj.weight",
+        "dt_bias": "dt_proj.bias",
+    }  # fmt: skip
+    weights = {names.get(name, name): tensor for name, tensor in weights.items()}
+    weights["conv1d.weight"] = weights["conv1d.weight"][:, None]
+    module = _loaded(MambaMixer(config, layer_idx=0), weights)
     return Twin(module, module)
 
 
@@ -211,7 +228,7 @@ def _moe(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
 
 
 TWINS: dict[str, Callable[[Any, int, dict[str, Tensor]], Twin]] = {
-    "swa": _swa, "mla": _mla, "mamba2": _mamba2, "gdn": _gdn, "mlstm": _mlstm, "relu2": _relu2,
+    "swa": _swa, "mla": _mla, "mamba": _mamba, "mamba2": _mamba2, "gdn": _gdn, "mlstm": _mlstm, "relu2": _relu2,
     "moe": _moe,
 }  # fmt: skip
 """Kind -> what makes its twin."""

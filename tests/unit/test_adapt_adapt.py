@@ -30,6 +30,7 @@ from nas.core.replacement import RECALL_GROUP, Slot, assembled, block_name, lend
 from nas.infra.store.store import Store
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Worker
+from nas.model.nn.mixes import mix_of
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
 from nas.model.text.documents import read_sources
@@ -907,7 +908,7 @@ def test_too_little_text_is_refused(lab: Path, tmp_path: Path) -> None:
     assert "200 bytes would be held out" in refused(lab, tmp_path, corpus=tmp_path / "small.txt")
     (tmp_path / "repeated.txt").write_text(" ".join(["small"] * 1000))
     text = Vocabulary(lab / "tokenizer.json", LAYOUT.vocab).encode(" small" * 200)
-    wide = SETTINGS.library.model_copy(update={"length": 4 * len(text)})
+    wide = SETTINGS.library.model_copy(update={"score_length": 4 * len(text)})
     source = tokenise(
         read_sources([tmp_path / "repeated.txt"], 0.2)[0], Vocabulary(lab / "tokenizer.json", 320), None, 0, 1 << 16
     )
@@ -965,19 +966,39 @@ def test_gc_removes_blocks_that_no_adaptation_uses(lab: Path, text: list[Tokens]
     assert (tmp_path / "library" / "blocks" / f"{second}.safetensors").stat().st_size == files[second]
 
 
-def test_errors_and_their_key_depend_on_the_text_that_they_are_of(
-    lab: Path, tmp_path: Path, text: list[Tokens]
-) -> None:
+def test_blocks_and_their_errors_depend_on_no_text_of_scores(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     slot, block = Slot(0, "ffn"), Block.parse("swiglu:64", "ffn")
-    errors: dict[tuple[str, int], set[float]] = {}
-    for order in ((64, 1024), (1024, 64)):
-        for tokens in order:
-            settings = QUICK.library.model_copy(update={"score_tokens": tokens})
-            library = Library(tmp_path / str(order), teacher, text, settings, alone())
-            library.train({slot: (block,)})
-            errors.setdefault((library.key(slot, block), tokens), set()).add(library.record(slot, block).error)
-    assert len(errors) == 2 and all(len(values) == 1 for values in errors.values())
+    results = set()
+    for number, changes in enumerate(({"score_tokens": 64}, {"score_tokens": 1024}, {"score_length": 64})):
+        settings = QUICK.library.model_copy(update=changes)
+        library = Library(tmp_path / str(number), teacher, text, settings, alone())
+        library.train({slot: (block,)})
+        results.add((library.key(slot, block), library.record(slot, block).error))
+    assert len(results) == 1
+
+
+def test_scores_see_as_far_as_a_request_of_the_device(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+    request = AdaptRequest(
+        model=lab, budget=("file_size<=1MB",), corpus=(lab,), output=tmp_path, prompt=48, gen=16, **dict(QUICK)
+    )
+    unnamed = request.model_copy(update={"library": request.library.model_copy(update={"score_length": None})})
+    assert unnamed.completed("float32").library.score_length == 64
+    assert unnamed.model_copy(update={"prompt": 9000}).completed("float32").library.score_length == 2048
+    assert request.completed("float32").library == request.library.model_copy(update={"precision": "float32"})
+
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    slot, block = Slot(0, "mixer"), Block.parse("W4/4@16", "mixer")
+    losses = []
+    for length in (16, 64):
+        settings = QUICK.library.model_copy(update={"length": 16, "score_length": length, "score_error": 0.0})
+        library = Library(tmp_path / "library", teacher, text, settings, alone())
+        library.train({slot: (block,)})
+        start = started(block, teacher.model.layers["0"].mixers[0], torch.zeros(1, 8, 64), 0, 2)
+        mix = mix_of(teacher.model, {slot: block}, {slot: start.state_dict()})
+        losses.append(library.divergence(mix))
+    assert losses[0] == pytest.approx(0.0, abs=1e-6), "a window of 16 tokens holds all of 16"
+    assert losses[1] > 1e-4
 
 
 def test_an_alternative_that_diverges_is_left_out_alone(
@@ -1088,7 +1109,7 @@ def test_trainings_have_the_fast_precision_of_the_machine_that_began_unless_one_
     named = SETTINGS.model_copy(update={"healing": Healing(tokens=512, precision="float32")})
     request = AdaptRequest(
         model=lab, budget=("file_size<=1MB",), corpus=(lab,), output=tmp_path, **dict(named)
-    ).with_precision("bfloat16")
+    ).completed("bfloat16")
     assert (request.library.precision, request.healing.precision) == ("bfloat16", "float32")
 
 

@@ -19,7 +19,10 @@ from nas.model.nn.gqa import reference_gqa
 from nas.model.nn.kinds import MODULES
 from nas.model.nn.mamba2 import reference_mamba2
 from nas.model.nn.mla import reference_mla
+from nas.model.nn.linear import reference_linear
+from nas.model.nn.mamba import reference_mamba
 from nas.model.nn.mlstm import reference_mlstm
+from nas.model.nn.deltanet import reference_deltanet
 from nas.model.nn.moe import reference_moe
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.relu2 import reference_relu2
@@ -131,6 +134,24 @@ class TestMatrixLSTM(MixerContract):
     kind = "mlstm"
     examples = ("X4", "X1", "X2:12", "X3:48(key_dim=7)")
     reference = staticmethod(reference_mlstm)
+
+
+class TestLinearAttention(MixerContract):
+    kind = "linear"
+    examples = ("K4", "K1", "K2:12", "K4(conv=4)", "K3:48(conv=2)")
+    reference = staticmethod(reference_linear)
+
+
+class TestDeltaNet(MixerContract):
+    kind = "deltanet"
+    examples = ("N4", "N1", "N2:12", "N4(conv=0)", "N3:48(conv=2)")
+    reference = staticmethod(reference_deltanet)
+
+
+class TestMamba(MixerContract):
+    kind = "mamba"
+    examples = ("H", "H1", "H4(expand=1)", "H16(conv=0)", "H8(rank=7)", "H2(conv=12,expand=3)")
+    reference = staticmethod(reference_mamba)
 
 
 class TestSwiGLU(FeedForwardContract):

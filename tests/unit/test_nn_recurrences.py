@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
@@ -15,6 +16,9 @@ from nas.core.layout import Layout, narrow
 from nas.model.nn.gdn import delta_rule, reference_gdn
 from nas.model.nn.gla import gated_linear_attention, reference_gla
 from nas.model.nn.kinds import MODULES
+from nas.model.nn.deltanet import reference_deltanet
+from nas.model.nn.linear import reference_linear
+from nas.model.nn.mamba import reference_mamba, selective_scan
 from nas.model.nn.mamba2 import reference_mamba2
 from nas.model.nn.mlstm import reference_mlstm
 from nas.model.nn.primitives import draw_weights
@@ -47,6 +51,9 @@ def sequence(batch: int = 2, length: int = LENGTH) -> Tensor:
         ("D2/1:8", reference_gdn, 0.0, 1e-10, (1, 64, 65, 150)),
         ("G2(rank=4)", reference_gla, 0.0, 1e-10, (1, 7, 8, 9, 40, 64, 65, 150)),
         ("X2(key_dim=5)", reference_mlstm, 0.0, 1e-8, (1, 64, 65, 150)),
+        ("K2", reference_linear, 0.0, 1e-10, (1, 64, 65, 150)),
+        ("N2(conv=3)", reference_deltanet, 0.0, 1e-10, (1, 64, 65, 150)),
+        ("H3(conv=2)", reference_mamba, 0.0, 1e-10, (1, 150)),
         # Input gates at their cap, whose exponential is 3 million.
         ("X2(key_dim=5)", reference_mlstm, 30.0, 1e-8, (1, 64, 65, 150)),
     ],
@@ -64,7 +71,7 @@ def test_any_number_of_chunks_is_the_recurrence(
         torch.testing.assert_close(module(x)[0][0], wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4"])
+@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4"])
 @torch.no_grad()
 def test_a_sequence_may_be_cut_anywhere(text: str) -> None:
     module, x = mixer(text).double(), sequence().double()
@@ -111,6 +118,17 @@ def gla_recurrence(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: T
     return torch.stack(out, 1), memory
 
 
+def scan_recurrence(
+    u: Tensor, step: Tensor, rate: Tensor, b: Tensor, c: Tensor, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What `selective_scan` says it computes, written to and read from all tokens at once."""
+    total = (-step[..., None] * rate).cumsum(1)
+    lag = torch.ones(u.shape[1], u.shape[1]).tril().bool()[None, :, :, None, None]
+    spans = (total[:, :, None] - total[:, None]).masked_fill(~lag, -torch.inf).exp()  # [B, T, T, I, N]
+    memories = torch.einsum("btsin,bsi,bsn->btin", spans, step * u, b) + total.exp() * memory[:, None]
+    return (memories * c[:, :, None]).sum(-1), memories[:, -1]
+
+
 class Recurrence(NamedTuple):
     """A chunked function, what it computes, the shapes of its arguments, and how these are made of free numbers."""
 
@@ -134,6 +152,12 @@ RECURRENCES = {
         lambda q, k, v, decay, beta, memory: (
             q, torch.nn.functional.normalize(k, dim=-1), v, -decay.exp(), beta.sigmoid(), memory
         ),
+    ),
+    "selective scan": Recurrence(
+        selective_scan,
+        scan_recurrence,
+        [(1, 70, 4), (1, 70, 4), (4, 3), (1, 70, 3), (1, 70, 3), (1, 4, 3)],
+        lambda u, step, rate, b, c, memory: (u, step.exp(), rate.exp(), b, c, memory),
     ),
     "gated linear attention": Recurrence(
         gated_linear_attention,
@@ -164,6 +188,7 @@ def test_gradients_are_those_of_the_recurrence(name: str) -> None:
         ("D4", "dt_bias", 80.0),
         # exp(-20) a token: its product over a chunk is zero in float32, and its inverse infinite.
         ("G4", "decay_bias", -320.0),
+        ("H4", "dt_bias", 80.0),
     ],
 )
 def test_a_memory_that_decays_at_once_has_finite_gradients(text: str, bias: str, value: float) -> None:
@@ -179,7 +204,7 @@ def test_a_memory_that_decays_at_once_has_finite_gradients(text: str, bias: str,
 @pytest.mark.parametrize("how", ["autocast", "weights"])
 @pytest.mark.parametrize(
     ("text", "bias", "value"),
-    [("M16(heads=4)", "dt_bias", -6.0), ("D4/2", "dt_bias", -6.0), ("G4", "decay_bias", 6.0), ("X4", "gate_bias", 6.0)],
+    [("M16(heads=4)", "dt_bias", -6.0), ("D4/2", "dt_bias", -6.0), ("G4", "decay_bias", 6.0), ("X4", "gate_bias", 6.0), ("H4", "dt_bias", -6.0)],
 )
 @torch.no_grad()
 def test_memories_that_decay_slowly_keep_small_numbers_in_half_precision(
@@ -200,6 +225,18 @@ def test_memories_that_decay_slowly_keep_small_numbers_in_half_precision(
             steps.append(y)
     rounding, error = ((found.float() - wanted).norm() for found in (whole, torch.cat(steps, 1)))
     assert error < 1.3 * rounding < 0.03 * wanted.norm()
+
+
+@torch.no_grad()
+def test_a_delta_network_is_the_delta_rule_of_transformers_without_decay() -> None:
+    ours, x = mixer("N4"), sequence()
+    mixed, _ = ours.convolved(x, ours.init_state(2, x.dtype, x.device), None)
+    q, k, v = ours.by_head(torch.nn.functional.silu(mixed))
+    beta = ours.beta(x).sigmoid()
+    y, _ = torch_recurrent_gated_delta_rule(
+        q, k, v, torch.zeros_like(beta), beta, None, False, use_qk_l2norm_in_kernel=True
+    )
+    torch.testing.assert_close(ours(x)[0], ours.out(ours.norm(y).flatten(2)), rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -232,6 +269,8 @@ def test_gates_at_their_cap_are_exact_in_float32() -> None:
         ("D2/1:16(conv=3)", 1e-5, "A_log"),
         ("X4", 1e-4, "fgate_preact.bias"),
         ("X2(key_dim=16)", 1e-4, "fgate_preact.bias"),
+        ("H", 1e-5, "D"),
+        ("H5(conv=3,expand=3,rank=7)", 1e-5, "D"),
     ],
 )
 @torch.no_grad()
@@ -259,6 +298,10 @@ def test_a_mixer_has_as_many_weights_as_published(text: str, width: int, weights
     assert block.spec.count(block, width).total == weights
 
 
+def test_the_published_mamba_has_as_many_weights() -> None:
+    assert Layout.parse("d768 v50280 ffn=none [H*24]").params.total == 129_135_360
+
+
 def test_the_published_mamba2_has_as_many_weights() -> None:
     assert Layout.parse("d768 v50288 ffn=none [M*24]").params.total == 128_989_632
 
@@ -270,6 +313,10 @@ def test_the_published_mamba2_has_as_many_weights() -> None:
         ("D8/4", 3 * (2 * 4 + 8) * 128 + 8 * 128 * 128),
         ("G8", 8 * 128 * 128),
         ("X4", 4 * 128 * 257),
+        ("K8", 8 * 128 * 129),
+        ("N8", 3 * 3 * 1024 + 8 * 128 * 128),
+        ("N8(conv=0)", 8 * 128 * 128),
+        ("H", 3 * 2048 + 2048 * 16),
     ],
 )
 def test_state_is_that_of_the_convolution_and_the_heads(text: str, numbers: int) -> None:
@@ -321,6 +368,8 @@ def test_step_sizes_and_decays_start_in_the_published_ranges(text: str, width: i
         ("d32 v64 ffn=none [D3]", "3 heads do not divide d_model 32; give the head size"),
         ("d64 v64 ffn=none [D4/3]", "3 heads of queries and keys do not divide 4 heads"),
         ("d32 v64 ffn=none [G3]", "3 heads do not divide d_model 32; give the head size"),
+        ("d32 v64 ffn=none [K4(conv=1)]", "a convolution has at least 2 taps; 0 for none"),
+        ("d32 v64 ffn=none [H(conv=1)]", "a convolution has at least 2 taps; 0 for none"),
         ("d32 v64 ffn=none [X3]", "3 heads do not divide d_model 32; give the head size"),
     ],
 )

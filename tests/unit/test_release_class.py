@@ -31,6 +31,9 @@ LAYOUTS = {
     "gdn": "d64 v96 ffn=swiglu:64 [D4 D4/2:24]",
     "gla": "d64 v96 ffn=swiglu:64 [G4 G2:24(rank=4)]",
     "mlstm": "d64 v96 ffn=swiglu:64 [X4 X2:24(key_dim=8)]",
+    "linear": "d64 v96 ffn=swiglu:64 [K4 K2:24(conv=4)]",
+    "deltanet": "d64 v96 ffn=swiglu:64 [N4 N2:24(conv=0)]",
+    "mamba": "d64 v96 ffn=swiglu:64 [H H4(conv=0,expand=1)]",
     "moe": "d64 v96 untied ffn=moe:4x2:32 [C3 A4/2]",
     "mixed": "d64 v96 ffn=moe:4x2:32 [C4&A2/1 M16+none W4/2@3(sink=1)+swiglu:64 ^0 A4/2(rope_theta=0) A4/2 A4/2(kv=5)]",
 }

@@ -107,6 +107,27 @@ class LinearAttentionKind(BlockKind):
         return block.replace(heads=heads, **keys)
 
 
+CONV = "taps of a causal convolution over queries, keys and values; 0: none"
+
+
+class ConvolvedLinearAttentionKind(LinearAttentionKind):
+    """One with the argument `conv`, taps of a causal convolution over queries, keys and values; 0: there is none."""
+
+    def check(self, block: Block, d_model: int) -> None:
+        super().check(block, d_model)
+        if block.int("conv") == 1:
+            raise InvalidInput(f"{self.name}: a convolution has at least 2 taps; 0 for none")
+
+    def inner(self, block: Block, d_model: int) -> int:
+        """Returns the width of all heads together."""
+        full = block.resolve(d_model)
+        return full.int("heads") * full.int("head_dim")
+
+    def state_bytes(self, block: Block, d_model: int) -> float:
+        window = max(0, block.int("conv") - 1) * 3 * self.inner(block, d_model)
+        return 4.0 * window + super().state_bytes(block, d_model)
+
+
 def shorter_keys(keys: int, context: int, length: int) -> int:
     """Returns the numbers of a key in sequences of `length` tokens, in proportion to those of `context` tokens.
 

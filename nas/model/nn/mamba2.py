@@ -21,14 +21,20 @@ _RATE = (1.0, 16.0)
 
 
 @torch.no_grad()
-def draw_decays(dt_bias: Tensor, a_log: Tensor, rng: torch.Generator) -> None:
-    """Draws step sizes log-uniform and decay rates uniform, for decays exp(-softplus(dt_bias) exp(a_log)).
+def draw_steps(dt_bias: Tensor, rng: torch.Generator) -> None:
+    """Draws step sizes softplus(dt_bias) log-uniform.
 
     Logarithms are taken in double precision: what differs there between platforms is gone in single precision.
     """
     low, high = map(math.log, _STEP)
     step = torch.empty(len(dt_bias), dtype=torch.float64).uniform_(low, high, generator=rng).exp()
     dt_bias.copy_(step.expm1().log())  # the inverse of softplus
+
+
+@torch.no_grad()
+def draw_decays(dt_bias: Tensor, a_log: Tensor, rng: torch.Generator) -> None:
+    """Draws step sizes, and decay rates uniform, for decays exp(-softplus(dt_bias) exp(a_log))."""
+    draw_steps(dt_bias, rng)
     a_log.copy_(torch.empty(len(a_log), dtype=torch.float64).uniform_(*_RATE, generator=rng).log())
 
 

@@ -444,7 +444,7 @@ class Adaptation:
         tokens = self.healing_text.sequences * self.healing_text.length
         with tempfile.TemporaryDirectory() as folder:
             settings = self.request.library
-            least = settings.model_copy(update={"score_tokens": settings.length})  # divergences are not timed
+            least = settings.model_copy(update={"score_tokens": settings.window})  # divergences are not timed
             library = self._open_library(Path(folder), least, quiet)
 
             def train(steps: int) -> None:
@@ -526,7 +526,7 @@ class Adaptation:
         self.worker.log("comparing the child and the model on text that nothing was chosen by")
         chosen = selected.chosen
         library, unhealed = self.request.library, self.library.mix(chosen.choice)
-        text = report_text(self.sources, library.length, library.score_tokens)
+        text = report_text(self.sources, library.window, library.score_tokens)
         if library.recall_tokens:
             text = text.with_windows_of(self._recall_text(1))
 
@@ -567,7 +567,7 @@ class Adaptation:
 
     def _recall_text(self, seed: int) -> ScoredText:
         library = self.request.library
-        return recall_text(self.vocabulary, library.length, library.recall_tokens, seed)
+        return recall_text(self.vocabulary, library.window, library.recall_tokens, seed)
 
 
 def relative_change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float | None, float | None]:

@@ -66,7 +66,7 @@ from nas.train.pretrain.data import Tokens
 from nas.train.pretrain.next_token import Packed
 from nas.train.pretrain.recipe import wsdc
 
-LIBRARY_VERSION = 8
+LIBRARY_VERSION = 9
 """Part of keys: increase it with every change to this package after which the same inputs give other numbers."""
 _LOCK_S = 4 * 3600.0
 """Longest wait for another process that trains the same blocks."""
@@ -103,6 +103,9 @@ class LibrarySettings(BaseModel):
     )
     seed: int = Field(0, ge=0)
     score_tokens: int = Field(1 << 14, ge=8, description="of held-out text that scores are computed on, at most")
+    score_length: int | None = Field(
+        None, ge=8, description="tokens of a window of it; none: as many as the device's workload has, but at most 2,048"
+    )
     score_error: float = Field(
         0.1, ge=0, description="relative standard error of a score that is enough; 0: scores take all of the text"
     )
@@ -121,6 +124,11 @@ class LibrarySettings(BaseModel):
     def steps(self) -> int:
         """Optimiser steps of an alternative."""
         return max(1, round(self.tokens / (self.sequences * self.length)))
+
+    @property
+    def window(self) -> int:
+        """Tokens of a window of the text of scores; those of a sequence where nothing is named."""
+        return self.score_length or self.length
 
 
 class Stream(NamedTuple):
@@ -346,13 +354,14 @@ class Library:
         self.folder, self.teacher, self.settings, self.worker = folder, teacher, settings, worker
         self._packed = Packed("library", sources, settings.length, settings.sequences, settings.seed)
         self.text_keys = [source.key for source in sources]
-        self.selection = selection_text(sources, settings.length, settings.score_tokens)
+        self.selection = selection_text(sources, settings.window, settings.score_tokens)
+        self._error_text = selection_text(sources, settings.length, max(settings.length, _ERROR_TOKENS))
         self.text = self.selection if recall is None else self.selection.with_windows_of(recall)
         self.parallel = 1
 
     def key(self, slot: Slot, block: Block) -> str:
         """Returns the key of a trained alternative."""
-        settings = self.settings.model_dump(exclude={"recall_tokens", "score_error"})
+        settings = self.settings.model_dump(exclude={"recall_tokens", "score_tokens", "score_length", "score_error"})
         replaced = self._identity(slot, block)
         return content_hash([LIBRARY_VERSION, replaced, self.text_keys, settings, BLOCKS.version(block.kind)])
 
@@ -551,11 +560,10 @@ class Library:
     def _errors(self, blocks: nn.ModuleDict, parts: Mapping[str, Part], depth: int) -> dict[str, float]:
         """Returns the error of each block on the first windows of the held-out text."""
         errors = dict.fromkeys(parts, 0.0)
-        text = self.selection.rows(slice(max(1, _ERROR_TOKENS // self.settings.length)))
-        for windows in text.passes(self.teacher.layout.vocab):
+        for windows in self._error_text.passes(self.teacher.layout.vocab):
             before = self.teacher.before(windows.to(self.worker.device), depth)
             pairs = self.teacher.inputs_and_outputs(before, depth)
-            share = len(windows) / len(text.ids)
+            share = len(windows) / len(self._error_text.ids)
             for key, part in parts.items():
                 errors[key] += float(error_of(blocks[key], *pairs[part], before.cache)) * share
         return errors

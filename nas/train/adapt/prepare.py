@@ -81,7 +81,7 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
     if request.healing.k >= layout.vocab:
         raise InvalidInput(f"healing.k is {request.healing.k}, of a vocabulary of {layout.vocab:,}")
     precision = _precision_of(output, worker)
-    request = request.with_precision(precision)
+    request = request.completed(precision)
     further = further_mixers(request.mixers, layout.d_model)
     alternatives = {slot: default_alternatives(layout, slot, request.window, further) for slot in slots}
     record = request.record() | {

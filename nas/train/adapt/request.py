@@ -20,6 +20,8 @@ from nas.train.adapt.library import LibrarySettings
 
 _REQUIRED = {"model": "MODEL", "budget": "--budget", "corpus": "--corpus", "output": "--output"}
 """Key -> the command's argument or option."""
+_SCORE_LENGTH = 2048
+"""Most tokens of a window of scores that nothing names: its attention costs time and memory by the square."""
 _RECORDED = {"device", "runtime", "quantisation", "hours", "prompt", "gen", "threads", "reps"}
 """Keys that the child depends on, besides those of `AdaptSettings`."""
 
@@ -87,13 +89,23 @@ class AdaptRequest(AdaptSettings):
         """Returns what the child depends on besides model, text and budgets, as JSON values."""
         return self.model_dump(mode="json", include=AdaptSettings.model_fields.keys() | _RECORDED)
 
-    def with_precision(self, precision: Precision) -> AdaptRequest:
-        """Returns the request with `precision` for library and healing where none was named."""
-        parts = {"library": self.library, "healing": self.healing}
-        unnamed = {name: part for name, part in parts.items() if "precision" not in part.model_fields_set}
-        return self.model_copy(
-            update={name: part.model_copy(update={"precision": precision}) for name, part in unnamed.items()}
+    def completed(self, precision: Precision) -> AdaptRequest:
+        """Returns the request with what it does not name.
+
+        That is `precision` for library and healing, and windows of scores as long as the device's workload: in shorter
+        ones, a sliding window or a state would lose nothing that the scores see.
+        """
+        library = self.library.model_copy(
+            update={"score_length": self.library.score_length or self._score_length}
+            | ({} if "precision" in self.library.model_fields_set else {"precision": precision})
         )
+        named = "precision" in self.healing.model_fields_set
+        healing = self.healing if named else self.healing.model_copy(update={"precision": precision})
+        return self.model_copy(update={"library": library, "healing": healing})
+
+    @property
+    def _score_length(self) -> int:
+        return max(self.library.length, min(self.prompt + self.gen, _SCORE_LENGTH))
 
     def with_tokens(self, library: int, healing: int) -> AdaptRequest:
         """Returns the request with other numbers of tokens that library and healing are trained on."""

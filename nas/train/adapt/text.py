@@ -95,7 +95,7 @@ def _documents(vocabulary: Vocabulary, most: int, seed: int) -> Iterator[tuple[I
             starts = np.concatenate([[0], ends[:-1]])
             yield ids, np.any([(starts < answer.end) & (ends > answer.start) for answer in document.recalls], 0)
     raise InvalidInput(
-        f"no text with answers fits into {most + 1} tokens: raise library.length, or set library.recall_tokens to 0",
+        f"no text with answers fits into {most + 1} tokens: raise library.score_length, or set library.recall_tokens to 0",
         where="--config",
     )
 
@@ -119,7 +119,8 @@ def _windows(sources: Sequence[Tokens], halves: Sequence[StoredIds], length: int
         count = sum(map(len, halves))
         raise InvalidInput(
             f"{', '.join(source.name for source in sources)}: half of what is held out is {count:,} tokens, but scores"
-            f" take {length:,} in a row; give more text, or a larger `held_out` in --config",
+            f" take {length:,} in a row; give more text, or a larger `held_out` or a smaller `library.score_length` in"
+            " --config",
             where="--corpus",
         )
     ids, where = (torch.from_numpy(np.concatenate(parts)) for parts in (windows, recalled))
