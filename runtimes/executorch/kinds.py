@@ -159,7 +159,7 @@ def _mamba2(block: Block, d_model: int) -> Program:
         Constant("mixed", (mixed, d_model), "int4", source, rows=(inner, inner + mixed)),
         Constant("step", (heads, d_model), "matrix", source, rows=(inner + mixed, inner + mixed + heads)),
         *tap_constants(block.int("conv"), mixed, "mixers.{j}.conv.weight"),
-        Constant("conv_bias", (mixed,), "bias", "mixers.{j}.conv.bias"),
+        *((Constant("conv_bias", (mixed,), "bias", "mixers.{j}.conv.bias"),) if block.int("conv") else ()),
         Constant("dt_bias", (heads,), "bias", "mixers.{j}.dt_bias"),
         Constant("decay", (heads,), "decay", "mixers.{j}.A_log"),
         Constant("skip", (heads, 1), "norm", "mixers.{j}.D"),
@@ -167,7 +167,7 @@ def _mamba2(block: Block, d_model: int) -> Program:
         Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
     )
     memory = (block.int("groups"), block.int("state"), inner // block.int("groups"))
-    states = ((block.int("conv") - 1, mixed), memory)
+    states = (*_window(block, mixed), memory)
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
     return Program("mamba2", f"{MODULES}:Mamba2", sizes, constants, states)
 
@@ -191,7 +191,7 @@ def _gdn(block: Block, d_model: int) -> Program:
         Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
     )
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
-    return Program("gdn", f"{MODULES}:GatedDeltaNet", sizes, constants, ((conv - 1, mixed), (heads, size, size)))
+    return Program("gdn", f"{MODULES}:GatedDeltaNet", sizes, constants, (*_window(block, mixed), (heads, size, size)))
 
 
 def _gla(block: Block, d_model: int) -> Program:
@@ -240,38 +240,41 @@ def _mlstm(block: Block, d_model: int) -> Program:
     return Program("mlstm", f"{MODULES}:MatrixLSTM", sizes, constants, ((heads, keys, size + 1),))
 
 
-def _convolved_heads(block: Block, d_model: int) -> tuple[list[Constant], tuple[tuple[int, ...], ...]]:
-    """Returns the constants of queries, keys and values with a convolution or none, and the state of that."""
-    inner, conv = block.int("heads") * block.int("head_dim"), block.int("conv")
-    constants = [
-        *norm_constants("norm", d_model, "mixer_norm.weight"),
-        Constant("qkv", (3 * inner, d_model), "int4", "mixers.{j}.qkv.weight"),
-        *tap_constants(conv, 3 * inner, "mixers.{j}.conv.weight"),
-        Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
-    ]
-    return constants, ((conv - 1, 3 * inner),) if conv else ()
+def _window(block: Block, channels: int) -> tuple[tuple[int, ...], ...]:
+    """Returns the state of a block's convolution, if it has one."""
+    taps = block.int("conv")
+    return ((taps - 1, channels),) if taps else ()
+
+
+def _convolved_heads(block: Block, d_model: int) -> Iterator[Constant]:
+    """Yields the constants of queries, keys and values, perhaps convolved, and of the output."""
+    inner = block.int("heads") * block.int("head_dim")
+    yield from norm_constants("norm", d_model, "mixer_norm.weight")
+    yield Constant("qkv", (3 * inner, d_model), "int4", "mixers.{j}.qkv.weight")
+    yield from tap_constants(block.int("conv"), 3 * inner, "mixers.{j}.conv.weight")
+    yield Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight")
 
 
 def _linear(block: Block, d_model: int) -> Program:
     heads, size = block.int("heads"), block.int("head_dim")
-    constants, window = _convolved_heads(block, d_model)
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in ("heads", "head_dim", "conv")))
-    states = (*window, (heads, size, size + 1))
-    return Program("linear", f"{MODULES}:LinearAttention", sizes, tuple(constants), states)
+    states = (*_window(block, 3 * heads * size), (heads, size, size + 1))
+    constants = tuple(_convolved_heads(block, d_model))
+    return Program("linear", f"{MODULES}:LinearAttention", sizes, constants, states)
 
 
 def _deltanet(block: Block, d_model: int) -> Program:
     heads, size = block.int("heads"), block.int("head_dim")
-    constants, window = _convolved_heads(block, d_model)
-    further = (
+    constants = (
+        *_convolved_heads(block, d_model),
         Constant("length_ones", (1, size), "fill", value=1.0),
         Constant("length_eps", (1,), "fill", value=1e-6),
         Constant("beta", (heads, d_model), "matrix", "mixers.{j}.beta.weight"),
         *norm_constants("out_norm", size, "mixers.{j}.norm.weight"),
     )
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in ("heads", "head_dim", "conv")))
-    states = (*window, (heads, size, size))
-    return Program("deltanet", f"{MODULES}:DeltaNet", sizes, (*constants, *further), states)
+    states = (*_window(block, 3 * heads * size), (heads, size, size))
+    return Program("deltanet", f"{MODULES}:DeltaNet", sizes, constants, states)
 
 
 def _mamba(block: Block, d_model: int) -> Program:
@@ -294,9 +297,8 @@ def _mamba(block: Block, d_model: int) -> Program:
         Constant("skip", (inner,), "norm", "mixers.{j}.D"),
         Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
     )
-    window = ((conv - 1, inner),) if conv else ()
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
-    return Program("mamba", f"{MODULES}:Mamba", sizes, constants, (*window, (inner, state, 1)))
+    return Program("mamba", f"{MODULES}:Mamba", sizes, constants, (*_window(block, inner), (inner, state, 1)))
 
 
 def _swiglu(block: Block, d_model: int) -> Program:

@@ -165,12 +165,21 @@ class ProgramModule(nn.Module):
             y = y + window.narrow(1, shift, length) * tap
         return y
 
-    def convolved(self, h: Tensor, past: Tensor | None) -> tuple[Tensor, Outputs]:
-        """Maps [1, S, C] -> [1, S, C], and returns the window after the chunk; without one, `h` as it is."""
-        if past is None:
-            return h, ()
+    def convolved(self, h: Tensor, past: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Outputs]:
+        """Maps [1, S, C] -> [1, S, C] by the convolution, if there is one.
+
+        Args:
+            h: its input.
+            past: window before the chunk; the memory where there is no convolution.
+            memory: what the heads remember; None: there is no convolution.
+
+        Returns:
+            The output, the memory, and the window after the chunk, if there is one.
+        """
+        if memory is None:
+            return h, past, ()
         window, length = torch.cat([past, h], 1), h.shape[1]
-        return self.convolve(window, length), (window.narrow(1, length, past.shape[1]),)
+        return self.convolve(window, length), memory, (window.narrow(1, length, past.shape[1]),)
 
     def swiglu(self, h: Tensor) -> Tensor:
         """Returns W_down (silu(W_gate h) * W_up h)."""
@@ -246,7 +255,7 @@ class LatentAttention(ProgramModule):
 
 
 class Mamba2(ProgramModule):
-    """x, residual [1, S, D], window [1, K - 1, C], memory [G, N, P H / G] -> the same; see `nas.model.nn.ssd`.
+    """x, residual [1, S, D], window [1, K - 1, C], if any, memory [G, N, P H / G] -> the same; see `nas.model.nn.ssd`.
 
     One chunk of the recurrence is masked attention. Where a later token would act on an earlier one its exponent is cut
     to zero before the mask takes it away, so that nothing overflows.
@@ -258,17 +267,16 @@ class Mamba2(ProgramModule):
         self.register_buffer("until_now", torch.ones(CHUNK + 1, CHUNK + 1).tril())
         self.inner = program.size("expand") * program.size("d_model")
 
-    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor) -> Outputs:
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, length = self.norm(x), x.shape[1]
-        window = torch.cat([past, self.linear("mixed", h)], 1)
-        value, b, c = self._split(F.silu(self.convolve(window, length) + self.number("conv_bias")), length)
+        mixed, memory, window = self.convolved(self.linear("mixed", h), past, memory)
+        value, b, c = self._split(F.silu(mixed + self.number("conv_bias") if window else mixed), length)
         step = F.softplus(F.linear(h, self.number("step")) + self.number("dt_bias"))[0]  # [S, H]
         total = torch.cumsum(step * self.number("decay"), 0)
         y, after = self._recur(value * step.unsqueeze(2), total, b, c, memory)
         y = (y + value * self.number("skip")).reshape(1, length, self.inner)
         gated = y * F.silu(self.linear("gate", h))
-        out = residual + self.linear("out", self._grouped_norm(gated, length))
-        return out, window.narrow(1, length, past.shape[1]), after
+        return (residual + self.linear("out", self._grouped_norm(gated, length)), *window, after)
 
     def _split(self, mixed: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Maps [1, S, C] -> values [S, H, P], B and C [G, S, N]."""
@@ -304,13 +312,13 @@ class Mamba2(ProgramModule):
 
 
 class GatedDeltaNet(ProgramModule):
-    """x, residual [1, S, D], window [1, K - 1, C], memory [H, N, N] -> the same; the recurrence is the runner's."""
+    """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N] -> the same; the recurrence is the runner's."""
 
-    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor) -> Outputs:
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, length, size = self.norm(x), x.shape[1], self.program.size("head_dim")
         heads, keys = self.program.size("heads"), self.program.size("key_heads") * size
-        window = torch.cat([past, self.linear("qkv", h)], 1)
-        mixed = F.silu(self.convolve(window, length))
+        mixed, memory, window = self.convolved(self.linear("qkv", h), past, memory)
+        mixed = F.silu(mixed)
         q, k = (self.unit_length(mixed.narrow(2, at, keys).view(length, keys // size, size)) for at in (0, keys))
         v = mixed.narrow(2, 2 * keys, heads * size).view(length, heads, size)
         step = F.softplus(F.linear(h, self.number("step_size")) + self.number("dt_bias"))
@@ -318,8 +326,7 @@ class GatedDeltaNet(ProgramModule):
         beta = torch.sigmoid(F.linear(h, self.number("beta"))).view(length, heads)
         y, after = delta_rule(q, k, v, decay, memory, beta)
         y = self.norm(y, "out_norm").view(1, length, heads * size)
-        out = residual + self.linear("out", y * F.silu(self.linear("gate", h)))
-        return out, window.narrow(1, length, past.shape[1]), after
+        return (residual + self.linear("out", y * F.silu(self.linear("gate", h))), *window, after)
 
 
 class GatedLinearAttention(ProgramModule):
@@ -359,15 +366,11 @@ class MatrixLSTM(ProgramModule):
 
 
 class LinearAttention(ProgramModule):
-    """x, residual [1, S, D], memory [H, N, N + 1] -> the same; the recurrence is the runner's.
+    """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N + 1] -> the same; the recurrence is the runner's."""
 
-    With a convolution in front also its window [1, K - 1, C] before the memory, in and out.
-    """
-
-    def forward(self, x: Tensor, residual: Tensor, first: Tensor, second: Tensor | None = None) -> Outputs:
-        past, memory = (None, first) if second is None else (first, second)
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
-        mixed, after = self.convolved(self.linear("qkv", h), past)
+        mixed, memory, after = self.convolved(self.linear("qkv", h), past, memory)
         inner = shape[1] * shape[2]
         q, k, v = (mixed.narrow(2, i * inner, inner).view(shape) for i in range(3))
         one = torch.clamp(v.narrow(2, 0, 1), min=1.0, max=1.0)
@@ -382,15 +385,11 @@ class LinearAttention(ProgramModule):
 
 
 class DeltaNet(ProgramModule):
-    """x, residual [1, S, D], memory [H, N, N] -> the same; the recurrence is the runner's.
+    """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N] -> the same; the recurrence is the runner's."""
 
-    With a convolution in front also its window [1, K - 1, C] before the memory, in and out.
-    """
-
-    def forward(self, x: Tensor, residual: Tensor, first: Tensor, second: Tensor | None = None) -> Outputs:
-        past, memory = (None, first) if second is None else (first, second)
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
-        mixed, after = self.convolved(self.linear("qkv", h), past)
+        mixed, memory, after = self.convolved(self.linear("qkv", h), past, memory)
         mixed, inner = F.silu(mixed), shape[1] * shape[2]
         q, k, v = (mixed.narrow(2, i * inner, inner).view(shape) for i in range(3))
         beta = torch.sigmoid(F.linear(h, self.number("beta"))).view(shape[:2])
@@ -401,15 +400,14 @@ class DeltaNet(ProgramModule):
 
 
 class Mamba(ProgramModule):
-    """x, residual [1, S, D], memory [I, N, 1] -> the same; the recurrence is the runner's, with a channel as a head.
+    """x, residual [1, S, D], window [1, K - 1, I], if any, memory [I, N, 1] -> the same.
 
-    With a convolution in front also its window [1, K - 1, I] before the memory, in and out.
+    The recurrence is the runner's, with a channel as a head.
     """
 
-    def forward(self, x: Tensor, residual: Tensor, first: Tensor, second: Tensor | None = None) -> Outputs:
-        past, memory = (None, first) if second is None else (first, second)
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, length, states = self.norm(x), x.shape[1], self.program.size("state")
-        u, after = self.convolved(self.linear("value", h), past)
+        u, memory, after = self.convolved(self.linear("value", h), past, memory)
         u = F.silu(u + self.number("conv_bias") if after else u)
         step = F.softplus(F.linear(F.linear(u, self.number("low")), self.number("step")) + self.number("dt_bias"))
         decay = (step.view(length, -1, 1) * self.number("decay")).exp()

@@ -256,6 +256,10 @@ def _mamba2_parts(block: Block, width: int) -> Iterator[Part]:
     yield Part("ssm_out.weight", (width, inner), "out.weight")
 
 
+def _without_convolution(block: Block) -> str | None:
+    return None if block.int("conv") else "has no convolution (conv=0): the graph has one"
+
+
 MAMBA2 = GgufKind(
     _mamba2_parts,
     (
@@ -265,6 +269,7 @@ MAMBA2 = GgufKind(
         ("ssm.group_count", argument("groups")),
         ("ssm.inner_size", lambda block, d_model: d_model * block.int("expand")),
     ),
+    refuses=_without_convolution,
     not_stock="Mamba-2 layers are in no stock architecture next to the others",
 )
 
@@ -291,6 +296,7 @@ GDN = GgufKind(
         ("ssm.group_count", argument("key_heads")),
         ("linear_attention.head_size", argument("head_dim")),
     ),
+    refuses=_without_convolution,
     not_stock="Gated DeltaNet layers are in no stock architecture next to the others",
 )
 

@@ -114,13 +114,14 @@ class TestMamba2(MixerContract):
         "M16(expand=3)",
         "M16(conv=2)",
         "M16(conv=12)",
+        "M16(conv=0)",
     )
     reference = staticmethod(reference_mamba2)
 
 
 class TestGatedDeltaNet(MixerContract):
     kind = "gdn"
-    examples = ("D4", "D1", "D4/2", "D8/2:12", "D2:48", "D4(conv=2)", "D4/1(conv=12)")
+    examples = ("D4", "D1", "D4/2", "D8/2:12", "D2:48", "D4(conv=2)", "D4/1(conv=12)", "D4/2(conv=0)")
     reference = staticmethod(reference_gdn)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nas.core.block import Arg, Block, Count
-from nas.model.blocks.linear_attention import LinearAttentionKind, convolved
+from nas.model.blocks.linear_attention import CONV, ConvolvedLinearAttentionKind, convolved
 
 
-class GatedDeltaNet(LinearAttentionKind):
+class GatedDeltaNet(ConvolvedLinearAttentionKind):
     """`D8`: 8 heads of d_model / 8 numbers unless given as `D8:128`; `D8/4`: pairs of heads share queries and keys.
 
     Each head keeps a square memory. A token lets it decay, reads the value that the memory has for its key, and writes
@@ -31,7 +31,7 @@ class GatedDeltaNet(LinearAttentionKind):
             same_as="heads",
         ),
         Arg("head_dim", int, "numbers in a query, key or value head; d_model / heads unless given", low=2, high=1024),
-        Arg("conv", int, "taps of the causal convolution over queries, keys and values", default=4, low=2, high=64),
+        Arg("conv", int, CONV, default=4, low=0, high=64),
     )
 
     def count(self, block: Block, d_model: int) -> Count:
@@ -40,10 +40,6 @@ class GatedDeltaNet(LinearAttentionKind):
         projections = d_model * (mixed + 2 * heads * size + 2 * heads)
         weights = projections + mixed * block.int("conv") + 2 * heads + size
         return Count(weights, weights)
-
-    def state_bytes(self, block: Block, d_model: int) -> float:
-        window = (block.int("conv") - 1) * convolved(block.resolve(d_model))
-        return 4.0 * window + super().state_bytes(block, d_model)
 
 
 GDN = GatedDeltaNet()

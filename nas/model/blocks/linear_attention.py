@@ -124,8 +124,9 @@ class ConvolvedLinearAttentionKind(LinearAttentionKind):
         return full.int("heads") * full.int("head_dim")
 
     def state_bytes(self, block: Block, d_model: int) -> float:
-        window = max(0, block.int("conv") - 1) * 3 * self.inner(block, d_model)
-        return 4.0 * window + super().state_bytes(block, d_model)
+        full = block.resolve(d_model)
+        channels = (2 * self._key_heads(full) + full.int("heads")) * full.int("head_dim")
+        return 4.0 * max(0, block.int("conv") - 1) * channels + super().state_bytes(block, d_model)
 
 
 def shorter_keys(keys: int, context: int, length: int) -> int:

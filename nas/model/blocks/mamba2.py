@@ -28,7 +28,7 @@ class Mamba2(BlockKind):
         Arg("state", int, "state numbers per channel", default=128, low=1, high=4096),
         Arg("heads", int, "heads; inner width / 64 unless given", low=1, high=4096),
         Arg("expand", int, "inner width / d_model", default=2, low=1, high=8),
-        Arg("conv", int, "taps of the causal convolution over x, B and C", default=4, low=2, high=64),
+        Arg("conv", int, "taps of the causal convolution over x, B and C; 0: none", default=4, low=0, high=64),
         Arg("groups", int, "groups of heads that share B and C; divides heads", default=1, low=1, high=1024),
     )
 
@@ -42,6 +42,8 @@ class Mamba2(BlockKind):
             raise InvalidInput(f"mamba2: inner width {inner} is no multiple of {_HEAD_DIM}; give the heads")
         if inner % int(heads):
             raise InvalidInput(f"mamba2: {heads} heads do not divide the inner width {inner}")
+        if block.int("conv") == 1:
+            raise InvalidInput("mamba2: a convolution has at least 2 taps; 0 for none")
         if int(heads) % block.int("groups"):
             raise InvalidInput(f"mamba2: {block.int('groups')} groups do not divide {heads} heads")
 
@@ -49,7 +51,8 @@ class Mamba2(BlockKind):
         block = block.resolve(d_model)
         inner, heads, mixed = block.int("expand") * d_model, block.int("heads"), convolved(block, d_model)
         projections = d_model * (inner + mixed + heads) + inner * d_model
-        weights = projections + mixed * (block.int("conv") + 1) + 3 * heads + inner
+        taps = block.int("conv")
+        weights = projections + mixed * (taps + (taps > 0)) + 3 * heads + inner
         return Count(weights, weights)
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
@@ -57,7 +60,7 @@ class Mamba2(BlockKind):
         return 2.0 * self.count(block, d_model).active + 5.0 * self.memory(block, d_model)
 
     def state_bytes(self, block: Block, d_model: int) -> float:
-        window = (block.int("conv") - 1) * convolved(block, d_model)
+        window = max(0, block.int("conv") - 1) * convolved(block, d_model)
         return 4.0 * (window + self.memory(block, d_model))
 
     def memory(self, block: Block, d_model: int) -> int:

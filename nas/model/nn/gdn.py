@@ -26,8 +26,8 @@ class GatedDeltaNet(Mixer, Weights):
     memory has for a key is replaced, exp(-softplus(W_step h + dt_bias) exp(A_log)) how much of a memory is kept. Head h
     takes query and key head h modulo their number.
 
-    State: (window [B, K - 1, C], memory [B, H, N, N]): the convolution's last inputs, oldest first, and what the heads
-    remember, from keys to values; H heads of N numbers, C channels of queries, keys and values, K taps.
+    State: (window [B, K - 1, C], if there is a convolution; memory [B, H, N, N]): its last inputs, oldest first, and
+    what the heads remember, from keys to values; H heads of N numbers, C channels of queries, keys and values, K taps.
 
     Weights, with G heads of queries and keys, C = (2G + H)N: qkv.weight [C, D], rows queries, keys, values;
     conv.weight [C, K]; gate.weight [HN, D]; beta.weight, step_size.weight [H, D]; dt_bias, A_log [H]; norm.weight [N];
@@ -43,7 +43,9 @@ class GatedDeltaNet(Mixer, Weights):
         keys, values = self.block.int("key_heads") * self.size, self.heads * self.size
         self.widths = [keys, keys, values]
         self.qkv = Linear(d_model, sum(self.widths))
-        self.conv = DepthwiseConv(sum(self.widths), self.block.int("conv"))
+        self.taps = self.block.int("conv")
+        if self.taps:
+            self.conv = DepthwiseConv(sum(self.widths), self.taps)
         self.beta = Linear(d_model, self.heads)
         self.step_size = Linear(d_model, self.heads)
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
@@ -57,13 +59,17 @@ class GatedDeltaNet(Mixer, Weights):
         draw_decays(self.dt_bias, self.A_log, rng)
 
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (self.conv.kernel - 1, sum(self.widths)), (self.heads, self.size, self.size)
+        window = ((self.taps - 1, sum(self.widths)),) if self.taps else ()
+        return (*window, (self.heads, self.size, self.size))
 
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        past, memory = state
-        window = torch.cat([past, self.qkv(x)], 1)
-        mixed = torch.split(F.silu(self.conv(window)), self.widths, -1)
-        q, k, v = (torch.unflatten(part, -1, (-1, self.size)) for part in mixed)
+        *window, memory = state
+        mixed = self.qkv(x)
+        if self.taps:
+            rows = torch.cat([*window, mixed], 1)
+            mixed, window = self.conv(rows), [self.conv.last_rows(rows, padding)]
+        parts = torch.split(F.silu(mixed), self.widths, -1)
+        q, k, v = (torch.unflatten(part, -1, (-1, self.size)) for part in parts)
         q, k = (unit_length(part).repeat(1, 1, self.heads // part.shape[2], 1) for part in (q, k))
         step = self.step_size(x)
         step = F.softplus(step + for_examples(self.dt_bias, step)) * for_examples(self.A_log.exp(), step)
@@ -71,7 +77,7 @@ class GatedDeltaNet(Mixer, Weights):
         log_decay, beta = without_padding(-step, padding), without_padding(self.beta(x).sigmoid(), padding)
         y, memory = delta_rule(q * self.size**-0.5, k, v, log_decay, beta, memory)
         out: Tensor = self.out((self.norm(y) * F.silu(torch.unflatten(self.gate(x), -1, (-1, self.size)))).flatten(2))
-        return out, (self.conv.last_rows(window, padding), memory)
+        return out, (*window, memory)
 
 
 def unit_length(x: Tensor) -> Tensor:
@@ -136,7 +142,9 @@ def reference_gdn(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
     h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, key_heads, size = (block.int(name) for name in ("heads", "key_heads", "head_dim"))
-    mixed = reference_conv(weights["conv.weight"], h @ weights["qkv.weight"].T)
+    mixed = h @ weights["qkv.weight"].T
+    if block.int("conv"):
+        mixed = reference_conv(weights["conv.weight"], mixed)
     mixed = (mixed * torch.sigmoid(mixed)).view(len(h), -1, size)
     beta = torch.sigmoid(h @ weights["beta.weight"].T)
     step = torch.log1p(torch.exp(h @ weights["step_size.weight"].T + weights["dt_bias"]))

@@ -55,18 +55,18 @@ class Mamba(Mixer, Weights):
         return (*window, (self.inner, self.state_size))
 
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
+        *window, memory = state
         u, gate = self.in_proj(x).chunk(2, -1)
-        window: State = ()
         if self.taps:
-            rows = torch.cat([state[0], u], 1)
-            u, window = self.conv(rows), (self.conv.last_rows(rows, padding),)
+            rows = torch.cat([*window, u], 1)
+            u, window = self.conv(rows), [self.conv.last_rows(rows, padding)]
         u = F.silu(u)
         low, b, c = torch.split(self.x_proj(u), [self.rank, self.state_size, self.state_size], -1)
         step = self.dt_proj(low)
         # Padding: a step of no length.
         step = without_padding(F.softplus(step + for_examples(self.dt_bias, step)), padding)
         rate = torch.unflatten(for_examples(self.A_log.exp().flatten(-2), u), -1, (self.inner, self.state_size))
-        y, memory = selective_scan(u, step, rate, b, c, state[-1])
+        y, memory = selective_scan(u, step, rate, b, c, memory)
         out: Tensor = self.out((y + u * for_examples(self.D, u)) * F.silu(gate))
         return out, (*window, memory)
 

@@ -56,8 +56,8 @@ class Mamba2(Mixer, Weights):
 
     Step sizes are softplus(dt + dt_bias), decays exp(-step * exp(A_log)), one of each per head and token.
 
-    State: (window [B, K - 1, I + 2 G N], memory [B, H, P, N]): the convolution's last inputs, oldest first, and what
-    the heads remember; I inner width, H heads of size P = I / H, G groups, N state, K taps.
+    State: (window [B, K - 1, I + 2 G N], if there is a convolution; memory [B, H, P, N]): its last inputs, oldest
+    first, and what the heads remember; I inner width, H heads of size P = I / H, G groups, N state, K taps.
 
     Weights: in_proj.weight [2I + 2GN + H, D], rows z, x, B, C, dt; conv.weight [I + 2GN, K]; conv.bias [I + 2GN];
     dt_bias, A_log, D [H]; norm.weight [I]; out.weight [D, I]. Groups are stored one after another.
@@ -73,7 +73,9 @@ class Mamba2(Mixer, Weights):
         mixed = self.inner + 2 * self.groups * self.state_size
         self.widths = [self.inner, mixed, self.heads]
         self.in_proj = Linear(d_model, sum(self.widths))
-        self.conv = DepthwiseConv(mixed, self.block.int("conv"), bias=True)
+        self.taps = self.block.int("conv")
+        if self.taps:
+            self.conv = DepthwiseConv(mixed, self.taps, bias=True)
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
         self.A_log = nn.Parameter(torch.empty(self.heads))
         self.D = nn.Parameter(torch.empty(self.heads))
@@ -87,20 +89,23 @@ class Mamba2(Mixer, Weights):
         self.D.fill_(1.0)
 
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (self.conv.kernel - 1, self.widths[1]), (self.heads, self.inner // self.heads, self.state_size)
+        window = ((self.taps - 1, self.widths[1]),) if self.taps else ()
+        return (*window, (self.heads, self.inner // self.heads, self.state_size))
 
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        past, memory = state
+        *window, memory = state
         gate, mixed, step = torch.split(self.in_proj(x), self.widths, -1)
-        window = torch.cat([past, mixed], 1)
-        value, b, c = self._split(F.silu(self.conv(window)))
+        if self.taps:
+            rows = torch.cat([*window, mixed], 1)
+            mixed, window = self.conv(rows), [self.conv.last_rows(rows, padding)]
+        value, b, c = self._split(F.silu(mixed))
         rate, skip = for_examples(self.A_log.exp(), step), for_examples(self.D, step)
         # Padding: a step of no length.
         step = without_padding(F.softplus(step + for_examples(self.dt_bias, step)), padding)
         y, memory = ssd(value * step[..., None], -step * rate, b, c, memory)
         y = (y + value * skip[..., None]).flatten(2)
         out: Tensor = self.out(self.norm(y * F.silu(gate)))
-        return out, (self.conv.last_rows(window, padding), memory)
+        return out, (*window, memory)
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Maps [B, T, I + 2 G N] -> values [B, T, H, P], B and C [B, T, G, N]."""
@@ -124,6 +129,8 @@ class Mamba2(Mixer, Weights):
         old, new = a.int("conv"), b.int("conv")
         h, heads = a.int("heads"), b.int("heads")
         inner, wide = len(small["norm.weight"]), len(start["norm.weight"])
+        if (old == 0) != (new == 0):
+            raise CannotGrow("only one of them has a convolution")
         if new < old or heads % h or wide % heads or (wide // heads) % (inner // h):
             raise CannotGrow(
                 f"{heads} heads of {wide // heads} channels and {new} taps are no multiple of {h}, {inner // h}, {old}"
@@ -135,8 +142,14 @@ class Mamba2(Mixer, Weights):
         rows = torch.cat([channels, mixed + inner, head + 2 * inner + len(shared)])
         return {
             "in_proj.weight": growing.widened("in_proj.weight", outputs=rows, inputs=width),
-            "conv.weight": F.pad(small["conv.weight"][mixed], (new - old, 0)),
-            "conv.bias": small["conv.bias"][mixed],
+            **(
+                {
+                    "conv.weight": F.pad(small["conv.weight"][mixed], (new - old, 0)),
+                    "conv.bias": small["conv.bias"][mixed],
+                }
+                if new
+                else {}
+            ),
             "dt_bias": small["dt_bias"][head],
             "A_log": small["A_log"][head],
             "D": small["D"][head],
@@ -154,7 +167,8 @@ def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> 
     inner = block.int("expand") * h.shape[1]
     shared = groups * state
     z, mixed, dt = torch.split(h @ weights["in_proj.weight"].T, [inner, inner + 2 * shared, heads], -1)
-    mixed = reference_conv(weights["conv.weight"], mixed) + weights["conv.bias"]
+    if block.int("conv"):
+        mixed = reference_conv(weights["conv.weight"], mixed) + weights["conv.bias"]
     x, b, c = torch.split(mixed * torch.sigmoid(mixed), [inner, shared, shared], -1)
     y = torch.zeros_like(x)
     size = inner // heads
