@@ -174,12 +174,16 @@ class ProgramModule(nn.Module):
             memory: what the heads remember; None: there is no convolution.
 
         Returns:
-            The output, the memory, and the window after the chunk, if there is one.
+            The output, the memory, and the window with the chunk behind it, if there is one; its end is the next one.
         """
         if memory is None:
             return h, past, ()
-        window, length = torch.cat([past, h], 1), h.shape[1]
-        return self.convolve(window, length), memory, (window.narrow(1, length, past.shape[1]),)
+        window = torch.cat([past, h], 1)
+        return self.convolve(window, h.shape[1]), memory, (window,)
+
+    def ends(self, windows: Outputs, past: Tensor, length: int) -> Outputs:
+        """Returns the ends of windows of `convolved` with a chunk of `length` tokens."""
+        return tuple(window.narrow(1, length, past.shape[1]) for window in windows)
 
     def swiglu(self, h: Tensor) -> Tensor:
         """Returns W_down (silu(W_gate h) * W_up h)."""
@@ -269,14 +273,14 @@ class Mamba2(ProgramModule):
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, length = self.norm(x), x.shape[1]
-        mixed, memory, window = self.convolved(self.linear("mixed", h), past, memory)
-        value, b, c = self._split(F.silu(mixed + self.number("conv_bias") if window else mixed), length)
+        mixed, memory, windows = self.convolved(self.linear("mixed", h), past, memory)
+        value, b, c = self._split(F.silu(mixed + self.number("conv_bias") if windows else mixed), length)
         step = F.softplus(F.linear(h, self.number("step")) + self.number("dt_bias"))[0]  # [S, H]
         total = torch.cumsum(step * self.number("decay"), 0)
         y, after = self._recur(value * step.unsqueeze(2), total, b, c, memory)
         y = (y + value * self.number("skip")).reshape(1, length, self.inner)
         gated = y * F.silu(self.linear("gate", h))
-        return (residual + self.linear("out", self._grouped_norm(gated, length)), *window, after)
+        return (residual + self.linear("out", self._grouped_norm(gated, length)), *self.ends(windows, past, x.shape[1]), after)
 
     def _split(self, mixed: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Maps [1, S, C] -> values [S, H, P], B and C [G, S, N]."""
@@ -312,12 +316,12 @@ class Mamba2(ProgramModule):
 
 
 class GatedDeltaNet(ProgramModule):
-    """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N] -> the same; the recurrence is the runner's."""
+    """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N] -> the same, by the runner."""
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, length, size = self.norm(x), x.shape[1], self.program.size("head_dim")
         heads, keys = self.program.size("heads"), self.program.size("key_heads") * size
-        mixed, memory, window = self.convolved(self.linear("qkv", h), past, memory)
+        mixed, memory, windows = self.convolved(self.linear("qkv", h), past, memory)
         mixed = F.silu(mixed)
         q, k = (self.unit_length(mixed.narrow(2, at, keys).view(length, keys // size, size)) for at in (0, keys))
         v = mixed.narrow(2, 2 * keys, heads * size).view(length, heads, size)
@@ -326,11 +330,11 @@ class GatedDeltaNet(ProgramModule):
         beta = torch.sigmoid(F.linear(h, self.number("beta"))).view(length, heads)
         y, after = delta_rule(q, k, v, decay, memory, beta)
         y = self.norm(y, "out_norm").view(1, length, heads * size)
-        return (residual + self.linear("out", y * F.silu(self.linear("gate", h))), *window, after)
+        return (residual + self.linear("out", y * F.silu(self.linear("gate", h))), *self.ends(windows, past, x.shape[1]), after)
 
 
 class GatedLinearAttention(ProgramModule):
-    """x, residual [1, S, D], memory [H, N, N] -> the same; the recurrence is the runner's."""
+    """x, residual [1, S, D], memory [H, N, N] -> the same, by the runner."""
 
     def forward(self, x: Tensor, residual: Tensor, memory: Tensor) -> Outputs:
         h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
@@ -366,18 +370,18 @@ class MatrixLSTM(ProgramModule):
 
 
 class LinearAttention(ProgramModule):
-    """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N + 1] -> the same; the recurrence is the runner's."""
+    """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N + 1] -> the same, by the runner."""
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
-        mixed, memory, after = self.convolved(self.linear("qkv", h), past, memory)
+        mixed, memory, windows = self.convolved(self.linear("qkv", h), past, memory)
         inner = shape[1] * shape[2]
         q, k, v = (mixed.narrow(2, i * inner, inner).view(shape) for i in range(3))
         one = torch.clamp(v.narrow(2, 0, 1), min=1.0, max=1.0)
         y, memory = linear_attention(self.positive(q), self.positive(k), torch.cat([v, one], 2), one, memory)
         # The runner divides queries by sqrt(N): what is read, and the sum, alike.
         y = y.narrow(2, 0, shape[2]) / torch.clamp(y.narrow(2, shape[2], 1), min=1e-6 / math.sqrt(shape[2]))
-        return (residual + self.linear("out", y.reshape(1, x.shape[1], inner)), *after, memory)
+        return (residual + self.linear("out", y.reshape(1, x.shape[1], inner)), *self.ends(windows, past, x.shape[1]), memory)
 
     def positive(self, x: Tensor) -> Tensor:
         """Returns elu(x) + 1."""
@@ -385,18 +389,18 @@ class LinearAttention(ProgramModule):
 
 
 class DeltaNet(ProgramModule):
-    """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N] -> the same; the recurrence is the runner's."""
+    """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N] -> the same, by the runner."""
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
-        mixed, memory, after = self.convolved(self.linear("qkv", h), past, memory)
+        mixed, memory, windows = self.convolved(self.linear("qkv", h), past, memory)
         mixed, inner = F.silu(mixed), shape[1] * shape[2]
         q, k, v = (mixed.narrow(2, i * inner, inner).view(shape) for i in range(3))
         beta = torch.sigmoid(F.linear(h, self.number("beta"))).view(shape[:2])
         kept = torch.clamp(beta, min=1.0).view(*shape[:2], 1)  # nothing decays
         y, memory = delta_rule(self.unit_length(q), self.unit_length(k), v, kept, memory, beta)
         y = self.norm(y, "out_norm").view(1, x.shape[1], inner)
-        return (residual + self.linear("out", y), *after, memory)
+        return (residual + self.linear("out", y), *self.ends(windows, past, x.shape[1]), memory)
 
 
 class Mamba(ProgramModule):
@@ -407,14 +411,14 @@ class Mamba(ProgramModule):
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, length, states = self.norm(x), x.shape[1], self.program.size("state")
-        u, memory, after = self.convolved(self.linear("value", h), past, memory)
-        u = F.silu(u + self.number("conv_bias") if after else u)
+        u, memory, windows = self.convolved(self.linear("value", h), past, memory)
+        u = F.silu(u + self.number("conv_bias") if windows else u)
         step = F.softplus(F.linear(F.linear(u, self.number("low")), self.number("step")) + self.number("dt_bias"))
         decay = (step.view(length, -1, 1) * self.number("decay")).exp()
         b, c = (F.linear(u, self.number(name)).view(length, 1, states) for name in ("b", "c"))
         y, memory = linear_attention(c * math.sqrt(states), b, (step * u).view(length, -1, 1), decay, memory)
         y = y.view(1, length, -1) + u * self.number("skip")
-        return (residual + self.linear("out", y * F.silu(self.linear("gate", h))), *after, memory)
+        return (residual + self.linear("out", y * F.silu(self.linear("gate", h))), *self.ends(windows, past, x.shape[1]), memory)
 
 
 class SwiGLU(ProgramModule):
