@@ -351,7 +351,9 @@ def family_of(
 
 TINY = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
 TINY_SETTINGS = AdaptSettings(
-    library=LibrarySettings(tokens=1024, length=32, batch_tokens=256, score_tokens=256, score_length=32, recall_tokens=0),
+    library=LibrarySettings(
+        tokens=1024, length=32, batch_tokens=256, score_tokens=256, score_length=32, recall_tokens=0
+    ),
     healing=Healing(tokens=2048, length=32, batch_tokens=256, lr=1e-4, weight=1.0, k=64),
     window=8,
     points=3,

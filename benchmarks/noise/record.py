@@ -106,7 +106,7 @@ CONDITIONS: dict[str, Sequence[str]] = {
     "compile": (_COMPILE,) * _FULL,
     "idle2": (),
 }
-"""Condition -> Python programs that run meanwhile: endless loops, loops that come and go, copies of memory, compilers."""
+"""Condition -> Python programs that run meanwhile: endless loops, loops that come and go, memory copies, compilers."""
 
 
 def main() -> None:

@@ -188,7 +188,8 @@ def table(recordings: Sequence[Recording], draws: int) -> str:
                 *(_line(recording, errors) for recording, errors in rows if errors),
                 "",
             ]
-    started = [(recording.condition, statistics.fmean(row["load"] < CALM_LOAD for row in recording.rows))
+    started = [
+        (recording.condition, statistics.fmean(row["load"] < CALM_LOAD for row in recording.rows))
         for recording in recordings
     ]
     waits = ", ".join(

@@ -280,7 +280,8 @@ class Mamba2(ProgramModule):
         y, after = self._recur(value * step.unsqueeze(2), total, b, c, memory)
         y = (y + value * self.number("skip")).reshape(1, length, self.inner)
         gated = y * F.silu(self.linear("gate", h))
-        return (residual + self.linear("out", self._grouped_norm(gated, length)), *self.ends(windows, past, x.shape[1]), after)
+        out = residual + self.linear("out", self._grouped_norm(gated, length))
+        return out, *self.ends(windows, past, x.shape[1]), after
 
     def _split(self, mixed: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Maps [1, S, C] -> values [S, H, P], B and C [G, S, N]."""
@@ -330,7 +331,8 @@ class GatedDeltaNet(ProgramModule):
         beta = torch.sigmoid(F.linear(h, self.number("beta"))).view(length, heads)
         y, after = delta_rule(q, k, v, decay, memory, beta)
         y = self.norm(y, "out_norm").view(1, length, heads * size)
-        return (residual + self.linear("out", y * F.silu(self.linear("gate", h))), *self.ends(windows, past, x.shape[1]), after)
+        out = residual + self.linear("out", y * F.silu(self.linear("gate", h)))
+        return out, *self.ends(windows, past, x.shape[1]), after
 
 
 class GatedLinearAttention(ProgramModule):
@@ -381,7 +383,8 @@ class LinearAttention(ProgramModule):
         y, memory = linear_attention(self.positive(q), self.positive(k), torch.cat([v, one], 2), one, memory)
         # The runner divides queries by sqrt(N): what is read, and the sum, alike.
         y = y.narrow(2, 0, shape[2]) / torch.clamp(y.narrow(2, shape[2], 1), min=1e-6 / math.sqrt(shape[2]))
-        return (residual + self.linear("out", y.reshape(1, x.shape[1], inner)), *self.ends(windows, past, x.shape[1]), memory)
+        out = residual + self.linear("out", y.reshape(1, x.shape[1], inner))
+        return out, *self.ends(windows, past, x.shape[1]), memory
 
     def positive(self, x: Tensor) -> Tensor:
         """Returns elu(x) + 1."""
@@ -400,7 +403,8 @@ class DeltaNet(ProgramModule):
         kept = torch.clamp(beta, min=1.0).view(*shape[:2], 1)  # nothing decays
         y, memory = delta_rule(self.unit_length(q), self.unit_length(k), v, kept, memory, beta)
         y = self.norm(y, "out_norm").view(1, x.shape[1], inner)
-        return (residual + self.linear("out", y), *self.ends(windows, past, x.shape[1]), memory)
+        out = residual + self.linear("out", y)
+        return out, *self.ends(windows, past, x.shape[1]), memory
 
 
 class Mamba(ProgramModule):
@@ -418,7 +422,8 @@ class Mamba(ProgramModule):
         b, c = (F.linear(u, self.number(name)).view(length, 1, states) for name in ("b", "c"))
         y, memory = linear_attention(c * math.sqrt(states), b, (step * u).view(length, -1, 1), decay, memory)
         y = y.view(1, length, -1) + u * self.number("skip")
-        return (residual + self.linear("out", y * F.silu(self.linear("gate", h))), *self.ends(windows, past, x.shape[1]), memory)
+        out = residual + self.linear("out", y * F.silu(self.linear("gate", h)))
+        return out, *self.ends(windows, past, x.shape[1]), memory
 
 
 class SwiGLU(ProgramModule):

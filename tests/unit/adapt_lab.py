@@ -31,7 +31,11 @@ QUICK = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(updat
 LONG = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 8192})})
 """Thirty-two steps for each alternative."""
 RECALLING = QUICK.model_copy(
-    update={"library": QUICK.library.model_copy(update={"length": 96, "score_length": 96, "score_tokens": 384, "recall_tokens": 768})}
+    update={
+        "library": QUICK.library.model_copy(
+            update={"length": 96, "score_length": 96, "score_tokens": 384, "recall_tokens": 768}
+        )
+    }
 )
 """Windows that are long enough for answers in generated text."""
 

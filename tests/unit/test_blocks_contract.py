@@ -12,17 +12,17 @@ from torch import Tensor
 from nas.core.block import BLOCKS, Block
 from nas.model.nn.base import Mixer
 from nas.model.nn.conv import reference_gated_short_conv
+from nas.model.nn.deltanet import reference_deltanet
 from nas.model.nn.gdn import reference_gdn
 from nas.model.nn.geglu import reference_geglu
 from nas.model.nn.gla import reference_gla
 from nas.model.nn.gqa import reference_gqa
 from nas.model.nn.kinds import MODULES
-from nas.model.nn.mamba2 import reference_mamba2
-from nas.model.nn.mla import reference_mla
 from nas.model.nn.linear import reference_linear
 from nas.model.nn.mamba import reference_mamba
+from nas.model.nn.mamba2 import reference_mamba2
+from nas.model.nn.mla import reference_mla
 from nas.model.nn.mlstm import reference_mlstm
-from nas.model.nn.deltanet import reference_deltanet
 from nas.model.nn.moe import reference_moe
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.relu2 import reference_relu2

@@ -13,10 +13,10 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_g
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
+from nas.model.nn.deltanet import reference_deltanet
 from nas.model.nn.gdn import delta_rule, reference_gdn
 from nas.model.nn.gla import gated_linear_attention, reference_gla
 from nas.model.nn.kinds import MODULES
-from nas.model.nn.deltanet import reference_deltanet
 from nas.model.nn.linear import reference_linear
 from nas.model.nn.mamba import reference_mamba, selective_scan
 from nas.model.nn.mamba2 import reference_mamba2
@@ -204,7 +204,13 @@ def test_a_memory_that_decays_at_once_has_finite_gradients(text: str, bias: str,
 @pytest.mark.parametrize("how", ["autocast", "weights"])
 @pytest.mark.parametrize(
     ("text", "bias", "value"),
-    [("M16(heads=4)", "dt_bias", -6.0), ("D4/2", "dt_bias", -6.0), ("G4", "decay_bias", 6.0), ("X4", "gate_bias", 6.0), ("H4", "dt_bias", -6.0)],
+    [
+        ("M16(heads=4)", "dt_bias", -6.0),
+        ("D4/2", "dt_bias", -6.0),
+        ("G4", "decay_bias", 6.0),
+        ("X4", "gate_bias", 6.0),
+        ("H4", "dt_bias", -6.0),
+    ],
 )
 @torch.no_grad()
 def test_memories_that_decay_slowly_keep_small_numbers_in_half_precision(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nas.core.block import Arg, Block, Count
 from nas.model.blocks.linear_attention import CONV, ConvolvedLinearAttentionKind
 
+
 class LinearAttention(ConvolvedLinearAttentionKind):
     """`K8`: 8 heads of d_model / 8 numbers unless given as `K8:128`.
 

@@ -14,6 +14,7 @@ from nas.model.nn.mamba2 import draw_steps
 from nas.model.nn.primitives import DepthwiseConv, Linear, Weights, for_examples, reference_conv
 from nas.model.nn.ssd import float32_at_least
 
+
 class Mamba(Mixer, Weights):
     """x, z = W_in h; x = silu(conv(x)); dt, B, C = W_x x; out = W_out (silu(z) * (SSM(x, B, C, step) + D x)).
 

@@ -104,7 +104,9 @@ class LibrarySettings(BaseModel):
     seed: int = Field(0, ge=0)
     score_tokens: int = Field(1 << 14, ge=8, description="of held-out text that scores are computed on, at most")
     score_length: int | None = Field(
-        None, ge=8, description="tokens of a window of it; none: as many as the device's workload has, but at most 2,048"
+        None,
+        ge=8,
+        description="tokens of a window of it; none: as many as the device's workload has, but at most 2,048",
     )
     score_error: float = Field(
         0.1, ge=0, description="relative standard error of a score that is enough; 0: scores take all of the text"

@@ -95,7 +95,8 @@ def _documents(vocabulary: Vocabulary, most: int, seed: int) -> Iterator[tuple[I
             starts = np.concatenate([[0], ends[:-1]])
             yield ids, np.any([(starts < answer.end) & (ends > answer.start) for answer in document.recalls], 0)
     raise InvalidInput(
-        f"no text with answers fits into {most + 1} tokens: raise library.score_length, or set library.recall_tokens to 0",
+        f"no text with answers fits into {most + 1} tokens: raise library.score_length, or set library.recall_tokens to"
+        " 0",
         where="--config",
     )
 
