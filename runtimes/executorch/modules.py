@@ -400,8 +400,8 @@ class DeltaNet(ProgramModule):
         mixed, inner = F.silu(mixed), shape[1] * shape[2]
         q, k, v = (mixed.narrow(2, i * inner, inner).view(shape) for i in range(3))
         beta = torch.sigmoid(F.linear(h, self.number("beta"))).view(shape[:2])
-        kept = torch.clamp(beta, min=1.0).view(*shape[:2], 1)  # nothing decays
-        y, memory = delta_rule(self.unit_length(q), self.unit_length(k), v, kept, memory, beta)
+        decay = torch.clamp(beta, min=1.0).view(*shape[:2], 1)  # none: beta is below 1
+        y, memory = delta_rule(self.unit_length(q), self.unit_length(k), v, decay, memory, beta)
         y = self.norm(y, "out_norm").view(1, x.shape[1], inner)
         out = residual + self.linear("out", y)
         return out, *self.ends(windows, past, x.shape[1]), memory
