@@ -128,6 +128,10 @@ PLANTED_GEMMA_3 = Layout.parse(f"d256 v512 norms=both ffn=geglu:512 [{_WINDOW_FI
 """A layout for `GEMMA_3_FAULTS`."""
 PLANTED_BEHIND = Layout.parse("d256 v512 untied norms=behind ffn=swiglu:512 [A8/4(qk_norm_wide=1)*2]")
 """A layout for `BEHIND_FAULTS`."""
+PLANTED_LFM3 = Layout.parse(
+    "d256 v512 norms=both ffn=swiglu:512 [C7 W8/4@8(rope_theta=1e4,gate=1) A8/4(rope_theta=1000,gate=1,rope_dim=16)]"
+)
+"""A layout for `LFM3_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -410,6 +414,14 @@ BEHIND_FAULTS = (
     Fault("norms behind left out", _fill("out_norm.weight", 1.0)),
 )
 """For layouts like `PLANTED_BEHIND`: norms behind blocks alone, QK-norm over all heads."""
+LFM3_FAULTS = (
+    Fault("gates missing", layout=(",gate=1", "")),
+    Fault("gates of other heads", _roll("mixers.0.gate.weight", 1)),
+    Fault("whole heads turned", layout=(",rope_dim=16", "")),
+    Fault("norms behind the mixers left out", _fill("mixer_out_norm.weight", 1.0)),
+    Fault("convolution shifted by one", _shift_convolution),
+)
+"""For layouts like `PLANTED_LFM3`: gates on heads, norms on both sides, RoPE on half a head."""
 
 PLANTS = (
     (PLANTED, FAULTS),
@@ -430,5 +442,6 @@ PLANTS = (
     (PLANTED_GEMMA, GEMMA_FAULTS),
     (PLANTED_GEMMA_3, GEMMA_3_FAULTS),
     (PLANTED_BEHIND, BEHIND_FAULTS),
+    (PLANTED_LFM3, LFM3_FAULTS),
 )
 """Every layout with its faults."""

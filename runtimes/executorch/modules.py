@@ -5,7 +5,7 @@ shared layer is a second state, and every program may work in the same memory. R
 width, because XNNPACK has no mean over the last dimension that it would take with a length that varies.
 
 Attention calls operators that our runner implements, over a cache that is the runner's own. The artifact holds the
-number of the cache, RoPE base, window and sinks: so programs depend on no context length, and a cache may be of any
+number of the cache, RoPE's arguments, window, sinks and bounds: so programs depend on no context length, and a cache may be of any
 number format. Linear attention calls operators of the runner, too: it computes them token by token, with less work
 than any chunked form. These operators are never computed in Python.
 
@@ -127,7 +127,7 @@ class ProgramModule(nn.Module):
 
     def __init__(self, program: Program) -> None:
         super().__init__()
-        self.program = program
+        self.program, self.behind = program, dict(program.sizes).get("behind", 0)
         for constant in program.constants:
             if constant.role == "int4":
                 outputs, inputs = constant.shape
@@ -153,6 +153,14 @@ class ProgramModule(nn.Module):
         """Returns RMSNorm over the last dimension."""
         return x * self.inverse_rms(x, name) * self.number(f"{name}_weight")
 
+    def into(self, x: Tensor) -> Tensor:
+        """Returns what a block reads: norm(x), or x where its only norm is behind it."""
+        return x if self.behind == 1 else self.norm(x)
+
+    def onto(self, residual: Tensor, y: Tensor) -> Tensor:
+        """Returns the stream after a block: residual + y, or residual + norm(y)."""
+        return residual + (self.norm(y, "behind") if self.behind else y)
+
     def convolve(self, window: Tensor, length: int) -> Tensor:
         """Convolves causally by channel, [1, K - 1 + S, C] -> [1, S, C]; tap i meets the input K - 1 - i tokens ago."""
         taps = [self.number(one.name) for one in self.program.constants if one.role == "taps"]
@@ -170,9 +178,9 @@ class Conv(ProgramModule):
     """x, residual [1, S, D], window [1, K - 1, D] -> residual + mixer(norm(x)), window."""
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor) -> Outputs:
-        h, length = self.norm(x), x.shape[1]
+        h, length = self.into(x), x.shape[1]
         window = torch.cat([past, self.linear("gate_in", h) * self.linear("value", h)], 1)
-        y = residual + self.linear("out", self.linear("gate_out", h) * self.convolve(window, length))
+        y = self.onto(residual, self.linear("out", self.linear("gate_out", h) * self.convolve(window, length)))
         return y, window.narrow(1, length, past.shape[1])
 
 
@@ -183,12 +191,20 @@ class Attention(ProgramModule):
     """
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor | None = None) -> Outputs:
-        h, after = self.mixed_in(self.norm(x), past)
+        h, after = self.mixed_in(self.into(x), past)
         if self.program.size("own"):
             mixed = attend(self.heads(h, "q"), self.heads(h, "k"), self.heads(h, "v"))
         else:
             mixed = attend_shared(self.heads(h, "q"))
-        return (residual + self.linear("o", mixed), *after)
+        return (self.output(residual, mixed, h), *after)
+
+    def output(self, residual: Tensor, mixed: Tensor, h: Tensor) -> Tensor:
+        """Returns the stream after the mixer, of what attention read [1, S, H d] and the mixer's input."""
+        if "gate" in dict(self.program.sizes):
+            gates = torch.sigmoid(F.linear(h, self.number("gate"))).unsqueeze(3)
+            heads = mixed.view(1, h.shape[1], self.program.size("heads"), self.program.size("head_dim"))
+            mixed = (heads * gates).view(mixed.shape)
+        return self.onto(residual, self.linear("o", mixed))
 
     def mixed_in(self, h: Tensor, past: Tensor | None) -> tuple[Tensor, Outputs]:
         """Returns the input with the convolution added, if there is one, and its window after the chunk."""
@@ -203,21 +219,23 @@ class Attention(ProgramModule):
         rows = self.linear(name, h)
         if "bias" in dict(self.program.sizes):
             rows = rows + self.number(f"{name}_bias")
+        normed, wide = self.program.size("norm") and name != "v", "wide" in dict(self.program.sizes)
+        rows = self.norm(rows, f"{name}_norm") if normed and wide else rows
         split = rows.view(1, h.shape[1], heads, self.program.size("head_dim"))
-        return self.norm(split, f"{name}_norm") if self.program.size("norm") and name != "v" else split
+        return self.norm(split, f"{name}_norm") if normed and not wide else split
 
 
 class LatentAttention(ProgramModule):
     """x, residual [1, S, D] -> residual + mixer(norm(x)), absorbed; latents and shared keys are the runner's."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Outputs:
-        h, size = self.norm(x), self.program.size
+        h, size = self.into(x), self.program.size
         kv = self.linear("kv_down", h)
         latent = self.norm(kv.narrow(2, 0, size("latent")), "kv_norm")
         mixed = attend_latent(self.queries(h), latent, kv.narrow(2, size("latent"), size("rope_dim")))
         heads = mixed.view(1, h.shape[1], size("heads"), size("latent"))
         values = [self.linear(f"v_up{head}", heads.select(2, head)) for head in range(size("heads"))]
-        return (residual + self.linear("o", joined(values)),)
+        return (self.onto(residual, self.linear("o", joined(values))),)
 
     def queries(self, h: Tensor) -> Tensor:
         """Maps [1, S, D] -> [1, S, heads, R + P], in the space of latents, for scores over sqrt(R + P)."""
@@ -248,7 +266,7 @@ class Mamba2(ProgramModule):
         self.inner = program.size("expand") * program.size("d_model")
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor) -> Outputs:
-        h, length = self.norm(x), x.shape[1]
+        h, length = self.into(x), x.shape[1]
         window = torch.cat([past, self.linear("mixed", h)], 1)
         value, b, c = self._split(F.silu(self.convolve(window, length) + self.number("conv_bias")), length)
         step = F.softplus(F.linear(h, self.number("step")) + self.number("dt_bias"))[0]  # [S, H]
@@ -256,7 +274,7 @@ class Mamba2(ProgramModule):
         y, after = self._recur(value * step.unsqueeze(2), total, b, c, memory)
         y = (y + value * self.number("skip")).reshape(1, length, self.inner)
         gated = y * F.silu(self.linear("gate", h))
-        out = residual + self.linear("out", self._grouped_norm(gated, length))
+        out = self.onto(residual, self.linear("out", self._grouped_norm(gated, length)))
         return out, window.narrow(1, length, past.shape[1]), after
 
     def _split(self, mixed: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -296,7 +314,7 @@ class GatedDeltaNet(ProgramModule):
     """x, residual [1, S, D], window [1, K - 1, C], memory [H, N, N] -> the same; the recurrence is the runner's."""
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor) -> Outputs:
-        h, length, size = self.norm(x), x.shape[1], self.program.size("head_dim")
+        h, length, size = self.into(x), x.shape[1], self.program.size("head_dim")
         heads, keys = self.program.size("heads"), self.program.size("key_heads") * size
         window = torch.cat([past, self.linear("qkv", h)], 1)
         mixed = F.silu(self.convolve(window, length))
@@ -307,7 +325,7 @@ class GatedDeltaNet(ProgramModule):
         beta = torch.sigmoid(F.linear(h, self.number("beta"))).view(length, heads)
         y, after = delta_rule(q, k, v, decay, memory, beta)
         y = self.norm(y, "out_norm").view(1, length, heads * size)
-        out = residual + self.linear("out", y * F.silu(self.linear("gate", h)))
+        out = self.onto(residual, self.linear("out", y * F.silu(self.linear("gate", h))))
         return out, window.narrow(1, length, past.shape[1]), after
 
     def unit_length(self, x: Tensor) -> Tensor:
@@ -319,7 +337,7 @@ class GatedLinearAttention(ProgramModule):
     """x, residual [1, S, D], memory [H, N, N] -> the same; the recurrence is the runner's."""
 
     def forward(self, x: Tensor, residual: Tensor, memory: Tensor) -> Outputs:
-        h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
+        h, shape = self.into(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
         q, k, v = (self.linear(name, h).view(shape) for name in ("q", "k", "v"))
         decay = F.linear(F.linear(h, self.number("decay_down")), self.number("decay_up"))
         decay = torch.sigmoid(decay + self.number("decay_bias"))
@@ -327,14 +345,14 @@ class GatedLinearAttention(ProgramModule):
             decay = torch.sqrt(decay)
         y, after = linear_attention(q, k, v, decay.view(shape), memory)
         y = self.norm(y, "out_norm").view(1, x.shape[1], -1)
-        return residual + self.linear("out", y * F.silu(self.linear("gate", h))), after
+        return self.onto(residual, self.linear("out", y * F.silu(self.linear("gate", h)))), after
 
 
 class MatrixLSTM(ProgramModule):
     """x, residual [1, S, D], memory [H, N, P + 1] -> the same; the recurrence is the runner's."""
 
     def forward(self, x: Tensor, residual: Tensor, memory: Tensor) -> Outputs:
-        h, length = self.norm(x), x.shape[1]
+        h, length = self.into(x), x.shape[1]
         heads, size = self.program.size("heads"), self.program.size("head_dim")
         q, k, v = (self.linear(name, h).view(length, heads, -1) for name in ("q", "k", "v"))
         incoming, forget = (
@@ -348,22 +366,31 @@ class MatrixLSTM(ProgramModule):
         y = y.narrow(2, 0, size) / torch.clamp(torch.abs(y.narrow(2, size, 1)), min=1.0)
         y = y - F.linear(y, self.number("out_norm_mean"))
         y = (y * self.inverse_rms(y, "out_norm")).view(1, length, heads * size) * self.number("out_norm_weight")
-        return residual + self.linear("out", y * torch.sigmoid(self.linear("gate", h))), after
+        return self.onto(residual, self.linear("out", y * torch.sigmoid(self.linear("gate", h)))), after
 
 
 class SwiGLU(ProgramModule):
     """x [1, S, D] -> x + ffn(norm(x))."""
 
     def forward(self, x: Tensor) -> Outputs:
-        return (x + self.swiglu(self.norm(x)),)
+        return (self.onto(x, self.swiglu(self.into(x))),)
+
+
+class GeGLU(ProgramModule):
+    """x [1, S, D] -> x + ffn(norm(x))."""
+
+    def forward(self, x: Tensor) -> Outputs:
+        h = self.into(x)
+        hidden = F.gelu(self.linear("gate", h), approximate="tanh") * self.linear("up", h)
+        return (self.onto(x, self.linear("down", hidden)),)
 
 
 class SquaredReLU(ProgramModule):
     """x [1, S, D] -> x + ffn(norm(x))."""
 
     def forward(self, x: Tensor) -> Outputs:
-        hidden = F.relu(self.linear("up", self.norm(x)))
-        return (x + self.linear("down", hidden * hidden),)
+        hidden = F.relu(self.linear("up", self.into(x)))
+        return (self.onto(x, self.linear("down", hidden * hidden)),)
 
 
 class Shared(ProgramModule):

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from exhaustive import mostly_exhaustive
+from transformers import Lfm3Config, Lfm3ForCausalLM
 
 from nas.cli.space import draw_layouts, support_by_layout, survey
 from nas.core.layout import Layout
@@ -71,7 +73,7 @@ def test_runtimes_carry_references_and_what_is_proposed(name: str) -> None:
     space = load_space(name)
     sampler = Sampler(space, support_filter(space))
     references = list(space.references.layouts().values())
-    stock = [not {"mla", "relu2", "mlstm"} & kinds_of(layout) for layout in references]
+    stock = [not {"mla", "relu2", "mlstm"} & kinds_of(layout) and name != "lfm3" for layout in references]
     assert [supports(layout).verdict == "stock" for layout in references] == stock
     for proposer in ("random", "ehvi"):
         layouts = [proposal.layout for proposal in make_proposer(sampler, proposer).ask(20)]
@@ -163,6 +165,18 @@ def test_lfm2_is_what_the_report_says() -> None:
     published = load_space("lfm2").references.layouts()["published"]
     assert published.params.total == 354_483_968
     assert [layer.mixers[0].kind for layer in published.layers].count("gqa") == 6
+
+
+def test_lfm3_is_what_was_published() -> None:
+    """Weights of transformers' default configuration, and the cache that the release is said to have: 1.61 GB."""
+    published = load_space("lfm3").references.layouts()["published"]
+    with torch.device("meta"):
+        model = Lfm3ForCausalLM(Lfm3Config())
+    names = {id(weight): weight.numel() for weight in model.parameters()}
+    assert published.params.total == sum(names.values()) == 1_728_801_536
+    kinds = [layer.mixers[0].kind for layer in published.layers]
+    assert [kinds.count(kind) for kind in ("conv", "swa", "gqa")] == [13, 5, 6]
+    assert published.kv_bytes(128 * 1024) == pytest.approx(1.61e9, rel=0.01)
 
 
 def test_space_survives_json() -> None:
