@@ -132,6 +132,12 @@ PLANTED_LFM3 = Layout.parse(
     "d256 v512 norms=both ffn=swiglu:512 [C7 W8/4@8(rope_theta=1e4,gate=1) A8/4(rope_theta=1000,gate=1,rope_dim=16)]"
 )
 """A layout for `LFM3_FAULTS`."""
+PLANTED_SOFTMAX = Layout.parse("d256 v512 ffn=moe:8x2:64(softmax=1) [C3+swiglu:512 A4/2 C3 A4/2]")
+"""A layout for `SOFTMAX_FAULTS`."""
+PLANTED_SHARES = Layout.parse(
+    "d256 v512 ffn=moe:8x2:64(norm_topk=0,shared=1,shared_gate=1,softmax=1) [C3+swiglu:512 A4/2 C3 A4/2]"
+)
+"""A layout for `SHARE_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -422,6 +428,16 @@ LFM3_FAULTS = (
     Fault("convolution shifted by one", _shift_convolution),
 )
 """For layouts like `PLANTED_LFM3`: gates on heads, norms on both sides, RoPE on half a head."""
+SOFTMAX_FAULTS = (
+    Fault("sigmoids in place of the softmax", layout=("(softmax=1)", "")),
+    Fault("router rows shifted", _shift_router),
+)
+"""For layouts like `PLANTED_SOFTMAX`: experts as in Mixtral and Qwen3-MoE."""
+SHARE_FAULTS = (
+    Fault("weights divided by their sum", layout=("norm_topk=0,", "")),
+    Fault("gate of shared experts missing", layout=("shared_gate=1,", "")),
+)
+"""For layouts like `PLANTED_SHARES`: experts as in Qwen2-MoE."""
 
 PLANTS = (
     (PLANTED, FAULTS),
@@ -443,5 +459,7 @@ PLANTS = (
     (PLANTED_GEMMA_3, GEMMA_3_FAULTS),
     (PLANTED_BEHIND, BEHIND_FAULTS),
     (PLANTED_LFM3, LFM3_FAULTS),
+    (PLANTED_SOFTMAX, SOFTMAX_FAULTS),
+    (PLANTED_SHARES, SHARE_FAULTS),
 )
 """Every layout with its faults."""

@@ -18,6 +18,7 @@ The header is text, a record a line; offsets count from the first multiple of 64
     softcap BOUND                                       of the next attention's scores, or of the logits
     attention METHOD PARALLEL CACHE THETA SINKS         the same, its kernel reads CACHE; SINKS: offset or -
     ffn METHOD                                          x -> x
+    scores SOFTMAX NORMED                               of the next mixture, each 0 or 1; without it 0 1
     moe METHOD TOP_K EXPERTS BIAS                       x -> norm(x), logits; then the chosen of the next EXPERTS
     head METHOD                                         x of the last token -> logits
 

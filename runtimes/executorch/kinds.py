@@ -303,6 +303,9 @@ def _shared(block: Block, d_model: int) -> Program:
     joint = Block.of("swiglu", width=block.int("shared") * block.int("width"))
     sizes = (("d_model", d_model), ("width", joint.int("width")))
     constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), *_gated(joint, d_model, "ffn.shared"))
+    if block.get("shared_gate"):
+        sizes = (*sizes, ("gate", 1))
+        constants = (*constants, Constant("own_gate", (1, d_model), "matrix", "ffn.shared_gate.weight"))
     return Program("shared", f"{MODULES}:Shared", sizes, constants)
 
 

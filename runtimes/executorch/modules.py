@@ -394,10 +394,14 @@ class SquaredReLU(ProgramModule):
 
 
 class Shared(ProgramModule):
-    """x, residual [1, S, D] -> residual + ffn(norm(x))."""
+    """x, residual [1, S, D] -> residual + ffn(norm(x)), perhaps times a gate."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Outputs:
-        return (residual + self.swiglu(self.norm(x)),)
+        h = self.norm(x)
+        y = self.swiglu(h)
+        if "gate" in dict(self.program.sizes):
+            y = y * torch.sigmoid(F.linear(h, self.number("own_gate")))
+        return (residual + y,)
 
 
 class Router(ProgramModule):

@@ -532,6 +532,7 @@ struct Step {
     bool parallel = false;
     Attention attention{};
     int top_k = 0, experts = 0;
+    bool softmax = false, normed = true; /* scores of experts, and the weights of those that are chosen */
     const float *bias = nullptr;
     std::vector<std::vector<float>> states[2]{}; /* read from one, written to the other */
 };
@@ -650,7 +651,8 @@ class ChainModel final : public Model {
         } else if (what == "softcap") {
             words >> next_softcap_;
             if (!(next_softcap_ > 0)) refuse("a bound that is not positive");
-        } else if (what == "rope") read_rope(words);
+        } else if (what == "scores") next_softmax_ = size(words) != 0, next_normed_ = size(words) != 0;
+        else if (what == "rope") read_rope(words);
         else read_step(what, words);
     }
 
@@ -709,6 +711,7 @@ class ChainModel final : public Model {
         else if (what == "moe") {
             step.kind = Kind::moe;
             step.top_k = (int)size(words), step.experts = (int)size(words);
+            step.softmax = std::exchange(next_softmax_, false), step.normed = std::exchange(next_normed_, true);
             if (step.top_k < 1 || step.experts < step.top_k || step.method + step.experts >= methods_.size())
                 refuse("experts");
             step.bias = floats(words, step.experts);
@@ -780,6 +783,7 @@ class ChainModel final : public Model {
     std::map<std::tuple<double, int, std::vector<float>>, std::unique_ptr<Rope>> ropes_;
     std::vector<float> next_divisors_;
     int next_turned_ = 0;
+    bool next_softmax_ = false, next_normed_ = true;
     float next_softcap_ = 0, softcap_ = 0;
     std::vector<Step> steps_;
     LoadedMethod *head_ = nullptr;
@@ -809,7 +813,7 @@ void ChainModel::run(Step &step, int count) {
     x_.swap(y_);
 }
 
-/* Experts are chosen by score + bias and weighted by score, as in nas.model.nn.moe; each runs once, on all of its tokens. */
+/* Experts are chosen by score + bias and weighted by score, as in nas.model.nn.moe; each runs once, on all its tokens. */
 void ChainModel::run_experts(Step &step, int count) {
     const int experts = step.experts, k = step.top_k;
     methods_[step.method]->call({tensor(x_.data(), count)},
@@ -819,16 +823,22 @@ void ChainModel::run_experts(Step &step, int count) {
     std::vector<float> score(experts);
     std::vector<int> order(experts);
     for (int t = 0; t < count; t++) {
+        const float *logits = &router_[(size_t)t * experts], most = *std::max_element(logits, logits + experts);
+        float all = 0;
         for (int e = 0; e < experts; e++) {
-            score[e] = 1.0f / (1.0f + std::exp(-router_[(size_t)t * experts + e]));
+            score[e] = step.softmax ? std::exp(logits[e] - most) : 1.0f / (1.0f + std::exp(-logits[e]));
+            all += score[e];
             order[e] = e;
         }
+        if (step.softmax)
+            for (float &one : score) one /= all;
         std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](int a, int b) {
             float x = score[a] + step.bias[a], y = score[b] + step.bias[b];
             return x != y ? x > y : a < b;
         });
-        float total = 1e-6f;
+        float total = step.softmax ? 0.0f : 1e-6f;
         for (int i = 0; i < k; i++) total += score[order[i]];
+        if (!step.normed) total = 1;
         for (int i = 0; i < k; i++) uses[order[i]].push_back({t, score[order[i]] / total});
     }
     const size_t width = (size_t)width_;

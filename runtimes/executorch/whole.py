@@ -249,16 +249,19 @@ class MixtureStep(nn.Module):
     def __init__(self, router: ProgramModule, experts: Sequence[ProgramModule], moe: Block, bias: Tensor) -> None:
         super().__init__()
         self.held, self.top_k = (router, *experts), moe.int("top_k")
+        self.softmax, self.normed = bool(moe.get("softmax")), bool(moe.get("norm_topk"))
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor, residual: Tensor, moment: Moment) -> Tensor:
         """Returns the residual stream after the step."""
         router, *experts = self.held
         h, logits = router(x)
-        scores = torch.sigmoid(logits)
+        scores = torch.softmax(logits, -1) if self.softmax else torch.sigmoid(logits)
         chosen = torch.topk(scores + self.bias, self.top_k, -1).indices
         chosen_scores = torch.zeros_like(scores).scatter(-1, chosen, 1.0) * scores
-        weights = chosen_scores / (chosen_scores.sum(-1, keepdim=True) + 1e-6)
+        weights = chosen_scores
+        if self.normed:
+            weights = chosen_scores / (chosen_scores.sum(-1, keepdim=True) + (0.0 if self.softmax else 1e-6))
         y = residual
         for e, expert in enumerate(experts):
             y = y + expert(h)[0] * weights.narrow(-1, e, 1)

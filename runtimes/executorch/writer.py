@@ -137,6 +137,8 @@ class _Plan(Generic[Part]):
             self._line("attention", step.method, int(step.parallel), step.attend.cache, repr(about.theta), sinks)
         elif step.moe is not None:
             experts = step.moe.int("experts")
+            if step.moe.get("softmax") or not step.moe.get("norm_topk"):
+                self._line("scores", step.moe.int("softmax"), step.moe.int("norm_topk"))
             bias = self._vector(f"{self.chain.methods[step.method].prefix}ffn.bias.weight", experts)
             self._line("moe", step.method, step.moe.int("top_k"), experts, bias)
         elif self.chain.methods[step.method].program.inputs == 1:

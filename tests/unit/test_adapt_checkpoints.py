@@ -140,6 +140,39 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "lfm3", "head_dim": 16, "use_sandwich_norm": False, "use_attention_gate": False,
         "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-6},
+    "qwen2-moe": {
+        "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64, "mlp_only_layers": [1],
+    },
+    "qwen2-moe-windows": {
+        "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "use_sliding_window": True, "sliding_window": 8, "qkv_bias": False,
+    },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "head_dim": 32, "norm_topk_prob": True, "decoder_sparse_step": 2,
+    },
+    "granite-moe": {
+        "model_type": "granitemoe", "num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.25, "attention_multiplier": 0.1, "logits_scaling": 4.0, "tie_word_embeddings": True,
+    },
+    "granite-moe-shared": {
+        "model_type": "granitemoeshared", "num_local_experts": 4, "num_experts_per_tok": 3, "intermediate_size": 32,
+        "shared_intermediate_size": 64, "residual_multiplier": 0.5,
+    },
+    "granite-moe-swa": {
+        "model_type": "granitemoe_swa", "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
+        "sliding_window": 8, "layer_rope_theta": [20000.0, 0, 500.0], "residual_multiplier": 0.25,
+        "attention_multiplier": 0.1,
+    },
+    "granite-hybrid-moe": {
+        "model_type": "granitemoehybrid", "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "shared_intermediate_size": 64,
+        "mamba_n_heads": 8, "mamba_d_state": 16, "rms_norm_eps": 1e-5, "residual_multiplier": 0.2,
+        "attention_multiplier": 0.05,
+    },
     "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
     "lfm2-moe": {
         "model_type": "lfm2_moe", "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1,
@@ -381,7 +414,7 @@ def test_the_cache_of_lfm3_is_as_published(tmp_path: Path) -> None:
 
 UNREAD = {
     "gpt2": ({}, {"learned positions", "LayerNorm", "without a gate", "biases on every"}),
-    "mixtral": ({}, {"experts that are chosen by a softmax"}),
+    "stablelm": ({}, {"LayerNorm"}),
     "phi": (
         {},
         {"LayerNorm", "without a gate", "beside each other", "biases on every"},

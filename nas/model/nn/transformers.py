@@ -323,6 +323,8 @@ def _ffn_config(layout: Layout) -> dict[str, Any]:
     moe = _same({ffn for ffn in ffns[lead:]}, "mixture")
     if moe and moe.int("shared"):
         raise Unsupported("transformers' LFM2 mixtures have no shared experts")
+    if moe and (moe.get("softmax") or not moe.get("norm_topk")):
+        raise Unsupported("transformers' LFM2 mixtures are scored by sigmoids whose sum is one (softmax, norm_topk)")
     common = {"intermediate_size": width.int("width")} if width else {}
     if moe is None:
         return {**common, "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "block_auto_adjust_ff_dim": False}
@@ -376,7 +378,7 @@ def tensor_names(layout: Layout) -> Iterator[TensorName]:
 
 
 def _block_names(block: Block, index: int) -> tuple[TensorName, ...]:
-    if block.kind not in _BLOCKS or {"kv", "qk_norm", "qkv_bias", "canon", "shared"} & dict(block.given).keys():
+    if block.kind not in _BLOCKS or {"kv", "qk_norm", "qkv_bias", "canon", "shared", "softmax", "norm_topk"} & dict(block.given).keys():
         raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
     return _BLOCKS[block.kind]
 
