@@ -135,6 +135,16 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen2_moe": _QWEN_MOE | {"shared_expert_intermediate_size": 64, "qkv_bias": True},
     "qwen3": _LLAMA | _SWITCH,
     "qwen3_moe": _QWEN_MOE,
+    "qwen3_5_text": _LLAMA
+    | {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "partial_rotary_factor": 0.25,
+    },
     "smollm3": _LLAMA | _SWITCH | {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
     "granitemoehybrid": {
         **_COMMON,

@@ -14,7 +14,7 @@ from functools import cache
 from nas.core.block import Block
 from nas.core.layout import Norms
 from nas.core.registry import Registry
-from nas.measure.runtimes.executorch.programs import MODULES, Constant, Program, norm_constants, tap_constants
+from nas.measure.runtimes.executorch.programs import EPS, MODULES, Constant, Program, norm_constants, tap_constants
 from nas.model.blocks import mamba2
 from nas.model.blocks.linear_attention import convolved
 from nas.model.nn.rope import rope_divisors
@@ -106,7 +106,9 @@ def _attention(block: Block, d_model: int) -> Program:
     names = ("heads", "kv_heads", "head_dim")
     heads, kv_heads, head_dim = (block.int(name) for name in names)
     projects_kv = block.get("kv") is None if block.kind == "gqa" else True
-    normed, wide, gated = (bool(block.get(name)) for name in ("qk_norm", "qk_norm_wide", "gate"))
+    arguments = ("qk_norm", "qk_norm_wide", "gate", "gate_wide")
+    normed, wide, gated, of_numbers = (bool(block.get(name)) for name in arguments)
+    gates, role = (heads * head_dim, "int4") if of_numbers else (heads, "matrix")
     rows = {"q": heads, "k": kv_heads, "v": kv_heads} if projects_kv else {"q": heads}
     norms = [name for name in ("q", "k") if normed and name in rows]
     canon = block.int("canon")
@@ -128,12 +130,12 @@ def _attention(block: Block, d_model: int) -> Program:
                 f"{name}_norm", head_dim * (rows[name] if wide else 1), f"mixers.{{j}}.{name}_norm.weight"
             )
         ),
-        *((Constant("gate", (heads, d_model), "matrix", "mixers.{j}.gate.weight"),) if gated else ()),
+        *((Constant("gate", (gates, d_model), role, "mixers.{j}.gate.weight"),) if gated else ()),
         Constant("o", (d_model, heads * head_dim), "int4", "mixers.{j}.o.weight"),
     )
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in names), ("norm", normed), ("own", projects_kv))
     sizes = (*sizes, ("canon", canon)) if canon else sizes
-    others = {"bias": bool(block.get("qkv_bias")), "wide": wide, "gate": gated}
+    others = {"bias": bool(block.get("qkv_bias")), "wide": wide, "gate": gated, "gate_wide": of_numbers}
     sizes = (*sizes, *((name, True) for name, has in others.items() if has))
     states = ((canon - 1, d_model),) if canon else ()
     about = tuple((name, int(value)) for name, value in sizes)
@@ -197,7 +199,7 @@ def _mamba2(block: Block, d_model: int) -> Program:
 def _gdn(block: Block, d_model: int) -> Program:
     names = ("heads", "key_heads", "head_dim", "conv")
     heads, _, size, conv = (block.int(name) for name in names)
-    inner, mixed = heads * size, convolved(block)
+    inner, mixed, eps = heads * size, convolved(block), float(block.get("norm_eps") or 0)
     constants = (
         *norm_constants("norm", d_model, "mixer_norm.weight"),
         Constant("qkv", (mixed, d_model), "int4", "mixers.{j}.qkv.weight"),
@@ -209,10 +211,11 @@ def _gdn(block: Block, d_model: int) -> Program:
         Constant("dt_bias", (heads,), "bias", "mixers.{j}.dt_bias"),
         Constant("decay", (heads,), "decay", "mixers.{j}.A_log"),
         Constant("gate", (inner, d_model), "int4", "mixers.{j}.gate.weight"),
-        *norm_constants("out_norm", size, "mixers.{j}.norm.weight"),
+        *norm_constants("out_norm", size, "mixers.{j}.norm.weight", eps=eps),
         Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
     )
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
+    sizes = sizes if eps == EPS else (*sizes, ("trillion_eps", round(eps * 1e12)))
     return Program("gdn", f"{MODULES}:GatedDeltaNet", sizes, constants, ((conv - 1, mixed), (heads, size, size)))
 
 

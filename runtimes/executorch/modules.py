@@ -200,7 +200,9 @@ class Attention(ProgramModule):
 
     def output(self, residual: Tensor, mixed: Tensor, h: Tensor) -> Tensor:
         """Returns the stream after the mixer, of what attention read [1, S, H d] and the mixer's input."""
-        if "gate" in dict(self.program.sizes):
+        if "gate_wide" in dict(self.program.sizes):
+            mixed = mixed * torch.sigmoid(self.linear("gate", h))
+        elif "gate" in dict(self.program.sizes):
             gates = torch.sigmoid(F.linear(h, self.number("gate"))).unsqueeze(3)
             heads = mixed.view(1, h.shape[1], self.program.size("heads"), self.program.size("head_dim"))
             mixed = (heads * gates).view(mixed.shape)

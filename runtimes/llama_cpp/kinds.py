@@ -291,6 +291,7 @@ GDN = GgufKind(
         ("ssm.group_count", argument("key_heads")),
         ("linear_attention.head_size", argument("head_dim")),
     ),
+    refuses=lambda block: None if block.get("norm_eps") == 1e-5 else "has a norm of another epsilon than 1e-5 (norm_eps)",
     not_stock="Gated DeltaNet layers are in no stock architecture next to the others",
 )
 

@@ -173,6 +173,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8, "mamba_d_state": 16, "rms_norm_eps": 1e-5, "residual_multiplier": 0.2,
         "attention_multiplier": 0.05,
     },
+    "qwen3.5": {
+        "model_type": "qwen3_5_text", "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16, "tie_word_embeddings": True,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+    },
     "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
     "lfm2-moe": {
         "model_type": "lfm2_moe", "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1,

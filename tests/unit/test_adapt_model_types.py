@@ -48,8 +48,6 @@ EVIDENCE = {
     "function of their position": r"get_llama_4_attn_scale",
     "behind the embedding": r"self\.norm\(hidden_states\)  # Additional norm|self\.norm\(self\.tok_embeddings",
     "jitter": r"jitter",
-    "each number of attention": r"torch\.sigmoid\(gate\)",
-    "Gated DeltaNet": r"class \w+GatedDeltaNet",
     "RG-LRU": r"class \w+Rglru",
     "RWKV": r"class RwkvSelfAttention",
     "adapters of their own": r"adapter",

@@ -56,6 +56,7 @@ class TestGroupedQueryAttention(MixerContract):
         "A4/2(qk_norm_wide=1)",
         "A4/2(softcap=0.5)",
         "A4/2(canon=3,gate=1)",
+        "A4/2(gate=1,gate_wide=1)",
     )
     reference = staticmethod(reference_gqa)
 
@@ -117,7 +118,7 @@ class TestMamba2(MixerContract):
 
 class TestGatedDeltaNet(MixerContract):
     kind = "gdn"
-    examples = ("D4", "D1", "D4/2", "D8/2:12", "D2:48", "D4(conv=2)", "D4/1(conv=12)")
+    examples = ("D4", "D1", "D4/2", "D8/2:12", "D2:48", "D4(conv=2)", "D4/1(conv=12)", "D4/2(norm_eps=0.01)")
     reference = staticmethod(reference_gdn)
 
 

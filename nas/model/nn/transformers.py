@@ -45,7 +45,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 
 _ROPE = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
-_ALTERED = ("qk_norm_wide", "softcap", "gate")
+_ALTERED = ("qk_norm_wide", "softcap", "gate", "gate_wide")
 """Arguments of attention that the classes written to are without."""
 _SHAPE = ("heads", "kv_heads", "head_dim", *_ROPE, "qk_norm", "qkv_bias", "canon", *_ALTERED)
 _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
@@ -62,6 +62,7 @@ class TensorName:
         axis: along which several tensors are joined.
         sizes: of each of ours along it; none: they are equal.
         order: row r of each head of ours is row order[r] of theirs; (): rows are in the same order.
+        order_axis: of theirs along which the rows are: 1 where they are columns.
         plus: what is added to theirs, of norms that multiply by 1 + w.
         centred: axis of theirs along which its mean is subtracted; None: it is not.
     """
@@ -72,6 +73,7 @@ class TensorName:
     axis: int = 1
     sizes: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
+    order_axis: int = 0
     plus: float = 0.0
     centred: int | None = None
 
@@ -95,9 +97,11 @@ class TensorName:
         whole = _take(tensors, self.theirs)
         whole = (whole[:, 0] if self.tap_axis else whole) + self.plus
         if self.order:
-            if whole.shape[0] % len(self.order):
-                raise InvalidInput(f"{self.theirs} has {whole.shape[0]} rows, not whole heads of {len(self.order)}")
-            whole = torch.unflatten(whole, 0, (-1, len(self.order)))[:, list(self.order)].flatten(0, 1)
+            axis, rows = self.order_axis, whole.shape[self.order_axis]
+            if rows % len(self.order):
+                raise InvalidInput(f"{self.theirs} has {rows} rows, not whole heads of {len(self.order)}")
+            heads = torch.unflatten(whole, axis, (-1, len(self.order)))
+            whole = heads.index_select(axis + 1, torch.tensor(self.order)).flatten(axis, axis + 1)
         if self.centred is not None:
             whole = whole - whole.mean(self.centred, keepdim=True)
         sizes = self.sizes or (whole.shape[self.axis] // len(self.ours),) * len(self.ours) if len(self.ours) > 1 else ()

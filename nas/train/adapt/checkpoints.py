@@ -1115,6 +1115,80 @@ def _lfm3_names(layout: Layout, kinds: list[str], orders: Mapping[str, tuple[int
         yield weight_name("head", "lm_head")
 
 
+def _qwen3_5(options: _Options) -> TrainedModel:
+    """Reads attention with a gate for each of its numbers, and Gated DeltaNet."""
+    d_model, depth, vocab = _size(options)
+    options.activation()
+    options.refuse(options.flag("attention_bias"), "biases (attention_bias)")
+    eps = options.number("rms_norm_eps", 1e-6)
+    attention = _attention(options, d_model, qk_norm=True, head_dim=256)
+    attention |= options.rope(part_of=attention["head_dim"], share=0.25)
+    keys, values = options.whole("linear_key_head_dim", 128), options.whole("linear_value_head_dim", 128)
+    options.refuse(keys != values, f"Gated DeltaNet with keys of {keys} and values of {values} numbers")
+    delta = Block.of(
+        "gdn",
+        heads=options.whole("linear_num_value_heads", 32),
+        key_heads=options.whole("linear_num_key_heads", 16),
+        head_dim=values,
+        conv=options.whole("linear_conv_kernel_dim", 4),
+        norm_eps=min(eps, 1e-2),
+    )
+    mixers = {"full_attention": Block.of("gqa", gate=True, gate_wide=True, **attention), "linear_attention": delta}
+    if options.get("layer_types") is None:
+        every = max(options.whole("full_attention_interval", 4), 1)
+        kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(depth)]
+    else:
+        kinds = options.of_layers("layer_types", {name: name for name in mixers}, depth)
+    ffn = Block.of("swiglu", width=options.whole("intermediate_size", 12288))
+    layers = [Layer((mixers[kind],), ffn) for kind in kinds if kind] or [Layer((delta,), ffn)]
+    layout = Layout.of(d_model, vocab, layers, tied=options.tied(False))
+    return _trained(options, layout, () if options.missing else tuple(_qwen3_5_names(layout)), eps)
+
+
+def _qwen3_5_names(layout: Layout) -> Iterator[TensorName]:
+    yield weight_name("embed", "model.embed_tokens")
+    for i, layer in enumerate(layout.layers):
+        ours, theirs, mixer = f"layers.{i}", f"model.layers.{i}", layer.mixers[0].resolve(layout.d_model)
+        assert layer.ffn is not None
+        for norm in _BEFORE.items():
+            yield replace(weight_name(*norm), plus=1.0).under(ours, theirs)
+        names = _delta_names(mixer) if mixer.kind == "gdn" else _doubled_names(mixer)
+        yield from (name.under(f"{ours}.mixers.0", theirs) for name in names)
+        yield from (name.under(f"{ours}.ffn", theirs) for name in stock_names(layer.ffn))
+    yield replace(weight_name("norm", "model.norm"), plus=1.0)
+    if not layout.tied:
+        yield weight_name("head", "lm_head")
+
+
+def _doubled_names(block: Block) -> Iterator[TensorName]:
+    """Yields attention whose queries have their gates behind them, head by head."""
+    heads, size = block.int("heads"), block.int("head_dim")
+    order = tuple(2 * size * head + part * size + i for part in (0, 1) for head in range(heads) for i in range(size))
+    yield TensorName(("q.weight", "gate.weight"), "self_attn.q_proj.weight", axis=0, order=order)
+    for name in stock_names(block):
+        part = name.ours[0].partition(".")[0]
+        if part not in ("q", "gate"):
+            yield replace(name, plus=1.0 if part.endswith("_norm") else 0.0)
+
+
+def _delta_names(block: Block) -> Iterator[TensorName]:
+    """Yields Gated DeltaNet. Of r heads with one key they are neighbours there; here they are a whole round apart."""
+    heads, groups, size = (block.int(name) for name in ("heads", "key_heads", "head_dim"))
+    order = tuple(i % groups * (heads // groups) + i // groups for i in range(heads))
+    values = tuple(size * head + i for head in order for i in range(size))
+    keys = 2 * groups * size
+    mixed = (*range(keys), *(keys + row for row in values))
+    place = "linear_attn"
+    yield replace(weight_name("qkv", f"{place}.in_proj_qkv"), order=mixed)
+    yield TensorName(("conv.weight",), f"{place}.conv1d.weight", tap_axis=True, order=mixed)
+    yield replace(weight_name("gate", f"{place}.in_proj_z"), order=values)
+    yield replace(weight_name("beta", f"{place}.in_proj_b"), order=order)
+    yield replace(weight_name("step_size", f"{place}.in_proj_a"), order=order)
+    yield from (TensorName((name,), f"{place}.{name}", order=order) for name in ("dt_bias", "A_log"))
+    yield weight_name("norm", f"{place}.norm")
+    yield replace(weight_name("out", f"{place}.out_proj"), order=values, order_axis=1)
+
+
 def _lfm2_width(options: _Options) -> int:
     """Returns the feed-forward's width as transformers' Lfm2MLP computes it."""
     width = options.whole("block_ff_dim", options.whole("intermediate_size", 12288))
@@ -1317,6 +1391,7 @@ FAMILIES: dict[str, Callable[[_Options], TrainedModel]] = {
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2,
     "lfm3": _lfm3,
+    "qwen3_5_text": _qwen3_5,
     "hilnas": _own,
 }
 """transformers' `model_type` -> reader of its configuration; also that of folders that hilnas wrote."""
