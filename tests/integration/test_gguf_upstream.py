@@ -36,6 +36,9 @@ SAID_BY_GGUF = {
     "qwen3": {"rms_norm_eps": 1e-5},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},
     "lfm2-moe": {"routed_scaling_factor": 1.0},
+    "mixtral": {"rms_norm_eps": 1e-5},
+    "qwen2-moe": {"mlp_only_layers": []},
+    "qwen3-moe": {"decoder_sparse_step": 1},
 }
 """Settings that these architectures of llama.cpp fix, in place of those of the other tests; norms of 1e-5, as ours."""
 TYPES = (
@@ -52,6 +55,11 @@ TYPES = (
     "granite",
     "lfm2",
     "lfm2-moe",
+    "mixtral",
+    "olmoe",
+    "qwen2-moe",
+    "qwen3-moe",
+    "granite-moe",
 )
 TEXT = "The year 2024: größer — don't! \t\n  def f(x):\r\n\n    return x<|im_end|>"
 OF_TRANSFORMERS = {
