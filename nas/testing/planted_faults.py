@@ -139,7 +139,7 @@ PLANTED_SHARES = Layout.parse(
 )
 """A layout for `SHARE_FAULTS`."""
 PLANTED_QWEN = Layout.parse(
-    "d256 v512 ffn=swiglu:512 [D8/4(norm_eps=0.01) A8/4(gate=1,gate_wide=1,rope_dim=8)]"
+    "d256 v512 ffn=swiglu:512 [D8/4(norm_eps=0.01) A8/4(gate=1,gate_wide=1,rope_dim=8,rope_factor=4)]"
 )
 """A layout for `QWEN_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
@@ -434,9 +434,10 @@ LFM3_FAULTS = (
 """For layouts like `PLANTED_LFM3`: gates on heads, norms on both sides, RoPE on half a head."""
 QWEN_FAULTS = (
     Fault("gates of other numbers", _roll("gate.weight", 1)),
-    Fault("another epsilon", layout=("norm_eps=0.01", "norm_eps=0.00001")),
+    Fault("another epsilon", layout=("norm_eps=0.01", "norm_eps=0.0001")),
+    Fault("unscaled positions", layout=(",rope_factor=4", "")),
 )
-"""For layouts like `PLANTED_QWEN`: a gate for each number of a head, Gated DeltaNet with an epsilon of its own."""
+"""For layouts like `PLANTED_QWEN`: gates of numbers, scaled RoPE on a part of a head, Gated DeltaNet's own epsilon."""
 SOFTMAX_FAULTS = (
     Fault("sigmoids in place of the softmax", layout=("(softmax=1)", "")),
     Fault("router rows shifted", _shift_router),

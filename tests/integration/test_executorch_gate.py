@@ -17,10 +17,15 @@ from nas.testing.planted_faults import (
     EVERY_KIND,
     PLANTED,
     PLANTED_BEHIND,
+    PLANTED_GEMMA,
     PLANTED_GEMMA_3,
+    PLANTED_LFM3,
     PLANTED_LINEAR,
     PLANTED_PARTIAL,
+    PLANTED_QWEN,
     PLANTED_SCALING,
+    PLANTED_SHARES,
+    PLANTED_SOFTMAX,
     PLANTED_YARN,
     PLANTS,
     Fault,
@@ -34,10 +39,10 @@ MORE_WIDTHS = (
     "d128 v512 ffn=swiglu:352 [A4/2:32(qk_norm=0)*4]",
     "d256 v512 ffn=swiglu:512 [C3 L6/32:64(nope_dim=32,query=64,rope_theta=0)]",
 )
-ALIKE = (PLANTED_YARN, PLANTED_LINEAR, PLANTED_PARTIAL, PLANTED_GEMMA_3)
-"""Layouts whose parts are in those of other faults, too."""
-BRIEFLY = (PLANTED_SCALING, PLANTED_BEHIND)
-"""Layouts of which one fault is enough."""
+BRIEFLY = (PLANTED_GEMMA, PLANTED_LFM3, PLANTED_QWEN, PLANTED_SHARES)
+"""Layouts of which one fault is enough by default."""
+ALIKE = (PLANTED_SCALING, PLANTED_YARN, PLANTED_LINEAR, PLANTED_PARTIAL, PLANTED_GEMMA_3, PLANTED_BEHIND, PLANTED_SOFTMAX)
+"""Layouts whose parts are nearly those of others: none of their faults by default."""
 RIGHT = (
     *(layout.format() for layout, _ in PLANTS),
     *MORE_WIDTHS,

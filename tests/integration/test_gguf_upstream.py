@@ -108,7 +108,10 @@ def model_with_tokenizer(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.exhaustive] if name in ("olmoe", "qwen2-moe") else []) for name in TYPES],
+)
 def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
     convert(converter, folder, tmp_path / "theirs.gguf", pre="qwen2")

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nas.core.errors import InvalidInput, Unsupported
+from nas.core.published import named_layout
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights
@@ -415,7 +416,9 @@ def test_published_configurations_have_the_published_counts(name: str, tmp_path:
 
 def test_the_cache_of_lfm3_is_as_published(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["LFM3 1.7B"][0]))
-    assert read_model(tmp_path).layout.kv_bytes(131072) == pytest.approx(1.61e9, rel=0.01)
+    layout = read_model(tmp_path).layout
+    assert layout == named_layout("LFM3-1.7B")
+    assert layout.kv_bytes(131072) == pytest.approx(1.61e9, rel=0.01)
 
 
 UNREAD = {
