@@ -5,9 +5,9 @@ shared layer is a second state, and every program may work in the same memory. R
 width, because XNNPACK has no mean over the last dimension that it would take with a length that varies.
 
 Attention calls operators that our runner implements, over a cache that is the runner's own. The artifact holds the
-number of the cache, RoPE's arguments, window, sinks and bounds: so programs depend on no context length, and a cache may be of any
-number format. Linear attention calls operators of the runner, too: it computes them token by token, with less work
-than any chunked form. These operators are never computed in Python.
+number of the cache, RoPE's arguments, window, sinks and bounds: so programs depend on no context length, and a cache
+may be of any number format. Linear attention calls operators of the runner, too: it computes them token by token, with
+less work than any chunked form. These operators are never computed in Python.
 
 Raise `templates.PROGRAMS_VERSION` with every change here that changes the bytes of a lowered program.
 """

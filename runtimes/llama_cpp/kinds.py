@@ -291,7 +291,9 @@ GDN = GgufKind(
         ("ssm.group_count", argument("key_heads")),
         ("linear_attention.head_size", argument("head_dim")),
     ),
-    refuses=lambda block: None if block.get("norm_eps") == 1e-5 else "has a norm of another epsilon than 1e-5 (norm_eps)",
+    refuses=lambda block: (
+        None if block.get("norm_eps") == 1e-5 else "has a norm of another epsilon than 1e-5 (norm_eps)"
+    ),
     not_stock="Gated DeltaNet layers are in no stock architecture next to the others",
 )
 
@@ -400,7 +402,9 @@ def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
 def _moe_refuses(block: Block) -> str | None:
     if not block.get("norm_topk"):
         return "has experts whose weights do not add up to one (norm_topk=0): the graph divides by their sum"
-    return "has gated shared experts (shared_gate): the graph adds them as they are" if block.get("shared_gate") else None
+    return (
+        "has gated shared experts (shared_gate): the graph adds them as they are" if block.get("shared_gate") else None
+    )
 
 
 MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules, refuses=_moe_refuses)

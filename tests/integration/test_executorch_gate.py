@@ -41,7 +41,15 @@ MORE_WIDTHS = (
 )
 BRIEFLY = (PLANTED_GEMMA, PLANTED_LFM3, PLANTED_QWEN, PLANTED_SHARES)
 """Layouts of which one fault is enough by default."""
-ALIKE = (PLANTED_SCALING, PLANTED_YARN, PLANTED_LINEAR, PLANTED_PARTIAL, PLANTED_GEMMA_3, PLANTED_BEHIND, PLANTED_SOFTMAX)
+ALIKE = (
+    PLANTED_SCALING,
+    PLANTED_YARN,
+    PLANTED_LINEAR,
+    PLANTED_PARTIAL,
+    PLANTED_GEMMA_3,
+    PLANTED_BEHIND,
+    PLANTED_SOFTMAX,
+)
 """Layouts whose parts are nearly those of others: none of their faults by default."""
 RIGHT = (
     *(layout.format() for layout, _ in PLANTS),

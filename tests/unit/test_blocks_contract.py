@@ -155,8 +155,14 @@ class TestSquaredReLU(FeedForwardContract):
 class TestMixtureOfExperts(FeedForwardContract):
     kind = "moe"
     examples = (
-        "moe:2x1:32", "moe:4x2:48", "moe:8x8:16", "moe:4x2:48(shared=1)", "moe:4x1:24(shared=3)",
-        "moe:8x2:16(softmax=1)", "moe:8x3:16(norm_topk=0,softmax=1)", "moe:4x2:24(norm_topk=0,shared=2,shared_gate=1)",
+        "moe:2x1:32",
+        "moe:4x2:48",
+        "moe:8x8:16",
+        "moe:4x2:48(shared=1)",
+        "moe:4x1:24(shared=3)",
+        "moe:8x2:16(softmax=1)",
+        "moe:8x3:16(norm_topk=0,softmax=1)",
+        "moe:4x2:24(norm_topk=0,shared=2,shared_gate=1)",
     )
     reference = staticmethod(reference_moe)
 

@@ -131,7 +131,18 @@ class Attention(Mixer):
         """
         a, b, small, width = growing.a, growing.b, growing.small, growing.width
         rope = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
-        for name in ("qk_norm", "qk_norm_wide", "qkv_bias", "softcap", "gate", "gate_wide", *rope, "canon", "window", "sink"):
+        for name in (
+            "qk_norm",
+            "qk_norm_wide",
+            "qkv_bias",
+            "softcap",
+            "gate",
+            "gate_wide",
+            *rope,
+            "canon",
+            "window",
+            "sink",
+        ):
             if name in {arg.name for arg in a.spec.args} and a.get(name) != b.get(name):
                 raise CannotGrow(f"{name} differs")
         if a.get("qkv_bias"):

@@ -1,8 +1,9 @@
 """Mixture of SwiGLU experts with a router and a load-balancing bias (LFM2 report, section 2.3).
 
 Routing follows transformers' modeling_lfm2_moe.py: experts are chosen by score + bias, weighted by the score alone;
-with `softmax` that of modeling_qwen2_moe.py, whose bias is zero. The bias is no parameter: after each step it moves towards the experts that got too few tokens (DeepSeek-V3 report, section
-2.1.2; Wang et al. 2024, "Auxiliary-loss-free load balancing").
+with `softmax` that of modeling_qwen2_moe.py, whose bias is zero. The bias is no parameter: after each step it moves
+towards the experts that got too few tokens (DeepSeek-V3 report, section 2.1.2; Wang et al. 2024, "Auxiliary-loss-free
+load balancing").
 """
 
 from __future__ import annotations
@@ -178,7 +179,9 @@ def _grown_shared(growing: BlockGrowth) -> dict[str, Tensor]:
     if not growing.a.int("shared"):
         return {}
     place, gate = "shared.", "shared_gate.weight"
-    gates = {gate: growing.widened(gate, outputs=torch.arange(1), inputs=growing.width)} if gate in growing.small else {}
+    gates = (
+        {gate: growing.widened(gate, outputs=torch.arange(1), inputs=growing.width)} if gate in growing.small else {}
+    )
     small, start = (
         {name.removeprefix(place): tensor for name, tensor in tensors.items() if name.startswith(place)}
         for tensors in (growing.small, growing.start)
@@ -214,9 +217,9 @@ def reference_moe(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
     for e in range(block.int("experts")):
         gate, up = h @ weights["gate.weight"][e].T, h @ weights["up.weight"][e].T
         out += share[:, e, None] * ((gate / (1 + torch.exp(-gate)) * up) @ weights["down.weight"][e].T)
-    own = 1 / (1 + torch.exp(-(h @ weights["shared_gate.weight"].T))) if block.get("shared_gate") else 1
+    opening = 1 / (1 + torch.exp(-(h @ weights["shared_gate.weight"].T))) if block.get("shared_gate") else 1
     for e in range(block.int("shared")):
         rows = slice(e * block.int("width"), (e + 1) * block.int("width"))
         gate, up = h @ weights["shared.gate.weight"][rows].T, h @ weights["shared.up.weight"][rows].T
-        out += own * ((gate / (1 + torch.exp(-gate)) * up) @ weights["shared.down.weight"][:, rows].T)
+        out += opening * ((gate / (1 + torch.exp(-gate)) * up) @ weights["shared.down.weight"][:, rows].T)
     return out

@@ -382,7 +382,10 @@ def tensor_names(layout: Layout) -> Iterator[TensorName]:
 
 
 def _block_names(block: Block, index: int) -> tuple[TensorName, ...]:
-    if block.kind not in _BLOCKS or {"kv", "qk_norm", "qkv_bias", "canon", "shared", "softmax", "norm_topk"} & dict(block.given).keys():
+    if (
+        block.kind not in _BLOCKS
+        or {"kv", "qk_norm", "qkv_bias", "canon", "shared", "softmax", "norm_topk"} & dict(block.given).keys()
+    ):
         raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
     return _BLOCKS[block.kind]
 

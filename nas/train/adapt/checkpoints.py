@@ -1271,7 +1271,7 @@ def _trained(
             added *= routed if block.kind == "moe" else 1.0
             factors[f"layers.{i}.{part}_out_norm.weight"] = residual
             factors |= {f"{prefix}.{name}": added for name in _INTO_RESIDUAL}
-            if block.get("softmax"):
+            if block.kind == "moe" and block.get("softmax"):
                 factors |= {f"{prefix}.bias.weight": 0.0, f"{prefix}.shared.down.weight": added}
             factors |= {f"{prefix}.{name}.weight": read for name in ("v", "gate", "up")}
             if block.kind in ("gqa", "swa"):

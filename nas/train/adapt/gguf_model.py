@@ -152,10 +152,10 @@ def _mixtures(keys: _Keys, number: str = "num_experts", width: str = "moe_interm
 
 
 def _granite_moe(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    found = _granite(keys, config) | _mixtures(keys, "num_local_experts", "intermediate_size")
-    if found.pop("shared_expert_intermediate_size", 0):
+    settings = _granite(keys, config) | _mixtures(keys, "num_local_experts", "intermediate_size")
+    if settings.pop("shared_expert_intermediate_size", 0):
         raise Unsupported("shared experts of Granite (expert_shared_feed_forward_length)")
-    return found
+    return settings
 
 
 _ARCHITECTURES: Mapping[str, _Architecture] = {
