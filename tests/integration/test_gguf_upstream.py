@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ SAID_BY_GGUF = {
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},
     "lfm2-moe": {"routed_scaling_factor": 1.0},
     "mixtral": {"rms_norm_eps": 1e-5},
+    "olmoe": {"rms_norm_eps": 1e-5},
     "qwen2-moe": {"mlp_only_layers": []},
     "qwen3-moe": {"decoder_sparse_step": 1},
 }
@@ -60,6 +62,7 @@ TYPES = (
     "qwen2-moe",
     "qwen3-moe",
     "granite-moe",
+    "phi3",
 )
 TEXT = "The year 2024: größer — don't! \t\n  def f(x):\r\n\n    return x<|im_end|>"
 OF_TRANSFORMERS = {
@@ -105,6 +108,9 @@ def model_with_tokenizer(folder: Path, name: str) -> Path:
     for file, content in before.items():
         (folder / file).write_bytes(content)
     assert path.is_file()
+    if name == "phi3":  # of which the converter knows SentencePiece and Phi-4's tokenizer
+        settings = folder / "tokenizer_config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}))
     return folder
 
 

@@ -166,6 +166,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "gemma3": _Architecture("gemma3_text", _gemma3, gains=True),
     "olmo2": _Architecture("olmo2", _olmo2),
     "llama": _Architecture("llama", paired=True),
+    "phi3": _Architecture("phi3", lambda keys, config: {"sliding_window": keys("attention.sliding_window") or None}),
     "qwen2": _Architecture("qwen2"),
     "qwen3": _Architecture("qwen3"),
     "smollm3": _Architecture("smollm3", lambda keys, config: {"no_rope_layer_interval": 4}, paired=True),
