@@ -304,7 +304,7 @@ def _expert(block: Block, d_model: int) -> Program:
 
 def _shared(block: Block, d_model: int) -> Program:
     joint = Block.of("swiglu", width=block.int("shared") * block.int("width"))
-    sizes = (("d_model", d_model), ("width", joint.int("width")))
+    sizes: tuple[tuple[str, int], ...] = (("d_model", d_model), ("width", joint.int("width")))
     constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), *_gated(joint, d_model, "ffn.shared"))
     if block.get("shared_gate"):
         sizes = (*sizes, ("gate", 1))
