@@ -57,7 +57,7 @@ class TensorName:
 
     Args:
         ours: our tensors, joined along `axis` where there are several.
-        theirs: transformers' name.
+        theirs: transformers' name; "": they have none.
         tap_axis: whether theirs has a middle axis of length 1, as Conv1d's weights do.
         axis: along which several tensors are joined.
         sizes: of each of ours along it; none: they are equal.
@@ -79,7 +79,8 @@ class TensorName:
 
     def under(self, ours: str, theirs: str) -> TensorName:
         """Returns the name with prefixes on both sides."""
-        return replace(self, ours=tuple(f"{ours}.{name}" for name in self.ours), theirs=f"{theirs}.{self.theirs}")
+        named = f"{theirs}.{self.theirs}" if self.theirs else ""
+        return replace(self, ours=tuple(f"{ours}.{name}" for name in self.ours), theirs=named)
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Returns their tensor from `tensors` under our names, where it is the same numbers in the same order."""
