@@ -525,8 +525,7 @@ class _Experts:
     """What a family's mixtures of experts have of their own, all of them scored by a softmax.
 
     Args:
-        count: key of their number.
-        default: of it.
+        default: their number if the configuration has none.
         top_k: experts per token if the configuration has none.
         width: key of an expert's width.
         usual: default of it.
@@ -537,7 +536,6 @@ class _Experts:
         router: name of the router's module.
     """
 
-    count: str
     default: int
     top_k: int
     width: str
@@ -551,12 +549,13 @@ class _Experts:
     def read(self, options: _Options) -> Block:
         """Returns the mixture of a configuration."""
         width = options.whole(self.width, self.usual)
+        count = next((name for name in _COUNTS if options.get(name) is not None), _COUNTS[0])
         joint = options.whole(self.shared, self.joint_width) if self.shared else 0
         whole = width > 0 and joint % width == 0
         options.refuse(not whole, f"shared experts of width {joint}, no multiple of that of an expert, {width}")
         return Block.of(
             "moe",
-            experts=options.whole(self.count, self.default),
+            experts=options.whole(count, self.default),
             top_k=options.whole("num_experts_per_tok", self.top_k),
             width=width,
             shared=joint // width if whole else 0,
@@ -579,6 +578,8 @@ class _Experts:
             yield from (replace(name, ours=tuple(f"shared.{part}" for part in name.ours)) for name in _GRANITE_FFN)
 
 
+_COUNTS = ("num_experts", "num_local_experts")
+"""Keys of the number of experts; transformers writes and reads either."""
 _BEFORE = {"mixer_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _BEHIND = {"mixer_out_norm": "post_attention_layernorm", "ffn_out_norm": "post_feedforward_layernorm"}
 _GEMMA = {"mixer_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
@@ -1322,7 +1323,7 @@ _GEMMA_2 = _Stock(
     tied=True, head_dim=256, ffn="geglu", activation="hidden_activation", windows="types", window=4096, period=2,
     norms={**_GEMMA, **_BEHIND}, plus=1.0, constants=_Constants.of_gemma, capped=True,
 )  # fmt: skip
-_GRANITE_EXPERTS = _Experts("num_local_experts", 8, 2, "intermediate_size", 11008, router="router")
+_GRANITE_EXPERTS = _Experts(8, 2, "intermediate_size", 11008, router="router")
 _GRANITE_SHARED = replace(_GRANITE_EXPERTS, shared="shared_intermediate_size")
 _HYBRID_EXPERTS = replace(_GRANITE_SHARED, joint_width=1024)
 _STOCK = {
@@ -1354,7 +1355,7 @@ _STOCK = {
     "llama": _Stock(),
     "mistral": _Stock(windows="all", window=4096),
     "mixtral": _Stock(
-        base=1e6, eps=1e-5, windows="all", experts=_Experts("num_local_experts", 8, 2, "intermediate_size", 14336)
+        base=1e6, eps=1e-5, windows="all", experts=_Experts(8, 2, "intermediate_size", 14336)
     ),
     "olmo": _Stock(centred=True),
     "olmo2": _Stock(eps=1e-5, qk_norm=True, qk_norm_wide=True, norms=_BEHIND),
@@ -1364,20 +1365,20 @@ _STOCK = {
     ),
     "olmoe": _Stock(
         eps=1e-5, qk_norm=True, qk_norm_wide=True,
-        experts=_Experts("num_experts", 64, 8, "intermediate_size", 2048, norm_topk="norm_topk_prob"),
+        experts=_Experts(64, 8, "intermediate_size", 2048, norm_topk="norm_topk_prob"),
     ),
     "phi3": _Stock(eps=1e-5, windows="all", part=1.0, joined=("qkv", "gate_up")),
     "qwen2": _Stock(qkv_bias=True, biases=(), windows="switch"),
     "qwen2_moe": _Stock(
         qkv_bias="qkv_bias", biases=(), windows="switch", window=4096,
         experts=_Experts(
-            "num_experts", 60, 4, "moe_intermediate_size", 1408, norm_topk="norm_topk_prob",
+            60, 4, "moe_intermediate_size", 1408, norm_topk="norm_topk_prob",
             shared="shared_expert_intermediate_size", joint_width=5632, gated=True,
         ),
     ),
     "qwen3_moe": _Stock(
         qk_norm=True, windows="switch", window=4096,
-        experts=_Experts("num_experts", 128, 8, "moe_intermediate_size", 768, norm_topk="norm_topk_prob"),
+        experts=_Experts(128, 8, "moe_intermediate_size", 768, norm_topk="norm_topk_prob"),
     ),
     "qwen3": _Stock(head_dim=128, qk_norm=True, windows="switch"),
     "smollm3": _Stock(tied=True, base=2e6, windows="switch"),

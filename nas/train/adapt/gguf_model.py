@@ -143,16 +143,16 @@ def _lfm2_moe(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mixtures(keys: _Keys, number: str = "num_experts", width: str = "moe_intermediate_size") -> dict[str, Any]:
-    """Returns the experts of a model, under transformers' names of their number and width."""
+def _mixtures(keys: _Keys, width: str = "moe_intermediate_size") -> dict[str, Any]:
+    """Returns the experts of a model; `width` is transformers' name of that of one."""
     wide, shared = keys("expert_feed_forward_length"), keys("expert_shared_feed_forward_length")
-    settings = {number: keys("expert_count"), "num_experts_per_tok": keys("expert_used_count")}
+    settings = {"num_experts": keys("expert_count"), "num_experts_per_tok": keys("expert_used_count")}
     settings |= {} if wide is None else {width: wide}
     return settings | ({} if shared is None else {"shared_expert_intermediate_size": shared})
 
 
 def _granite_moe(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    settings = _granite(keys, config) | _mixtures(keys, "num_local_experts", "intermediate_size")
+    settings = _granite(keys, config) | _mixtures(keys, "intermediate_size")
     if settings.pop("shared_expert_intermediate_size", 0):
         raise Unsupported("shared experts of Granite (expert_shared_feed_forward_length)")
     return settings
@@ -172,7 +172,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "smollm3": _Architecture("smollm3", lambda keys, config: {"no_rope_layer_interval": 4}, paired=True),
     "granite": _Architecture("granite", _granite, paired=True),
     "granitemoe": _Architecture("granitemoe", _granite_moe, paired=True),
-    "olmoe": _Architecture("olmoe", lambda keys, config: _mixtures(keys, width="intermediate_size")),
+    "olmoe": _Architecture("olmoe", lambda keys, config: _mixtures(keys, "intermediate_size")),
     "qwen2moe": _Architecture("qwen2_moe", lambda keys, config: _mixtures(keys)),
     "qwen3moe": _Architecture("qwen3_moe", lambda keys, config: _mixtures(keys) | {"norm_topk_prob": True}),
     "lfm2": _Architecture("lfm2", _lfm2),
@@ -303,7 +303,7 @@ class GgufModel(TheirTensors):
             "rope_parameters": self._rope(keys),
         }
         if self._arch.model_type == "llama" and keys("expert_count"):
-            config |= {"model_type": "mixtral"} | _mixtures(keys, "num_local_experts", "intermediate_size")
+            config |= {"model_type": "mixtral"} | _mixtures(keys, "intermediate_size")
         config["attention_bias"] = "blk.0.attn_q.bias" in tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
         if not isinstance(config.get("num_attention_heads"), int) or config["num_attention_heads"] < 1:
