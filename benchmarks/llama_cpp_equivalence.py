@@ -105,7 +105,7 @@ def _layouts(target: str, layouts: dict[str, str]) -> Iterator[Row]:
 def _faults(target: str) -> Iterator[Row]:
     used = _build(target, True)
     for planted, faults in PLANTS:
-        for fault in faults:
+        for fault in faults if LLAMA_CPP.supports(planted) else ():
             # Through a runner, a fault in choices shows where they need not be settled.
             hidden = fault.choice_only and used.spec.static
             right = PLANTED_CHOICE if hidden else planted

@@ -83,6 +83,16 @@ _GEMMA: Mapping[str, Any] = {
     "final_logit_softcapping": 30.0,
     "use_bidirectional_attention": None,
 }
+_EXPERTS: Mapping[str, Any] = _LLAMA | {"num_experts_per_tok": 2}
+_QWEN_MOE: Mapping[str, Any] = {
+    **_EXPERTS,
+    **_SWITCH,
+    "num_experts": 4,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+    "decoder_sparse_step": 1,
+}
 _GLM: Mapping[str, Any] = _LLAMA | {"attention_bias": True, "partial_rotary_factor": 0.5}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
@@ -91,6 +101,16 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "granite": _LLAMA
     | {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.1, "logits_scaling": 2.0},
     "granite_swa": _TYPES | {"layer_rope_theta": [1e4, 0], "rope_scaling": None, "attention_multiplier": 0.1},
+    "granitemoe": _EXPERTS | {"num_local_experts": 4, "attention_multiplier": 0.1},
+    "granitemoe_swa": _EXPERTS
+    | {
+        "num_local_experts": 4,
+        "shared_intermediate_size": 96,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "layer_rope_theta": [1e4, 0],
+        "sliding_window": 8,
+    },
+    "granitemoeshared": _EXPERTS | {"num_local_experts": 4, "shared_intermediate_size": 96},
     "helium": _LLAMA,
     "exaone4": _TYPES,
     "gemma": _LLAMA | {"hidden_act": "gelu"},
@@ -108,9 +128,23 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "olmo2": _LLAMA,
     "olmo3": _TYPES | {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {}}},
     "mistral": _LLAMA | {"sliding_window": 4},
+    "mixtral": _EXPERTS | {"num_local_experts": 4, "sliding_window": None},
+    "olmoe": _EXPERTS | {"num_experts": 4, "norm_topk_prob": False, "clip_qkv": None},
     "phi3": _LLAMA | {"partial_rotary_factor": 1.0, "original_max_position_embeddings": 128},
     "qwen2": _LLAMA | _SWITCH,
+    "qwen2_moe": _QWEN_MOE | {"shared_expert_intermediate_size": 64, "qkv_bias": True},
     "qwen3": _LLAMA | _SWITCH,
+    "qwen3_moe": _QWEN_MOE,
+    "qwen3_5_text": _LLAMA
+    | {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "partial_rotary_factor": 0.25,
+    },
     "smollm3": _LLAMA | _SWITCH | {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
     "granitemoehybrid": {
         **_COMMON,

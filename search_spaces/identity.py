@@ -23,6 +23,8 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
             del runtime["choices"]
     if not space.references.further:
         del data["references"]["further"]
+    if space.model.norms == "before":
+        del data["model"]["norms"]
     return data
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from nas.core.block import Block
 from nas.core.block_space import EXPANSION, BlockSpace, Choice, resolved
 from nas.core.errors import InvalidInput
-from nas.core.space import DENSE, Range, SearchSpace
+from nas.core.space import DENSE, ModelSpace, Range, SearchSpace
 
 Half = tuple[Block, ...]
 """Half of a layer: a mixer or several in parallel, or a feed-forward."""
@@ -213,10 +213,11 @@ def half_cost(half: Half, d_model: int) -> tuple[int, ...]:
     return tuple(sum(counts) - d_model * (len(half) - 1) for counts in costs)
 
 
-def frame_cost(frame: Frame, tied: bool) -> tuple[int, int, int]:
-    """Returns the weights outside the layers: tables and final norm, in the order of `MEASURES`."""
-    tables = frame.d_model * frame.vocab * (1 if tied else 2)
-    return frame.d_model + tables, frame.d_model + tables, frame.d_model
+def frame_cost(frame: Frame, model: ModelSpace, depth: int) -> tuple[int, int, int]:
+    """Returns the weights besides those of blocks and their pre-norms: tables and norms, in the order of `MEASURES`."""
+    tables = frame.d_model * frame.vocab * (1 if model.tied else 2)
+    norms = frame.d_model * (1 + (2 * depth if model.norms == "both" else 0))
+    return norms + tables, norms + tables, norms
 
 
 def span(frames: Frames, frame: Frame, depth: int) -> Span | None:
@@ -233,7 +234,7 @@ def span(frames: Frames, frame: Frame, depth: int) -> Span | None:
     ffn = frames.role_span(frame, limits if frame.ffn else (block.kind for block in space.ffn), limits, depth)
     if mixers is None or ffn is None:
         return None
-    base = frame_cost(frame, space.model.tied)
+    base = frame_cost(frame, space.model, depth)
     low = tuple(map(sum, zip(base, mixers.low, ffn.low, strict=True)))
     return Span(low, tuple(map(sum, zip(base, mixers.high, ffn.high, strict=True))))
 

@@ -27,6 +27,13 @@ LFM2: dict[str, str] = {
 }
 """Name -> one-line string, as `Layout.parse` reads it."""
 
+_LFM3 = ("C7", "A16/4(gate=1,rope_dim=64,rope_theta=1000)", "W16/4@256(gate=1,rope_theta=10000)")
+LFM3 = (
+    "d2048 v128000 norms=both ffn=swiglu:7680"
+    f" [{' '.join(_LFM3[1 if i % 4 == 2 else 2 if i % 4 == 0 and i else 0] for i in range(24))}]"
+)
+"""LFM3-1.7B (transformers' default Lfm3Config). Of a head's 64 pairs the first 32 turn, as with base 1,000,000."""
+
 PLM = "d2048 v151936 ffn=relu2:8192 [L16/512(rope_theta=100000)*32]"
 """PLM-1.8B (arXiv:2503.12167, Table 1; queries are not compressed, section 2.1)."""
 
@@ -53,7 +60,7 @@ all, and readers C of its Mamba-2 layers are per query head, here per group. Cou
 1 %, bytes of cache exactly.
 """
 
-MODELS: dict[str, str] = {**LFM2, "PLM-1.8B-latent": PLM, **ZEBRA_LLAMA}
+MODELS: dict[str, str] = {**LFM2, "LFM3-1.7B": LFM3, "PLM-1.8B-latent": PLM, **ZEBRA_LLAMA}
 """All of them: name -> one-line string."""
 
 

@@ -23,7 +23,7 @@ from pydantic_core import InitErrorDetails
 from nas.core.block import BLOCKS, Role
 from nas.core.block_space import MAX_CHOICES, ArgKnob, BlockSpace, Knob, Scope, arguments, block_spaces, problem, refuse
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.layout import Layout
+from nas.core.layout import Layout, Norms
 from nas.core.metrics import METRICS, metric
 from nas.core.published import named_layout
 from nas.core.quality_config import QualityConfig, Rounding
@@ -86,6 +86,7 @@ class ModelSpace(Strict):
     depth: Knob = Field(description="number of layers")
     vocab: Knob = Field(description="rows of the embedding table")
     tied: bool = Field(True, description="whether the output head is the embedding table")
+    norms: Norms = Field("before", description="whether RMSNorms are on the input of blocks, on the output, or on both")
     params: ParamBudget = Field(ParamBudget(), description="how many weights a layout may have")
     ffn_scope: Scope = Field("model", description="whether the feed-forward kind is chosen once or per layer")
     leading_dense: Knob = Field(
@@ -359,6 +360,8 @@ class SearchSpace(Strict):
 
     def _parallel_problems(self) -> Iterator[InitErrorDetails]:
         kinds = {block.kind: block for block in self.mixers}
+        if self.parallel and self.model.norms != "before":
+            yield problem(("model", "norms"), InvalidInput("mixers side by side have no norm behind them"))
         for index, names in enumerate(self.parallel):
             unknown = [(place, name) for place, name in enumerate(names) if name not in kinds]
             for place, name in unknown:
@@ -581,7 +584,11 @@ def _derived(layouts: Sequence[Layout]) -> dict[str, Any]:
     shape = {name: _values(getattr(layout, name) for layout in layouts) for name in ("d_model", "depth", "vocab")}
     knobs = {name: Knob(choices=choices) for name, choices in shape.items()}
     return {
-        "model": ModelSpace(**knobs, tied=all(layout.tied for layout in layouts)),
+        "model": ModelSpace(
+            **knobs,
+            tied=all(layout.tied for layout in layouts),
+            norms=layouts[0].norms if len({layout.norms for layout in layouts}) == 1 else "before",
+        ),
         "mixers": tuple(_derived_blocks("mixer", layouts)),
         "parallel": (),
         "ffn": tuple(_derived_blocks("ffn", layouts)),

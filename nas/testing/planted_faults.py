@@ -132,6 +132,20 @@ PLANTED_GEMMA_3 = Layout.parse(f"d256 v512 norms=both ffn=geglu:512 [{_WINDOW_FI
 """A layout for `GEMMA_3_FAULTS`."""
 PLANTED_BEHIND = Layout.parse("d256 v512 untied norms=behind ffn=swiglu:512 [A8/4(qk_norm_wide=1)*2]")
 """A layout for `BEHIND_FAULTS`."""
+PLANTED_LFM3 = Layout.parse(
+    "d256 v512 norms=both ffn=swiglu:512 [C7 W8/4@8(gate=1,rope_theta=10000) A8/4(gate=1,rope_dim=16,rope_theta=1000)]"
+)
+"""A layout for `LFM3_FAULTS`."""
+PLANTED_SOFTMAX = Layout.parse("d256 v512 ffn=moe:8x2:64(softmax=1) [C3+swiglu:512 A4/2 C3 A4/2]")
+"""A layout for `SOFTMAX_FAULTS`."""
+PLANTED_SHARES = Layout.parse(
+    "d256 v512 ffn=moe:8x2:64(norm_topk=0,shared=1,shared_gate=1,softmax=1) [C3+swiglu:512 A4/2 C3 A4/2]"
+)
+"""A layout for `SHARE_FAULTS`."""
+PLANTED_QWEN = Layout.parse(
+    "d256 v512 ffn=swiglu:512 [D8/4(norm_eps=0.01) A8/4(gate=1,gate_wide=1,rope_dim=8,rope_factor=4)]"
+)
+"""A layout for `QWEN_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -430,6 +444,30 @@ BEHIND_FAULTS = (
     Fault("norms behind left out", _fill("out_norm.weight", 1.0)),
 )
 """For layouts like `PLANTED_BEHIND`: norms behind blocks alone, QK-norm over all heads."""
+LFM3_FAULTS = (
+    Fault("gates missing", layout=("gate=1,", "")),
+    Fault("gates of other heads", _roll("mixers.0.gate.weight", 1)),
+    Fault("whole heads turned", layout=(",rope_dim=16", "")),
+    Fault("norms behind the mixers left out", _fill("mixer_out_norm.weight", 1.0)),
+    Fault("convolution shifted by one", _roll("conv.weight", 1, dim=1)),
+)
+"""For layouts like `PLANTED_LFM3`: gates on heads, norms on both sides, RoPE on half a head."""
+QWEN_FAULTS = (
+    Fault("gates of other numbers", _roll("gate.weight", 1)),
+    Fault("another epsilon", layout=("norm_eps=0.01", "norm_eps=0.0001")),
+    Fault("unscaled positions", layout=(",rope_factor=4", "")),
+)
+"""For layouts like `PLANTED_QWEN`: gates of numbers, scaled RoPE on a part of a head, Gated DeltaNet's own epsilon."""
+SOFTMAX_FAULTS = (
+    Fault("sigmoids in place of the softmax", layout=("(softmax=1)", "")),
+    Fault("router rows shifted", _shift_router),
+)
+"""For layouts like `PLANTED_SOFTMAX`: experts as in Mixtral and Qwen3-MoE."""
+SHARE_FAULTS = (
+    Fault("weights divided by their sum", layout=("norm_topk=0,", "")),
+    Fault("gate of shared experts missing", layout=("shared_gate=1,", "")),
+)
+"""For layouts like `PLANTED_SHARES`: experts as in Qwen2-MoE."""
 
 PLANTS = (
     (PLANTED, FAULTS),
@@ -452,5 +490,9 @@ PLANTS = (
     (PLANTED_GEMMA, GEMMA_FAULTS),
     (PLANTED_GEMMA_3, GEMMA_3_FAULTS),
     (PLANTED_BEHIND, BEHIND_FAULTS),
+    (PLANTED_LFM3, LFM3_FAULTS),
+    (PLANTED_QWEN, QWEN_FAULTS),
+    (PLANTED_SOFTMAX, SOFTMAX_FAULTS),
+    (PLANTED_SHARES, SHARE_FAULTS),
 )
 """Every layout with its faults."""

@@ -13,8 +13,12 @@ The header is text, a record a line; offsets count from the first multiple of 64
     data KEY OFFSET SIZE [DIMENSION ...]                  what the program calls KEY; of float32 the shape
     cache KV_HEADS HEAD_DIM WINDOW                      keys and values; WINDOW 0: of all tokens
     mixer METHOD PARALLEL                               x, residual, states -> x, states
+    rope TURNED [DIVISOR ...]                           of the next attention: the numbers of a head that turn, 0: all,
+                                                        and what the angles of their pairs are divided by
+    softcap BOUND                                       of the next attention's scores, or of the logits
     attention METHOD PARALLEL CACHE THETA SINKS         the same, its kernel reads CACHE; SINKS: offset or -
     ffn METHOD                                          x -> x
+    scores SOFTMAX NORMED                               of the next mixture, each 0 or 1; without it 0 1
     moe METHOD TOP_K EXPERTS BIAS                       x -> norm(x), logits; then the chosen of the next EXPERTS
     head METHOD                                         x of the last token -> logits
 

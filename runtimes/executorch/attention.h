@@ -1,4 +1,4 @@
-/* Causal grouped-query attention over a head-major cache: float32 or float16 keys and values, windows, sinks.
+/* Causal grouped-query attention over a head-major cache: float32 or float16 keys and values, windows, sinks, bounds.
  *
  * One pass over the keys with a running maximum (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1), on vectors
  * of eight floats that GCC and Clang turn into whatever the machine has.
@@ -125,6 +125,7 @@ struct Shape {
     int64_t position;    /* of the first query */
     int64_t window;      /* tokens seen, the query's own included; 0: all */
     const float *sinks;  /* a logit per query head, or null */
+    float softcap = 0;   /* bound b of scores: b tanh(score / b); 0: none */
 };
 
 constexpr int KEYS = 64, QUERIES = 32;
@@ -196,6 +197,8 @@ void attend_tile(const Shape &s, const float *q, Rows<Number> keys, Rows<Number>
             const int until = (int)std::clamp<int64_t>(now + 1 - start, 0, count);
             const int since = s.window ? (int)std::clamp<int64_t>(now + 1 - s.window - start, 0, until) : 0;
             if (since == until) { std::fill(line, line + KEYS, 0.0f); continue; }
+            if (s.softcap != 0)
+                for (int j = since; j < until; j++) line[j] = s.softcap * std::tanh(line[j] / s.softcap);
             std::fill(line, line + since, NEVER);
             std::fill(line + until, line + KEYS, NEVER);
             Vector high = load(line);
@@ -248,19 +251,19 @@ template <class Number> void append(Rows<Number> rows, const float *source, int 
         }
 }
 
-/* RoPE in place on x [tokens, heads, dim]: number i of a head's first half pairs with number i of its second. Products
- * are rounded one by one, as a graph of separate operators rounds them. */
+/* RoPE in place on the first `turned` numbers of the heads of x [tokens, heads, dim]: number i of their first half pairs
+ * with number i of their second. Products are rounded one by one, as a graph of separate operators rounds them. */
 #if defined(__clang__)
 #define SEPARATE_ROUNDING
 #else
 #define SEPARATE_ROUNDING __attribute__((optimize("fp-contract=off")))
 #endif
-SEPARATE_ROUNDING inline void rotate(float *x, int tokens, int heads, int dim, const float *cosines,
+SEPARATE_ROUNDING inline void rotate(float *x, int tokens, int heads, int dim, int turned, const float *cosines,
                                      const float *sines) {
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #endif
-    const int half = dim / 2;
+    const int half = turned / 2;
     for (int t = 0; t < tokens; t++, cosines += half, sines += half)
         for (int h = 0; h < heads; h++, x += dim)
             for (int i = 0; i < half; i++) {

@@ -59,16 +59,16 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """Arguments of the attention kernel.
+    """What the attention kernel of a step reads.
 
     Args:
-        cache: number of the cache that is read.
-        theta: RoPE base; 0: no positions.
+        cache: number of the cache.
+        about: arguments of the block.
         sinks: the state dict's tensor of sink logits.
     """
 
     cache: int
-    theta: float
+    about: Attention
     sinks: str | None
 
 
@@ -127,7 +127,7 @@ class _Builder:
         share = self.layout.layers[depth].share
         owner, layer = depth if share is None else share, self.layout.own(depth)
         for j, block in enumerate(layer.mixers):
-            (program,) = programs_of(block, self.layout.d_model)
+            (program,) = programs_of(block, self.layout.d_model, self.layout.norms)
             method = self._method(owner, f"mixer{j}", Method(program, f"layers.{owner}.", j))
             attend = self._attend(depth, owner, j, block)
             self.steps.append(Step(depth, "mixer", method, parallel=j > 0, attend=attend))
@@ -145,10 +145,10 @@ class _Builder:
             self.cache_of[depth, j] = len(self.caches)
             self.caches.append(_cache(block, about))
         sinks = f"layers.{owner}.mixers.{j}.{about.sinks}" if about.sinks else None
-        return Attend(self.cache_of[source or (depth, j)], about.theta, sinks)
+        return Attend(self.cache_of[source or (depth, j)], about, sinks)
 
     def _ffn(self, depth: int, owner: int, block: Block) -> None:
-        first, *others = programs_of(block, self.layout.d_model)
+        first, *others = programs_of(block, self.layout.d_model, self.layout.norms)
         prefix = f"layers.{owner}."
         mixture = KINDS[block.kind].mixture
         experts = [Method(others[0], prefix, expert=e) for e in range(block.int("experts"))] if mixture else []
@@ -192,16 +192,12 @@ def require(layout: Layout) -> None:
 
 
 def _kinds(layout: Layout) -> Iterator[str]:
-    if layout.norms != "before":
-        yield f"norms behind blocks (norms={layout.norms}): the programs have norms in front alone"
-    if layout.softcap:
-        yield "bounded logits (softcap): the program of the head has no bound"
     for layer in layout.layers:
         for block in layer.blocks:
             if block.kind not in KINDS:
                 yield f"{block.kind} blocks: there is no ExecuTorch program of them"
-            elif reason := KINDS[block.kind].refuses(block):
-                yield f"{block.format()}: {reason}"
+            elif layout.norms != "before" and not KINDS[block.kind].behind:
+                yield f"{block.kind} blocks with norms behind them (norms={layout.norms}): their programs have none"
 
 
 def _widths(layout: Layout) -> Iterator[str]:

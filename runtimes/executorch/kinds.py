@@ -8,14 +8,16 @@ group `nas.executorch.kinds`, with modules of their own; the runner runs any pro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from nas.core.block import Block
+from nas.core.layout import Norms
 from nas.core.registry import Registry
-from nas.measure.runtimes.executorch.programs import MODULES, Constant, Program, norm_constants, tap_constants
+from nas.measure.runtimes.executorch.programs import EPS, MODULES, Constant, Program, norm_constants, tap_constants
 from nas.model.blocks import mamba2
 from nas.model.blocks.linear_attention import convolved
+from nas.model.nn.rope import rope_divisors
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,9 @@ class Attention:
         theta: RoPE base; 0: no positions.
         window: tokens seen; 0: all.
         sinks: the tensor of sink logits, below the block; None: no sinks.
+        turned: numbers of a head that RoPE turns, its first ones; 0: all.
+        divisors: of the angles of the pairs that turn; (): 1.
+        softcap: bound b of scores, which become b tanh(score / b); 0: none.
         latent: sizes of a token's latent and of its key with positions, where the cache holds these; None: keys and
             values of the block's arguments `kv_heads` and `head_dim`.
     """
@@ -33,6 +38,9 @@ class Attention:
     theta: float
     window: int = 0
     sinks: str | None = None
+    turned: int = 0
+    divisors: tuple[float, ...] = ()
+    softcap: float = 0.0
     latent: tuple[int, int] | None = None
 
 
@@ -45,7 +53,7 @@ class ExecuTorchKind:
             shared experts, which reads what the router reads and adds to the stream.
         attention: of a mixer that attends over a cache, which the runner keeps.
         mixture: whether the block is a mixture of the arguments `experts` and `top_k`, with a bias per expert.
-        refuses: (block) -> why no program computes this one; None: one does.
+        behind: whether its modules can have norms behind them, see `ProgramModule.into` and `ProgramModule.onto`.
         stock: whether ExecuTorch's own operators compute the programs; where not, no whole graph has such a block.
         version: changes whenever the record of another distribution gives other bytes.
     """
@@ -53,15 +61,25 @@ class ExecuTorchKind:
     programs: Callable[[Block, int], tuple[Program, ...]]
     attention: Callable[[Block], Attention] | None = None
     mixture: bool = False
-    refuses: Callable[[Block], str | None] = lambda block: None
+    behind: bool = False
     stock: bool = True
     version: str = ""
 
 
 @cache
-def programs_of(block: Block, d_model: int) -> tuple[Program, ...]:
-    """Returns the programs of a block."""
-    return KINDS[block.kind].programs(block.resolve(d_model), d_model)
+def programs_of(block: Block, d_model: int, norms: Norms = "before") -> tuple[Program, ...]:
+    """Returns the programs of a block in a layout with these norms."""
+    programs = KINDS[block.kind].programs(block.resolve(d_model), d_model)
+    return programs if norms == "before" else tuple(_with_norms(program, d_model, norms) for program in programs)
+
+
+def _with_norms(program: Program, d_model: int, norms: Norms) -> Program:
+    """Returns a program with a norm on its output, and with that on its input only where there are both."""
+    source = next(constant.source for constant in program.constants if constant.name == "norm_weight")
+    before = [one for one in program.constants if norms == "both" or not one.name.startswith("norm_")]
+    behind = norm_constants("behind", d_model, source.replace("_norm", "_out_norm"))
+    sizes = (*program.sizes, ("behind", 2 if norms == "both" else 1))
+    return replace(program, sizes=sizes, constants=(*before, *behind))
 
 
 def _conv(block: Block, d_model: int) -> Program:
@@ -84,11 +102,13 @@ def _conv(block: Block, d_model: int) -> Program:
 
 
 def _attention(block: Block, d_model: int) -> Program:
-    """Returns one program for all attention: RoPE, windows and sinks are arguments of the attention kernel."""
+    """Returns the program of attention: RoPE, windows, sinks and bounds are arguments of the attention kernel."""
     names = ("heads", "kv_heads", "head_dim")
     heads, kv_heads, head_dim = (block.int(name) for name in names)
     projects_kv = block.get("kv") is None if block.kind == "gqa" else True
-    normed = bool(block.get("qk_norm"))
+    arguments = ("qk_norm", "qk_norm_wide", "gate", "gate_wide")
+    normed, wide, gated, of_numbers = (bool(block.get(name)) for name in arguments)
+    gates, role = (heads * head_dim, "int4") if of_numbers else (heads, "matrix")
     rows = {"q": heads, "k": kv_heads, "v": kv_heads} if projects_kv else {"q": heads}
     norms = [name for name in ("q", "k") if normed and name in rows]
     canon = block.int("canon")
@@ -106,13 +126,17 @@ def _attention(block: Block, d_model: int) -> Program:
         *(
             part
             for name in norms
-            for part in norm_constants(f"{name}_norm", head_dim, f"mixers.{{j}}.{name}_norm.weight")
+            for part in norm_constants(
+                f"{name}_norm", head_dim * (rows[name] if wide else 1), f"mixers.{{j}}.{name}_norm.weight"
+            )
         ),
+        *((Constant("gate", (gates, d_model), role, "mixers.{j}.gate.weight"),) if gated else ()),
         Constant("o", (d_model, heads * head_dim), "int4", "mixers.{j}.o.weight"),
     )
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in names), ("norm", normed), ("own", projects_kv))
     sizes = (*sizes, ("canon", canon)) if canon else sizes
-    sizes = (*sizes, ("bias", True)) if block.get("qkv_bias") else sizes
+    others = {"bias": bool(block.get("qkv_bias")), "wide": wide, "gate": gated, "gate_wide": of_numbers}
+    sizes = (*sizes, *((name, True) for name, has in others.items() if has))
     states = ((canon - 1, d_model),) if canon else ()
     about = tuple((name, int(value)) for name, value in sizes)
     return Program("attention", f"{MODULES}:Attention", about, constants, states)
@@ -175,7 +199,7 @@ def _mamba2(block: Block, d_model: int) -> Program:
 def _gdn(block: Block, d_model: int) -> Program:
     names = ("heads", "key_heads", "head_dim", "conv")
     heads, _, size, conv = (block.int(name) for name in names)
-    inner, mixed = heads * size, convolved(block)
+    inner, mixed, eps = heads * size, convolved(block), float(block.get("norm_eps") or 0)
     constants = (
         *norm_constants("norm", d_model, "mixer_norm.weight"),
         Constant("qkv", (mixed, d_model), "int4", "mixers.{j}.qkv.weight"),
@@ -187,10 +211,11 @@ def _gdn(block: Block, d_model: int) -> Program:
         Constant("dt_bias", (heads,), "bias", "mixers.{j}.dt_bias"),
         Constant("decay", (heads,), "decay", "mixers.{j}.A_log"),
         Constant("gate", (inner, d_model), "int4", "mixers.{j}.gate.weight"),
-        *norm_constants("out_norm", size, "mixers.{j}.norm.weight"),
+        *norm_constants("out_norm", size, "mixers.{j}.norm.weight", eps=eps),
         Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
     )
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
+    sizes = sizes if eps == EPS else (*sizes, ("trillion_eps", round(eps * 1e12)))
     return Program("gdn", f"{MODULES}:GatedDeltaNet", sizes, constants, (*_window(block, mixed), (heads, size, size)))
 
 
@@ -301,10 +326,11 @@ def _mamba(block: Block, d_model: int) -> Program:
     return Program("mamba", f"{MODULES}:Mamba", sizes, constants, (*_window(block, inner), (inner, state, 1)))
 
 
-def _swiglu(block: Block, d_model: int) -> Program:
+def _gated_ffn(block: Block, d_model: int) -> Program:
     sizes = (("d_model", d_model), ("width", block.int("width")))
     constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), *_gated(block, d_model))
-    return Program("swiglu", f"{MODULES}:SwiGLU", sizes, constants, inputs=1)
+    name, module = ("geglu", "GeGLU") if block.kind == "geglu" else ("swiglu", "SwiGLU")
+    return Program(name, f"{MODULES}:{module}", sizes, constants, inputs=1)
 
 
 def _relu2(block: Block, d_model: int) -> Program:
@@ -339,8 +365,11 @@ def _expert(block: Block, d_model: int) -> Program:
 
 def _shared(block: Block, d_model: int) -> Program:
     joint = Block.of("swiglu", width=block.int("shared") * block.int("width"))
-    sizes = (("d_model", d_model), ("width", joint.int("width")))
+    sizes: tuple[tuple[str, int], ...] = (("d_model", d_model), ("width", joint.int("width")))
     constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), *_gated(joint, d_model, "ffn.shared"))
+    if block.get("shared_gate"):
+        sizes = (*sizes, ("gate", 1))
+        constants = (*constants, Constant("own_gate", (1, d_model), "matrix", "ffn.shared_gate.weight"))
     return Program("shared", f"{MODULES}:Shared", sizes, constants)
 
 
@@ -355,47 +384,44 @@ def _theta(block: Block) -> float:
     return float(block.get("rope_theta") or 0)
 
 
-def _not_attended(block: Block) -> str | None:
-    if block.int("rope_dim"):
-        return "RoPE on a part of a head (rope_dim): the attention kernel turns whole heads"
-    if float(block.get("rope_factor") or 1) != 1:
-        return "scaled RoPE (rope_factor): the attention kernel turns by a base alone"
-    if block.get("softcap"):
-        return "bounded scores (softcap): the attention kernel has none"
-    if lacking := [name for name in ("qk_norm_wide", "gate") if block.get(name)]:
-        return f"{', '.join(lacking)}: the program of attention has none"
-    return None
+def _attended(block: Block) -> Attention:
+    windowed = block.kind == "swa"
+    return Attention(
+        _theta(block),
+        window=block.int("window") if windowed else 0,
+        sinks="sinks.weight" if windowed and block.get("sink") else None,
+        turned=block.int("rope_dim"),
+        divisors=rope_divisors(block),
+        softcap=float(block.get("softcap") or 0),
+    )
 
 
-def _windowed(block: Block) -> Attention:
-    return Attention(_theta(block), block.int("window"), "sinks.weight" if block.get("sink") else None)
-
+_ATTENTION = ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _attended, behind=True)
+_GATED_FFN = ExecuTorchKind(lambda block, d_model: (_gated_ffn(block, d_model),), behind=True)
 
 KINDS: Registry[ExecuTorchKind] = Registry(
     "block kind that ExecuTorch runs",
     "nas.executorch.kinds",
     {
-        "conv": ExecuTorchKind(lambda block, d_model: (_conv(block, d_model),)),
-        "gqa": ExecuTorchKind(
-            lambda block, d_model: (_attention(block, d_model),),
-            lambda block: Attention(_theta(block)),
-            refuses=_not_attended,
-        ),
-        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed, refuses=_not_attended),
+        "conv": ExecuTorchKind(lambda block, d_model: (_conv(block, d_model),), behind=True),
+        "gqa": _ATTENTION,
+        "swa": _ATTENTION,
         "mla": ExecuTorchKind(
             lambda block, d_model: (_mla(block, d_model),),
             lambda block: Attention(_theta(block), latent=(block.int("latent"), block.int("rope_dim"))),
+            behind=True,
             stock=False,
         ),
-        "mamba2": ExecuTorchKind(lambda block, d_model: (_mamba2(block, d_model),)),
-        "gdn": ExecuTorchKind(lambda block, d_model: (_gdn(block, d_model),), stock=False),
-        "gla": ExecuTorchKind(lambda block, d_model: (_gla(block, d_model),), stock=False),
-        "mlstm": ExecuTorchKind(lambda block, d_model: (_mlstm(block, d_model),), stock=False),
-        "linear": ExecuTorchKind(lambda block, d_model: (_linear(block, d_model),), stock=False),
-        "deltanet": ExecuTorchKind(lambda block, d_model: (_deltanet(block, d_model),), stock=False),
-        "mamba": ExecuTorchKind(lambda block, d_model: (_mamba(block, d_model),), stock=False),
-        "swiglu": ExecuTorchKind(lambda block, d_model: (_swiglu(block, d_model),)),
-        "relu2": ExecuTorchKind(lambda block, d_model: (_relu2(block, d_model),)),
+        "mamba2": ExecuTorchKind(lambda block, d_model: (_mamba2(block, d_model),), behind=True),
+        "gdn": ExecuTorchKind(lambda block, d_model: (_gdn(block, d_model),), behind=True, stock=False),
+        "gla": ExecuTorchKind(lambda block, d_model: (_gla(block, d_model),), behind=True, stock=False),
+        "mlstm": ExecuTorchKind(lambda block, d_model: (_mlstm(block, d_model),), behind=True, stock=False),
+        "linear": ExecuTorchKind(lambda block, d_model: (_linear(block, d_model),), behind=True, stock=False),
+        "deltanet": ExecuTorchKind(lambda block, d_model: (_deltanet(block, d_model),), behind=True, stock=False),
+        "mamba": ExecuTorchKind(lambda block, d_model: (_mamba(block, d_model),), behind=True, stock=False),
+        "swiglu": _GATED_FFN,
+        "geglu": _GATED_FFN,
+        "relu2": ExecuTorchKind(lambda block, d_model: (_relu2(block, d_model),), behind=True),
         "moe": ExecuTorchKind(_moe, mixture=True),
     },
 )

@@ -5,9 +5,9 @@ shared layer is a second state, and every program may work in the same memory. R
 width, because XNNPACK has no mean over the last dimension that it would take with a length that varies.
 
 Attention calls operators that our runner implements, over a cache that is the runner's own. The artifact holds the
-number of the cache, RoPE base, window and sinks: so programs depend on no context length, and a cache may be of any
-number format. Linear attention calls operators of the runner, too: it computes them token by token, with less work
-than any chunked form. These operators are never computed in Python.
+number of the cache, RoPE's arguments, window, sinks and bounds: so programs depend on no context length, and a cache
+may be of any number format. Linear attention calls operators of the runner, too: it computes them token by token, with
+less work than any chunked form. These operators are never computed in Python.
 
 Raise `templates.PROGRAMS_VERSION` with every change here that changes the bytes of a lowered program.
 """
@@ -127,7 +127,7 @@ class ProgramModule(nn.Module):
 
     def __init__(self, program: Program) -> None:
         super().__init__()
-        self.program = program
+        self.program, self.behind = program, dict(program.sizes).get("behind", 0)
         for constant in program.constants:
             if constant.role == "int4":
                 outputs, inputs = constant.shape
@@ -156,6 +156,14 @@ class ProgramModule(nn.Module):
     def unit_length(self, x: Tensor) -> Tensor:
         """Scales the last dimension to length 1."""
         return x * torch.rsqrt(F.linear(x * x, self.number("length_ones"), self.number("length_eps")))
+
+    def into(self, x: Tensor) -> Tensor:
+        """Returns what a block reads: norm(x), or x where its only norm is behind it."""
+        return x if self.behind == 1 else self.norm(x)
+
+    def onto(self, residual: Tensor, y: Tensor) -> Tensor:
+        """Returns the stream after a block: residual + y, or residual + norm(y)."""
+        return residual + (self.norm(y, "behind") if self.behind else y)
 
     def convolve(self, window: Tensor, length: int) -> Tensor:
         """Convolves causally by channel, [1, K - 1 + S, C] -> [1, S, C]; tap i meets the input K - 1 - i tokens ago."""
@@ -194,9 +202,9 @@ class Conv(ProgramModule):
     """x, residual [1, S, D], window [1, K - 1, D] -> residual + mixer(norm(x)), window."""
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor) -> Outputs:
-        h, length = self.norm(x), x.shape[1]
+        h, length = self.into(x), x.shape[1]
         window = torch.cat([past, self.linear("gate_in", h) * self.linear("value", h)], 1)
-        y = residual + self.linear("out", self.linear("gate_out", h) * self.convolve(window, length))
+        y = self.onto(residual, self.linear("out", self.linear("gate_out", h) * self.convolve(window, length)))
         return y, window.narrow(1, length, past.shape[1])
 
 
@@ -207,12 +215,22 @@ class Attention(ProgramModule):
     """
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor | None = None) -> Outputs:
-        h, after = self.mixed_in(self.norm(x), past)
+        h, after = self.mixed_in(self.into(x), past)
         if self.program.size("own"):
             mixed = attend(self.heads(h, "q"), self.heads(h, "k"), self.heads(h, "v"))
         else:
             mixed = attend_shared(self.heads(h, "q"))
-        return (residual + self.linear("o", mixed), *after)
+        return (self.output(residual, mixed, h), *after)
+
+    def output(self, residual: Tensor, mixed: Tensor, h: Tensor) -> Tensor:
+        """Returns the stream after the mixer, of what attention read [1, S, H d] and the mixer's input."""
+        if "gate_wide" in dict(self.program.sizes):
+            mixed = mixed * torch.sigmoid(self.linear("gate", h))
+        elif "gate" in dict(self.program.sizes):
+            gates = torch.sigmoid(F.linear(h, self.number("gate"))).unsqueeze(3)
+            heads = mixed.view(1, h.shape[1], self.program.size("heads"), self.program.size("head_dim"))
+            mixed = (heads * gates).view(mixed.shape)
+        return self.onto(residual, self.linear("o", mixed))
 
     def mixed_in(self, h: Tensor, past: Tensor | None) -> tuple[Tensor, Outputs]:
         """Returns the input with the convolution added, if there is one, and its window after the chunk."""
@@ -227,21 +245,23 @@ class Attention(ProgramModule):
         rows = self.linear(name, h)
         if "bias" in dict(self.program.sizes):
             rows = rows + self.number(f"{name}_bias")
+        normed, wide = self.program.size("norm") and name != "v", "wide" in dict(self.program.sizes)
+        rows = self.norm(rows, f"{name}_norm") if normed and wide else rows
         split = rows.view(1, h.shape[1], heads, self.program.size("head_dim"))
-        return self.norm(split, f"{name}_norm") if self.program.size("norm") and name != "v" else split
+        return self.norm(split, f"{name}_norm") if normed and not wide else split
 
 
 class LatentAttention(ProgramModule):
     """x, residual [1, S, D] -> residual + mixer(norm(x)), absorbed; latents and shared keys are the runner's."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Outputs:
-        h, size = self.norm(x), self.program.size
+        h, size = self.into(x), self.program.size
         kv = self.linear("kv_down", h)
         latent = self.norm(kv.narrow(2, 0, size("latent")), "kv_norm")
         mixed = attend_latent(self.queries(h), latent, kv.narrow(2, size("latent"), size("rope_dim")))
         heads = mixed.view(1, h.shape[1], size("heads"), size("latent"))
         values = [self.linear(f"v_up{head}", heads.select(2, head)) for head in range(size("heads"))]
-        return (residual + self.linear("o", joined(values)),)
+        return (self.onto(residual, self.linear("o", joined(values))),)
 
     def queries(self, h: Tensor) -> Tensor:
         """Maps [1, S, D] -> [1, S, heads, R + P], in the space of latents, for scores over sqrt(R + P)."""
@@ -272,7 +292,7 @@ class Mamba2(ProgramModule):
         self.inner = program.size("expand") * program.size("d_model")
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
-        h, length = self.norm(x), x.shape[1]
+        h, length = self.into(x), x.shape[1]
         mixed, memory, windows = self.convolved(self.linear("mixed", h), past, memory)
         value, b, c = self._split(F.silu(mixed + self.number("conv_bias") if windows else mixed), length)
         step = F.softplus(F.linear(h, self.number("step")) + self.number("dt_bias"))[0]  # [S, H]
@@ -280,7 +300,7 @@ class Mamba2(ProgramModule):
         y, after = self._recur(value * step.unsqueeze(2), total, b, c, memory)
         y = (y + value * self.number("skip")).reshape(1, length, self.inner)
         gated = y * F.silu(self.linear("gate", h))
-        out = residual + self.linear("out", self._grouped_norm(gated, length))
+        out = self.onto(residual, self.linear("out", self._grouped_norm(gated, length)))
         return out, *self.ends(windows, past, x.shape[1]), after
 
     def _split(self, mixed: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -320,7 +340,7 @@ class GatedDeltaNet(ProgramModule):
     """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N] -> the same, by the runner."""
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
-        h, length, size = self.norm(x), x.shape[1], self.program.size("head_dim")
+        h, length, size = self.into(x), x.shape[1], self.program.size("head_dim")
         heads, keys = self.program.size("heads"), self.program.size("key_heads") * size
         mixed, memory, windows = self.convolved(self.linear("qkv", h), past, memory)
         mixed = F.silu(mixed)
@@ -331,7 +351,7 @@ class GatedDeltaNet(ProgramModule):
         beta = torch.sigmoid(F.linear(h, self.number("beta"))).view(length, heads)
         y, after = delta_rule(q, k, v, decay, memory, beta)
         y = self.norm(y, "out_norm").view(1, length, heads * size)
-        out = residual + self.linear("out", y * F.silu(self.linear("gate", h)))
+        out = self.onto(residual, self.linear("out", y * F.silu(self.linear("gate", h))))
         return out, *self.ends(windows, past, x.shape[1]), after
 
 
@@ -339,7 +359,7 @@ class GatedLinearAttention(ProgramModule):
     """x, residual [1, S, D], memory [H, N, N] -> the same, by the runner."""
 
     def forward(self, x: Tensor, residual: Tensor, memory: Tensor) -> Outputs:
-        h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
+        h, shape = self.into(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
         q, k, v = (self.linear(name, h).view(shape) for name in ("q", "k", "v"))
         decay = F.linear(F.linear(h, self.number("decay_down")), self.number("decay_up"))
         decay = torch.sigmoid(decay + self.number("decay_bias"))
@@ -347,14 +367,14 @@ class GatedLinearAttention(ProgramModule):
             decay = torch.sqrt(decay)
         y, after = linear_attention(q, k, v, decay.view(shape), memory)
         y = self.norm(y, "out_norm").view(1, x.shape[1], -1)
-        return residual + self.linear("out", y * F.silu(self.linear("gate", h))), after
+        return self.onto(residual, self.linear("out", y * F.silu(self.linear("gate", h)))), after
 
 
 class MatrixLSTM(ProgramModule):
     """x, residual [1, S, D], memory [H, N, P + 1] -> the same; the recurrence is the runner's."""
 
     def forward(self, x: Tensor, residual: Tensor, memory: Tensor) -> Outputs:
-        h, length = self.norm(x), x.shape[1]
+        h, length = self.into(x), x.shape[1]
         heads, size = self.program.size("heads"), self.program.size("head_dim")
         q, k, v = (self.linear(name, h).view(length, heads, -1) for name in ("q", "k", "v"))
         incoming, forget = (
@@ -368,14 +388,14 @@ class MatrixLSTM(ProgramModule):
         y = y.narrow(2, 0, size) / torch.clamp(torch.abs(y.narrow(2, size, 1)), min=1.0)
         y = y - F.linear(y, self.number("out_norm_mean"))
         y = (y * self.inverse_rms(y, "out_norm")).view(1, length, heads * size) * self.number("out_norm_weight")
-        return residual + self.linear("out", y * torch.sigmoid(self.linear("gate", h))), after
+        return self.onto(residual, self.linear("out", y * torch.sigmoid(self.linear("gate", h)))), after
 
 
 class LinearAttention(ProgramModule):
     """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N + 1] -> the same, by the runner."""
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
-        h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
+        h, shape = self.into(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
         mixed, memory, windows = self.convolved(self.linear("qkv", h), past, memory)
         inner = shape[1] * shape[2]
         q, k, v = (mixed.narrow(2, i * inner, inner).view(shape) for i in range(3))
@@ -383,7 +403,7 @@ class LinearAttention(ProgramModule):
         y, memory = linear_attention(self.positive(q), self.positive(k), torch.cat([v, one], 2), one, memory)
         # The runner divides queries by sqrt(N): what is read, and the sum, alike.
         y = y.narrow(2, 0, shape[2]) / torch.clamp(y.narrow(2, shape[2], 1), min=1e-6 / math.sqrt(shape[2]))
-        out = residual + self.linear("out", y.reshape(1, x.shape[1], inner))
+        out = self.onto(residual, self.linear("out", y.reshape(1, x.shape[1], inner)))
         return out, *self.ends(windows, past, x.shape[1]), memory
 
     def positive(self, x: Tensor) -> Tensor:
@@ -395,7 +415,7 @@ class DeltaNet(ProgramModule):
     """x, residual [1, S, D], window [1, K - 1, C], if any, memory [H, N, N] -> the same, by the runner."""
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
-        h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
+        h, shape = self.into(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
         mixed, memory, windows = self.convolved(self.linear("qkv", h), past, memory)
         mixed, inner = F.silu(mixed), shape[1] * shape[2]
         q, k, v = (mixed.narrow(2, i * inner, inner).view(shape) for i in range(3))
@@ -403,7 +423,7 @@ class DeltaNet(ProgramModule):
         decay = torch.clamp(beta, min=1.0).view(*shape[:2], 1)  # none: beta is below 1
         y, memory = delta_rule(self.unit_length(q), self.unit_length(k), v, decay, memory, beta)
         y = self.norm(y, "out_norm").view(1, x.shape[1], inner)
-        out = residual + self.linear("out", y)
+        out = self.onto(residual, self.linear("out", y))
         return out, *self.ends(windows, past, x.shape[1]), memory
 
 
@@ -414,7 +434,7 @@ class Mamba(ProgramModule):
     """
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
-        h, length, states = self.norm(x), x.shape[1], self.program.size("state")
+        h, length, states = self.into(x), x.shape[1], self.program.size("state")
         u, memory, windows = self.convolved(self.linear("value", h), past, memory)
         u = F.silu(u + self.number("conv_bias") if windows else u)
         step = F.softplus(F.linear(F.linear(u, self.number("low")), self.number("step")) + self.number("dt_bias"))
@@ -422,7 +442,7 @@ class Mamba(ProgramModule):
         b, c = (F.linear(u, self.number(name)).view(length, 1, states) for name in ("b", "c"))
         y, memory = linear_attention(c * math.sqrt(states), b, (step * u).view(length, -1, 1), decay, memory)
         y = y.view(1, length, -1) + u * self.number("skip")
-        out = residual + self.linear("out", y * F.silu(self.linear("gate", h)))
+        out = self.onto(residual, self.linear("out", y * F.silu(self.linear("gate", h))))
         return out, *self.ends(windows, past, x.shape[1]), memory
 
 
@@ -430,22 +450,35 @@ class SwiGLU(ProgramModule):
     """x [1, S, D] -> x + ffn(norm(x))."""
 
     def forward(self, x: Tensor) -> Outputs:
-        return (x + self.swiglu(self.norm(x)),)
+        return (self.onto(x, self.swiglu(self.into(x))),)
+
+
+class GeGLU(ProgramModule):
+    """x [1, S, D] -> x + ffn(norm(x))."""
+
+    def forward(self, x: Tensor) -> Outputs:
+        h = self.into(x)
+        hidden = F.gelu(self.linear("gate", h), approximate="tanh") * self.linear("up", h)
+        return (self.onto(x, self.linear("down", hidden)),)
 
 
 class SquaredReLU(ProgramModule):
     """x [1, S, D] -> x + ffn(norm(x))."""
 
     def forward(self, x: Tensor) -> Outputs:
-        hidden = F.relu(self.linear("up", self.norm(x)))
-        return (x + self.linear("down", hidden * hidden),)
+        hidden = F.relu(self.linear("up", self.into(x)))
+        return (self.onto(x, self.linear("down", hidden * hidden)),)
 
 
 class Shared(ProgramModule):
-    """x, residual [1, S, D] -> residual + ffn(norm(x))."""
+    """x, residual [1, S, D] -> residual + ffn(norm(x)), perhaps times a gate."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Outputs:
-        return (residual + self.swiglu(self.norm(x)),)
+        h = self.norm(x)
+        y = self.swiglu(h)
+        if "gate" in dict(self.program.sizes):
+            y = y * torch.sigmoid(F.linear(h, self.number("own_gate")))
+        return (residual + y,)
 
 
 class Router(ProgramModule):

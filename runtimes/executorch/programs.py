@@ -81,11 +81,11 @@ def head_program(d_model: int, vocab: int, tied: bool) -> Program:
     )
 
 
-def norm_constants(name: str, width: int, source: str, groups: int = 1) -> Iterator[Constant]:
+def norm_constants(name: str, width: int, source: str, groups: int = 1, eps: float = EPS) -> Iterator[Constant]:
     """Yields RMSNorm as XNNPACK fuses it: x * rsqrt(x^2 . mean + eps) * weight; each of `groups` parts by itself."""
     yield Constant(f"{name}_weight", (width,), "norm", source)
     yield Constant(f"{name}_mean", (1, width // groups), "fill", value=groups / width)
-    yield Constant(f"{name}_eps", (1,), "fill", value=EPS)
+    yield Constant(f"{name}_eps", (1,), "fill", value=eps)
 
 
 def tap_constants(kernel: int, channels: int, source: str) -> Iterator[Constant]:

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <functional>
 #include <malloc.h>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
@@ -24,7 +25,9 @@
 #include <string_view>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -288,8 +291,8 @@ class Cache {
         seen_ += tokens;
     }
 
-    void attend(const float *q, int tokens, int heads, const float *sinks, float *out) {
-        hilnas::Shape shape{tokens, heads, kv_heads, dim, first_, seen_ - tokens, window, sinks};
+    void attend(const float *q, int tokens, int heads, const float *sinks, float softcap, float *out) {
+        hilnas::Shape shape{tokens, heads, kv_heads, dim, first_, seen_ - tokens, window, sinks, softcap};
         with_rows([&](auto k, auto v) { hilnas::attend(shape, q, k, v, out, in_parallel); });
     }
 
@@ -323,22 +326,30 @@ class Cache {
     int64_t first_ = 0, seen_ = 0;
 };
 
-/* Cosines and sines of RoPE [context, dim / 2]: angles as in nas.model.nn, each rounded once. */
+/* Cosines and sines of RoPE [context, turned / 2]: angles as in nas.model.nn, each rounded once. */
 struct Rope {
+    const int turned;
     std::vector<float> cosines, sines;
 
-    Rope(double theta, int dim, long context) {
-        int half = dim / 2;
+    Rope(double theta, int turned, const std::vector<float> &divisors, long context) : turned(turned) {
+        int half = turned / 2;
         cosines.resize((size_t)context * half);
         sines.resize(cosines.size());
         for (int i = 0; i < half; i++) {
             float frequency = (float)std::pow(theta, -(double)i / half);
+            if (!divisors.empty()) frequency /= divisors[i];
             for (long position = 0; position < context; position++) {
                 float angle = (float)position * frequency;
                 cosines[position * half + i] = (float)std::cos((double)angle);
                 sines[position * half + i] = (float)std::sin((double)angle);
             }
         }
+    }
+
+    /* Turns numbers of the heads of x [tokens, heads, dim], from number `from` of a head on; x begins at `position`. */
+    void turn(std::vector<float> &x, int tokens, int heads, int dim, int from, int64_t position) const {
+        size_t at = (size_t)position * (turned / 2);
+        hilnas::rotate(x.data() + from, tokens, heads, dim, turned, &cosines[at], &sines[at]);
     }
 };
 
@@ -348,6 +359,7 @@ struct Attention {
     const Rope *rope;
     const float *sinks;
     int most_heads; /* for which the file has sinks */
+    float softcap;
 } *current;
 
 int known(int64_t size, int wanted, const char *what) {
@@ -365,11 +377,8 @@ Tensor &attend_cached(KernelRuntimeContext &context, const Tensor &q, Tensor &ou
     if (heads % cache.kv_heads || (current->sinks && heads > current->most_heads)) refuse("number of query heads");
     static std::vector<float> turned;
     turned.assign(q.const_data_ptr<float>(), q.const_data_ptr<float>() + q.numel());
-    if (current->rope) {
-        size_t at = (size_t)position * (dim / 2);
-        hilnas::rotate(turned.data(), tokens, heads, dim, &current->rope->cosines[at], &current->rope->sines[at]);
-    }
-    cache.attend(turned.data(), tokens, heads, current->sinks, out.mutable_data_ptr<float>());
+    if (current->rope) current->rope->turn(turned, tokens, heads, dim, 0, position);
+    cache.attend(turned.data(), tokens, heads, current->sinks, current->softcap, out.mutable_data_ptr<float>());
     return out;
 }
 
@@ -379,24 +388,9 @@ Tensor &attend(KernelRuntimeContext &context, const Tensor &q, const Tensor &k, 
     known(k.size(3), cache.dim, "head size");
     static std::vector<float> turned;
     turned.assign(k.const_data_ptr<float>(), k.const_data_ptr<float>() + k.numel());
-    if (current->rope) {
-        size_t at = (size_t)cache.seen() * (cache.dim / 2);
-        hilnas::rotate(turned.data(), tokens, heads, cache.dim, &current->rope->cosines[at], &current->rope->sines[at]);
-    }
+    if (current->rope) current->rope->turn(turned, tokens, heads, cache.dim, 0, cache.seen());
     cache.append(turned.data(), v.const_data_ptr<float>(), tokens);
     return attend_cached(context, q, out);
-}
-
-/* The last numbers of each head of x [tokens, heads, dim] are turned as RoPE does. */
-void rotate_last(std::vector<float> &x, int tokens, int heads, int dim, int last, int64_t position) {
-    static std::vector<float> turned;
-    turned.resize((size_t)tokens * heads * last);
-    for (size_t i = 0; i < (size_t)tokens * heads; i++)
-        memcpy(&turned[i * last], &x[i * dim + dim - last], sizeof(float) * last);
-    size_t at = (size_t)position * (last / 2);
-    hilnas::rotate(turned.data(), tokens, heads, last, &current->rope->cosines[at], &current->rope->sines[at]);
-    for (size_t i = 0; i < (size_t)tokens * heads; i++)
-        memcpy(&x[i * dim + dim - last], &turned[i * last], sizeof(float) * last);
 }
 
 Tensor &attend_latent(KernelRuntimeContext &context, const Tensor &q, const Tensor &latent, const Tensor &shared,
@@ -415,11 +409,11 @@ Tensor &attend_latent(KernelRuntimeContext &context, const Tensor &q, const Tens
     }
     queries.assign(q.const_data_ptr<float>(), q.const_data_ptr<float>() + q.numel());
     if (current->rope) {
-        rotate_last(keys, tokens, 1, dim, last, cache.seen());
-        rotate_last(queries, tokens, heads, dim, last, cache.seen());
+        current->rope->turn(keys, tokens, 1, dim, size, cache.seen());
+        current->rope->turn(queries, tokens, heads, dim, size, cache.seen());
     }
     cache.append(keys.data(), nullptr, tokens);
-    cache.attend(queries.data(), tokens, heads, nullptr, mixed.data());
+    cache.attend(queries.data(), tokens, heads, nullptr, 0, mixed.data());
     float *target = out.mutable_data_ptr<float>();
     for (size_t i = 0; i < (size_t)tokens * heads; i++) memcpy(target + i * size, &mixed[i * dim], sizeof(float) * size);
     return out;
@@ -538,6 +532,7 @@ struct Step {
     bool parallel = false;
     Attention attention{};
     int top_k = 0, experts = 0;
+    bool softmax = false, normed = true; /* scores of experts, and the weights of those that are chosen */
     const float *bias = nullptr;
     std::vector<std::vector<float>> states[2]{}; /* read from one, written to the other */
 };
@@ -605,6 +600,8 @@ class ChainModel final : public Model {
             float *last = &x_[(size_t)(count - 1) * width_];
             head_->call({tensor(last, 1)}, {{logits_.data(), logits_.size()}});
             held_.clear();
+            if (softcap_ != 0)
+                for (float &logit : logits_) logit = softcap_ * std::tanh(logit / softcap_);
         });
         return logits_.data();
     }
@@ -648,8 +645,23 @@ class ChainModel final : public Model {
             int latent = (int)size(words), shared = (int)size(words);
             if (latent < 1 || shared < 2 || latent > 1 << 16 || shared > 1 << 16) refuse("cache");
             caches_.push_back(std::make_unique<Cache>(1, latent + shared, 0, latent, opt.context, chunk));
-        } else if (what == "head") head_ = methods_[index(words, methods_)].get();
+        } else if (what == "head") {
+            head_ = methods_[index(words, methods_)].get();
+            softcap_ = std::exchange(next_softcap_, 0.0f);
+        } else if (what == "softcap") {
+            words >> next_softcap_;
+            if (!(next_softcap_ > 0)) refuse("a bound that is not positive");
+        } else if (what == "scores") next_softmax_ = size(words) != 0, next_normed_ = size(words) != 0;
+        else if (what == "rope") read_rope(words);
         else read_step(what, words);
+    }
+
+    void read_rope(std::istringstream &words) {
+        next_turned_ = (int)size(words);
+        if (words.fail() || next_turned_ > 1 << 16) refuse("RoPE");
+        next_divisors_.clear();
+        for (std::string word; words >> word; next_divisors_.push_back((float)atof(word.c_str()))) {}
+        words.clear();
     }
 
     void read_program(std::istringstream &words) {
@@ -699,6 +711,7 @@ class ChainModel final : public Model {
         else if (what == "moe") {
             step.kind = Kind::moe;
             step.top_k = (int)size(words), step.experts = (int)size(words);
+            step.softmax = std::exchange(next_softmax_, false), step.normed = std::exchange(next_normed_, true);
             if (step.top_k < 1 || step.experts < step.top_k || step.method + step.experts >= methods_.size())
                 refuse("experts");
             step.bias = floats(words, step.experts);
@@ -720,10 +733,15 @@ class ChainModel final : public Model {
         std::string sinks;
         words >> theta >> sinks;
         step.attention.cache = &cache;
+        step.attention.softcap = std::exchange(next_softcap_, 0.0f);
+        const int whole = cache.latent ? cache.dim - cache.latent : cache.dim;
+        const int part = std::exchange(next_turned_, 0), turned = part ? part : whole;
+        const std::vector<float> divisors = std::exchange(next_divisors_, {});
         if (theta != 0) {
-            const int turned = cache.latent ? cache.dim - cache.latent : cache.dim;
-            auto &rope = ropes_[std::to_string(theta) + ":" + std::to_string(turned)];
-            if (!rope) rope = std::make_unique<Rope>(theta, turned, opt.context);
+            if (turned > whole || turned % 2 || (!divisors.empty() && divisors.size() * 2 != (size_t)turned))
+                refuse("RoPE of more numbers than a head has, or with divisors of other pairs");
+            auto &rope = ropes_[{theta, turned, divisors}];
+            if (!rope) rope = std::make_unique<Rope>(theta, turned, divisors, opt.context);
             step.attention.rope = rope.get();
         }
         if (sinks != "-") {
@@ -762,7 +780,11 @@ class ChainModel final : public Model {
     std::vector<LoadedProgram> loaded_;
     std::vector<std::unique_ptr<LoadedMethod>> methods_;
     std::vector<std::unique_ptr<Cache>> caches_;
-    std::unordered_map<std::string, std::unique_ptr<Rope>> ropes_;
+    std::map<std::tuple<double, int, std::vector<float>>, std::unique_ptr<Rope>> ropes_;
+    std::vector<float> next_divisors_;
+    int next_turned_ = 0;
+    bool next_softmax_ = false, next_normed_ = true;
+    float next_softcap_ = 0, softcap_ = 0;
     std::vector<Step> steps_;
     LoadedMethod *head_ = nullptr;
     std::vector<std::unique_ptr<View>> held_;
@@ -791,7 +813,7 @@ void ChainModel::run(Step &step, int count) {
     x_.swap(y_);
 }
 
-/* Experts are chosen by score + bias and weighted by score, as in nas.model.nn.moe; each runs once, on all of its tokens. */
+/* Experts are chosen by score + bias and weighted by score, as in nas.model.nn.moe; each runs once, on all its tokens. */
 void ChainModel::run_experts(Step &step, int count) {
     const int experts = step.experts, k = step.top_k;
     methods_[step.method]->call({tensor(x_.data(), count)},
@@ -801,16 +823,22 @@ void ChainModel::run_experts(Step &step, int count) {
     std::vector<float> score(experts);
     std::vector<int> order(experts);
     for (int t = 0; t < count; t++) {
+        const float *logits = &router_[(size_t)t * experts], most = *std::max_element(logits, logits + experts);
+        float all = 0;
         for (int e = 0; e < experts; e++) {
-            score[e] = 1.0f / (1.0f + std::exp(-router_[(size_t)t * experts + e]));
+            score[e] = step.softmax ? std::exp(logits[e] - most) : 1.0f / (1.0f + std::exp(-logits[e]));
+            all += score[e];
             order[e] = e;
         }
+        if (step.softmax)
+            for (float &one : score) one /= all;
         std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](int a, int b) {
             float x = score[a] + step.bias[a], y = score[b] + step.bias[b];
             return x != y ? x > y : a < b;
         });
-        float total = 1e-6f;
+        float total = step.softmax ? 0.0f : 1e-6f;
         for (int i = 0; i < k; i++) total += score[order[i]];
+        if (!step.normed) total = 1;
         for (int i = 0; i < k; i++) uses[order[i]].push_back({t, score[order[i]] / total});
     }
     const size_t width = (size_t)width_;
@@ -891,7 +919,7 @@ Tensor &custom_sdpa(KernelRuntimeContext &context, const Tensor &q, const Tensor
         return out;
     }
     const int64_t first = window ? std::max<int64_t>(0, position + 1 - window) : 0;
-    hilnas::Shape shape{(int)tokens, (int)q.size(2), (int)k.size(2), (int)q.size(3), first, position, window, nullptr};
+    hilnas::Shape shape{(int)tokens, (int)q.size(2), (int)k.size(2), (int)q.size(3), first, position, window, nullptr, 0};
     static std::vector<float> copies[2];
     auto rows = [&](const Tensor &cache, std::vector<float> &copy) {
         return window ? in_order(cache, first, position + tokens - first, copy) : cached_rows(cache);

@@ -34,8 +34,9 @@ from nas.measure.runtimes.executorch.contents import (
 from nas.measure.runtimes.executorch.kinds import KINDS
 from nas.measure.runtimes.executorch.lowering import few_passes, module_of, quantised, quiet, set_int4, state_shape
 from nas.measure.runtimes.executorch.modules import Attention, ProgramModule
-from nas.measure.runtimes.executorch.programs import CHUNK, GROUP
+from nas.measure.runtimes.executorch.programs import CHUNK, GROUP, Program
 from nas.measure.runtimes.writing import hashed, replacing
+from nas.model.nn.primitives import bounded
 
 LEAST_CONTEXT = 16
 _NEVER = -1e30
@@ -53,8 +54,12 @@ def write_whole_graph(layout: Layout, weights: Weights, context: int, destinatio
     """
     require(layout)
     chain = build_chain(layout)
-    if any(step.attend and step.attend.sinks for step in chain.steps):
-        raise Unsupported("a whole graph has no attention sinks: ExecuTorch's own attention has none; leave sink=1 out")
+    for step in chain.steps:
+        if step.attend and (step.attend.sinks or step.attend.about.softcap):
+            raise Unsupported(
+                "a whole graph has neither attention sinks nor bounded scores: ExecuTorch's own attention has none;"
+                " leave sink and softcap out"
+            )
     for kind in {block.kind for layer in layout.layers for block in layer.blocks}:
         if not KINDS[kind].stock:
             raise Unsupported(
@@ -78,6 +83,9 @@ def _opened(weights: Weights) -> Iterator[Contents[bytes]]:
         yield DrawnContents(weights.seed)
 
 
+Turn = tuple[float, int, tuple[float, ...]]
+
+
 @dataclass(frozen=True)
 class Moment:
     """Values that all steps of one call share.
@@ -85,13 +93,13 @@ class Moment:
     Args:
         at: position of the first token.
         begins: [1], whether that is the first of a text.
-        turns: cosines and sines [1, S, 1, head_dim / 2] by RoPE base and head size.
+        turns: cosines and sines [1, S, 1, half of what turns] by RoPE base, numbers that turn, and divisors of angles.
         seen: rows to write [1, S] and masks [S, R] by window.
     """
 
     at: int
     begins: Tensor
-    turns: dict[tuple[float, int], tuple[Tensor, Tensor]]
+    turns: dict[Turn, tuple[Tensor, Tensor]]
     seen: dict[int, tuple[Tensor, Tensor]]
 
 
@@ -101,10 +109,11 @@ class Rope(nn.Module):
     cosines: Tensor
     sines: Tensor
 
-    def __init__(self, theta: float, head_dim: int, context: int) -> None:
+    def __init__(self, theta: float, turned: int, divisors: tuple[float, ...], context: int) -> None:
         super().__init__()
-        half = head_dim // 2
+        half = turned // 2
         frequencies = (theta ** (-np.arange(half, dtype=np.float64) / half)).astype(np.float32)
+        frequencies = frequencies / np.array(divisors or (1.0,), np.float32)
         angles = (np.arange(context, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
         self.register_buffer("cosines", torch.from_numpy(np.cos(angles).astype(np.float32)))
         self.register_buffer("sines", torch.from_numpy(np.sin(angles).astype(np.float32)))
@@ -209,26 +218,27 @@ class AttentionStep(StatefulStep):
     def __init__(self, program: Attention, attend: Attend, cache: KeyValueCache) -> None:
         super().__init__(program)
         self.held = (program, cache)
-        self.turn = (attend.theta, program.program.size("head_dim")) if attend.theta else None
+        self.turn = _turn(attend, program.program)
 
     def forward(self, x: Tensor, residual: Tensor, moment: Moment) -> Tensor:
         """Returns the residual stream after the step."""
         program, cache = self.held
-        h, after = program.mixed_in(program.norm(x), *(self.before(moment) or (None,)))
+        h, after = program.mixed_in(program.into(x), *(self.before(moment) or (None,)))
         self.keep(after)
         q = self._turned(program.heads(h, "q"), moment)
         if program.program.size("own"):
             cache.append(self._turned(program.heads(h, "k"), moment), program.heads(h, "v"), moment)
         mixed = cache.attend(q, moment)
-        return residual + program.linear("o", mixed.view(1, q.shape[1], q.shape[2] * q.shape[3]))
+        return program.output(residual, mixed.view(1, q.shape[1], q.shape[2] * q.shape[3]), h)
 
     def _turned(self, x: Tensor, moment: Moment) -> Tensor:
         if self.turn is None:
             return x
         cos, sin = moment.turns[self.turn]
-        half = x.shape[-1] // 2
-        first, second = x[..., :half], x[..., half:]
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        turned = self.turn[1]
+        first, second = x[..., : turned // 2], x[..., turned // 2 : turned]
+        rest = [x[..., turned:]] if turned < x.shape[-1] else []
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, *rest], -1)
 
 
 class MixtureStep(nn.Module):
@@ -239,16 +249,19 @@ class MixtureStep(nn.Module):
     def __init__(self, router: ProgramModule, experts: Sequence[ProgramModule], moe: Block, bias: Tensor) -> None:
         super().__init__()
         self.held, self.top_k = (router, *experts), moe.int("top_k")
+        self.softmax, self.normed = bool(moe.get("softmax")), bool(moe.get("norm_topk"))
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor, residual: Tensor, moment: Moment) -> Tensor:
         """Returns the residual stream after the step."""
         router, *experts = self.held
         h, logits = router(x)
-        scores = torch.sigmoid(logits)
+        scores = torch.softmax(logits, -1) if self.softmax else torch.sigmoid(logits)
         chosen = torch.topk(scores + self.bias, self.top_k, -1).indices
         chosen_scores = torch.zeros_like(scores).scatter(-1, chosen, 1.0) * scores
-        weights = chosen_scores / (chosen_scores.sum(-1, keepdim=True) + 1e-6)
+        weights = chosen_scores
+        if self.normed:
+            weights = chosen_scores / (chosen_scores.sum(-1, keepdim=True) + (0.0 if self.softmax else 1e-6))
         y = residual
         for e, expert in enumerate(experts):
             y = y + expert(h)[0] * weights.narrow(-1, e, 1)
@@ -274,8 +287,10 @@ class WholeGraph(nn.Module):
         self.methods, self.caches = nn.ModuleList(methods), nn.ModuleList(caches)
         rows = {cache.window: cache.count for cache in caches if cache.window}
         self.lengths, self.windows = list(rows), nn.ModuleList(Window(*one) for one in rows.items())
-        self.turns = list(dict.fromkeys(turn for step in chain.steps if (turn := _turn(step, chain))))
-        self.ropes = nn.ModuleList(Rope(theta, head_dim, context) for theta, head_dim in self.turns)
+        self.softcap = layout.softcap
+        attends = [(step.attend, chain.methods[step.method].program) for step in chain.steps if step.attend]
+        self.turns = list(dict.fromkeys(turn for attend in attends if (turn := _turn(*attend))))
+        self.ropes = nn.ModuleList(Rope(*turn, context) for turn in self.turns)
         self.steps = nn.ModuleList(_step(step, chain, methods, caches, contents) for step in chain.steps)
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
@@ -285,7 +300,7 @@ class WholeGraph(nn.Module):
             before = source = before if parallel else x
             x = step(source, x, moment)
         logits: Tensor = self.methods[-1](x.narrow(1, tokens.shape[1] - 1, 1))[0]
-        return logits[:, 0]
+        return bounded(logits[:, 0], self.softcap)
 
     def _moment(self, length: int, position: Tensor) -> Moment:
         at: Any = position[0].item()
@@ -296,10 +311,9 @@ class WholeGraph(nn.Module):
         return Moment(at, position == 0, turns, seen)
 
 
-def _turn(step: Step, chain: Chain) -> tuple[float, int] | None:
-    if step.attend is None or not step.attend.theta:
-        return None
-    return step.attend.theta, chain.methods[step.method].program.size("head_dim")
+def _turn(attend: Attend, program: Program) -> Turn | None:
+    about = attend.about
+    return (about.theta, about.turned or program.size("head_dim"), about.divisors) if about.theta else None
 
 
 def _step(

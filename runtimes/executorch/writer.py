@@ -98,6 +98,7 @@ class _Plan(Generic[Part]):
                 self._line("cache", cache.kv_heads, cache.head_dim, cache.window)
         for step in chain.steps:
             self._step(step)
+        self._softcap(layout.softcap)
         self._line("head", len(chain.methods) - 1)
 
     def _method(self, method: Method) -> None:
@@ -128,17 +129,26 @@ class _Plan(Generic[Part]):
 
     def _step(self, step: Step) -> None:
         if step.attend is not None:
+            about = step.attend.about
             sinks = self._vector(step.attend.sinks, self._heads(step)) if step.attend.sinks else "-"
-            theta = repr(step.attend.theta)
-            self._line("attention", step.method, int(step.parallel), step.attend.cache, theta, sinks)
+            if about.turned or about.divisors:
+                self._line("rope", about.turned, *map(repr, about.divisors))
+            self._softcap(about.softcap)
+            self._line("attention", step.method, int(step.parallel), step.attend.cache, repr(about.theta), sinks)
         elif step.moe is not None:
             experts = step.moe.int("experts")
+            if step.moe.get("softmax") or not step.moe.get("norm_topk"):
+                self._line("scores", step.moe.int("softmax"), step.moe.int("norm_topk"))
             bias = self._vector(f"{self.chain.methods[step.method].prefix}ffn.bias.weight", experts)
             self._line("moe", step.method, step.moe.int("top_k"), experts, bias)
         elif self.chain.methods[step.method].program.inputs == 1:
             self._line("ffn", step.method)
         else:
             self._line("mixer", step.method, int(step.parallel))
+
+    def _softcap(self, bound: float) -> None:
+        if bound:
+            self._line("softcap", repr(bound))
 
     def _heads(self, step: Step) -> int:
         return self.chain.methods[step.method].program.size("heads")

@@ -296,7 +296,10 @@ GDN = GgufKind(
         ("ssm.group_count", argument("key_heads")),
         ("linear_attention.head_size", argument("head_dim")),
     ),
-    refuses=_without_convolution,
+    refuses=lambda block: (
+        _without_convolution(block)
+        or (None if block.get("norm_eps") == 1e-5 else "has a norm of another epsilon than 1e-5 (norm_eps)")
+    ),
     not_stock="Gated DeltaNet layers are in no stock architecture next to the others",
 )
 
@@ -386,7 +389,8 @@ def _moe_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
     writer.add_expert_count(next(filter(None, mixtures))[0].int("experts"))
     for key, name in (("expert_used_count", "top_k"), ("expert_feed_forward_length", "width")):
         writer.add_array(f"{writer.arch}.{key}", [sum(block.int(name) for block in blocks) for blocks in mixtures])
-    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    softmax = any(block.get("softmax") for blocks in mixtures for block in blocks)
+    writer.add_expert_gating_func(ExpertGatingFuncType.SOFTMAX if softmax else ExpertGatingFuncType.SIGMOID)
     shared = [sum(block.int("shared") * block.int("width") for block in blocks) for blocks in mixtures]
     if any(shared):
         writer.add_array(f"{writer.arch}.expert_shared_feed_forward_length", shared)
@@ -394,11 +398,22 @@ def _moe_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
 
 def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
     yield from one_per_model("expert count", blocks, lambda block: block.int("experts"), "llama.cpp")
+    yield from one_per_model(
+        "kind of experts' scores (softmax)", blocks, lambda block: block.get("softmax"), "llama.cpp"
+    )
     if any(block.int("experts") > _MAX_EXPERTS for block in blocks):
         yield f"more than {_MAX_EXPERTS} experts"
 
 
-MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules)
+def _moe_refuses(block: Block) -> str | None:
+    if not block.get("norm_topk"):
+        return "has experts whose weights do not add up to one (norm_topk=0): the graph divides by their sum"
+    return (
+        "has gated shared experts (shared_gate): the graph adds them as they are" if block.get("shared_gate") else None
+    )
+
+
+MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules, refuses=_moe_refuses)
 
 BUILTIN = {
     "gqa": GQA,

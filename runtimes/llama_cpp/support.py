@@ -317,6 +317,8 @@ def _ffn_rules(layout: Layout) -> Iterable[str]:
     yield from one_per_model("expert width", sparse, lambda block: block.int("width"))
     if any(block.int("shared") for block in sparse):
         yield "shared experts: lfm2moe has none"
+    if any(block.get("softmax") for block in sparse):
+        yield "experts scored by a softmax: those of lfm2moe are by sigmoids"
     if sparse and of_kind(ffns[ffns.index(sparse[0]) :], *_DENSE):
         yield "a dense feed-forward after experts: lfm2moe has dense layers first only"
 

@@ -12,7 +12,8 @@ static void serially(auto task, size_t count) {
     for (size_t i = 0; i < count; i++) task(i);
 }
 
-template <class Number> static double worst(int tokens, int past, int heads, int kv_heads, int dim, int window, bool sink) {
+template <class Number>
+static double worst(int tokens, int past, int heads, int kv_heads, int dim, int window, bool sink, float softcap = 0) {
     const int total = past + tokens, stride = round_up(dim, 2 * LANES), capacity = total + 3;
     std::vector<float> q(tokens * heads * dim), k(total * kv_heads * dim), v(k.size()), sinks(heads), out(q.size());
     for (auto *numbers : {&q, &k, &v, &sinks})
@@ -21,7 +22,7 @@ template <class Number> static double worst(int tokens, int past, int heads, int
     Rows<Number> key_rows{keys.data(), (size_t)capacity, stride}, value_rows{values.data(), (size_t)capacity, stride};
     append(key_rows, k.data(), total, kv_heads, dim, 0);
     append(value_rows, v.data(), total, kv_heads, dim, 0);
-    Shape shape{tokens, heads, kv_heads, dim, 0, past, window, sink ? sinks.data() : nullptr};
+    Shape shape{tokens, heads, kv_heads, dim, 0, past, window, sink ? sinks.data() : nullptr, softcap};
     attend(shape, q.data(), key_rows, value_rows, out.data(), [](auto task, size_t n) { serially(task, n); });
     double error = 0;
     for (int t = 0; t < tokens; t++)
@@ -33,7 +34,9 @@ template <class Number> static double worst(int tokens, int past, int heads, int
                 double score = 0;
                 for (int d = 0; d < dim; d++)
                     score += (double)q[(t * heads + h) * dim + d] * k[(j * kv_heads + kv) * dim + d];
-                share.push_back(std::exp(score / std::sqrt((double)dim)));
+                score /= std::sqrt((double)dim);
+                if (softcap != 0) score = softcap * std::tanh(score / softcap);
+                share.push_back(std::exp(score));
                 all += share.back();
             }
             for (int j = oldest; j <= now; j++)
@@ -55,4 +58,9 @@ int main() {
                         double half = worst<Half>(tokens, past, 6, 2, dim, window, sink);
                         printf("%d %d %d %d %d %g %g\n", dim, window, sink, tokens, past, single, half);
                     }
+    for (int window : {0, 37})
+        for (int tokens : {1, 71}) {
+            double single = worst<float>(tokens, 200, 6, 2, 20, window, false, 2);
+            printf("bounded %d %d %g %g\n", window, tokens, single, worst<Half>(tokens, 200, 6, 2, 20, window, false, 2));
+        }
 }

@@ -21,19 +21,32 @@ from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import LIBRARIES, Build
 from nas.measure.runtimes.toolchain import emulator_of
 from nas.testing.executorch_gate import gate
-from nas.testing.planted_faults import EVERY_KIND, PLANTED, PLANTS, Fault
+from nas.testing.planted_faults import (
+    EVERY_KIND,
+    PLANTED,
+    PLANTED_BIASES,
+    PLANTED_LFM3,
+    PLANTS,
+    Fault,
+)
 
 # The first test compiles, and blocks are lowered the first time.
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.needs("arm64")]
 
 TARGET = "aarch64-linux"
+BY_DEFAULT = [
+    (layout, faults[0])
+    for place, (layout, faults) in enumerate(PLANTS)
+    if place <= [layout for layout, _ in PLANTS].index(PLANTED_BIASES) or layout == PLANTED_LFM3
+]
+"""Of parts that the runner itself computes for LFM3, and of all kinds of blocks."""
 LAYOUTS = {
     "convolutions": "d256 v512 ffn=swiglu:512 [C3 C5*2]",
     "attention": "d256 v512 ffn=swiglu:512 [A8/4 A4/1 A6/2:32]",
     "windows": "d256 v512 ffn=swiglu:512 [W4/2@32 W4/2@32(sink=1)]",
     "experts": "d256 v512 ffn=moe:8x2:64 [A4/2 A4/2+moe:8x4:96]",
     "shared": "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
-    **{layout.format(): layout.format() for layout, _ in PLANTS if EXECUTORCH.supports(layout)},
+    **{layout.format(): layout.format() for layout, _ in PLANTS},
     "every kind": EVERY_KIND.format(),
 }
 
@@ -68,9 +81,8 @@ def test_right_graphs_pass(arm_build: Build, tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [
-        pytest.param(layout, fault, marks=() if fault is faults[0] else pytest.mark.exhaustive)
+        pytest.param(layout, fault, marks=() if (layout, fault) in BY_DEFAULT else pytest.mark.exhaustive)
         for layout, faults in PLANTS
-        if EXECUTORCH.supports(layout)
         for fault in faults
     ],
     ids=lambda value: value.name if isinstance(value, Fault) else value.format(),

@@ -13,7 +13,24 @@ from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
 from nas.testing.executorch_gate import QUANTISATION, gate
 from nas.testing.gate_contract import GateContract
-from nas.testing.planted_faults import EVERY_KIND, PLANTED, PLANTS, Fault, checkpoint
+from nas.testing.planted_faults import (
+    EVERY_KIND,
+    PLANTED,
+    PLANTED_BEHIND,
+    PLANTED_GEMMA,
+    PLANTED_GEMMA_3,
+    PLANTED_LFM3,
+    PLANTED_LINEAR,
+    PLANTED_PARTIAL,
+    PLANTED_QWEN,
+    PLANTED_SCALING,
+    PLANTED_SHARES,
+    PLANTED_SOFTMAX,
+    PLANTED_YARN,
+    PLANTS,
+    Fault,
+    checkpoint,
+)
 
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time
 
@@ -22,8 +39,20 @@ MORE_WIDTHS = (
     "d128 v512 ffn=swiglu:352 [A4/2:32(qk_norm=0)*4]",
     "d256 v512 ffn=swiglu:512 [C3 L6/32:64(nope_dim=32,query=64,rope_theta=0)]",
 )
+BRIEFLY = (PLANTED_GEMMA, PLANTED_LFM3, PLANTED_QWEN, PLANTED_SHARES)
+"""Layouts of which one fault is enough by default."""
+ALIKE = (
+    PLANTED_SCALING,
+    PLANTED_YARN,
+    PLANTED_LINEAR,
+    PLANTED_PARTIAL,
+    PLANTED_GEMMA_3,
+    PLANTED_BEHIND,
+    PLANTED_SOFTMAX,
+)
+"""Layouts whose parts are nearly those of others: none of their faults by default."""
 RIGHT = (
-    *(layout.format() for layout, _ in PLANTS if EXECUTORCH.supports(layout)),
+    *(layout.format() for layout, _ in PLANTS),
     *MORE_WIDTHS,
     EVERY_KIND.format(),
     "d160 v512 ffn=swiglu:352 [A8/4:20 W8/2@16:20(rope_theta=0) C3 ^0]",
@@ -34,9 +63,13 @@ RIGHT = (
 )
 
 
-# Of unusual widths one by default; how constants are packed is in tests/unit/test_executorch_numbers.py.
+# Of unusual widths none by default; how constants are packed is in tests/unit/test_executorch_numbers.py.
 @pytest.mark.parametrize(
-    "text", [pytest.param(text, marks=[pytest.mark.exhaustive] if text in MORE_WIDTHS else []) for text in RIGHT]
+    "text",
+    [
+        pytest.param(text, marks=[pytest.mark.exhaustive] if text in (*MORE_WIDTHS, *map(Layout.format, ALIKE)) else [])
+        for text in RIGHT
+    ],
 )
 def test_right_graphs_pass(executorch_build: Build, tmp_path: Path, text: str) -> None:
     report = gate(tmp_path, Layout.parse(text), executorch_build)
@@ -52,9 +85,12 @@ class TestGate(GateContract):
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [
-        (layout, fault)
+        pytest.param(
+            layout,
+            fault,
+            marks=[pytest.mark.exhaustive] if layout in ALIKE or (layout in BRIEFLY and fault != faults[0]) else [],
+        )
         for layout, faults in PLANTS
-        if EXECUTORCH.supports(layout)
         for fault in faults
         if layout != PLANTED or fault.earlier
     ],

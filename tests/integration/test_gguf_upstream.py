@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,10 @@ SAID_BY_GGUF = {
     "qwen3": {"rms_norm_eps": 1e-5},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},
     "lfm2-moe": {"routed_scaling_factor": 1.0},
+    "mixtral": {"rms_norm_eps": 1e-5},
+    "olmoe": {"rms_norm_eps": 1e-5},
+    "qwen2-moe": {"mlp_only_layers": []},
+    "qwen3-moe": {"decoder_sparse_step": 1},
 }
 """Settings that these architectures of llama.cpp fix, in place of those of the other tests; norms of 1e-5, as ours."""
 TYPES = (
@@ -52,6 +57,12 @@ TYPES = (
     "granite",
     "lfm2",
     "lfm2-moe",
+    "mixtral",
+    "olmoe",
+    "qwen2-moe",
+    "qwen3-moe",
+    "granite-moe",
+    "phi3",
 )
 TEXT = "The year 2024: größer — don't! \t\n  def f(x):\r\n\n    return x<|im_end|>"
 OF_TRANSFORMERS = {
@@ -97,10 +108,16 @@ def model_with_tokenizer(folder: Path, name: str) -> Path:
     for file, content in before.items():
         (folder / file).write_bytes(content)
     assert path.is_file()
+    if name == "phi3":  # of which the converter knows SentencePiece and Phi-4's tokenizer
+        settings = folder / "tokenizer_config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}))
     return folder
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.exhaustive] if name in ("olmoe", "qwen2-moe") else []) for name in TYPES],
+)
 def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
     convert(converter, folder, tmp_path / "theirs.gguf", pre="qwen2")

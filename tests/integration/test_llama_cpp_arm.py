@@ -31,7 +31,7 @@ LAYOUTS = {
     "windows": "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
     "feed-forwards": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
     "experts": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
-    **{layout.format(): layout.format() for layout, _ in PLANTS},
+    **{layout.format(): layout.format() for layout, _ in PLANTS if LLAMA_CPP.supports(layout)},
     "every kind": EVERY_KIND.format(),
 }
 
@@ -66,6 +66,7 @@ def test_right_graphs_pass(
     [
         pytest.param(layout, fault, marks=() if fault is faults[0] else pytest.mark.exhaustive)
         for layout, faults in PLANTS
+        if LLAMA_CPP.supports(layout)
         for fault in faults
         if not fault.choice_only
     ],

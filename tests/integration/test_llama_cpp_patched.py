@@ -114,7 +114,12 @@ def test_planted_faults_fail(patched_build: Build, tmp_path: Path, fault: Fault,
 @pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
 @pytest.mark.parametrize(
     ("layout", "fault"),
-    [(layout, fault) for layout, faults in PLANTS if layout not in (PLANTED, PLANTED_MOE) for fault in faults],
+    [
+        (layout, fault)
+        for layout, faults in PLANTS
+        if layout not in (PLANTED, PLANTED_MOE) and LLAMA_CPP.supports(layout)
+        for fault in faults
+    ],
     ids=lambda value: value.name if isinstance(value, Fault) else value.format(),
 )
 def test_planted_faults_of_patched_kinds_fail(

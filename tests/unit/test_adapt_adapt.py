@@ -202,14 +202,16 @@ def test_a_mixture_has_fewer_experts_or_sends_tokens_to_fewer() -> None:
 
 
 def test_experts_that_most_tokens_use_are_kept() -> None:
-    mixture = Model(Layout.parse("d64 v320 ffn=moe:8x2:32(shared=1) [A4/4:16 C3]"), seed=1).layers["0"].ffn
+    mixture = (
+        Model(Layout.parse("d64 v320 ffn=moe:8x2:32(shared=1,shared_gate=1) [A4/4:16 C3]"), seed=1).layers["0"].ffn
+    )
     x = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         mixture.bias.weight[[1, 2, 4, 7]] -= 2.0  # no token goes there
-        half = started(Block.parse("moe:4x2:32(shared=1)", "ffn"), mixture, x, 0, 3)
+        half = started(Block.parse("moe:4x2:32(shared=1,shared_gate=1)", "ffn"), mixture, x, 0, 3)
         torch.testing.assert_close(half(x), mixture(x))
         assert torch.equal(half.router.weight, mixture.router.weight[[0, 3, 5, 6]])
-        one = started(Block.parse("moe:8x1:32(shared=1)", "ffn"), mixture, x, 0, 3)
+        one = started(Block.parse("moe:8x1:32(shared=1,shared_gate=1)", "ffn"), mixture, x, 0, 3)
         assert torch.equal(one.gate.weight, mixture.gate.weight)
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nas.core.errors import InvalidInput, Unsupported
+from nas.core.published import named_layout
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights
@@ -139,6 +140,45 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm3-plain": {
         "model_type": "lfm3", "head_dim": 16, "use_sandwich_norm": False, "use_attention_gate": False,
         "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-6},
+    "qwen2-moe": {
+        "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64, "mlp_only_layers": [1],
+    },
+    "qwen2-moe-windows": {
+        "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "use_sliding_window": True, "sliding_window": 8, "qkv_bias": False,
+    },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "head_dim": 32, "norm_topk_prob": True, "decoder_sparse_step": 2,
+    },
+    "granite-moe": {
+        "model_type": "granitemoe", "num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.25, "attention_multiplier": 0.1, "logits_scaling": 4.0, "tie_word_embeddings": True,
+    },
+    "granite-moe-shared": {
+        "model_type": "granitemoeshared", "num_local_experts": 4, "num_experts_per_tok": 3, "intermediate_size": 32,
+        "shared_intermediate_size": 64, "residual_multiplier": 0.5,
+    },
+    "granite-moe-swa": {
+        "model_type": "granitemoe_swa", "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
+        "sliding_window": 8, "layer_rope_theta": [20000.0, 0, 500.0], "residual_multiplier": 0.25,
+        "attention_multiplier": 0.1,
+    },
+    "granite-hybrid-moe": {
+        "model_type": "granitemoehybrid", "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "shared_intermediate_size": 64,
+        "mamba_n_heads": 8, "mamba_d_state": 16, "rms_norm_eps": 1e-5, "residual_multiplier": 0.2,
+        "attention_multiplier": 0.05,
+    },
+    "qwen3.5": {
+        "model_type": "qwen3_5_text", "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16, "tie_word_embeddings": True,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
     },
     "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
     "lfm2-moe": {
@@ -290,7 +330,13 @@ def test_models_of_350m_have_the_same_logits(name: str, tmp_path: Path) -> None:
         ),
         ("lfm2", {"conv_bias": True}, ["biases (conv_bias)"]),
         ("lfm2-moe", {"norm_topk_prob": False}, ["add up to one"]),
-        ("granite-hybrid", {"num_local_experts": 8, "mamba_proj_bias": True}, ["experts beside", "mamba_proj_bias"]),
+        (
+            "granite-hybrid",
+            {"num_local_experts": 8, "shared_intermediate_size": 100, "mamba_proj_bias": True},
+            ["shared experts of width 100, no multiple", "mamba_proj_bias"],
+        ),
+        ("olmoe", {"clip_qkv": 8.0}, ["clipped queries, keys and values"]),
+        ("qwen3.5", {"linear_value_head_dim": 32}, ["keys of 16 and values of 32 numbers"]),
         ("granite-hybrid", {"rms_norm_eps": 1e-6}, ["epsilon 1e-06"]),
         ("lfm2", {"layer_types": ["a", "b", ["c"]]}, ["layers of type 'a'", "layers of type 'b'", "type ['c']"]),
         ("granite-hybrid", {"layer_types": [1, "b", "c"]}, ["layers of type 1", "layers of type 'b'"]),
@@ -376,12 +422,14 @@ def test_published_configurations_have_the_published_counts(name: str, tmp_path:
 
 def test_the_cache_of_lfm3_is_as_published(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["LFM3 1.7B"][0]))
-    assert read_model(tmp_path).layout.kv_bytes(131072) == pytest.approx(1.61e9, rel=0.01)
+    layout = read_model(tmp_path).layout
+    assert layout == named_layout("LFM3-1.7B")
+    assert layout.kv_bytes(131072) == pytest.approx(1.61e9, rel=0.01)
 
 
 UNREAD = {
     "gpt2": ({}, {"learned positions", "LayerNorm", "without a gate", "biases on every"}),
-    "mixtral": ({}, {"experts that are chosen by a softmax"}),
+    "stablelm": ({}, {"LayerNorm"}),
     "phi": (
         {},
         {"LayerNorm", "without a gate", "beside each other", "biases on every"},

@@ -87,7 +87,9 @@ def test_answers_follow_from_their_window(vocabulary: Vocabulary) -> None:
 
 
 def test_windows_without_room_for_an_answer_are_refused(vocabulary: Vocabulary) -> None:
-    with pytest.raises(InvalidInput, match=r"fits into 16 tokens: raise library.score_length, or set library.recall_tokens"):
+    with pytest.raises(
+        InvalidInput, match=r"fits into 16 tokens: raise library.score_length, or set library.recall_tokens"
+    ):
         recall_text(vocabulary, 16, 64, 0)
 
 

@@ -59,6 +59,7 @@ class TestGroupedQueryAttention(MixerContract):
         "A4/2(qk_norm_wide=1)",
         "A4/2(softcap=0.5)",
         "A4/2(canon=3,gate=1)",
+        "A4/2(gate=1,gate_wide=1)",
     )
     reference = staticmethod(reference_gqa)
 
@@ -121,7 +122,17 @@ class TestMamba2(MixerContract):
 
 class TestGatedDeltaNet(MixerContract):
     kind = "gdn"
-    examples = ("D4", "D1", "D4/2", "D8/2:12", "D2:48", "D4(conv=2)", "D4/1(conv=12)", "D4/2(conv=0)")
+    examples = (
+        "D4",
+        "D1",
+        "D4/2",
+        "D8/2:12",
+        "D2:48",
+        "D4(conv=2)",
+        "D4/1(conv=12)",
+        "D4/2(conv=0)",
+        "D4/2(norm_eps=0.01)",
+    )
     reference = staticmethod(reference_gdn)
 
 
@@ -175,7 +186,16 @@ class TestSquaredReLU(FeedForwardContract):
 
 class TestMixtureOfExperts(FeedForwardContract):
     kind = "moe"
-    examples = ("moe:2x1:32", "moe:4x2:48", "moe:8x8:16", "moe:4x2:48(shared=1)", "moe:4x1:24(shared=3)")
+    examples = (
+        "moe:2x1:32",
+        "moe:4x2:48",
+        "moe:8x8:16",
+        "moe:4x2:48(shared=1)",
+        "moe:4x1:24(shared=3)",
+        "moe:8x2:16(softmax=1)",
+        "moe:8x3:16(norm_topk=0,softmax=1)",
+        "moe:4x2:24(norm_topk=0,shared=2,shared_gate=1)",
+    )
     reference = staticmethod(reference_moe)
 
 
@@ -201,5 +221,10 @@ def test_nothing_is_rounded_to_float32_on_the_way(text: str, reference: Callable
 
 
 def test_the_layout_of_every_kind_lacks_none() -> None:
-    """But for those that only one runtime has: GEGLU in llama.cpp's stock architectures, sums and Mamba in ExecuTorch."""
-    assert {block.kind for layer in EVERY_KIND.layers for block in layer.blocks} == set(BLOCKS) - {"geglu", "linear", "deltanet", "mamba"}
+    """But for those that one runtime has alone: llama.cpp's stock architectures GEGLU, ExecuTorch sums and Mamba."""
+    assert {block.kind for layer in EVERY_KIND.layers for block in layer.blocks} == set(BLOCKS) - {
+        "geglu",
+        "linear",
+        "deltanet",
+        "mamba",
+    }

@@ -23,7 +23,7 @@ def db(tmp_path: Path) -> str:
 def test_a_recorded_study_is_imported_by_its_name(db: str) -> None:
     assert nas("study", "import", "lfm2", "--db", db).code == 0
     assert "lfm2" in nas("study", "list", "--db", db).out
-    wrong = nas("study", "import", "lfm3", "--db", db)
+    wrong = nas("study", "import", "lfm22", "--db", db)
     assert (wrong.code, "recorded studies: " in wrong.err, "lfm2-full" in wrong.err) == (3, True, True)
 
 

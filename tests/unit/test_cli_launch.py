@@ -122,7 +122,7 @@ def test_json_is_the_report_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [["--space", "lfm3"], ["--space", "lfm2-demo", "--resume"], ["--space", "lfm2", "--study", "first", "--resume"]],
+    [["--space", "lfm22"], ["--space", "lfm2-demo", "--resume"], ["--space", "lfm2", "--study", "first", "--resume"]],
 )
 def test_invalid_launches_are_rejected(args: list[str]) -> None:
     assert nas("launch", *args, "--yes").code == 3

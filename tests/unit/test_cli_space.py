@@ -145,6 +145,6 @@ def test_sample_is_reproducible_and_inside_the_budget() -> None:
 
 
 def test_unknown_space_offers_the_nearest() -> None:
-    done = nas("space", "show", "lfm3")
+    done = nas("space", "show", "lfm22")
     assert done.code == 3
     assert "'lfm2'" in done.err

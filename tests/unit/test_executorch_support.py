@@ -59,6 +59,30 @@ def test_windows_sinks_and_rope_need_no_program_of_their_own() -> None:
     assert [cache.window for cache in chain.caches] == [0, 8, 9, 0]
 
 
+def test_positions_and_bounds_need_no_program_of_their_own() -> None:
+    mixers = ("A2/1", "A2/1(rope_dim=16)", "W2/1@8(rope_factor=8)", "A2/1(rope_factor=8,rope_tokens=64,softcap=5)")
+    chain = build_chain(Layout.parse(f"d64 v64 softcap=30 ffn=swiglu:64 [{' '.join(mixers)}]"))
+    assert [program.kind for program in chain.programs] == ["attention", "swiglu", "head"]
+    about = [step.attend.about for step in chain.steps if step.attend]
+    assert [one.turned for one in about] == [0, 16, 0, 0] and [one.softcap for one in about] == [0, 0, 0, 5]
+    assert about[2].divisors == (8.0,) * 16 and len(set(about[3].divisors)) > 1
+
+
+def test_norms_are_part_of_programs() -> None:
+    text = "d64 v64 norms={} ffn=geglu:64 [C3 A2/1(gate=1)]"
+    names = {
+        norms: [
+            {one.source for one in program.constants if "_norm.weight" in one.source and "mixers" not in one.source}
+            for program in build_chain(Layout.parse(text.format(norms))).programs
+        ]
+        for norms in ("behind", "both")
+    }
+    mixer, ffn, last = {"mixer_out_norm.weight"}, {"ffn_out_norm.weight"}, set[str]()
+    assert names["behind"] == [mixer, ffn, mixer, last]
+    mixer, ffn = mixer | {"mixer_norm.weight"}, ffn | {"ffn_norm.weight"}
+    assert names["both"] == [mixer, ffn, mixer, last]
+
+
 def test_shared_layers_run_the_same_methods() -> None:
     chain = build_chain(Layout.parse("d64 v64 ffn=swiglu:64 [C3 A2/1 ^0 ^1]"))
     assert [step.method for step in chain.steps] == [0, 1, 2, 3, 0, 1, 2, 3]
@@ -175,27 +199,7 @@ def test_support_and_plans_load_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("mixer", ["A2/1(rope_factor=8)", "W2/1@8(rope_factor=8,rope_tokens=64)"])
-def test_scaled_positions_are_refused(mixer: str) -> None:
-    support = EXECUTORCH.supports(Layout.parse(f"d64 v64 ffn=swiglu:64 [{mixer}]"))
-    assert not support and "scaled RoPE" in support.reasons[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("d64 v64 norms=both ffn=swiglu:64 [A2/1]", "norms behind blocks (norms=both)"),
-        ("d64 v64 softcap=30 ffn=swiglu:64 [A2/1]", "bounded logits (softcap)"),
-        ("d64 v64 ffn=geglu:64 [A2/1]", "geglu blocks: there is no ExecuTorch program"),
-        ("d64 v64 ffn=swiglu:64 [W2/1@8(softcap=5)]", "bounded scores (softcap)"),
-        ("d64 v64 ffn=swiglu:64 [A2/1(gate=1,qk_norm_wide=1)]", "qk_norm_wide, gate: the program"),
-    ],
-)
-def test_what_gemma_and_olmo_have_is_refused(text: str, reason: str) -> None:
-    support = EXECUTORCH.supports(Layout.parse(text))
-    assert not support and any(reason in given for given in support.reasons)
-
-
-def test_rope_on_a_part_of_a_head_is_refused() -> None:
-    support = EXECUTORCH.supports(Layout.parse("d64 v64 ffn=swiglu:64 [A2/1(rope_dim=16)]"))
-    assert not support and "on a part of a head (rope_dim)" in support.reasons[0]
+def test_norms_behind_experts_are_refused() -> None:
+    """The runner adds them to the stream one by one."""
+    support = EXECUTORCH.supports(Layout.parse("d64 v64 norms=both ffn=moe:4x2:32 [A2/1]"))
+    assert not support and "moe blocks with norms behind them" in support.reasons[0]

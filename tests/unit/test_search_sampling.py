@@ -73,6 +73,7 @@ SPACES = {
         model={"params": {"total": {"max": "4M"}, "active": {"min": "1M"}, "non_embedding": {"min": "1.5M"}}}
     ),
     "untied": space(model={"tied": False}),
+    "norms on both sides": space(model={"norms": "both", "params": {"total": {"min": 3_000_000, "max": 3_100_000}}}),
     "all mixers": space(
         mixers={
             "swa": {"heads": 8, "kv_heads": {"choices": [2, 4], "scope": "layer"}, "window": [8, 64], "sink": [0, 1]},
@@ -110,7 +111,7 @@ def test_drawn_edited_and_crossed_layouts_are_inside(name: str, seed: int) -> No
 def test_draft_of_a_layout_unfolds_into_it(name: str, seed: int) -> None:
     sampler, rng = samplers[name], np.random.default_rng(seed)
     layout = sampler.draw(rng)
-    assert draft_of(layout, sampler, rng).layout(SPACES[name].model.tied) == layout
+    assert draft_of(layout, sampler, rng).layout(SPACES[name].model) == layout
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -202,8 +203,8 @@ def _kernel(layout: Layout) -> tuple[tuple[str, object], ...]:
     [
         ("d128 v1024 ffn=swiglu:512 [C3 A8/4 C3]", "d_model 128 is none of [256]"),
         ("d256 v1024 untied ffn=swiglu:512 [C3 A8/4 C3]", "embeddings are not tied"),
-        ("d256 v1024 norms=both ffn=swiglu:512 [C3 A8/4 C3]", "norms behind blocks or bounded logits"),
-        ("d256 v1024 softcap=30 ffn=swiglu:512 [C3 A8/4 C3]", "norms behind blocks or bounded logits"),
+        ("d256 v1024 norms=both ffn=swiglu:512 [C3 A8/4 C3]", "norms=both is not before"),
+        ("d256 v1024 softcap=30 ffn=swiglu:512 [C3 A8/4 C3]", "bounded logits (softcap)"),
         ("d256 v1024 ffn=swiglu:512 [C3 A8/4]", "depth 2 is none of [3, 4, 5, 6]"),
         ("d256 v1024 ffn=swiglu:512 [C3 C4 A8/4]", "conv: kernel must be the same in all layers"),
         ("d256 v1024 ffn=swiglu:512 [C5 A8/4*2]", "layer 0: C5: kernel 5 is none of [3, 4]"),

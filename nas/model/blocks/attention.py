@@ -39,6 +39,7 @@ HEAD_ARGS = (
     Arg("rope_yarn", bool, "rope_tokens as in YaRN: pairs that turn less than 32 times within them", default=False),
     Arg("softcap", float, "bound b of scores: b tanh(score / b), as in Gemma 2; 0: none", default=0.0, low=0, high=1e9),
     Arg("gate", bool, "each head times a sigmoid of the input, as in LFM3", default=False),
+    Arg("gate_wide", bool, "each number of a head times one of its own, as in Qwen3.5", default=False),
     Arg("rope_dim", int, "numbers of a head that RoPE turns, its first ones; 0: all", default=0, low=0, high=1024),
     Arg(
         "canon",
@@ -71,6 +72,8 @@ class AttentionKind(BlockKind):
             raise InvalidInput(f"{self.name}: head size {head_dim} is odd; RoPE turns pairs")
         if block.get("qk_norm_wide") and not block.get("qk_norm"):
             raise InvalidInput(f"{self.name}: qk_norm_wide says how qk_norm is computed, which is 0")
+        if block.get("gate_wide") and not block.get("gate"):
+            raise InvalidInput(f"{self.name}: gate_wide says what gate multiplies, which is 0")
         theta = float(block.get("rope_theta") or 0)
         if 0 < theta < 1:
             raise InvalidInput(f"{self.name}: rope_theta {theta} must be 0 (no positions) or at least 1")
@@ -153,7 +156,7 @@ def attention_count(block: Block, d_model: int, *, own_kv: bool = True) -> Count
     norms = head_dim * (1 + own_kv) if block.get("qk_norm") else 0
     norms = q + kv if block.get("qk_norm_wide") else norms
     biases = q + 2 * kv if block.get("qkv_bias") else 0
-    gates = block.int("heads") * d_model if block.get("gate") else 0
+    gates = (q if block.get("gate_wide") else block.int("heads")) * d_model if block.get("gate") else 0
     weights = 2 * d_model * q + 2 * d_model * kv + norms + biases + gates + block.int("canon") * d_model
     return Count(weights, weights)
 

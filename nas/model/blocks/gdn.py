@@ -32,6 +32,7 @@ class GatedDeltaNet(ConvolvedLinearAttentionKind):
         ),
         Arg("head_dim", int, "numbers in a query, key or value head; d_model / heads unless given", low=2, high=1024),
         Arg("conv", int, CONV, default=4, low=0, high=64),
+        Arg("norm_eps", float, "added to the mean square by the norm behind", default=1e-5, low=1e-12, high=1e-2),
     )
 
     def count(self, block: Block, d_model: int) -> Count:

@@ -29,7 +29,7 @@ class Attention(Mixer):
 
     Weights: q.weight [heads * head_dim, D]; k.weight, v.weight [kv_heads * head_dim, D] if `own_kv`;
     o.weight [D, heads * head_dim]; q_norm.weight, k_norm.weight [head_dim] (qk_norm=1; k_norm if `own_kv`), as long as
-    the rows of q and k with qk_norm_wide=1; gate.weight [heads, D] (gate=1);
+    the rows of q and k with qk_norm_wide=1; gate.weight [heads, D] (gate=1), [heads * head_dim, D] (gate_wide=1);
     q.bias, k.bias, v.bias, as long as the rows of their weights (qkv_bias=1; k and v if `own_kv`);
     canon.weight [D, K], last tap for the current token. RoPE pairs number i of the first half of what it turns, a head
     or its first `rope_dim` numbers, with number i of the second.
@@ -60,7 +60,8 @@ class Attention(Mixer):
             self.v = Linear(d_model, self.kv_heads * self.head_dim, bias=bias)
             self.k_norm = RMSNorm(self.head_dim * (self.kv_heads if wide else 1), gain=gain) if norm else None
         self.softcap = float(self.block.get("softcap") or 0.0)
-        self.gate = Linear(d_model, self.heads) if self.block.get("gate") else None
+        gates = self.heads * (self.head_dim if self.block.get("gate_wide") else 1)
+        self.gate = Linear(d_model, gates) if self.block.get("gate") else None
         self.o = Linear(self.heads * self.head_dim, d_model, residual=True)
 
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -106,7 +107,7 @@ class Attention(Mixer):
         """Maps [B, heads, T, head_dim] -> [B, T, D]; x [B, T, D] is what gates are computed from."""
         heads = mixed.transpose(1, 2)
         if self.gate is not None:
-            heads = heads * torch.sigmoid(self.gate(x))[..., None]
+            heads = heads * torch.sigmoid(torch.unflatten(self.gate(x), -1, (self.heads, -1)))
         y: Tensor = self.o(heads.flatten(2))
         return y
 
@@ -130,7 +131,18 @@ class Attention(Mixer):
         """
         a, b, small, width = growing.a, growing.b, growing.small, growing.width
         rope = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
-        for name in ("qk_norm", "qk_norm_wide", "qkv_bias", "softcap", "gate", *rope, "canon", "window", "sink"):
+        for name in (
+            "qk_norm",
+            "qk_norm_wide",
+            "qkv_bias",
+            "softcap",
+            "gate",
+            "gate_wide",
+            *rope,
+            "canon",
+            "window",
+            "sink",
+        ):
             if name in {arg.name for arg in a.spec.args} and a.get(name) != b.get(name):
                 raise CannotGrow(f"{name} differs")
         if a.get("qkv_bias"):
@@ -271,7 +283,7 @@ def reference_scores(block: Block, scores: Tensor) -> Tensor:
 def reference_output(block: Block, weights: Mapping[str, Tensor], heads: Tensor, h: Tensor) -> Tensor:
     """Computes the output [T, D] of heads [T, heads, head_dim] and the block's input [T, D]."""
     if block.get("gate"):
-        heads = heads / (1 + torch.exp(-(h @ weights["gate.weight"].T)))[..., None]
+        heads = heads / (1 + torch.exp(-(h @ weights["gate.weight"].T))).view(*heads.shape[:2], -1)
     return heads.flatten(1) @ weights["o.weight"].T
 
 

@@ -51,7 +51,7 @@ class GatedDeltaNet(Mixer, Weights):
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
         self.A_log = nn.Parameter(torch.empty(self.heads))
         self.gate = Linear(d_model, values)
-        self.norm = RMSNorm(self.size)
+        self.norm = RMSNorm(self.size, float(self.block.get("norm_eps") or 0))
         self.out = Linear(values, d_model, residual=True)
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
@@ -160,5 +160,5 @@ def reference_gdn(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
             erased = torch.eye(size, dtype=h.dtype) - beta[t, head] * torch.outer(k, k)
             memory = alpha[t, head] * memory @ erased + beta[t, head] * torch.outer(v, k)
             y[t, head] = memory @ q / size**0.5
-    normed = y / (y.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights["norm.weight"]
+    normed = y / (y.pow(2).mean(-1, keepdim=True) + float(block.get("norm_eps") or 0)).sqrt() * weights["norm.weight"]
     return (normed * gate * torch.sigmoid(gate)).flatten(1) @ weights["out.weight"].T

@@ -1,8 +1,9 @@
-"""Mixture of SwiGLU experts with a normalised sigmoid router and a load-balancing bias (LFM2 report, section 2.3).
+"""Mixture of SwiGLU experts with a router and a load-balancing bias (LFM2 report, section 2.3).
 
-Routing follows transformers' modeling_lfm2_moe.py: experts are chosen by score + bias, weighted by the score alone. The
-bias is no parameter: after each step it moves towards the experts that got too few tokens (DeepSeek-V3 report, section
-2.1.2; Wang et al. 2024, "Auxiliary-loss-free load balancing").
+Routing follows transformers' modeling_lfm2_moe.py: experts are chosen by score + bias, weighted by the score alone;
+with `softmax` that of modeling_qwen2_moe.py, whose bias is zero. The bias is no parameter: after each step it moves
+towards the experts that got too few tokens (DeepSeek-V3 report, section 2.1.2; Wang et al. 2024, "Auxiliary-loss-free
+load balancing").
 """
 
 from __future__ import annotations
@@ -51,11 +52,14 @@ class ExpertBias(Weights):
 
 
 class MixtureOfExperts(FeedForward):
-    """Each token goes to the `top_k` experts of highest score + bias; their outputs add up by normalised score.
+    """Each token goes to the `top_k` experts of highest score + bias; their outputs add up by score.
+
+    Scores are sigmoids, or a softmax over experts (softmax=1), and those of a token's experts are divided by their sum
+    unless norm_topk=0.
 
     Weights, with E experts of F hidden units: router.weight [E, D]; bias.weight [E] (buffer, float32); gate.weight,
     up.weight [E, F, D]; down.weight [E, D, F]; with `shared=N` shared.gate.weight, shared.up.weight [N F, D] and
-    shared.down.weight [D, N F].
+    shared.down.weight [D, N F]; shared_gate.weight [1, D] (shared_gate=1).
     """
 
     projection = "down"
@@ -72,10 +76,15 @@ class MixtureOfExperts(FeedForward):
         self.down = ExpertLinear(self.experts, width, d_model, residual=True)
         # Side by side, several experts that every token passes are one of their joint width.
         self.shared = SwiGLU(_shared(block), d_model) if block.int("shared") else None
+        self.shared_gate = Linear(d_model, 1) if block.get("shared_gate") else None
+        self.softmax, self.norm_topk = bool(block.get("softmax")), bool(block.get("norm_topk"))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._routed(x)
-        return y if self.shared is None else y + self.shared(x)
+        if self.shared is None:
+            return y
+        added: Tensor = self.shared(x)
+        return y + (added if self.shared_gate is None else added * torch.sigmoid(self.shared_gate(x)))
 
     def _routed(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)
@@ -101,10 +110,13 @@ class MixtureOfExperts(FeedForward):
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Returns weights and expert numbers, both [N, top_k], for tokens [N, D]."""
         scores = self.router(tokens)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).sigmoid()
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores.softmax(-1) if self.softmax else scores.sigmoid()
         chosen = (scores + for_examples(self.bias.weight, scores)).topk(self.top_k, -1).indices
         weights = scores.gather(-1, chosen)
-        return weights / (weights.sum(-1, keepdim=True) + _NORM_EPS), chosen
+        if self.norm_topk:
+            weights = weights / (weights.sum(-1, keepdim=True) + (0.0 if self.softmax else _NORM_EPS))
+        return weights, chosen
 
     def _dense(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Computes every expert for every token: more work, but in three products and without waiting for a GPU.
@@ -132,6 +144,11 @@ class MixtureOfExperts(FeedForward):
             raise CannotGrow("experts per token differ")
         if bool(a.int("shared")) != bool(b.int("shared")):
             raise CannotGrow("only one has shared experts")
+        for name in ("softmax", "norm_topk", "shared_gate"):
+            if a.get(name) != b.get(name):
+                raise CannotGrow(f"{name} differs")
+        if a.get("softmax") and not a.get("norm_topk") and a.int("experts") != b.int("experts"):
+            raise CannotGrow("a softmax over more experts gives each less")
         old, new = a.int("experts"), b.int("experts")
         if new < old:
             raise CannotGrow(f"{new} experts have no room for {old}")
@@ -161,13 +178,16 @@ def _shared(block: Block) -> Block:
 def _grown_shared(growing: BlockGrowth) -> dict[str, Tensor]:
     if not growing.a.int("shared"):
         return {}
-    place = "shared."
+    place, gate = "shared.", "shared_gate.weight"
+    gates = (
+        {gate: growing.widened(gate, outputs=torch.arange(1), inputs=growing.width)} if gate in growing.small else {}
+    )
     small, start = (
         {name.removeprefix(place): tensor for name, tensor in tensors.items() if name.startswith(place)}
         for tensors in (growing.small, growing.start)
     )
     part = replace(growing, a=_shared(growing.a), b=_shared(growing.b), small=small, start=start)
-    return {place + name: tensor for name, tensor in SwiGLU.grow(part).items()}
+    return gates | {place + name: tensor for name, tensor in SwiGLU.grow(part).items()}
 
 
 def balance_experts(model: nn.Module, rate: float) -> list[Tensor]:
@@ -187,16 +207,19 @@ def balance_experts(model: nn.Module, rate: float) -> list[Tensor]:
 
 def reference_moe(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """Computes every expert for every token, masked down to the chosen ones: h and the output [T, D]."""
-    scores = 1 / (1 + torch.exp(-(h @ weights["router.weight"].T)))
+    logits = h @ weights["router.weight"].T
+    soft = torch.exp(logits) / torch.exp(logits).sum(-1, keepdim=True)
+    scores = soft if block.get("softmax") else 1 / (1 + torch.exp(-logits))
     ranks = (scores + weights["bias.weight"]).argsort(-1, descending=True).argsort(-1)
     chosen = torch.where(ranks < block.int("top_k"), scores, 0.0)
-    share = chosen / (chosen.sum(-1, keepdim=True) + _NORM_EPS)
+    share = chosen / (chosen.sum(-1, keepdim=True) + _NORM_EPS) if block.get("norm_topk") else chosen
     out = torch.zeros_like(h)
     for e in range(block.int("experts")):
         gate, up = h @ weights["gate.weight"][e].T, h @ weights["up.weight"][e].T
         out += share[:, e, None] * ((gate / (1 + torch.exp(-gate)) * up) @ weights["down.weight"][e].T)
+    opening = 1 / (1 + torch.exp(-(h @ weights["shared_gate.weight"].T))) if block.get("shared_gate") else 1
     for e in range(block.int("shared")):
         rows = slice(e * block.int("width"), (e + 1) * block.int("width"))
         gate, up = h @ weights["shared.gate.weight"][rows].T, h @ weights["shared.up.weight"][rows].T
-        out += (gate / (1 + torch.exp(-gate)) * up) @ weights["shared.down.weight"][:, rows].T
+        out += opening * ((gate / (1 + torch.exp(-gate)) * up) @ weights["shared.down.weight"][:, rows].T)
     return out

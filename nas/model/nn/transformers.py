@@ -45,7 +45,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 
 _ROPE = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
-_ALTERED = ("qk_norm_wide", "softcap", "gate")
+_ALTERED = ("qk_norm_wide", "softcap", "gate", "gate_wide")
 """Arguments of attention that the classes written to are without."""
 _SHAPE = ("heads", "kv_heads", "head_dim", *_ROPE, "qk_norm", "qkv_bias", "canon", *_ALTERED)
 _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
@@ -57,11 +57,12 @@ class TensorName:
 
     Args:
         ours: our tensors, joined along `axis` where there are several.
-        theirs: transformers' name.
+        theirs: transformers' name; "": they have none.
         tap_axis: whether theirs has a middle axis of length 1, as Conv1d's weights do.
         axis: along which several tensors are joined.
         sizes: of each of ours along it; none: they are equal.
         order: row r of each head of ours is row order[r] of theirs; (): rows are in the same order.
+        order_axis: of theirs along which the rows are: 1 where they are columns.
         plus: what is added to theirs, of norms that multiply by 1 + w.
         centred: axis of theirs along which its mean is subtracted; None: it is not.
     """
@@ -72,12 +73,14 @@ class TensorName:
     axis: int = 1
     sizes: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
+    order_axis: int = 0
     plus: float = 0.0
     centred: int | None = None
 
     def under(self, ours: str, theirs: str) -> TensorName:
         """Returns the name with prefixes on both sides."""
-        return replace(self, ours=tuple(f"{ours}.{name}" for name in self.ours), theirs=f"{theirs}.{self.theirs}")
+        named = f"{theirs}.{self.theirs}" if self.theirs else ""
+        return replace(self, ours=tuple(f"{ours}.{name}" for name in self.ours), theirs=named)
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Returns their tensor from `tensors` under our names, where it is the same numbers in the same order."""
@@ -95,9 +98,11 @@ class TensorName:
         whole = _take(tensors, self.theirs)
         whole = (whole[:, 0] if self.tap_axis else whole) + self.plus
         if self.order:
-            if whole.shape[0] % len(self.order):
-                raise InvalidInput(f"{self.theirs} has {whole.shape[0]} rows, not whole heads of {len(self.order)}")
-            whole = torch.unflatten(whole, 0, (-1, len(self.order)))[:, list(self.order)].flatten(0, 1)
+            axis, rows = self.order_axis, whole.shape[self.order_axis]
+            if rows % len(self.order):
+                raise InvalidInput(f"{self.theirs} has {rows} rows, not whole heads of {len(self.order)}")
+            heads = torch.unflatten(whole, axis, (-1, len(self.order)))
+            whole = heads.index_select(axis + 1, torch.tensor(self.order)).flatten(axis, axis + 1)
         if self.centred is not None:
             whole = whole - whole.mean(self.centred, keepdim=True)
         sizes = self.sizes or (whole.shape[self.axis] // len(self.ours),) * len(self.ours) if len(self.ours) > 1 else ()
@@ -323,6 +328,8 @@ def _ffn_config(layout: Layout) -> dict[str, Any]:
     moe = _same({ffn for ffn in ffns[lead:]}, "mixture")
     if moe and moe.int("shared"):
         raise Unsupported("transformers' LFM2 mixtures have no shared experts")
+    if moe and (moe.get("softmax") or not moe.get("norm_topk")):
+        raise Unsupported("transformers' LFM2 mixtures are scored by sigmoids whose sum is one (softmax, norm_topk)")
     common = {"intermediate_size": width.int("width")} if width else {}
     if moe is None:
         return {**common, "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "block_auto_adjust_ff_dim": False}
@@ -376,7 +383,10 @@ def tensor_names(layout: Layout) -> Iterator[TensorName]:
 
 
 def _block_names(block: Block, index: int) -> tuple[TensorName, ...]:
-    if block.kind not in _BLOCKS or {"kv", "qk_norm", "qkv_bias", "canon", "shared"} & dict(block.given).keys():
+    if (
+        block.kind not in _BLOCKS
+        or {"kv", "qk_norm", "qkv_bias", "canon", "shared", "softmax", "norm_topk"} & dict(block.given).keys()
+    ):
         raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
     return _BLOCKS[block.kind]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from nas.core.block import Block
 from nas.core.layout import Layer, Layout
 from nas.core.model_choices import Frame, Frames, Half, choice_of, frame_cost, half_cost
-from nas.core.space import DENSE, SearchSpace
+from nas.core.space import DENSE, ModelSpace, SearchSpace
 
 Gene = tuple[Half, Half]
 """A layer's mixers and feed-forward."""
@@ -40,11 +40,18 @@ class Draft:
                 stack[index] = (stack[index][0], dense)
         return stack
 
-    def layout(self, tied: bool) -> Layout:
+    def layout(self, model: ModelSpace) -> Layout:
         """Returns the layout; raises `InvalidInput` where its blocks are not valid at this width."""
         layers = [Layer(mixers, ffn) for mixers, (ffn,) in self.stack()]
         frame = self.frame
-        return Layout.of(frame.d_model, frame.vocab, layers, tied=tied, quantisation=frame.quantisation)
+        return Layout.of(
+            frame.d_model,
+            frame.vocab,
+            layers,
+            tied=model.tied,
+            norms=model.norms,
+            quantisation=frame.quantisation,
+        )
 
     def with_gene(self, index: int, gene: Gene) -> Draft:
         """Returns a copy with one gene changed."""
@@ -61,7 +68,7 @@ def distance(draft: Draft, space: SearchSpace) -> float:
     counts = Counter(choice_of(half) for gene in stack for half in gene) if space.limits else Counter[str]()
     for kind, limit in space.limits.items():
         far += max(0, limit.min - counts[kind], counts[kind] - (counts[kind] if limit.max is None else limit.max))
-    total, active, inner = frame_cost(draft.frame, space.model.tied)
+    total, active, inner = frame_cost(draft.frame, space.model, draft.depth)
     for gene in stack:
         for half in gene:
             cost = half_cost(half, draft.frame.d_model)

@@ -36,8 +36,10 @@ def _model(space: SearchSpace, layout: Layout) -> Iterator[str]:
             yield f"{name} {getattr(layout, name)} is none of {list(knob.choices)}"
     if layout.tied != model.tied:
         yield f"embeddings are {'' if layout.tied else 'not '}tied"
-    if layout.norms != "before" or layout.softcap:
-        yield "norms behind blocks or bounded logits (norms, softcap): layouts of a space have neither"
+    if layout.norms != model.norms:
+        yield f"norms={layout.norms} is not {model.norms}"
+    if layout.softcap:
+        yield "bounded logits (softcap): layouts of a space have none"
     if layout.quantisation not in (space.quantisations or ("",)):
         yield f"quantisation {layout.quantisation or 'none'} is none of {', '.join(space.quantisations) or 'a choice'}"
     for name in ("total", "active", "non_embedding"):

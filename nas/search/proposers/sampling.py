@@ -104,7 +104,7 @@ class Sampler:
             draft = self._repaired(self._random_draft(rng), rng)
             if draft is None:
                 continue
-            layout = draft.layout(self.space.model.tied)
+            layout = draft.layout(self.space.model)
             if not reasons_outside(self.space, layout):
                 if self._supported(layout):
                     return layout
@@ -133,7 +133,7 @@ class Sampler:
         genes = tuple(_translated(gene, options, rng) for gene in resample(draft.genes, length))
         settled = Draft(draft.frame, depth, genes, self.lead(draft.frame, draft.lead, rng))
         repaired = self._repaired(settled, rng)
-        layout = repaired.layout(self.space.model.tied) if repaired else None
+        layout = repaired.layout(self.space.model) if repaired else None
         return layout if layout is not None and self._supported(layout) else None
 
     def depths(self, frame: Frame) -> tuple[int, ...]:

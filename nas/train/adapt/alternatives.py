@@ -202,7 +202,7 @@ def _used(weights: dict[str, Tensor], trained: MixtureOfExperts, inputs: Tensor,
         shares, chosen = trained.route(inputs.flatten(0, -2))
     use = torch.zeros(trained.experts, device=inputs.device).index_add(0, chosen.flatten(), shares.flatten())
     used = use.topk(experts).indices.sort().values
-    return {name: tensor if name.startswith("shared.") else tensor[used] for name, tensor in weights.items()}
+    return {name: tensor if name.startswith("shared") else tensor[used] for name, tensor in weights.items()}
 
 
 @torch.no_grad()

@@ -265,10 +265,19 @@ def _shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
 
 
 def _renamed(name: str) -> str:
-    """Returns the name under which a tensor of Nemotron-H is looked up; other names stay."""
+    """Returns the name under which a tensor of Nemotron-H, Mixtral or Granite's experts is looked up; others stay."""
     for old, new in (("backbone.", "model."), ("model.embeddings.", "model.embed_tokens.")):
         name = new + name.removeprefix(old) if name.startswith(old) else name
-    return name
+    name = name.replace(".block_sparse_moe.", ".mlp.")
+    return next((name.removesuffix(old) + new for old, new in _EXPERTS.items() if name.endswith(old)), name)
+
+
+_EXPERTS = {
+    ".mlp.input_linear.weight": ".mlp.experts.gate_up_proj",
+    ".mlp.output_linear.weight": ".mlp.experts.down_proj",
+    ".mlp.router.layer.weight": ".mlp.router.weight",
+}
+"""Names of Granite's experts in files, and in transformers 5."""
 
 
 class _Tensors(TheirTensors):
@@ -313,13 +322,12 @@ class _Tensors(TheirTensors):
     def _parts(self, name: str) -> list[str]:
         """Returns the tensors of single experts of which transformers 5 makes `name`; none if they are not there."""
         prefix, _, joined = name.rpartition(".")
-        kinds = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}.get(joined, ())
         parts: list[str] = []
-        while kinds:
-            expert = [f"{prefix}.{len(parts) // len(kinds)}.{kind}.weight" for kind in kinds]
-            if not all(part in self._stored for part in expert):
-                break
-            parts += expert
+        for kinds in _PARTS.get(joined, ()):
+            expert = [f"{prefix}.0.{kind}.weight" for kind in kinds]
+            while all(part in self._stored for part in expert):
+                parts += expert
+                expert = [f"{prefix}.{len(parts) // len(kinds)}.{kind}.weight" for kind in kinds]
         return parts
 
     def _experts(self, name: str) -> Tensor:
@@ -328,6 +336,12 @@ class _Tensors(TheirTensors):
             return torch.stack(parts)
         return torch.stack([torch.cat(pair) for pair in zip(parts[::2], parts[1::2], strict=True)])
 
+
+_PARTS = {
+    "gate_up_proj": (("w1", "w3"), ("gate_proj", "up_proj")),
+    "down_proj": (("w2",), ("down_proj",)),
+}
+"""Tensor of all experts -> the tensors of one of which it is made, under each of their names."""
 
 # Configurations. Defaults are those of transformers' configuration classes.
 
@@ -506,6 +520,66 @@ class _Constants:
         return _Constants(math.sqrt(max(options.whole("hidden_size"), 1)), attention=scalar)
 
 
+@dataclass(frozen=True)
+class _Experts:
+    """What a family's mixtures of experts have of their own, all of them scored by a softmax.
+
+    Args:
+        default: their number if the configuration has none.
+        top_k: experts per token if the configuration has none.
+        width: key of an expert's width.
+        usual: default of it.
+        norm_topk: key of whether a token's weights add up to one, which they do not by default; none: they always do.
+        shared: key of the width of shared experts.
+        joint_width: default of it.
+        gated: whether these have a gate, as in Qwen2-MoE; else their tensors are Granite's.
+        router: name of the router's module.
+    """
+
+    default: int
+    top_k: int
+    width: str
+    usual: int
+    norm_topk: str = ""
+    shared: str = ""
+    joint_width: int = 0
+    gated: bool = False
+    router: str = "gate"
+
+    def read(self, options: _Options) -> Block:
+        """Returns the mixture of a configuration."""
+        width = options.whole(self.width, self.usual)
+        count = next((name for name in _COUNTS if options.get(name) is not None), _COUNTS[0])
+        joint = options.whole(self.shared, self.joint_width) if self.shared else 0
+        whole = width > 0 and joint % width == 0
+        options.refuse(not whole, f"shared experts of width {joint}, no multiple of that of an expert, {width}")
+        return Block.of(
+            "moe",
+            experts=options.whole(count, self.default),
+            top_k=options.whole("num_experts_per_tok", self.top_k),
+            width=width,
+            shared=joint // width if whole else 0,
+            shared_gate=self.gated,
+            softmax=True,
+            norm_topk=options.flag(self.norm_topk) if self.norm_topk else True,
+        )
+
+    def names(self, block: Block) -> Iterator[TensorName]:
+        """Yields the tensors of a mixture, below a layer. Their routers have no bias."""
+        yield weight_name("router", f"mlp.{self.router}")
+        yield TensorName(("bias.weight",), "")
+        yield TensorName(("gate.weight", "up.weight"), "mlp.experts.gate_up_proj")
+        yield TensorName(("down.weight",), "mlp.experts.down_proj")
+        if self.gated:
+            yield weight_name("shared_gate", "mlp.shared_expert_gate")
+            for part in ("gate", "up", "down"):
+                yield weight_name(f"shared.{part}", f"mlp.shared_expert.{part}_proj")
+        elif block.int("shared"):
+            yield from (replace(name, ours=tuple(f"shared.{part}" for part in name.ours)) for name in _GRANITE_FFN)
+
+
+_COUNTS = ("num_experts", "num_local_experts")
+"""Keys of the number of experts; transformers writes and reads either."""
 _BEFORE = {"mixer_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _BEHIND = {"mixer_out_norm": "post_attention_layernorm", "ffn_out_norm": "post_feedforward_layernorm"}
 _GEMMA = {"mixer_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
@@ -541,6 +615,7 @@ class _Stock:
         sinks: whether attention has sinks.
         constants: of a configuration.
         capped: whether logits are bounded if the configuration does not say so; none: they never are.
+        experts: of the mixtures in place of dense feed-forwards; none: there are none.
     """
 
     tied: bool = False
@@ -566,6 +641,7 @@ class _Stock:
     sinks: bool = False
     constants: Callable[[_Options], _Constants] = lambda options: _Constants()
     capped: bool | None = None
+    experts: _Experts | None = None
 
     def read(self, options: _Options) -> TrainedModel:
         """Reads a configuration of the family."""
@@ -573,9 +649,7 @@ class _Stock:
         options.activation(_activations(options, self.ffn), self.activation)
         for name in self.biases:
             options.refuse(options.flag(name), f"biases ({name})")
-        options.refuse(
-            self.centred and options.get("clip_qkv") is not None, "clipped queries, keys and values (clip_qkv)"
-        )
+        options.refuse(options.get("clip_qkv") is not None, "clipped queries, keys and values (clip_qkv)")
         options.refuse(bool(options.get("use_bidirectional_attention")), "attention to later tokens")
         attention = _attention(options, d_model, qk_norm=self.qk_norm, head_dim=self.head_dim)
         attention["qk_norm_wide"] = self.qk_norm_wide
@@ -585,9 +659,8 @@ class _Stock:
         ropes = {
             inside: self._rope(options, attention["head_dim"], inside) for inside in {w is not None for w in windows}
         }
-        ffn = Block.of(self.ffn, width=options.whole("intermediate_size"))
         layers = []
-        for window, base in zip(windows, _bases(options, windows), strict=True):
+        for window, base, ffn in zip(windows, _bases(options, windows), self._feeding(options, depth), strict=True):
             shape = attention | ropes[window is not None][0]
             shape |= {} if base is None else {"rope_theta": base}
             if self.sinks:
@@ -602,6 +675,19 @@ class _Stock:
         eps = EPS if self.centred else options.number("rms_norm_eps", self.eps)
         scores = [ropes[window is not None][1] for window in windows]
         return _trained(options, layout, tuple(self._names(layout)), eps, self.constants(options), scores)
+
+    def _feeding(self, options: _Options, depth: int) -> list[Block]:
+        """Returns the feed-forward of each layer."""
+        if self.experts is None:
+            return [Block.of(self.ffn, width=options.whole("intermediate_size"))] * depth
+        mixture, dense = self.experts.read(options), options.get("mlp_only_layers", [])
+        if not isinstance(dense, list):
+            raise InvalidInput("mlp_only_layers must be a list of layers", where=options.where)
+        step = max(options.whole("decoder_sparse_step", 1), 1)
+        sparse = [index not in dense and (index + 1) % step == 0 for index in range(depth)]
+        if all(sparse):
+            return [mixture] * depth
+        return [mixture if one else Block.of(self.ffn, width=options.whole("intermediate_size")) for one in sparse]
 
     def _capped(self, options: _Options, which: str) -> bool:
         """Returns whether logits of attention ("attn") or of tokens ("final") are bounded."""
@@ -646,6 +732,10 @@ class _Stock:
         return replace(weight_name(ours, theirs), plus=self.plus)
 
     def _block(self, block: Block) -> Iterator[TensorName]:
+        if block.kind == "moe":
+            assert self.experts is not None
+            yield from self.experts.names(block)
+            return
         joined = "".join(self.joined)
         for name in stock_names(block):
             part = name.ours[0].partition(".")[0]
@@ -716,6 +806,8 @@ def _windows(options: _Options, depth: int, stock: _Stock) -> list[int | None]:
         within = [(i + (stock.period > 0)) % period != 0 for i in range(depth)]
     elif qwen:
         within = [i >= options.whole("max_window_layers", 28) for i in range(depth)]
+    elif kind == "qwen2_moe":
+        within = [i % 2 == 0 and i < options.whole("max_window_layers", 28) for i in range(depth)]
     else:
         within = [base is None for base in _bases(options, [None] * depth)]
     return [window if inside else None for inside in within]
@@ -726,7 +818,7 @@ def _bases(options: _Options, windows: list[int | None]) -> list[float | None]:
     kind, depth = options.get("model_type"), len(windows)
     if kind == "exaone4" and any(window is not None for window in windows):
         return [0.0 if window is None else None for window in windows]
-    if kind == "granite_swa" and options.get("layer_rope_theta") is not None:
+    if kind in ("granite_swa", "granitemoe_swa") and options.get("layer_rope_theta") is not None:
         bases = options.get("layer_rope_theta")
         if not isinstance(bases, list) or len(bases) != depth:
             raise InvalidInput(f"layer_rope_theta must be a list of {depth} numbers", where=options.where)
@@ -746,9 +838,6 @@ def _granite_hybrid(options: _Options) -> TrainedModel:
     d_model, depth, vocab = _size(options)
     options.activation()
     options.refuse(options.flag("attention_bias"), "biases (attention_bias)")
-    options.refuse(
-        options.whole("num_local_experts", 8) > 0, "experts beside a shared feed-forward (num_local_experts)"
-    )
     attention = _attention(options, d_model, qk_norm=False)
     positions = options.get("position_embedding_type")
     attention |= options.rope() if positions == "rope" else {"rope_theta": 0.0}
@@ -761,7 +850,10 @@ def _granite_hybrid(options: _Options) -> TrainedModel:
     eps = options.number("rms_norm_eps", 1e-6)
     if "mamba2" in kinds:
         mixers["mamba2"] = _granite_mamba(options, eps)
-    ffn = Block.of("swiglu", width=options.whole("shared_intermediate_size", 1024))
+    if options.whole("num_local_experts", 8) > 0:
+        ffn = _HYBRID_EXPERTS.read(options)
+    else:
+        ffn = Block.of("swiglu", width=options.whole("shared_intermediate_size", 1024))
     layers = [Layer((mixers[kind],), ffn) for kind in kinds if kind] or [Layer((mixers["gqa"],), ffn)]
     layout = Layout.of(d_model, vocab, layers, tied=options.tied(False))
     return _trained(options, layout, tuple(_granite_names(layout)), eps, _Constants.of_granite(options))
@@ -812,7 +904,9 @@ def _granite_names(layout: Layout) -> Iterator[TensorName]:
         yield weight_name("ffn_norm", "post_attention_layernorm").under(ours, theirs)
         mixer = _GRANITE_MAMBA if layer.mixers[0].kind == "mamba2" else _GRANITE_ATTENTION
         yield from (name.under(f"{ours}.mixers.0", theirs) for name in mixer)
-        yield from (name.under(f"{ours}.ffn", theirs) for name in _GRANITE_FFN)
+        assert layer.ffn is not None
+        feeding = _HYBRID_EXPERTS.names(layer.ffn) if layer.ffn.kind == "moe" else _GRANITE_FFN
+        yield from (name.under(f"{ours}.ffn", theirs) for name in feeding)
     yield weight_name("norm", "model.norm")
     if not layout.tied:
         yield weight_name("head", "lm_head")
@@ -1022,6 +1116,80 @@ def _lfm3_names(layout: Layout, kinds: list[str], orders: Mapping[str, tuple[int
         yield weight_name("head", "lm_head")
 
 
+def _qwen3_5(options: _Options) -> TrainedModel:
+    """Reads attention with a gate for each of its numbers, and Gated DeltaNet."""
+    d_model, depth, vocab = _size(options)
+    options.activation()
+    options.refuse(options.flag("attention_bias"), "biases (attention_bias)")
+    eps = options.number("rms_norm_eps", 1e-6)
+    attention = _attention(options, d_model, qk_norm=True, head_dim=256)
+    attention |= options.rope(part_of=attention["head_dim"], share=0.25)
+    keys, values = options.whole("linear_key_head_dim", 128), options.whole("linear_value_head_dim", 128)
+    options.refuse(keys != values, f"Gated DeltaNet with keys of {keys} and values of {values} numbers")
+    delta = Block.of(
+        "gdn",
+        heads=options.whole("linear_num_value_heads", 32),
+        key_heads=options.whole("linear_num_key_heads", 16),
+        head_dim=values,
+        conv=options.whole("linear_conv_kernel_dim", 4),
+        norm_eps=min(eps, 1e-2),
+    )
+    mixers = {"full_attention": Block.of("gqa", gate=True, gate_wide=True, **attention), "linear_attention": delta}
+    if options.get("layer_types") is None:
+        every = max(options.whole("full_attention_interval", 4), 1)
+        kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(depth)]
+    else:
+        kinds = options.of_layers("layer_types", {name: name for name in mixers}, depth)
+    ffn = Block.of("swiglu", width=options.whole("intermediate_size", 12288))
+    layers = [Layer((mixers[kind],), ffn) for kind in kinds if kind] or [Layer((delta,), ffn)]
+    layout = Layout.of(d_model, vocab, layers, tied=options.tied(False))
+    return _trained(options, layout, () if options.missing else tuple(_qwen3_5_names(layout)), eps)
+
+
+def _qwen3_5_names(layout: Layout) -> Iterator[TensorName]:
+    yield weight_name("embed", "model.embed_tokens")
+    for i, layer in enumerate(layout.layers):
+        ours, theirs, mixer = f"layers.{i}", f"model.layers.{i}", layer.mixers[0].resolve(layout.d_model)
+        assert layer.ffn is not None
+        for norm in _BEFORE.items():
+            yield replace(weight_name(*norm), plus=1.0).under(ours, theirs)
+        names = _delta_names(mixer) if mixer.kind == "gdn" else _doubled_names(mixer)
+        yield from (name.under(f"{ours}.mixers.0", theirs) for name in names)
+        yield from (name.under(f"{ours}.ffn", theirs) for name in stock_names(layer.ffn))
+    yield replace(weight_name("norm", "model.norm"), plus=1.0)
+    if not layout.tied:
+        yield weight_name("head", "lm_head")
+
+
+def _doubled_names(block: Block) -> Iterator[TensorName]:
+    """Yields attention whose queries have their gates behind them, head by head."""
+    heads, size = block.int("heads"), block.int("head_dim")
+    order = tuple(2 * size * head + part * size + i for part in (0, 1) for head in range(heads) for i in range(size))
+    yield TensorName(("q.weight", "gate.weight"), "self_attn.q_proj.weight", axis=0, order=order)
+    for name in stock_names(block):
+        part = name.ours[0].partition(".")[0]
+        if part not in ("q", "gate"):
+            yield replace(name, plus=1.0 if part.endswith("_norm") else 0.0)
+
+
+def _delta_names(block: Block) -> Iterator[TensorName]:
+    """Yields Gated DeltaNet. Of r heads with one key they are neighbours there; here they are a whole round apart."""
+    heads, groups, size = (block.int(name) for name in ("heads", "key_heads", "head_dim"))
+    order = tuple(i % groups * (heads // groups) + i // groups for i in range(heads))
+    values = tuple(size * head + i for head in order for i in range(size))
+    keys = 2 * groups * size
+    mixed = (*range(keys), *(keys + row for row in values))
+    place = "linear_attn"
+    yield replace(weight_name("qkv", f"{place}.in_proj_qkv"), order=mixed)
+    yield TensorName(("conv.weight",), f"{place}.conv1d.weight", tap_axis=True, order=mixed)
+    yield replace(weight_name("gate", f"{place}.in_proj_z"), order=values)
+    yield replace(weight_name("beta", f"{place}.in_proj_b"), order=order)
+    yield replace(weight_name("step_size", f"{place}.in_proj_a"), order=order)
+    yield from (TensorName((name,), f"{place}.{name}", order=order) for name in ("dt_bias", "A_log"))
+    yield weight_name("norm", f"{place}.norm")
+    yield replace(weight_name("out", f"{place}.out_proj"), order=values, order_axis=1)
+
+
 def _lfm2_width(options: _Options) -> int:
     """Returns the feed-forward's width as transformers' Lfm2MLP computes it."""
     width = options.whole("block_ff_dim", options.whole("intermediate_size", 12288))
@@ -1104,6 +1272,8 @@ def _trained(
             added *= routed if block.kind == "moe" else 1.0
             factors[f"layers.{i}.{part}_out_norm.weight"] = residual
             factors |= {f"{prefix}.{name}": added for name in _INTO_RESIDUAL}
+            if block.kind == "moe" and block.get("softmax"):
+                factors |= {f"{prefix}.bias.weight": 0.0, f"{prefix}.shared.down.weight": added}
             factors |= {f"{prefix}.{name}.weight": read for name in ("v", "gate", "up")}
             if block.kind in ("gqa", "swa"):
                 size = block.resolve(layout.d_model).int("head_dim")
@@ -1153,6 +1323,9 @@ _GEMMA_2 = _Stock(
     tied=True, head_dim=256, ffn="geglu", activation="hidden_activation", windows="types", window=4096, period=2,
     norms={**_GEMMA, **_BEHIND}, plus=1.0, constants=_Constants.of_gemma, capped=True,
 )  # fmt: skip
+_GRANITE_EXPERTS = _Experts(8, 2, "intermediate_size", 11008, router="router")
+_GRANITE_SHARED = replace(_GRANITE_EXPERTS, shared="shared_intermediate_size")
+_HYBRID_EXPERTS = replace(_GRANITE_SHARED, joint_width=1024)
 _STOCK = {
     "arcee": _Stock(eps=1e-5, ffn="relu2"),
     "ernie4_5": _Stock(tied=True, base=5e5, eps=1e-5, head_dim=128, biases=("use_bias",), pairs=True),
@@ -1170,20 +1343,43 @@ _STOCK = {
         norms=_GLM4,
     ),
     "granite": _Stock(constants=_Constants.of_granite),
+    "granitemoe": _Stock(constants=_Constants.of_granite, experts=_GRANITE_EXPERTS),
+    "granitemoe_swa": _Stock(
+        windows="types", window=128, period=-4, sinks=True, constants=_Constants.of_granite, experts=_GRANITE_SHARED
+    ),
+    "granitemoeshared": _Stock(constants=_Constants.of_granite, experts=_GRANITE_SHARED),
     "granite_swa": _Stock(
         tied=True, eps=1e-5, windows="types", window=128, period=-4, sinks=True, constants=_Constants.of_granite
     ),
     "helium": _Stock(base=1e5, eps=1e-8, head_dim=128, pairs=True),
     "llama": _Stock(),
     "mistral": _Stock(windows="all", window=4096),
+    "mixtral": _Stock(
+        base=1e6, eps=1e-5, windows="all", experts=_Experts(8, 2, "intermediate_size", 14336)
+    ),
     "olmo": _Stock(centred=True),
     "olmo2": _Stock(eps=1e-5, qk_norm=True, qk_norm_wide=True, norms=_BEHIND),
     "olmo3": _Stock(
         base=5e5, eps=1e-5, qk_norm=True, qk_norm_wide=True, windows="types", window=4096, period=4, local=("", 5e5),
         norms=_BEHIND,
     ),
+    "olmoe": _Stock(
+        eps=1e-5, qk_norm=True, qk_norm_wide=True,
+        experts=_Experts(64, 8, "intermediate_size", 2048, norm_topk="norm_topk_prob"),
+    ),
     "phi3": _Stock(eps=1e-5, windows="all", part=1.0, joined=("qkv", "gate_up")),
     "qwen2": _Stock(qkv_bias=True, biases=(), windows="switch"),
+    "qwen2_moe": _Stock(
+        qkv_bias="qkv_bias", biases=(), windows="switch", window=4096,
+        experts=_Experts(
+            60, 4, "moe_intermediate_size", 1408, norm_topk="norm_topk_prob",
+            shared="shared_expert_intermediate_size", joint_width=5632, gated=True,
+        ),
+    ),
+    "qwen3_moe": _Stock(
+        qk_norm=True, windows="switch", window=4096,
+        experts=_Experts(128, 8, "moe_intermediate_size", 768, norm_topk="norm_topk_prob"),
+    ),
     "qwen3": _Stock(head_dim=128, qk_norm=True, windows="switch"),
     "smollm3": _Stock(tied=True, base=2e6, windows="switch"),
     "vaultgemma": replace(_GEMMA_2, norms=_GEMMA),
@@ -1196,6 +1392,7 @@ FAMILIES: dict[str, Callable[[_Options], TrainedModel]] = {
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2,
     "lfm3": _lfm3,
+    "qwen3_5_text": _qwen3_5,
     "hilnas": _own,
 }
 """transformers' `model_type` -> reader of its configuration; also that of folders that hilnas wrote."""

@@ -3,10 +3,12 @@
 Names of tensors are those of gguf-py's table for llama.cpp's converter, read backwards: no table of our own. What the
 converter changes of the weights is undone here:
 
-    llama, granite, smollm3,  Rows of queries and keys, which it orders as llama.cpp's RoPE pairs them.
+    llama, granite,           Rows of queries and keys, which it orders as llama.cpp's RoPE pairs them.
+      granitemoe, smollm3,
       arcee
     gemma, gemma2, gemma3     The gains 1 + w of norms.
-    lfm2, lfm2moe             The middle axis of convolutions, the joined experts, the name of their bias.
+    lfm2, lfm2moe             The middle axis of convolutions, the name of the bias of experts.
+    experts                   Their gates and values are joined.
     rope_freqs.weight         Factors of Llama 3's scaled RoPE: the constants that give them.
 """
 
@@ -141,6 +143,21 @@ def _lfm2_moe(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mixtures(keys: _Keys, width: str = "moe_intermediate_size") -> dict[str, Any]:
+    """Returns the experts of a model; `width` is transformers' name of that of one."""
+    wide, shared = keys("expert_feed_forward_length"), keys("expert_shared_feed_forward_length")
+    settings = {"num_experts": keys("expert_count"), "num_experts_per_tok": keys("expert_used_count")}
+    settings |= {} if wide is None else {width: wide}
+    return settings | ({} if shared is None else {"shared_expert_intermediate_size": shared})
+
+
+def _granite_moe(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    settings = _granite(keys, config) | _mixtures(keys, "intermediate_size")
+    if settings.pop("shared_expert_intermediate_size", 0):
+        raise Unsupported("shared experts of Granite (expert_shared_feed_forward_length)")
+    return settings
+
+
 _ARCHITECTURES: Mapping[str, _Architecture] = {
     "arcee": _Architecture("arcee", paired=True),
     "exaone4": _Architecture("exaone4", _exaone4),
@@ -149,10 +166,15 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "gemma3": _Architecture("gemma3_text", _gemma3, gains=True),
     "olmo2": _Architecture("olmo2", _olmo2),
     "llama": _Architecture("llama", paired=True),
+    "phi3": _Architecture("phi3", lambda keys, config: {"sliding_window": keys("attention.sliding_window") or None}),
     "qwen2": _Architecture("qwen2"),
     "qwen3": _Architecture("qwen3"),
     "smollm3": _Architecture("smollm3", lambda keys, config: {"no_rope_layer_interval": 4}, paired=True),
     "granite": _Architecture("granite", _granite, paired=True),
+    "granitemoe": _Architecture("granitemoe", _granite_moe, paired=True),
+    "olmoe": _Architecture("olmoe", lambda keys, config: _mixtures(keys, "intermediate_size")),
+    "qwen2moe": _Architecture("qwen2_moe", lambda keys, config: _mixtures(keys)),
+    "qwen3moe": _Architecture("qwen3_moe", lambda keys, config: _mixtures(keys) | {"norm_topk_prob": True}),
     "lfm2": _Architecture("lfm2", _lfm2),
     "lfm2moe": _Architecture("lfm2_moe", _lfm2_moe),
 }
@@ -281,7 +303,7 @@ class GgufModel(TheirTensors):
             "rope_parameters": self._rope(keys),
         }
         if self._arch.model_type == "llama" and keys("expert_count"):
-            config["model_type"] = "mixtral"
+            config |= {"model_type": "mixtral"} | _mixtures(keys, "intermediate_size")
         config["attention_bias"] = "blk.0.attn_q.bias" in tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
         if not isinstance(config.get("num_attention_heads"), int) or config["num_attention_heads"] < 1:

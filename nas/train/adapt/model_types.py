@@ -15,7 +15,6 @@ _UNGATED = "feed-forwards without a gate"
 _BESIDE = "mixer and feed-forward beside each other in a layer"
 _BIASES = "biases on every projection"
 _LEARNED = "learned positions"
-_SOFTMAX = "experts that are chosen by a softmax, without a bias"
 _MAMBA_1 = "Mamba-1 layers"
 _LATENT = "the tensors of latent attention (layouts have it, its import is missing)"
 
@@ -75,10 +74,10 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "gptj": ModelType("GPT-J 6B", (_LAYER_NORM, _UNGATED, _BESIDE)),
     "granite": ModelType("Granite 3.3 2B"),
     "granite_swa": ModelType("Granite Swash 2B"),
-    "granitemoe": ModelType("Granite 3.1 1B-A400M", (_SOFTMAX,)),
-    "granitemoe_swa": ModelType("Granite Swash 3B-A600M", (_SOFTMAX,)),
-    "granitemoehybrid": ModelType("Granite 4.0 Micro, H 350M"),
-    "granitemoeshared": ModelType("Granite 3 with shared experts", (_SOFTMAX,)),
+    "granitemoe": ModelType("Granite 3.1 1B-A400M"),
+    "granitemoe_swa": ModelType("Granite Swash 3B-A600M"),
+    "granitemoehybrid": ModelType("Granite 4.0 Micro, H 350M, H Tiny"),
+    "granitemoeshared": ModelType("Granite 3 with shared experts"),
     "helium": ModelType("Helium 1 2B"),
     "hrm_text": ModelType("HRM-Text 1B", ("stacks of layers that run several times in turns",)),
     "hunyuan_v1_dense": ModelType("Hunyuan 0.5B", ("QK-norm behind RoPE",)),
@@ -92,7 +91,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "minicpm3": ModelType("MiniCPM3 4B", (_LATENT,)),
     "ministral3": ModelType("Ministral 3 3B", ("queries multiplied by a function of their position",)),
     "mistral": ModelType("Danube 1.8B"),
-    "mixtral": ModelType("Mixtral 8x7B", (_SOFTMAX,)),
+    "mixtral": ModelType("Mixtral 8x7B"),
     "modernbert-decoder": ModelType("Ettin decoder 17M", (_PLAIN_LAYER_NORM, "a norm behind the embedding")),
     "nanochat": ModelType("nanochat d32", ("QK-norm behind RoPE", "a norm behind the embedding")),
     "nemotron": ModelType("Minitron 4B", (_LAYER_NORM,)),
@@ -100,7 +99,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "olmo": ModelType("OLMo 1B"),
     "olmo2": ModelType("OLMo 2 1B"),
     "olmo3": ModelType("Olmo 3 7B"),
-    "olmoe": ModelType("OLMoE 1B-7B", (_SOFTMAX,)),
+    "olmoe": ModelType("OLMoE 1B-7B"),
     "openai-gpt": ModelType("GPT (117M)", (_LEARNED, _LAYER_NORM, _UNGATED, _BIASES)),
     "opt": ModelType("OPT 125M", (_LEARNED, _LAYER_NORM, _UNGATED, _BIASES)),
     "phi": ModelType("Phi-2 (2.7B)", (_LAYER_NORM, _UNGATED, _BESIDE, _BIASES)),
@@ -109,15 +108,11 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         "Phi-tiny-MoE (3.8B)", (_LAYER_NORM, "experts that are chosen with jitter between two softmaxes")
     ),
     "qwen2": ModelType("Qwen2.5 0.5B"),
-    "qwen2_moe": ModelType("Qwen1.5-MoE A2.7B", (_SOFTMAX,)),
+    "qwen2_moe": ModelType("Qwen1.5-MoE A2.7B"),
     "qwen3": ModelType("Qwen3 0.6B"),
-    "qwen3_5": ModelType(
-        "Qwen3.5 0.8B", ("images", "gates on each number of attention's output", "the Gated DeltaNet of Qwen3.5")
-    ),
-    "qwen3_5_text": ModelType(
-        "Qwen3.5 0.8B", ("gates on each number of attention's output", "the Gated DeltaNet of Qwen3.5")
-    ),
-    "qwen3_moe": ModelType("Qwen3 30B-A3B", (_SOFTMAX,)),
+    "qwen3_5": ModelType("Qwen3.5 0.8B", ("images",)),
+    "qwen3_5_text": ModelType("Qwen3.5 0.8B, its text part"),
+    "qwen3_moe": ModelType("Qwen3 30B-A3B"),
     "recurrent_gemma": ModelType("RecurrentGemma 2B", ("gated linear recurrences (RG-LRU)",)),
     "rwkv": ModelType("RWKV-4 169M", ("the mixers of RWKV",)),
     "smollm3": ModelType("SmolLM3 3B"),
