@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,7 +103,7 @@ def command(
 
     from nas.model.nn.fit import Worker
     from nas.train.adapt.adapt import write_child
-    from nas.train.adapt.device import DeviceBench
+    from nas.train.adapt.device import bench_of
     from nas.train.adapt.parallel import workers_of
     from nas.train.adapt.prepare import prepare, reserved
     from nas.train.adapt.request import AdaptRequest, read_request
@@ -121,7 +120,7 @@ def command(
     trainers = workers_of(request)
     try:
         with reserved(request.output), shown(f"preparing {request.model}") as log:
-            adaptation = prepare(request, partial(DeviceBench, request, log), Worker(accelerator, log), trainers)
+            adaptation = prepare(request, bench_of(request, log), Worker(accelerator, log), trainers)
             adaptation.check_text()
             if dry_run:
                 result = adaptation.plan()
