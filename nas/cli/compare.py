@@ -153,6 +153,7 @@ def command(
                     bits[candidate.file] = bits_under(candidate.file)
                 candidates.append(bits[candidate.file].of(candidate))
                 measured += 1
+                log(_line(candidates[-1]))
                 log(Progress("measured", measured, len(benches)))
                 if not isinstance(report, NasError):
                     device_id = report["device"]["id"]
@@ -228,6 +229,16 @@ def _settings(candidate: Candidate) -> str:
     """Returns what tells candidates of a file apart, and what went wrong."""
     problem = candidate.failure or candidate.why_no_bits
     return f"{candidate.settings}{problem and f': {problem.splitlines()[0]}'}"
+
+
+def _line(candidate: Candidate) -> str:
+    """Returns what is said of a candidate once it is measured."""
+    name = f"{candidate.file.name}, {_settings(candidate)}"
+    if candidate.failure:
+        return name
+    bits = "" if candidate.bits_per_byte is None else f", {candidate.bits_per_byte:.4f} bits/byte"
+    speeds = f"{_shown(candidate, 'decode_p50', ' ms/token')}, {_shown(candidate, 'prefill_tps', ' prompt tokens/s')}"
+    return f"{name}: {speeds}{bits}"
 
 
 def _cells(candidate: Candidate, count: int, *, scored: bool, by_type: bool, busy: bool) -> list[str]:
