@@ -168,9 +168,9 @@ def train(
     name: FamilyArgument,
     size: SizeOption,
     corpus: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option("--corpus", help="File, folder or glob of text or records. Repeatable.", show_default=False),
-    ],
+    ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -240,6 +240,8 @@ def train(
     if dry_run:
         _print_cost(Layout.parse(member.layout), settings, price_per_hour, json)
         return
+    if not corpus:
+        raise InvalidInput("is missing: only --dry-run needs no text", where="--corpus")
     request = PretrainingRequest(
         corpus=tuple(corpus),
         settings=settings,
