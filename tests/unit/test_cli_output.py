@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -29,7 +30,7 @@ def shown(
     monkeypatch.setenv("COLUMNS", str(columns))
     with contextlib.redirect_stdout(Terminal()) as out:
         print_table(heads, rows)
-    return out.getvalue()
+    return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
 
 
 @pytest.mark.parametrize("columns", [40, 80, 110])

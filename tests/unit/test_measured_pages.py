@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from benchmarks import blocks, gguf_models, quantise, retrieval
 from benchmarks.page import fill
@@ -26,17 +27,19 @@ MEASURE = {
     "benchmarks.claims", "benchmarks.command_fuzz", "benchmarks.gguf_models", "benchmarks.model_fuzz",
     "benchmarks.quality.narrowing", "benchmarks.quality.rounding", "benchmarks.quality.throughput", "benchmarks.quantise",
     "benchmarks.real_study", "benchmarks.retrieval", "benchmarks/executorch_equivalence.py", "benchmarks/family_files.py",
-    "benchmarks/llama_cpp_equivalence.py", "benchmarks/server_attacks.py",
+    "benchmarks/hardware_model.py", "benchmarks/llama_cpp_equivalence.py", "benchmarks/server_attacks.py",
 }  # fmt: skip
-"""Commands that write a page of what they measure, not of what is recorded."""
+"""Commands that write a page of what they measure, or of models whose last digits depend on the processor."""
+SLOW = {"benchmarks.noise.report"}
+"""Commands that take minutes."""
 ELSEWHERE = {"benchmarks.archives", "benchmarks.front"}
 """Commands whose pages have a test of their own."""
 
 
-def commands() -> list[str]:
+def commands() -> list[ParameterSet]:
     found = {match[1] for page in PAGES.glob("*.md") for match in COMMAND.finditer(page.read_text("utf-8"))}
-    skipped = MEASURE | ELSEWHERE
-    return sorted(one for one in found if "--from" in one or not skipped & set(one.split()))
+    kept = sorted(one for one in found if "--from" in one or not (MEASURE | ELSEWHERE) & set(one.split()))
+    return [pytest.param(one, marks=[pytest.mark.exhaustive] * bool(SLOW & set(one.split()))) for one in kept]
 
 
 @pytest.mark.parametrize("command", commands())
@@ -51,9 +54,7 @@ def test_a_page_is_what_its_command_writes(command: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(ROOT)
     if words[0] == "-m":
         monkeypatch.setattr(sys, "argv", words[1:])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "exit", lambda code=0: None)
-            runpy.run_module(words[1], run_name="__main__")
+        importlib.import_module(words[1]).main()
     else:
         subprocess.run([sys.executable, *words], check=True)
     assert copy.read_text("utf-8") == page.read_text("utf-8")
