@@ -577,7 +577,7 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
         return []
     head = ("block", *(f"{what} at {context}" for context in CONTEXTS for what in ("prefill", "decode")))
     parts = []
-    for runtime in RUNTIMES:
+    for runtime in [name for name in RUNTIMES if any(row["runtime"] == name for row in rows)]:
         lines = [
             (
                 name,

@@ -17,9 +17,9 @@ USER hilnas
 ENV NAS_HOME=/data NAS_CACHE=/cache PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
 VOLUME ["/data", "/cache"]
 EXPOSE 7711
-# Whether it answers at all; its certificate is for the name that agents use, not for this address.
+# Whether database and disk let it work; its certificate is for the name that agents use, not for this address.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD ["python", "-c", \
-    "import ssl, urllib.request as u; u.urlopen('https://127.0.0.1:7711/v1/ca', timeout=4, context=ssl._create_unverified_context())"]
+    "import ssl, urllib.request as u; u.urlopen('https://127.0.0.1:7711/readyz', timeout=4, context=ssl._create_unverified_context())"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["nas"]
 CMD ["serve", "--host", "0.0.0.0", "--log-json"]

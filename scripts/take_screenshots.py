@@ -37,11 +37,7 @@ from nas.serve.dashboard.app import dashboard_router
 Scheme = Literal["light", "dark"]
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img" / "dashboard"
-SHOWN = {
-    "study-1280-light", "study-1280-dark", "study-390-light", "study-empty-1280-light", "study-many-trials-1280-light",
-    "trials-1280-light", "candidate-1280-light", "candidate-390-dark", "compare-1280-light", "studies-1280-light",
-    "launch-1280-dark", "error-390-light",
-}  # fmt: skip
+SHOWN = {"study-1280-light", "study-390-light", "candidate-1280-light", "compare-1280-light"}
 """Pictures in the documentation."""
 LOOPBACK, VISITOR = "127.0.0.1", "operator"
 HEIGHTS = {1280: 800, 390: 844}

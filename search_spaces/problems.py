@@ -82,6 +82,8 @@ def _message(details: ErrorDetails, cause: object, model: type[BaseModel]) -> st
         return f"unknown key {name!r}{nearest(name, _keys_beside(details['loc'], model))}"
     if details["type"] == "missing":
         return "is missing"
+    if details["type"] == "too_short":
+        return "needs at least {min_length}, but has {actual_length}".format(**details["ctx"])
     if isinstance(cause, ValueError):
         return str(cause)
     return details["msg"][:1].lower() + details["msg"][1:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +21,7 @@ from nas.cli.options import (
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
 from nas.core.durable import require_output
+from nas.core.errors import InvalidInput
 from nas.core.units import show_duration
 from nas.measure.runtimes import DEFAULT_RUNTIME
 
@@ -87,8 +87,11 @@ def command(
     ] = None,
     mixes: Annotated[int, typer.Option("--mixes", min=4, help="Layouts of --write-space.")] = 256,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Time the parts, print what the adaptation takes, and exit.")
+        bool, typer.Option("--dry-run", help="Time the parts, print tokens, FLOPs, memory, time and price, and exit.")
     ] = False,
+    price_per_hour: Annotated[
+        float | None, typer.Option("--price-per-hour", min=0, help="Price of a GPU's hour, for --dry-run.")
+    ] = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -104,13 +107,15 @@ def command(
 
     from nas.model.nn.fit import Worker
     from nas.train.adapt.adapt import write_child
-    from nas.train.adapt.device import DeviceBench
+    from nas.train.adapt.device import bench_of
     from nas.train.adapt.parallel import workers_of
     from nas.train.adapt.prepare import prepare, reserved
     from nas.train.adapt.request import AdaptRequest, read_request
     from nas.train.adapt.space import check_target
     from nas.train.adapt.space import write_space as write
 
+    if price_per_hour is not None and not dry_run:
+        raise InvalidInput("is for --dry-run", where="--price-per-hour")
     sources = {name: context.get_parameter_source(name) for name in AdaptRequest.model_fields}
     explicit = {name: context.params[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
     request = read_request(config, explicit)
@@ -121,10 +126,10 @@ def command(
     trainers = workers_of(request)
     try:
         with reserved(request.output), shown(f"preparing {request.model}") as log:
-            adaptation = prepare(request, partial(DeviceBench, request, log), Worker(accelerator, log), trainers)
+            adaptation = prepare(request, bench_of(request, log), Worker(accelerator, log), trainers)
             adaptation.check_text()
             if dry_run:
-                result = adaptation.plan()
+                result = adaptation.plan(price_per_hour)
             elif request.write_space is not None:
                 result = write(adaptation)
             else:
@@ -136,24 +141,30 @@ def command(
     if json:
         print_json(result)
     elif dry_run:
-        _show_plan(result)
+        _show_plan(result, price_per_hour)
     elif request.write_space is not None:
         print_fields(result.items())
     else:
         _show(result)
 
 
-def _show_plan(plan: dict[str, Any]) -> None:
+def _show_plan(plan: dict[str, Any], price_per_hour: float | None) -> None:
+    from nas.cli.family import print_gpus
+
     tokens, disk, state = plan["tokens"], plan["disk_bytes"] / 1e9, plan["state_bytes"] / 1e9
+    flops = ", ".join(f"{name} {value:.2g}" for name, value in plan["flops"].items())
     print_fields(
         (
             ("alternatives", f"{plan['alternatives']:,} at {plan['places']:,} places"),
             ("tokens", f"{tokens['library']:,} for each alternative, {tokens['healing']:,} for the child"),
             *((name, f"about {show_duration(seconds)}") for name, seconds in plan["seconds"].items()),
+            ("compute", f"{sum(plan['flops'].values()):.2g} FLOPs: {flops}"),
             ("disk", f"{disk:,.1f} GB"),
             ("memory", f"{state:,.1f} GB for weights, gradients and moments of the healing; activations come on top"),
         )
     )
+    print_gpus(plan["gpus"], plan["utilisation"], price_per_hour)
+    say("blocks that are trained alone reach less of it")
 
 
 def _show(report: dict[str, Any]) -> None:

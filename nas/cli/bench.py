@@ -31,7 +31,7 @@ from nas.core.progress import Progress
 from nas.core.space import MeasurementSettings
 from nas.core.units import show_figure, show_share, show_spread
 from nas.infra.store import events, studies, trials
-from nas.measure.protocol.bench import BenchOptions, bench_all
+from nas.measure.protocol.bench import BUSY, BenchOptions, bench_all
 from nas.measure.runtimes import DEFAULT_RUNTIME
 from nas.search.study.events import Profiled
 
@@ -275,10 +275,6 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
     ]
 
 
-_BUSY = 0.5
-"""Cores of other processes beyond which the speed that was seen is shown first."""
-
-
 def _busy(cores: float | None) -> str | None:
     return None if cores is None else f"{cores:.2f} of a core meanwhile"
 
@@ -298,7 +294,7 @@ def _speed(figure: dict[str, Any], others: float | None) -> str:
     if figure["mean"] is None:
         return idle
     mean = show_spread(figure["mean"], figure["sd"])
-    return f"{mean} tokens/s; on an idle machine about {idle}" if (others or 0.0) > _BUSY else f"{idle}; mean {mean}"
+    return f"{mean} tokens/s; on an idle machine about {idle}" if (others or 0.0) > BUSY else f"{idle}; mean {mean}"
 
 
 def _shown(

@@ -23,14 +23,14 @@ from nas.cli.options import (
     numbers_of,
     workload_of,
 )
-from nas.cli.output import JsonFlag, Output, Row, print_json, print_rows
+from nas.cli.output import JsonFlag, Output, Row, print_json, print_rows, print_table
 from nas.cli.progress import shown
 from nas.core.durable import scratch_folder
 from nas.core.errors import InvalidInput, NasError
 from nas.core.limit import Limit
 from nas.core.progress import Progress
 from nas.core.units import show_figure
-from nas.measure.protocol.bench import BenchOptions, Log, bench_each
+from nas.measure.protocol.bench import BUSY, BenchOptions, Log, bench_each
 from nas.measure.protocol.file_choice import (
     Bits,
     Candidate,
@@ -47,6 +47,8 @@ from nas.measure.protocol.file_choice import (
 from nas.model.text.documents import HELD_OUT, first_bytes, read_sources
 
 app = command_app()
+_FEW = 5
+"""Repetitions below which a verdict says how many there were."""
 
 
 @app.command("compare")
@@ -151,6 +153,7 @@ def command(
                     bits[candidate.file] = bits_under(candidate.file)
                 candidates.append(bits[candidate.file].of(candidate))
                 measured += 1
+                log(_line(candidates[-1]))
                 log(Progress("measured", measured, len(benches)))
                 if not isinstance(report, NasError):
                     device_id = report["device"]["id"]
@@ -178,14 +181,28 @@ def _show(
     if json or output is Output.JSON:
         print_json({"device": device, "advice": advice, "candidates": list(map(_json, candidates))})
         return
-    columns = ["file", "settings", "size", "prompt t/s", "ms/token (95 %)", "peak memory"]
-    columns += ["bits/byte"] * scored + ["KL (95 %)"] * (scored and by_type) + list(map(str, limits))
-    cells = [_cells(candidate, len(columns), scored=scored, by_type=by_type) for candidate in candidates]
-    print_rows(output, columns, cells, list(map(_row, candidates)), numbers=len(columns) - 2)
-    if output is Output.TABLE:
-        typer.echo(advice)
-        if by_type and not candidates[0].failure:
-            typer.echo(f"It is {candidates[0].file}")
+    loads = [candidate.others for candidate in candidates if candidate.others is not None]
+    busy = max(loads, default=0.0) > BUSY
+    columns = ["size", "prompt t/s", *["ms/token seen"] * busy, "idle (95 %)" if busy else "ms/token (95 %)"]
+    columns += ["peak memory", *["bits/byte"] * scored, *["KL (95 %)"] * (scored and by_type), *map(str, limits)]
+    cells = [_cells(candidate, len(columns), scored=scored, by_type=by_type, busy=busy) for candidate in candidates]
+    names = [(one.file.name if by_type else str(one.file), _settings(one)) for one in candidates]
+    if output is not Output.TABLE:
+        rows = [[*name, *row] for name, row in zip(names, cells, strict=True)]
+        print_rows(output, ["file", "settings", *columns], rows, list(map(_row, candidates)), numbers=len(columns))
+        return
+    numbered = [
+        [place, *row, ", ".join(name)] for place, (row, name) in enumerate(zip(cells, names, strict=True), start=1)
+    ]
+    print_table(("", *columns, "file, settings"), numbered)
+    if busy:
+        typer.echo(
+            f"Other processes used up to {max(loads):.1f} cores meanwhile; order, budgets and all other figures are of"
+            " an idle device."
+        )
+    typer.echo(advice)
+    if by_type and not candidates[0].failure:
+        typer.echo(f"It is {candidates[0].file}")
 
 
 def _kinds(text: str) -> list[str]:
@@ -205,23 +222,37 @@ def _candidate(options: BenchOptions, report: dict[str, Any] | NasError, limits:
         return Candidate(options.subject, options.workload, {}, failure=str(report))
     figures = figures_of(report)
     checks = tuple(Check.of(limit, figures[limit.metric]) for limit in limits)
-    return Candidate(options.subject, options.workload, figures, checks)
+    return Candidate(options.subject, options.workload, figures, checks, others=report["foreign_cpu"])
 
 
-def _cells(candidate: Candidate, count: int, *, scored: bool, by_type: bool) -> list[str]:
-    start = [candidate.file.name if by_type else str(candidate.file), candidate.settings]
+def _settings(candidate: Candidate) -> str:
+    """Returns what tells candidates of a file apart, and what went wrong."""
+    problem = candidate.failure or candidate.why_no_bits
+    return f"{candidate.settings}{problem and f': {problem.splitlines()[0]}'}"
+
+
+def _line(candidate: Candidate) -> str:
+    """Returns what is said of a candidate once it is measured."""
+    name = f"{candidate.file.name}, {_settings(candidate)}"
     if candidate.failure:
-        return [*start, candidate.failure.splitlines()[0], *[""] * (count - 3)]
-    decode = candidate.figures["decode_p50"]
-    bits = candidate.why_no_bits if candidate.bits_per_byte is None else f"{candidate.bits_per_byte:.4f}"
+        return name
+    bits = "" if candidate.bits_per_byte is None else f", {candidate.bits_per_byte:.4f} bits/byte"
+    speeds = f"{_shown(candidate, 'decode_p50', ' ms/token')}, {_shown(candidate, 'prefill_tps', ' prompt tokens/s')}"
+    return f"{name}: {speeds}{bits}"
+
+
+def _cells(candidate: Candidate, count: int, *, scored: bool, by_type: bool, busy: bool) -> list[str]:
+    if candidate.failure:
+        return ["failed", *[""] * (count - 1)]
+    decode, bits = candidate.figures["decode_p50"], candidate.bits_per_byte
     return [
-        *start,
         _shown(candidate, "file_size", " MB"),
         _shown(candidate, "prefill_tps", ""),
+        *["" if decode.typical is None else f"{decode.typical:.4g}"] * busy,
         f"{_shown(candidate, 'decode_p50', '')}{_interval(decode.low, decode.high)}",
         _shown(candidate, "peak_rss", " MB"),
-        *([bits] * scored),
-        *([_loss(candidate.loss)] * (scored and by_type)),
+        *["unknown" if bits is None else f"{bits:.4f}"] * scored,
+        *[_loss(candidate.loss)] * (scored and by_type),
         *map(_verdict, candidate.checks),
     ]
 
@@ -245,7 +276,8 @@ def _verdict(check: Check) -> str:
     if check.verdict == "unknown":
         return f"unknown: {check.figure.reason or 'not read'}"
     if check.verdict != "open":
-        return check.verdict
+        few = check.figure.log_sd is not None and check.figure.n < _FEW
+        return f"{check.verdict}, n = {check.figure.n}" if few else check.verdict
     return "open (no interval)" if check.chance is None else f"open (kept with a chance of {check.chance:.0%})"
 
 
@@ -259,6 +291,8 @@ def _row(candidate: Candidate) -> Row:
         "kv_type": workload.kv_type,
         "context": workload.window,
         **{name: candidate.figures[name].value if candidate.figures else None for name in names},
+        "decode_p50_seen": decode and decode.typical,
+        "other_processes": candidate.others,
         "decode_p50_low": decode and decode.low,
         "decode_p50_high": decode and decode.high,
         "bits_per_byte": candidate.bits_per_byte,
@@ -277,6 +311,7 @@ def _json(candidate: Candidate) -> dict[str, Any]:
         "budgets": [check.to_json() for check in candidate.checks],
         "bits_per_byte": candidate.bits_per_byte,
         "bits_per_byte_reason": candidate.why_no_bits or None,
+        "other_processes": candidate.others,
         "loss": candidate.loss and candidate.loss.to_json(),
         "figures": {name: figure.model_dump(mode="json") for name, figure in candidate.figures.items()},
     }

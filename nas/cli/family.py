@@ -6,10 +6,10 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -168,9 +168,9 @@ def train(
     name: FamilyArgument,
     size: SizeOption,
     corpus: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option("--corpus", help="File, folder or glob of text or records. Repeatable.", show_default=False),
-    ],
+    ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -240,6 +240,8 @@ def train(
     if dry_run:
         _print_cost(Layout.parse(member.layout), settings, price_per_hour, json)
         return
+    if not corpus:
+        raise InvalidInput("is missing: only --dry-run needs no text", where="--corpus")
     request = PretrainingRequest(
         corpus=tuple(corpus),
         settings=settings,
@@ -287,15 +289,20 @@ def _print_cost(layout: Layout, settings: Settings, price_per_hour: float | None
             ("here", f"about {show_duration(cost.host_seconds, rough=True)}, by a step of two layers timed now"),
         )
     )
+    print_gpus([asdict(gpu) for gpu in cost.gpus], UTILISATION, price_per_hour)
+
+
+def print_gpus(costs: Iterable[Mapping[str, Any]], utilisation: float, price_per_hour: float | None) -> None:
+    """Prints the time and price of a training on GPUs: fields of `nas.train.pretrain.cost.GpuCost`."""
     typer.echo()
     rows = [
-        (gpu.gpu, show_duration(gpu.hours * 3600, rough=True), gpu.least_gpus)
-        + (() if gpu.price is None else (f"{gpu.price:,.2f}",))
-        for gpu in cost.gpus
+        (gpu["gpu"], show_duration(gpu["hours"] * 3600, rough=True), gpu["least_gpus"])
+        + (() if gpu["price"] is None else (f"{gpu['price']:,.2f}",))
+        for gpu in costs
     ]
     price = () if price_per_hour is None else (f"price at {price_per_hour:g} an hour",)
     print_table(("GPU", "time of one", "least GPUs for the memory", *price), rows)
-    say(f"GPUs at {UTILISATION:.0%} of their peak, as others report; it was not measured with hilnas")
+    say(f"GPUs at {utilisation:.0%} of their peak, as others report; it was not measured with hilnas")
 
 
 @app.command()

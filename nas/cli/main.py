@@ -54,7 +54,7 @@ def root(
     \b
     You have          You run
     model files       nas compare a.gguf b.gguf --budget "decode_p50<=20ms"
-    a trained model   nas adapt FOLDER --budget "decode_p50<=20ms" -o child
+    a trained model   nas adapt FOLDER -c texts/ -b "decode_p50<=20ms" -o child
     an idea           nas launch --space lfm2 --study first --open
     devices           nas serve, nas agent
     nothing yet       nas demo-data

@@ -21,6 +21,8 @@ from nas.core.logs import visible, without_passwords
 JsonFlag = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 LogJsonFlag = Annotated[bool, typer.Option("--log-json", help="Log JSON lines, for a log collector.")]
 
+_LEAST = 4
+"""Characters of a table's column that is cut."""
 
 Row = dict[str, object]
 
@@ -97,13 +99,25 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     table = Table(
         *columns[:last], box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
     )
-    table.columns[0].min_width = min(widths[0], console.width // 4)  # what a row is of is cut last
+    cells = list(zip(columns, *texts, strict=True))[:last]
+    for column, width in zip(table.columns, _fitted(cells, console.width - 2 * len(cells)), strict=True):
+        column.width = width
     for line in texts:
         table.add_row(*line[:last])
     console.print(table)
     if is_wide:
         for line in filter(lambda line: line[-1], [columns, *texts]):
             console.print(f"{line[0]:<{widths[0]}}  {line[-1]}", soft_wrap=True)
+
+
+def _fitted(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Returns widths of columns that have room together: cells break between words first, the first one's words last."""
+    widths = [max(map(len, column)) for column in columns]
+    words = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    for least in (words, [words[0], *[_LEAST] * (len(words) - 1)], [_LEAST] * len(words)):
+        while sum(widths) > room and (wide := [i for i, width in enumerate(widths) if width > least[i]]):
+            widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def print_rows(

@@ -271,18 +271,21 @@ def export(
     study: StudyArgument,
     output: OutputOption,
     format: Annotated[
-        Format,
+        Format | None,
         typer.Option(
             "--format",
             "-f",
             help="archive: the whole study, for `nas study import`; json: the report of `nas study show --json`; "
-            "csv, parquet: one row per trial.",
+            "csv, parquet: one row per trial. Default: by the ending of the file, otherwise archive.",
+            show_default=False,
         ),
-    ] = Format.ARCHIVE,
+    ] = None,
     server: ServerOption = None,
     db: DatabaseOption = None,
 ) -> None:
     """Export a study to a file, as an archive, a report or a table of trials."""
+    ending = output.suffix.lower().removeprefix(".")
+    format = format or (Format(ending) if ending in list(Format) else Format.ARCHIVE)
     if format is Format.JSON:
         report = _read_report(study, server, db)
         _write(output, json.dumps(report, indent=1, allow_nan=False).encode() + b"\n")

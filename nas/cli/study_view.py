@@ -104,9 +104,14 @@ def print_front(report: Report, *, wide: bool = False) -> None:
         *(_row(row["name"], row, objectives, wide) for row in report["references"]),
         *(_row(str(row["trial"]), row, objectives, wide) for row in report["front"]),
     ]
-    print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights, active", "layout"), rows)
+    print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights", "layout"), rows)
+    notes = ["in brackets 95 % intervals"] * wide
+    if any(row["params"]["active"] < row["params"]["total"] for row in (*report["references"], *report["front"])):
+        notes.append("of weights with experts, all and active ones")
+    if any(row["dominated_by"] for row in report["front"]):
+        notes.append("p_front is among this study's own layouts: those of `beaten by` are better than it")
     if report["front"]:
-        say(f"sorted by the hypervolume that each adds{'; in brackets 95 % intervals' if wide else ''}")
+        say("; ".join(["sorted by the hypervolume that each adds", *notes]))
     if (sure := report["reliability"]) is not None:
         say(sure["text"])
 

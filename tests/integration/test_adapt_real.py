@@ -107,7 +107,7 @@ def test_a_disk_that_fills_up_is_said_and_the_same_command_continues(
 ) -> None:
     monkeypatch.setattr(DeviceBench, "measure", arithmetic)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1 << 40))  # others fill it later
-    limit = f"file_size<={0.8 * work_of(LAYOUT)['file_size']}MB"
+    limit = f"decode_p50<={0.8 * work_of(LAYOUT)['decode_p50']}ms"
     reached = []
     for size in (MEGABYTE // 4, 2 * MEGABYTE):
         done = adapt(lab, small_disk(size) / "out", "-b", limit)

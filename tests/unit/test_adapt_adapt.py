@@ -578,7 +578,7 @@ def test_a_child_keeps_the_budget_and_kills_do_not_change_it(
     both = [(tmp_path / name / CHILD).read_bytes() for name in ("whole", "killed")]
     assert hashlib.sha256(both[0]).digest() == hashlib.sha256(both[1]).digest()
 
-    with pytest.raises(InvalidInput, match="another budgets"):
+    with pytest.raises(InvalidInput, match=r"other settings \(budgets\)"):
         adaptation(lab, tmp_path / "whole", tmp_path / "library", budget="decode_p50<=1ms")
 
     blocks = tmp_path / "library" / "blocks"
@@ -643,9 +643,9 @@ def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(DeviceBench, "measure", arithmetic)
     (tmp_path / "settings.json").write_text(SETTINGS.model_dump_json())
-    size = work_of(LAYOUT)["file_size"] * 0.9
+    limit = work_of(LAYOUT)["decode_p50"] * 0.8
     given = (
-        "adapt", str(lab / "teacher.safetensors"), "-b", f"file_size<={size:.6f}MB", "-c", str(lab / "text"),
+        "adapt", str(lab / "teacher.safetensors"), "-b", f"decode_p50<={limit:.6f}ms", "-c", str(lab / "text"),
         "--tokenizer", str(lab / "tokenizer.json"), "--config", str(tmp_path / "settings.json"),
         "--library", str(tmp_path / "library"), "--gguf", "f16", "-o", str(tmp_path / "out"),
     )  # fmt: skip
@@ -658,7 +658,7 @@ def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypa
     assert (tmp_path / "out/files/gguf/child-F16.gguf").is_file()
     assert (tmp_path / "out/files/transformers/config.json").is_file()
     again = nas(*given, "--json")
-    assert json.loads(again.out)["child"]["measured"]["file_size"] <= size
+    assert json.loads(again.out)["child"]["measured"]["decode_p50"] <= limit
 
 
 def arithmetic(bench: DeviceBench, layout: Layout, *, fresh: bool = False) -> Measured:
@@ -841,7 +841,7 @@ def test_a_folder_is_imported_once_and_after_the_checks(
     assert (tmp_path / "out/teacher.safetensors").stat().st_mtime_ns == kept
 
     (tmp_path / "out/teacher.safetensors").unlink()
-    with pytest.raises(InvalidInput, match="another budgets"):
+    with pytest.raises(InvalidInput, match=r"other settings \(budgets\)"):
         start(budget="decode_p50<=1ms")
     assert not (tmp_path / "out/teacher.safetensors").exists()
 
@@ -1127,7 +1127,7 @@ def test_a_relative_budget_is_a_multiple_of_the_models_own_figure(lab: Path, tmp
     assert relative["child"]["measured"]["decode_p50"] <= 0.8 * figure
     again = adaptation(lab, tmp_path / "x", tmp_path / "library", settings=QUICK, budget="decode_p50<=0.8x")
     assert again.run() == relative
-    with pytest.raises(InvalidInput, match="another budgets"):
+    with pytest.raises(InvalidInput, match=r"other settings \(budgets\)"):
         adaptation(lab, tmp_path / "x", tmp_path / "library", settings=QUICK, budget="decode_p50<=0.7x")
 
 
@@ -1147,6 +1147,11 @@ def test_a_plan_is_told_and_nothing_is_recorded(lab: Path, tmp_path: Path, monke
     assert parts.keys() == {"measurements", "library", "scores", "healing"}
     assert min(parts.values()) >= 0 and plan["seconds"]["total"] > sum(parts.values())
     assert plan["tokens"] == {"library": QUICK.library.tokens, "healing": QUICK.healing.tokens}
+    layout_flops = LAYOUT.flops(QUICK.healing.length // 2)
+    assert plan["flops"]["healing"] == pytest.approx(4 * layout_flops * QUICK.healing.tokens)
+    assert plan["flops"].keys() == {"library", "scores", "healing"} and min(plan["flops"].values()) > 0
+    assert {gpu["price"] for gpu in plan["gpus"]} == {None}
+    assert "price at 2.5 an hour" in nas(*given, "--price-per-hour", "2.5").out
     assert plan["state_bytes"] == 20 * LAYOUT.params.total and plan["disk_bytes"] > 4 * LAYOUT.params.total
     assert not (tmp_path / "out/request.json").exists() and not list((tmp_path / "library").glob("blocks/*"))
     hours = nas(*given, "--hours", "0.01")

@@ -16,7 +16,7 @@ from test_farm_benches import Lab
 
 from benchmarks.adapt import ArithmeticBench
 from nas.core.durable import locked
-from nas.core.errors import CandidateFailed, InvalidInput, StudyChanged, Unsupported
+from nas.core.errors import CandidateFailed, InvalidInput, StudyChanged, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Figure
 from nas.infra.store.store import Store
@@ -24,7 +24,7 @@ from nas.measure.farm.farm import Farm
 from nas.measure.runtimes import RUNTIMES
 from nas.testing.fake_runtime import FakeRuntime
 from nas.train.adapt import device
-from nas.train.adapt.device import Bench, DeviceBench, Measured
+from nas.train.adapt.device import Bench, DeviceBench, Measured, bench_of
 from nas.train.adapt.request import AdaptRequest
 
 SMALL = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
@@ -47,12 +47,14 @@ class Place:
         monkeypatch.setattr(Store, "open", lambda db: self.lab.store)
         monkeypatch.setattr(Farm, "jobs", lambda farm, study: self.jobs)
 
-    def bench(self, **keys: Any) -> DeviceBench:
-        request = AdaptRequest(
-            model=Path("m"), budget=("ttft<=1s",), corpus=(Path("c"),), output=self.output, device=DEVICE.id,
-            **{"runtime": "fake", "prompt": 32, "gen": 4, "reps": 2} | keys,
+    def request(self, **keys: Any) -> AdaptRequest:
+        return AdaptRequest(
+            model=Path("m"), corpus=(Path("c"),), output=self.output, device=DEVICE.id,
+            **{"budget": ("ttft<=1s",), "runtime": "fake", "prompt": 32, "gen": 4, "reps": 2} | keys,
         )  # fmt: skip
-        return DeviceBench(request, self.lab.said.append, [SMALL])
+
+    def bench(self, **keys: Any) -> Bench:
+        return bench_of(self.request(**keys), self.lab.said.append)([SMALL])
 
     def measured(self, *, fresh: bool = False, **keys: Any) -> tuple[Measured, int]:
         """What a run of the command measures, and the rounds that this takes."""
@@ -112,6 +114,16 @@ def test_what_the_runtime_does_not_carry_is_no_reason_to_open_a_device(
     monkeypatch.setattr(device, "open_farm", None)
     with pytest.raises(Unsupported, match="conv blocks are not carried"):
         place.measured()
+
+
+def test_budgets_of_the_file_alone_open_no_device(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, _ = place.measured()
+    monkeypatch.setattr(device, "open_farm", None)
+    size = place.bench(budget=("file_size<=0.8x",)).measure(SMALL)
+    assert size.figures == {"file_size": measured.figures["file_size"]}
+    assert isinstance(place.bench(budget=("file_size<=0.8x", "ttft<=1s")), DeviceBench)
+    with pytest.raises(UnknownName, match="quantisation"):
+        place.bench(budget=("file_size<=0.8x",), quantisation="q9").measure(SMALL)
 
 
 def test_a_metric_that_the_device_cannot_measure_is_named() -> None:

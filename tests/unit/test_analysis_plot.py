@@ -46,6 +46,7 @@ def report() -> dict[str, Any]:
         "study": "demo",
         "hypervolume": 0.0123,
         "headline": {"named": 93},
+        "reliability": {"text": "reliability of quality 0.97 over 14 candidates, 0.41 in the top third; not re-scored"},
         "objectives": [QUALITY, LATENCY, MEMORY],
         "budgets": [{"metric": "peak_rss", "workload": "chat", "limit": 55.0}],
         "front": front,
@@ -69,6 +70,7 @@ def test_three_objectives_make_one_large_and_two_small_panels_with_everything_on
     for label in ("quality \u2191", "latency at chat [ms] \u2193", "memory at chat [MB] \u2193"):
         assert words.count(label) == 2
     assert words.count("\u2196 better") == 2 and words.count("\u2199 better") == 1
+    assert "reliability of quality 0.97 over 14 candidates, 0.41 in the top third; not re-scored" in words
     height, width, _ = imread(png).shape
     assert width > 1.5 * height
     assert sorted(path.name for path in png.parent.iterdir()) == ["front.png", "front.svg"]

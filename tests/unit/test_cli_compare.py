@@ -28,6 +28,7 @@ FIGURES: dict[tuple[str, int], tuple[float, float]] = {
 }
 """(file, threads) -> ms of a token, and the deviation of its logarithm."""
 SIZES = {"near.gguf": 30.0}
+OTHERS, SLOWED, REPETITIONS = 0.1, 2.0, 5
 BITS = {"big.gguf": 0.9, "near.gguf": 0.95, "small.gguf": 1.2}
 
 
@@ -61,10 +62,10 @@ def report(name: str, threads: int) -> dict[str, Any] | NasError:
              "decode_p95": (None, None, "ms")}  # fmt: skip
     figures = {
         name: {"value": value, "ci95": [value and value * (1 - 2 * (sd or 0)), value and value * (1 + 2 * (sd or 0))],
-               "log_sd": sd, "shared_log_sd": None, "n": 5, "unit": unit, "reason": None if value else "too few tokens"}
+               "typical": value and value * SLOWED, "log_sd": sd, "shared_log_sd": None, "n": REPETITIONS, "unit": unit, "reason": None if value else "too few tokens"}
         for name, (value, sd, unit) in known.items()
     }  # fmt: skip
-    return {"device": {"id": "box"}, "figures": figures}
+    return {"device": {"id": "box"}, "figures": figures, "foreign_cpu": OTHERS}
 
 
 def order(*arguments: str) -> list[tuple[str, int, str]]:
@@ -98,7 +99,7 @@ def test_with_text_the_fewest_bits_come_first_among_those_that_keep_it(tmp_path:
     done = nas("compare", *given)
     last = done.out.splitlines()[-1]
     assert last == (
-        "Best on box: big.gguf with 2 thread(s), f16 cache, 768 tokens, which keeps decode_p50 <= 20 ms:"
+        "Best on box: big.gguf with 2 threads, f16 cache, 768 tokens, which keeps decode_p50 <= 20 ms:"
         " of the files that could be scored it has the fewest bits per byte (0.9000); not known is the quality of"
         " other.pte (53% less time per token; a .pte holds no tokenizer)."
     )
@@ -115,7 +116,7 @@ def test_with_text_the_fewest_bits_come_first_among_those_that_keep_it(tmp_path:
         (("small.gguf", "-t", "1,2"), "none is faster beyond the noise; what quality"),
         (
             ("big.gguf", "near.gguf", "-t", "2"),
-            "near.gguf with 2 thread(s), f16 cache, 768 tokens: none is faster"
+            "near.gguf with 2 threads, f16 cache, 768 tokens: none is faster"
             " beyond the noise, and of those alike it is the smallest (30 MB)",
         ),
         (("small.gguf", "-t", "7"), "No file ran on local."),
@@ -138,7 +139,7 @@ def test_what_was_measured_before_an_interrupt_is_shown(monkeypatch: pytest.Monk
     monkeypatch.setattr("nas.cli.compare.bench_each", measure)
     done = nas("compare", "small.gguf", "big.gguf", "-t", "1,2")
     assert done.code == 130 and "stopped: 2 of 4 are measured" in done.err
-    assert "small.gguf with 2 thread(s)" in done.out and "big.gguf" not in done.out
+    assert "small.gguf with 2 threads" in done.out and "big.gguf" not in done.out
 
 
 def test_an_absence_is_no_win(tmp_path: Path) -> None:
@@ -148,6 +149,24 @@ def test_an_absence_is_no_win(tmp_path: Path) -> None:
         ": it is the only file that could be scored (0.9000 bits per byte); not known is the quality of other.pte"
         " (67% less time per token; a .pte holds no tokenizer)."
     )
+
+
+def test_beside_other_processes_what_was_seen_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = nas("compare", "small.gguf")
+    assert "seen" not in calm.out and "Other processes" not in calm.out
+    monkeypatch.setattr(f"{__name__}.OTHERS", 1.6)
+    head, row, note, _ = nas("compare", "small.gguf").out.splitlines()
+    assert "ms/token seen\tidle (95 %)" in head and "\t24\t12 (11.76 to 12.24)\t" in row
+    assert note.startswith("Other processes used up to 1.6 cores meanwhile")
+    (listed,) = csv.DictReader(io.StringIO(nas("compare", "small.gguf", "-o", "csv").out))
+    assert (listed["decode_p50_seen"], listed["other_processes"]) == ("24.0", "1.6")
+
+
+def test_a_verdict_of_few_repetitions_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("compare", "small.gguf", "-b", "decode_p50<=20ms", "-b", "file_size<=80MB", "-o", "md")
+    assert nas(*arguments).out.splitlines()[2].endswith("| kept | kept |")
+    monkeypatch.setattr(f"{__name__}.REPETITIONS", 2)
+    assert nas(*arguments).out.splitlines()[2].endswith("| kept, n = 2 | kept |")
 
 
 def test_a_file_that_fails_is_a_row_with_its_reason() -> None:

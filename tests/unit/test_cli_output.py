@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,6 +13,7 @@ from nas.cli.output import print_table
 from nas.cli.study_view import print_front, say_result
 
 LAYOUT = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
+HEADS = ("trial", "quality", "layout")
 ROWS = [("5", "1.00", LAYOUT), ("attention", "0.90", "d1024 v65536 ffn=swiglu:4832 [A16/8*16]"), ("6", "0.8", "")]
 
 
@@ -19,13 +22,15 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Returns the table as a terminal of so many columns shows it."""
+def shown(
+    columns: int, monkeypatch: pytest.MonkeyPatch, heads: Sequence[str] = HEADS, rows: Sequence[Sequence[str]] = ROWS
+) -> str:
+    """Returns a table as a terminal of so many columns shows it."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
     with contextlib.redirect_stdout(Terminal()) as out:
-        print_table(("trial", "quality", "layout"), ROWS)
-    return out.getvalue()
+        print_table(heads, rows)
+    return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
 
 
 @pytest.mark.parametrize("columns", [40, 80, 110])
@@ -33,6 +38,15 @@ def test_a_layout_is_never_cut(columns: int, monkeypatch: pytest.MonkeyPatch) ->
     lines = shown(columns, monkeypatch).splitlines()
     assert f"5          {LAYOUT}" in lines and "trial      layout" in lines
     assert lines.count(f"attention  {ROWS[1][2]}") == 1 and not any(line.startswith("6 ") for line in lines)
+
+
+def test_a_table_that_is_too_wide_breaks_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = ("trial", "quality", "latency [ms]", "memory [MB]", "p_front", "ties", "beaten by", "weights", "layout")
+    row = ("published", "1.000", "3460", "322.8", "", "14 25 37 19 23 11", "", "356.2M, 191.4M", LAYOUT)
+    text = shown(80, monkeypatch, heads, [row])
+    words = {word for cell in (*heads, *row) for word in cell.split()}
+    assert words <= set(text.split()), words - set(text.split())
+    assert max(map(len, text.splitlines()[:-2])) <= 80, text
 
 
 def test_a_wide_terminal_has_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,4 +80,9 @@ def test_a_front_has_intervals_and_says_how_it_is_sorted(capsys: pytest.CaptureF
     print_front(front, wide=True)
     printed = capsys.readouterr()
     assert "\t1.004 (1.000 to 1.008)\t200 (192 to 208)\t" in printed.out and "356M, 191M" in printed.out
-    assert printed.err == "sorted by the hypervolume that each adds; in brackets 95 % intervals\n"
+    assert printed.err == (
+        "sorted by the hypervolume that each adds; in brackets 95 % intervals; of weights with experts, all and active"
+        " ones\n"
+    )
+    print_front(front | {"front": [row | {"dominated_by": ["published"]}]})
+    assert "p_front is among this study's own layouts" in capsys.readouterr().err

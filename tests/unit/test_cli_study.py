@@ -142,6 +142,15 @@ def test_export_as_a_report_and_as_a_table(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [("t.csv", b"trial,"), ("t.PARQUET", b"PAR1"), ("t.json", b"{"), ("t.jsonl.gz", b"\x1f\x8b"), ("t", b"\x1f\x8b")],
+)
+def test_the_ending_of_an_exported_file_says_its_format(tmp_path: Path, name: str, begins: bytes) -> None:
+    assert nas("study", "export", "first", "-o", str(tmp_path / name)).code == 0
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
 def test_replay_names_the_proposals_that_differ() -> None:
     done = nas("study", "replay", "first", "--json")
     assert done.code == 1

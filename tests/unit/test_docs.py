@@ -166,6 +166,11 @@ def test_the_layers_are_those_of_the_import_contract() -> None:
     assert drawn.splitlines() == layers
 
 
+def test_every_picture_is_on_a_page() -> None:
+    linked = {(page.parent / target).resolve() for page in PAGES for target in LINK.findall(page.read_text("utf-8"))}
+    assert {path for path in (ROOT / "docs/img").rglob("*.*") if path.is_file()} <= linked
+
+
 def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs/README.md"
     linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text("utf-8"))}

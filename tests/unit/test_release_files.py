@@ -336,6 +336,8 @@ def test_the_card_names_the_least_versions(tmp_path: Path, layout: Layout, trans
     text = (tmp_path / "m" / "README.md").read_text()
     assert f"\n{transformers}:\n" in text
     assert f"\n{llama_cpp}:\n\n```sh\nllama-cli -m gguf/m-Q4_0.gguf\n" in text
+    opens = "patches" not in llama_cpp
+    assert ("adb push gguf/m-Q4_0.gguf" in text, "do not open it" in text) == (opens, not opens)
 
 
 def gguf_values(path: Path, *keys: str) -> list[object]:

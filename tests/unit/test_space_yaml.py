@@ -192,6 +192,11 @@ def test_good_file_is_read() -> None:
             "parallel: [[conv, gqa]]\nlimits:\n  conv&gqa: {min: 9}",
             "mine.yaml:17: limits: no layout meets the limits at any depth",
         ),
+        (
+            "  - {name: latency, metric: latency, workload: chat}\n",
+            "",
+            "mine.yaml:25: objectives: needs at least 2, but has 1",
+        ),
         ("v: 1\n", "v: 2\n", "mine.yaml:1: v: input should be 1"),
         ("name: mine\n", "", "mine.yaml:1: name: is missing"),
         ("name: mine\n", "name: mine\nv: 1\n", "mine.yaml:3: key 'v' occurs twice, first in line 1"),

@@ -125,6 +125,20 @@ def test_a_busy_machine_widens_the_range_before_trials_have_ended(store: Store, 
     assert later.high > first.high
 
 
+def test_time_left_falls_while_a_stage_is_under_way(store: Store, clock: StillClock) -> None:
+    study = half_done(store, tiny_space(**ALL_CLIMB), clock, 600.0)
+    layout = Layout.parse("d128 v256 ffn=swiglu:480 [C3 A2/1 C3]")
+    trial = trials.propose(store, study, [NewTrial(layout.to_json(), layout.id, "proposal")])[0].number
+    for kind in PATH[:2]:
+        trials.add_event(store, study, trial, kind, {})
+    typical = []
+    for seconds in (0.0, 1.0, 1.0, 3600.0):
+        clock.sleep(seconds)
+        typical.append(left(store).seconds.typical)
+    assert (typical[1], typical[2]) == pytest.approx((typical[0] - 1, typical[0] - 2))
+    assert typical[3] > typical[0], "it takes longer than by the pace so far"
+
+
 def test_anchors_are_counted_until_their_rung_has_a_scale(store: Store, clock: StillClock) -> None:
     settings = {"anchors": {"layouts": 3, "seeds": [10, 11, 12]}}
     space = tiny_space(**ALL_CLIMB | {"quality": ALL_CLIMB["quality"] | settings})

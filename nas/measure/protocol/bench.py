@@ -37,6 +37,10 @@ _PROFILE_DEADLINES = 8.0
 """A profiler runs the request several times, half of them more slowly: its deadline is that of so many repetitions."""
 
 
+BUSY = 0.5
+"""Cores of other processes beyond which the speed that was seen is shown first."""
+
+
 @dataclass(frozen=True)
 class BenchOptions:
     """Options of `nas bench`.
@@ -266,6 +270,7 @@ def _figure(figure: Figure) -> Json:
     return {
         "value": figure.value,
         "ci95": [figure.low, figure.high],
+        "typical": figure.typical,
         "log_sd": figure.log_sd,
         "shared_log_sd": figure.shared_log_sd,
         "n": figure.n,

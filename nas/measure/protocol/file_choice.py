@@ -129,6 +129,7 @@ class Candidate:
         why_no_bits: a reason; empty: no text was given, or there is a figure.
         failure: why nothing was measured; empty: something was.
         loss: of a file that was made from a source; None: it was not.
+        others: cores that other processes used meanwhile; None: not known.
     """
 
     file: Path
@@ -139,6 +140,7 @@ class Candidate:
     why_no_bits: str = ""
     failure: str = ""
     loss: Loss | None = None
+    others: float | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -148,7 +150,8 @@ class Candidate:
     @property
     def settings(self) -> str:
         """The settings that tell candidates of one file apart."""
-        return f"{self.workload.threads} thread(s), {self.workload.kv_type} cache, {self.workload.window} tokens"
+        threads = f"{self.workload.threads} thread{'s' * (self.workload.threads != 1)}"
+        return f"{threads}, {self.workload.kv_type} cache, {self.workload.window} tokens"
 
     def value(self, name: str) -> float:
         """Returns a figure, infinite where there is none."""
@@ -316,7 +319,7 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, Figure]:
             value=figure["value"],
             low=figure["ci95"][0],
             high=figure["ci95"][1],
-            **{key: figure[key] for key in ("log_sd", "shared_log_sd", "n", "unit", "reason")},
+            **{key: figure[key] for key in ("typical", "log_sd", "shared_log_sd", "n", "unit", "reason")},
         )
         for name, figure in report["figures"].items()
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ _BETTER = 1.8
 _LEGEND = 5
 """Columns of the legend."""
 _DPI = 160
+_CHARACTERS_PER_IN = 12
+"""Of the lines below the title."""
 _NEAR = [(-6, 6), (6, 6), (6, -6), (-6, -6), (0, 9), (0, -9), (9, 0), (-9, 0)]
 _AROUND = [*_NEAR, (-14, 14), (14, 14), (14, -14), (-14, -14), (0, 22), (0, -22)]
 """Offsets of a label from its point, in points, best first."""
@@ -62,7 +65,7 @@ Point = tuple[float, float]
 def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
     """Draws a study's complete trials, its front with 95 % intervals, references and budgets, and names the best trial.
 
-    The first two objectives have a large panel, every other pair a small one. Axes reach over the front and the
+    Below the title stands how far quality can be trusted. The first two objectives have a large panel, every other pair a small one. Axes reach over the front and the
     published reference, and to what is no further away than these are from each other. A reference beyond that is an
     arrow at the edge; complete trials beyond it are counted. Labels that would overlap are left out.
 
@@ -84,7 +87,8 @@ def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
         _draw_panel(panel, report, x, y)
     volume = "" if report["hypervolume"] is None else f", hypervolume {report['hypervolume']:.4g}"
     title = f"{report['study']}: {len(report['front'])} of {len(report['ranking'])} complete on the front{volume}"
-    figure.suptitle(title, fontsize=11, color=_INK)
+    sure = textwrap.wrap((report["reliability"] or {}).get("text", ""), int(_CHARACTERS_PER_IN * figure.get_figwidth()))
+    figure.suptitle("\n".join([title, *sure]), fontsize=10, color=_INK)
     _draw_legend(figure, panels)
     figure.draw_without_rendering()  # lays the panels out: labels need their sizes
     figure.set_layout_engine("none")
@@ -197,10 +201,11 @@ def _draw_bound(panel: Axes, front: Sequence[Point], x: Objective, y: Objective)
 def _label_points(panel: Axes, report: Report, x: Objective, y: Objective, every: bool) -> None:
     """Rings and names the best trial, names references and, if `every`, others of the front where there is room."""
     to_pixels = panel.transData.transform
-    marked = _points(report["ranking"], x, y)
-    marked += [_at_edge(panel, at)[0] for at in _points(report["references"], x, y)]
-    room = panel.figure.dpi / 72 * 4
-    boxes = [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, marked)]
+    references = [_at_edge(panel, at)[0] for at in _points(report["references"], x, y)]
+    boxes = []
+    for points, room in ((_points(report["ranking"], x, y), 4), (references, 8)):
+        room *= panel.figure.dpi / 72
+        boxes += [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, points)]
     boxes += [text.get_window_extent() for text in panel.texts]
     best = _best(report)
     front = sorted(report["front"], key=lambda row: row["trial"] != best)

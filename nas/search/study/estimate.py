@@ -2,7 +2,8 @@
 
 Rough seconds follow from tokens, weights and repetitions, with the share of layouts that get to a stage. The pace is
 the time that passed for a rough second: of this study once some of its trials have ended, else the median of earlier
-studies of the same devices, else a guess.
+studies of the same devices, else a guess. Of the stages that trials are in, what the time since the last event is worth
+counts as done, up to half of them.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ _RESCORED = 0.5
 """Share of complete candidates that is assumed to be near the front."""
 _ON_FRONT = 0.3
 """Share of complete candidates that is assumed to be on the front."""
+_UNDER_WAY = 0.5
+"""Share of the stages under way that may count as done."""
 _PACE_AFTER = 3
 """Trials that must have ended before a study's pace counts."""
 _OWN_FACTOR = 1.4
@@ -151,7 +154,7 @@ def estimate_left(store: Store, study: Study, workers: int | None = None) -> Est
     if progress is None:
         return None
     newest = max(event.at for event in log if event.payload.get("what") != MARKED)
-    progress = replace(progress, elapsed_s=progress.elapsed_s + max(0.0, store.now() - newest))
+    progress = replace(progress, since_s=max(0.0, store.now() - newest))
     pace = progress.pace(workers)
     paces = [] if pace is not None else _earlier_paces(store, progress.devices, study.id, workers)
     return _estimate(progress, pace, paces, workers, slowest=progress.pace(workers, after=0) or 0.0)
@@ -178,20 +181,42 @@ class _Progress:
     rescored: int = 0
     remeasured: int = 0  # rounds of the second measurement, of all trials together
     devices: frozenset[str] = frozenset()  # ids of those that were calibrated
-    elapsed_s: float = 0.0
+    elapsed_s: float = 0.0  # until the newest event
+    since_s: float = 0.0  # since then
 
     def pace(self, workers: int, after: int = _PACE_AFTER) -> float | None:
-        """Returns the time that passed for a rough second of finished work; None before `after` trials have ended.
+        """Returns the time that passed for a rough second of work; None before `after` trials have ended.
 
-        Work that is being done is not finished: the fewer trials have ended, the more this is too slow.
+        Less than all of the work under way counts: the fewer trials have ended, the more this is too slow.
         """
         if sum(position.ended for position in self.candidates) < after:
             return None
-        positions, stages = (*self.candidates, *self.references), range(3 + len(self.space.quality.rungs))
-        counts = [float(sum(position.done > stage for position in positions)) for stage in stages]
-        return self.elapsed_s / sum(
-            self._parts(counts, range(self.anchored), self.rescored, self.remeasured, 1, workers).values()
-        )
+        counts = [float(sum(position.done > stage for position in self._positions)) for stage in self._stages]
+        done = sum(self._parts(counts, range(self.anchored), self.rescored, self.remeasured, 1, workers).values())
+        begun = sum(self.begun(self.elapsed_s / done, workers).values()) if self.elapsed_s else 0.0
+        return (self.elapsed_s + self.since_s) / (done + begun)
+
+    def begun(self, pace: float, workers: int) -> dict[str, float]:
+        """Returns the rough seconds of each part that the time since the last event is worth at a pace."""
+        counts = [
+            float(sum(position.done == stage and not (position.ended or position.waits) for position in self._positions))
+            for stage in self._stages
+        ]
+        rungs = range(self.anchored, len(self.space.quality.rungs))
+        if any(counts):
+            parts = self._parts(counts, [rung for rung in rungs if counts[2 + rung]], 0, 0, 0, workers)
+        else:  # the second measurement and fresh seeds, once nothing else is left
+            parts = {} if self.unproposed or not self.candidates else self.left(0, workers)
+        share = min(_UNDER_WAY, self.since_s / max(pace * sum(parts.values()), 1e-9))
+        return {name: share * seconds for name, seconds in parts.items()}
+
+    @property
+    def _positions(self) -> Sequence[_Position]:
+        return *self.candidates, *self.references
+
+    @property
+    def _stages(self) -> range:
+        return range(3 + len(self.space.quality.rungs))
 
     def left(self, unproposed: int, workers: int, *, rescore: bool = True) -> dict[str, float]:
         """Returns the rough seconds of each part of the work that remains, with so many layouts to be proposed."""
@@ -377,9 +402,12 @@ def _estimate(
     unproposed, hours = progress.unproposed, progress.space.search.stop.hours
     if hours is not None and unproposed:  # proposals end then; work grows evenly with their number
         begun_s, whole_s = (pace * sum(progress.left(n, workers, rescore=False).values()) for n in (0, unproposed))
-        share = (hours * 3600 - progress.elapsed_s - begun_s) / max(whole_s - begun_s, 1e-9)
+        share = (hours * 3600 - progress.elapsed_s - progress.since_s - begun_s) / max(whole_s - begun_s, 1e-9)
         unproposed = min(unproposed, max(1, math.ceil(unproposed * share)))
-    remaining = progress.left(unproposed, workers)
+    begun = progress.begun(pace, workers)
+    remaining = {
+        name: seconds - begun.get(name, 0.0) for name, seconds in progress.left(unproposed, workers).items()
+    }
     total = span(sum(remaining.values()))
     parts = [EstimatePart(name=name, seconds=span(seconds)) for name, seconds in remaining.items() if seconds > 0]
     large = [part for part in parts if part.seconds.typical >= max(30.0, 0.05 * total.typical)]

@@ -26,7 +26,7 @@ import json
 import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count, islice
 from pathlib import Path
@@ -61,7 +61,7 @@ from nas.train.adapt.parallel import ParallelLibrary, Workers
 from nas.train.adapt.request import AdaptRequest
 from nas.train.adapt.selection import Option, select, total
 from nas.train.adapt.text import recall_text, report_sources, report_text
-from nas.train.pretrain.cost import STATE_BYTES
+from nas.train.pretrain.cost import STATE_BYTES, UTILISATION, gpu_costs
 from nas.train.pretrain.data import Tokens, Vocabulary
 from nas.train.pretrain.next_token import ALL, Packed, bits_of, held_out_windows, window_nats
 from nas.train.release.files import write_files
@@ -380,8 +380,11 @@ class Adaptation:
         self.worker.log(Progress(f"bits per byte of the {name}", windows, windows))
         return nats
 
-    def plan(self) -> dict[str, Any]:
-        """Returns what `run` would take, from parts that are timed here: tokens, seconds, bytes.
+    def plan(self, price_per_hour: float | None = None) -> dict[str, Any]:
+        """Returns what `run` would take: tokens, FLOPs, bytes, seconds of parts that are timed here, and GPUs.
+
+        Args:
+            price_per_hour: of a GPU.
 
         Raises:
             InvalidInput: the hours are too few for scores and measurements.
@@ -391,15 +394,32 @@ class Adaptation:
         times = self._timed(hours)
         if hours is not None:
             library, healing = times.tokens(hours, library, healing)
-        seconds = times.parts(library, healing)
+        seconds, flops = times.parts(library, healing), self._flops(library, healing)
         blocks = self.required_blocks()
+        state_bytes = (4 + STATE_BYTES) * self.teacher.layout.params.total
         return {
             "alternatives": sum(map(len, self.alternatives.values())),
             "places": len(self.alternatives),
             "tokens": {"library": library, "healing": healing},
             "seconds": seconds | {"total": sum(seconds.values()) / (1 - RESERVE)},
             "disk_bytes": self.library.missing_bytes(blocks) + child_bytes(self.folder, self.teacher.layout),
-            "state_bytes": (4 + STATE_BYTES) * self.teacher.layout.params.total,
+            "state_bytes": state_bytes,
+            "flops": flops,
+            "utilisation": UTILISATION,
+            "gpus": [asdict(cost) for cost in gpu_costs(sum(flops.values()), state_bytes, price_per_hour)],
+        }
+
+    def _flops(self, library: int, healing: int) -> dict[str, float]:
+        """Returns part -> FLOPs, for so many tokens of library and healing; a backward pass takes two forward ones."""
+        layout, settings = self.teacher.layout, self.request.library
+        seen = max(1, settings.length // 2)
+        blocks = [block for blocks in self.alternatives.values() for block in blocks]
+        trained = sum(block.spec.flops(block, layout.d_model, seen) for block in blocks if block is not None)
+        child = layout.flops(max(1, self.request.healing.length // 2))
+        return {
+            "library": library * (3 * trained + layout.flops(seen)),
+            "scores": len(blocks) * settings.score_tokens * layout.flops(seen),
+            "healing": healing * 4 * child * (1 + self.request.front),
         }
 
     def _fit_into(self, hours: float) -> None:

@@ -3,17 +3,21 @@
     OUT/device.json   build, calibration and other conditions of the figures
 
 Layouts are measured with random weights by the protocol of studies, under the result keys of the store: what differs in
-any input is measured again. One build of the runtime measures all of an adaptation, as of a study.
+any input is measured again. One build of the runtime measures all of an adaptation, as of a study. Where all budgets are
+of the file, files are described and no device is opened.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from nas.core import paths
@@ -21,13 +25,21 @@ from nas.core.canonical import content_hash
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, StudyChanged, Unsupported
 from nas.core.layout import Layout
+from nas.core.limit import Limit
 from nas.core.measurement import Figure, ReferenceTimes
-from nas.core.metrics import METRICS
+from nas.core.metrics import METRICS, metric
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, open_farm
-from nas.measure.protocol.calibration import Calibrator, MeasurementTarget, PreparedDevice, SavedCalibration
+from nas.measure.protocol.calibration import (
+    DEPLOY_SEED,
+    Calibrator,
+    MeasurementTarget,
+    PreparedDevice,
+    SavedCalibration,
+)
 from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import RandomWeights
 from nas.train.adapt.request import AdaptRequest
 from nas.train.scaling.measure import measure_layout
 
@@ -92,8 +104,7 @@ class DeviceBench(Bench):
         self._target = None
 
     def measure(self, layout: Layout, *, fresh: bool = False) -> Measured:
-        if not (support := RUNTIMES[self._request.runtime].supports(layout)):
-            raise Unsupported(f"{self._request.runtime} does not carry {layout}: {'; '.join(support.reasons)}")
+        _require_support(self._request.runtime, layout)
         if self._target is None:
             self._target = self._open()
         farm, target = self._target
@@ -111,7 +122,7 @@ class DeviceBench(Bench):
         patched = any(runtime.supports(layout).verdict == "patched" for layout in self._examples)
         return RuntimeSpace(
             name=runtime.name,
-            quantisation=self._request.quantisation or runtime.quantisations[0],
+            quantisation=self._request.deploy_quantisation,
             build="any" if patched else "stock",
         )
 
@@ -146,6 +157,40 @@ class DeviceBench(Bench):
         record["calibrations"][name] = {"times": times_now, "conditions": _of_workload(prepared)}
         write_durably(path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
         return farm, target
+
+
+class FileBench(Bench):
+    """Sizes of the files that a request's runtime would write.
+
+    Args:
+        request: names runtime and quantisation.
+    """
+
+    def __init__(self, request: AdaptRequest) -> None:
+        self._request = request
+
+    def measure(self, layout: Layout, *, fresh: bool = False) -> Measured:
+        _require_support(self._request.runtime, layout)
+        began, quantisation = time.monotonic(), self._request.deploy_quantisation
+        with tempfile.TemporaryDirectory() as folder:
+            artifact = RUNTIMES[self._request.runtime].export(
+                layout, quantisation, RandomWeights(DEPLOY_SEED), Path(folder, "model"), recipe=True
+            )
+        size = Figure(value=artifact.size / 1e6, n=1, unit="MB")
+        return Measured({"file_size": size}, time.monotonic() - began)
+
+
+def bench_of(request: AdaptRequest, log: Callable[[str], None]) -> BenchOf:
+    """Returns what measures layouts for a request: its device, unless all budgets are of the file."""
+    names = [Limit.parse(text, relative=True).metric for text in request.budget]
+    if all(metric(name).source == "artifact" for name in names):
+        return lambda examples: FileBench(request)
+    return partial(DeviceBench, request, log)
+
+
+def _require_support(runtime: str, layout: Layout) -> None:
+    if not (support := RUNTIMES[runtime].supports(layout)):
+        raise Unsupported(f"{runtime} does not carry {layout}: {'; '.join(support.reasons)}")
 
 
 def _of_workload(prepared: PreparedDevice) -> dict[str, Any]:

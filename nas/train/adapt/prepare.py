@@ -166,7 +166,7 @@ def _earlier_record(output: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     earlier: dict[str, Any] = json.loads(path.read_bytes())
     if different := ", ".join(sorted(key for key in record if earlier.get(key) != record[key])):
         raise InvalidInput(
-            f"{output} holds an adaptation with another {different}; name another folder", where="--output"
+            f"{output} holds an adaptation with other settings ({different}); name another folder", where="--output"
         )
     return earlier
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nas.core import paths
 from nas.core.errors import InvalidInput
 from nas.core.workload import MAX_CONTEXT, MAX_GEN, Workload
-from nas.measure.runtimes import DEFAULT_RUNTIME
+from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from nas.model.nn.fit import Precision
 from nas.search.spaces.problems import describe
 from nas.search.spaces.yaml_text import Document, read_yaml
@@ -84,6 +84,14 @@ class AdaptRequest(AdaptSettings):
     def workload(self) -> Workload:
         """What layouts are measured with."""
         return Workload(prompt=self.prompt, gen=self.gen, threads=self.threads)
+
+    @property
+    def deploy_quantisation(self) -> str:
+        """What the runtime writes files of layouts in; raises `UnknownName` for one that it does not have."""
+        runtime = RUNTIMES[self.runtime]
+        name = self.quantisation or runtime.quantisations[0]
+        runtime.require_quantisation(name)
+        return name
 
     def record(self) -> dict[str, Any]:
         """Returns what the child depends on besides model, text and budgets, as JSON values."""

@@ -300,7 +300,6 @@ def _space(
     adaptation: Adaptation, name: str, build: str, layouts: Sequence[Layout], start: Layout, quality: Mapping[str, Any]
 ) -> dict[str, Any]:
     request, limits = adaptation.request, adaptation.limits
-    quantisation = request.quantisation or RUNTIMES[request.runtime].quantisations[0]
     on = {name: {"workload": _WORKLOAD} if metric(name).source == "device" else {} for name in searchable()}
     limited = [limit.metric for limit in limits]
     limited += ["decode_p50"] * (not any(on[name] for name in limited))
@@ -310,7 +309,7 @@ def _space(
         "doc": f"Mixes of a library's blocks in place of those of {adaptation.teacher.layout.format()}",
         "layouts": [layout.format() for layout in layouts],
         "devices": [request.device],
-        "runtimes": [{"name": request.runtime, "quantisation": quantisation, "build": build}],
+        "runtimes": [{"name": request.runtime, "quantisation": request.deploy_quantisation, "build": build}],
         "workloads": {_WORKLOAD: request.workload.model_dump(mode="json")},
         "budgets": [
             {

@@ -78,12 +78,17 @@ def training_cost(
         for stage in recipe.stages
     )
     state = STATE_BYTES * layout.params.total
+    return TrainingCost(recipe.tokens, flops, state, host_flops_per_s, gpu_costs(flops, state, price_per_hour))
+
+
+def gpu_costs(flops: float, state_bytes: int, price_per_hour: float | None = None) -> tuple[GpuCost, ...]:
+    """Returns what so many FLOPs cost on each GPU of `gpus.json`, at `UTILISATION` of its peak."""
     costs = []
     for gpu in gpus():
         hours = flops / (gpu.tflops * 1e12 * UTILISATION) / 3600
-        least = -int(-state // (gpu.memory_gb * 1e9))
+        least = -int(-state_bytes // (gpu.memory_gb * 1e9))
         costs.append(GpuCost(gpu.name, hours, None if price_per_hour is None else hours * price_per_hour, least))
-    return TrainingCost(recipe.tokens, flops, state, host_flops_per_s, tuple(costs))
+    return tuple(costs)
 
 
 def gpus() -> list[Gpu]:

@@ -132,7 +132,15 @@ def _use(layout: Layout, files: MemberFiles) -> Iterator[str]:
         )
     if ggufs := [file for file in files.files if file.kind == "gguf"]:
         gguf = next((file for file in ggufs if file.quantisation == "q4_0"), ggufs[0])
-        yield f"{_llama_cpp(layout, files.loads['llama.cpp'])}:\n\n```sh\nllama-cli -m {gguf.path}\n```"
+        loads = files.loads["llama.cpp"]
+        yield f"{_llama_cpp(layout, loads)}:\n\n```sh\nllama-cli -m {gguf.path}\n```"
+        if "patched" in loads:
+            yield "On a phone: apps bring a llama.cpp without these patches and do not open it."
+        else:
+            yield (
+                "On a phone, an app that brings such a llama.cpp opens the file, among them PocketPal AI and ChatterUI:"
+                f"\n\n```sh\nadb push {gguf.path} /sdcard/Download/\n```"
+            )
     if pte := next((file for file in files.files if file.kind == "pte"), None):
         yield (
             "ExecuTorch:\n\n```python\nfrom executorch.runtime import Runtime\n\n"
