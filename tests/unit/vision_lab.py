@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from retrieval_lab import write_lines
 
 from nas.core.layout import Layout
 from nas.model.nn.model import Model
@@ -48,12 +48,6 @@ def pattern(width: int, height: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def write_image(path: Path, width: int, height: int) -> Path:
     Image.fromarray(pattern(width, height)).save(path)
-    return path
-
-
-def write_lines(path: Path, lines: Iterable[Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in lines))
     return path
 
 
