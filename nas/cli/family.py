@@ -563,6 +563,10 @@ def vision(
     text: Annotated[
         list[Path] | None, typer.Option("--text", help="JSON lines of conversations without images. Repeatable.")
     ] = None,
+    evaluate: Annotated[
+        list[Path] | None,
+        typer.Option("--evaluate", help="As --data, but only scored, before and after. Repeatable."),
+    ] = None,
     encoder: Annotated[
         Path | None,
         typer.Option(
@@ -590,7 +594,7 @@ def vision(
     if stage not in (None, settings.stage):
         raise InvalidInput(f"{config} is for the stage {settings.stage}", where="--stage")
     with shown(f"preparing {output}") as log:
-        record = train_vision(model, Data(data, text or ()), settings, output, log, encoder, checkpoint)
+        record = train_vision(model, Data(data, text or (), evaluate or ()), settings, output, log, encoder, checkpoint)
     if json:
         print_json(record.model_dump(mode="json"))
         return

@@ -38,7 +38,12 @@ def train(folder: Path, stage: str, start: str = "model", output: str = "out", *
     options = {name: more.pop(name) for name in ("checkpoint_s", "log") if name in more}
     settings = VisionSettings.model_validate(QUICK | {"stage": stage} | more)
     log = options.pop("log", lambda line: None)
-    return train_vision(str(folder / start), Data([data], texts), settings, folder / output, log, **options)
+    evaluate = more_data(folder) if stage == "joint" else []
+    return train_vision(str(folder / start), Data([data], texts, evaluate), settings, folder / output, log, **options)
+
+
+def more_data(folder: Path) -> list[Path]:
+    return [write_colours(folder / "evaluate", 6)]
 
 
 def parts(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -95,6 +100,7 @@ def test_all_parts_are_trained_with_text_and_tiles(tmp_path: Path, monkeypatch: 
     frames = VisionFolder.read(tmp_path / "joint").frames
     assert (frames.do_image_splitting, frames.max_tiles, frames.max_image_tokens) == (True, 6, 8)
     assert joint.source.startswith("mid, SHA-256 ")
+    assert joint.before["conversations"] == 6 and joint.examples == 12
     before, after = parts(tmp_path / "mid"), parts(tmp_path / "joint")
     assert equal(before["encoder"], after["encoder"])
     assert not equal(before["backbone"], after["backbone"])

@@ -49,7 +49,7 @@ class Connector(nn.Module):
     def draw(self, seed: int, like: Tensor) -> None:
         """Fills the linear maps with start values that give embeddings as large as the rows `like`, [V, D]."""
         draw_weights(self, seed, 1)
-        self.linear_2.weight *= like.square().mean().sqrt()
+        self.linear_2.weight.mul_(like.square().mean().sqrt())
 
 
 class Tower(nn.Module, ABC):

@@ -32,6 +32,7 @@ from torch import Tensor
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
+from nas.measure.runtimes.base import Purpose
 from nas.model.nn.transformers import each_of_transformers, transformers_config
 from nas.train.adapt.checkpoints import LANGUAGE_MODEL, WITH_TOWERS, import_model
 from nas.train.release.found_tokenizer import FoundTokenizer
@@ -50,6 +51,7 @@ ENCODER, CONNECTOR = "model.vision_tower.", "model.multi_modal_projector."
 _OLD_PROCESSOR = "preprocessor_config.json"
 _MOST_BYTES = 1 << 20
 _ENCODER_TYPE = "siglip2_vision_model"
+_PURPOSES: tuple[Purpose, ...] = ("bos", "pad")
 _TEMPLATE = """{%- set plain = namespace(messages=[]) -%}
 {%- for message in messages -%}
 {%- if message.content is string or not message.content -%}
@@ -109,8 +111,7 @@ def image_tokenizer(tokenizer: MemberTokenizer, context: int) -> ModelTokenizer:
     carried = dict(tokenizer.files(context))
     carried |= dict(tokenizer.beside) if isinstance(tokenizer, ModelTokenizer) else {}
     del carried["tokenizer.json"]
-    settings = {"eos_token_id": list(tokenizer.ends), **{f"{name}_token_id": i for name, i in _named_ids(tokenizer)}}
-    carried |= {MODEL: json_bytes(settings), GENERATION: json_bytes(settings)}
+    carried |= {MODEL: json_bytes({}), GENERATION: json_bytes(_generation_config(tokenizer))}
     about = json.loads(carried[CONFIG])
     carried[CONFIG] = json_bytes({name: value for name, value in about.items() if name != "chat_template"})
     if IMAGE not in template:
@@ -118,8 +119,11 @@ def image_tokenizer(tokenizer: MemberTokenizer, context: int) -> ModelTokenizer:
     return ModelTokenizer(changed.to_str().encode(), carried)
 
 
-def _named_ids(tokenizer: MemberTokenizer) -> Iterator[tuple[str, int]]:
-    return ((name, token) for name, token in tokenizer.ids().items() if name in ("bos", "pad"))
+def _generation_config(tokenizer: MemberTokenizer) -> dict[str, Any]:
+    """Returns generation_config.json."""
+    ids = tokenizer.ids()
+    named = {f"{name}_token_id": ids[name] for name in _PURPOSES if name in ids}
+    return {**named, "eos_token_id": list(tokenizer.ends)}
 
 
 def with_tower(
@@ -159,7 +163,7 @@ def write_vision_model(folder: Path, vision: VisionModel) -> None:
     files: dict[str, bytes] = {
         **dict(vision.tokenizer.files(vision.context)),
         MODEL: json_bytes(_config(vision)),
-        GENERATION: vision.tokenizer.beside[GENERATION],
+        GENERATION: json_bytes(_generation_config(vision.tokenizer)),
         PROCESSOR: json_bytes(_processor(vision.frames)),
     }
     for name, content in files.items():
@@ -177,13 +181,14 @@ def _text_config(layout: Layout) -> tuple[dict[str, Any], bool]:
 def _config(vision: VisionModel) -> dict[str, Any]:
     layout, shape = vision.model.backbone.layout, vision.shape
     text, stock = _text_config(layout)
-    ids = vision.tokenizer.settings[MODEL]
-    ends = ids["eos_token_id"][0]
-    common = {**ids, "eos_token_id": ends, "dtype": "float32"}
+    ends = {"eos_token_id": vision.tokenizer.ends[0]}
+    common = {
+        **_generation_config(vision.tokenizer), **ends, "dtype": "float32", "max_position_embeddings": vision.context
+    }
     return {
         "architectures": ["Lfm2VlForConditionalGeneration" if stock else "HilnasVl"],
         "model_type": WITH_TOWERS[0 if stock else 1],
-        "text_config": {**text, **common, "max_position_embeddings": vision.context},
+        "text_config": {**text, **common},
         "vision_config": {"model_type": _ENCODER_TYPE, "dtype": "float32", **shape.encoder()},
         "image_token_id": vision.model.placeholder,
         "downsample_factor": shape.downsample_factor,

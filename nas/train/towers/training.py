@@ -176,10 +176,12 @@ class Data(NamedTuple):
     Args:
         images: files and folders of conversations about images.
         texts: files of conversations without.
+        evaluate: files and folders of conversations about images that are only scored.
     """
 
     images: Sequence[Path]
     texts: Sequence[Path] = ()
+    evaluate: Sequence[Path] = ()
 
 
 def train_vision(
@@ -292,35 +294,48 @@ class _Examples(NamedTuple):
     texts: list[_Example]
     held_out: list[_Example]
     left_out: int
-    inputs: list[str]
+    inputs: list[Any]
 
     @classmethod
     def read(cls, data: Data, start: _Start, settings: VisionSettings) -> _Examples:
-        lines = [line for path in data.images for line in read_image_conversations(path, start.chat)]
+        lines, scored = (
+            [line for path in paths for line in read_image_conversations(path, start.chat)]
+            for paths in (data.images, data.evaluate)
+        )
         places = ((path, read_placed_lines(path, Conversation, start.chat.special)) for path in data.texts)
         talks = [line for path, placed in places for _, line in start.chat.placed(placed)]
-        examples = [(line, _example(line.expanded(start.frames), start.chat, line.pictures)) for line in lines]
+        examples = [(line, _pictured_example(line, start)) for line in lines]
         texts = [_example(talk, start.chat) for talk in talks]
         short = [(line, one) for line, one in examples if len(one.ids) <= settings.context]
         short_texts = [one for one in texts if len(one.ids) <= settings.context]
         images = [one for line, one in short if not _is_held_out(line, settings.held_out)]
         held_out = [one for line, one in short if _is_held_out(line, settings.held_out)][:_MOST_HELD_OUT]
+        held_out += [_pictured_example(line, start) for line in scored]
         left_out = len(examples) - len(short) + len(texts) - len(short_texts)
         if not images:
             raise InvalidInput(
-                f"of {len(examples):,} conversations about images, {len(short):,} fit {settings.context:,} tokens and"
-                f" {len(held_out):,} are held out: none is left to train on",
+                f"of {len(examples):,} conversations about images, {len(short):,} fit {settings.context:,} tokens, and"
+                " all of these are held out",
                 where="--data",
             )
         if settings.text and not short_texts:
             raise InvalidInput(f"a share of {settings.text:g} of text needs --text; or set it to 0", where="text")
-        files = [path / METADATA if path.is_dir() else path for path in (*data.images, *data.texts)]
-        pictures = {picture.sha256 for line in lines for picture in line.pictures}
-        return cls(images, short_texts, held_out, left_out, [*map(sha256_of, files), *sorted(pictures)])
+        inputs = [
+            [sha256_of(path / METADATA if path.is_dir() else path) for path in paths] for paths in data
+        ]
+        pictures = sorted({picture.sha256 for line in (*lines, *scored) for picture in line.pictures})
+        return cls(images, short_texts, held_out, left_out, [inputs, pictures])
 
 
 def _example(conversation: Conversation, chat: ChatTokenizer, pictures: tuple[Picture, ...] = ()) -> _Example:
     return _Example(*chat.conversation(conversation), pictures)
+
+
+def _pictured_example(line: PicturedConversation, start: _Start) -> _Example:
+    try:
+        return _example(line.expanded(start.frames), start.chat, line.pictures)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, where=line.place) from error
 
 
 def _is_held_out(line: PicturedConversation, share: float) -> bool:
@@ -421,20 +436,21 @@ class _Steps:
 
         An answer is exact where each of its tokens is the likeliest after those before it: what greedy decoding gives.
         """
-        if not self._examples.held_out:
+        held_out = self._examples.held_out
+        if not held_out:
             return {}
-        totals = np.zeros(3)
-        for one in self._examples.held_out:
+        nats, count, exact = 0.0, 0, 0
+        for places in passes_of([len(one.ids) for one in held_out], self._worker.most_tokens(*_TOKENS_AT_ONCE)):
             self._worker.yield_hook()
-            tensors = (tensor.to(self._worker.device) for tensor in self._pass([one], torch.tensor(1)))
-            tokens, labels, _, *inputs = tensors
+            tensors = self._pass([held_out[place] for place in places], torch.tensor(1))
+            tokens, labels, _, *inputs = (tensor.to(self._worker.device) for tensor in tensors)
             answers = labels != IGNORE
             logits = model.backbone.logits(model.backbone.features(model.embeddings(tokens, *inputs))[answers])
-            nats = F.cross_entropy(logits.float(), labels[answers], reduction="sum")
-            exact = bool((logits.argmax(-1) == labels[answers]).all())
-            totals += [float(nats), int(answers.sum()), exact]
-        count = len(self._examples.held_out)
-        return {"conversations": count, "loss": totals[0] / totals[1], "exact answers": totals[2] / count}
+            nats += float(F.cross_entropy(logits.float(), labels[answers], reduction="sum"))
+            count += len(logits)
+            wrong = answers.nonzero()[:, 0][logits.argmax(-1) != labels[answers]]
+            exact += len(places) - len(wrong.unique())
+        return {"conversations": len(held_out), "loss": nats / count, "exact answers": exact / len(held_out)}
 
 
 def _described(scores: dict[str, float]) -> str:
