@@ -114,8 +114,7 @@ def image_tokenizer(tokenizer: MemberTokenizer, context: int) -> ModelTokenizer:
     carried |= {MODEL: json_bytes({}), GENERATION: json_bytes(_generation_config(tokenizer))}
     about = json.loads(carried[CONFIG])
     carried[CONFIG] = json_bytes({name: value for name, value in about.items() if name != "chat_template"})
-    if IMAGE not in template:
-        carried[TEMPLATE] = (_TEMPLATE + template).encode()
+    carried[TEMPLATE] = (template if IMAGE in template else _TEMPLATE + template).encode()
     return ModelTokenizer(changed.to_str().encode(), carried)
 
 
