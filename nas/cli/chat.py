@@ -28,7 +28,9 @@ def command(
     context: ContextOption = 4096,
     image: Annotated[
         list[Path] | None,
-        typer.Option("--image", help="Image that the first message is about, for a model that reads images. Repeatable."),
+        typer.Option(
+            "--image", help="Image that the first message is about, for a model that reads images. Repeatable."
+        ),
     ] = None,
     image_tokens: Annotated[
         int | None,

@@ -543,8 +543,8 @@ def vision(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Model to start from: a folder of `nas family vision` or LFM2-VL; or a language model: FAMILY/SIZE of a"
-            " trained member, a folder of transformers or of `nas adapt`, or a GGUF file.",
+            help="Model to start from: a folder of `nas family vision` or LFM2-VL, or a language model: FAMILY/SIZE of"
+            " a trained member, a folder of transformers or of `nas adapt`, or a GGUF file.",
             show_default=False,
         ),
     ],
@@ -570,7 +570,9 @@ def vision(
     encoder: Annotated[
         Path | None,
         typer.Option(
-            "--encoder", help="Folder of SigLIP2 (NaFlex) whose image encoder is used.", show_default="as in MODEL, or random"
+            "--encoder",
+            help="Folder of SigLIP2 (NaFlex) whose image encoder is used.",
+            show_default="as in MODEL, or random",
         ),
     ] = None,
     config: Annotated[
@@ -603,7 +605,10 @@ def vision(
             ("folder", output),
             ("start", record.source),
             ("stage", record.settings.stage),
-            ("conversations", f"{record.examples:,} about images, {record.texts:,} without; {record.left_out:,} left out"),
+            (
+                "conversations",
+                f"{record.examples:,} about images, {record.texts:,} without; {record.left_out:,} left out",
+            ),
             ("steps", f"{record.steps:,}"),
             ("loss", f"{record.curve[0][1]:.4f} -> {record.curve[-1][1]:.4f} nats per token"),
             *_before_and_after(record.before, record.after),

@@ -39,7 +39,9 @@ def test_frames_are_those_of_transformers_bit_for_bit(case: dict[str, Any]) -> N
 
 
 def test_fewer_tokens_are_a_smaller_frame() -> None:
-    whole = [cut_of(512, 512, FrameSettings(max_image_tokens=most, do_image_splitting=False)) for most in (64, 128, 256)]
+    whole = [
+        cut_of(512, 512, FrameSettings(max_image_tokens=most, do_image_splitting=False)) for most in (64, 128, 256)
+    ]
     counts = [cut.text().count("<image>") for cut in whole]
     assert counts == [64, 121, 256]
     assert with_images("a<image>b", whole[:1]) == f"a{whole[0].text()}b"
@@ -116,7 +118,9 @@ def bomb(width: int, height: int) -> bytes:
     """A PNG that claims to be large."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(100))), (b"IEND", b"")]
-    parts = [struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data)) for tag, data in chunks]
+    parts = [
+        struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data)) for tag, data in chunks
+    ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
@@ -168,7 +172,12 @@ def test_large_files_pipes_and_folders_are_not_opened(tmp_path: Path, monkeypatc
     monkeypatch.setattr(images, "MOST_BYTES", 1 << 20)
     (tmp_path / "large.png").write_bytes(bytes(1 << 21))
     os.mkfifo(tmp_path / "pipe.png")
-    for name, problem in (("large.png", "larger than 1 MB"), ("pipe.png", "no file"), (".", "no file"), ("x", "no file")):
+    for name, problem in (
+        ("large.png", "larger than 1 MB"),
+        ("pipe.png", "no file"),
+        (".", "no file"),
+        ("x", "no file"),
+    ):
         with pytest.raises(InvalidInput, match=problem):
             read_pixels(tmp_path / name, name)
 

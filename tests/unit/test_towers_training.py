@@ -132,7 +132,10 @@ def test_all_forms_of_data_are_read(tmp_path: Path, vision: VisionModel) -> None
     lines = [
         {"images": ["a.png"], "messages": [{"role": "user", "content": "<image>What?"}, ANSWER]},
         {"messages": [{"role": "user", "content": asked}, ANSWER]},
-        {"image": "a.png", "conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A"}]},
+        {
+            "image": "a.png",
+            "conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A"}],
+        },
         {"image": "a.png", "question": "What?", "answer": "A"},
         {"file_name": "a.png", "text": "A"},
         {"images": ["a.png", "b.png"], "messages": [{"role": "user", "content": "Both?"}, ANSWER]},
@@ -163,7 +166,10 @@ ANSWER = {"role": "assistant", "content": "A"}
         ({"image": "none.png", "question": "What?", "answer": "A"}, "there is no file none.png"),
         ({"image": 3, "question": "What?", "answer": "A"}, "no path"),
         ({"images": ["a.png"], "messages": [{"role": "user", "content": "<image><image>"}, ANSWER]}, "1 images, but 2"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<image>"}]}, "alone they may"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<image>"}]},
+            "alone they may",
+        ),
         ({"image": "a.png", "question": "<|image_end|>", "answer": "A"}, "special token"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}, ANSWER]}, "neither text nor an image"),
         ({"image": "a.png"}, "no conversation"),

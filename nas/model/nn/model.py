@@ -37,7 +37,7 @@ class Model(nn.Module):
         logits, state = model.prefill(torch.tensor([[1, 2]]))  # [1, 2, 256]
         logits, state = model.step(torch.tensor([3]), state)   # [1, 256]
 
-    Whatever takes token ids [B, T] takes embeddings [B, T, D] in their place, too: of `embed`, or what a tower computes.
+    Whatever takes token ids [B, T] takes embeddings [B, T, D] in their place, too.
 
     Args:
         layout: what to build.

@@ -1,8 +1,8 @@
 """Trainings whose result is a folder of its own: done once, resumed after a kill, never over something else.
 
-    OUTPUT/training/request.json            what the unfinished training is of
-    OUTPUT/training/checkpoint.safetensors  its state
-    OUTPUT/...                              the result; its record is written last
+OUTPUT/training/request.json            what the unfinished training is of
+OUTPUT/training/checkpoint.safetensors  its state
+OUTPUT/...                              the result; its record is written last
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Conversations with images: JSON lines, images as files beside them.
+r"""Conversations with images: JSON lines, images as files beside them.
 
     {"images": ["a.png"], "messages": [{"role": "user", "content": "<image>What is this?"}, ...]}
     {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", ...}]}, ...]}
-    {"image": "a.png", "conversations": [{"from": "human", "value": "<image>\\nWhat is this?"}, ...]}    LLaVA
+    {"image": "a.png", "conversations": [{"from": "human", "value": "<image>\nWhat is this?"}, ...]}    LLaVA
     {"image": "a.png", "question": "What is this?", "answer": "A cat"}
     {"file_name": "a.png", "text": "A cat"}                     metadata.jsonl of the folders of `datasets`
 
@@ -51,7 +51,9 @@ class ImageConversation(Conversation):
 
     def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
         asked = sum(message.said.count(IMAGE) for message in self.messages if message.role == "user")
-        if asked != len(self.images) or any(IMAGE in message.said for message in self.messages if message.role != "user"):
+        if asked != len(self.images) or any(
+            IMAGE in message.said for message in self.messages if message.role != "user"
+        ):
             return f"{len(self.images)} images, but {asked} {IMAGE} in the user's messages, where alone they may be"
         return super().problem([token for token in special if token != IMAGE])
 
@@ -160,4 +162,3 @@ def _inside(folder: Path, name: str, place: str) -> Path:
     if not file.is_relative_to(folder.resolve()) or Path(name).is_absolute():
         raise InvalidInput(f"{name!r} is not in the folder of the file that names it", where=place)
     return file
-

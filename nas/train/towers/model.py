@@ -3,8 +3,8 @@
     inputs -> encoder -> features [N, F] -> connector -> embeddings [N, D], which replace those of placeholder tokens
     tokens -> backbone.embed -------------------------^ -> backbone -> logits
 
-A tower is a subclass of `Tower`; that of images is `nas.train.towers.vision.VisionTower`. What a model answers comes from
-the backbone's own output head.
+A tower is a subclass of `Tower`; that of images is `nas.train.towers.vision.VisionTower`. What a model answers comes
+from the backbone's own output head.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders of models with towers. Where a stock class of transformers holds the layout, the folder is one of Lfm2Vl:
+"""Folders of models with towers, those of transformers' Lfm2Vl where a stock class holds the layout.
 
     config.json, generation_config.json, model.safetensors    for AutoModelForImageTextToText
     processor_config.json                                     how images are cut, for AutoProcessor
@@ -182,7 +182,10 @@ def _config(vision: VisionModel) -> dict[str, Any]:
     text, stock = _text_config(layout)
     ends = {"eos_token_id": vision.tokenizer.ends[0]}
     common = {
-        **_generation_config(vision.tokenizer), **ends, "dtype": "float32", "max_position_embeddings": vision.context
+        **_generation_config(vision.tokenizer),
+        **ends,
+        "dtype": "float32",
+        "max_position_embeddings": vision.context,
     }
     return {
         "architectures": ["Lfm2VlForConditionalGeneration" if stock else "HilnasVl"],

@@ -245,9 +245,7 @@ class _Start(NamedTuple):
             text = start_model(name)
             tokenizer = image_tokenizer(text.tokenizer.tokenizer, text.tokenizer.context)
             tower, hashes, described, place = settings.tower, text.hashes, text.described, None
-            frames = FrameSettings(
-                encoder_patch_size=tower.patch_size, downsample_factor=tower.downsample_factor
-            )
+            frames = FrameSettings(encoder_patch_size=tower.patch_size, downsample_factor=tower.downsample_factor)
         inputs = [hashes, encoders, tokenizer.describe()]
         chat = ChatTokenizer(tokenizer, name)
         return cls(described, inputs, place, text, encoder, chat, settings.frames(frames))
@@ -320,9 +318,7 @@ class _Examples(NamedTuple):
             )
         if settings.text and not short_texts:
             raise InvalidInput(f"a share of {settings.text:g} of text needs --text; or set it to 0", where="text")
-        inputs = [
-            [sha256_of(path / METADATA if path.is_dir() else path) for path in paths] for paths in data
-        ]
+        inputs = [[sha256_of(path / METADATA if path.is_dir() else path) for path in paths] for paths in data]
         pictures = sorted({picture.sha256 for line in (*lines, *scored) for picture in line.pictures})
         return cls(images, short_texts, held_out, left_out, [inputs, pictures])
 

@@ -104,7 +104,7 @@ def unshuffled(rows: Tensor, factor: int) -> Tensor:
 
 
 def stacked(frames: Sequence[tuple[Tensor, tuple[int, int]]], patch: int) -> tuple[Tensor, Tensor]:
-    """Returns frames as one batch: patches [N, P, patch patch 3], zeros behind each frame's, and heights and widths [N, 2].
+    """Returns frames as one batch: patches [N, P, patch patch 3], padded with zeros, and heights and widths [N, 2].
 
     Args:
         frames: patches of each, [H W, patch patch 3], with H and W.
