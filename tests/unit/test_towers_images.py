@@ -91,13 +91,18 @@ def test_transparent_pixels_are_white(tmp_path: Path) -> None:
     assert colour_at(path, 5, 5) == WHITE and colour_at(path, 5, 15) == GREEN
 
 
-@pytest.mark.parametrize(("mode", "name"), [("CMYK", "a.jpg"), ("L", "a.png"), ("1", "a.bmp"), ("P", "a.gif")])
+@pytest.mark.parametrize(("mode", "name"), [("CMYK", "a.jpg"), ("L", "a.png"), ("1", "a.bmp"), ("P", "a.gif"), ("RGB", "a.webp")])
 def test_other_modes_become_rgb(tmp_path: Path, mode: str, name: str) -> None:
     path, image = tmp_path / name, two_colours(mode)
     image.save(path)
     expected = image.convert("RGB")
     for place in ((5, 2), (15, 2)):
         np.testing.assert_allclose(colour_at(path, *reversed(place)), expected.getpixel(place), atol=12)
+
+
+def test_the_first_picture_of_a_camera_is_read(tmp_path: Path) -> None:
+    two_colours().save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[Image.new("RGB", (5, 5))])
+    assert read_picture(tmp_path / "a.jpg")[3:] == (10, 20)
 
 
 def test_sixteen_bits_are_scaled(tmp_path: Path) -> None:

@@ -42,19 +42,19 @@ class ImageConversation(Conversation):
         record = {name: value for name, value in record.items() if name not in ("image", "images", "file_name")}
         for caption, question in (("answer", "question"), ("text", "")):
             if not {"messages", "conversations"} & record.keys() and caption in record and images:
-                asked = {"role": "user", "content": str(record.get(question) or IMAGE)}
-                record = {"messages": [asked, {"role": "assistant", "content": record[caption]}]}
+                user = {"role": "user", "content": str(record.get(question) or IMAGE)}
+                record = {"messages": [user, {"role": "assistant", "content": record[caption]}]}
         if isinstance(messages := record.get("messages"), list):
             record["messages"] = [_with_markers(message, images) for message in messages]
         record = converted(record)
         return cls.model_validate(record | {"images": images, "messages": _marked(record["messages"], len(images))})
 
     def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
-        asked = sum(message.said.count(IMAGE) for message in self.messages if message.role == "user")
-        if asked != len(self.images) or any(
+        marks = sum(message.said.count(IMAGE) for message in self.messages if message.role == "user")
+        if marks != len(self.images) or any(
             IMAGE in message.said for message in self.messages if message.role != "user"
         ):
-            return f"{len(self.images)} images, but {asked} {IMAGE} in the user's messages, where alone they may be"
+            return f"{len(self.images)} images, but {marks} {IMAGE} in the user's messages, where alone they may be"
         return super().problem([token for token in special if token != IMAGE])
 
     def expanded(self, cuts: list[Cut]) -> Conversation:

@@ -44,7 +44,8 @@ TOKENS = (
 )
 """Special tokens of images, as LFM2-VL's tokenizer has them."""
 
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP")
+Image.init()  # registers WebP, which Pillow does not before it meets a file of an unknown kind
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MOST_BYTES = 64 << 20
 MOST_PIXELS = 64_000_000
 _MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"}
@@ -202,7 +203,7 @@ def _decoded(content: bytes, name: str, place: str) -> Tensor:
     with Image.open(BytesIO(content), formats=FORMATS) as image:
         if image.width * image.height > MOST_PIXELS:
             raise InvalidInput(f"{name} has more than {MOST_PIXELS:,} pixels", where=place)
-        # Cameras put a second picture behind the first one.
+        # Cameras put a second picture behind the first one of a JPEG file.
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise InvalidInput(f"{name} is animated: save one of its frames", where=place)
         if image.mode not in _MODES | _WIDE_MODES:
