@@ -290,22 +290,18 @@ def frames_of(pixels: Tensor, cut: Cut) -> list[tuple[Tensor, tuple[int, int]]]:
     frames: list[Tensor] = []
     if cut.tiled:
         grid = _resized(pixels, (tile * cut.rows, tile * cut.columns))
-        frames += [part for row in grid.split(tile, 1) for part in row.split(tile, 2)]
+        frames += [part for row in torch.split(grid, tile, 1) for part in torch.split(row, tile, 2)]
     if not cut.tiled or settings.use_thumbnail:
         frames.append(_resized(pixels, cut.whole))
     mean, std = (torch.tensor(values)[:, None, None] * 255.0 for values in (settings.image_mean, settings.image_std))
-    patch = settings.encoder_patch_size
-    return [
-        (
-            ((frame.float() - mean) / std)
-            .unflatten(1, (-1, patch))
-            .unflatten(3, (-1, patch))
-            .permute(1, 3, 2, 4, 0)
-            .reshape(-1, patch * patch * len(frame)),
-            (frame.shape[1] // patch, frame.shape[2] // patch),
-        )
-        for frame in frames
-    ]
+    return [_patches((frame.float() - mean) / std, settings.encoder_patch_size) for frame in frames]
+
+
+def _patches(frame: Tensor, patch: int) -> tuple[Tensor, tuple[int, int]]:
+    channels, height, width = frame.shape
+    rows, columns = height // patch, width // patch
+    patches = frame.view(channels, rows, patch, columns, patch).permute(1, 3, 2, 4, 0)
+    return patches.reshape(rows * columns, patch * patch * channels), (rows, columns)
 
 
 def _resized(pixels: Tensor, size: tuple[int, int]) -> Tensor:

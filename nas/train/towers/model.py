@@ -107,4 +107,5 @@ class TowerModel(nn.Module):
 
     def forward(self, tokens: Tensor, *inputs: Tensor) -> Tensor:
         """Returns logits [B, T, V]."""
-        return self.backbone(self.embeddings(tokens, *inputs))
+        logits: Tensor = self.backbone(self.embeddings(tokens, *inputs))
+        return logits
