@@ -300,7 +300,7 @@ def frames_of(pixels: Tensor, cut: Cut) -> list[tuple[Tensor, tuple[int, int]]]:
 def _patches(frame: Tensor, patch: int) -> tuple[Tensor, tuple[int, int]]:
     channels, height, width = frame.shape
     rows, columns = height // patch, width // patch
-    patches = frame.view(channels, rows, patch, columns, patch).permute(1, 3, 2, 4, 0)
+    patches = frame.reshape(channels, rows, patch, columns, patch).permute(1, 3, 2, 4, 0)
     return patches.reshape(rows * columns, patch * patch * channels), (rows, columns)
 
 
