@@ -9,9 +9,11 @@ two images. It needs torchvision, which is no dependency; any build does, as ope
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,26 +40,26 @@ def main() -> None:
     torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
     torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
     from transformers import AutoProcessor
-    from vision_lab import pattern, question, write_image, write_model
 
+    lab = importlib.import_module("vision_lab")
     from nas.train.towers.images import FrameSettings
     from nas.train.towers.vision import VisionShape
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         tower = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-        vision = write_model(folder / "model", shape=VisionShape(**tower), frames=FrameSettings())
+        vision = lab.write_model(folder / "model", shape=VisionShape(**tower), frames=FrameSettings())
         processor = AutoProcessor.from_pretrained(folder / "model", local_files_only=True)
-        paths = [write_image(folder / f"{i}.png", *size) for i, size in enumerate(((200, 300), (900, 1400)))]
+        paths = [lab.write_image(folder / f"{i}.png", *size) for i, size in enumerate(((200, 300), (900, 1400)))]
         text = "A <image> and <image>?"
-        ids, frames = question(vision, paths, text)
+        ids, frames = lab.question(vision, paths, text)
         theirs = processor(images=[[Image.open(path) for path in paths]], text=[text], return_tensors="pt")
         ours = vision.tokenizer.tokenizer.encode(text.split("<image>")[0], add_special_tokens=False).ids
         assert ids[-len(theirs.input_ids[0]) :] == theirs.input_ids[0].tolist(), "ids differ"
         assert ours and len(frames) == len(theirs.pixel_values)
     cases = []
     for (width, height), settings in [*((size, {}) for size in SIZES), *OTHERS]:
-        image = Image.fromarray(pattern(width, height))
+        image = Image.fromarray(lab.pattern(width, height))
         read = processor(images=[[image]], text=["<image>"], return_tensors="pt", **settings)
         digest = hashlib.sha256()
         for patches, mask in zip(read.pixel_values, read.pixel_attention_mask, strict=True):
@@ -73,10 +75,7 @@ def main() -> None:
                 "patches": digest.hexdigest(),
             }
         )
-    import torchvision
-    import transformers
-
-    versions = {"transformers": transformers.__version__, "torchvision": torchvision.__version__}
+    versions = {name: version(name) for name in ("transformers", "torchvision")}
     path = ROOT / "tests" / "data" / "lfm2_vl_images.json"
     path.write_text(json.dumps({"versions": versions, "cases": cases}, indent=1) + "\n")
 

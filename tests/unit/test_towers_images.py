@@ -91,7 +91,9 @@ def test_transparent_pixels_are_white(tmp_path: Path) -> None:
     assert colour_at(path, 5, 5) == WHITE and colour_at(path, 5, 15) == GREEN
 
 
-@pytest.mark.parametrize(("mode", "name"), [("CMYK", "a.jpg"), ("L", "a.png"), ("1", "a.bmp"), ("P", "a.gif"), ("RGB", "a.webp")])
+@pytest.mark.parametrize(
+    ("mode", "name"), [("CMYK", "a.jpg"), ("L", "a.png"), ("1", "a.bmp"), ("P", "a.gif"), ("RGB", "a.webp")]
+)
 def test_other_modes_become_rgb(tmp_path: Path, mode: str, name: str) -> None:
     path, image = tmp_path / name, two_colours(mode)
     image.save(path)

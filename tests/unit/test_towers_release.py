@@ -19,6 +19,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.train.adapt.checkpoints import read_model
 from nas.train.posttrain.conversations import ChatTokenizer, Message
+from nas.train.release.templates import TURN, rendered
 from nas.train.towers.images import IMAGE
 from nas.train.towers.release import VisionFolder, VisionModel, encoder_shape, load_encoder
 from nas.train.towers.vision import VisionTower, stacked, unshuffled
@@ -109,12 +110,15 @@ def test_new_tokens_begin_as_the_mean_of_the_others() -> None:
 
 def test_templates_take_contents_in_parts(tmp_path: Path) -> None:
     vision = write_model(tmp_path)
-    chat = ChatTokenizer(VisionFolder.read(tmp_path).tokenizer, "model")
+    tokenizer = VisionFolder.read(tmp_path).tokenizer
     parts = [{"type": "image"}, {"type": "text", "text": "What?"}]
-    in_parts = Message.model_construct(role="user", content=parts)
-    plain = Message(role="user", content=f"{IMAGE}What?")
-    assert chat.render([in_parts], ask=True) == chat.render([plain], ask=True)
-    assert vision.tokenizer.special[IMAGE] in chat.question([plain])
+    asked, expected = (
+        rendered(tokenizer.chat_template or "", {**TURN, "messages": [{"role": "user", "content": content}]}, "")
+        for content in (parts, f"{IMAGE}What?")
+    )
+    assert asked == expected
+    question = ChatTokenizer(tokenizer, "model").question([Message(role="user", content=f"{IMAGE}What?")])
+    assert question.count(vision.model.placeholder) == 1
 
 
 def encoder_folder(folder: Path, prefix: str = "") -> Siglip2VisionModel:

@@ -97,11 +97,8 @@ class TowerModel(nn.Module):
         """
         embedded: Tensor = self.backbone.embed(tokens)
         places = tokens == self.placeholder
-        count = int(places.sum())
-        if not count and not (inputs and len(inputs[0])):
-            return embedded
-        rows = self.tower(*inputs)
-        if len(rows) != count:
+        rows = self.tower(*inputs) if inputs and len(inputs[0]) else embedded[:0, 0]
+        if len(rows) != (count := int(places.sum())):
             raise InvalidInput(f"{count:,} placeholders for {len(rows):,} embeddings")
         return embedded.masked_scatter(places[..., None], rows.to(embedded.dtype))
 

@@ -273,9 +273,10 @@ class VisionFolder:
         tokenizer = read_model_tokenizer(folder / "tokenizer.json")
         if not isinstance(tokenizer, ModelTokenizer):
             raise InvalidInput(f"has no {CONFIG}", where=str(folder))
-        if missing := [token for token in TOKENS if tokenizer.tokenizer.token_to_id(token) is None]:
+        ids = tokenizer.tokenizer.get_vocab(with_added_tokens=True)
+        if missing := [token for token in TOKENS if token not in ids]:
             raise InvalidInput(f"its tokenizer has no token {missing[0]}", where=str(folder))
-        placeholder = tokenizer.tokenizer.token_to_id(IMAGE)
+        placeholder = ids[IMAGE]
         if config.get("image_token_id") != placeholder:
             raise InvalidInput(f"image_token_id is not the tokenizer's {IMAGE}, {placeholder}", where=where)
         context = FoundTokenizer(tokenizer, folder).context

@@ -445,7 +445,7 @@ class _Steps:
             nats += float(F.cross_entropy(logits.float(), labels[answers], reduction="sum"))
             count += len(logits)
             wrong = answers.nonzero()[:, 0][logits.argmax(-1) != labels[answers]]
-            exact += len(places) - len(wrong.unique())
+            exact += len(places) - len(set(wrong.tolist()))
         return {"conversations": len(held_out), "loss": nats / count, "exact answers": exact / len(held_out)}
 
 
