@@ -54,9 +54,8 @@ def main() -> None:
         text = "A <image> and <image>?"
         ids, frames = lab.question(vision, paths, text)
         theirs = processor(images=[[Image.open(path) for path in paths]], text=[text], return_tensors="pt")
-        ours = vision.tokenizer.tokenizer.encode(text.split("<image>")[0], add_special_tokens=False).ids
         assert ids[-len(theirs.input_ids[0]) :] == theirs.input_ids[0].tolist(), "ids differ"
-        assert ours and len(frames) == len(theirs.pixel_values)
+        assert len(frames) == len(theirs.pixel_values)
     cases = []
     for (width, height), settings in [*((size, {}) for size in SIZES), *OTHERS]:
         image = Image.fromarray(lab.pattern(width, height))
