@@ -302,13 +302,14 @@ class _Examples(NamedTuple):
         )
         places = ((path, read_placed_lines(path, Conversation, start.chat.special)) for path in data.texts)
         talks = [line for path, placed in places for _, line in start.chat.placed(placed)]
-        examples = [(line, _pictured_example(line, start)) for line in lines]
-        texts = [_example(talk, start.chat) for talk in talks]
+        encoder = _Encoder(start)
+        examples = [(line, encoder.pictured(line)) for line in lines]
+        texts = [encoder.example(talk) for talk in talks]
         short = [(line, one) for line, one in examples if len(one.ids) <= settings.context]
         short_texts = [one for one in texts if len(one.ids) <= settings.context]
         images = [one for line, one in short if not _is_held_out(line, settings.held_out)]
         held_out = [one for line, one in short if _is_held_out(line, settings.held_out)][:_MOST_HELD_OUT]
-        held_out += [_pictured_example(line, start) for line in scored]
+        held_out += [encoder.pictured(line) for line in scored]
         left_out = len(examples) - len(short) + len(texts) - len(short_texts)
         if not images:
             raise InvalidInput(
@@ -323,15 +324,26 @@ class _Examples(NamedTuple):
         return cls(images, short_texts, held_out, left_out, [inputs, pictures])
 
 
-def _example(conversation: Conversation, chat: ChatTokenizer, pictures: tuple[Picture, ...] = ()) -> _Example:
-    return _Example(*chat.conversation(conversation), pictures)
+class _Encoder:
+    """Encodes conversations, equal ones once: of many images the same is asked, and rendering takes milliseconds."""
 
+    def __init__(self, start: _Start) -> None:
+        self._start = start
+        self._encoded: dict[str, tuple[NDArray[np.int32], NDArray[np.bool_]]] = {}
 
-def _pictured_example(line: PicturedConversation, start: _Start) -> _Example:
-    try:
-        return _example(line.expanded(start.frames), start.chat, line.pictures)
-    except InvalidInput as error:
-        raise InvalidInput(error.message, where=line.place) from error
+    def example(self, conversation: Conversation, pictures: tuple[Picture, ...] = ()) -> _Example:
+        """Returns a conversation as ids."""
+        key = content_hash(conversation.model_dump(mode="json"))
+        if key not in self._encoded:
+            self._encoded[key] = self._start.chat.conversation(conversation)
+        return _Example(*self._encoded[key], pictures)
+
+    def pictured(self, line: PicturedConversation) -> _Example:
+        """Returns a conversation about images as ids."""
+        try:
+            return self.example(line.expanded(self._start.frames), line.pictures)
+        except InvalidInput as error:
+            raise InvalidInput(error.message, where=line.place) from error
 
 
 def _is_held_out(line: PicturedConversation, share: float) -> bool:
