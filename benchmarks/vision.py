@@ -91,7 +91,9 @@ def write_data(folder: Path) -> None:
         ]
         write_lines(data / f"{part}.jsonl", lines)
     talks = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()]
-    write_lines(folder / "text.jsonl", [{"text": f"{talk['question']} {talk['answer']}"} for talk in talks])
+    texts = [f"{talk['question']} {talk['answer']}" for talk in talks]
+    documents = ["\n".join(texts[first : first + 20]) for first in range(0, len(texts), 20)]
+    write_lines(folder / "text.jsonl", [{"text": document} for document in documents])
 
 
 def write_lines(path: Path, lines: list[dict[str, str]]) -> None:
