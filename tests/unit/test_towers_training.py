@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 from cli_runner import nas
-from pretrain_lab import KilledError, killed_after
+from pretrain_lab import KilledError, alone, killed_after
 from retrieval_lab import own_home, write_lines
 from safetensors.torch import load_file
 from vision_lab import SHAPE, write_colours, write_image, write_model
 
 from nas.core.errors import InvalidInput, UnknownName
+from nas.model.nn.fit import TrainingCheckpoint, TrainingPhase, TrainingState, fit
+from nas.model.nn.optimisers import Optimiser, OptimiserKind
+from nas.model.nn.primitives import Linear
 from nas.train.posttrain import trained_folder
 from nas.train.posttrain.conversations import ChatTokenizer
 from nas.train.towers.data import read_image_conversations
@@ -212,3 +215,23 @@ def test_the_commands_train_and_answer(tmp_path: Path, monkeypatch: pytest.Monke
     assert "no file none.png" in nas("chat", "out", "--image", "none.png", stdin="a\n").err
     assert "is for --image" in nas("chat", "out", "--image-tokens", "8", stdin="a\n").err
     assert "no model of images and text" in nas("chat", "colours", "--image", "colours/0.png", stdin="a\n").err
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_each_part_has_its_share_of_the_rate(tmp_path: Path, kind: OptimiserKind) -> None:
+    names = ("slow", "frozen", "other", "slow_too")
+    model = torch.nn.ModuleDict({name: Linear(4, 3) for name in names})
+    for part in model.values():
+        torch.nn.init.ones_(part.weight)
+    settings = Optimiser(0.0, torch.inf, 0.0, kind=kind, parts={"slow": 0.25, "frozen": 0.0})
+    state = TrainingState(model, settings, 1)
+    inputs = torch.tensor([[1.0, 2.0, 3.0, 5.0]])
+    phase = TrainingPhase(
+        "test", 1, 1, lambda step: [(inputs,)], lambda model, x: sum(part(x).sum() for part in model.values()),
+        lambda step: 0.1,
+    )  # fmt: skip
+    fit(state, [phase], [TrainingCheckpoint(tmp_path / "a.safetensors", {})], alone(), name="test")
+    changes = {name: (1 - part.weight.detach()).abs().max().item() for name, part in model.items()}
+    assert changes["frozen"] == 0 and changes["other"] > 0
+    np.testing.assert_allclose(changes["slow"], changes["other"] / 4, rtol=1e-3)
+    np.testing.assert_allclose(changes["slow_too"], changes["other"], rtol=1e-5)
