@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.options import ContextOption, DateOption, SeedOption
 from nas.cli.output import asked_lines, print_answers, say
+from nas.core.errors import InvalidInput
 
 app = command_app()
 
@@ -24,6 +26,18 @@ def command(
     temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.3,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum tokens of an answer.")] = 512,
     context: ContextOption = 4096,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--image", help="Image that the first message is about, for a model that reads images. Repeatable."
+        ),
+    ] = None,
+    image_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--image-tokens", min=1, max=4096, help="Maximum tokens of an image or tile.", show_default="as trained"
+        ),
+    ] = None,
     date: DateOption = None,
     seed: SeedOption = 0,
 ) -> None:
@@ -31,16 +45,26 @@ def command(
 
     Each line of stdin is a message; answers are streamed to stdout. GGUF files run in llama.cpp, folders of
     transformers in PyTorch, with the model's own tokenizer and chat template. When the context is full, the oldest
-    turns are forgotten.
+    turns are forgotten. With --image, the folder is one of `nas family vision`, or of LFM2-VL.
     """
     from nas.train.posttrain.conversations import ChatTokenizer
     from nas.train.posttrain.evaluate import Chat, read_tools
-    from nas.train.posttrain.model_source import open_model
+    from nas.train.posttrain.model_source import OpenModel, open_model
     from nas.train.release.templates import DATE
 
-    with open_model(model, context) as opened:
+    with ExitStack() as stack:
+        opening = ""
+        if image:
+            from nas.train.towers.chat import VisionTalker  # its packages are an extra
+
+            talker = VisionTalker(model, image, context, image_tokens)
+            opened, opening = OpenModel(talker, talker.tokenizer), talker.opening
+        elif image_tokens is not None:
+            raise InvalidInput("is for --image", where="--image-tokens")
+        else:
+            opened = stack.enter_context(open_model(model, context))
         tokenizer = ChatTokenizer(opened.tokenizer.tokenizer, str(model), date or DATE)
         functions = read_tools(tools, tokenizer.special) if tools else ()
         say(opened.tokenizer.describe())
-        talk = Chat(opened.talker, tokenizer, system, functions, say)
+        talk = Chat(opened.talker, tokenizer, system, functions, say, opening)
         print_answers(talk.answers(asked_lines(), most=tokens, temperature=temperature, seed=seed))

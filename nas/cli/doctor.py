@@ -42,6 +42,7 @@ FEW_FILES = 4096
 
 EXTRAS = {
     "corpora": "corpora in Parquet, Arrow or Zstandard",
+    "vision": "models that read images",
     "judge": "reward models that judge answers",
     "evaluation": "public benchmarks of family members",
     "languages": "filtering of conversations by language",

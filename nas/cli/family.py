@@ -536,15 +536,99 @@ def retrieval(
             ("examples", f"{record.examples:,}"),
             ("steps", f"{record.steps:,}"),
             ("loss", f"{record.curve[0][1]:.4f} -> {record.curve[-1][1]:.4f}"),
-            *(
-                (f"{name}, held out", f"{record.before[name]:.4g} -> {value:.4g}")
-                for name, value in record.after.items()
-            ),
+            *_before_and_after(record.before, record.after),
             ("time", show_duration(record.seconds)),
             ("device", record.device),
         )
     )
     say(f"next: nas family index {shlex.quote(str(output))} DOCUMENTS -o INDEX")
+
+
+@app.command()
+def vision(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Model to start from: a folder of `nas family vision` or LFM2-VL, or a language model: FAMILY/SIZE of"
+            " a trained member, a folder of transformers or of `nas adapt`, or a GGUF file.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            "--data",
+            help="JSON lines of conversations about images, or folder with metadata.jsonl. Repeatable.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the trained model.", show_default=False)],
+    stage: Annotated[
+        str | None, typer.Option("--stage", help="connector, mid or joint.", show_default="that of --config")
+    ] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", help="JSON lines of conversations without images. Repeatable.")
+    ] = None,
+    evaluate: Annotated[
+        list[Path] | None,
+        typer.Option("--evaluate", help="As --data, but only scored, before and after. Repeatable."),
+    ] = None,
+    encoder: Annotated[
+        Path | None,
+        typer.Option(
+            "--encoder",
+            help="Folder of SigLIP2 (NaFlex) whose image encoder is used.",
+            show_default="as in MODEL, or random",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML file with settings of the stage.", show_default=False)
+    ] = None,
+    checkpoint: Annotated[
+        float, typer.Option("--checkpoint", min=0, help="Least seconds between checkpoints; 0: one after every step.")
+    ] = 60.0,
+    json: JsonFlag = False,
+) -> None:
+    """Train a stage of a model that reads images and text, from a trained model (LFM2 report, section 5).
+
+    The stages are connector, mid and joint, each from the folder of the one before; see docs/how-to/vision.md. Where a
+    stock class of transformers holds the layout, the folder opens there. After an interruption, repeat the command to
+    continue from the last checkpoint.
+    """
+    from nas.search.spaces.problems import read_model
+    from nas.train.towers.training import Data, VisionSettings, stage_settings, train_vision
+
+    settings = stage_settings(stage) if config is None else read_model(config, VisionSettings)
+    if stage not in (None, settings.stage):
+        raise InvalidInput(f"{config} is for the stage {settings.stage}", where="--stage")
+    with shown(f"preparing {output}") as log:
+        record = train_vision(model, Data(data, text or (), evaluate or ()), settings, output, log, encoder, checkpoint)
+    if json:
+        print_json(record.model_dump(mode="json"))
+        return
+    print_fields(
+        (
+            ("folder", output),
+            ("start", record.source),
+            ("stage", record.settings.stage),
+            (
+                "conversations",
+                f"{record.examples:,} about images, {record.texts:,} without; {record.left_out:,} left out",
+            ),
+            ("steps", f"{record.steps:,}"),
+            ("loss", f"{record.curve[0][1]:.4f} -> {record.curve[-1][1]:.4f} nats per token"),
+            *_before_and_after(record.before, record.after),
+            ("time", show_duration(record.seconds)),
+            ("device", record.device),
+        )
+    )
+    say(f"next: nas chat {shlex.quote(str(output))} --image PICTURE")
+
+
+def _before_and_after(before: dict[str, float], after: dict[str, float]) -> Iterator[tuple[str, str]]:
+    """Yields scores on held-out data for `print_fields`."""
+    yield from ((f"{name}, held out", f"{before[name]:.4g} -> {value:.4g}") for name, value in after.items())
 
 
 @app.command()

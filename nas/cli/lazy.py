@@ -47,7 +47,7 @@ COMMANDS = {
 MODULES = {"import": "import_model", "demo-data": "demo_data"}
 """Command -> module, where the command's name is none of a module."""
 
-_DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "multipart": "python-multipart", "usb1": "libusb1"}
+_DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "multipart": "python-multipart", "PIL": "pillow", "usb1": "libusb1"}
 """Module -> distribution, where their names differ."""
 
 

@@ -21,10 +21,10 @@ from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import member_folder
 from nas.model.nn.fit import Log
 from nas.train.adapt.adapt import CHILD, REQUEST
+from nas.train.posttrain import trained_folder
 from nas.train.pretrain.member_training import train_member
 from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.release.options import FileOptions
-from nas.train.retrieval import training
 from nas.train.retrieval.data import read_documents, read_examples, read_judgements
 from nas.train.retrieval.retriever import TorchEncoder, exact_scores, maxsim
 from nas.train.retrieval.training import RetrievalRecord, RetrievalSettings, distillation, train_retriever
@@ -121,7 +121,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, monkeypatc
     (tmp_path / "out").rename(tmp_path / "whole")
     worker = killed_after(5)
     with monkeypatch.context() as patch:
-        patch.setattr(training, "Worker", lambda device, log, hook: worker)
+        patch.setattr(trained_folder, "Worker", lambda device, log, hook: worker)
         with pytest.raises(KilledError):
             train(tmp_path, PAIRS, checkpoint_s=0)
     with pytest.raises(InvalidInput, match="another training"):

@@ -386,7 +386,7 @@ def _take_step(
         clip_gradients(state.model, state.optimiser.clip, state.seeds is not None)
         for optimiser in state.optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["share"]
             optimiser.step()
             optimiser.zero_grad()
         if worker.world > 1:

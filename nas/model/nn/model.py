@@ -37,6 +37,8 @@ class Model(nn.Module):
         logits, state = model.prefill(torch.tensor([[1, 2]]))  # [1, 2, 256]
         logits, state = model.step(torch.tensor([3]), state)   # [1, 256]
 
+    Whatever takes token ids [B, T] takes embeddings [B, T, D] in their place, too.
+
     Args:
         layout: what to build.
         seed: start values; a tensor's values depend on seed, name and shape alone (and on the depth, for projections
@@ -102,7 +104,8 @@ class Model(nn.Module):
     def _run(
         self, tokens: Tensor, state: ModelState | None, packed: PackedRows | None = None
     ) -> tuple[Tensor, ModelState]:
-        x = self.embed(packed.pack(tokens) if packed else tokens)
+        inputs = packed.pack(tokens) if packed else tokens
+        x = inputs if inputs.is_floating_point() else self.embed(inputs)
         after: ModelState = []
         for depth, sources in enumerate(self._sources):
             earlier = state[depth] if state else [None] * len(sources)

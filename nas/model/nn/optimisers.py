@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -33,6 +33,8 @@ class Optimiser:
         betas: decay of AdamW's moments (Loshchilov and Hutter 2019).
         eps: added to AdamW's denominator.
         kind: 'adamw', or 'muon' for the matrices of hidden layers.
+        parts: name of a part of the model -> its learning rate as a share of the step's; 0: it is frozen. The rate of
+            other parameters is the step's.
     """
 
     weight_decay: float
@@ -41,23 +43,47 @@ class Optimiser:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     kind: OptimiserKind = "adamw"
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 def make_optimisers(model: nn.Module, settings: Optimiser, stacked: bool) -> list[torch.optim.Optimizer]:
-    """Returns the optimisers that together step all parameters of `model`; `stacked`: parameters are [S, ...]."""
+    """Returns the optimisers that together step all parameters of `model`; groups have their `share` of the rate.
+
+    Parameters of frozen parts get no gradients any more.
+
+    Args:
+        model: to train.
+        settings: of the optimisers.
+        stacked: parameters are [S, ...].
+    """
     hidden = {id(parameter) for parameter in hidden_matrices(model)} if settings.kind == "muon" else set()
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in hidden]
-    matrix = 3 if stacked else 2
-    groups = [
-        {"params": [p for p in rest if p.ndim >= matrix], "weight_decay": settings.weight_decay},
-        {"params": [p for p in rest if p.ndim < matrix], "weight_decay": 0.0},
-    ]
+    rest: list[dict[str, Any]] = []
+    matrices: list[dict[str, Any]] = []
+    for share, parameters in _by_share(model, settings.parts).items():
+        others = [p for p in parameters if id(p) not in hidden]
+        for decays in (True, False):
+            group = [p for p in others if (p.ndim >= (3 if stacked else 2)) is decays]
+            decay = settings.weight_decay if decays else 0.0
+            rest.append({"params": group, "weight_decay": decay, "share": share})
+        matrices.append({"params": [p for p in parameters if id(p) in hidden], "share": share})
     optimisers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=True),
+        torch.optim.AdamW(rest, betas=settings.betas, eps=settings.eps, fused=True),
     ]
     if hidden:
-        optimisers.append(Muon([p for p in model.parameters() if id(p) in hidden], settings.weight_decay))
+        optimisers.append(Muon(matrices, settings.weight_decay))
     return optimisers
+
+
+def _by_share(model: nn.Module, parts: Mapping[str, float]) -> dict[float, list[nn.Parameter]]:
+    """Returns share of the learning rate -> parameters, and freezes those whose share is 0."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        share = next((share for part, share in parts.items() if name.startswith(f"{part}.")), 1.0)
+        if share:
+            groups.setdefault(share, []).append(parameter)
+        else:
+            parameter.requires_grad_(False)
+    return groups
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
@@ -76,11 +102,11 @@ class Muon(torch.optim.Optimizer):
     Scalable for LLM Training", equation 4), so that both take one learning rate and one weight decay.
 
     Args:
-        params: matrices; leading dimensions count matrices (experts, seeds).
+        params: matrices, or groups of them; leading dimensions count matrices (experts, seeds).
         weight_decay: as AdamW's.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], weight_decay: float) -> None:
+    def __init__(self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], weight_decay: float) -> None:
         super().__init__(params, {"lr": 0.0, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -16,6 +16,8 @@ pass is that of `nas.model.nn.model` up to constants are read; constants become 
     LayerNorm without     Means are subtracted from the embedding and from projections into the residual stream, which
       weights and biases  has none then, so that LayerNorm is RMSNorm.
 
+Of a model with towers (`nas.train.towers`), its language model is read.
+
 Everything else that a layout cannot say (other biases than those of Qwen2, RoPE of type longrope, mixers and
 feed-forwards beside each other ...) is refused, all of it at once.
 """
@@ -57,6 +59,10 @@ _CONFIG_BYTES = 1 << 20
 """Largest config.json."""
 _INTO_RESIDUAL = ("o.weight", "out.weight", "down.weight")
 """Projections into the residual stream."""
+WITH_TOWERS = ("lfm2_vl", "hilnas_vl")
+"""Types of models that consist of a language model and towers: transformers' class, and ours for other layouts."""
+LANGUAGE_MODEL = "model.language_model."
+"""Prefix of the language model's tensors there, but for those of an output head."""
 _FROM_ROTARY = "rotary_emb.inv_freq"
 """A buffer that old releases of transformers saved; it follows from the configuration."""
 
@@ -196,10 +202,15 @@ class _Folder:
             raise InvalidInput(ADAPTER_PROBLEM, where=str(folder))
         if not (folder / "config.json").is_file():
             raise InvalidInput("no such file: name a folder of transformers, with config.json", where=self.where)
-        self.config = read_json(folder / "config.json", _CONFIG_BYTES)
+        self.config: Mapping[str, Any] = read_json(folder / "config.json", _CONFIG_BYTES)
+        self._inside = ""
+        if self.config.get("model_type") in WITH_TOWERS:
+            tied = self.config.get("tie_embedding", self.config.get("tie_word_embeddings", True))
+            self._inside, text = LANGUAGE_MODEL, self.config.get("text_config")
+            self.config = {**(text if isinstance(text, dict) else {}), "tie_word_embeddings": tied}
 
     def tensors(self) -> _Tensors:
-        return _Tensors(self._folder)
+        return _Tensors(self._folder, self._inside)
 
     def has_other_head(self) -> bool:
         try:
@@ -281,14 +292,19 @@ _EXPERTS = {
 
 
 class _Tensors(TheirTensors):
-    """The tensors of a folder under transformers' names of today, each read on access."""
+    """The tensors of a folder under transformers' names of today, each read on access.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the model.
+        inside: prefix of the names that are read; an output head has none.
+    """
+
+    def __init__(self, folder: Path, inside: str = "") -> None:
         self.folder, self._shards = folder, Shards(folder)
-        names = self._shards.names
+        stored = {name.removeprefix(inside): name for name in self._shards.names if name.startswith((inside, HEAD))}
         # The model without its head was saved: the names lack the name of that part.
-        prefix = "model." if EMBEDDING.removeprefix("model.") in names else ""
-        self._stored = {name if name == HEAD else _renamed(prefix + name): name for name in names}
+        prefix = "model." if EMBEDDING.removeprefix("model.") in stored else ""
+        self._stored = {name if name == HEAD else _renamed(prefix + name): place for name, place in stored.items()}
         if EMBEDDING not in self._stored and HEAD in self._stored:
             self._stored[EMBEDDING] = self._stored.pop(HEAD)
 

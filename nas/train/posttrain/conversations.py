@@ -53,6 +53,15 @@ class Line(BaseModel, ABC):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """Returns the line that a record of any form of `nas.train.posttrain.formats` is.
+
+        Raises:
+            ValueError: it has none of the forms, or lacks something.
+        """
+        return cls.model_validate(converted(record))
+
     @property
     @abstractmethod
     def conversations(self) -> Sequence[Conversation]:
@@ -315,7 +324,7 @@ def _parsed(record: Any, kind: type[AnyLine], special: Sequence[str]) -> AnyLine
             raise record
         if not isinstance(record, dict):
             return "no JSON object"
-        parsed = kind.model_validate(converted(record))
+        parsed = kind.from_record(record)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

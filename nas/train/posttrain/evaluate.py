@@ -227,6 +227,7 @@ class Chat:
         system: first message; empty: none.
         tools: that the model may call.
         log: takes a line where turns are forgotten.
+        opening: tokens in front of the user's first message, as text, such as those of images.
     """
 
     def __init__(
@@ -236,8 +237,10 @@ class Chat:
         system: str = "",
         tools: Sequence[Tool] = (),
         log: Log = lambda line: None,
+        opening: str = "",
     ) -> None:
         self._dialogue, self._chat, self._tools, self._log = dialogue, chat, tuple(tools), log
+        self._opening = opening
         self.messages: list[Message] = [Message(role="system", content=system)] if system else []
 
     def answers(self, lines: Iterable[str], *, most: int, temperature: float, seed: int) -> Iterator[str]:
@@ -267,9 +270,10 @@ class Chat:
             InvalidInput: the text is empty, contains a special token, or does not fit the context.
             CandidateFailed: the runtime died on the file (crash).
         """
-        messages = [*self.messages, Message(role="user", content=text)]
-        if problem := problem_of(messages[-1:], "user", self._chat.special):
+        if problem := problem_of([Message(role="user", content=text)], "user", self._chat.special):
             raise InvalidInput(problem)
+        first = all(message.role != "user" for message in self.messages)
+        messages = [*self.messages, Message(role="user", content=self._opening * first + text)]
         messages = self._shortened(messages, self._dialogue.context - min(most // 2, self._dialogue.context // 2))
         ids: list[int] = []
         shown = ""

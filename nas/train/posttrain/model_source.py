@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nas.core.errors import InvalidInput
 from nas.measure.runtimes.dialogue import Talker, draw
@@ -57,7 +58,7 @@ def open_model(source: Path, context: int) -> Iterator[OpenModel]:
         weights = Path(folder) / "weights.safetensors"
         model = Model(import_model(source, weights).layout, None)
         load_weights(model, weights)
-    yield OpenModel(_TorchTalker(model.eval().requires_grad_(False), context), tokenizer)
+    yield OpenModel(TorchTalker(model.eval().requires_grad_(False), context), tokenizer)
 
 
 def continued(source: Path, prompt: str, tokens: int, *, temperature: float, seed: int, log: Log) -> str:
@@ -71,11 +72,20 @@ def continued(source: Path, prompt: str, tokens: int, *, temperature: float, see
         return text
 
 
-class _TorchTalker:
-    """A model in PyTorch that answers as `nas.measure.runtimes.dialogue.Dialogue` does."""
+class TorchTalker:
+    """A model in PyTorch that answers as `nas.measure.runtimes.dialogue.Dialogue` does.
+
+    Args:
+        model: that answers.
+        context: most tokens of a question with its answer.
+    """
 
     def __init__(self, model: Model, context: int) -> None:
         self._model, self.context = model, context
+
+    def inputs(self, question: Sequence[int]) -> Tensor:
+        """Returns what the model reads of a question, ids [1, T]; subclasses may return embeddings [1, T, D]."""
+        return torch.tensor([list(question)])
 
     @torch.no_grad()
     def answer(
@@ -85,7 +95,7 @@ class _TorchTalker:
         if most < 1:
             raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self.context:,}")
         rng = np.random.default_rng(seed)
-        every, state = self._model.prefill(torch.tensor([list(question)]))
+        every, state = self._model.prefill(self.inputs(question))
         logits = every[:, -1]
         for remaining in range(most, 0, -1):
             token = draw(logits[0].double().numpy(), temperature, rng)

@@ -1,6 +1,8 @@
-"""Weights that were trained elsewhere as the first stage of a member: an adapted child, or a folder of transformers.
+"""Trained weights to start from: as the first stage of a member, or for a model of another kind (`start_model`).
 
-The folder is the output of `nas adapt`, whose child is taken in float32, or one of transformers that `nas import`
+The first stage of a member is an adapted child, or a folder of transformers.
+
+Its folder is the output of `nas adapt`, whose child is taken in float32, or one of transformers that `nas import`
 reads. Its tokenizer, with the chat template beside it, is that of the stages that follow.
 """
 
@@ -18,14 +20,26 @@ from torch import nn
 
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
-from nas.core.family import FAMILY, Family, Member, Source, family_folder, write_record
+from nas.core.family import (
+    FAMILY,
+    TRAINING,
+    Family,
+    Member,
+    MemberTraining,
+    Source,
+    family_folder,
+    read_record,
+    write_record,
+)
 from nas.core.layout import Layout
+from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.fit import Log, Worker
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.adapt.adapt import CHILD, REQUEST
 from nas.train.adapt.checkpoints import IMPORT_VERSION, import_model, model_files, read_model
 from nas.train.pretrain.member_training import START, GivenWeights, MemberToTrain, TrainingRequest
-from nas.train.release.files import find_member
+from nas.train.release.files import find_member, tokenizer_of
+from nas.train.release.found_tokenizer import FoundTokenizer, found_tokenizer
 from nas.train.release.model_tokenizer import read_member_tokenizer
 from nas.train.scaling.explain import pattern_in_words
 
@@ -74,6 +88,63 @@ def origin_of(folder: Path) -> Origin:
     if not (child.is_file() and tokenizer.is_file()):
         raise InvalidInput("its adaptation has not ended: run the same `nas adapt` again", where=str(folder))
     return Origin(folder, checkpoint_layout(child), "adapted child", (child,), tokenizer)
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """A trained model from which another kind of model is made.
+
+    Args:
+        described: in words.
+        weights: its checkpoint; None: import `source`.
+        source: folder of transformers, or GGUF file.
+        hashes: of the files that hold it.
+        tokenizer: its own.
+    """
+
+    described: str
+    weights: Path | None
+    source: Path
+    hashes: list[str]
+    tokenizer: FoundTokenizer
+
+    def tensors(self, scratch: Path) -> Path:
+        """Returns the checkpoint, which is written at `scratch` if there is none yet."""
+        if self.weights is None:
+            import_model(self.source, scratch)
+            return scratch
+        return self.weights
+
+
+def start_model(name: str) -> StartModel:
+    """Returns the model that a command names.
+
+    Args:
+        name: folder of transformers or of `nas adapt`, GGUF file, or FAMILY/SIZE of a trained member.
+
+    Raises:
+        InvalidInput: there is none, or it has no trained weights.
+        UnknownName: no such family or size.
+        Unsupported: no layout says the model, or its tokenizer is not read.
+    """
+    path = Path(name)
+    if is_gguf(path):
+        hashes = [sha256_of(file) for file in model_files(path)]
+        return StartModel(f"{path.name}, SHA-256 {hashes[0][:12]}", None, path, hashes, found_tokenizer(path))
+    if path.is_dir():
+        origin = origin_of(path)
+        weights = path / CHILD if (path / REQUEST).is_file() else None
+        return StartModel(origin.describe(), weights, path, origin.hashes, found_tokenizer(origin.tokenizer))
+    family, slash, size = name.partition("/")
+    if not slash or "/" in size:
+        raise InvalidInput("name a folder, a GGUF file, or FAMILY/SIZE of a member", where=name)
+    folder, _, member = find_member(family, size)
+    record = read_record(folder / TRAINING, MemberTraining)
+    tokenizer = found_tokenizer(tokenizer_of(folder))
+    history = () if record is None else record.history
+    trained = MemberToTrain(folder, Layout.parse(member.layout), tokenizer.source, history)
+    weights, sha256 = trained.weights(), trained.origin.checkpoint
+    return StartModel(f"{size} of {family}, SHA-256 {sha256[:12]}", weights, folder, [sha256], tokenizer)
 
 
 def require_member(family: str, size: str, origin: Origin) -> None:

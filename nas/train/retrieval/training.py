@@ -6,20 +6,14 @@ With a teacher's scores s of a query's n documents, both scaled per query to [0,
 
 Without, cross-entropy of the document that answers the query among all documents of the step (in-batch negatives).
 
-    OUTPUT/training/request.json            what the unfinished training is of
-    OUTPUT/training/checkpoint.safetensors  its state
-    OUTPUT/...                              the model's folder, see `nas.train.retrieval.release`
-
-After an interruption the same call resumes from the checkpoint.
+The result is a folder, see `nas.train.retrieval.release`. After an interruption the same call resumes, see
+`nas.train.posttrain.trained_folder`.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -34,23 +28,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nas.core.canonical import content_hash, sha256_of
-from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput
-from nas.core.family import TRAINING, FamilyRecord, MemberTraining, read_record, write_record
-from nas.core.layout import Layout
-from nas.measure.devices.host_lock import HostLock, host_lock_folder
-from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of, thinned
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout
-from nas.train.adapt.adapt import CHILD, REQUEST
-from nas.train.adapt.checkpoints import import_model, model_files
-from nas.train.posttrain.start import origin_of
-from nas.train.pretrain.member_training import CHECKPOINT, START, MemberToTrain
+from nas.train.posttrain.start import StartModel, start_model
+from nas.train.posttrain.trained_folder import FolderRecord, trained_once
+from nas.train.pretrain.member_training import CHECKPOINT, START
 from nas.train.pretrain.recipe import Schedule
-from nas.train.release.files import find_member, tokenizer_of
-from nas.train.release.found_tokenizer import FoundTokenizer, found_tokenizer
-from nas.train.release.tokenizer import json_bytes
 from nas.train.retrieval.data import Example, data_hashes, read_examples
 from nas.train.retrieval.release import DENSE, MODEL, RECORD, is_retriever, projection_of, write_retriever
 from nas.train.retrieval.retriever import (
@@ -68,8 +53,6 @@ from nas.train.retrieval.retriever import (
 TRAINER_VERSION = 1
 """Part of keys: increase it with every change after which the same training gives other numbers."""
 
-_FOLDER = "training"
-_REQUEST = "request.json"
 _TOKENS_AT_ONCE = (8192, 65536)
 """Most tokens of documents of a pass with a teacher's scores, on the CPU and on a GPU."""
 _MOST_HELD_OUT = 500
@@ -107,11 +90,10 @@ class RetrievalSettings(BaseModel):
         return self.lr * schedule.factor(step, steps)
 
 
-class RetrievalRecord(FamilyRecord):
+class RetrievalRecord(FolderRecord):
     """Record of a training.
 
     Args:
-        key: hash of all its inputs.
         source: what it started from.
         layout: of the model.
         settings: of the training.
@@ -123,11 +105,9 @@ class RetrievalRecord(FamilyRecord):
         after: the same after it.
         seconds: of all steps.
         device: that trained.
-        weights: SHA-256 of model.safetensors.
         hilnas: version.
     """
 
-    key: str
     source: str
     layout: str
     settings: RetrievalSettings
@@ -139,67 +119,7 @@ class RetrievalRecord(FamilyRecord):
     after: dict[str, float]
     seconds: float
     device: str
-    weights: str
     hilnas: str
-
-
-@dataclass(frozen=True)
-class StartModel:
-    """A trained model that becomes a late-interaction model.
-
-    Args:
-        described: in words.
-        weights: its checkpoint; None: import `source`.
-        source: folder of transformers, or GGUF file.
-        hashes: of the files that hold it.
-        tokenizer: its own.
-    """
-
-    described: str
-    weights: Path | None
-    source: Path
-    hashes: list[str]
-    tokenizer: FoundTokenizer
-
-    def tensors(self, scratch: Path) -> Path:
-        """Returns the checkpoint, which is written at `scratch` if there is none yet."""
-        if self.weights is None:
-            import_model(self.source, scratch)
-            return scratch
-        return self.weights
-
-
-def start_model(name: str) -> StartModel:
-    """Returns the model that a command names.
-
-    Args:
-        name: folder of transformers or of `nas adapt`, GGUF file, or FAMILY/SIZE of a trained member.
-
-    Raises:
-        InvalidInput: there is none, or it has no trained weights.
-        UnknownName: no such family or size.
-        Unsupported: no layout says the model, or its tokenizer is not read.
-    """
-    path = Path(name)
-    if is_gguf(path):
-        hashes = [sha256_of(file) for file in model_files(path)]
-        return StartModel(f"{path.name}, SHA-256 {hashes[0][:12]}", None, path, hashes, found_tokenizer(path))
-    if path.is_dir():
-        origin = origin_of(path)
-        weights = path / CHILD if (path / REQUEST).is_file() else None
-        tokenizer = found_tokenizer(origin.tokenizer)
-        more = [sha256_of(path / DENSE / MODEL)] if is_retriever(path) else []
-        return StartModel(origin.describe(), weights, path, [*origin.hashes, *more], tokenizer)
-    family, slash, size = name.partition("/")
-    if not slash or "/" in size:
-        raise InvalidInput("name a folder, a GGUF file, or FAMILY/SIZE of a member", where=name)
-    folder, _, member = find_member(family, size)
-    record = read_record(folder / TRAINING, MemberTraining)
-    tokenizer = found_tokenizer(tokenizer_of(folder))
-    history = () if record is None else record.history
-    trained = MemberToTrain(folder, Layout.parse(member.layout), tokenizer.source, history)
-    weights, sha256 = trained.weights(), trained.origin.checkpoint
-    return StartModel(f"{size} of {family}, SHA-256 {sha256[:12]}", weights, folder, [sha256], tokenizer)
 
 
 def train_retriever(
@@ -224,37 +144,14 @@ def train_retriever(
     examples = [example for path in data for example in read_examples(path)]
     start = start_model(name)
     hashes = [digest for path in data for digest in data_hashes(path)]
-    key = content_hash(
-        [TRAINER_VERSION, start.hashes, start.tokenizer.tokenizer.describe(), hashes, settings.model_dump()]
-    )
-    _require_folder(output, key)
-    folder = output / _FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock"):
-        if (record := read_record(output / RECORD, RetrievalRecord)) is not None:
-            if sha256_of(output / MODEL) != record.weights:
-                raise InvalidInput(f"is not what the training wrote; remove {output}", where=str(output / MODEL))
-            log(f"{output} is trained with these settings already")
-        else:
-            write_durably(folder / _REQUEST, json_bytes({"key": key}))
-            with HostLock(host_lock_folder()).shared() as hold:
-                device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-                worker = Worker(device, log, hold.yield_if_wanted)
-                record = _trained(key, start, examples, settings, output, worker, checkpoint_s)
-            write_record(output / RECORD, record)
-    shutil.rmtree(folder)
-    return record
+    earlier = [sha256_of(start.source / DENSE / MODEL)] if is_retriever(start.source) else []
+    described = start.tokenizer.tokenizer.describe()
+    key = content_hash([TRAINER_VERSION, [*start.hashes, *earlier], described, hashes, settings.model_dump()])
 
+    def trained(folder: Path, worker: Worker) -> RetrievalRecord:
+        return _trained(key, start, examples, settings, output, folder, worker, checkpoint_s)
 
-def _require_folder(output: Path, key: str) -> None:
-    """Checks that a folder is empty, or holds this training."""
-    for path in (output / RECORD, output / _FOLDER / _REQUEST):
-        if path.is_file():
-            if json.loads(path.read_bytes()).get("key") != key:
-                raise InvalidInput("holds another training; name another folder", where=str(output))
-            return
-    if output.exists() and (not output.is_dir() or any(path.name != _FOLDER for path in output.iterdir())):
-        raise InvalidInput("is not empty; name another folder", where=str(output))
+    return trained_once(output, key, output / RECORD, RetrievalRecord, trained, log)
 
 
 def _trained(
@@ -263,10 +160,10 @@ def _trained(
     examples: Sequence[Example],
     settings: RetrievalSettings,
     output: Path,
+    folder: Path,
     worker: Worker,
     checkpoint_s: float,
 ) -> RetrievalRecord:
-    folder = output / _FOLDER
     steps = _Steps(examples, start, settings, worker)
     retriever = steps.start(folder)
     before = steps.scores(retriever)
