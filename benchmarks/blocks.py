@@ -577,7 +577,8 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
         return []
     head = ("block", *(f"{what} at {context}" for context in CONTEXTS for what in ("prefill", "decode")))
     parts = []
-    for runtime in [name for name in RUNTIMES if any(row["runtime"] == name for row in rows)]:
+    runtimes = [name for name in RUNTIMES if any(row["runtime"] == name for row in rows)]
+    for runtime in runtimes:
         lines = [
             (
                 name,
@@ -591,13 +592,13 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
             if name != "gqa"
         ]
         parts += [f"### Mixers over grouped-query attention, {runtime}, {len(rounds)} rounds", table(head, lines)]
-    short = ("block", *(f"{runtime}: {what}" for runtime in RUNTIMES for what in ("prefill", "decode")))
+    short = ("block", *(f"{runtime}: {what}" for runtime in runtimes for what in ("prefill", "decode")))
     lines = [
         (
             f"{name} (`{FEED_FORWARDS[name]}`)",
             *(
                 ratio(runtime, name, "swiglu", CONTEXTS[0], what)
-                for runtime in RUNTIMES
+                for runtime in runtimes
                 for what in ("prefill_cpu_ms", "decode_cpu_ms")
             ),
         )
@@ -610,7 +611,7 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
             name,
             *(f"{_cache_mb(name, context):.2f}" for context in CONTEXTS),
             f"{_cache_mb(name, CONTEXTS[1]) - _cache_mb(name, CONTEXTS[0]):.2f}",
-            *(growth(runtime, name) for runtime in RUNTIMES),
+            *(growth(runtime, name) for runtime in runtimes),
         )
         for name in MIXERS
     ]
@@ -618,7 +619,7 @@ def time_tables(rows: Sequence[Row]) -> list[str]:
         "block",
         *(f"cache and state at {context}, MB" for context in CONTEXTS),
         "growth by arithmetic, MB",
-        *(f"growth of peak memory, {runtime}, MB" for runtime in RUNTIMES),
+        *(f"growth of peak memory, {runtime}, MB" for runtime in runtimes),
     )
     return [*parts, "### Memory over context", table(columns, memory)]
 

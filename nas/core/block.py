@@ -27,7 +27,7 @@ Role = Literal["mixer", "ffn"]
 Caches = Literal["heads", "ratio"]
 """Property of attention that stays as the width grows: key-value heads (so the cache of a token) or ratio of heads."""
 
-_NUMBER = r"-?\d{1,18}(?:\.\d{1,18})?(?:e-?\d{1,3})?"
+_NUMBER = r"-?\d{1,18}(?:\.\d{1,21})?(?:e-?\d{1,3})?"
 _FIELD = re.compile(r"\{(\w+)\}")
 _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 

@@ -781,7 +781,7 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
     again.claim()
     assert again.library.settings == one.library.settings and again.request == one.request
     for other in (2.0, None):
-        with pytest.raises(InvalidInput, match="another hours"):
+        with pytest.raises(InvalidInput, match=r"other settings \(hours\)"):
             start(other)
 
 

@@ -246,7 +246,7 @@ def test_export_refuses_a_whole_graph_where_there_is_none_and_weights_that_are_n
     sinks = nas(
         "export", "d64 v128 ffn=swiglu:64 [W2/1@8(sink=1)]", "-o", str(path), "-r", "executorch", "--whole", "64"
     )
-    assert sinks.code == 3 and "no attention sinks" in sinks.err
+    assert sinks.code == 3 and "neither attention sinks nor bounded scores" in sinks.err
     missing = nas("export", SMALL, "-o", str(path), "--checkpoint", str(tmp_path / "none"))
     assert missing.code == 3 and "none" in missing.err
     assert not path.exists()

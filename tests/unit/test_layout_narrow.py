@@ -145,7 +145,10 @@ def attention_of(layout: Layout) -> list[Block]:
     return [block for layer in layout.layers for block in layer.mixers if block.kind in ("gqa", "swa")]
 
 
-RECURRENT = ("M", "M64(groups=2)", "M48", "D8", "D16/8:128", "D6:256", "G4", "G16:96", "X4", "X8(key_dim=128)", "X16")
+RECURRENT = (
+    "M", "M64(groups=2)", "M48", "D8", "D16/8:128", "D6:256", "G4", "G16:96", "X4", "X8(key_dim=128)", "X16",
+    "K8", "N8", "H",
+)  # fmt: skip
 
 
 def test_examples_have_every_kind_with_a_recurrent_memory() -> None:
@@ -170,7 +173,7 @@ def test_memories_keep_their_share_of_attentions_cache(text: str, width: int, le
     assert ratio <= 2 or short == shortest
 
 
-@pytest.mark.parametrize("text", [text for text in RECURRENT if text[0] != "M"])
+@pytest.mark.parametrize("text", [text for text in RECURRENT if text[0] not in "MH"])
 @pytest.mark.parametrize("length", [20, 128, 1024])
 def test_smaller_heads_are_as_wide_together(text: str, length: int) -> None:
     layout = Layout.parse(f"d1536 v65536 ffn=none [{text}]")

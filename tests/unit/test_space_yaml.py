@@ -340,7 +340,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_unknown_name_offers_the_packaged_spaces() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'lfm2'"):
+    with pytest.raises(UnknownName, match="did you mean 'lfm3'"):
         load_space("lfm")
 
 
