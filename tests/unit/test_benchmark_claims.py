@@ -20,7 +20,7 @@ from nas.search.analysis.snapshot import Snapshots
 from nas.serve.views.study import study_view
 from nas.testing.fake_runtime import FakeRuntime
 
-SMALL = {"null": 24, "gains": 16, "ordered": 24, "whole": 16, "fronts": 24, "models": 60}
+SMALL = {"null": 24, "gains": 16, "ordered": 12, "whole": 8, "fronts": 24, "models": 60}
 """Simulated studies of a group; 80 of the others."""
 
 
