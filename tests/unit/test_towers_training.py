@@ -13,7 +13,8 @@ from cli_runner import nas
 from pretrain_lab import KilledError, alone, killed_after
 from retrieval_lab import own_home, write_lines
 from safetensors.torch import load_file
-from vision_lab import SHAPE, write_colours, write_image, write_model
+from tokenizer_lab import write_qwen3
+from vision_lab import FRAMES, SHAPE, write_colours, write_image, write_model
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.model.nn.fit import TrainingCheckpoint, TrainingPhase, TrainingState, fit
@@ -122,6 +123,26 @@ def test_text_alone_comes_first() -> None:
         stage_settings("last")
     with pytest.raises(ValueError, match="every part is frozen"):
         VisionSettings.model_validate({"stage": "mid", "encoder": 0, "connector": 0, "backbone": 0})
+    for stage in ([1], "last", None):
+        with pytest.raises(ValueError, match="stage"):
+            VisionSettings.model_validate({"stage": stage})
+    with pytest.raises(InvalidInput, match="image_tokens: .*must not exceed"):
+        settings.model_copy(update={"image_tokens": (9, 8)}).frames(FRAMES)
+
+
+def test_encoders_bring_their_patches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_home(tmp_path, monkeypatch)
+    frames = FRAMES.model_copy(update={"encoder_patch_size": 8})
+    write_model(tmp_path / "other", shape=SHAPE.model_copy(update={"patch_size": 8}), frames=frames)
+    write_qwen3(tmp_path / "model")
+    settings = VisionSettings.model_validate(QUICK | {"stage": "connector", "epochs": 0.2, "image_tokens": (4, 16)})
+    data = Data([write_colours(tmp_path / "colours")])
+    train_vision(str(tmp_path / "model"), data, settings, tmp_path / "out", lambda line: None, tmp_path / "other")
+    assert VisionFolder.read(tmp_path / "out").frames.encoder_patch_size == 8
+    assert equal(parts(tmp_path / "other")["encoder"], parts(tmp_path / "out")["encoder"])
+    odd = settings.model_copy(update={"tower": SHAPE.model_copy(update={"patch_size": 14})})
+    with pytest.raises(InvalidInput, match="tile_size must be divisible by 28"):
+        train_vision(str(tmp_path / "model"), data, odd, tmp_path / "odd", lambda line: None)
 
 
 @pytest.fixture(scope="module")

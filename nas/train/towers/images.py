@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps, UnidentifiedImageError
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from nas.core.canonical import sha256_of
@@ -89,6 +89,22 @@ class FrameSettings(BaseModel):
     def most_pixels(self) -> int:
         """Pixels of a frame."""
         return self.max_image_tokens * self.square**2
+
+
+AnySettings = TypeVar("AnySettings", bound=BaseModel)
+
+
+def checked(kind: type[AnySettings], values: Mapping[str, Any], where: str) -> AnySettings:
+    """Returns settings from values, of which those with other names are ignored.
+
+    Raises:
+        InvalidInput: they do not fit.
+    """
+    try:
+        return kind.model_validate({name: values[name] for name in kind.model_fields.keys() & values.keys()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInput(": ".join([*map(str, first["loc"][:1]), first["msg"]]), where=where) from error
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
-from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
@@ -40,7 +39,7 @@ from nas.train.release.huggingface import Planned, own_config, write_safetensors
 from nas.train.release.model_tokenizer import CONFIG, GENERATION, MODEL, TEMPLATE, ModelTokenizer, read_model_tokenizer
 from nas.train.release.shards import SINGLE, Shards, read_json
 from nas.train.release.tokenizer import MemberTokenizer, json_bytes
-from nas.train.towers.images import IMAGE, TOKENS, FrameSettings
+from nas.train.towers.images import IMAGE, TOKENS, FrameSettings, checked
 from nas.train.towers.model import TowerModel
 from nas.train.towers.vision import ACTIVATION, VisionShape, VisionTower
 
@@ -336,7 +335,7 @@ def _shape_of(config: Mapping[str, Any], where: str) -> VisionShape:
     if vision.get("num_channels", 3) != 3:
         raise Unsupported("its encoder reads other channels than red, green and blue", where=where)
     values = {**vision, **{name: value for name, value in config.items() if name != "vision_config"}}
-    return _checked(VisionShape, values, where)
+    return checked(VisionShape, values, where)
 
 
 def _frames_of(folder: Path) -> FrameSettings:
@@ -347,19 +346,7 @@ def _frames_of(folder: Path) -> FrameSettings:
         raise Unsupported("images are scaled in another way than bilinear", where=str(path))
     if settings.get("rescale_factor", 1 / 255) != 1 / 255 or not settings.get("do_normalize", True):
         raise Unsupported("pixels are scaled in another way", where=str(path))
-    return _checked(FrameSettings, settings, str(path))
-
-
-AnySettings = TypeVar("AnySettings", bound=BaseModel)
-
-
-def _checked(kind: type[AnySettings], values: Mapping[str, Any], where: str) -> AnySettings:
-    try:
-        return kind.model_validate({name: values[name] for name in kind.model_fields.keys() & values.keys()})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"{f'{name}: ' * bool(name)}{first['msg']}", where=where) from error
+    return checked(FrameSettings, settings, str(path))
 
 
 def _load(module: torch.nn.Module, shards: Shards, prefix: str) -> None:

@@ -39,7 +39,7 @@ from nas.train.posttrain.trained_folder import FolderRecord, trained_once
 from nas.train.pretrain.member_training import CHECKPOINT, START
 from nas.train.release.shards import SINGLE, shard_files
 from nas.train.towers.data import METADATA, PicturedConversation, read_image_conversations
-from nas.train.towers.images import FrameSettings, Picture
+from nas.train.towers.images import FrameSettings, Picture, checked
 from nas.train.towers.model import TowerModel
 from nas.train.towers.release import (
     RECORD,
@@ -66,8 +66,8 @@ _CURVE_POINTS = 200
 _SMALL_RATE = 0.2
 STAGES: dict[Stage, dict[str, Any]] = {
     "connector": {"lr": 1e-3, "encoder": 0.0, "backbone": 0.0, "text": 0.0, "tiles": 1},
-    "mid": {"lr": 1e-4, "encoder": _SMALL_RATE, "backbone": 1.0, "weight_decay": 1e-6, "tiles": 1},
-    "joint": {"lr": 3e-5, "encoder": _SMALL_RATE, "backbone": 1.0, "text_first": 0.3, "tiles": 10},
+    "mid": {"lr": 1e-4, "encoder": _SMALL_RATE, "weight_decay": 1e-6, "text_first": 1.0, "tiles": 1},
+    "joint": {"lr": 3e-5, "encoder": _SMALL_RATE, "tiles": 10, "context": 8192},
 }
 """Defaults of each stage. The report has the rates' ratio, the weight decay and the shares of text; it does not publish
 the rates themselves, nor their ratio in the last stage."""
@@ -83,7 +83,7 @@ class VisionSettings(TrainingSettings):
     connector: float = Field(1.0, ge=0, description="rate of the connector")
     backbone: float = Field(1.0, ge=0, description="rate of the language model")
     text: float = Field(0.3, ge=0, lt=1, description="share of conversations without images")
-    text_first: float = Field(1.0, ge=0, le=1, description="the same at the first step")
+    text_first: float | None = Field(None, ge=0, le=1, description="the same at the first step; none: `text`")
     text_steps: float = Field(0.05, ge=0, le=1, description="share of the steps after which it is `text`")
     tiles: int = Field(1, ge=1, le=10, description="most tiles of an image; 1: none")
     image_tokens: tuple[int, int] | None = Field(
@@ -96,9 +96,9 @@ class VisionSettings(TrainingSettings):
     @model_validator(mode="before")
     @classmethod
     def _of_stage(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict) or fields.get("stage") not in STAGES:
+        if not isinstance(fields, dict):
             return fields
-        return STAGES[fields["stage"]] | fields
+        return next((defaults for stage, defaults in STAGES.items() if stage == fields.get("stage")), {}) | fields
 
     @model_validator(mode="after")
     def _trains(self) -> VisionSettings:
@@ -116,13 +116,14 @@ class VisionSettings(TrainingSettings):
         """Returns the share of conversations without images of each step."""
         falling = max(1.0, self.text_steps * steps)
         done = np.minimum(np.arange(steps) / falling, 1.0) if self.text_steps else np.ones(steps)
-        return self.text_first + (self.text - self.text_first) * done if self.text else np.zeros(steps)
+        first = self.text if self.text_first is None else self.text_first
+        return first + (self.text - first) * done if self.text else np.zeros(steps)
 
     def frames(self, before: FrameSettings) -> FrameSettings:
         """Returns how images are cut, where they were cut as `before` says."""
         most = {"do_image_splitting": self.tiles > 1, "max_tiles": max(self.tiles, before.min_tiles)}
         tokens = dict(zip(("min_image_tokens", "max_image_tokens"), self.image_tokens or (), strict=False))
-        return FrameSettings.model_validate(before.model_dump() | most | tokens)
+        return checked(FrameSettings, before.model_dump() | most | tokens, "image_tokens")
 
 
 def stage_settings(stage: str | None) -> VisionSettings:
@@ -229,6 +230,7 @@ class _Start(NamedTuple):
     folder: VisionFolder | None
     text: StartModel | None
     encoder: Path | None
+    shape: VisionShape
     chat: ChatTokenizer
     frames: FrameSettings
 
@@ -236,6 +238,7 @@ class _Start(NamedTuple):
     def of(cls, name: str, settings: VisionSettings, encoder: Path | None) -> _Start:
         folder = Path(name)
         encoders = [] if encoder is None else [sha256_of(file) for file in shard_files(encoder)]
+        shape = settings.tower if encoder is None else encoder_shape(encoder, settings.tower)
         if folder.is_dir() and has_towers(folder):
             vision = VisionFolder.read(folder)
             hashes = [sha256_of(file) for file in shard_files(folder)]
@@ -244,11 +247,12 @@ class _Start(NamedTuple):
         else:
             text = start_model(name)
             tokenizer = image_tokenizer(text.tokenizer.tokenizer, text.tokenizer.context)
-            tower, hashes, described, place = settings.tower, text.hashes, text.described, None
-            frames = FrameSettings(encoder_patch_size=tower.patch_size, downsample_factor=tower.downsample_factor)
+            hashes, described, place = text.hashes, text.described, None
+            sides = {"encoder_patch_size": shape.patch_size, "downsample_factor": shape.downsample_factor}
+            frames = checked(FrameSettings, sides, "tower")
         inputs = [hashes, encoders, tokenizer.describe()]
         chat = ChatTokenizer(tokenizer, name)
-        return cls(described, inputs, place, text, encoder, chat, settings.frames(frames))
+        return cls(described, inputs, place, text, encoder, shape, chat, settings.frames(frames))
 
     def open(self, settings: VisionSettings, scratch: Path) -> VisionModel:
         """Returns the model to train."""
@@ -261,8 +265,7 @@ class _Start(NamedTuple):
         assert self.text is not None
         path, context = self.text.tensors(scratch), self.text.tokenizer.context
         layout, tokenizer = checkpoint_layout(path), image_tokenizer(self.text.tokenizer.tokenizer, context)
-        shape = settings.tower if self.encoder is None else encoder_shape(self.encoder, settings.tower)
-        tower = VisionTower(shape, layout.d_model, settings.seed)
+        tower = VisionTower(self.shape, layout.d_model, settings.seed)
         if self.encoder is not None:
             load_encoder(tower, self.encoder)
         model = with_tower(load_file(path), layout, tokenizer, tower, settings.seed)
@@ -317,6 +320,8 @@ class _Examples(NamedTuple):
                 " all of these are held out",
                 where="--data",
             )
+        if data.texts and not settings.text:
+            raise InvalidInput("the share of text is 0: set `text`, or give no --text", where="--text")
         if settings.text and not short_texts:
             raise InvalidInput(f"a share of {settings.text:g} of text needs --text; or set it to 0", where="text")
         inputs = [[sha256_of(path / METADATA if path.is_dir() else path) for path in paths] for paths in data]
