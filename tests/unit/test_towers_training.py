@@ -126,7 +126,7 @@ def test_text_alone_comes_first() -> None:
     for stage in ([1], "last", None):
         with pytest.raises(ValueError, match="stage"):
             VisionSettings.model_validate({"stage": stage})
-    with pytest.raises(InvalidInput, match="image_tokens: .*must not exceed"):
+    with pytest.raises(InvalidInput, match="image_tokens"):
         settings.model_copy(update={"image_tokens": (9, 8)}).frames(FRAMES)
 
 
