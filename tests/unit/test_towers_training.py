@@ -123,6 +123,8 @@ def test_text_alone_comes_first() -> None:
         stage_settings("last")
     with pytest.raises(ValueError, match="every part is frozen"):
         VisionSettings.model_validate({"stage": "mid", "encoder": 0, "connector": 0, "backbone": 0})
+    with pytest.raises(ValueError, match="which is frozen"):
+        VisionSettings.model_validate({"stage": "connector", "text": 0.1})
     for stage in ([1], "last", None):
         with pytest.raises(ValueError, match="stage"):
             VisionSettings.model_validate({"stage": stage})
@@ -164,14 +166,13 @@ def test_all_forms_of_data_are_read(tmp_path: Path, vision: VisionModel) -> None
         {"image": "a.png", "question": "What?", "answer": "A"},
         {"file_name": "a.png", "text": "A"},
         {"images": ["a.png", "b.png"], "messages": [{"role": "user", "content": "Both?"}, ANSWER]},
-        {"messages": [{"role": "user", "content": "No image?"}, ANSWER]},
     ]
     write_lines(tmp_path / "metadata.jsonl", lines)
     read = read_image_conversations(tmp_path, ChatTokenizer(vision.tokenizer, "model"))
     texts = [line.conversation.messages[0].content for line in read]
     one = "<image>What?"
-    assert texts == [one, one, "<image>\nWhat?", one, "<image>", "<image><image>Both?", "No image?"]
-    assert [len(line.pictures) for line in read] == [1, 1, 1, 1, 1, 2, 0]
+    assert texts == [one, one, "<image>\nWhat?", one, "<image>", "<image><image>Both?"]
+    assert [len(line.pictures) for line in read] == [1, 1, 1, 1, 1, 2]
     assert read[1].pictures[0].width == 10
     assert {line.conversation.answer for line in read} == {"A"}
     expanded = read[5].expanded(vision.frames).messages[0].said
@@ -191,10 +192,8 @@ ANSWER = {"role": "assistant", "content": "A"}
         ({"image": "none.png", "question": "What?", "answer": "A"}, "there is no file none.png"),
         ({"image": 3, "question": "What?", "answer": "A"}, "no path"),
         ({"images": ["a.png"], "messages": [{"role": "user", "content": "<image><image>"}, ANSWER]}, "1 images, but 2"),
-        (
-            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<image>"}]},
-            "alone they may",
-        ),
+        ({"image": "a.png", "question": "What?", "answer": "<image>"}, "alone they may"),
+        ({"messages": [{"role": "user", "content": "No image?"}, ANSWER]}, "has no image"),
         ({"image": "a.png", "question": "<|image_end|>", "answer": "A"}, "special token"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}, ANSWER]}, "neither text nor an image"),
         ({"image": "a.png"}, "no conversation"),

@@ -146,7 +146,7 @@ def with_tower(
         rows = state[name]
         state[name] = torch.cat([rows, rows.mean(0, keepdim=True).expand(extended.vocab - len(rows), -1)])
     tower.connector.draw(seed, state["embed.weight"])
-    model = TowerModel(extended, tower, tokenizer.special[IMAGE])
+    model = TowerModel(extended, tower, tokenizer.tokenizer.get_vocab(with_added_tokens=True)[IMAGE])
     model.backbone.load_state_dict(state)
     return model
 

@@ -104,6 +104,8 @@ class VisionSettings(TrainingSettings):
     def _trains(self) -> VisionSettings:
         if not (self.encoder or self.connector or self.backbone):
             raise ValueError("every part is frozen")
+        if self.text and not self.backbone:
+            raise ValueError("text trains the language model alone, which is frozen: set `text` to 0")
         if self.bad_lines == "skip":
             raise ValueError("bad_lines: conversations about images that cannot be used are refused")
         return self
