@@ -142,6 +142,13 @@ def test_encoders_are_taken_from_folders_of_siglip2(tmp_path: Path, prefix: str)
         load_encoder(VisionTower(SHAPE.model_copy(update={"hidden_size": 64}), 64), tmp_path / "siglip2")
 
 
+HUGE = {
+    "vision_config__hidden_size": 8192, "vision_config__intermediate_size": 65536,
+    "vision_config__num_hidden_layers": 128, "projector_hidden_size": 65536,
+}  # fmt: skip
+"""A tower of 700 GB."""
+
+
 def changed(folder: Path, name: str, **values: Any) -> None:
     about = json.loads((folder / name).read_text())
     for key, value in values.items():
@@ -158,6 +165,7 @@ def changed(folder: Path, name: str, **values: Any) -> None:
         ("config.json", {"vision_config__hidden_size": 1 << 40}, InvalidInput, "hidden_size"),
         ("config.json", {"vision_config__num_attention_heads": 5}, InvalidInput, "heads do not divide"),
         ("config.json", {"vision_config__intermediate_size": 40}, InvalidInput, "has shape"),
+        ("config.json", HUGE, InvalidInput, "has shape"),
         ("config.json", {"image_token_id": 0}, InvalidInput, "image_token_id"),
         ("config.json", {"downsample_factor": 1}, InvalidInput, "another tower"),
         ("config.json", {"text_config": [1]}, Unsupported, "no layout says"),

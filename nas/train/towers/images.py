@@ -48,6 +48,7 @@ Image.init()  # registers WebP, which Pillow does not before it meets a file of 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MOST_BYTES = 64 << 20
 MOST_PIXELS = 64_000_000
+_MOST_FRAME = 1 << 24
 _MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"}
 _WIDE_MODES = {"I;16", "I;16L", "I;16B", "I;16N"}
 
@@ -74,6 +75,8 @@ class FrameSettings(BaseModel):
     def _fits(self) -> FrameSettings:
         if self.min_image_tokens > self.max_image_tokens or self.min_tiles > self.max_tiles:
             raise ValueError("min_image_tokens and min_tiles must not exceed max_image_tokens and max_tiles")
+        if self.most_pixels > _MOST_FRAME:
+            raise ValueError(f"a frame of max_image_tokens has more than {_MOST_FRAME:,} pixels")
         if self.tile_size % self.square:
             raise ValueError(f"tile_size must be divisible by {self.square}, patch times factor")
         if not all(math.isfinite(value) for value in self.image_mean) or min(self.image_std) <= 0:

@@ -294,9 +294,14 @@ class VisionFolder:
             state = load_file(checkpoint)
         if self.tokenizer.size > layout.vocab:
             raise InvalidInput(f"has more tokens than the embedding's {layout.vocab:,} rows", where=str(self.folder))
+        shards = Shards(self.folder)
+        with torch.device("meta"):  # a configuration may ask for more memory than there is
+            tower = VisionTower(self.shape, layout.d_model)
+        _check(tower.encoder, shards, _encoder_prefix(shards))
+        _check(tower.connector, shards, CONNECTOR)
         tower = VisionTower(self.shape, layout.d_model)
         load_encoder(tower, self.folder)
-        _load(tower.connector, Shards(self.folder), CONNECTOR)
+        _load(tower.connector, shards, CONNECTOR)
         model = TowerModel(layout, tower, self.placeholder)
         model.backbone.load_state_dict(state)
         return VisionModel(model, self.tokenizer, self.frames, self.context)
@@ -308,22 +313,24 @@ def load_encoder(tower: VisionTower, folder: Path) -> None:
     Raises:
         InvalidInput: it is damaged, or of another shape.
     """
-    shards, last = Shards(folder), "post_layernorm.weight"
-    prefix = next((name.removesuffix(last) for name in shards.names if name.endswith(last)), ENCODER)
-    _load(tower.encoder, shards, prefix)
+    shards = Shards(folder)
+    _load(tower.encoder, shards, _encoder_prefix(shards))
 
 
 def encoder_shape(folder: Path, connector: VisionShape) -> VisionShape:
     """Returns the shape of the encoder in a folder of SigLIP2 or of a model with towers, with another's connector.
 
     Raises:
-        InvalidInput: there is no readable configuration.
+        InvalidInput: there is no readable configuration, or the weights do not fit it.
         Unsupported: it is another encoder.
     """
     config = read_json(folder / MODEL, _MOST_BYTES)
     vision = config.get("vision_config", config)
     apart = connector.model_dump(include=VisionShape.model_fields.keys() - connector.encoder().keys())
-    return _shape_of({**apart, "vision_config": vision}, str(folder / MODEL))
+    shape, shards = _shape_of({**apart, "vision_config": vision}, str(folder / MODEL)), Shards(folder)
+    with torch.device("meta"):
+        _check(VisionTower(shape, 1).encoder, shards, _encoder_prefix(shards))
+    return shape
 
 
 def _shape_of(config: Mapping[str, Any], where: str) -> VisionShape:
@@ -349,16 +356,28 @@ def _frames_of(folder: Path) -> FrameSettings:
     return checked(FrameSettings, settings, str(path))
 
 
+def _encoder_prefix(shards: Shards) -> str:
+    """Returns what is in front of the names of an encoder's tensors: files of SigLIP2 have several forms."""
+    last = "post_layernorm.weight"
+    return next((name.removesuffix(last) for name in shards.names if name.endswith(last)), ENCODER)
+
+
+def _check(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
+    """Checks names and shapes of a module's tensors, which are stored with that prefix."""
+    names = set(shards.names)
+    for name, tensor in module.state_dict().items():
+        if (stored := prefix + name) not in names:
+            raise InvalidInput(f"lacks {stored}", where=str(shards.path))
+        if shards.shape(stored) != tuple(tensor.shape):
+            shape = list(shards.shape(stored))
+            raise InvalidInput(f"{stored} has shape {shape}, not {list(tensor.shape)}", where=str(shards.path))
+
+
 def _load(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
     """Fills a module with the tensors of that prefix."""
-    stored = {name.removeprefix(prefix): name for name in shards.names if name.startswith(prefix)}
+    _check(module, shards, prefix)
     for name, tensor in module.state_dict().items():
-        if name not in stored:
-            raise InvalidInput(f"lacks {prefix}{name}", where=str(shards.path))
-        if shards.shape(stored[name]) != tuple(tensor.shape):
-            shape = list(shards.shape(stored[name]))
-            raise InvalidInput(f"{stored[name]} has shape {shape}, not {list(tensor.shape)}", where=str(shards.path))
-        values = shards.tensor(stored[name])
+        values = shards.tensor(prefix + name)
         if not values.isfinite().all():
-            raise InvalidInput(f"{stored[name]} holds NaN or infinity", where=str(shards.path))
+            raise InvalidInput(f"{prefix}{name} holds NaN or infinity", where=str(shards.path))
         tensor.copy_(values)
