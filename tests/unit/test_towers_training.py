@@ -98,8 +98,8 @@ def test_all_parts_are_trained_with_text_and_tiles(tmp_path: Path, monkeypatch: 
         train(tmp_path, "mid")
     write_lines(tmp_path / "texts.jsonl", TEXTS)
     mid = train(tmp_path, "mid", "model", "mid", held_out=0.3, text_steps=0.2)
-    assert mid.texts == 8 and mid.examples < 12
-    assert mid.after["loss"] < mid.before["loss"]
+    assert mid.texts + mid.after["texts"] == 8 and mid.examples + mid.after["conversations"] == 12
+    assert mid.after["loss"] < mid.before["loss"] and mid.after["loss of texts"] < mid.before["loss of texts"]
     assert not VisionFolder.read(tmp_path / "mid").frames.do_image_splitting
     joint = train(tmp_path, "joint", "mid", "joint", epochs=0.5, image_tokens=(4, 8), tiles=6, encoder=0)
     frames = VisionFolder.read(tmp_path / "joint").frames

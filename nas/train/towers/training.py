@@ -11,11 +11,11 @@ The loss is the cross-entropy of answers, each token of a step alike. After an i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -91,7 +91,7 @@ class VisionSettings(TrainingSettings):
     )
     context: int = Field(2048, ge=16, description="most tokens of a conversation; longer ones are left out")
     tower: VisionShape = Field(VisionShape(), description="shape, where the model to start from has no tower")
-    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of conversations about images that are only scored")
+    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of conversations that are only scored")
 
     @model_validator(mode="before")
     @classmethod
@@ -296,6 +296,7 @@ class _Examples(NamedTuple):
     images: list[_Example]
     texts: list[_Example]
     held_out: list[_Example]
+    held_out_texts: list[_Example]
     left_out: int
     inputs: list[Any]
 
@@ -309,11 +310,13 @@ class _Examples(NamedTuple):
         talks = [line for path, placed in places for _, line in start.chat.placed(placed)]
         encoder = _Encoder(start)
         examples = [(line, encoder.pictured(line)) for line in lines]
-        texts = [encoder.example(talk) for talk in talks]
+        texts = [(talk, encoder.example(talk)) for talk in talks]
         short = [(line, one) for line, one in examples if len(one.ids) <= settings.context]
-        short_texts = [one for one in texts if len(one.ids) <= settings.context]
-        images = [one for line, one in short if not _is_held_out(line, settings.held_out)]
-        held_out = [one for line, one in short if _is_held_out(line, settings.held_out)][:_MOST_HELD_OUT]
+        short_texts = [(talk, one) for talk, one in texts if len(one.ids) <= settings.context]
+        images, held_out = _split(short, settings.held_out, _hashes)
+        trained_texts, held_out_texts = _split(
+            short_texts, settings.held_out, lambda talk: talk.model_dump(mode="json")
+        )
         held_out += [encoder.pictured(line) for line in scored]
         left_out = len(examples) - len(short) + len(texts) - len(short_texts)
         if not images:
@@ -324,11 +327,14 @@ class _Examples(NamedTuple):
             )
         if data.texts and not settings.text:
             raise InvalidInput("the share of text is 0: set `text`, or give no --text", where="--text")
-        if settings.text and not short_texts:
+        if settings.text and not trained_texts:
             raise InvalidInput(f"a share of {settings.text:g} of text needs --text; or set it to 0", where="text")
         inputs = [[sha256_of(path / METADATA if path.is_dir() else path) for path in paths] for paths in data]
         pictures = sorted({picture.sha256 for line in (*lines, *scored) for picture in line.pictures})
-        return cls(images, short_texts, held_out, left_out, [inputs, pictures])
+        return cls(images, trained_texts, held_out, held_out_texts, left_out, [inputs, pictures])
+
+
+AnySource = TypeVar("AnySource")
 
 
 class _Encoder:
@@ -353,9 +359,18 @@ class _Encoder:
             raise InvalidInput(error.message, where=line.place) from error
 
 
-def _is_held_out(line: PicturedConversation, share: float) -> bool:
-    hashes = [picture.sha256 for picture in line.pictures]
-    return int(content_hash(hashes or line.conversation.messages[0].said)[:8], 16) < share * 2**32
+def _hashes(line: PicturedConversation) -> list[str]:
+    return [picture.sha256 for picture in line.pictures]
+
+
+def _split(
+    examples: Sequence[tuple[AnySource, _Example]], share: float, identity: Callable[[AnySource], object]
+) -> tuple[list[_Example], list[_Example]]:
+    """Returns examples to train on, and those that are held out, by the hash of what `identity` returns."""
+    parts: tuple[list[_Example], list[_Example]] = ([], [])
+    for source, example in examples:
+        parts[int(content_hash(identity(source))[:8], 16) < share * 2**32].append(example)
+    return parts[0], parts[1][:_MOST_HELD_OUT]
 
 
 def _trained(
@@ -445,19 +460,27 @@ class _Steps:
         nats, _ = answer_nats(model.backbone, model.embeddings(tokens, *inputs), labels)
         return nats.sum() / counted
 
-    @torch.no_grad()
     def scores(self, model: TowerModel) -> dict[str, float]:
-        """Returns loss and exact answers of held-out conversations about images.
+        """Returns loss and exact answers of held-out conversations about images, and the loss of those without.
 
         An answer is exact where each of its tokens is the likeliest after those before it: what greedy decoding gives.
         """
-        held_out = self._examples.held_out
-        if not held_out:
-            return {}
+        scores: dict[str, float] = {}
+        if examples := self._examples.held_out:
+            loss, exact = self._scored(model, examples)
+            scores |= {"conversations": len(examples), "loss": loss, "exact answers": exact}
+        if examples := self._examples.held_out_texts:
+            loss, _ = self._scored(model, examples)
+            scores |= {"texts": len(examples), "loss of texts": loss}
+        return scores
+
+    @torch.no_grad()
+    def _scored(self, model: TowerModel, examples: Sequence[_Example]) -> tuple[float, float]:
+        """Returns nats per answer token, and the share of exact answers."""
         nats, count, exact = 0.0, 0, 0
-        for places in passes_of([len(one.ids) for one in held_out], self._worker.most_tokens(*_TOKENS_AT_ONCE)):
+        for places in passes_of([len(one.ids) for one in examples], self._worker.most_tokens(*_TOKENS_AT_ONCE)):
             self._worker.yield_hook()
-            tensors = self._pass([held_out[place] for place in places], torch.tensor(1))
+            tensors = self._pass([examples[place] for place in places], torch.tensor(1))
             tokens, labels, _, *inputs = (tensor.to(self._worker.device) for tensor in tensors)
             answers = labels != IGNORE
             logits = model.backbone.logits(model.backbone.features(model.embeddings(tokens, *inputs))[answers])
@@ -465,7 +488,7 @@ class _Steps:
             count += len(logits)
             wrong = answers.nonzero()[:, 0][logits.argmax(-1) != labels[answers]]
             exact += len(places) - len(set(wrong.tolist()))
-        return {"conversations": len(held_out), "loss": nats / count, "exact answers": exact / len(held_out)}
+        return nats / count, exact / len(examples)
 
 
 def _described(scores: dict[str, float]) -> str:
