@@ -50,6 +50,8 @@ ENCODER, CONNECTOR = "model.vision_tower.", "model.multi_modal_projector."
 _OLD_PROCESSOR = "preprocessor_config.json"
 _MOST_BYTES = 1 << 20
 _ENCODER_TYPE = "siglip2_vision_model"
+_LANGUAGE_MODELS = ("lfm2", "lfm2_moe", "llama", "qwen2", "qwen3", "arcee", "hilnas")
+"""Types whose embeddings are added to those of a tower as they are looked up: no factor, no mean that is subtracted."""
 _PURPOSES: tuple[Purpose, ...] = ("bos", "pad")
 _TEMPLATE = """{%- set plain = namespace(messages=[]) -%}
 {%- for message in messages -%}
@@ -290,8 +292,10 @@ class VisionFolder:
         """
         with tempfile.TemporaryDirectory() as scratch:
             checkpoint = Path(scratch) / "weights.safetensors"
-            layout = import_model(self.folder, checkpoint).layout
-            state = load_file(checkpoint)
+            language = import_model(self.folder, checkpoint)
+            layout, state = language.layout, load_file(checkpoint)
+        if language.family not in _LANGUAGE_MODELS:
+            raise Unsupported(f"{language.family} behind an encoder is not read", where=str(self.folder))
         if self.tokenizer.size > layout.vocab:
             raise InvalidInput(f"has more tokens than the embedding's {layout.vocab:,} rows", where=str(self.folder))
         shards = Shards(self.folder)
@@ -302,6 +306,9 @@ class VisionFolder:
         tower = VisionTower(self.shape, layout.d_model)
         load_encoder(tower, self.folder)
         _load(tower.connector, shards, CONNECTOR)
+        # The language model's epsilon is part of its embedding's scale, see `nas.train.adapt.checkpoints`.
+        for tensor in tower.connector.linear_2.state_dict().values():
+            tensor.mul_(language.factors.get("embed.weight", 1.0))
         model = TowerModel(layout, tower, self.placeholder)
         model.backbone.load_state_dict(state)
         return VisionModel(model, self.tokenizer, self.frames, self.context)
