@@ -52,6 +52,7 @@ def test_fewer_tokens_are_a_smaller_frame() -> None:
     [
         ({"min_image_tokens": 9, "max_image_tokens": 8}, "must not exceed"),
         ({"tile_size": 500}, "divisible by 32"),
+        ({"encoder_patch_size": 64, "downsample_factor": 8}, "more than 16,777,216 pixels"),
         ({"image_std": (0.5, 0.5, 0)}, "above 0"),
     ],
 )

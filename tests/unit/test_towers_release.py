@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from cli_runner import nas
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, Siglip2VisionConfig
+from transformers import AutoConfig, AutoModelForImageTextToText, Siglip2VisionConfig
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionModel
 from vision_lab import FRAMES, LAYOUT, SHAPE, question, vision_model, write_image, write_model
 
@@ -142,6 +143,13 @@ def test_encoders_are_taken_from_folders_of_siglip2(tmp_path: Path, prefix: str)
         load_encoder(VisionTower(SHAPE.model_copy(update={"hidden_size": 64}), 64), tmp_path / "siglip2")
 
 
+HUGE = {
+    "vision_config__hidden_size": 8192, "vision_config__intermediate_size": 65536,
+    "vision_config__num_hidden_layers": 128, "projector_hidden_size": 65536,
+}  # fmt: skip
+"""A tower of 700 GB."""
+
+
 def changed(folder: Path, name: str, **values: Any) -> None:
     about = json.loads((folder / name).read_text())
     for key, value in values.items():
@@ -158,6 +166,7 @@ def changed(folder: Path, name: str, **values: Any) -> None:
         ("config.json", {"vision_config__hidden_size": 1 << 40}, InvalidInput, "hidden_size"),
         ("config.json", {"vision_config__num_attention_heads": 5}, InvalidInput, "heads do not divide"),
         ("config.json", {"vision_config__intermediate_size": 40}, InvalidInput, "has shape"),
+        ("config.json", HUGE, InvalidInput, "has shape"),
         ("config.json", {"image_token_id": 0}, InvalidInput, "image_token_id"),
         ("config.json", {"downsample_factor": 1}, InvalidInput, "another tower"),
         ("config.json", {"text_config": [1]}, Unsupported, "no layout says"),
@@ -187,3 +196,25 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(InvalidInput, match="lacks model"):
         VisionFolder.read(tmp_path).open()
+
+
+def test_folders_of_transformers_are_read(tmp_path: Path) -> None:
+    vision = write_model(tmp_path / "ours")
+    config = AutoConfig.from_pretrained(tmp_path / "ours", local_files_only=True)
+    config.text_config.norm_eps = 1e-6
+    config.vision_config.vision_use_head = True
+    torch.manual_seed(7)
+    theirs = AutoModelForImageTextToText.from_config(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tmp_path / "ours" / name, tmp_path / "theirs" / name)
+    about = json.loads((tmp_path / "ours" / "processor_config.json").read_text())["image_processor"]
+    (tmp_path / "theirs" / "preprocessor_config.json").write_text(json.dumps(about))
+    read = VisionFolder.read(tmp_path / "theirs")
+    tokens, patches, shapes = inputs_of(vision, tmp_path, [(24, 32), (100, 70)])
+    mask = torch.arange(patches.shape[1]) < shapes.prod(1)[:, None]
+    with torch.no_grad():
+        expected = theirs(
+            input_ids=tokens, pixel_values=patches, spatial_shapes=shapes, pixel_attention_mask=mask.int()
+        ).logits
+        torch.testing.assert_close(read.open().model(tokens, patches, shapes), expected, atol=1e-4, rtol=0)

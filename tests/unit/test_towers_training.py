@@ -13,7 +13,8 @@ from cli_runner import nas
 from pretrain_lab import KilledError, alone, killed_after
 from retrieval_lab import own_home, write_lines
 from safetensors.torch import load_file
-from vision_lab import SHAPE, write_colours, write_image, write_model
+from tokenizer_lab import write_qwen3
+from vision_lab import FRAMES, SHAPE, write_colours, write_image, write_model
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.model.nn.fit import TrainingCheckpoint, TrainingPhase, TrainingState, fit
@@ -97,8 +98,8 @@ def test_all_parts_are_trained_with_text_and_tiles(tmp_path: Path, monkeypatch: 
         train(tmp_path, "mid")
     write_lines(tmp_path / "texts.jsonl", TEXTS)
     mid = train(tmp_path, "mid", "model", "mid", held_out=0.3, text_steps=0.2)
-    assert mid.texts == 8 and mid.examples < 12
-    assert mid.after["loss"] < mid.before["loss"]
+    assert mid.texts + mid.after["texts"] == 8 and mid.examples + mid.after["conversations"] == 12
+    assert mid.after["loss"] < mid.before["loss"] and mid.after["loss of texts"] < mid.before["loss of texts"]
     assert not VisionFolder.read(tmp_path / "mid").frames.do_image_splitting
     joint = train(tmp_path, "joint", "mid", "joint", epochs=0.5, image_tokens=(4, 8), tiles=6, encoder=0)
     frames = VisionFolder.read(tmp_path / "joint").frames
@@ -122,6 +123,28 @@ def test_text_alone_comes_first() -> None:
         stage_settings("last")
     with pytest.raises(ValueError, match="every part is frozen"):
         VisionSettings.model_validate({"stage": "mid", "encoder": 0, "connector": 0, "backbone": 0})
+    with pytest.raises(ValueError, match="which is frozen"):
+        VisionSettings.model_validate({"stage": "connector", "text": 0.1})
+    for stage in ([1], "last", None):
+        with pytest.raises(ValueError, match="stage"):
+            VisionSettings.model_validate({"stage": stage})
+    with pytest.raises(InvalidInput, match="image_tokens"):
+        settings.model_copy(update={"image_tokens": (9, 8)}).frames(FRAMES)
+
+
+def test_encoders_bring_their_patches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_home(tmp_path, monkeypatch)
+    frames = FRAMES.model_copy(update={"encoder_patch_size": 8})
+    write_model(tmp_path / "other", shape=SHAPE.model_copy(update={"patch_size": 8}), frames=frames)
+    write_qwen3(tmp_path / "model")
+    settings = VisionSettings.model_validate(QUICK | {"stage": "connector", "epochs": 0.2, "image_tokens": (4, 16)})
+    data = Data([write_colours(tmp_path / "colours")])
+    train_vision(str(tmp_path / "model"), data, settings, tmp_path / "out", lambda line: None, tmp_path / "other")
+    assert VisionFolder.read(tmp_path / "out").frames.encoder_patch_size == 8
+    assert equal(parts(tmp_path / "other")["encoder"], parts(tmp_path / "out")["encoder"])
+    odd = settings.model_copy(update={"tower": SHAPE.model_copy(update={"patch_size": 14})})
+    with pytest.raises(InvalidInput, match="tile_size must be divisible by 28"):
+        train_vision(str(tmp_path / "model"), data, odd, tmp_path / "odd", lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -143,14 +166,13 @@ def test_all_forms_of_data_are_read(tmp_path: Path, vision: VisionModel) -> None
         {"image": "a.png", "question": "What?", "answer": "A"},
         {"file_name": "a.png", "text": "A"},
         {"images": ["a.png", "b.png"], "messages": [{"role": "user", "content": "Both?"}, ANSWER]},
-        {"messages": [{"role": "user", "content": "No image?"}, ANSWER]},
     ]
     write_lines(tmp_path / "metadata.jsonl", lines)
     read = read_image_conversations(tmp_path, ChatTokenizer(vision.tokenizer, "model"))
     texts = [line.conversation.messages[0].content for line in read]
     one = "<image>What?"
-    assert texts == [one, one, "<image>\nWhat?", one, "<image>", "<image><image>Both?", "No image?"]
-    assert [len(line.pictures) for line in read] == [1, 1, 1, 1, 1, 2, 0]
+    assert texts == [one, one, "<image>\nWhat?", one, "<image>", "<image><image>Both?"]
+    assert [len(line.pictures) for line in read] == [1, 1, 1, 1, 1, 2]
     assert read[1].pictures[0].width == 10
     assert {line.conversation.answer for line in read} == {"A"}
     expanded = read[5].expanded(vision.frames).messages[0].said
@@ -170,10 +192,8 @@ ANSWER = {"role": "assistant", "content": "A"}
         ({"image": "none.png", "question": "What?", "answer": "A"}, "there is no file none.png"),
         ({"image": 3, "question": "What?", "answer": "A"}, "no path"),
         ({"images": ["a.png"], "messages": [{"role": "user", "content": "<image><image>"}, ANSWER]}, "1 images, but 2"),
-        (
-            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<image>"}]},
-            "alone they may",
-        ),
+        ({"image": "a.png", "question": "What?", "answer": "<image>"}, "alone they may"),
+        ({"messages": [{"role": "user", "content": "No image?"}, ANSWER]}, "has no image"),
         ({"image": "a.png", "question": "<|image_end|>", "answer": "A"}, "special token"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}, ANSWER]}, "neither text nor an image"),
         ({"image": "a.png"}, "no conversation"),

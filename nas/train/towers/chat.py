@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nas.train.posttrain.model_source import TorchTalker
 from nas.train.release.found_tokenizer import FoundTokenizer
-from nas.train.towers.images import IMAGE, FrameSettings, read_picture, with_images
+from nas.train.towers.images import IMAGE, FrameSettings, checked, read_picture, with_images
 from nas.train.towers.release import VisionFolder
 from nas.train.towers.vision import stacked
 
@@ -39,9 +39,8 @@ class VisionTalker(TorchTalker):
         settings = vision.frames
         if tokens is not None:
             fewest = min(settings.min_image_tokens, tokens)
-            settings = FrameSettings.model_validate(
-                settings.model_dump() | {"min_image_tokens": fewest, "max_image_tokens": tokens}
-            )
+            changes = {"min_image_tokens": fewest, "max_image_tokens": tokens}
+            settings = checked(FrameSettings, settings.model_dump() | changes, "--image-tokens")
         pictures = [read_picture(image) for image in images]
         self.opening = with_images(IMAGE * len(pictures), [picture.cut(settings) for picture in pictures])
         self._vision = vision.model.eval().requires_grad_(False)

@@ -32,7 +32,7 @@ _MOST_PROBLEMS = 20
 
 
 class ImageConversation(Conversation):
-    """A conversation about images."""
+    """A conversation about images; there is one at least."""
 
     images: tuple[str, ...] = Field((), max_length=64, description="paths, one for each `<image>`")
 
@@ -50,6 +50,8 @@ class ImageConversation(Conversation):
         return cls.model_validate(record | {"images": images, "messages": _marked(record["messages"], len(images))})
 
     def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
+        if not self.images:
+            return "has no image: conversations without are for --text"
         marks = sum(message.said.count(IMAGE) for message in self.messages if message.role == "user")
         if marks != len(self.images) or any(
             IMAGE in message.said for message in self.messages if message.role != "user"

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps, UnidentifiedImageError
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from nas.core.canonical import sha256_of
@@ -48,6 +48,7 @@ Image.init()  # registers WebP, which Pillow does not before it meets a file of 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MOST_BYTES = 64 << 20
 MOST_PIXELS = 64_000_000
+_MOST_FRAME = 1 << 24
 _MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"}
 _WIDE_MODES = {"I;16", "I;16L", "I;16B", "I;16N"}
 
@@ -74,6 +75,8 @@ class FrameSettings(BaseModel):
     def _fits(self) -> FrameSettings:
         if self.min_image_tokens > self.max_image_tokens or self.min_tiles > self.max_tiles:
             raise ValueError("min_image_tokens and min_tiles must not exceed max_image_tokens and max_tiles")
+        if self.most_pixels > _MOST_FRAME:
+            raise ValueError(f"a frame of max_image_tokens has more than {_MOST_FRAME:,} pixels")
         if self.tile_size % self.square:
             raise ValueError(f"tile_size must be divisible by {self.square}, patch times factor")
         if not all(math.isfinite(value) for value in self.image_mean) or min(self.image_std) <= 0:
@@ -89,6 +92,22 @@ class FrameSettings(BaseModel):
     def most_pixels(self) -> int:
         """Pixels of a frame."""
         return self.max_image_tokens * self.square**2
+
+
+AnySettings = TypeVar("AnySettings", bound=BaseModel)
+
+
+def checked(kind: type[AnySettings], values: Mapping[str, Any], where: str) -> AnySettings:
+    """Returns settings from values, of which those with other names are ignored.
+
+    Raises:
+        InvalidInput: they do not fit.
+    """
+    try:
+        return kind.model_validate({name: values[name] for name in kind.model_fields.keys() & values.keys()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInput(": ".join([*map(str, first["loc"][:1]), first["msg"]]), where=where) from error
 
 
 @dataclass(frozen=True)

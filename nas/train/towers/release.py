@@ -21,10 +21,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
-from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
@@ -40,7 +39,7 @@ from nas.train.release.huggingface import Planned, own_config, write_safetensors
 from nas.train.release.model_tokenizer import CONFIG, GENERATION, MODEL, TEMPLATE, ModelTokenizer, read_model_tokenizer
 from nas.train.release.shards import SINGLE, Shards, read_json
 from nas.train.release.tokenizer import MemberTokenizer, json_bytes
-from nas.train.towers.images import IMAGE, TOKENS, FrameSettings
+from nas.train.towers.images import IMAGE, TOKENS, FrameSettings, checked
 from nas.train.towers.model import TowerModel
 from nas.train.towers.vision import ACTIVATION, VisionShape, VisionTower
 
@@ -51,6 +50,8 @@ ENCODER, CONNECTOR = "model.vision_tower.", "model.multi_modal_projector."
 _OLD_PROCESSOR = "preprocessor_config.json"
 _MOST_BYTES = 1 << 20
 _ENCODER_TYPE = "siglip2_vision_model"
+_LANGUAGE_MODELS = ("lfm2", "lfm2_moe", "llama", "qwen2", "qwen3", "arcee", "hilnas")
+"""Types whose embeddings are added to those of a tower as they are looked up: no factor, no mean that is subtracted."""
 _PURPOSES: tuple[Purpose, ...] = ("bos", "pad")
 _TEMPLATE = """{%- set plain = namespace(messages=[]) -%}
 {%- for message in messages -%}
@@ -147,7 +148,7 @@ def with_tower(
         rows = state[name]
         state[name] = torch.cat([rows, rows.mean(0, keepdim=True).expand(extended.vocab - len(rows), -1)])
     tower.connector.draw(seed, state["embed.weight"])
-    model = TowerModel(extended, tower, tokenizer.special[IMAGE])
+    model = TowerModel(extended, tower, tokenizer.tokenizer.get_vocab(with_added_tokens=True)[IMAGE])
     model.backbone.load_state_dict(state)
     return model
 
@@ -291,13 +292,23 @@ class VisionFolder:
         """
         with tempfile.TemporaryDirectory() as scratch:
             checkpoint = Path(scratch) / "weights.safetensors"
-            layout = import_model(self.folder, checkpoint).layout
-            state = load_file(checkpoint)
+            language = import_model(self.folder, checkpoint)
+            layout, state = language.layout, load_file(checkpoint)
+        if language.family not in _LANGUAGE_MODELS:
+            raise Unsupported(f"{language.family} behind an encoder is not read", where=str(self.folder))
         if self.tokenizer.size > layout.vocab:
             raise InvalidInput(f"has more tokens than the embedding's {layout.vocab:,} rows", where=str(self.folder))
+        shards = Shards(self.folder)
+        with torch.device("meta"):  # a configuration may ask for more memory than there is
+            tower = VisionTower(self.shape, layout.d_model)
+        _check(tower.encoder, shards, _encoder_prefix(shards))
+        _check(tower.connector, shards, CONNECTOR)
         tower = VisionTower(self.shape, layout.d_model)
         load_encoder(tower, self.folder)
-        _load(tower.connector, Shards(self.folder), CONNECTOR)
+        _load(tower.connector, shards, CONNECTOR)
+        # The language model's epsilon is part of its embedding's scale, see `nas.train.adapt.checkpoints`.
+        for tensor in tower.connector.linear_2.state_dict().values():
+            tensor.mul_(language.factors.get("embed.weight", 1.0))
         model = TowerModel(layout, tower, self.placeholder)
         model.backbone.load_state_dict(state)
         return VisionModel(model, self.tokenizer, self.frames, self.context)
@@ -309,22 +320,24 @@ def load_encoder(tower: VisionTower, folder: Path) -> None:
     Raises:
         InvalidInput: it is damaged, or of another shape.
     """
-    shards, last = Shards(folder), "post_layernorm.weight"
-    prefix = next((name.removesuffix(last) for name in shards.names if name.endswith(last)), ENCODER)
-    _load(tower.encoder, shards, prefix)
+    shards = Shards(folder)
+    _load(tower.encoder, shards, _encoder_prefix(shards))
 
 
 def encoder_shape(folder: Path, connector: VisionShape) -> VisionShape:
     """Returns the shape of the encoder in a folder of SigLIP2 or of a model with towers, with another's connector.
 
     Raises:
-        InvalidInput: there is no readable configuration.
+        InvalidInput: there is no readable configuration, or the weights do not fit it.
         Unsupported: it is another encoder.
     """
     config = read_json(folder / MODEL, _MOST_BYTES)
     vision = config.get("vision_config", config)
     apart = connector.model_dump(include=VisionShape.model_fields.keys() - connector.encoder().keys())
-    return _shape_of({**apart, "vision_config": vision}, str(folder / MODEL))
+    shape, shards = _shape_of({**apart, "vision_config": vision}, str(folder / MODEL)), Shards(folder)
+    with torch.device("meta"):
+        _check(VisionTower(shape, 1).encoder, shards, _encoder_prefix(shards))
+    return shape
 
 
 def _shape_of(config: Mapping[str, Any], where: str) -> VisionShape:
@@ -336,7 +349,7 @@ def _shape_of(config: Mapping[str, Any], where: str) -> VisionShape:
     if vision.get("num_channels", 3) != 3:
         raise Unsupported("its encoder reads other channels than red, green and blue", where=where)
     values = {**vision, **{name: value for name, value in config.items() if name != "vision_config"}}
-    return _checked(VisionShape, values, where)
+    return checked(VisionShape, values, where)
 
 
 def _frames_of(folder: Path) -> FrameSettings:
@@ -347,31 +360,31 @@ def _frames_of(folder: Path) -> FrameSettings:
         raise Unsupported("images are scaled in another way than bilinear", where=str(path))
     if settings.get("rescale_factor", 1 / 255) != 1 / 255 or not settings.get("do_normalize", True):
         raise Unsupported("pixels are scaled in another way", where=str(path))
-    return _checked(FrameSettings, settings, str(path))
+    return checked(FrameSettings, settings, str(path))
 
 
-AnySettings = TypeVar("AnySettings", bound=BaseModel)
+def _encoder_prefix(shards: Shards) -> str:
+    """Returns what is in front of the names of an encoder's tensors: files of SigLIP2 have several forms."""
+    last = "post_layernorm.weight"
+    return next((name.removesuffix(last) for name in shards.names if name.endswith(last)), ENCODER)
 
 
-def _checked(kind: type[AnySettings], values: Mapping[str, Any], where: str) -> AnySettings:
-    try:
-        return kind.model_validate({name: values[name] for name in kind.model_fields.keys() & values.keys()})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"{f'{name}: ' * bool(name)}{first['msg']}", where=where) from error
+def _check(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
+    """Checks names and shapes of a module's tensors, which are stored with that prefix."""
+    names = set(shards.names)
+    for name, tensor in module.state_dict().items():
+        if (stored := prefix + name) not in names:
+            raise InvalidInput(f"lacks {stored}", where=str(shards.path))
+        if shards.shape(stored) != tuple(tensor.shape):
+            shape = list(shards.shape(stored))
+            raise InvalidInput(f"{stored} has shape {shape}, not {list(tensor.shape)}", where=str(shards.path))
 
 
 def _load(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
     """Fills a module with the tensors of that prefix."""
-    stored = {name.removeprefix(prefix): name for name in shards.names if name.startswith(prefix)}
+    _check(module, shards, prefix)
     for name, tensor in module.state_dict().items():
-        if name not in stored:
-            raise InvalidInput(f"lacks {prefix}{name}", where=str(shards.path))
-        if shards.shape(stored[name]) != tuple(tensor.shape):
-            shape = list(shards.shape(stored[name]))
-            raise InvalidInput(f"{stored[name]} has shape {shape}, not {list(tensor.shape)}", where=str(shards.path))
-        values = shards.tensor(stored[name])
+        values = shards.tensor(prefix + name)
         if not values.isfinite().all():
-            raise InvalidInput(f"{stored[name]} holds NaN or infinity", where=str(shards.path))
+            raise InvalidInput(f"{prefix}{name} holds NaN or infinity", where=str(shards.path))
         tensor.copy_(values)

@@ -11,11 +11,11 @@ The loss is the cross-entropy of answers, each token of a step alike. After an i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from nas.train.posttrain.trained_folder import FolderRecord, trained_once
 from nas.train.pretrain.member_training import CHECKPOINT, START
 from nas.train.release.shards import SINGLE, shard_files
 from nas.train.towers.data import METADATA, PicturedConversation, read_image_conversations
-from nas.train.towers.images import FrameSettings, Picture
+from nas.train.towers.images import FrameSettings, Picture, checked
 from nas.train.towers.model import TowerModel
 from nas.train.towers.release import (
     RECORD,
@@ -66,8 +66,8 @@ _CURVE_POINTS = 200
 _SMALL_RATE = 0.2
 STAGES: dict[Stage, dict[str, Any]] = {
     "connector": {"lr": 1e-3, "encoder": 0.0, "backbone": 0.0, "text": 0.0, "tiles": 1},
-    "mid": {"lr": 1e-4, "encoder": _SMALL_RATE, "backbone": 1.0, "weight_decay": 1e-6, "tiles": 1},
-    "joint": {"lr": 3e-5, "encoder": _SMALL_RATE, "backbone": 1.0, "text_first": 0.3, "tiles": 10},
+    "mid": {"lr": 1e-4, "encoder": _SMALL_RATE, "weight_decay": 1e-6, "text_first": 1.0, "tiles": 1},
+    "joint": {"lr": 3e-5, "encoder": _SMALL_RATE, "tiles": 10, "context": 8192},
 }
 """Defaults of each stage. The report has the rates' ratio, the weight decay and the shares of text; it does not publish
 the rates themselves, nor their ratio in the last stage."""
@@ -83,7 +83,7 @@ class VisionSettings(TrainingSettings):
     connector: float = Field(1.0, ge=0, description="rate of the connector")
     backbone: float = Field(1.0, ge=0, description="rate of the language model")
     text: float = Field(0.3, ge=0, lt=1, description="share of conversations without images")
-    text_first: float = Field(1.0, ge=0, le=1, description="the same at the first step")
+    text_first: float | None = Field(None, ge=0, le=1, description="the same at the first step; none: `text`")
     text_steps: float = Field(0.05, ge=0, le=1, description="share of the steps after which it is `text`")
     tiles: int = Field(1, ge=1, le=10, description="most tiles of an image; 1: none")
     image_tokens: tuple[int, int] | None = Field(
@@ -91,19 +91,21 @@ class VisionSettings(TrainingSettings):
     )
     context: int = Field(2048, ge=16, description="most tokens of a conversation; longer ones are left out")
     tower: VisionShape = Field(VisionShape(), description="shape, where the model to start from has no tower")
-    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of conversations about images that are only scored")
+    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of conversations that are only scored")
 
     @model_validator(mode="before")
     @classmethod
     def _of_stage(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict) or fields.get("stage") not in STAGES:
+        if not isinstance(fields, dict):
             return fields
-        return STAGES[fields["stage"]] | fields
+        return next((defaults for stage, defaults in STAGES.items() if stage == fields.get("stage")), {}) | fields
 
     @model_validator(mode="after")
     def _trains(self) -> VisionSettings:
         if not (self.encoder or self.connector or self.backbone):
             raise ValueError("every part is frozen")
+        if self.text and not self.backbone:
+            raise ValueError("text trains the language model alone, which is frozen: set `text` to 0")
         if self.bad_lines == "skip":
             raise ValueError("bad_lines: conversations about images that cannot be used are refused")
         return self
@@ -116,13 +118,14 @@ class VisionSettings(TrainingSettings):
         """Returns the share of conversations without images of each step."""
         falling = max(1.0, self.text_steps * steps)
         done = np.minimum(np.arange(steps) / falling, 1.0) if self.text_steps else np.ones(steps)
-        return self.text_first + (self.text - self.text_first) * done if self.text else np.zeros(steps)
+        first = self.text if self.text_first is None else self.text_first
+        return first + (self.text - first) * done if self.text else np.zeros(steps)
 
     def frames(self, before: FrameSettings) -> FrameSettings:
         """Returns how images are cut, where they were cut as `before` says."""
         most = {"do_image_splitting": self.tiles > 1, "max_tiles": max(self.tiles, before.min_tiles)}
         tokens = dict(zip(("min_image_tokens", "max_image_tokens"), self.image_tokens or (), strict=False))
-        return FrameSettings.model_validate(before.model_dump() | most | tokens)
+        return checked(FrameSettings, before.model_dump() | most | tokens, "image_tokens")
 
 
 def stage_settings(stage: str | None) -> VisionSettings:
@@ -229,6 +232,7 @@ class _Start(NamedTuple):
     folder: VisionFolder | None
     text: StartModel | None
     encoder: Path | None
+    shape: VisionShape
     chat: ChatTokenizer
     frames: FrameSettings
 
@@ -236,6 +240,7 @@ class _Start(NamedTuple):
     def of(cls, name: str, settings: VisionSettings, encoder: Path | None) -> _Start:
         folder = Path(name)
         encoders = [] if encoder is None else [sha256_of(file) for file in shard_files(encoder)]
+        shape = settings.tower if encoder is None else encoder_shape(encoder, settings.tower)
         if folder.is_dir() and has_towers(folder):
             vision = VisionFolder.read(folder)
             hashes = [sha256_of(file) for file in shard_files(folder)]
@@ -244,11 +249,12 @@ class _Start(NamedTuple):
         else:
             text = start_model(name)
             tokenizer = image_tokenizer(text.tokenizer.tokenizer, text.tokenizer.context)
-            tower, hashes, described, place = settings.tower, text.hashes, text.described, None
-            frames = FrameSettings(encoder_patch_size=tower.patch_size, downsample_factor=tower.downsample_factor)
+            hashes, described, place = text.hashes, text.described, None
+            sides = {"encoder_patch_size": shape.patch_size, "downsample_factor": shape.downsample_factor}
+            frames = checked(FrameSettings, sides, "tower")
         inputs = [hashes, encoders, tokenizer.describe()]
         chat = ChatTokenizer(tokenizer, name)
-        return cls(described, inputs, place, text, encoder, chat, settings.frames(frames))
+        return cls(described, inputs, place, text, encoder, shape, chat, settings.frames(frames))
 
     def open(self, settings: VisionSettings, scratch: Path) -> VisionModel:
         """Returns the model to train."""
@@ -261,8 +267,7 @@ class _Start(NamedTuple):
         assert self.text is not None
         path, context = self.text.tensors(scratch), self.text.tokenizer.context
         layout, tokenizer = checkpoint_layout(path), image_tokenizer(self.text.tokenizer.tokenizer, context)
-        shape = settings.tower if self.encoder is None else encoder_shape(self.encoder, settings.tower)
-        tower = VisionTower(shape, layout.d_model, settings.seed)
+        tower = VisionTower(self.shape, layout.d_model, settings.seed)
         if self.encoder is not None:
             load_encoder(tower, self.encoder)
         model = with_tower(load_file(path), layout, tokenizer, tower, settings.seed)
@@ -291,6 +296,7 @@ class _Examples(NamedTuple):
     images: list[_Example]
     texts: list[_Example]
     held_out: list[_Example]
+    held_out_texts: list[_Example]
     left_out: int
     inputs: list[Any]
 
@@ -304,11 +310,13 @@ class _Examples(NamedTuple):
         talks = [line for path, placed in places for _, line in start.chat.placed(placed)]
         encoder = _Encoder(start)
         examples = [(line, encoder.pictured(line)) for line in lines]
-        texts = [encoder.example(talk) for talk in talks]
+        texts = [(talk, encoder.example(talk)) for talk in talks]
         short = [(line, one) for line, one in examples if len(one.ids) <= settings.context]
-        short_texts = [one for one in texts if len(one.ids) <= settings.context]
-        images = [one for line, one in short if not _is_held_out(line, settings.held_out)]
-        held_out = [one for line, one in short if _is_held_out(line, settings.held_out)][:_MOST_HELD_OUT]
+        short_texts = [(talk, one) for talk, one in texts if len(one.ids) <= settings.context]
+        images, held_out = _split(short, settings.held_out, _hashes)
+        trained_texts, held_out_texts = _split(
+            short_texts, settings.held_out, lambda talk: talk.model_dump(mode="json")
+        )
         held_out += [encoder.pictured(line) for line in scored]
         left_out = len(examples) - len(short) + len(texts) - len(short_texts)
         if not images:
@@ -317,11 +325,16 @@ class _Examples(NamedTuple):
                 " all of these are held out",
                 where="--data",
             )
-        if settings.text and not short_texts:
+        if data.texts and not settings.text:
+            raise InvalidInput("the share of text is 0: set `text`, or give no --text", where="--text")
+        if settings.text and not trained_texts:
             raise InvalidInput(f"a share of {settings.text:g} of text needs --text; or set it to 0", where="text")
         inputs = [[sha256_of(path / METADATA if path.is_dir() else path) for path in paths] for paths in data]
         pictures = sorted({picture.sha256 for line in (*lines, *scored) for picture in line.pictures})
-        return cls(images, short_texts, held_out, left_out, [inputs, pictures])
+        return cls(images, trained_texts, held_out, held_out_texts, left_out, [inputs, pictures])
+
+
+AnySource = TypeVar("AnySource")
 
 
 class _Encoder:
@@ -346,9 +359,18 @@ class _Encoder:
             raise InvalidInput(error.message, where=line.place) from error
 
 
-def _is_held_out(line: PicturedConversation, share: float) -> bool:
-    hashes = [picture.sha256 for picture in line.pictures]
-    return int(content_hash(hashes or line.conversation.messages[0].said)[:8], 16) < share * 2**32
+def _hashes(line: PicturedConversation) -> list[str]:
+    return [picture.sha256 for picture in line.pictures]
+
+
+def _split(
+    examples: Sequence[tuple[AnySource, _Example]], share: float, identity: Callable[[AnySource], object]
+) -> tuple[list[_Example], list[_Example]]:
+    """Returns examples to train on, and those that are held out, by the hash of what `identity` returns."""
+    parts: tuple[list[_Example], list[_Example]] = ([], [])
+    for source, example in examples:
+        parts[int(content_hash(identity(source))[:8], 16) < share * 2**32].append(example)
+    return parts[0], parts[1][:_MOST_HELD_OUT]
 
 
 def _trained(
@@ -438,19 +460,27 @@ class _Steps:
         nats, _ = answer_nats(model.backbone, model.embeddings(tokens, *inputs), labels)
         return nats.sum() / counted
 
-    @torch.no_grad()
     def scores(self, model: TowerModel) -> dict[str, float]:
-        """Returns loss and exact answers of held-out conversations about images.
+        """Returns loss and exact answers of held-out conversations about images, and the loss of those without.
 
         An answer is exact where each of its tokens is the likeliest after those before it: what greedy decoding gives.
         """
-        held_out = self._examples.held_out
-        if not held_out:
-            return {}
+        scores: dict[str, float] = {}
+        if examples := self._examples.held_out:
+            loss, exact = self._scored(model, examples)
+            scores |= {"conversations": len(examples), "loss": loss, "exact answers": exact}
+        if examples := self._examples.held_out_texts:
+            loss, _ = self._scored(model, examples)
+            scores |= {"texts": len(examples), "loss of texts": loss}
+        return scores
+
+    @torch.no_grad()
+    def _scored(self, model: TowerModel, examples: Sequence[_Example]) -> tuple[float, float]:
+        """Returns nats per answer token, and the share of exact answers."""
         nats, count, exact = 0.0, 0, 0
-        for places in passes_of([len(one.ids) for one in held_out], self._worker.most_tokens(*_TOKENS_AT_ONCE)):
+        for places in passes_of([len(one.ids) for one in examples], self._worker.most_tokens(*_TOKENS_AT_ONCE)):
             self._worker.yield_hook()
-            tensors = self._pass([held_out[place] for place in places], torch.tensor(1))
+            tensors = self._pass([examples[place] for place in places], torch.tensor(1))
             tokens, labels, _, *inputs = (tensor.to(self._worker.device) for tensor in tensors)
             answers = labels != IGNORE
             logits = model.backbone.logits(model.backbone.features(model.embeddings(tokens, *inputs))[answers])
@@ -458,7 +488,7 @@ class _Steps:
             count += len(logits)
             wrong = answers.nonzero()[:, 0][logits.argmax(-1) != labels[answers]]
             exact += len(places) - len(set(wrong.tolist()))
-        return {"conversations": len(held_out), "loss": nats / count, "exact answers": exact / len(held_out)}
+        return nats / count, exact / len(examples)
 
 
 def _described(scores: dict[str, float]) -> str:
