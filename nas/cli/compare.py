@@ -249,7 +249,9 @@ def _cells(candidate: Candidate, count: int, *, scored: bool, by_type: bool, bus
         _shown(candidate, "file_size", " MB"),
         _shown(candidate, "prefill_tps", ""),
         *["" if decode.typical is None else f"{decode.typical:.4g}"] * busy,
-        _shown(candidate, "decode_p50", "") if decode.value is None else show_figure(decode.value, decode.low, decode.high),
+        _shown(candidate, "decode_p50", "")
+        if decode.value is None
+        else show_figure(decode.value, decode.low, decode.high),
         _shown(candidate, "peak_rss", " MB"),
         *["unknown" if bits is None else f"{bits:.4f}"] * scored,
         *[_loss(candidate.loss)] * (scored and by_type),

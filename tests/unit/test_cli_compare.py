@@ -62,7 +62,8 @@ def report(name: str, threads: int) -> dict[str, Any] | NasError:
              "decode_p95": (None, None, "ms")}  # fmt: skip
     figures = {
         name: {"value": value, "ci95": [value and value * (1 - 2 * (sd or 0)), value and value * (1 + 2 * (sd or 0))],
-               "typical": value and value * SLOWED, "log_sd": sd, "shared_log_sd": None, "n": REPETITIONS, "unit": unit, "reason": None if value else "too few tokens"}
+               "typical": value and value * SLOWED, "log_sd": sd, "shared_log_sd": None, "n": REPETITIONS,
+               "unit": unit, "reason": None if value else "too few tokens"}
         for name, (value, sd, unit) in known.items()
     }  # fmt: skip
     return {"device": {"id": "box"}, "figures": figures, "foreign_cpu": OTHERS}

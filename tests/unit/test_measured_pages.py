@@ -25,9 +25,10 @@ PAGES = ROOT / "docs/measured"
 COMMAND = re.compile(r"^    (?:\.venv/bin/)?python (.* --page (docs/measured/[\w-]+\.md).*?)(?: +#.*)?$", re.MULTILINE)
 MEASURE = {
     "benchmarks.claims", "benchmarks.command_fuzz", "benchmarks.gguf_models", "benchmarks.model_fuzz",
-    "benchmarks.quality.narrowing", "benchmarks.quality.rounding", "benchmarks.quality.throughput", "benchmarks.quantise",
-    "benchmarks.real_study", "benchmarks.retrieval", "benchmarks/executorch_equivalence.py", "benchmarks/family_files.py",
-    "benchmarks/hardware_model.py", "benchmarks/llama_cpp_equivalence.py", "benchmarks/server_attacks.py",
+    "benchmarks.quality.narrowing", "benchmarks.quality.rounding", "benchmarks.quality.throughput",
+    "benchmarks.quantise", "benchmarks.real_study", "benchmarks.retrieval", "benchmarks/executorch_equivalence.py",
+    "benchmarks/family_files.py", "benchmarks/hardware_model.py", "benchmarks/llama_cpp_equivalence.py",
+    "benchmarks/server_attacks.py",
 }  # fmt: skip
 """Commands that write a page of what they measure, or of models whose last digits depend on the processor."""
 SLOW = {"benchmarks.noise.report"}
@@ -44,7 +45,9 @@ def commands() -> list[ParameterSet]:
 
 @pytest.mark.parametrize("command", commands())
 def test_a_page_is_what_its_command_writes(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [str(name) for word in shlex.split(command) for name in (sorted(ROOT.glob(word)) if "*" in word else [word])]
+    words = [
+        str(name) for word in shlex.split(command) for name in (sorted(ROOT.glob(word)) if "*" in word else [word])
+    ]
     place = words.index("--page") + 1
     page, copy = ROOT / words[place], tmp_path / "measured" / Path(words[place]).name
     copy.parent.mkdir()

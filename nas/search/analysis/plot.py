@@ -65,9 +65,10 @@ Point = tuple[float, float]
 def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
     """Draws a study's complete trials, its front with 95 % intervals, references and budgets, and names the best trial.
 
-    Below the title stands how far quality can be trusted. The first two objectives have a large panel, every other pair a small one. Axes reach over the front and the
-    published reference, and to what is no further away than these are from each other. A reference beyond that is an
-    arrow at the edge; complete trials beyond it are counted. Labels that would overlap are left out.
+    Below the title stands how far quality can be trusted. The first two objectives have a large panel, every other pair
+    a small one. Axes reach over the front and the published reference, and to what is no further away than these are
+    from each other. A reference beyond that is an arrow at the edge; complete trials beyond it are counted. Labels that
+    would overlap are left out.
 
     Args:
         report: of `nas.search.analysis.report.study_report`.

@@ -199,7 +199,9 @@ class _Progress:
     def begun(self, pace: float, workers: int) -> dict[str, float]:
         """Returns the rough seconds of each part that the time since the last event is worth at a pace."""
         counts = [
-            float(sum(position.done == stage and not (position.ended or position.waits) for position in self._positions))
+            float(
+                sum(position.done == stage and not (position.ended or position.waits) for position in self._positions)
+            )
             for stage in self._stages
         ]
         rungs = range(self.anchored, len(self.space.quality.rungs))
@@ -405,9 +407,7 @@ def _estimate(
         share = (hours * 3600 - progress.elapsed_s - progress.since_s - begun_s) / max(whole_s - begun_s, 1e-9)
         unproposed = min(unproposed, max(1, math.ceil(unproposed * share)))
     begun = progress.begun(pace, workers)
-    remaining = {
-        name: seconds - begun.get(name, 0.0) for name, seconds in progress.left(unproposed, workers).items()
-    }
+    remaining = {name: seconds - begun.get(name, 0.0) for name, seconds in progress.left(unproposed, workers).items()}
     total = span(sum(remaining.values()))
     parts = [EstimatePart(name=name, seconds=span(seconds)) for name, seconds in remaining.items() if seconds > 0]
     large = [part for part in parts if part.seconds.typical >= max(30.0, 0.05 * total.typical)]
