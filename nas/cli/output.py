@@ -114,7 +114,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def _fitted(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Returns widths of columns that have room together: cells break between words first, those of the first one last."""
+    """Returns widths of columns that have room together: cells break between words first, the first column last."""
     widths = [max(map(len, column)) for column in columns]
     words = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
     for least in (words, [words[0], *[_LEAST] * (len(words) - 1)], [_LEAST] * len(words)):

@@ -166,8 +166,8 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
 
     What keeps all budgets comes before what may keep them, and that before what breaks one. Then come bits per byte,
     files without any last, and then the median time of a token; bits within `ALIKE` are equal. Of those whose times
-    cannot be told apart the smaller file comes first, and then the one that reads prompts faster. Of files made from one
-    source the divergence takes the place of bits per byte; without budgets, those that lose little are alike.
+    cannot be told apart the smaller file comes first, and then the one that reads prompts faster. Of files made from
+    one source the divergence takes the place of bits per byte; without budgets, those that lose little are alike.
     """
     fewest: dict[float, float] = {}
     for bits in sorted(one.bits_per_byte for one in candidates if one.bits_per_byte is not None):
