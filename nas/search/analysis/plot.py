@@ -204,8 +204,8 @@ def _label_points(panel: Axes, report: Report, x: Objective, y: Objective, every
     to_pixels = panel.transData.transform
     references = [_at_edge(panel, at)[0] for at in _points(report["references"], x, y)]
     boxes = []
-    for points, room in ((_points(report["ranking"], x, y), 4), (references, 8)):
-        room *= panel.figure.dpi / 72
+    for points, size in ((_points(report["ranking"], x, y), 4), (references, 8)):
+        room = size * panel.figure.dpi / 72
         boxes += [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, points)]
     boxes += [text.get_window_extent() for text in panel.texts]
     best = _best(report)
