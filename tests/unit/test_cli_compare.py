@@ -155,6 +155,21 @@ def test_bits_that_hardly_differ_do_not_decide(tmp_path: Path, monkeypatch: pyte
     assert done.out.splitlines()[-1].endswith("it has the fewest bits per byte (0.9000).")
 
 
+def test_intervals_that_overlap_by_common_noise_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wide(name: str, threads: int) -> Any:
+        found = report(name, threads)
+        assert isinstance(found, dict)
+        found["figures"]["decode_p50"]["ci95"] = [5.0, 40.0]
+        return found
+
+    def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Any]:
+        yield from (wide(Path(str(options.subject)).name, options.workload.threads) for options in benches)
+
+    monkeypatch.setattr("nas.cli.compare.bench_each", measure)
+    said = nas("compare", "big.gguf", "small.gguf").out.splitlines()[-1]
+    assert "small.gguf" in said and "it is the fastest (most of the noise of these intervals is common to all);" in said
+
+
 def test_an_absence_is_no_win(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
     done = nas("compare", "big.gguf", "other.pte", "-c", "text.txt")

@@ -215,18 +215,18 @@ def sentence(candidates: Sequence[Candidate], limits: Sequence[Limit], device: s
         unsure = [one for one in peers if _overlap(best, one)]
         reason = (
             f"of the files that cost at most {LITTLE:.0%} more bits per byte than the source,"
-            f" {_why_in_speed(best, unsure)} ({best.loss.bits:+.2%})"
+            f" {_why_in_speed(best, peers)} ({best.loss.bits:+.2%})"
         )
     elif not alike:
         reason = "no other does" if limits or len(candidates) == 1 else "no other runs"
     elif best.loss is not None:
         reason = f"it loses least (KL {best.loss.kl:.2g} nats a token, {best.loss.bits:+.2%} bits per byte)"
     elif best.bits_per_byte is None:
-        reason = f"{_why_in_speed(best, unsure)}; what quality it has is not known without --corpus"
+        reason = f"{_why_in_speed(best, alike)}; what quality it has is not known without --corpus"
     elif any(one.file != best.file for one in equal):
         reason = (
             f"of the files with the fewest bits per byte ({best.bits_per_byte:.4f}, within {ALIKE:.1%})"
-            f" {_why_in_speed(best, unsure)}"
+            f" {_why_in_speed(best, equal)}"
         )
     else:
         reason = _why_in_quality(best, alike)
@@ -234,10 +234,13 @@ def sentence(candidates: Sequence[Candidate], limits: Sequence[Limit], device: s
     return f"{first}: {reason}.{more}"
 
 
-def _why_in_speed(best: Candidate, unsure: Sequence[Candidate]) -> str:
-    """Returns why it is the first without a figure of quality."""
+def _why_in_speed(best: Candidate, others: Sequence[Candidate]) -> str:
+    """Returns why it is the first of those of equal quality."""
+    unsure = [one for one in others if _overlap(best, one)]
     if not unsure:
-        return "it is the fastest"
+        ends = [(one.figures["decode_p50"].low, best.figures["decode_p50"].high) for one in others]
+        common = any(low is not None and high is not None and low <= high for low, high in ends)
+        return "it is the fastest" + " (most of the noise of these intervals is common to all)" * common
     size = best.value("file_size")
     smallest = any(size < one.value("file_size") for one in unsure)
     return f"none is faster beyond the noise{f', and of those alike it is the smallest ({size:.4g} MB)' * smallest}"
