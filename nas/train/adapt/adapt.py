@@ -438,7 +438,7 @@ class Adaptation:
     def _timed(self, hours: float | None) -> PartTimes:
         """Times the parts of the adaptation; refuses too few hours as soon as it is clear."""
         log = self.worker.log
-        log("timing the parts of the adaptation: a measurement on the device")
+        log("timing the parts of the adaptation: a measurement")
         layout, library, healing = self.teacher.layout, self.request.library, self.request.healing
         with self.bench.opened():
             measured = self.bench.measure(layout).seconds
