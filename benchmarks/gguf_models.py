@@ -162,7 +162,7 @@ def published_templates() -> Iterator[tuple[str, str]]:
 def write_page(page: Path, record: dict[str, Any]) -> None:
     """Writes the tables."""
     logits, outcomes = record["logits"], record["templates"]
-    rows = [(name.upper(), f"{one['bytes'] / 1e6:.1f}", f"{one['bits_per_byte']:.4f}") for name, one in _files(record)]
+    rows = [(name, f"{one['bytes'] / 1e6:.1f}", f"{one['bits_per_byte']:.4f}") for name, one in _files(record)]
     text = table(("file", "MB", "bits per byte"), rows)
     text += (
         f"\nLogits of the F32 file in llama.cpp and of the import in PyTorch, {logits['tokens']} tokens: they differ by"
@@ -178,7 +178,8 @@ def write_page(page: Path, record: dict[str, Any]) -> None:
 
 
 def _files(record: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [(f"{name} as published" if name == "q4_1" else name, record[name]) for name in ("q4_1", *TYPES)]
+    names = {"Q4_1 as published": "q4_1", **{name.upper(): name for name in TYPES}}
+    return [(name, record[key]) for name, key in names.items()]
 
 
 if __name__ == "__main__":

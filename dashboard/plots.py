@@ -142,25 +142,35 @@ def histogram(samples: Sequence[float], label: str, unit: str, limits: Sequence[
     """
     if not samples:
         return Plot(f"{label}: no samples", [], Axis(unit))
-    edge, beyond = _edge(samples, unit)
+    edge = _edge(samples)
     low, high, counts = _binned([sample for sample in samples if sample <= edge])
     step = (high - low) / len(counts)
     bars = Series("samples", [(low + step * (bin + 0.5), count) for bin, count in enumerate(counts)], draw="bars")
-    x, y = Axis(unit + beyond, covers=(low, high)), Axis("samples", covers=(0,))
+    x, y = Axis(unit + _beyond(samples, edge, unit), covers=(low, high)), Axis("samples", covers=(0,))
     summary = f"{label}: {len(samples)} samples, median {show_number(median(samples))} {unit}"
     return Plot(summary, [bars], x, y, "", limits)
 
 
 def cumulative(samples: Mapping[str, Sequence[float]], label: str, unit: str, limits: Sequence[Limit] = ()) -> Plot:
-    """Returns the empirical distribution functions of several series; `samples`: name -> samples."""
+    """Returns the empirical distribution functions of several series; those far above all others are in the axis' name.
+
+    samples: name -> samples.
+    """
+    edge = max((min(_edge(values), max(values)) for values in samples.values() if values), default=0.0)
+    beyond = _beyond([value for values in samples.values() for value in values], edge, unit)
     series = [
-        Series(f"{name}, median {show_number(median(values))}", _steps(values), draw="steps", hue=_hue(number))
+        Series(
+            f"{name}, median {show_number(median(values))}",
+            [point for point in _steps(values) if point[0] <= edge],
+            draw="steps",
+            hue=_hue(number),
+        )
         for number, (name, values) in enumerate(samples.items())
         if values
     ]
     missing = "".join(f"; {name}: no samples" for name, values in samples.items() if not values)
     names = f"{label}: {'; '.join(line.name for line in series)}{missing}"
-    return Plot(names, series, Axis(unit), Axis("share of samples", covers=(0, 1)), limits=limits)
+    return Plot(names, series, Axis(unit + beyond), Axis("share of samples", covers=(0, 1)), limits=limits)
 
 
 def training_curves(runs: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], label: str) -> Plot:
@@ -178,7 +188,8 @@ def token_trace(view: CandidateView, measurement: MeasurementView) -> Plot:
     Times far above all others are drawn at the upper edge, and named by the axis.
     """
     repetitions = [repetition for repetition in measurement.repetitions if repetition.token_ms]
-    edge, beyond = _edge([ms for repetition in repetitions for ms in repetition.token_ms], "ms")
+    every = [ms for repetition in repetitions for ms in repetition.token_ms]
+    edge = _edge(every)
     starts = [0, *accumulate(len(repetition.token_ms) for repetition in repetitions)]
     per_bucket = max(1, starts[-1] // MOST_BUCKETS)
     lines: dict[str, list[tuple[float, float | None]]] = {}
@@ -194,7 +205,7 @@ def token_trace(view: CandidateView, measurement: MeasurementView) -> Plot:
         series.append(Series("temperature", temperature, hue=_MAIN, right=True))
     label = f"{measurement.name}: {f'{starts[-1]} tokens, {len(repetitions)} repetitions' if series else 'no samples'}"
     limits = token_limits("y", view.budgets, measurement.key)
-    y = Axis("ms per token" + beyond, covers=(0,))
+    y = Axis("ms per token" + _beyond(every, edge, "ms"), covers=(0,))
     return Plot(label, series, Axis("token"), y, "°C" if temperature else "", limits)
 
 
@@ -350,17 +361,17 @@ def family_speeds(view: FamilyComparison) -> list[Plot]:
     return drawn
 
 
-def _edge(samples: Sequence[float], unit: str) -> tuple[float, str]:
-    """Returns up to where samples are drawn, and what a name of the axis says of those beyond.
-
-    Samples beyond three times the 99th percentile would flatten all others.
-    """
+def _edge(samples: Sequence[float]) -> float:
+    """Returns up to where samples are drawn; those beyond three times the 99th percentile would flatten all others."""
     ordered = sorted(samples)
     most = ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
-    if most <= 0 or ordered[-1] <= 3 * most:
-        return math.inf, ""
-    beyond = [sample for sample in ordered if sample > 1.5 * most]
-    return 1.5 * most, f" ({len(beyond)} above, up to {show_number(beyond[-1])} {unit.split()[0]})"
+    return math.inf if most <= 0 or ordered[-1] <= 3 * most else 1.5 * most
+
+
+def _beyond(samples: Sequence[float], edge: float, unit: str) -> str:
+    """Returns what a name of the axis says of the samples beyond its edge."""
+    beyond = [sample for sample in samples if sample > edge]
+    return f" ({len(beyond)} above, up to {show_number(max(beyond))} {unit.split()[0]})" if beyond else ""
 
 
 def _binned(samples: Sequence[float]) -> tuple[float, float, list[int]]:

@@ -153,7 +153,7 @@ def command(
                     bits[candidate.file] = bits_under(candidate.file)
                 candidates.append(bits[candidate.file].of(candidate))
                 measured += 1
-                log(_line(candidates[-1]))
+                log(f"measured {_line(candidates[-1])}")
                 log(Progress("measured", measured, len(benches)))
                 if not isinstance(report, NasError):
                     device_id = report["device"]["id"]
@@ -249,7 +249,9 @@ def _cells(candidate: Candidate, count: int, *, scored: bool, by_type: bool, bus
         _shown(candidate, "file_size", " MB"),
         _shown(candidate, "prefill_tps", ""),
         *["" if decode.typical is None else f"{decode.typical:.4g}"] * busy,
-        f"{_shown(candidate, 'decode_p50', '')}{_interval(decode.low, decode.high)}",
+        _shown(candidate, "decode_p50", "")
+        if decode.value is None
+        else show_figure(decode.value, decode.low, decode.high),
         _shown(candidate, "peak_rss", " MB"),
         *["unknown" if bits is None else f"{bits:.4f}"] * scored,
         *[_loss(candidate.loss)] * (scored and by_type),
@@ -266,10 +268,6 @@ def _shown(candidate: Candidate, name: str, unit: str) -> str:
     if figure.value is None:
         return f"unknown: {figure.reason or 'not read'}"
     return f"{figure.value:,.0f}{unit}" if figure.value >= 1e4 else f"{figure.value:.4g}{unit}"
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f" ({low:.4g} to {high:.4g})"
 
 
 def _verdict(check: Check) -> str:

@@ -79,8 +79,8 @@ def print_json(value: Any) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """Prints a table on stdout: formatted on a terminal, otherwise tab-separated with a header line.
 
-    Where it is wider than the terminal, the last column (a layout, a reason) is printed below, beside the first one and
-    never cut.
+    Where it is wider than the terminal, empty columns are left out, and the last one (a layout, a reason) is printed
+    below, beside the first one and never cut.
     """
     texts = [["" if cell is None else visible(str(cell)) for cell in row] for row in rows]
     if not sys.stdout.isatty():
@@ -95,6 +95,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     console = Console(markup=False, highlight=False)
     widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
     is_wide = len(columns) > 2 and sum(widths) + 2 * len(widths) > console.width
+    if is_wide and (full := [i for i, column in enumerate(zip(*texts, strict=True)) if any(column)]):
+        columns, *texts = ([line[i] for i in full] for line in (columns, *texts))
+        widths = [widths[i] for i in full]
     last = -1 if is_wide else len(columns)
     table = Table(
         *columns[:last], box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
@@ -111,7 +114,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def _fitted(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Returns widths of columns that have room together: cells break between words first, the first one's words last."""
+    """Returns widths of columns that have room together: cells break between words first, the first column last."""
     widths = [max(map(len, column)) for column in columns]
     words = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
     for least in (words, [words[0], *[_LEAST] * (len(words) - 1)], [_LEAST] * len(words)):

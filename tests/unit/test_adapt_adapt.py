@@ -1151,7 +1151,9 @@ def test_a_plan_is_told_and_nothing_is_recorded(lab: Path, tmp_path: Path, monke
     assert plan["flops"]["healing"] == pytest.approx(4 * layout_flops * QUICK.healing.tokens)
     assert plan["flops"].keys() == {"library", "scores", "healing"} and min(plan["flops"].values()) > 0
     assert {gpu["price"] for gpu in plan["gpus"]} == {None}
-    assert "price at 2.5 an hour" in nas(*given, "--price-per-hour", "2.5").out
+    priced = nas(*given, "--price-per-hour", "2.5")
+    assert "price at 2.5 an hour" in priced.out
+    assert priced.err.index(" FLOPs for ") < priced.err.index("timing the parts"), "what is known is said first"
     assert plan["state_bytes"] == 20 * LAYOUT.params.total and plan["disk_bytes"] > 4 * LAYOUT.params.total
     assert not (tmp_path / "out/request.json").exists() and not list((tmp_path / "library").glob("blocks/*"))
     hours = nas(*given, "--hours", "0.01")

@@ -62,7 +62,8 @@ def report(name: str, threads: int) -> dict[str, Any] | NasError:
              "decode_p95": (None, None, "ms")}  # fmt: skip
     figures = {
         name: {"value": value, "ci95": [value and value * (1 - 2 * (sd or 0)), value and value * (1 + 2 * (sd or 0))],
-               "typical": value and value * SLOWED, "log_sd": sd, "shared_log_sd": None, "n": REPETITIONS, "unit": unit, "reason": None if value else "too few tokens"}
+               "typical": value and value * SLOWED, "log_sd": sd, "shared_log_sd": None, "n": REPETITIONS,
+               "unit": unit, "reason": None if value else "too few tokens"}
         for name, (value, sd, unit) in known.items()
     }  # fmt: skip
     return {"device": {"id": "box"}, "figures": figures, "foreign_cpu": OTHERS}
@@ -142,6 +143,33 @@ def test_what_was_measured_before_an_interrupt_is_shown(monkeypatch: pytest.Monk
     assert "small.gguf with 2 threads" in done.out and "big.gguf" not in done.out
 
 
+def test_bits_that_hardly_differ_do_not_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
+    monkeypatch.setitem(BITS, "small.gguf", BITS["big.gguf"] * 1.0005)
+    done = nas("compare", "big.gguf", "small.gguf", "near.gguf", "-c", "text.txt")
+    assert done.out.splitlines()[-1].endswith(
+        "of the files with the fewest bits per byte (0.9004, within 0.1%) it is the fastest."
+    )
+    monkeypatch.setitem(BITS, "small.gguf", BITS["big.gguf"] * 1.002)
+    done = nas("compare", "big.gguf", "small.gguf", "-c", "text.txt")
+    assert done.out.splitlines()[-1].endswith("it has the fewest bits per byte (0.9000).")
+
+
+def test_intervals_that_overlap_by_common_noise_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wide(name: str, threads: int) -> Any:
+        found = report(name, threads)
+        assert isinstance(found, dict)
+        found["figures"]["decode_p50"]["ci95"] = [5.0, 40.0]
+        return found
+
+    def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Any]:
+        yield from (wide(Path(str(options.subject)).name, options.workload.threads) for options in benches)
+
+    monkeypatch.setattr("nas.cli.compare.bench_each", measure)
+    said = nas("compare", "big.gguf", "small.gguf").out.splitlines()[-1]
+    assert "small.gguf" in said and "it is the fastest (most of the noise of these intervals is common to all);" in said
+
+
 def test_an_absence_is_no_win(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
     done = nas("compare", "big.gguf", "other.pte", "-c", "text.txt")
@@ -156,7 +184,7 @@ def test_beside_other_processes_what_was_seen_comes_first(monkeypatch: pytest.Mo
     assert "seen" not in calm.out and "Other processes" not in calm.out
     monkeypatch.setattr(f"{__name__}.OTHERS", 1.6)
     head, row, note, _ = nas("compare", "small.gguf").out.splitlines()
-    assert "ms/token seen\tidle (95 %)" in head and "\t24\t12 (11.76 to 12.24)\t" in row
+    assert "ms/token seen\tidle (95 %)" in head and "\t24\t12.0 (11.8 to 12.2)\t" in row
     assert note.startswith("Other processes used up to 1.6 cores meanwhile")
     (listed,) = csv.DictReader(io.StringIO(nas("compare", "small.gguf", "-o", "csv").out))
     assert (listed["decode_p50_seen"], listed["other_processes"]) == ("24.0", "1.6")
@@ -219,7 +247,7 @@ def test_formats_hold_the_same_figures() -> None:
     ]  # fmt: skip
     lines = nas("compare", "big.gguf", "-o", "md", "-b", "decode_p50<=20ms").out.splitlines()
     assert lines[0].endswith("| peak memory | decode_p50 <= 20 ms |")
-    assert "| 30 (29.4 to 30.6) | 50 MB | broken |" in lines[2]
+    assert "| 30.0 (29.4 to 30.6) | 50 MB | broken |" in lines[2]
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,12 @@ def test_one_slow_token_does_not_flatten_the_others() -> None:
     assert described(histogram([10.0] * 50 + [29.0], "a", "ms"))["x"]["label"] == "ms"
 
 
+def test_one_slow_token_does_not_flatten_distributions() -> None:
+    plot = cumulative({"fast": [*[1.0] * 999, 230.0], "slow": [10.0] * 5}, "a", "ms per token")
+    assert plot.x.label == "ms per token (1 above, up to 230 ms)"
+    assert [max(x for x, _ in line.points) for line in plot.series] == [1.0, 10.0]
+
+
 def test_a_slow_token_is_at_the_edge_of_the_trace() -> None:
     plot = described(trace(run([10.0] * 400 + [230.0])))
     assert plot["y"]["label"] == "ms per token (1 above, up to 230 ms)"

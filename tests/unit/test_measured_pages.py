@@ -25,9 +25,10 @@ PAGES = ROOT / "docs/measured"
 COMMAND = re.compile(r"^    (?:\.venv/bin/)?python (.* --page (docs/measured/[\w-]+\.md).*?)(?: +#.*)?$", re.MULTILINE)
 MEASURE = {
     "benchmarks.claims", "benchmarks.command_fuzz", "benchmarks.gguf_models", "benchmarks.model_fuzz",
-    "benchmarks.quality.narrowing", "benchmarks.quality.rounding", "benchmarks.quality.throughput", "benchmarks.quantise",
-    "benchmarks.real_study", "benchmarks.retrieval", "benchmarks/executorch_equivalence.py", "benchmarks/family_files.py",
-    "benchmarks/hardware_model.py", "benchmarks/llama_cpp_equivalence.py", "benchmarks/server_attacks.py", "benchmarks.vision",
+    "benchmarks.quality.narrowing", "benchmarks.quality.rounding", "benchmarks.quality.throughput",
+    "benchmarks.quantise", "benchmarks.real_study", "benchmarks.retrieval", "benchmarks/executorch_equivalence.py",
+    "benchmarks/family_files.py", "benchmarks/hardware_model.py", "benchmarks/llama_cpp_equivalence.py",
+    "benchmarks/server_attacks.py",
 }  # fmt: skip
 """Commands that write a page of what they measure, or of models whose last digits depend on the processor."""
 SLOW = {"benchmarks.noise.report"}

@@ -26,6 +26,8 @@ RUNTIME_OF = {".gguf": "llama.cpp", ".pte": "executorch"}
 Verdict = Literal["kept", "open", "broken", "unknown"]
 LITTLE = 0.01
 """Share of more bits per byte than the source's that counts as little where no budget decides."""
+ALIKE = 0.001
+"""Share by which bits per byte of two files differ at most that count as equal: another text orders them otherwise."""
 _ORDER: Mapping[Verdict, int] = {"kept": 0, "open": 1, "unknown": 2, "broken": 3}
 
 
@@ -163,13 +165,17 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Returns candidates, best first.
 
     What keeps all budgets comes before what may keep them, and that before what breaks one. Then come bits per byte,
-    files without any last, and then the median time of a token. Of those whose times cannot be told apart the smaller
-    file comes first, and then the one that reads prompts faster. Of files made from one source the divergence takes
-    the place of bits per byte; without budgets, those that lose little are alike.
+    files without any last, and then the median time of a token; bits within `ALIKE` are equal. Of those whose times
+    cannot be told apart the smaller file comes first, and then the one that reads prompts faster. Of files made from
+    one source the divergence takes the place of bits per byte; without budgets, those that lose little are alike.
     """
+    fewest: dict[float, float] = {}
+    for bits in sorted(one.bits_per_byte for one in candidates if one.bits_per_byte is not None):
+        last = fewest[max(fewest)] if fewest else 0.0
+        fewest[bits] = last if bits <= last * (1 + ALIKE) else bits
 
     def place(one: Candidate) -> tuple[object, ...]:
-        bits = math.inf if one.bits_per_byte is None else one.bits_per_byte
+        bits = math.inf if one.bits_per_byte is None else fewest[one.bits_per_byte]
         if one.loss is not None:
             bits = 0.0 if one.loss.is_little and not one.checks else one.loss.kl
         excess = max((-1.0 if check.chance is None else 1 - check.chance for check in one.checks), default=0.0)
@@ -202,30 +208,39 @@ def sentence(candidates: Sequence[Candidate], limits: Sequence[Limit], device: s
     verdict = f"keeps {budgets}" if best.verdict == "kept" else f"may keep {budgets}: more --reps decide"
     first = f"Best on {device}: {name}{f', which {verdict}' if limits else ''}"
     alike = [one for one in candidates[1:] if one.verdict == best.verdict and not one.failure]
-    unsure = [one for one in alike if best.bits_per_byte == one.bits_per_byte and _overlap(best, one)]
+    equal = [one for one in alike if _equal_bits(best, one)]
+    unsure = [one for one in equal if _overlap(best, one)]
     if best.loss is not None and best.loss.is_little and not limits:
         peers = [one for one in alike if one.loss is not None and one.loss.is_little]
         unsure = [one for one in peers if _overlap(best, one)]
         reason = (
             f"of the files that cost at most {LITTLE:.0%} more bits per byte than the source,"
-            f" {_why_in_speed(best, unsure)} ({best.loss.bits:+.2%})"
+            f" {_why_in_speed(best, peers)} ({best.loss.bits:+.2%})"
         )
     elif not alike:
         reason = "no other does" if limits or len(candidates) == 1 else "no other runs"
     elif best.loss is not None:
         reason = f"it loses least (KL {best.loss.kl:.2g} nats a token, {best.loss.bits:+.2%} bits per byte)"
     elif best.bits_per_byte is None:
-        reason = f"{_why_in_speed(best, unsure)}; what quality it has is not known without --corpus"
+        reason = f"{_why_in_speed(best, alike)}; what quality it has is not known without --corpus"
+    elif any(one.file != best.file for one in equal):
+        reason = (
+            f"of the files with the fewest bits per byte ({best.bits_per_byte:.4f}, within {ALIKE:.1%})"
+            f" {_why_in_speed(best, equal)}"
+        )
     else:
         reason = _why_in_quality(best, alike)
     more = f" {len(unsure)} other(s) cannot be told apart from it in speed." if unsure else ""
     return f"{first}: {reason}.{more}"
 
 
-def _why_in_speed(best: Candidate, unsure: Sequence[Candidate]) -> str:
-    """Returns why it is the first without a figure of quality."""
+def _why_in_speed(best: Candidate, others: Sequence[Candidate]) -> str:
+    """Returns why it is the first of those of equal quality."""
+    unsure = [one for one in others if _overlap(best, one)]
     if not unsure:
-        return "it is the fastest"
+        ends = [(one.figures["decode_p50"].low, best.figures["decode_p50"].high) for one in others]
+        common = any(low is not None and high is not None and low <= high for low, high in ends)
+        return "it is the fastest" + " (most of the noise of these intervals is common to all)" * common
     size = best.value("file_size")
     smallest = any(size < one.value("file_size") for one in unsure)
     return f"none is faster beyond the noise{f', and of those alike it is the smallest ({size:.4g} MB)' * smallest}"
@@ -255,6 +270,13 @@ def _beside(best: Candidate, other: Candidate) -> str:
     if math.isfinite(sizes) and abs(1 - sizes) >= 0.01:
         parts.append(f"{abs(1 - sizes):.0%} {'smaller' if sizes < 1 else 'larger'}")
     return ", ".join(parts)
+
+
+def _equal_bits(one: Candidate, other: Candidate) -> bool:
+    first, second = one.bits_per_byte, other.bits_per_byte
+    if first is None or second is None:
+        return first is second
+    return abs(first / second - 1) <= ALIKE
 
 
 def _overlap(one: Candidate, other: Candidate) -> bool:

@@ -65,9 +65,10 @@ Point = tuple[float, float]
 def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
     """Draws a study's complete trials, its front with 95 % intervals, references and budgets, and names the best trial.
 
-    Below the title stands how far quality can be trusted. The first two objectives have a large panel, every other pair a small one. Axes reach over the front and the
-    published reference, and to what is no further away than these are from each other. A reference beyond that is an
-    arrow at the edge; complete trials beyond it are counted. Labels that would overlap are left out.
+    Below the title stands how far quality can be trusted. The first two objectives have a large panel, every other pair
+    a small one. Axes reach over the front and the published reference, and to what is no further away than these are
+    from each other. A reference beyond that is an arrow at the edge; complete trials beyond it are counted. Labels that
+    would overlap are left out.
 
     Args:
         report: of `nas.search.analysis.report.study_report`.
@@ -203,8 +204,8 @@ def _label_points(panel: Axes, report: Report, x: Objective, y: Objective, every
     to_pixels = panel.transData.transform
     references = [_at_edge(panel, at)[0] for at in _points(report["references"], x, y)]
     boxes = []
-    for points, room in ((_points(report["ranking"], x, y), 4), (references, 8)):
-        room *= panel.figure.dpi / 72
+    for points, size in ((_points(report["ranking"], x, y), 4), (references, 8)):
+        room = size * panel.figure.dpi / 72
         boxes += [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, points)]
     boxes += [text.get_window_extent() for text in panel.texts]
     best = _best(report)

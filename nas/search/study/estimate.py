@@ -388,7 +388,8 @@ def _estimate(
 ) -> Estimate:
     """Returns the estimate by the study's own pace, else by those of earlier studies, else by a guess.
 
-    The end of the range allows for `slowest`, the pace so far: a machine may be busier than was guessed.
+    The end of the range allows for `slowest`, the pace so far: a machine may be busier than was guessed. Where another
+    pace than the study's own is used, the typical duration is half way to it, in logarithms.
     """
     if pace is not None:
         factor, based_on = _OWN_FACTOR, "the pace of this study so far"
@@ -397,6 +398,7 @@ def _estimate(
         pace, factor, based_on = statistics.median(earlier), _EARLIER_FACTOR, f"the pace of {number} here"
     else:
         pace, factor, based_on = 1.0, _GUESSED_FACTOR, "a guess: too few trials have ended here yet"
+    pace = max(pace, math.sqrt(pace * slowest))
 
     def span(seconds: float) -> Span:
         return Span(low=seconds * pace / factor, typical=seconds * pace, high=seconds * max(pace * factor, slowest))

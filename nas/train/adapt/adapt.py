@@ -391,18 +391,22 @@ class Adaptation:
         """
         library, healing = self.request.library.tokens, self.request.healing.tokens
         hours = self.request.hours if "tokens" not in self.record else None
+        disk_bytes = self.library.missing_bytes(self.required_blocks()) + child_bytes(self.folder, self.teacher.layout)
+        state_bytes = (4 + STATE_BYTES) * self.teacher.layout.params.total
+        self.worker.log(
+            f"{sum(self._flops(library, healing).values()):.2g} FLOPs for {library:,} and {healing:,} tokens,"
+            f" {disk_bytes / 1e9:,.1f} GB of disk and {state_bytes / 1e9:,.1f} GB of memory"
+        )
         times = self._timed(hours)
         if hours is not None:
             library, healing = times.tokens(hours, library, healing)
         seconds, flops = times.parts(library, healing), self._flops(library, healing)
-        blocks = self.required_blocks()
-        state_bytes = (4 + STATE_BYTES) * self.teacher.layout.params.total
         return {
             "alternatives": sum(map(len, self.alternatives.values())),
             "places": len(self.alternatives),
             "tokens": {"library": library, "healing": healing},
             "seconds": seconds | {"total": sum(seconds.values()) / (1 - RESERVE)},
-            "disk_bytes": self.library.missing_bytes(blocks) + child_bytes(self.folder, self.teacher.layout),
+            "disk_bytes": disk_bytes,
             "state_bytes": state_bytes,
             "flops": flops,
             "utilisation": UTILISATION,
@@ -434,7 +438,7 @@ class Adaptation:
     def _timed(self, hours: float | None) -> PartTimes:
         """Times the parts of the adaptation; refuses too few hours as soon as it is clear."""
         log = self.worker.log
-        log("timing the parts of the adaptation: a measurement on the device")
+        log("timing the parts of the adaptation: a measurement")
         layout, library, healing = self.teacher.layout, self.request.library, self.request.healing
         with self.bench.opened():
             measured = self.bench.measure(layout).seconds

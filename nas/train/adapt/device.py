@@ -3,8 +3,8 @@
     OUT/device.json   build, calibration and other conditions of the figures
 
 Layouts are measured with random weights by the protocol of studies, under the result keys of the store: what differs in
-any input is measured again. One build of the runtime measures all of an adaptation, as of a study. Where all budgets are
-of the file, files are described and no device is opened.
+any input is measured again. One build of the runtime measures all of an adaptation, as of a study. Where all budgets
+are of the file, files are described and no device is opened.
 """
 
 from __future__ import annotations
