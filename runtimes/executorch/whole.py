@@ -22,7 +22,7 @@ from nas.core.block import Block
 from nas.core.errors import CandidateFailed, Unsupported
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile
-from nas.measure.runtimes.base import Checkpoint, Floats, Weights
+from nas.measure.runtimes.base import Checkpoint, Weights
 from nas.measure.runtimes.executorch.chain import Attend, Cache, Chain, Method, Step, build_chain, require
 from nas.measure.runtimes.executorch.contents import (
     CheckpointContents,
@@ -112,8 +112,8 @@ class Rope(nn.Module):
     def __init__(self, theta: float, turned: int, divisors: tuple[float, ...], context: int) -> None:
         super().__init__()
         half = turned // 2
-        frequencies: Floats = (theta ** (-np.arange(half, dtype=np.float64) / half)).astype(np.float32)
-        frequencies = frequencies / np.array(divisors or (1.0,), np.float32)
+        frequencies = (theta ** (-np.arange(half, dtype=np.float64) / half)).astype(np.float32)
+        frequencies /= np.array(divisors or (1.0,), np.float32)
         angles = (np.arange(context, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
         self.register_buffer("cosines", torch.from_numpy(np.cos(angles).astype(np.float32)))
         self.register_buffer("sines", torch.from_numpy(np.sin(angles).astype(np.float32)))
