@@ -14,7 +14,15 @@ from functools import cache
 from nas.core.block import Block
 from nas.core.layout import Norms
 from nas.core.registry import Registry
-from nas.measure.runtimes.executorch.programs import EPS, MODULES, Constant, Program, norm_constants, tap_constants
+from nas.measure.runtimes.executorch.programs import (
+    EPS,
+    MODULES,
+    Constant,
+    Program,
+    Role,
+    norm_constants,
+    tap_constants,
+)
 from nas.model.blocks import mamba2
 from nas.model.blocks.linear_attention import convolved
 from nas.model.nn.rope import rope_divisors
@@ -108,7 +116,8 @@ def _attention(block: Block, d_model: int) -> Program:
     projects_kv = block.get("kv") is None if block.kind == "gqa" else True
     arguments = ("qk_norm", "qk_norm_wide", "gate", "gate_wide")
     normed, wide, gated, of_numbers = (bool(block.get(name)) for name in arguments)
-    gates, role = (heads * head_dim, "int4") if of_numbers else (heads, "matrix")
+    gates = heads * head_dim if of_numbers else heads
+    role: Role = "int4" if of_numbers else "matrix"
     rows = {"q": heads, "k": kv_heads, "v": kv_heads} if projects_kv else {"q": heads}
     norms = [name for name in ("q", "k") if normed and name in rows]
     canon = block.int("canon")

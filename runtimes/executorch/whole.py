@@ -113,7 +113,7 @@ class Rope(nn.Module):
         super().__init__()
         half = turned // 2
         frequencies = (theta ** (-np.arange(half, dtype=np.float64) / half)).astype(np.float32)
-        frequencies = frequencies / np.array(divisors or (1.0,), np.float32)
+        frequencies /= np.array(divisors or (1.0,), np.float32)
         angles = (np.arange(context, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
         self.register_buffer("cosines", torch.from_numpy(np.cos(angles).astype(np.float32)))
         self.register_buffer("sines", torch.from_numpy(np.sin(angles).astype(np.float32)))

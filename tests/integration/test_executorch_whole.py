@@ -35,6 +35,10 @@ SMALL = "d64 v128 ffn=swiglu:64 [W4/2@24+none M16+none]"
 EVERY_STATE = "d64 v128 ffn=swiglu:64 [C3 A2/1+none M16+none W4/2@24+none ^1 A2/1(kv=1)+none]"
 SHARED = "d64 v128 ffn=swiglu:64 [A4/2(qk_norm=0)+none C3&W2/1@40+none ^1 A4/2(kv=0)+none]"
 ROUTED = "d64 v128 ffn=moe:4x2:32 [C3+none A2/1]"
+GATED = (
+    "d64 v128 norms=both softcap=5 ffn=geglu:64"
+    " [A4/2(gate=1,rope_dim=8)+none C3 W4/2@24(gate=1,gate_wide=1,qk_norm_wide=1,rope_factor=4)+none]"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Exported:
     whole: Path
 
 
-@pytest.fixture(scope="module", params=mostly_exhaustive([SMALL, EVERY_STATE, SHARED, ROUTED], SMALL))
+@pytest.fixture(scope="module", params=mostly_exhaustive([SMALL, EVERY_STATE, SHARED, ROUTED, GATED], SMALL))
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder, layout = tmp_path_factory.mktemp("whole"), Layout.parse(request.param)
     made = Exported(layout, checkpoint(layout, folder / "weights"), folder / "blocks", folder / "whole.pte")
@@ -76,13 +80,15 @@ def test_stock_runtime_computes_what_the_layout_means(exported: Exported, tmp_pa
 
 
 def test_our_runner_gives_the_logits_of_the_blocks(executorch_build: Build, exported: Exported, tmp_path: Path) -> None:
-    """Mixtures within the gate: the whole graph adds up all experts."""
+    """Mixtures within the gate: the whole graph adds up all experts. The runner bounds logits itself."""
     blocks, whole = (
         by_our_runner(executorch_build, file, exported.layout.vocab, tmp_path)
         for file in (exported.blocks, exported.whole)
     )
     if "moe" in exported.layout.format():
         assert held_against_pytorch(exported, whole).passed
+    elif exported.layout.softcap:
+        np.testing.assert_allclose(blocks, whole, rtol=0, atol=2e-6)
     else:
         np.testing.assert_array_equal(blocks, whole)
 
@@ -99,7 +105,8 @@ def held_against_pytorch(exported: Exported, logits: Logits) -> GateReport:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("d64 v128 ffn=swiglu:64 [W2/1@8(sink=1)]", "no attention sinks"),
+        ("d64 v128 ffn=swiglu:64 [W2/1@8(sink=1)]", "neither attention sinks"),
+        ("d64 v128 ffn=swiglu:64 [A2/1(softcap=5)]", "nor bounded scores"),
         ("d64 v128 ffn=swiglu:40 [C3]", "groups of 32"),
     ],
 )

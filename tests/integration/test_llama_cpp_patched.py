@@ -62,6 +62,7 @@ ALONE = {
     "feed-forwards": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
     "experts": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
     "shared experts": "d256 v512 ffn=moe:8x2:64(shared=1) [C3+swiglu:512 A4/2 C3+moe:8x4:96(shared=3)]",
+    "experts by softmax": "d256 v512 ffn=moe:8x2:64(softmax=1) [C3+swiglu:512 A4/2 C3 A4/2(qk_norm=0)]",
     "squared ReLU": "d256 v512 ffn=relu2:512 [C3 A4/2+swiglu:768 C3+relu2:352]",
     "latent attention": PLANTED_LATENT.format(),
     "latents of several sizes": "d256 v512 ffn=swiglu:512 [L8/96:32(rope_dim=32) L4/32:96(nope_dim=32,query=64)]",

@@ -340,8 +340,8 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_unknown_name_offers_the_packaged_spaces() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'lfm3'"):
-        load_space("lfm")
+    with pytest.raises(UnknownName, match="did you mean 'lfm2'"):
+        load_space("lfm2x")
 
 
 def test_file_is_read_and_named_in_errors(tmp_path: Path) -> None:

@@ -195,7 +195,9 @@ def checkpoint(layout: Layout, path: Path) -> Checkpoint:
     """Weights that are equal on every processor."""
     rng = np.random.default_rng(7)
     shapes = {name: tensor.shape for name, tensor in Model(layout, None).state_dict().items()}
-    save_file({name: np.float32(rng.integers(-999, 999, shape) / 4096) for name, shape in shapes.items()}, path)
+    save_file(
+        {name: (rng.integers(-999, 999, shape) / 4096).astype(np.float32) for name, shape in shapes.items()}, path
+    )
     return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
