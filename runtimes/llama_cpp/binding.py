@@ -527,14 +527,25 @@ def write_importance(build: Build, model: Path, text: str, destination: Path, th
         argv = [str(build.folder / "llama-imatrix"), "-m", str(model), "-f", str(path), "-o", str(partial)]
         argv += ["--output-format", "gguf", "-c", str(_CHUNK), "-t", str(threads), "-ngl", "0"]
         code, tail = stream(argv, deadline_s=_IMPORTANCE_S, env=_environment(build))
-        if code != 0 and (short := re.search(r"tokenizes to only (\d+) tokens", tail)):
+        # Its last lines may be lost when it exits: what it logs is written by another thread.
+        if code != 0 and (tokens := _token_count(build, model, path)) < 2 * _CHUNK:
             raise InvalidInput(
-                f"the text of the importance matrix has {int(short[1]):,} tokens, and {2 * _CHUNK:,} are needed: give"
-                " more text, or --no-importance",
+                f"the text of the importance matrix has {tokens:,} tokens, and {2 * _CHUNK:,} are needed: give more"
+                " text, or --no-importance",
                 where="--corpus",
             )
         if code != 0 or not partial.is_file():
             raise CandidateFailed("crash", f"llama-imatrix failed on {model.name} (exit code {code}):\n{tail}")
+
+
+def _token_count(build: Build, model: Path, text: Path) -> int:
+    out = text.with_name("count")
+    run_command(build, "count", model, [str(text), str(out)])
+    return int(out.read_text())
+
+
+def _count(model: str, text: str, out: str) -> None:
+    Path(out).write_text(str(len(Session(model, _CHUNK, _CHUNK).tokens(Path(text).read_bytes()))))
 
 
 WINDOW = 256
@@ -658,6 +669,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "complete": _complete,
     "dialogue": _dialogue,
     "quantise": _quantise,
+    "count": _count,
     "predict": _predict,
     "diverge": _diverge,
 }
