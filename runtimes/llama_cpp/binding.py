@@ -545,7 +545,7 @@ def _token_count(build: Build, model: Path, text: Path) -> int:
 
 
 def _count(model: str, text: str, out: str) -> None:
-    Path(out).write_text(str(len(Session(model, _CHUNK, _CHUNK).tokens(Path(text).read_bytes()))))
+    Path(out).write_text(str(len(Session(model, _CHUNK, _CHUNK).tokens(Path(text).read_bytes()))), encoding="utf-8")
 
 
 WINDOW = 256
