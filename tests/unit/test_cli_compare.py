@@ -157,10 +157,10 @@ def test_bits_that_hardly_differ_do_not_decide(tmp_path: Path, monkeypatch: pyte
 
 def test_intervals_that_overlap_by_common_noise_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def wide(name: str, threads: int) -> Any:
-        found = report(name, threads)
-        assert isinstance(found, dict)
-        found["figures"]["decode_p50"]["ci95"] = [5.0, 40.0]
-        return found
+        figures_of_file = report(name, threads)
+        assert isinstance(figures_of_file, dict)
+        figures_of_file["figures"]["decode_p50"]["ci95"] = [5.0, 40.0]
+        return figures_of_file
 
     def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Any]:
         yield from (wide(Path(str(options.subject)).name, options.workload.threads) for options in benches)

@@ -38,9 +38,9 @@ ELSEWHERE = {"benchmarks.archives", "benchmarks.front"}
 
 
 def commands() -> list[ParameterSet]:
-    found = {match[1] for page in PAGES.glob("*.md") for match in COMMAND.finditer(page.read_text("utf-8"))}
-    kept = sorted(one for one in found if "--from" in one or not (MEASURE | ELSEWHERE) & set(one.split()))
-    return [pytest.param(one, marks=[pytest.mark.exhaustive] * bool(SLOW & set(one.split()))) for one in kept]
+    lines = {match[1] for page in PAGES.glob("*.md") for match in COMMAND.finditer(page.read_text("utf-8"))}
+    pure = sorted(line for line in lines if "--from" in line or not (MEASURE | ELSEWHERE) & set(line.split()))
+    return [pytest.param(line, marks=[pytest.mark.exhaustive] * bool(SLOW & set(line.split()))) for line in pure]
 
 
 @pytest.mark.parametrize("command", commands())
@@ -64,8 +64,8 @@ def test_a_page_is_what_its_command_writes(command: str, tmp_path: Path, monkeyp
 
 
 def record(name: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads((RECORDED / f"{name}.json").read_text("utf-8"))
-    return found
+    content: dict[str, object] = json.loads((RECORDED / f"{name}.json").read_text("utf-8"))
+    return content
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,11 @@ def test_templates_take_contents_in_parts(tmp_path: Path) -> None:
     vision = write_model(tmp_path)
     tokenizer = VisionFolder.read(tmp_path).tokenizer
     parts = [{"type": "image"}, {"type": "text", "text": "What?"}]
-    asked, expected = (
+    message, expected = (
         rendered(tokenizer.chat_template or "", {**TURN, "messages": [{"role": "user", "content": content}]}, "")
         for content in (parts, f"{IMAGE}What?")
     )
-    assert asked == expected
+    assert message == expected
     question = ChatTokenizer(tokenizer, "model").question([Message(role="user", content=f"{IMAGE}What?")])
     assert question.count(vision.model.placeholder) == 1
 

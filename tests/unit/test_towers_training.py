@@ -155,10 +155,10 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
 def test_all_forms_of_data_are_read(tmp_path: Path, vision: VisionModel) -> None:
     write_image(tmp_path / "a.png", 20, 10)
     write_image(tmp_path / "b.png", 10, 20)
-    asked = [{"type": "image", "image": "b.png"}, {"type": "text", "text": "What?"}]
+    question = [{"type": "image", "image": "b.png"}, {"type": "text", "text": "What?"}]
     lines = [
         {"images": ["a.png"], "messages": [{"role": "user", "content": "<image>What?"}, ANSWER]},
-        {"messages": [{"role": "user", "content": asked}, ANSWER]},
+        {"messages": [{"role": "user", "content": question}, ANSWER]},
         {
             "image": "a.png",
             "conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A"}],
