@@ -5,11 +5,12 @@
     python -m benchmarks.adapt pairs FOLDER                                     terms for pairs of replacements
     python -m benchmarks.adapt scratch FOLDER [--budget MS]                     `benchmarks.adapt_scratch`, continues
     python -m benchmarks.adapt smart FOLDER                                     `benchmarks.adapt_smart`
-    python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0]             SIGKILL at random moments
+    python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0] [--text T]  SIGKILL at random moments
     python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
     python -m benchmarks.adapt real FOLDER [--budget B] [--front 0]             `benchmarks.adapt_real`, continues
     python -m benchmarks.adapt tasks FOLDER [--limit 200]                       `benchmarks.adapt_tasks`, of `real`
+    python -m benchmarks.adapt choices FOLDER [--seeds 3] [--minutes 60]        `benchmarks.adapt_choices`, of `real`
     python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
 `mixes` trains a teacher, a small one on 20M tokens of the installed packages' source and documentation, and a tiny one
@@ -39,9 +40,9 @@ from typing import Any
 import torch
 from scipy.stats import kendalltau
 
-from benchmarks import adapt_ablations, adapt_large, adapt_real, adapt_scratch, adapt_smart, adapt_tasks
+from benchmarks import adapt_ablations, adapt_choices, adapt_large, adapt_real, adapt_scratch, adapt_smart, adapt_tasks
 from benchmarks.page import fill, table
-from benchmarks.runs import ended_or_killed
+from benchmarks.runs import ended_or_killed, say
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
@@ -70,6 +71,7 @@ from nas.train.pretrain.loss import pretraining_loss
 from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte
 from nas.train.pretrain.recipe import wsdc
 from nas.train.pretrain.tokenizer_training import train_tokenizer
+from tests.support.smollm2 import fetch_smollm2
 
 _RECALL = ("divergence_before", "divergence")
 SMALL, PAIRS = (Path(__file__).parent / f"recorded/adapt-{name}.json" for name in ("small", "pairs"))
@@ -116,7 +118,7 @@ SIZES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    names = ("mixes", "pairs", "scratch", "smart", "kills", "ablations", "large", "real", "tasks")
+    names = ("mixes", "pairs", "scratch", "smart", "kills", "ablations", "large", "real", "tasks", "choices")
     parsers = {name: modes.add_parser(name) for name in names}
     for mode_parser in parsers.values():
         mode_parser.add_argument("folder", type=Path)
@@ -128,8 +130,13 @@ def main() -> None:
     parsers["scratch"].add_argument("--budget", type=float, default=0.375, help="most milliseconds a token")
     parsers["kills"].add_argument("--kills", type=int, default=10)
     parsers["kills"].add_argument("--seed", type=int, default=0)
+    parsers["kills"].add_argument("--text", type=Path, help="adapt SmolLM2 on this text instead of a tiny model")
     parsers["ablations"].add_argument("--minutes", type=float, default=8.0, help="no training starts after that")
-    real.add_argument("--budget", default="decode_p50<=0.77x")
+    choices = parsers["choices"]
+    for budget_parser in (real, choices):
+        budget_parser.add_argument("--budget", default="decode_p50<=0.77x")
+    choices.add_argument("--seeds", type=int, default=3)
+    choices.add_argument("--minutes", type=float, default=60.0, help="no healing starts after that")
     real.add_argument("--front", type=int, default=0)
     parsers["tasks"].add_argument("--limit", type=int, default=200, help="questions of a task, at most")
     modes.add_parser("page")
@@ -150,6 +157,7 @@ def main() -> None:
         "large": adapt_large.run,
         "real": adapt_real.run,
         "tasks": adapt_tasks.run,
+        "choices": adapt_choices.run,
     }
     runs[mode](**options)
 
@@ -359,19 +367,21 @@ TINY_SETTINGS = AdaptSettings(
     points=3,
     held_out=0.2,
 )
-_RUN_S = 300.0
+_RUN_S = 3600.0
 
 
-def run_kills(folder: Path, kills: int, seed: int) -> None:
-    """Writes FOLDER/kills.json: `kills` SIGKILLs of adaptations of a tiny model, and whether the children are equal.
+def run_kills(folder: Path, kills: int, seed: int, text: Path | None = None) -> None:
+    """Writes FOLDER/kills.json: `kills` SIGKILLs of adaptations of a model, and whether the children are equal.
 
     The device is arithmetic in the process. A run is killed at a moment drawn from the first half of the time
     that an undisturbed run took, and started again, until it ends; then another adaptation begins in empty folders.
+    The model is a tiny one; with `text`, SmolLM2-135M-Instruct, trained on this text for a moment.
     """
-    lab = tiny_lab(folder / "lab")
+    lab = tiny_lab(folder / "lab") if text is None else text
+    adapt = adapt_tiny if text is None else adapt_smollm2
     rng = random.Random(seed)
     began = time.monotonic()
-    assert one_run(lab, folder / "calm", math.inf) is None
+    assert one_run(adapt, lab, folder / "calm", math.inf) is None
     calm_s = time.monotonic() - began
     calm = hashes(folder / "calm")
     rows: list[dict[str, Any]] = []
@@ -379,7 +389,7 @@ def run_kills(folder: Path, kills: int, seed: int) -> None:
     while sum(row["killed"] for row in rows) < kills or not rows[-1]["ended"]:
         remaining = kills - sum(row["killed"] for row in rows)
         moment = rng.uniform(0, calm_s / 2) if remaining else math.inf
-        reached = one_run(lab, folder / f"killed-{ended}", moment)
+        reached = one_run(adapt, lab, folder / f"killed-{ended}", moment)
         row = {
             "series": ended,
             "after_s": moment if remaining else None,
@@ -403,19 +413,19 @@ def run_kills(folder: Path, kills: int, seed: int) -> None:
     print(json.dumps({"kills": kills, "series": ended, "equal": report["equal"]}))
 
 
-def one_run(lab: Path, folder: Path, moment: float) -> str | None:
+def one_run(adapt: Callable[[Path, Path], None], lab: Path, folder: Path, moment: float) -> str | None:
     """Runs `nas adapt`'s steps in a process of its own, and kills it after `moment` seconds.
 
     Returns:
         None if it ended before, else the part of the work that was under way.
 
     Raises:
-        RuntimeError: it failed, or took longer than five minutes.
+        RuntimeError: it failed, or took longer than an hour.
     """
     folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["nas.train.adapt.adapt", "nas.train.release.files", "torch._dynamo"])  # loaded once
-    process = context.Process(target=adapt_tiny, args=(lab, folder))
+    process = context.Process(target=adapt, args=(lab, folder))
     return None if ended_or_killed(process, moment, _RUN_S) else _reached(folder)
 
 
@@ -436,6 +446,29 @@ def adapt_tiny(lab: Path, folder: Path) -> None:
         gguf=("f16",),
     )
     adaptation = prepare(request, lambda layouts: ArithmeticBench(), Worker(torch.device("cpu"), lambda line: None))
+    write_child(adaptation, adaptation.run())
+
+
+def adapt_smollm2(text: Path, folder: Path) -> None:
+    """Adapts SmolLM2-135M-Instruct to nine tenths of its arithmetic, on as few tokens as give it a child."""
+    os.environ["NAS_CACHE"] = str(folder / "cache")
+    library._CHECKPOINT_S = healing._CHECKPOINT_S = 5.0
+    length = {"length": 64, "batch_tokens": 512}
+    scores = {"score_length": 64, "score_tokens": 512, "recall_tokens": 0}
+    request = AdaptRequest(
+        library=LibrarySettings.model_validate({"tokens": 512} | length | scores),
+        healing=Healing.model_validate({"tokens": 2048, "lr": 3e-5} | length),
+        report_tokens=1024,
+        points=2,
+        model=fetch_smollm2(),
+        corpus=(text,),
+        budget=("decode_p50<=0.9x",),
+        output=folder / "out",
+        library_folder=folder / "library",
+        device="arithmetic",
+        gguf=("q4_0",),
+    )
+    adaptation = prepare(request, lambda layouts: ArithmeticBench(), Worker(torch.device("cpu"), say))
     write_child(adaptation, adaptation.run())
 
 

@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks.page import table
 from benchmarks.runs import say
 from nas.core.durable import write_durably
+from nas.train.adapt.request import AdaptRequest, read_request
 from tests.support.smollm2 import fetch_smollm2
 
 RECORDED = Path(__file__).parent / "recorded/adapt-real.json"
@@ -88,6 +89,18 @@ def run(folder: Path, budget: str, front: int) -> None:
     }
     written = json.dumps(record, indent=1).replace(f"{text}/", "")
     write_durably(RECORDED, f"{written}\n".encode())
+
+
+def request_of(folder: Path, budget: str) -> AdaptRequest:
+    """Returns what `run` asks of `nas adapt` in a folder where it has run."""
+    keys = {
+        "model": fetch_smollm2(),
+        "budget": (budget,),
+        "corpus": tuple(folder / "text" / source for source in _SOURCES),
+        "output": folder / "child",
+        "library_folder": folder / "library",
+    }
+    return read_request(folder / "adapt.json", keys)
 
 
 def rows(record: dict[str, Any]) -> str:

@@ -41,6 +41,15 @@ def command(
     corpus: Annotated[
         list[Path] | None, typer.Option("--corpus", "-c", help="File or folder of text to train and score on.")
     ] = None,
+    own_text: Annotated[
+        int,
+        typer.Option(
+            "--own-text",
+            metavar="TOKENS",
+            min=0,
+            help="Conversations that a chat model writes itself, beside --corpus or instead of it.",
+        ),
+    ] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of results.")] = None,
     device: DeviceOption = "local",
     runtime: RuntimeOption = DEFAULT_RUNTIME,
@@ -100,8 +109,8 @@ def command(
     Alternatives of each block are trained against the model's own, scored, and selected exactly by sums of scores and
     measured costs; the chosen child is measured, trained end to end against the model, and its files are written. A
     limit such as 0.8x is relative to the model's own figure. Kill it at any time: the same command continues. With
-    --write-space, a study searches the mixes instead. MODEL, --budget, --corpus and --output are required, on the
-    command line or in the file of --config. See docs/how-to/adapting-a-model.md.
+    --write-space, a study searches the mixes instead. MODEL, --budget, --output and --corpus or
+    --own-text are required, on the command line or in the file of --config. See docs/how-to/adapting-a-model.md.
     """
     import torch
 

@@ -25,6 +25,7 @@ from nas.train.adapt.checkpoints import import_once, is_imported, read_model
 from nas.train.adapt.device import BenchOf
 from nas.train.adapt.healing import batches_of
 from nas.train.adapt.library import LIBRARY_VERSION, TrainedTeacher
+from nas.train.adapt.own_text import Turn, written_by
 from nas.train.adapt.parallel import Workers
 from nas.train.adapt.request import AdaptRequest
 from nas.train.pretrain.data import Vocabulary, tokenise
@@ -76,6 +77,7 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
             " name the tokenizer.json that the model was trained with",
             where="--tokenizer",
         )
+    turn = Turn.of(tokenizer, str(tokenizer_file)) if request.own_text else None
     marks = tokenizer.marks if isinstance(tokenizer, ModelTokenizer) else None
     vocabulary = Vocabulary(tokenizer_file, layout.vocab, marks=marks)
     if request.healing.k >= layout.vocab:
@@ -101,8 +103,14 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
     teacher = TrainedTeacher.load(model if is_checkpoint else _imported(model, output, layout, worker), worker.device)
     sources = [
         tokenise(source, vocabulary, None, request.library.seed, 1 << 20)
-        for source in read_sources(request.corpus, request.held_out)
+        for source in (read_sources(request.corpus, request.held_out) if request.corpus or turn is None else ())
     ]
+    if turn is not None:
+        sources.append(
+            written_by(
+                teacher, turn, vocabulary, request.own_text, request.held_out, worker, precision, request.library.seed
+            )
+        )
     record |= {"teacher": teacher.sha256, "text": [source.key for source in sources]}
     _earlier_record(output, record)
     adaptation = Adaptation(

@@ -39,6 +39,9 @@ class AdaptSettings(BaseModel):
         0.0, ge=0, description="weight of the divergence at generated answers, beside 1 of that over all held-out text"
     )
     pairs: int = Field(0, ge=0, description="pairs of mixers in neighbouring layers whose terms are computed, at most")
+    own_text: int = Field(
+        0, ge=0, description="tokens of conversations that the model writes itself, beside those of the corpus"
+    )
     points: int = Field(5, ge=2, description="of the front")
     report_tokens: int = Field(
         1 << 17, ge=1024, description="held-out tokens that bits per byte are computed on, at most"
@@ -55,7 +58,7 @@ class AdaptRequest(AdaptSettings):
 
     model: Path = Field(description="GGUF file, folder of transformers, or a checkpoint that names its layout")
     budget: tuple[str, ...] = Field(description="limits that the child keeps, such as decode_p50<=20ms")
-    corpus: tuple[Path, ...] = Field(description="files and folders of text")
+    corpus: tuple[Path, ...] = Field((), description="files and folders of text; required without own_text")
     output: Path = Field(description="folder of results")
     device: str = Field("local", description="id or tag; local: this machine")
     runtime: str = DEFAULT_RUNTIME
@@ -150,7 +153,7 @@ def read_request(path: Path | None, options: Mapping[str, Any]) -> AdaptRequest:
     keys = {name: value if path is None else _from_folder(path.parent, name, value) for name, value in values.items()}
     keys |= options
     for name, option in _REQUIRED.items():
-        if not keys.get(name):
+        if not keys.get(name) and not (name == "corpus" and keys.get("own_text")):
             raise InvalidInput(f"is missing; name it, or {name!r} in the file of --config", where=option)
     try:
         return AdaptRequest.model_validate(keys)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import tee
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,16 +236,48 @@ def tokenise(source: Source, vocabulary: Vocabulary, fim: Fim | None, seed: int,
 
     def write(folder: Path) -> None:
         held_out = _held_out_texts(source, vocabulary, eval_bytes)
-        dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
         trained = (_training_parts(text, vocabulary, fim, seed) for text in source.documents if text.train_size)
-        with (folder / "train.bin").open("wb") as file:
-            train = _write(file, vocabulary.encode_documents(trained), dtype)
-        with (folder / "heldout.bin").open("wb") as file:
-            scored = _write(file, vocabulary.encode_documents(map(vocabulary.document, held_out)), dtype)
-        index = _Index(np.dtype(dtype).name, train, scored, sum(len(text.encode()) for text in held_out))
-        (folder / "index.json").write_text(json.dumps(asdict(index)), encoding="utf-8")
+        _write_ids(
+            folder,
+            vocabulary,
+            vocabulary.encode_documents(trained),
+            vocabulary.encode_documents(map(vocabulary.document, held_out)),
+            sum(len(text.encode()) for text in held_out),
+        )
 
     return open_tokens(source.name, stored_folder("tokens", TOKENS_VERSION, inputs, write).name)
+
+
+def store_tokens(
+    name: str, inputs: Any, vocabulary: Vocabulary, train: Sequence[Ids], held_out: Sequence[Ids], held_out_bytes: int
+) -> Tokens:
+    """Returns a source of documents that are ids already, which it puts into the cache.
+
+    Args:
+        name: of the source.
+        inputs: all that the ids depend on, as JSON values.
+        vocabulary: of the ids.
+        train: documents of the training part.
+        held_out: documents of the held-out part.
+        held_out_bytes: size of their text.
+    """
+
+    def write(folder: Path) -> None:
+        _write_ids(folder, vocabulary, train, held_out, held_out_bytes)
+
+    return open_tokens(name, stored_folder("tokens", TOKENS_VERSION, [name, inputs], write).name)
+
+
+def _write_ids(
+    folder: Path, vocabulary: Vocabulary, train: Iterable[Ids], held_out: Iterable[Ids], held_out_bytes: int
+) -> None:
+    dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.uint32
+    with (folder / "train.bin").open("wb") as file:
+        trained = _write(file, train, dtype)
+    with (folder / "heldout.bin").open("wb") as file:
+        scored = _write(file, held_out, dtype)
+    index = _Index(np.dtype(dtype).name, trained, scored, held_out_bytes)
+    (folder / "index.json").write_text(json.dumps(asdict(index)), encoding="utf-8")
 
 
 def open_tokens(name: str, key: str) -> Tokens:
