@@ -50,6 +50,33 @@ def test_the_objective_is_the_reports(k: int, tau: float) -> None:
     assert torch.allclose(found, torch.stack(wanted), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("tau", [1.0, 2.0])
+@pytest.mark.parametrize("k", [1, 8, 47, 48])
+def test_the_reverse_objective_is_the_reports(k: int, tau: float) -> None:
+    """Equation 17: both divergences are of the student from the teacher; the weight is the teacher's mass."""
+    student, teacher = logits(0).requires_grad_(), logits(1)
+    loss = decoupled_top_k(student, top_k(teacher, k), tau, "reverse")
+    expected = []
+    for s, t in zip(student.softmax(-1), teacher.softmax(-1), strict=True):
+        chosen = t.argsort(descending=True)[:k]
+        inside, mass = s[chosen].sum(), t[chosen].sum()
+        member = inside * (inside / mass).log()
+        if k < 48:
+            member = member + (1 - inside) * ((1 - inside) / (1 - mass)).log()
+        ours, theirs = ((p[chosen] ** (1 / tau)) / (p[chosen] ** (1 / tau)).sum() for p in (s, t))
+        expected.append(member + mass * tau**2 * (ours * (ours / theirs).log()).sum())
+    assert torch.allclose(loss, torch.stack(expected), rtol=1e-9, atol=1e-10)
+    loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert student.grad is not None and student.grad.isfinite().all()
+
+
+def test_the_reverse_objective_of_the_teacher_itself_is_zero_and_that_of_a_sure_one_finite() -> None:
+    teacher = logits(1)
+    assert decoupled_top_k(teacher, top_k(teacher, 8), 2.0, "reverse").abs().max() < 1e-12
+    sure = torch.zeros(1, 48).index_fill(1, torch.tensor([3]), 80.0)
+    assert decoupled_top_k(logits(0)[:1].float(), top_k(sure, 8), 1.0, "reverse").isfinite().all()
+
+
 def test_it_is_a_lower_bound_of_the_whole_divergence_and_reaches_it_where_one_token_is_left() -> None:
     student, teacher = logits(0), logits(1)
     whole = F.kl_div(student.log_softmax(-1), teacher.log_softmax(-1), log_target=True, reduction="none").sum(-1)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed
+from nas.model.nn.distillation import Direction
 from nas.model.nn.fit import Precision, TrainingCheckpoint, TrainingPhase, TrainingState, fit, precision_of
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
@@ -41,6 +42,7 @@ class Healing(BaseModel):
     )
     weight: float = Field(0.9, gt=0, le=1, description="of the distillation term; the rest is cross-entropy")
     temperature: float = Field(1.0, ge=1)
+    direction: Direction = Field("forward", description="of the divergence from the trained model (appendix A)")
     k: int = Field(32, ge=1)
     seed: int = Field(0, ge=0)
 
@@ -89,7 +91,7 @@ def _trained(model: Model, library: Library, text: Packed, healing: Healing, fol
     teacher, worker = library.teacher, library.worker
     tokens = text.sequences * text.length
     steps = max(1, round(healing.tokens / tokens))
-    distilled = Distilled(teacher.model, healing.weight, healing.temperature, healing.k)
+    distilled = Distilled(teacher.model, healing.weight, healing.temperature, healing.k, healing.direction)
     rows = max(1, worker.most_tokens(_CPU_TOKENS, _ACCELERATOR_TOKENS) // healing.length)
 
     def passes(step: int) -> list[tuple[torch.Tensor, ...]]:

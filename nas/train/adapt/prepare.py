@@ -27,7 +27,7 @@ from nas.train.adapt.healing import batches_of
 from nas.train.adapt.library import LIBRARY_VERSION, TrainedTeacher
 from nas.train.adapt.own_text import Turn, written_by
 from nas.train.adapt.parallel import Workers
-from nas.train.adapt.request import AdaptRequest
+from nas.train.adapt.request import AdaptRequest, AdaptSettings
 from nas.train.pretrain.data import Vocabulary, tokenise
 from nas.train.release.found_tokenizer import beside, found_tokenizer, keep
 from nas.train.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
@@ -172,6 +172,9 @@ def _earlier_record(output: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     earlier: dict[str, Any] = json.loads(path.read_bytes())
+    # Settings that did not exist then have their defaults, which change nothing.
+    named = {key: earlier[key] for key in AdaptSettings.model_fields.keys() & earlier.keys()}
+    earlier |= AdaptSettings.model_validate(named).model_dump(mode="json")
     if different := ", ".join(sorted(key for key in record if earlier.get(key) != record[key])):
         raise InvalidInput(
             f"{output} holds an adaptation with other settings ({different}); name another folder", where="--output"

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nas.model.nn.distillation import decoupled_top_k, top_k
+from nas.model.nn.distillation import Direction, decoupled_top_k, top_k
 from nas.model.nn.model import Model
 
 _LOGITS_AT_ONCE = 1 << 24
@@ -23,12 +23,21 @@ _CPU_LOGITS_AT_ONCE = 1 << 23
 
 
 class Distilled(NamedTuple):
-    """Distillation from a teacher: `weight` of its term in the loss, temperature `tau`, `k` tokens."""
+    """Distillation from a teacher.
+
+    Args:
+        teacher: of the student's vocabulary.
+        weight: of its term in the loss.
+        tau: temperature.
+        k: tokens.
+        direction: of the divergence.
+    """
 
     teacher: Model
     weight: float
     tau: float
     k: int
+    direction: Direction = "forward"
 
 
 def pretraining_loss(model: Model, inputs: Tensor, labels: Tensor, distilled: Distilled | None = None) -> Tensor:
@@ -66,4 +75,5 @@ def _chunk_loss(
         return loss
     with torch.no_grad():
         likeliest = top_k(distilled.teacher.logits(taught).float(), distilled.k)
-    return (1 - distilled.weight) * loss + distilled.weight * decoupled_top_k(logits, likeliest, distilled.tau).sum()
+    divergence = decoupled_top_k(logits, likeliest, distilled.tau, distilled.direction).sum()
+    return (1 - distilled.weight) * loss + distilled.weight * divergence
