@@ -146,6 +146,11 @@ PLANTED_QWEN = Layout.parse(
     "d256 v512 ffn=swiglu:512 [D8/4(norm_eps=0.01) A8/4(gate=1,gate_wide=1,rope_dim=8,rope_factor=4)]"
 )
 """A layout for `QWEN_FAULTS`."""
+PLANTED_BESIDE = Layout.parse(
+    "d256 v512 norms=behind softcap=3 ffn=geglu:512"
+    " [C3 A8/4(qk_norm_wide=1,qkv_bias=1,rope_factor=8,rope_tokens=32,softcap=2)*2]"
+)
+"""A layout for `BESIDE_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -452,6 +457,16 @@ LFM3_FAULTS = (
     Fault("convolution shifted by one", _roll("conv.weight", 1, dim=1)),
 )
 """For layouts like `PLANTED_LFM3`: gates on heads, norms on both sides, RoPE on half a head."""
+BESIDE_FAULTS = (
+    Fault("SiLU in place of GELU", layout=("geglu", "swiglu")),
+    Fault("scores unbounded", layout=(",softcap=2)", ",softcap=1000000)")),
+    Fault("logits unbounded", layout=(" softcap=3", " softcap=1000000")),
+    Fault("all pairs slowed", layout=(",rope_tokens=32", "")),
+    Fault("QK-norm one head at a time", layout=("qk_norm_wide=1", "qk_norm=1")),
+    Fault("biases of keys of other heads", _roll(".k.bias", _HEAD)),
+    Fault("norms behind left out", _fill("out_norm.weight", 1.0)),
+)
+"""For layouts like `PLANTED_BESIDE`: arguments of attention and of the model next to a convolution."""
 QWEN_FAULTS = (
     Fault("gates of other numbers", _roll("gate.weight", 1)),
     Fault("another epsilon", layout=("norm_eps=0.01", "norm_eps=0.0001")),
@@ -494,5 +509,6 @@ PLANTS = (
     (PLANTED_QWEN, QWEN_FAULTS),
     (PLANTED_SOFTMAX, SOFTMAX_FAULTS),
     (PLANTED_SHARES, SHARE_FAULTS),
+    (PLANTED_BESIDE, BESIDE_FAULTS),
 )
 """Every layout with its faults."""

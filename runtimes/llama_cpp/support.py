@@ -25,6 +25,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
     one_per_model,
     one_rope_base,
+    score_bound,
 )
 
 QUANTISATIONS = ("q4_0", "q8_0", "f16", "f32")
@@ -66,8 +67,6 @@ def supports(layout: Layout) -> Support:
         if reasons := _each_once(rules(layout)):
             return Support("no", None, reasons)
     if reasons := _each_once(_stock_reasons(layout)):
-        if lacking := _each_once(_not_patched(layout)):
-            return Support("no", None, (*(f"{what}: the patched build has none" for what in lacking), *reasons))
         return Support("patched", PATCHED, reasons)
     return Support("stock", _stock_architecture(layout))
 
@@ -105,6 +104,7 @@ def _block_rules(layout: Layout) -> Iterable[str]:
     """Yields what the patched build cannot hold; the stock architectures hold no more."""
     blocks = [*mixers(layout), *feed_forwards(layout)]
     yield from one_rope_base("attention", of_kind(blocks, "gqa", "mla"))
+    yield from one_per_model("bound of scores", of_kind(blocks, *CACHED), score_bound, "llama.cpp")
     for name in KINDS:
         if of_name := of_kind(blocks, name):
             yield from KINDS[name].rules(of_name)
@@ -151,27 +151,6 @@ def _qk_norm(block: Block) -> str:
 
 def _biased(attention: list[Block]) -> bool:
     return any(block.get("qkv_bias") for block in attention)
-
-
-def _not_patched(layout: Layout) -> Iterable[str]:
-    """Yields what the patched build lacks of a layout."""
-    attention = of_kind(mixers(layout), *ATTENTION)
-    for what, name, usual in (
-        ("biases on queries, keys and values", "qkv_bias", False),
-        ("scaled RoPE", "rope_factor", 1),
-        ("RoPE on a part of a head", "rope_dim", 0),
-        ("QK-norm over all heads together", "qk_norm_wide", False),
-        ("bounded scores", "softcap", 0),
-        ("gates on heads", "gate", False),
-    ):
-        if any(block.get(name) != usual for block in attention):
-            yield f"{what} ({name})"
-    if layout.norms != "before":
-        yield f"norms behind blocks (norms={layout.norms})"
-    if layout.softcap:
-        yield "bounded logits (softcap)"
-    if of_kind(feed_forwards(layout), "geglu"):
-        yield "GEGLU feed-forwards"
 
 
 def _stock_reasons(layout: Layout) -> Iterable[str]:

@@ -102,6 +102,8 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
             for block, prefix in zip(blocks, prefixes, strict=False):
                 for part in KINDS[block.kind].parts(block, width):
                     yield _tensor(index, part, prefix)
+                if arch == PATCHED and block.kind in ATTENTION and (divisors := rope_divisors(block)):
+                    yield Tensor(f"blk.{index}.rope_freqs.weight", (len(divisors),), "norm", index, values=divisors)
 
 
 def _tensor(index: int, part: Part, place: str = "") -> Tensor:

@@ -23,6 +23,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     ATTENTION,
     IN_EVERY_FILE,
     KINDS,
+    add_used,
     feed_forwards,
     feed_forwards_by_layer,
     mixers,
@@ -251,9 +252,10 @@ def _add_patched(writer: GGUFWriter, layout: Layout) -> None:
         writer.add_array(f"{writer.arch}.{key}", sizes)
     # For each depth 1 + the depth whose weights run there again, 0 where they are its own.
     weight_layers = [0 if layer.share is None else 1 + layer.share for layer in layout.layers]
-    for key, sources in (("attention.cache_layers", _cache_layers(layout)), ("weight_layers", weight_layers)):
-        if any(sources):
-            writer.add_array(f"{writer.arch}.{key}", sources)
+    add_used(writer, "attention.cache_layers", _cache_layers(layout))
+    add_used(writer, "weight_layers", weight_layers)
+    if layout.softcap:
+        writer.add_final_logit_softcapping(layout.softcap)
     headers = [
         (header, BLOCKS[name].role) for name, record in records.items() if name in used for header in record.headers
     ]

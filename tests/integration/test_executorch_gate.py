@@ -17,6 +17,7 @@ from nas.testing.planted_faults import (
     EVERY_KIND,
     PLANTED,
     PLANTED_BEHIND,
+    PLANTED_BESIDE,
     PLANTED_GEMMA,
     PLANTED_GEMMA_3,
     PLANTED_LFM3,
@@ -50,6 +51,7 @@ ALIKE = (
     PLANTED_GEMMA_3,
     PLANTED_BEHIND,
     PLANTED_SOFTMAX,
+    PLANTED_BESIDE,
 )
 """Layouts whose parts are nearly those of others: none of their faults by default."""
 RIGHT = (

@@ -24,12 +24,14 @@ from nas.testing.gate_contract import GateContract
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import (
     BEHIND_FAULTS,
+    BIAS_FAULTS,
     GEMMA_3_FAULTS,
     GEMMA_FAULTS,
     LINEAR_FAULTS,
     MOE_FAULTS,
     PARTIAL_FAULTS,
     PLANTED_BEHIND,
+    PLANTED_BIASES,
     PLANTED_GEMMA,
     PLANTED_GEMMA_3,
     PLANTED_LINEAR,
@@ -94,6 +96,11 @@ class TestScaledPositionsGate(TestStockGate):
 
     layout = PLANTED_SCALING
     faults = SCALING_FAULTS
+
+
+class TestBiasesGate(TestStockGate):
+    layout = PLANTED_BIASES
+    faults = BIAS_FAULTS
 
 
 class TestYarnPositionsGate(TestStockGate):

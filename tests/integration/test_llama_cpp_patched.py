@@ -32,8 +32,10 @@ from nas.testing.planted_faults import (
     FAULTS,
     PLANTED,
     PLANTED_LATENT,
+    PLANTED_LFM3,
     PLANTED_MLSTM,
     PLANTED_MOE,
+    PLANTED_SHARES,
     PLANTS,
     Fault,
     State,
@@ -74,6 +76,17 @@ ALONE = {
     "xLSTM's hybrid": "d256 v512 ffn=swiglu:512 [X4&W8/4@32(sink=1)*2 X4&A8/4]",
     "layers of one half": "d256 v512 ffn=swiglu:512 [- A8/4+none C3+none M16+none A8/4]",
     "no mixer at all": "d256 v512 ffn=swiglu:512 [-*2]",
+    "LFM3": PLANTED_LFM3.format(),
+    "gates, and a cache that gated attention shares": (
+        "d256 v512 ffn=swiglu:512 [A8/4(gate=1) D8/4(norm_eps=0.01)&A8/4(gate=1,gate_wide=1)"
+        " A8/4(gate=1,kv=0,qk_norm=0,qkv_bias=1,rope_factor=4)]"
+    ),
+    "norms behind": "d256 v512 norms=behind ffn=swiglu:512 [C3 A8/4 M16+none -]",
+    "both norms, GELU, bounds": (
+        "d256 v512 norms=both softcap=4 ffn=geglu:512"
+        " [C3+swiglu:352 W4/2@8(rope_dim=16,rope_factor=4,softcap=3) A8/4(qk_norm_wide=1,softcap=3)]"
+    ),
+    "experts of Qwen2-MoE": PLANTED_SHARES.format(),
 }
 MIXED = {
     "conv, GQA": "d256 v512 ffn=swiglu:512 [C3 A4/2 C5 A8/2]",
@@ -118,7 +131,7 @@ def test_planted_faults_fail(patched_build: Build, tmp_path: Path, fault: Fault,
     [
         (layout, fault)
         for layout, faults in PLANTS
-        if layout not in (PLANTED, PLANTED_MOE) and LLAMA_CPP.supports(layout)
+        if LLAMA_CPP.supports(layout).verdict == "patched"
         for fault in faults
     ],
     ids=lambda value: value.name if isinstance(value, Fault) else value.format(),
