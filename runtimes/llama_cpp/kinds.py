@@ -20,6 +20,7 @@ from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.core.registry import Registry
 from nas.model.blocks.linear_attention import convolved
+from nas.model.blocks.mamba2 import inner_width
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -274,7 +275,7 @@ CONV = GgufKind(_conv_parts, (("shortconv.l_cache", argument("kernel")),))
 
 
 def _mamba2_parts(block: Block, width: int) -> Iterator[Part]:
-    inner, heads, groups = block.int("expand") * width, block.int("heads"), block.int("groups")
+    inner, heads, groups = inner_width(block, width), block.int("heads"), block.int("groups")
     mixed = inner + 2 * groups * block.int("state")
     yield Part("ssm_in.weight", (inner + mixed + heads, width), "in_proj.weight")
     yield Part("ssm_conv1d.weight", (mixed, block.int("conv")), "conv.weight", "conv")
@@ -282,8 +283,15 @@ def _mamba2_parts(block: Block, width: int) -> Iterator[Part]:
     yield Part("ssm_dt.bias", (heads,), "dt_bias", "bias")
     yield Part("ssm_a", (heads, 1), "A_log", "decay", flat=True)
     yield Part("ssm_d", (heads, 1), "D", "norm", flat=True)
-    yield Part("ssm_norm.weight", (groups, inner // groups), "norm.weight", "norm", flat=True)
+    if block.get("norm"):
+        yield Part("ssm_norm.weight", (groups, inner // groups), "norm.weight", "norm", flat=True)
     yield Part("ssm_out.weight", (width, inner), "out.weight")
+
+
+def _mamba2_rules(blocks: Sequence[Block]) -> Iterable[str]:
+    if not all(block.get("norm") for block in blocks):
+        what = "number of groups of Mamba-2 (norm=0)"
+        yield from one_per_model(what, blocks, lambda block: block.int("groups"), "llama.cpp")
 
 
 def _without_convolution(block: Block) -> str | None:
@@ -297,8 +305,9 @@ MAMBA2 = GgufKind(
         ("ssm.state_size", argument("state")),
         ("ssm.time_step_rank", argument("heads")),
         ("ssm.group_count", argument("groups")),
-        ("ssm.inner_size", lambda block, d_model: d_model * block.int("expand")),
+        ("ssm.inner_size", inner_width),
     ),
+    rules=_mamba2_rules,
     refuses=_without_convolution,
     not_stock="Mamba-2 layers are in no stock architecture next to the others",
 )

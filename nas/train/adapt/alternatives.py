@@ -34,6 +34,7 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.replacement import Slot
+from nas.model.blocks.mamba2 import inner_width
 from nas.model.nn.attention import Attention
 from nas.model.nn.base import BlockModule, Mixer
 from nas.model.nn.kinds import MODULES
@@ -232,7 +233,7 @@ def _repeated(weights: dict[str, Tensor], name: str, block: Block) -> Tensor:
 
 def _scanned(weights: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:
     after = module.block
-    inner = after.int("expand") * module.d_model
+    inner = inner_width(after, module.d_model)
     sizes = [before.int(name) for name in ("heads", "head_dim")]
     if [after.int("groups"), after.int("state")] != sizes or inner != sizes[0] * sizes[1]:
         return {}  # heads do not correspond: drawn

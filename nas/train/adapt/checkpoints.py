@@ -42,6 +42,7 @@ from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import MAX_DEPTH, Layer, Layout, Norms
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
+from nas.model.blocks.mamba2 import inner_width
 from nas.model.nn.model import Model
 from nas.model.nn.transformers import CONV_NAMES, TensorName, stock_names, tensor_names, weight_name
 from nas.train.adapt.gguf_model import EMBEDDING, HEAD, GgufModel, TheirTensors, few
@@ -67,6 +68,10 @@ _FROM_ROTARY = "rotary_emb.inv_freq"
 """A buffer that old releases of transformers saved; it follows from the configuration."""
 
 
+Factor = float | tuple[float, ...]
+"""What a tensor is multiplied by: all of it, or each of its rows."""
+
+
 @dataclass(frozen=True)
 class TrainedModel:
     """A model that is adapted.
@@ -82,7 +87,7 @@ class TrainedModel:
     layout: Layout
     family: str
     names: tuple[TensorName, ...] = ()
-    factors: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[str, Factor] = field(default_factory=dict)
 
 
 def read_model(source: Path) -> TrainedModel:
@@ -246,7 +251,7 @@ def _import_record(source: Path, output: Path) -> dict[str, Any]:
 def _converted(
     one: Planned,
     origin: Mapping[str, TensorName],
-    factors: Mapping[str, float],
+    factors: Mapping[str, Factor],
     files: Mapping[str, Tensor],
     where: str,
 ) -> Tensor:
@@ -262,9 +267,10 @@ def _converted(
         raise InvalidInput(f"{origin[one.name].theirs} holds NaN or infinity", where=where)
     if (factor := factors.get(one.name, 1.0)) == 1.0:
         return tensor
-    if not (tensor := tensor * factor).isfinite().all():
+    rows = torch.tensor(factor).view(-1, *[1] * (tensor.ndim - 1))
+    if not (tensor := tensor * rows).isfinite().all():
         raise InvalidInput(
-            f"{origin[one.name].theirs} becomes infinite: constants of its configuration multiply it by {factor:g}",
+            f"{origin[one.name].theirs} becomes infinite: constants of its configuration multiply it by {rows.max():g}",
             where=where,
         )
     return tensor
@@ -388,6 +394,13 @@ class _Options:
     def number(self, name: str, default: float) -> float:
         """Returns a positive number."""
         return self.positive(name, self.get(name, default))
+
+    def numbers(self, name: str, count: int) -> list[float]:
+        """Returns `count` positive numbers, ones where there are none."""
+        values = self.get(name, [1.0] * count)
+        if not isinstance(values, list) or len(values) != count:
+            raise InvalidInput(f"{name} must be a list of {count} numbers", where=self.where)
+        return [self.positive(name, value) for value in values]
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Returns a truth value."""
@@ -948,25 +961,96 @@ def _nemotron_h(options: _Options) -> TrainedModel:
     options.refuse("mamba2" in kinds and eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
     heads = options.whole("mamba_num_heads", 128)
     inner = heads * options.whole("mamba_head_dim", 64)
-    whole = d_model > 0 and inner % d_model == 0
-    options.refuse(
-        "mamba2" in kinds and not whole, f"Mamba-2 of inner width {inner}, no multiple of the width {d_model}"
-    )
     attention = _attention(options, d_model, qk_norm=False, head_dim=128) | {"rope_theta": 0.0}
     halves = {"gqa": Layer((Block.of("gqa", **attention),)), "relu2": Layer(ffn=_nemotron_ffn(options))}
-    if "mamba2" in kinds and whole:
+    if "mamba2" in kinds:
         mamba = Block.of(
             "mamba2",
             state=options.whole("ssm_state_size", 128),
             heads=heads,
-            expand=inner // d_model,
             conv=options.whole("conv_kernel", 4),
             groups=options.whole("n_groups", 8),
+            **_inner(inner, d_model),
         )
         halves["mamba2"] = Layer((mamba,))
     layers = [halves[kind] for kind in kinds if kind in halves] or [halves["gqa"]]
     layout = Layout.of(d_model, options.whole("vocab_size"), layers, tied=options.tied(False))
     return _trained(options, layout, tuple(_nemotron_names(layout)), eps)
+
+
+def _inner(inner: int, d_model: int) -> dict[str, int]:
+    """Returns the arguments of Mamba-2 that say how wide it is inside."""
+    whole = d_model > 0 and inner % d_model == 0 and inner > 0
+    return {"expand": inner // d_model} if whole else {"inner": inner}
+
+
+def _falcon_h1(options: _Options) -> TrainedModel:
+    """Reads layers of Mamba-2 and attention beside each other, each with multipliers of its own."""
+    d_model, depth, vocab = _size(options)
+    options.activation()
+    for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
+        options.refuse(options.flag(name), f"biases ({name})")
+    options.refuse(not options.flag("mamba_conv_bias", True), "Mamba-2 without bias in its convolution")
+    _unlimited(options)
+    eps, normed = options.number("rms_norm_eps", EPS), options.flag("mamba_rms_norm")
+    options.refuse(normed and options.flag("mamba_norm_before_gate", True), "Mamba-2 with its norm in front of the gate")
+    options.refuse(normed and eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
+    mamba = Block.of(
+        "mamba2",
+        state=options.whole("mamba_d_state", 256),
+        heads=options.whole("mamba_n_heads", 128),
+        conv=options.whole("mamba_d_conv", 4),
+        groups=options.whole("mamba_n_groups", 1),
+        norm=normed,
+        **_inner(options.whole("mamba_d_ssm", options.whole("mamba_expand", 2) * d_model), d_model),
+    )
+    attention = Block.of("gqa", **_attention(options, d_model, qk_norm=False), **options.rope())
+    ffn = Block.of("swiglu", width=options.whole("intermediate_size", 14336))
+    layout = Layout.of(d_model, vocab, [Layer((mamba, attention), ffn)] * depth, tied=options.tied(False))
+    constants = _Constants(options.number("embedding_multiplier", 1.0), logits=1 / options.number("lm_head_multiplier", 1.0))
+    model = _trained(options, layout, tuple(_falcon_h1_names(layout)), eps, constants)
+    factors = dict(model.factors)
+    for i in range(depth):
+        for name, factor in _falcon_h1_factors(options, mamba, d_model).items():
+            name = f"layers.{i}.{name}"
+            factors[name] = factor if isinstance(factor, tuple) else factor * model.factors.get(name, 1.0)
+    return replace(model, factors=factors)
+
+
+def _falcon_h1_factors(options: _Options, mamba: Block, d_model: int) -> dict[str, Any]:
+    """Returns the multipliers of a layer, by the tensors that they become part of."""
+    gate, down = options.numbers("mlp_multipliers", 2)
+    inner, shared = inner_width(mamba, d_model), mamba.int("groups") * mamba.int("state")
+    widths = (inner, inner, shared, shared, mamba.int("heads"))
+    scale = options.number("ssm_in_multiplier", 1.0)
+    parts = zip(options.numbers("ssm_multipliers", 5), widths, strict=True)
+    read, keys = options.number("attention_in_multiplier", 1.0), options.number("key_multiplier", 1.0)
+    return {
+        "mixers.0.in_proj.weight": tuple(scale * part for part, width in parts for _ in range(width)),
+        "mixers.0.out.weight": options.number("ssm_out_multiplier", 1.0),
+        "mixers.1.q.weight": read,
+        "mixers.1.k.weight": read * keys,
+        "mixers.1.v.weight": read,
+        "mixers.1.o.weight": options.number("attention_out_multiplier", 1.0),
+        "ffn.gate.weight": gate,
+        "ffn.down.weight": down,
+    }
+
+
+def _falcon_h1_names(layout: Layout) -> Iterator[TensorName]:
+    yield weight_name("embed", "model.embed_tokens")
+    for i, layer in enumerate(layout.layers):
+        ours, theirs, (mamba, attention) = f"layers.{i}", f"model.layers.{i}", layer.mixers
+        yield weight_name("mixer_norm", "input_layernorm").under(ours, theirs)
+        yield weight_name("ffn_norm", "pre_ff_layernorm").under(ours, theirs)
+        names = _GRANITE_MAMBA if mamba.get("norm") else (name for name in _GRANITE_MAMBA if "norm" not in name.theirs)
+        yield from (name.under(f"{ours}.mixers.0", theirs) for name in names)
+        yield from (name.under(f"{ours}.mixers.1", theirs) for name in stock_names(attention.resolve(layout.d_model)))
+        for part in ("gate", "up", "down"):
+            yield weight_name(f"{ours}.ffn.{part}", f"{theirs}.feed_forward.{part}_proj")
+    yield weight_name("norm", "model.final_layernorm")
+    if not layout.tied:
+        yield weight_name("head", "lm_head")
 
 
 def _mamba2(options: _Options) -> TrainedModel:
@@ -1277,13 +1361,11 @@ def _trained(
     # Without a norm in front, blocks read the stream as it is.
     read = 1 / norm if layout.norms == "behind" else 1.0
     routed = options.number("routed_scaling_factor", 1.0) if options.get("model_type") == "lfm2_moe" else 1.0
-    factors = {"embed.weight": embedding}
+    factors: dict[str, float] = {"embed.weight": embedding}
     factors["norm.weight"] = 1 / ((embedding if layout.tied else 1.0) * constants.logits)
     for i, layer in enumerate(layout.layers):
-        for block, part in ((layer.mixer, "mixer"), (layer.ffn, "ffn")):
-            if block is None:
-                continue
-            prefix = f"layers.{i}.{'mixers.0' if part == 'mixer' else 'ffn'}"
+        places = [(block, "mixer", f"layers.{i}.mixers.{j}") for j, block in enumerate(layer.mixers)]
+        for block, part, prefix in [*places, *([(layer.ffn, "ffn", f"layers.{i}.ffn")] if layer.ffn else [])]:
             added = residual if layout.norms == "before" else norm  # times the gain of the norm behind
             added *= routed if block.kind == "moe" else 1.0
             factors[f"layers.{i}.{part}_out_norm.weight"] = residual
@@ -1402,6 +1484,7 @@ _STOCK = {
 }  # fmt: skip
 FAMILIES: dict[str, Callable[[_Options], TrainedModel]] = {
     **{name: stock.read for name, stock in _STOCK.items()},
+    "falcon_h1": _falcon_h1,
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
     "granitemoehybrid": _granite_hybrid,

@@ -50,10 +50,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "ernie4_5": ModelType("ERNIE 4.5 0.3B"),
     "exaone4": ModelType("EXAONE 4.0 1.2B"),
     "falcon": ModelType("Falcon-RW 1B", (_LAYER_NORM, _UNGATED)),
-    "falcon_h1": ModelType(
-        "Falcon-H1 0.5B",
-        ("Mamba-2 whose inner width is no multiple of the width", "Mamba-2 without a norm behind its gate"),
-    ),
+    "falcon_h1": ModelType("Falcon-H1 0.5B"),
     "gemma": ModelType("Gemma 2B"),
     "gemma2": ModelType("Gemma 2 2B"),
     "gemma3": ModelType("Gemma 3 4B", ("images",)),
