@@ -21,6 +21,7 @@ from nas.core.layout import Layout
 from nas.core.registry import Registry
 from nas.model.blocks.linear_attention import convolved
 from nas.model.blocks.mamba2 import inner_width
+from nas.model.nn.rope import turned_numbers
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -168,6 +169,10 @@ def _attention_parts(block: Block, width: int) -> Iterator[Part]:
         yield Part("attn_q_norm.weight", (q if wide else head_dim,), "q_norm.weight", "norm")
         if own_cache:
             yield Part("attn_k_norm.weight", (kv if wide else head_dim,), "k_norm.weight", "norm")
+    if block.int("rope_long"):
+        pairs = turned_numbers(block) // 2
+        yield Part("rope_freqs.weight", (pairs,), "rope_short.weight", "norm")
+        yield Part("rope_freqs_long.weight", (pairs,), "rope_long.weight", "norm")
     if block.kind == "swa" and block.get("sink"):
         yield Part("attn_sinks.weight", (heads,), "sinks.weight", "bias")
     if canon := block.int("canon"):
@@ -197,6 +202,8 @@ def _attention_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> 
     attention = [of_kind(mixers, *ATTENTION) for mixers in layers]
     for key, size in _ATTENTION_EXTRAS:
         add_used(writer, key, [sum(map(size, mixers)) for mixers in attention])
+    if tokens := max((block.int("rope_long") for block in of_kind(blocks, *ATTENTION)), default=0):
+        writer.add_rope_scaling_orig_ctx_len(tokens)
     if bound := max(map(score_bound, blocks)):
         writer.add_attn_logit_softcapping(bound)
 

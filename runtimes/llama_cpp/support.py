@@ -104,6 +104,8 @@ def _block_rules(layout: Layout) -> Iterable[str]:
     """Yields what the patched build cannot hold; the stock architectures hold no more."""
     blocks = [*mixers(layout), *feed_forwards(layout)]
     yield from one_rope_base("attention", of_kind(blocks, "gqa", "mla"))
+    long = [block for block in of_kind(blocks, *ATTENTION) if block.int("rope_long")]
+    yield from one_per_model("length of a long text (rope_long)", long, lambda block: block.int("rope_long"), "llama.cpp")
     yield from one_per_model("bound of scores", of_kind(blocks, *CACHED), score_bound, "llama.cpp")
     for name in KINDS:
         if of_name := of_kind(blocks, name):
@@ -175,6 +177,8 @@ def _stock_reasons(layout: Layout) -> Iterable[str]:
         yield "no attention layer: lfm2 needs at least one (llama_decode aborts without)"
     if any(block.get("gate") for block in attention):
         yield "gates on heads: stock architectures have none"
+    if any(block.int("rope_long") for block in attention):
+        yield "RoPE's divisors that come with the weights (rope_long): stock files are written without"
     yield from _attention_rules(attention, None if convs or not attention else _stock_architecture(layout))
     yield from (_lfm2_rules(layout, attention, convs) if convs else _attention_only_rules(layout, attention))
     yield from _ffn_rules(layout)

@@ -95,6 +95,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "phi3", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_attention_heads": 2,
         "rope_parameters": {**ROPE, "partial_rotary_factor": 0.75},
     },
+    "phi3-longrope": {
+        "model_type": "phi3", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_attention_heads": 2,
+        "max_position_embeddings": 1024, "original_max_position_embeddings": 16, "rms_norm_eps": 1e-4,
+        "rope_scaling": {
+            "type": "longrope", "rope_theta": 500.0, "short_factor": [1.0 + i / 12 for i in range(12)],
+            "long_factor": [1.5 + i * i / 4 for i in range(12)],
+        },
+        "partial_rotary_factor": 0.75,
+    },
+    "phi3-longrope-short": {
+        "model_type": "phi3", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_attention_heads": 2,
+        "original_max_position_embeddings": 512,
+        "rope_scaling": {
+            "type": "su", "short_factor": [1.0 + i for i in range(16)], "long_factor": [32.0] * 16, "factor": 4.0,
+        },
+    },
     "granite-hybrid": {
         "model_type": "granitemoehybrid", "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_state": 16,
@@ -331,7 +347,8 @@ def test_models_of_350m_have_the_same_logits(name: str, tmp_path: Path) -> None:
         ("llama", {"partial_rotary_factor": 0.5}, ["RoPE on a part of each head"]),
         ("llama", {"quantization_config": {"bits": 4}}, ["quantised"]),
         ("llama", {"hidden_size": 72}, ["multiple of 32"]),
-        ("phi3", {"rope_scaling": {"type": "longrope"}}, ["RoPE of type 'longrope'"]),
+        ("phi3", {"rope_scaling": {"type": "dynamic"}}, ["RoPE of type 'dynamic'"]),
+        ("lfm2", {"rope_parameters": {"rope_type": "longrope"}}, ["RoPE of type 'longrope'"]),
         ("ernie4_5", {"use_bias": True}, ["biases (use_bias)"]),
         ("falcon_h1", {"mamba_rms_norm": True}, ["its norm in front of the gate", "epsilon 0.0001"]),
         (

@@ -44,6 +44,7 @@ from nas.core.layout import MAX_DEPTH, Layer, Layout, Norms
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
 from nas.model.blocks.mamba2 import inner_width
 from nas.model.nn.model import Model
+from nas.model.nn.rope import turned_numbers
 from nas.model.nn.transformers import CONV_NAMES, TensorName, stock_names, tensor_names, weight_name
 from nas.train.adapt.gguf_model import EMBEDDING, HEAD, GgufModel, TheirTensors, few
 from nas.train.adapt.model_types import MODEL_TYPES
@@ -368,6 +369,12 @@ _PARTS = {
 # Configurations. Defaults are those of transformers' configuration classes.
 
 
+def _rope_type(rope: Mapping[str, Any]) -> Any:
+    """Returns the type of RoPE's scaling, under the name of today; that with two lists of numbers had others."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return "longrope" if kind == "su" or (kind == "yarn" and "long_factor" in rope) else kind
+
+
 class _Options:
     """The values of a config.json, and what of them no layout can say."""
 
@@ -395,9 +402,9 @@ class _Options:
         """Returns a positive number."""
         return self.positive(name, self.get(name, default))
 
-    def numbers(self, name: str, count: int) -> list[float]:
-        """Returns `count` positive numbers, ones where there are none."""
-        values = self.get(name, [1.0] * count)
+    def numbers(self, name: str, count: int, inside: Mapping[str, Any] | None = None) -> list[float]:
+        """Returns `count` positive numbers, of the object `inside` if that is given; ones where there are none."""
+        values = self.get(name, [1.0] * count) if inside is None else inside.get(name)
         if not isinstance(values, list) or len(values) != count:
             raise InvalidInput(f"{name} must be a list of {count} numbers", where=self.where)
         return [self.positive(name, value) for value in values]
@@ -446,19 +453,19 @@ class _Options:
         part_of: int | None = None,
         share: float = 1.0,
         rope: Mapping[str, Any] | None = None,
+        long: bool = False,
     ) -> dict[str, Any]:
         """Returns RoPE's base and scaling, as arguments of blocks; refuses partial RoPE, and scaling of other forms.
 
         As in transformers, `rope_scaling` replaces `rope_parameters`, and the base in it wins over one beside it. Where
         the family turns a part of each head, `part_of` is the head size and `share` the default; where its layers
-        differ, `rope` is what stands for `rope_parameters`.
+        differ, `rope` is what stands for `rope_parameters`. With `long`, the caller reads LongRoPE's numbers.
         """
         rope = (self.object("rope_scaling") or self.object("rope_parameters")) if rope is None else rope
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        scaled = kind in ("linear", "llama3", "yarn")
-        self.refuse(
-            kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have 'linear', 'llama3' and 'yarn'"
-        )
+        kind = _rope_type(rope)
+        scaled = kind in ("linear", "llama3", "yarn") or (long and kind == "longrope")
+        known = "'linear', 'llama3', 'yarn' and, in most types, 'longrope'"
+        self.refuse(kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have {known}")
         self.refuse(any(isinstance(value, dict) for value in rope.values()), _SEVERAL_BASES)
         share = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", share))
         share = min(self.positive("partial_rotary_factor", share), _MOST_SHARE)
@@ -472,6 +479,8 @@ class _Options:
     def _scaling(self, rope: Mapping[str, Any], kind: str) -> dict[str, Any]:
         """Returns `rope_factor`, of "llama3" and "yarn" also `rope_tokens`."""
         length = "original_max_position_embeddings"
+        if kind == "longrope":
+            return {"rope_long": self._original(rope)}
         factor = self.positive("factor", self._factor(rope))
         self.refuse(factor < 1, f"RoPE that is sped up (factor {factor:g})")
         if kind == "linear" or factor <= 1:
@@ -486,6 +495,12 @@ class _Options:
         self.refuse(turns != [1, 4], f"RoPE of type 'llama3' with other factors of low and high frequencies {turns}")
         return tokens
 
+    def _original(self, rope: Mapping[str, Any]) -> int:
+        """Returns the length of a text before its positions are scaled."""
+        length = "original_max_position_embeddings"
+        usual = 4096 if self.get("model_type") == "phi3" else self.get("max_position_embeddings")
+        return self.whole(length, rope.get(length, usual))
+
     def _factor(self, rope: Mapping[str, Any]) -> Any:
         """Returns the factor of scaling; that of YaRN may follow from the lengths."""
         length = rope.get("original_max_position_embeddings")
@@ -494,9 +509,17 @@ class _Options:
         lengths = (self.positive("max_position_embeddings", self.get("max_position_embeddings")), length)
         return lengths[0] / self.positive("original_max_position_embeddings", lengths[1])
 
+    def long_divisors(self, rope: Mapping[str, Any], pairs: int) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+        """Returns LongRoPE's divisors of angles, of short and of long texts, and a factor of what turns of queries."""
+        short, long = (tuple(self.numbers(f"{name}_factor", pairs, rope)) for name in ("short", "long"))
+        length = self.positive("original_max_position_embeddings", self._original(rope))
+        factor = self.positive("factor", rope.get("factor") or self.number("max_position_embeddings", length) / length)
+        usual = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(length)) if length > 1 else 1.0
+        return short, long, self.positive("attention_factor", rope.get("attention_factor") or usual) ** 2
+
     def scores(self, rope: Mapping[str, Any]) -> float:
         """Returns what YaRN multiplies products of queries and keys by; 1 for RoPE of other types."""
-        if rope.get("rope_type", rope.get("type")) != "yarn":
+        if _rope_type(rope) != "yarn":
             return 1.0
         factor = self.positive("factor", self._factor(rope))
         parts = [self.positive(name, rope[name]) for name in ("mscale", "mscale_all_dim") if rope.get(name)]
@@ -703,7 +726,26 @@ class _Stock:
         layout = Layout.of(d_model, vocab, layers, tied=options.tied(self.tied), norms=norms, softcap=softcap)
         eps = EPS if self.centred else options.number("rms_norm_eps", self.eps)
         scores = [ropes[window is not None][1] for window in windows]
-        return _trained(options, layout, tuple(self._names(layout)), eps, self.constants(options), scores)
+        model = _trained(options, layout, tuple(self._names(layout)), eps, self.constants(options), scores)
+        return self._with_divisors(options, model) if layers[0].mixers[0].get("rope_long") else model
+
+    def _with_divisors(self, options: _Options, model: TrainedModel) -> TrainedModel:
+        """Adds LongRoPE's numbers to the factors of a model; what they multiply of scores becomes part of queries."""
+        rope = options.object("rope_scaling") or options.object("rope_parameters")
+        factors = dict(model.factors)
+        for i, layer in enumerate(model.layout.layers):
+            place, block = f"layers.{i}.mixers.0", layer.mixers[0].resolve(model.layout.d_model)
+            turned = turned_numbers(block)
+            short, long, scores = options.long_divisors(rope, turned // 2)
+            factors |= {f"{place}.rope_short.weight": short, f"{place}.rope_long.weight": long}
+            if block.get("qk_norm") or block.get("qkv_bias"):
+                options.refuse(scores != 1, "RoPE of type 'longrope' that scales queries behind a norm or a bias")
+                continue
+            q = f"{place}.q.weight"
+            usual = float(torch.tensor(factors.get(q, 1.0)))
+            head = (usual * scores,) * turned + (usual,) * (block.int("head_dim") - turned)
+            factors[q] = head * block.int("heads")
+        return replace(model, factors=factors)
 
     def _feeding(self, options: _Options, depth: int) -> list[Block]:
         """Returns the feed-forward of each layer."""
@@ -730,7 +772,7 @@ class _Stock:
         part_of = None if self.part is None else head_dim
         if self.local is None:
             rope = options.object("rope_scaling") or options.object("rope_parameters")
-            return options.rope(self.base, part_of=part_of, share=self.part or 1.0), options.scores(rope)
+            return options.rope(self.base, part_of=part_of, share=self.part or 1.0, long=True), options.scores(rope)
         by_type = options.object("rope_parameters")
         options.refuse(
             not all(isinstance(value, dict) for value in by_type.values()),
