@@ -39,6 +39,7 @@ class Attention:
         turned: numbers of a head that RoPE turns, its first ones; 0: all.
         divisors: of the angles of the pairs that turn; (): 1.
         softcap: bound b of scores, which become b tanh(score / b); 0: none.
+        long: tokens beyond which the divisors are rope_long's of the block, and rope_short's below; 0: `divisors`.
         latent: sizes of a token's latent and of its key with positions, where the cache holds these; None: keys and
             values of the block's arguments `kv_heads` and `head_dim`.
     """
@@ -49,6 +50,7 @@ class Attention:
     turned: int = 0
     divisors: tuple[float, ...] = ()
     softcap: float = 0.0
+    long: int = 0
     latent: tuple[int, int] | None = None
 
 
@@ -403,6 +405,7 @@ def _attended(block: Block) -> Attention:
         turned=block.int("rope_dim"),
         divisors=rope_divisors(block),
         softcap=float(block.get("softcap") or 0),
+        long=block.int("rope_long"),
     )
 
 

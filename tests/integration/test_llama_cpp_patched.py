@@ -8,6 +8,7 @@ test_llama_cpp_gate.py; a quantised cache in test_llama_cpp_runner.py.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from nas.measure.runtimes.llama_cpp.binding import evaluate, greedy_tokens
 from nas.measure.runtimes.llama_cpp.gate import compare
 from nas.measure.runtimes.llama_cpp.oracle import Oracle
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.support import PATCHED
+from nas.measure.runtimes.llama_cpp.tensors import tensors
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import (
@@ -268,8 +271,9 @@ def test_runner_measures(patched_build: Build, tmp_path: Path, name: str, kv_typ
     workload = Workload.model_validate({"prompt": 300, "gen": 3, "n_batch": 64, "n_ubatch": 32, "kv_type": kv_type})
     plan = LLAMA_CPP.plan(artifact, patched_build.runner, workload, deadline_s=60)
     sample = LLAMA_CPP.parse(run_plan(plan, patched_build.folder, {"model": path}))
-    biases = sum(ffn.int("experts") for layer in layout.layers if (ffn := layer.ffn) and ffn.kind == "moe")
-    assert sample.info["model_params"] == layout.params.total + biases
+    buffers = ("exp_probs_b.bias", "rope_freqs.weight", "rope_freqs_long.weight")
+    extra = sum(math.prod(tensor.shape) for tensor in tensors(layout, PATCHED) if tensor.name.endswith(buffers))
+    assert sample.info["model_params"] == layout.params.total + extra
 
 
 def test_patched_build_is_found_again(patched_build: Build) -> None:
