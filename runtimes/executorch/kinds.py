@@ -186,7 +186,7 @@ def _mla(block: Block, d_model: int) -> Program:
 
 def _mamba2(block: Block, d_model: int) -> Program:
     names = ("state", "heads", "expand", "conv", "groups")
-    own = (("inner", block.int("inner")),) if block.int("inner") else ()
+    narrower = (("inner", block.int("inner")),) if block.int("inner") else ()
     inner, mixed, heads = mamba2.inner_width(block, d_model), mamba2.convolved(block, d_model), block.int("heads")
     source = "mixers.{j}.in_proj.weight"
     constants = (
@@ -199,12 +199,16 @@ def _mamba2(block: Block, d_model: int) -> Program:
         Constant("dt_bias", (heads,), "bias", "mixers.{j}.dt_bias"),
         Constant("decay", (heads,), "decay", "mixers.{j}.A_log"),
         Constant("skip", (heads, 1), "norm", "mixers.{j}.D"),
-        *(norm_constants("out_norm", inner, "mixers.{j}.norm.weight", block.int("groups")) if block.get("norm") else ()),
+        *(
+            norm_constants("out_norm", inner, "mixers.{j}.norm.weight", block.int("groups"))
+            if block.get("norm")
+            else ()
+        ),
         Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
     )
     memory = (block.int("groups"), block.int("state"), inner // block.int("groups"))
     states = (*_window(block, mixed), memory)
-    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names), *own)
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names), *narrower)
     return Program("mamba2", f"{MODULES}:Mamba2", sizes, constants, states)
 
 

@@ -335,8 +335,8 @@ def _gdn_parts(block: Block, width: int) -> Iterator[Part]:
 
 
 def _gdn_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
-    own = [[float(block.get("norm_eps") or 0) for block in of_kind(blocks, "gdn")] for blocks in layers]
-    add_used(writer, "linear_attention.norm_epsilon", [sum(eps for eps in layer if eps != 1e-5) for layer in own])
+    epsilons = [[float(block.get("norm_eps") or 0) for block in of_kind(blocks, "gdn")] for blocks in layers]
+    add_used(writer, "linear_attention.norm_epsilon", [sum(eps for eps in layer if eps != 1e-5) for layer in epsilons])
 
 
 GDN = GgufKind(

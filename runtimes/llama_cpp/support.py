@@ -105,7 +105,9 @@ def _block_rules(layout: Layout) -> Iterable[str]:
     blocks = [*mixers(layout), *feed_forwards(layout)]
     yield from one_rope_base("attention", of_kind(blocks, "gqa", "mla"))
     long = [block for block in of_kind(blocks, *ATTENTION) if block.int("rope_long")]
-    yield from one_per_model("length of a long text (rope_long)", long, lambda block: block.int("rope_long"), "llama.cpp")
+    yield from one_per_model(
+        "length of a long text (rope_long)", long, lambda block: block.int("rope_long"), "llama.cpp"
+    )
     yield from one_per_model("bound of scores", of_kind(blocks, *CACHED), score_bound, "llama.cpp")
     for name in KINDS:
         if of_name := of_kind(blocks, name):

@@ -37,7 +37,6 @@ from nas.testing.planted_faults import (
     PLANTED_LATENT,
     PLANTED_LFM3,
     PLANTED_MLSTM,
-    PLANTED_MOE,
     PLANTED_SHARES,
     PLANTS,
     Fault,

@@ -40,7 +40,7 @@ HEAD_ARGS = (
     Arg(
         "rope_long",
         int,
-        "tokens up to which RoPE's angles are divided by one set of numbers, and beyond which by another; both come with"
+        "tokens up to which RoPE's angles are divided by one set of numbers, beyond them by another; both come with"
         " the weights, as in LongRoPE; 0: none",
         default=0,
         low=0,

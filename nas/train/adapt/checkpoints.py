@@ -63,6 +63,8 @@ _INTO_RESIDUAL = ("o.weight", "out.weight", "down.weight")
 """Projections into the residual stream."""
 WITH_TOWERS = ("lfm2_vl", "hilnas_vl")
 """Types of models that consist of a language model and towers: transformers' class, and ours for other layouts."""
+_TEXT_TYPES = {"qwen3_5": "qwen3_5_text"}
+"""Other types with an encoder of images, which is left out -> type of their language model."""
 LANGUAGE_MODEL = "model.language_model."
 """Prefix of the language model's tensors there, but for those of an output head."""
 _FROM_ROTARY = "rotary_emb.inv_freq"
@@ -83,12 +85,14 @@ class TrainedModel:
         names: tensors of the files, and what ours they hold; none: they have our names. One without a name of theirs
             holds ones.
         factors: our tensor -> what it is multiplied by; those left out are as in the file.
+        left_out: what the model has besides.
     """
 
     layout: Layout
     family: str
     names: tuple[TensorName, ...] = ()
     factors: Mapping[str, Factor] = field(default_factory=dict)
+    left_out: str = ""
 
 
 def read_model(source: Path) -> TrainedModel:
@@ -123,7 +127,7 @@ def _read(source: _Source) -> TrainedModel:
         model = None
     if options.missing or model is None:
         raise Unsupported(f"no layout says this {kind} model; missing: {'; '.join(options.missing)}", where=where)
-    return model
+    return replace(model, left_out=source.left_out)
 
 
 def import_model(source: Path, output: Path) -> TrainedModel:
@@ -176,6 +180,11 @@ class _Source(Protocol):
         ...
 
     @property
+    def left_out(self) -> str:
+        """What is not read of it."""
+        ...
+
+    @property
     def rope_dim(self) -> int:
         """Numbers of a head that RoPE turns, where the file says that apart from its configuration; 0: it does not."""
         ...
@@ -209,11 +218,14 @@ class _Folder:
         if not (folder / "config.json").is_file():
             raise InvalidInput("no such file: name a folder of transformers, with config.json", where=self.where)
         self.config: Mapping[str, Any] = read_json(folder / "config.json", _CONFIG_BYTES)
-        self._inside = ""
-        if self.config.get("model_type") in WITH_TOWERS:
-            tied = self.config.get("tie_embedding", self.config.get("tie_word_embeddings", True))
+        self._inside = self.left_out = ""
+        kind = self.config.get("model_type")
+        if kind in WITH_TOWERS or kind in _TEXT_TYPES:
+            tied = self.config.get("tie_embedding", self.config.get("tie_word_embeddings", kind in WITH_TOWERS))
             self._inside, text = LANGUAGE_MODEL, self.config.get("text_config")
-            self.config = {**(text if isinstance(text, dict) else {}), "tie_word_embeddings": tied}
+            named = {"model_type": _TEXT_TYPES[kind]} if kind in _TEXT_TYPES else {}
+            self.config = {**named, **(text if isinstance(text, dict) else {}), "tie_word_embeddings": tied}
+            self.left_out = "the encoder of images"
 
     def tensors(self) -> _Tensors:
         return _Tensors(self._folder, self._inside)
@@ -464,8 +476,8 @@ class _Options:
         rope = (self.object("rope_scaling") or self.object("rope_parameters")) if rope is None else rope
         kind = _rope_type(rope)
         scaled = kind in ("linear", "llama3", "yarn") or (long and kind == "longrope")
-        known = "'linear', 'llama3', 'yarn' and, in most types, 'longrope'"
-        self.refuse(kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have {known}")
+        types = "'linear', 'llama3', 'yarn' and, in most types, 'longrope'"
+        self.refuse(kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have {types}")
         self.refuse(any(isinstance(value, dict) for value in rope.values()), _SEVERAL_BASES)
         share = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", share))
         share = min(self.positive("partial_rotary_factor", share), _MOST_SHARE)
@@ -1035,7 +1047,9 @@ def _falcon_h1(options: _Options) -> TrainedModel:
     options.refuse(not options.flag("mamba_conv_bias", True), "Mamba-2 without bias in its convolution")
     _unlimited(options)
     eps, normed = options.number("rms_norm_eps", EPS), options.flag("mamba_rms_norm")
-    options.refuse(normed and options.flag("mamba_norm_before_gate", True), "Mamba-2 with its norm in front of the gate")
+    options.refuse(
+        normed and options.flag("mamba_norm_before_gate", True), "Mamba-2 with its norm in front of the gate"
+    )
     options.refuse(normed and eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
     mamba = Block.of(
         "mamba2",
@@ -1049,7 +1063,9 @@ def _falcon_h1(options: _Options) -> TrainedModel:
     attention = Block.of("gqa", **_attention(options, d_model, qk_norm=False), **options.rope())
     ffn = Block.of("swiglu", width=options.whole("intermediate_size", 14336))
     layout = Layout.of(d_model, vocab, [Layer((mamba, attention), ffn)] * depth, tied=options.tied(False))
-    constants = _Constants(options.number("embedding_multiplier", 1.0), logits=1 / options.number("lm_head_multiplier", 1.0))
+    constants = _Constants(
+        options.number("embedding_multiplier", 1.0), logits=1 / options.number("lm_head_multiplier", 1.0)
+    )
     model = _trained(options, layout, tuple(_falcon_h1_names(layout)), eps, constants)
     factors = dict(model.factors)
     for i in range(depth):
@@ -1533,6 +1549,7 @@ FAMILIES: dict[str, Callable[[_Options], TrainedModel]] = {
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2,
     "lfm3": _lfm3,
+    "qwen3_5": _qwen3_5,
     "qwen3_5_text": _qwen3_5,
     "hilnas": _own,
 }

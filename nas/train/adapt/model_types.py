@@ -107,7 +107,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "qwen2": ModelType("Qwen2.5 0.5B"),
     "qwen2_moe": ModelType("Qwen1.5-MoE A2.7B"),
     "qwen3": ModelType("Qwen3 0.6B"),
-    "qwen3_5": ModelType("Qwen3.5 0.8B", ("images",)),
+    "qwen3_5": ModelType("Qwen3.5 0.8B"),
     "qwen3_5_text": ModelType("Qwen3.5 0.8B, its text part"),
     "qwen3_moe": ModelType("Qwen3 30B-A3B"),
     "recurrent_gemma": ModelType("RecurrentGemma 2B", ("gated linear recurrences (RG-LRU)",)),
