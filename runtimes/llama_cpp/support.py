@@ -119,9 +119,15 @@ def _stock_architecture(layout: Layout) -> str | None:
     if of_kind(mixers(layout), "conv"):
         return "lfm2moe" if of_kind(feed_forwards(layout), "moe") else "lfm2"
     attention, dense = of_kind(mixers(layout), *ATTENTION), of_kind(feed_forwards(layout), *_DENSE)
-    return _FORMS.get((dense[0].kind, layout.norms, _qk_norm(attention[0]), _biased(attention))) if dense else None
+    if not dense:
+        return None
+    arch = _FORMS.get((dense[0].kind, layout.norms, _qk_norm(attention[0]), _biased(attention)))
+    longer = any(block.int("rope_dim") or block.int("rope_long") for block in attention)
+    return PHI3 if arch == "llama" and longer else arch
 
 
+PHI3 = "phi3"
+"""That of Llama's form with RoPE on a part of a head, or with two sets of divisors of its angles."""
 _DENSE = ("swiglu", "relu2", "geglu")
 _FORMS = {
     ("swiglu", "before", "no", False): "llama",
@@ -143,7 +149,7 @@ PAIRED = ("llama", "arcee")
 """Those whose RoPE turns neighbouring numbers."""
 FACTORED = ("llama", "arcee", "exaone4")
 """Those that read factors of RoPE's frequencies from the file."""
-_WHOLE = ("qwen2", "exaone4", "olmo2")
+_WHOLE = ("qwen2", "exaone4", "olmo2", PHI3)
 """Those whose heads make up the width."""
 _OTHER_SCALE = {"gemma2": 46, "gemma3": 62}
 """Depth at which the loader takes a model for the one of 27B, whose scores are scaled otherwise."""
@@ -179,8 +185,6 @@ def _stock_reasons(layout: Layout) -> Iterable[str]:
         yield "no attention layer: lfm2 needs at least one (llama_decode aborts without)"
     if any(block.get("gate") for block in attention):
         yield "gates on heads: stock architectures have none"
-    if any(block.int("rope_long") for block in attention):
-        yield "RoPE's divisors that come with the weights (rope_long): stock files are written without"
     yield from _attention_rules(attention, None if convs or not attention else _stock_architecture(layout))
     yield from (_lfm2_rules(layout, attention, convs) if convs else _attention_only_rules(layout, attention))
     yield from _ffn_rules(layout)
@@ -201,6 +205,9 @@ def _attention_rules(attention: list[Block], arch: str | None) -> Iterable[str]:
         yield from one_per_model("scaling of RoPE (rope_tokens)", blocks, lambda block: block.get("rope_tokens"))
         yield from one_per_model("scaling of RoPE (rope_yarn)", blocks, lambda block: block.get("rope_yarn"))
     yield from one_per_model("part of a head that RoPE turns", attention, lambda block: block.int("rope_dim"))
+    yield from one_per_model("length of a long text (rope_long)", attention, lambda block: block.int("rope_long"))
+    if arch != PHI3 and any(block.int("rope_long") for block in attention):
+        yield "divisors of RoPE's angles that come with the weights (rope_long): phi3 alone has them"
     if any(block.kind == "swa" and block.get("sink") for block in attention):
         yield "attention sinks: lfm2 has none"
     if any(block.int("canon") for block in attention):
@@ -234,8 +241,8 @@ def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[st
     yield from one_per_model(
         "key-value head count (without convolutions)", attention, lambda block: block.int("kv_heads")
     )
-    if any(block.int("rope_dim") for block in attention):
-        yield "RoPE on a part of a head (rope_dim) without convolutions: qwen3, qwen2 and llama turn whole heads"
+    if any(block.int("rope_dim") for block in attention) and _stock_architecture(layout) != PHI3:
+        yield "RoPE on a part of a head (rope_dim) without convolutions, with QK-norm or biases: phi3 has neither"
     if of_kind(feed_forwards(layout), "moe"):
         yield "experts without a convolution layer: lfm2moe needs at least one"
     dense = of_kind(feed_forwards(layout), *_DENSE)

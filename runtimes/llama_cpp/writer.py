@@ -116,7 +116,7 @@ def write_gguf(
             return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
         with CheckpointFile(weights.verified()) if isinstance(weights, Checkpoint) else nullcontext(weights) as state:
             contents = CheckpointTensors(state)
-            contents.check(tensor for tensor, _ in stored)
+            contents.check([tensor for tensor, _ in stored])
             return Written(hashed(_trained(header, layout, arch, stored, contents), partial))
 
 
@@ -214,6 +214,8 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
         writer.add_rope_scaling_factor(factor)
     if part := attention.int("rope_dim"):
         writer.add_rope_dimension_count(part)
+    if tokens := attention.int("rope_long"):
+        writer.add_rope_scaling_orig_ctx_len(tokens)
     writer.add_head_count(attention.int("heads"))
     if convs:
         writer.add_shortconv_l_cache(convs[0].int("kernel"))

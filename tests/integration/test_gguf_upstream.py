@@ -42,6 +42,7 @@ SAID_BY_GGUF = {
     "qwen2-moe": {"mlp_only_layers": []},
     "qwen3-moe": {"decoder_sparse_step": 1},
     "phi3-longrope": {"rms_norm_eps": 1e-5},
+    "phi3-partial": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.75},
 }
 """Settings that these architectures of llama.cpp fix, in place of those of the other tests; norms of 1e-5, as ours."""
 TYPES = (
@@ -138,7 +139,7 @@ def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -
     assert tokenizer.chat_templates == original.chat_templates and tokenizer.ends == original.ends
 
 
-@pytest.mark.parametrize("name", ("llama", "llama-scaled", "qwen2", "qwen3", "qwen3-linear", "lfm2"))
+@pytest.mark.parametrize("name", ("llama", "llama-scaled", "qwen2", "qwen3", "qwen3-linear", "lfm2", "phi3-partial"))
 def test_our_files_equal_those_of_the_converter(name: str, converter: Path, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
     convert(converter, folder, tmp_path / "theirs.gguf", pre="qwen2")

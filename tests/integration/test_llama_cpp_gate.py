@@ -28,6 +28,7 @@ from nas.testing.planted_faults import (
     GEMMA_3_FAULTS,
     GEMMA_FAULTS,
     LINEAR_FAULTS,
+    LONG_FAULTS,
     MOE_FAULTS,
     PARTIAL_FAULTS,
     PLANTED_BEHIND,
@@ -35,6 +36,7 @@ from nas.testing.planted_faults import (
     PLANTED_GEMMA,
     PLANTED_GEMMA_3,
     PLANTED_LINEAR,
+    PLANTED_LONG,
     PLANTED_MOE,
     PLANTED_PARTIAL,
     PLANTED_SCALING,
@@ -128,6 +130,13 @@ class TestGemma3Gate(TestStockGate):
 class TestNormsBehindGate(TestStockGate):
     layout = PLANTED_BEHIND
     faults = BEHIND_FAULTS
+
+
+class TestLongPositionsGate(TestStockGate):
+    """As Phi-4-mini: divisors of angles that come with the weights, projections of one input in one tensor."""
+
+    layout = PLANTED_LONG
+    faults = LONG_FAULTS
 
 
 class TestPartialPositionsGate(TestStockGate):

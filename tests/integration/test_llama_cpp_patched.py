@@ -88,6 +88,7 @@ ALONE = {
         "d256 v512 norms=both softcap=4 ffn=geglu:512"
         " [C3+swiglu:352 W4/2@8(rope_dim=16,rope_factor=4,softcap=3) A8/4(qk_norm_wide=1,softcap=3)]"
     ),
+    "long positions": "d256 v512 ffn=swiglu:512 [C3 A4/2(rope_long=64) W4/2@8(rope_dim=32,rope_long=64)]",
     "experts of Qwen2-MoE": PLANTED_SHARES.format(),
 }
 MIXED = {
