@@ -340,10 +340,7 @@ class GgufModel(TheirTensors):
     def _rope(self, keys: _Keys) -> dict[str, Any]:
         base = keys("rope.freq_base")
         rope = {"rope_type": "default", "rope_theta": 10000.0 if base is None else base}
-        if (kind := keys("rope.scaling.type")) not in (None, "none"):
-            length = keys("rope.scaling.original_context_length")
-            scaling = {"rope_type": kind, "factor": keys("rope.scaling.factor")}
-            return rope | scaling | ({"original_max_position_embeddings": length} if kind == "yarn" else {})
+        kind = keys("rope.scaling.type")
         if _FACTORS[0] in self._file.tensors and _FACTORS[1] in self._file.tensors:
             factor = keys("rope.scaling.attn_factor")
             return rope | {
@@ -353,6 +350,10 @@ class GgufModel(TheirTensors):
                 "short_factor": self._file.values(_FACTORS[0]).tolist(),
                 "long_factor": self._file.values(_FACTORS[1]).tolist(),
             }
+        if kind not in (None, "none"):
+            length = keys("rope.scaling.original_context_length")
+            scaling = {"rope_type": kind, "factor": keys("rope.scaling.factor")}
+            return rope | scaling | ({"original_max_position_embeddings": length} if kind == "yarn" else {})
         if _FREQUENCIES not in self._file.tensors:
             return rope
         return rope | _llama3(self._file.values(_FREQUENCIES), float(rope["rope_theta"]), self.where)
