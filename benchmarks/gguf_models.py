@@ -4,8 +4,9 @@
 
 SmolLM2-135M-Instruct, published as Q4_1, is fetched into the cache, imported, and written as F32, F16, Q8_0 and Q4_0.
 The F32 file's logits in llama.cpp are compared with PyTorch's, and bits per byte of each file with the published one's,
-on 100 kB of Python's documentation. Each file answers the same questions in `nas chat`, greedily. Chat templates are those that llama.cpp's source keeps of published models
-rendered here and by transformers. What was computed is kept in benchmarks/recorded/gguf-models.json, and not repeated.
+on 100 kB of Python's documentation. Each file answers the same questions in `nas chat`, greedily. Chat templates are
+those that llama.cpp's source keeps of published models rendered here and by transformers. What was computed is kept in
+benchmarks/recorded/gguf-models.json, and not repeated.
 """
 
 from __future__ import annotations

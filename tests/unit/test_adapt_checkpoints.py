@@ -108,7 +108,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "phi3", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_attention_heads": 2,
         "original_max_position_embeddings": 512,
         "rope_scaling": {
-            "type": "su", "short_factor": [1.0 + i for i in range(16)], "long_factor": [32.0] * 16, "factor": 4.0,
+            "type": "longrope", "short_factor": [1.0 + i for i in range(16)], "long_factor": [32.0] * 16, "factor": 4.0,
         },
     },
     "granite-hybrid": {
