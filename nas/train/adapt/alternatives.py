@@ -97,7 +97,8 @@ def _mixers(trained: Block, d_model: int, window: int, further: Sequence[Block])
     yield Block.of("swa", **{**shared, "window": window, "sink": 1})
     rope = size // 4 * 2
     latent = (kv * size - rope) // _STEP * _STEP
-    plain = full.get("rope_factor") == 1 and not full.int("rope_dim")  # latent attention has RoPE's base alone
+    # Latent attention has RoPE's base alone.
+    plain = full.get("rope_factor") == 1 and not (full.int("rope_dim") or full.int("rope_long"))
     if trained.kind == "gqa" and rope and latent and plain:  # of a window, latents of all tokens would be kept
         theta = float(full.get("rope_theta") or 0.0)
         yield Block.of(
