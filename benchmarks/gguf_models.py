@@ -4,8 +4,9 @@
 
 SmolLM2-135M-Instruct, published as Q4_1, is fetched into the cache, imported, and written as F32, F16, Q8_0 and Q4_0.
 The F32 file's logits in llama.cpp are compared with PyTorch's, and bits per byte of each file with the published one's,
-on 100 kB of Python's documentation. Chat templates are those that llama.cpp's source keeps of published models
-rendered here and by transformers. What was computed is kept in benchmarks/recorded/gguf-models.json, and not repeated.
+on 100 kB of Python's documentation. Each file answers the same questions in `nas chat`, greedily. Chat templates are
+those that llama.cpp's source keeps of published models rendered here and by transformers. What was computed is kept in
+benchmarks/recorded/gguf-models.json, and not repeated.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import pydoc_data.topics
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -53,6 +55,8 @@ MESSAGES = [
     {"role": "user", "content": "And\ntwice that?"},
 ]
 DATE = "2025-01-01"
+QUESTIONS = ("What is the capital of France?", "Name three colours.", "Why is the sky blue? Answer in one sentence.")
+ANSWER_TOKENS = 48
 
 
 def main() -> None:
@@ -80,19 +84,34 @@ def results(folder: Path, record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     vocabulary = found.tokenizer.vocabulary(layout.vocab)
     texts, build, threads = [text()], LLAMA_CPP.find_build(), len(os.sched_getaffinity(0))
     for name in TYPES:
-        if name in record:
+        if name in record and name in record.get("answers", {}):
             continue
         path = folder / f"{name}.gguf"
         LLAMA_CPP.export_trained(layout, name, checkpoint, path, "SmolLM2-135M-Instruct", vocabulary, found.context)
-        if name == "f32":
+        if name == "f32" and "logits" not in record:
             ids = found.tokenizer.tokenizer.encode(texts[0][:4096]).ids[:TOKENS]
             theirs = evaluate(build, path, ids, [TOKENS], folder).logits
             yield "logits", difference(layout, weights, ids, theirs)
-        yield name, {"bytes": path.stat().st_size, "bits_per_byte": bits_per_byte(build, path, texts, threads)}
+        if name not in record:
+            yield name, {"bytes": path.stat().st_size, "bits_per_byte": bits_per_byte(build, path, texts, threads)}
+        yield "answers", record.get("answers", {}) | {name: answers(path)}
         path.unlink()
     if "q4_1" not in record:
         bits = bits_per_byte(build, published, texts, threads)
         yield "q4_1", {"bytes": published.stat().st_size, "bits_per_byte": bits}
+    if "q4_1" not in record["answers"]:
+        yield "answers", record["answers"] | {"q4_1": answers(published)}
+
+
+def answers(model: Path) -> list[str]:
+    """Returns what `nas chat` prints to each of `QUESTIONS`, in a conversation of its own."""
+    options = ("--temperature", "0", "--tokens", str(ANSWER_TOKENS))
+    argv = [sys.executable, "-m", "nas.cli", "chat", str(model), *options]
+    texts = []
+    for question in QUESTIONS:
+        done = subprocess.run(argv, input=f"{question}\n", capture_output=True, text=True, check=True, timeout=900)
+        texts.append(" ".join(done.stdout.split()).replace("|", "\\|"))
+    return texts
 
 
 def text() -> str:
@@ -171,6 +190,13 @@ def write_page(page: Path, record: dict[str, Any]) -> None:
         " tokens are the same.\n"
     )
     fill(page, "smollm2", text)
+    before, after = record["answers"]["q4_1"], {name: record["answers"][name] for name in TYPES}
+    rows = [
+        (question, answer, ", ".join(name.upper() for name in TYPES if after[name][i] == answer) or "none")
+        for i, (question, answer) in enumerate(zip(QUESTIONS, before, strict=True))
+    ]
+    text = table(("question", "answer of the published file", "files with the same answer"), rows)
+    fill(page, "answers", text)
     same = sum(outcome == "same" for outcome in outcomes.values())
     others = [(name, outcome) for name, outcome in outcomes.items() if outcome != "same"]
     text = f"{same} of {len(outcomes)} templates give the same text.\n"

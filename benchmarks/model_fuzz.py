@@ -94,6 +94,17 @@ _QWEN_MOE: Mapping[str, Any] = {
     "decoder_sparse_step": 1,
 }
 _GLM: Mapping[str, Any] = _LLAMA | {"attention_bias": True, "partial_rotary_factor": 0.5}
+_QWEN_3_5: Mapping[str, Any] = {
+    **_LLAMA,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.25,
+}
+_LONG: Mapping[str, Any] = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "arcee": _LLAMA | {"hidden_act": "relu2", "rope_scaling": _TYPES["rope_scaling"], "max_position_embeddings": 512},
@@ -130,21 +141,13 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "mistral": _LLAMA | {"sliding_window": 4},
     "mixtral": _EXPERTS | {"num_local_experts": 4, "sliding_window": None},
     "olmoe": _EXPERTS | {"num_experts": 4, "norm_topk_prob": False, "clip_qkv": None},
-    "phi3": _LLAMA | {"partial_rotary_factor": 1.0, "original_max_position_embeddings": 128},
+    "phi3": _LLAMA | {"partial_rotary_factor": 1.0, "original_max_position_embeddings": 128, "rope_scaling": _LONG},
     "qwen2": _LLAMA | _SWITCH,
     "qwen2_moe": _QWEN_MOE | {"shared_expert_intermediate_size": 64, "qkv_bias": True},
     "qwen3": _LLAMA | _SWITCH,
     "qwen3_moe": _QWEN_MOE,
-    "qwen3_5_text": _LLAMA
-    | {
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "linear_conv_kernel_dim": 4,
-        "partial_rotary_factor": 0.25,
-    },
+    "qwen3_5": {"text_config": _QWEN_3_5, "tie_word_embeddings": True},
+    "qwen3_5_text": _QWEN_3_5,
     "smollm3": _LLAMA | _SWITCH | {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
     "granitemoehybrid": {
         **_COMMON,
@@ -177,6 +180,22 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "hidden_act": "silu",
         "time_step_limit": [0.0, "Infinity"],
         "tie_word_embeddings": True,
+    },
+    "falcon_h1": _LLAMA
+    | {
+        "mamba_d_ssm": 96,
+        "mamba_n_heads": 6,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_rms_norm": False,
+        "time_step_limit": [0.0, {"__float__": "Infinity"}],
+        "ssm_multipliers": [0.5] * 5,
+        "mlp_multipliers": [0.5, 0.5],
+        "key_multiplier": 0.5,
+        "ssm_in_multiplier": 0.5,
+        "lm_head_multiplier": 0.5,
     },
     "nemotron_h": {
         **_COMMON,

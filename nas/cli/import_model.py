@@ -46,7 +46,8 @@ def command(
     if json:
         counts = {"parameters": layout.params.total, "active_parameters": layout.params.active}
         names = {"tokenizer": folder and str(folder), "tokenizer_reason": None if folder else tokenizer}
-        print_json({"file": str(output), **names, "family": model.family, "layout": layout.format(), **counts})
+        rest = {"left_out": model.left_out or None}
+        print_json({"file": str(output), **names, "family": model.family, "layout": layout.format(), **counts, **rest})
         return
     print_fields(
         (
@@ -55,6 +56,7 @@ def command(
             ("layout", layout),
             ("weights", f"{layout.params.total:,} ({show_count(layout.params.total)})"),
             ("tokenizer", folder or f"none: {tokenizer}"),
+            *((("left out", model.left_out),) if model.left_out else ()),
         )
     )
     if isinstance(tokenizer, FoundTokenizer):

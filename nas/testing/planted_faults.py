@@ -71,6 +71,8 @@ def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint
             weight.add_(2 * drawn - 1)
         elif name.endswith("sinks.weight"):  # against the scores of a whole window
             weight.add_(2 * drawn + 1)
+        elif ".rope_" in name:
+            weight.add_(4 * drawn)
         elif name.endswith("A_log"):  # slower decays: an earlier text is still remembered behind the prompt
             weight.sub_(2)
         elif name.endswith("ffn.bias.weight"):  # added to scores between 0 and 1
@@ -146,6 +148,15 @@ PLANTED_QWEN = Layout.parse(
     "d256 v512 ffn=swiglu:512 [D8/4(norm_eps=0.01) A8/4(gate=1,gate_wide=1,rope_dim=8,rope_factor=4)]"
 )
 """A layout for `QWEN_FAULTS`."""
+PLANTED_LONG = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_dim=32,rope_long=64)*2]")
+"""A layout for `LONG_FAULTS`."""
+PLANTED_FALCON = Layout.parse("d256 v512 ffn=swiglu:512 [M16(heads=6,inner=192,norm=0)&A8/4(qk_norm=0)]")
+"""A layout for `FALCON_FAULTS`."""
+PLANTED_BESIDE = Layout.parse(
+    "d256 v512 norms=behind softcap=3 ffn=geglu:512"
+    " [C3 A8/4(qk_norm_wide=1,qkv_bias=1,rope_factor=8,rope_tokens=32,softcap=2)*2]"
+)
+"""A layout for `BESIDE_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -452,6 +463,27 @@ LFM3_FAULTS = (
     Fault("convolution shifted by one", _roll("conv.weight", 1, dim=1)),
 )
 """For layouts like `PLANTED_LFM3`: gates on heads, norms on both sides, RoPE on half a head."""
+BESIDE_FAULTS = (
+    Fault("SiLU in place of GELU", layout=("geglu", "swiglu")),
+    Fault("scores unbounded", layout=(",softcap=2)", ",softcap=1000000)")),
+    Fault("logits unbounded", layout=(" softcap=3", " softcap=1000000")),
+    Fault("all pairs slowed", layout=(",rope_tokens=32", "")),
+    Fault("QK-norm one head at a time", layout=("qk_norm_wide=1", "qk_norm=1")),
+    Fault("biases of keys of other heads", _roll(".k.bias", _HEAD)),
+    Fault("norms behind left out", _fill("out_norm.weight", 1.0)),
+)
+"""For layouts like `PLANTED_BESIDE`: arguments of attention and of the model next to a convolution."""
+LONG_FAULTS = (
+    Fault("divisors of short texts", layout=("rope_long=64", "rope_long=65536")),
+    Fault("divisors of other pairs", _roll("rope_long.weight", 1)),
+)
+"""For layouts like `PLANTED_LONG`: RoPE's angles divided by numbers of the file, in texts beyond a length by others."""
+FALCON_FAULTS = (
+    Fault("attention missing", layout=("&A8/4(qk_norm=0)", "")),
+    Fault("a norm behind the gate", layout=(",norm=0", "")),
+    Fault("skip missing", _fill(".D", 0.0)),
+)
+"""For layouts like `PLANTED_FALCON`: Mamba-2 beside attention, narrower than the model and without a norm."""
 QWEN_FAULTS = (
     Fault("gates of other numbers", _roll("gate.weight", 1)),
     Fault("another epsilon", layout=("norm_eps=0.01", "norm_eps=0.0001")),
@@ -494,5 +526,8 @@ PLANTS = (
     (PLANTED_QWEN, QWEN_FAULTS),
     (PLANTED_SOFTMAX, SOFTMAX_FAULTS),
     (PLANTED_SHARES, SHARE_FAULTS),
+    (PLANTED_BESIDE, BESIDE_FAULTS),
+    (PLANTED_LONG, LONG_FAULTS),
+    (PLANTED_FALCON, FALCON_FAULTS),
 )
 """Every layout with its faults."""

@@ -15,6 +15,8 @@ The header is text, a record a line; offsets count from the first multiple of 64
     mixer METHOD PARALLEL                               x, residual, states -> x, states
     rope TURNED [DIVISOR ...]                           of the next attention: the numbers of a head that turn, 0: all,
                                                         and what the angles of their pairs are divided by
+    longrope TURNED TOKENS OFFSET OFFSET                the same with divisors in sections, of contexts of up to TOKENS
+                                                        and of longer ones
     softcap BOUND                                       of the next attention's scores, or of the logits
     attention METHOD PARALLEL CACHE THETA SINKS         the same, its kernel reads CACHE; SINKS: offset or -
     ffn METHOD                                          x -> x

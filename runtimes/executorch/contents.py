@@ -157,8 +157,8 @@ class RandomContents:
         return (self._floats(constant, name, sizes[0]),)
 
     def vector(self, tensor: str, length: int) -> Fill:
-        """Returns zeros: sinks and expert biases start there."""
-        return _same(4 * length, 0.0)
+        """Returns zeros, where sinks and expert biases start, or ones, where RoPE's divisors do."""
+        return _same(4 * length, 1.0 if "rope_" in tensor else 0.0)
 
     def embedding(self, vocab: int, d_model: int) -> tuple[Fill, Fill]:
         return self._tile("embedding", _QUANTA, vocab * d_model), _same(4 * vocab, _INT8_SCALE)

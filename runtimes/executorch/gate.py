@@ -127,7 +127,7 @@ class Oracle:
                     if constant.role != "fill":
                         self._fill(method, constant, contents.trained(method, constant))
             for name, tensor in self._state.items():
-                if name.endswith(("sinks.weight", "ffn.bias.weight")):
+                if name.endswith(("sinks.weight", "ffn.bias.weight", "rope_short.weight", "rope_long.weight")):
                     tensor.copy_(_floats(contents.vector(name, len(tensor))))
             rows, scales = quantise_rows(contents.table(layout.vocab, layout.d_model))
             self._state["embed.weight"].copy_(torch.from_numpy(rows.astype(np.float32) * scales[:, None]))

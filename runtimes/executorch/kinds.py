@@ -39,6 +39,7 @@ class Attention:
         turned: numbers of a head that RoPE turns, its first ones; 0: all.
         divisors: of the angles of the pairs that turn; (): 1.
         softcap: bound b of scores, which become b tanh(score / b); 0: none.
+        long: tokens beyond which the divisors are rope_long's of the block, and rope_short's below; 0: `divisors`.
         latent: sizes of a token's latent and of its key with positions, where the cache holds these; None: keys and
             values of the block's arguments `kv_heads` and `head_dim`.
     """
@@ -49,6 +50,7 @@ class Attention:
     turned: int = 0
     divisors: tuple[float, ...] = ()
     softcap: float = 0.0
+    long: int = 0
     latent: tuple[int, int] | None = None
 
 
@@ -184,7 +186,8 @@ def _mla(block: Block, d_model: int) -> Program:
 
 def _mamba2(block: Block, d_model: int) -> Program:
     names = ("state", "heads", "expand", "conv", "groups")
-    inner, mixed, heads = block.int("expand") * d_model, mamba2.convolved(block, d_model), block.int("heads")
+    narrower = (("inner", block.int("inner")),) if block.int("inner") else ()
+    inner, mixed, heads = mamba2.inner_width(block, d_model), mamba2.convolved(block, d_model), block.int("heads")
     source = "mixers.{j}.in_proj.weight"
     constants = (
         *norm_constants("norm", d_model, "mixer_norm.weight"),
@@ -196,12 +199,16 @@ def _mamba2(block: Block, d_model: int) -> Program:
         Constant("dt_bias", (heads,), "bias", "mixers.{j}.dt_bias"),
         Constant("decay", (heads,), "decay", "mixers.{j}.A_log"),
         Constant("skip", (heads, 1), "norm", "mixers.{j}.D"),
-        *norm_constants("out_norm", inner, "mixers.{j}.norm.weight", block.int("groups")),
+        *(
+            norm_constants("out_norm", inner, "mixers.{j}.norm.weight", block.int("groups"))
+            if block.get("norm")
+            else ()
+        ),
         Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
     )
     memory = (block.int("groups"), block.int("state"), inner // block.int("groups"))
     states = (*_window(block, mixed), memory)
-    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names), *narrower)
     return Program("mamba2", f"{MODULES}:Mamba2", sizes, constants, states)
 
 
@@ -402,6 +409,7 @@ def _attended(block: Block) -> Attention:
         turned=block.int("rope_dim"),
         divisors=rope_divisors(block),
         softcap=float(block.get("softcap") or 0),
+        long=block.int("rope_long"),
     )
 
 

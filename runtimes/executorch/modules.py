@@ -289,7 +289,9 @@ class Mamba2(ProgramModule):
         super().__init__(program)
         # One more than a chunk: cut from all of itself, a constant would make a special case of the longest chunk.
         self.register_buffer("until_now", torch.ones(CHUNK + 1, CHUNK + 1).tril())
-        self.inner = program.size("expand") * program.size("d_model")
+        inner = program.size("expand") * program.size("d_model")
+        self.inner = dict(program.sizes).get("inner", inner)
+        self.normed = hasattr(self, "out_norm_weight")
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
         h, length = self.into(x), x.shape[1]
@@ -300,7 +302,8 @@ class Mamba2(ProgramModule):
         y, after = self._recur(value * step.unsqueeze(2), total, b, c, memory)
         y = (y + value * self.number("skip")).reshape(1, length, self.inner)
         gated = y * F.silu(self.linear("gate", h))
-        out = self.onto(residual, self.linear("out", self._grouped_norm(gated, length)))
+        gated = self._grouped_norm(gated, length) if self.normed else gated
+        out = self.onto(residual, self.linear("out", gated))
         return out, *self.ends(windows, past, x.shape[1]), after
 
     def _split(self, mixed: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -653,6 +653,7 @@ class ChainModel final : public Model {
             if (!(next_softcap_ > 0)) refuse("a bound that is not positive");
         } else if (what == "scores") next_softmax_ = size(words) != 0, next_normed_ = size(words) != 0;
         else if (what == "rope") read_rope(words);
+        else if (what == "longrope") read_long_rope(words);
         else read_step(what, words);
     }
 
@@ -662,6 +663,17 @@ class ChainModel final : public Model {
         next_divisors_.clear();
         for (std::string word; words >> word; next_divisors_.push_back((float)atof(word.c_str()))) {}
         words.clear();
+    }
+
+    void read_long_rope(std::istringstream &words) {
+        next_turned_ = (int)size(words);
+        const bool far = (uint64_t)opt.context > size(words);
+        std::string offsets[2];
+        words >> offsets[0] >> offsets[1];
+        if (words.fail() || next_turned_ > 1 << 16) refuse("RoPE");
+        std::istringstream offset(offsets[far]);
+        const float *divisors = floats(offset, next_turned_ / 2);
+        next_divisors_.assign(divisors, divisors + next_turned_ / 2);
     }
 
     void read_program(std::istringstream &words) {

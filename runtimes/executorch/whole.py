@@ -60,6 +60,8 @@ def write_whole_graph(layout: Layout, weights: Weights, context: int, destinatio
                 "a whole graph has neither attention sinks nor bounded scores: ExecuTorch's own attention has none;"
                 " leave sink and softcap out"
             )
+        if step.attend and step.attend.about.long:
+            raise Unsupported("a whole graph has one table of positions: leave rope_long out")
     for kind in {block.kind for layer in layout.layers for block in layer.blocks}:
         if not KINDS[kind].stock:
             raise Unsupported(

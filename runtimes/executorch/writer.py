@@ -131,7 +131,13 @@ class _Plan(Generic[Part]):
         if step.attend is not None:
             about = step.attend.about
             sinks = self._vector(step.attend.sinks, self._heads(step)) if step.attend.sinks else "-"
-            if about.turned or about.divisors:
+            if about.long:
+                method = self.chain.methods[step.method]
+                turned = about.turned or method.program.size("head_dim")
+                place = f"{method.prefix}mixers.{method.mixer}"
+                vectors = [self._vector(f"{place}.{name}.weight", turned // 2) for name in ("rope_short", "rope_long")]
+                self._line("longrope", turned, about.long, *vectors)
+            elif about.turned or about.divisors:
                 self._line("rope", about.turned, *map(repr, about.divisors))
             self._softcap(about.softcap)
             self._line("attention", step.method, int(step.parallel), step.attend.cache, repr(about.theta), sinks)

@@ -20,6 +20,8 @@ from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.core.registry import Registry
 from nas.model.blocks.linear_attention import convolved
+from nas.model.blocks.mamba2 import inner_width
+from nas.model.nn.rope import turned_numbers
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -123,6 +125,11 @@ def _rope_theta(block: Block) -> float:
     return float(block.get("rope_theta") or 0) if block.kind in CACHED else 0.0
 
 
+def score_bound(block: Block) -> float:
+    """Returns the bound of a mixer's scores; 0: there is none."""
+    return float(block.get("softcap") or 0) if block.kind in ATTENTION else 0.0
+
+
 def _cached_size(block: Block) -> int:
     """Returns the numbers of a cached key of one head; 0: the block has no cache."""
     if block.kind == "mla":
@@ -155,15 +162,32 @@ def _attention_parts(block: Block, width: int) -> Iterator[Part]:
             yield Part("attn_k.bias", (kv,), "k.bias", "bias")
             yield Part("attn_v.bias", (kv,), "v.bias", "bias")
     yield Part("attn_output.weight", (width, q), "o.weight")
+    if gates := _gates(block):
+        yield Part("attn_output_gate.weight", (heads * gates, width), "gate.weight")
     if block.get("qk_norm"):
         wide = bool(block.get("qk_norm_wide"))
         yield Part("attn_q_norm.weight", (q if wide else head_dim,), "q_norm.weight", "norm")
         if own_cache:
             yield Part("attn_k_norm.weight", (kv if wide else head_dim,), "k_norm.weight", "norm")
+    if block.int("rope_long"):
+        pairs = turned_numbers(block) // 2
+        yield Part("rope_freqs.weight", (pairs,), "rope_short.weight", "norm")
+        yield Part("rope_freqs_long.weight", (pairs,), "rope_long.weight", "norm")
     if block.kind == "swa" and block.get("sink"):
         yield Part("attn_sinks.weight", (heads,), "sinks.weight", "bias")
     if canon := block.int("canon"):
         yield Part("shortconv.conv.weight", (width, canon), "canon.weight", "conv")
+
+
+def _gates(block: Block) -> int:
+    """Returns the gates of a head: none, one, or one for each number."""
+    return (block.int("head_dim") if block.get("gate_wide") else 1) if block.get("gate") else 0
+
+
+def add_used(writer: GGUFWriter, key: str, numbers: Sequence[int] | Sequence[float]) -> None:
+    """Adds a number per layer of our architecture, unless all are 0, as they are where the key is missing."""
+    if any(numbers):
+        writer.add_array(f"{writer.arch}.{key}", numbers)
 
 
 def _attention_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
@@ -173,8 +197,22 @@ def _attention_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> 
     sizes = [size or first for size in cached]
     writer.add_array(f"{writer.arch}.attention.head_sizes", sizes)
     writer.add_array(f"{writer.arch}.attention.rope_pattern", [int(any(map(_rope_theta, blocks))) for blocks in layers])
-    writer.add_rope_freq_base(_rope_base(of_kind(itertools.chain.from_iterable(layers), "gqa", "mla")))
+    blocks = list(itertools.chain.from_iterable(layers))
+    writer.add_rope_freq_base(_rope_base(of_kind(blocks, "gqa", "mla")))
+    attention = [of_kind(mixers, *ATTENTION) for mixers in layers]
+    for key, size in _ATTENTION_EXTRAS:
+        add_used(writer, key, [sum(map(size, mixers)) for mixers in attention])
+    if tokens := max((block.int("rope_long") for block in of_kind(blocks, *ATTENTION)), default=0):
+        writer.add_rope_scaling_orig_ctx_len(tokens)
+    if bound := max(map(score_bound, blocks)):
+        writer.add_attn_logit_softcapping(bound)
 
+
+_ATTENTION_EXTRAS: tuple[tuple[str, Callable[[Block], int]], ...] = (
+    ("attention.rope_sizes", lambda block: block.int("rope_dim")),
+    ("attention.gate_sizes", _gates),
+    ("attention.wide_norms", lambda block: int(bool(block.get("qk_norm_wide")))),
+)
 
 _ATTENTION_SIZES = (
     ("attention.head_count", argument("heads")),
@@ -244,7 +282,7 @@ CONV = GgufKind(_conv_parts, (("shortconv.l_cache", argument("kernel")),))
 
 
 def _mamba2_parts(block: Block, width: int) -> Iterator[Part]:
-    inner, heads, groups = block.int("expand") * width, block.int("heads"), block.int("groups")
+    inner, heads, groups = inner_width(block, width), block.int("heads"), block.int("groups")
     mixed = inner + 2 * groups * block.int("state")
     yield Part("ssm_in.weight", (inner + mixed + heads, width), "in_proj.weight")
     yield Part("ssm_conv1d.weight", (mixed, block.int("conv")), "conv.weight", "conv")
@@ -252,8 +290,15 @@ def _mamba2_parts(block: Block, width: int) -> Iterator[Part]:
     yield Part("ssm_dt.bias", (heads,), "dt_bias", "bias")
     yield Part("ssm_a", (heads, 1), "A_log", "decay", flat=True)
     yield Part("ssm_d", (heads, 1), "D", "norm", flat=True)
-    yield Part("ssm_norm.weight", (groups, inner // groups), "norm.weight", "norm", flat=True)
+    if block.get("norm"):
+        yield Part("ssm_norm.weight", (groups, inner // groups), "norm.weight", "norm", flat=True)
     yield Part("ssm_out.weight", (width, inner), "out.weight")
+
+
+def _mamba2_rules(blocks: Sequence[Block]) -> Iterable[str]:
+    if not all(block.get("norm") for block in blocks):
+        what = "number of groups of Mamba-2 (norm=0)"
+        yield from one_per_model(what, blocks, lambda block: block.int("groups"), "llama.cpp")
 
 
 def _without_convolution(block: Block) -> str | None:
@@ -267,8 +312,9 @@ MAMBA2 = GgufKind(
         ("ssm.state_size", argument("state")),
         ("ssm.time_step_rank", argument("heads")),
         ("ssm.group_count", argument("groups")),
-        ("ssm.inner_size", lambda block, d_model: d_model * block.int("expand")),
+        ("ssm.inner_size", inner_width),
     ),
+    rules=_mamba2_rules,
     refuses=_without_convolution,
     not_stock="Mamba-2 layers are in no stock architecture next to the others",
 )
@@ -288,6 +334,11 @@ def _gdn_parts(block: Block, width: int) -> Iterator[Part]:
     yield Part("ssm_out.weight", (width, inner), "out.weight")
 
 
+def _gdn_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
+    epsilons = [[float(block.get("norm_eps") or 0) for block in of_kind(blocks, "gdn")] for blocks in layers]
+    add_used(writer, "linear_attention.norm_epsilon", [sum(eps for eps in layer if eps != 1e-5) for layer in epsilons])
+
+
 GDN = GgufKind(
     _gdn_parts,
     (
@@ -296,10 +347,8 @@ GDN = GgufKind(
         ("ssm.group_count", argument("key_heads")),
         ("linear_attention.head_size", argument("head_dim")),
     ),
-    refuses=lambda block: (
-        _without_convolution(block)
-        or (None if block.get("norm_eps") == 1e-5 else "has a norm of another epsilon than 1e-5 (norm_eps)")
-    ),
+    (_gdn_header,),
+    refuses=_without_convolution,
     not_stock="Gated DeltaNet layers are in no stock architecture next to the others",
 )
 
@@ -356,8 +405,13 @@ def _swiglu_parts(block: Block, width: int) -> Iterator[Part]:
 
 
 SWIGLU = GgufKind(_swiglu_parts, (("feed_forward_length", argument("width")),))
-GEGLU = GgufKind(_swiglu_parts)
-"""In stock architectures alone, which read no sizes of layers."""
+
+
+def _geglu_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
+    add_used(writer, "feed_forward_gelu", [len(of_kind(blocks, "geglu")) for blocks in layers])
+
+
+GEGLU = GgufKind(_swiglu_parts, SWIGLU.sizes, (_geglu_header,))
 
 
 def _relu2_parts(block: Block, width: int) -> Iterator[Part]:
@@ -380,6 +434,8 @@ def _moe_parts(block: Block, width: int) -> Iterator[Part]:
         yield Part("ffn_gate_shexp.weight", (joint, width), "shared.gate.weight")
         yield Part("ffn_up_shexp.weight", (joint, width), "shared.up.weight")
         yield Part("ffn_down_shexp.weight", (width, joint), "shared.down.weight")
+    if block.get("shared_gate"):
+        yield Part("ffn_gate_inp_shexp.weight", (1, width), "shared_gate.weight", "router")
 
 
 def _moe_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
@@ -391,29 +447,21 @@ def _moe_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
         writer.add_array(f"{writer.arch}.{key}", [sum(block.int(name) for block in blocks) for blocks in mixtures])
     softmax = any(block.get("softmax") for blocks in mixtures for block in blocks)
     writer.add_expert_gating_func(ExpertGatingFuncType.SOFTMAX if softmax else ExpertGatingFuncType.SIGMOID)
+    if not all(block.get("norm_topk") for blocks in mixtures for block in blocks):
+        writer.add_expert_weights_norm(False)
     shared = [sum(block.int("shared") * block.int("width") for block in blocks) for blocks in mixtures]
-    if any(shared):
-        writer.add_array(f"{writer.arch}.expert_shared_feed_forward_length", shared)
+    add_used(writer, "expert_shared_feed_forward_length", shared)
 
 
 def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
     yield from one_per_model("expert count", blocks, lambda block: block.int("experts"), "llama.cpp")
-    yield from one_per_model(
-        "kind of experts' scores (softmax)", blocks, lambda block: block.get("softmax"), "llama.cpp"
-    )
+    for what, name in (("kind of experts' scores", "softmax"), ("sum of experts' weights", "norm_topk")):
+        yield from one_per_model(f"{what} ({name})", blocks, lambda block, name=name: block.get(name), "llama.cpp")
     if any(block.int("experts") > _MAX_EXPERTS for block in blocks):
         yield f"more than {_MAX_EXPERTS} experts"
 
 
-def _moe_refuses(block: Block) -> str | None:
-    if not block.get("norm_topk"):
-        return "has experts whose weights do not add up to one (norm_topk=0): the graph divides by their sum"
-    return (
-        "has gated shared experts (shared_gate): the graph adds them as they are" if block.get("shared_gate") else None
-    )
-
-
-MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules, refuses=_moe_refuses)
+MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules)
 
 BUILTIN = {
     "gqa": GQA,

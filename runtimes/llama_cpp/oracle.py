@@ -66,12 +66,18 @@ class Oracle:
             contents.check(listed)
             for tensor in listed:
                 storage = storage_type(tensor, layout, quantisation)
-                target = state[tensor.source]
                 values = quants.dequantize(contents.data(tensor, storage), storage)
                 if tensor.role == "decay":
                     values = np.log(-values)
-                target.copy_(torch.from_numpy(values.reshape(target.shape)) / tensor.factor)
-                self._types[target.untyped_storage().data_ptr()] = storage
+                sources = [*tensor.sources, *tensor.equal]
+                parts = (
+                    torch.from_numpy(values / tensor.factor)
+                    .flatten()
+                    .split([state[name].numel() for name in tensor.sources])
+                )
+                for name, part in zip(sources, [*parts, *[parts[0]] * len(tensor.equal)], strict=True):
+                    state[name].copy_(part.view(state[name].shape))
+                    self._types[state[name].untyped_storage().data_ptr()] = storage
 
     @torch.no_grad()
     def exact(self, ids: NDArray[np.int64], experts: Choices | None = None) -> Computed:

@@ -25,6 +25,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
     one_per_model,
     one_rope_base,
+    score_bound,
 )
 
 QUANTISATIONS = ("q4_0", "q8_0", "f16", "f32")
@@ -66,8 +67,6 @@ def supports(layout: Layout) -> Support:
         if reasons := _each_once(rules(layout)):
             return Support("no", None, reasons)
     if reasons := _each_once(_stock_reasons(layout)):
-        if lacking := _each_once(_not_patched(layout)):
-            return Support("no", None, (*(f"{what}: the patched build has none" for what in lacking), *reasons))
         return Support("patched", PATCHED, reasons)
     return Support("stock", _stock_architecture(layout))
 
@@ -105,6 +104,11 @@ def _block_rules(layout: Layout) -> Iterable[str]:
     """Yields what the patched build cannot hold; the stock architectures hold no more."""
     blocks = [*mixers(layout), *feed_forwards(layout)]
     yield from one_rope_base("attention", of_kind(blocks, "gqa", "mla"))
+    long = [block for block in of_kind(blocks, *ATTENTION) if block.int("rope_long")]
+    yield from one_per_model(
+        "length of a long text (rope_long)", long, lambda block: block.int("rope_long"), "llama.cpp"
+    )
+    yield from one_per_model("bound of scores", of_kind(blocks, *CACHED), score_bound, "llama.cpp")
     for name in KINDS:
         if of_name := of_kind(blocks, name):
             yield from KINDS[name].rules(of_name)
@@ -115,9 +119,15 @@ def _stock_architecture(layout: Layout) -> str | None:
     if of_kind(mixers(layout), "conv"):
         return "lfm2moe" if of_kind(feed_forwards(layout), "moe") else "lfm2"
     attention, dense = of_kind(mixers(layout), *ATTENTION), of_kind(feed_forwards(layout), *_DENSE)
-    return _FORMS.get((dense[0].kind, layout.norms, _qk_norm(attention[0]), _biased(attention))) if dense else None
+    if not dense:
+        return None
+    arch = _FORMS.get((dense[0].kind, layout.norms, _qk_norm(attention[0]), _biased(attention)))
+    longer = any(block.int("rope_dim") or block.int("rope_long") for block in attention)
+    return PHI3 if arch == "llama" and longer else arch
 
 
+PHI3 = "phi3"
+"""That of Llama's form with RoPE on a part of a head, or with two sets of divisors of its angles."""
 _DENSE = ("swiglu", "relu2", "geglu")
 _FORMS = {
     ("swiglu", "before", "no", False): "llama",
@@ -139,7 +149,7 @@ PAIRED = ("llama", "arcee")
 """Those whose RoPE turns neighbouring numbers."""
 FACTORED = ("llama", "arcee", "exaone4")
 """Those that read factors of RoPE's frequencies from the file."""
-_WHOLE = ("qwen2", "exaone4", "olmo2")
+_WHOLE = ("qwen2", "exaone4", "olmo2", PHI3)
 """Those whose heads make up the width."""
 _OTHER_SCALE = {"gemma2": 46, "gemma3": 62}
 """Depth at which the loader takes a model for the one of 27B, whose scores are scaled otherwise."""
@@ -151,27 +161,6 @@ def _qk_norm(block: Block) -> str:
 
 def _biased(attention: list[Block]) -> bool:
     return any(block.get("qkv_bias") for block in attention)
-
-
-def _not_patched(layout: Layout) -> Iterable[str]:
-    """Yields what the patched build lacks of a layout."""
-    attention = of_kind(mixers(layout), *ATTENTION)
-    for what, name, usual in (
-        ("biases on queries, keys and values", "qkv_bias", False),
-        ("scaled RoPE", "rope_factor", 1),
-        ("RoPE on a part of a head", "rope_dim", 0),
-        ("QK-norm over all heads together", "qk_norm_wide", False),
-        ("bounded scores", "softcap", 0),
-        ("gates on heads", "gate", False),
-    ):
-        if any(block.get(name) != usual for block in attention):
-            yield f"{what} ({name})"
-    if layout.norms != "before":
-        yield f"norms behind blocks (norms={layout.norms})"
-    if layout.softcap:
-        yield "bounded logits (softcap)"
-    if of_kind(feed_forwards(layout), "geglu"):
-        yield "GEGLU feed-forwards"
 
 
 def _stock_reasons(layout: Layout) -> Iterable[str]:
@@ -216,6 +205,9 @@ def _attention_rules(attention: list[Block], arch: str | None) -> Iterable[str]:
         yield from one_per_model("scaling of RoPE (rope_tokens)", blocks, lambda block: block.get("rope_tokens"))
         yield from one_per_model("scaling of RoPE (rope_yarn)", blocks, lambda block: block.get("rope_yarn"))
     yield from one_per_model("part of a head that RoPE turns", attention, lambda block: block.int("rope_dim"))
+    yield from one_per_model("length of a long text (rope_long)", attention, lambda block: block.int("rope_long"))
+    if arch != PHI3 and any(block.int("rope_long") for block in attention):
+        yield "divisors of RoPE's angles that come with the weights (rope_long): phi3 alone has them"
     if any(block.kind == "swa" and block.get("sink") for block in attention):
         yield "attention sinks: lfm2 has none"
     if any(block.int("canon") for block in attention):
@@ -249,8 +241,8 @@ def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[st
     yield from one_per_model(
         "key-value head count (without convolutions)", attention, lambda block: block.int("kv_heads")
     )
-    if any(block.int("rope_dim") for block in attention):
-        yield "RoPE on a part of a head (rope_dim) without convolutions: qwen3, qwen2 and llama turn whole heads"
+    if any(block.int("rope_dim") for block in attention) and _stock_architecture(layout) != PHI3:
+        yield "RoPE on a part of a head (rope_dim) without convolutions, with QK-norm or biases: phi3 has neither"
     if of_kind(feed_forwards(layout), "moe"):
         yield "experts without a convolution layer: lfm2moe needs at least one"
     dense = of_kind(feed_forwards(layout), *_DENSE)

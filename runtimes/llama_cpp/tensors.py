@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +30,8 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
 )
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.support import FACTORED, PATCHED, SCALED, by_role
-from nas.model.nn.rope import rope_divisors
+from nas.measure.runtimes.llama_cpp.support import FACTORED, PATCHED, PHI3, SCALED, by_role
+from nas.model.nn.rope import rope_divisors, turned_numbers
 
 Type = GGMLQuantizationType
 _PLAIN = {Type.F32: "<f4", Type.F16: "<f2"}
@@ -51,6 +51,8 @@ class Tensor:
         values: what it holds, where that follows from the layout; (): it has a source. A file of random weights has
             those of its role in their place, which takes the same time.
         factor: what its source is multiplied by.
+        below: sources whose rows follow those of `source`, and how many each has.
+        equal: sources of other layers that must hold the same, since the architecture has one tensor for all.
     """
 
     name: str
@@ -61,6 +63,8 @@ class Tensor:
     flat: bool = False
     values: tuple[float, ...] = ()
     factor: float = 1.0
+    below: tuple[tuple[str, int], ...] = ()
+    equal: tuple[str, ...] = ()
 
     @property
     def part(self) -> str:
@@ -68,9 +72,13 @@ class Tensor:
         return self.name.removeprefix(f"blk.{self.layer}.").removesuffix(".weight")
 
     @property
-    def source_shape(self) -> tuple[int, ...]:
-        """Its shape in the state dict."""
-        return (math.prod(self.shape[:2]), *self.shape[2:]) if self.flat else self.shape
+    def sources(self) -> Mapping[str, tuple[int, ...]]:
+        """The tensors of the state dict that it is made of, in the order of its rows, and their shapes."""
+        if self.values:
+            return {}
+        rows, *rest = (math.prod(self.shape[:2]), *self.shape[2:]) if self.flat else self.shape
+        counts = {self.source: rows - sum(count for _, count in self.below), **dict(self.below)}
+        return {name: (count, *rest) for name, count in counts.items()}
 
 
 def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
@@ -83,6 +91,9 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
     yield Tensor(f"{final_norm}.weight", (width,), "norm", source="norm.weight", factor=gain)
     if not layout.tied:
         yield Tensor("output.weight", (layout.vocab, width), source="head.weight")
+    if arch == PHI3:
+        yield from _phi3_tensors(layout)
+        return
     attention = of_kind((block for blocks in mixers_by_layer(layout) for block in blocks), *ATTENTION)
     if arch in FACTORED and attention[0].int("rope_tokens"):
         divisors = rope_divisors(attention[0])
@@ -102,6 +113,31 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
             for block, prefix in zip(blocks, prefixes, strict=False):
                 for part in KINDS[block.kind].parts(block, width):
                     yield _tensor(index, part, prefix)
+                if arch == PATCHED and block.kind in ATTENTION and (divisors := rope_divisors(block)):
+                    yield Tensor(f"blk.{index}.rope_freqs.weight", (len(divisors),), "norm", index, values=divisors)
+
+
+def _phi3_tensors(layout: Layout) -> Iterator[Tensor]:
+    """Yields the layers as `phi3` has them: projections of one input are one tensor, divisors one for all layers."""
+    width = layout.d_model
+    (block,), (ffn,) = mixers_by_layer(layout)[0], feed_forwards_by_layer(layout)[0]
+    q, kv = (block.int(heads) * block.int("head_dim") for heads in ("heads", "kv_heads"))
+    hidden, depths = ffn.int("width"), range(layout.depth)
+    for name in ("short", "long") if block.int("rope_long") else ():
+        sources = [f"layers.{depth}.mixers.0.rope_{name}.weight" for depth in depths]
+        pairs = (turned_numbers(block) // 2,)
+        yield Tensor(f"rope_factors_{name}.weight", pairs, "norm", source=sources[0], equal=tuple(sources[1:]))
+    for depth in depths:
+        mixer, feed, name = f"layers.{depth}.mixers.0", f"layers.{depth}.ffn", f"blk.{depth}"
+        yield _tensor(depth, Part("attn_norm.weight", (width,), "mixer_norm.weight", "norm"))
+        rows = ((f"{mixer}.k.weight", kv), (f"{mixer}.v.weight", kv))
+        shape = (q + 2 * kv, width)
+        yield Tensor(f"{name}.attn_qkv.weight", shape, layer=depth, source=f"{mixer}.q.weight", below=rows)
+        yield _tensor(depth, Part("attn_output.weight", (width, q), "o.weight"), "mixers.0.")
+        yield _tensor(depth, Part("ffn_norm.weight", (width,), "ffn_norm.weight", "norm"))
+        shape, rows = (2 * hidden, width), ((f"{feed}.up.weight", hidden),)
+        yield Tensor(f"{name}.ffn_up.weight", shape, layer=depth, source=f"{feed}.gate.weight", below=rows)
+        yield _tensor(depth, Part("ffn_down.weight", (width, hidden), "down.weight"), "ffn.")
 
 
 def _tensor(index: int, part: Part, place: str = "") -> Tensor:
@@ -192,13 +228,14 @@ class CheckpointTensors:
         self._state = state
         self._quantiser: Quantiser | None = None
 
-    def check(self, tensors: Iterable[Tensor]) -> None:
+    def check(self, tensors: Sequence[Tensor]) -> None:
         """Refuses a checkpoint of another layout before anything is written.
 
         Raises:
             InvalidInput: a tensor is missing, left over, or of another shape.
         """
-        shapes = {tensor.source: tensor.source_shape for tensor in tensors if not tensor.values}
+        shapes = {name: shape for tensor in tensors for name, shape in tensor.sources.items()}
+        shapes |= {name: tensor.shape for tensor in tensors for name in tensor.equal}
         if difference := sorted(self._state.names ^ shapes.keys()):
             state = "lacks" if difference[0] in shapes else "has, but the layout has not,"
             raise InvalidInput(f"checkpoint {state} {difference[0]}", where=self._state.place)
@@ -210,9 +247,12 @@ class CheckpointTensors:
         """Returns the bytes of `tensor`, shape [stored bytes].
 
         Raises:
-            InvalidInput: values that are no float16 or float32, or not finite.
+            InvalidInput: values that are no float16 or float32, or not finite, or differ where they must be equal.
         """
-        values = np.array(tensor.values, np.float32) if tensor.values else self._state.floats(tensor.source)
+        parts = [self._state.floats(name) for name in tensor.sources] or [np.array(tensor.values, np.float32)]
+        values = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        if other := [name for name in tensor.equal if not np.array_equal(self._state.floats(name), values)]:
+            raise InvalidInput(f"{other[0]} differs from {tensor.source}: the file has one", where=self._state.place)
         if tensor.factor != 1.0:
             values = values * np.float32(tensor.factor)
         if tensor.role == "decay":

@@ -23,6 +23,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     ATTENTION,
     IN_EVERY_FILE,
     KINDS,
+    add_used,
     feed_forwards,
     feed_forwards_by_layer,
     mixers,
@@ -115,7 +116,7 @@ def write_gguf(
             return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
         with CheckpointFile(weights.verified()) if isinstance(weights, Checkpoint) else nullcontext(weights) as state:
             contents = CheckpointTensors(state)
-            contents.check(tensor for tensor, _ in stored)
+            contents.check([tensor for tensor, _ in stored])
             return Written(hashed(_trained(header, layout, arch, stored, contents), partial))
 
 
@@ -213,6 +214,8 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
         writer.add_rope_scaling_factor(factor)
     if part := attention.int("rope_dim"):
         writer.add_rope_dimension_count(part)
+    if tokens := attention.int("rope_long"):
+        writer.add_rope_scaling_orig_ctx_len(tokens)
     writer.add_head_count(attention.int("heads"))
     if convs:
         writer.add_shortconv_l_cache(convs[0].int("kernel"))
@@ -251,9 +254,10 @@ def _add_patched(writer: GGUFWriter, layout: Layout) -> None:
         writer.add_array(f"{writer.arch}.{key}", sizes)
     # For each depth 1 + the depth whose weights run there again, 0 where they are its own.
     weight_layers = [0 if layer.share is None else 1 + layer.share for layer in layout.layers]
-    for key, sources in (("attention.cache_layers", _cache_layers(layout)), ("weight_layers", weight_layers)):
-        if any(sources):
-            writer.add_array(f"{writer.arch}.{key}", sources)
+    add_used(writer, "attention.cache_layers", _cache_layers(layout))
+    add_used(writer, "weight_layers", weight_layers)
+    if layout.softcap:
+        writer.add_final_logit_softcapping(layout.softcap)
     headers = [
         (header, BLOCKS[name].role) for name, record in records.items() if name in used for header in record.headers
     ]

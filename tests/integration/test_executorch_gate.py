@@ -17,10 +17,13 @@ from nas.testing.planted_faults import (
     EVERY_KIND,
     PLANTED,
     PLANTED_BEHIND,
+    PLANTED_BESIDE,
+    PLANTED_FALCON,
     PLANTED_GEMMA,
     PLANTED_GEMMA_3,
     PLANTED_LFM3,
     PLANTED_LINEAR,
+    PLANTED_LONG,
     PLANTED_PARTIAL,
     PLANTED_QWEN,
     PLANTED_SCALING,
@@ -40,7 +43,7 @@ MORE_WIDTHS = (
     "d256 v512 ffn=swiglu:512 [C3 L6/32:64(nope_dim=32,query=64,rope_theta=0)]",
     "d256 v512 ffn=swiglu:512 [M16(conv=0) D8/4(conv=0)]",
 )
-BRIEFLY = (PLANTED_GEMMA, PLANTED_LFM3, PLANTED_QWEN, PLANTED_SHARES)
+BRIEFLY = (PLANTED_GEMMA, PLANTED_LFM3, PLANTED_QWEN, PLANTED_SHARES, PLANTED_LONG, PLANTED_FALCON)
 """Layouts of which one fault is enough by default."""
 ALIKE = (
     PLANTED_SCALING,
@@ -50,6 +53,7 @@ ALIKE = (
     PLANTED_GEMMA_3,
     PLANTED_BEHIND,
     PLANTED_SOFTMAX,
+    PLANTED_BESIDE,
 )
 """Layouts whose parts are nearly those of others: none of their faults by default."""
 RIGHT = (

@@ -41,6 +41,8 @@ SAID_BY_GGUF = {
     "olmoe": {"rms_norm_eps": 1e-5},
     "qwen2-moe": {"mlp_only_layers": []},
     "qwen3-moe": {"decoder_sparse_step": 1},
+    "phi3-longrope": {"rms_norm_eps": 1e-5},
+    "phi3-partial": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.75},
 }
 """Settings that these architectures of llama.cpp fix, in place of those of the other tests; norms of 1e-5, as ours."""
 TYPES = (
@@ -63,7 +65,10 @@ TYPES = (
     "qwen3-moe",
     "granite-moe",
     "phi3",
+    "phi3-longrope",
 )
+ALIKE = ("olmoe", "qwen2-moe", "phi3-longrope")
+"""Types of which parts are those of others."""
 TEXT = "The year 2024: größer — don't! \t\n  def f(x):\r\n\n    return x<|im_end|>"
 OF_TRANSFORMERS = {
     "general.basename",
@@ -108,7 +113,7 @@ def model_with_tokenizer(folder: Path, name: str) -> Path:
     for file, content in before.items():
         (folder / file).write_bytes(content)
     assert path.is_file()
-    if name == "phi3":  # of which the converter knows SentencePiece and Phi-4's tokenizer
+    if name.startswith("phi3"):  # of which the converter knows SentencePiece and Phi-4's tokenizer
         settings = folder / "tokenizer_config.json"
         settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}))
     return folder
@@ -116,7 +121,7 @@ def model_with_tokenizer(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.exhaustive] if name in ("olmoe", "qwen2-moe") else []) for name in TYPES],
+    [pytest.param(name, marks=[pytest.mark.exhaustive] if name in ALIKE else []) for name in TYPES],
 )
 def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
@@ -134,7 +139,7 @@ def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -
     assert tokenizer.chat_templates == original.chat_templates and tokenizer.ends == original.ends
 
 
-@pytest.mark.parametrize("name", ("llama", "llama-scaled", "qwen2", "qwen3", "qwen3-linear", "lfm2"))
+@pytest.mark.parametrize("name", ("llama", "llama-scaled", "qwen2", "qwen3", "qwen3-linear", "lfm2", "phi3-partial"))
 def test_our_files_equal_those_of_the_converter(name: str, converter: Path, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
     convert(converter, folder, tmp_path / "theirs.gguf", pre="qwen2")

@@ -24,15 +24,19 @@ from nas.testing.gate_contract import GateContract
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import (
     BEHIND_FAULTS,
+    BIAS_FAULTS,
     GEMMA_3_FAULTS,
     GEMMA_FAULTS,
     LINEAR_FAULTS,
+    LONG_FAULTS,
     MOE_FAULTS,
     PARTIAL_FAULTS,
     PLANTED_BEHIND,
+    PLANTED_BIASES,
     PLANTED_GEMMA,
     PLANTED_GEMMA_3,
     PLANTED_LINEAR,
+    PLANTED_LONG,
     PLANTED_MOE,
     PLANTED_PARTIAL,
     PLANTED_SCALING,
@@ -96,6 +100,11 @@ class TestScaledPositionsGate(TestStockGate):
     faults = SCALING_FAULTS
 
 
+class TestBiasesGate(TestStockGate):
+    layout = PLANTED_BIASES
+    faults = BIAS_FAULTS
+
+
 class TestYarnPositionsGate(TestStockGate):
     layout = PLANTED_YARN
     faults = YARN_FAULTS
@@ -121,6 +130,13 @@ class TestGemma3Gate(TestStockGate):
 class TestNormsBehindGate(TestStockGate):
     layout = PLANTED_BEHIND
     faults = BEHIND_FAULTS
+
+
+class TestLongPositionsGate(TestStockGate):
+    """As Phi-4-mini: divisors of angles that come with the weights, projections of one input in one tensor."""
+
+    layout = PLANTED_LONG
+    faults = LONG_FAULTS
 
 
 class TestPartialPositionsGate(TestStockGate):

@@ -8,6 +8,7 @@ test_llama_cpp_gate.py; a quantised cache in test_llama_cpp_runner.py.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from nas.measure.runtimes.llama_cpp.binding import evaluate, greedy_tokens
 from nas.measure.runtimes.llama_cpp.gate import compare
 from nas.measure.runtimes.llama_cpp.oracle import Oracle
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.support import PATCHED
+from nas.measure.runtimes.llama_cpp.tensors import tensors
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import (
@@ -32,8 +35,9 @@ from nas.testing.planted_faults import (
     FAULTS,
     PLANTED,
     PLANTED_LATENT,
+    PLANTED_LFM3,
     PLANTED_MLSTM,
-    PLANTED_MOE,
+    PLANTED_SHARES,
     PLANTS,
     Fault,
     State,
@@ -74,6 +78,18 @@ ALONE = {
     "xLSTM's hybrid": "d256 v512 ffn=swiglu:512 [X4&W8/4@32(sink=1)*2 X4&A8/4]",
     "layers of one half": "d256 v512 ffn=swiglu:512 [- A8/4+none C3+none M16+none A8/4]",
     "no mixer at all": "d256 v512 ffn=swiglu:512 [-*2]",
+    "LFM3": PLANTED_LFM3.format(),
+    "gates, and a cache that gated attention shares": (
+        "d256 v512 ffn=swiglu:512 [A8/4(gate=1) D8/4(norm_eps=0.01)&A8/4(gate=1,gate_wide=1)"
+        " A8/4(gate=1,kv=0,qk_norm=0,qkv_bias=1,rope_factor=4)]"
+    ),
+    "norms behind": "d256 v512 norms=behind ffn=swiglu:512 [C3 A8/4 M16+none -]",
+    "both norms, GELU, bounds": (
+        "d256 v512 norms=both softcap=4 ffn=geglu:512"
+        " [C3+swiglu:352 W4/2@8(rope_dim=16,rope_factor=4,softcap=3) A8/4(qk_norm_wide=1,softcap=3)]"
+    ),
+    "long positions": "d256 v512 ffn=swiglu:512 [C3 A4/2(rope_long=64) W4/2@8(rope_dim=32,rope_long=64)]",
+    "experts of Qwen2-MoE": PLANTED_SHARES.format(),
 }
 MIXED = {
     "conv, GQA": "d256 v512 ffn=swiglu:512 [C3 A4/2 C5 A8/2]",
@@ -118,7 +134,7 @@ def test_planted_faults_fail(patched_build: Build, tmp_path: Path, fault: Fault,
     [
         (layout, fault)
         for layout, faults in PLANTS
-        if layout not in (PLANTED, PLANTED_MOE) and LLAMA_CPP.supports(layout)
+        if LLAMA_CPP.supports(layout).verdict == "patched"
         for fault in faults
     ],
     ids=lambda value: value.name if isinstance(value, Fault) else value.format(),
@@ -255,8 +271,9 @@ def test_runner_measures(patched_build: Build, tmp_path: Path, name: str, kv_typ
     workload = Workload.model_validate({"prompt": 300, "gen": 3, "n_batch": 64, "n_ubatch": 32, "kv_type": kv_type})
     plan = LLAMA_CPP.plan(artifact, patched_build.runner, workload, deadline_s=60)
     sample = LLAMA_CPP.parse(run_plan(plan, patched_build.folder, {"model": path}))
-    biases = sum(ffn.int("experts") for layer in layout.layers if (ffn := layer.ffn) and ffn.kind == "moe")
-    assert sample.info["model_params"] == layout.params.total + biases
+    buffers = ("exp_probs_b.bias", "rope_freqs.weight", "rope_freqs_long.weight")
+    extra = sum(math.prod(tensor.shape) for tensor in tensors(layout, PATCHED) if tensor.name.endswith(buffers))
+    assert sample.info["model_params"] == layout.params.total + extra
 
 
 def test_patched_build_is_found_again(patched_build: Build) -> None:

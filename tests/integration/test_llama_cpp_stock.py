@@ -90,7 +90,8 @@ def test_random_file_has_the_types_of_the_real_one(llama_build: Build, tmp_path:
 def _checkpoint(layout: Layout, path: Path) -> Checkpoint:
     rng = np.random.default_rng(0)
     listed = tensors(layout, architecture(layout))
-    save_file({t.source: 0.05 * rng.standard_normal(t.source_shape, dtype=np.float32) for t in listed}, path)
+    shapes = {name: shape for tensor in listed for name, shape in tensor.sources.items()}
+    save_file({name: 0.05 * rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}, path)
     return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 

@@ -79,10 +79,37 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "nemotron_h", "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
         "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
     },
+    "falcon_h1": {
+        "model_type": "falcon_h1", "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_state": 16, "mamba_n_groups": 2,
+        "embedding_multiplier": 5.6, "lm_head_multiplier": 0.4, "key_multiplier": 0.4, "attention_in_multiplier": 1.5,
+        "attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.24,
+        "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.31], "mlp_multipliers": [0.9, 0.2], "rms_norm_eps": 1e-4,
+    },
+    "falcon_h1-normed": {
+        "model_type": "falcon_h1", "mamba_d_ssm": None, "mamba_n_heads": 8, "mamba_d_state": 16,
+        "mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True,
+        "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5,
+    },
     "phi3": {"model_type": "phi3", "sliding_window": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     "phi3-partial": {
         "model_type": "phi3", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_attention_heads": 2,
         "rope_parameters": {**ROPE, "partial_rotary_factor": 0.75},
+    },
+    "phi3-longrope": {
+        "model_type": "phi3", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_attention_heads": 2,
+        "max_position_embeddings": 1024, "original_max_position_embeddings": 16, "rms_norm_eps": 1e-4,
+        "rope_scaling": {
+            "type": "longrope", "rope_theta": 500.0, "short_factor": [1.0 + i / 12 for i in range(12)],
+            "long_factor": [1.5 + i * i / 4 for i in range(12)],
+        },
+        "partial_rotary_factor": 0.75,
+    },
+    "phi3-longrope-short": {
+        "model_type": "phi3", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_attention_heads": 2,
+        "original_max_position_embeddings": 512,
+        "rope_scaling": {
+            "type": "longrope", "short_factor": [1.0 + i for i in range(16)], "long_factor": [32.0] * 16, "factor": 4.0,
+        },
     },
     "granite-hybrid": {
         "model_type": "granitemoehybrid", "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -320,9 +347,10 @@ def test_models_of_350m_have_the_same_logits(name: str, tmp_path: Path) -> None:
         ("llama", {"partial_rotary_factor": 0.5}, ["RoPE on a part of each head"]),
         ("llama", {"quantization_config": {"bits": 4}}, ["quantised"]),
         ("llama", {"hidden_size": 72}, ["multiple of 32"]),
-        ("phi3", {"rope_scaling": {"type": "longrope"}}, ["RoPE of type 'longrope'"]),
+        ("phi3", {"rope_scaling": {"type": "dynamic"}}, ["RoPE of type 'dynamic'"]),
+        ("lfm2", {"rope_parameters": {"rope_type": "longrope"}}, ["RoPE of type 'longrope'"]),
         ("ernie4_5", {"use_bias": True}, ["biases (use_bias)"]),
-        ("nemotron_h", {"mamba_num_heads": 6}, ["inner width 96, no multiple of the width 64"]),
+        ("falcon_h1", {"mamba_rms_norm": True}, ["its norm in front of the gate", "epsilon 0.0001"]),
         (
             "nemotron_h",
             {"layers_block_type": ["moe", 3, "x"], "mlp_hidden_act": "gelu"},

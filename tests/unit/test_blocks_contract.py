@@ -56,6 +56,7 @@ class TestGroupedQueryAttention(MixerContract):
         "A2/1:32(rope_dim=12,rope_factor=8,rope_theta=500,rope_tokens=24)",
         "A2/1:32(rope_factor=32,rope_theta=500000,rope_tokens=24)",
         "A2/1:32(rope_factor=8,rope_theta=500,rope_tokens=200,rope_yarn=1)",
+        "A2/1:32(rope_dim=16,rope_long=4096)",
         "A4/2(qk_norm_wide=1)",
         "A4/2(softcap=0.5)",
         "A4/2(canon=3,gate=1)",

@@ -45,6 +45,8 @@ LAYOUTS = {
     "olmo2-windows": (
         "d64 v300 untied norms=behind ffn=swiglu:96 [W4/4@8(qk_norm_wide=1) A4/4(qk_norm_wide=1,rope_factor=4)]"
     ),
+    "phi3": "d64 v300 untied ffn=swiglu:96 [A4/4(qk_norm=0,rope_dim=8)*2]",
+    "phi3-long": "d64 v300 ffn=swiglu:96 [A4/2(qk_norm=0,rope_dim=8,rope_long=64)*2]",
     "lfm2moe": "d64 v300 ffn=moe:4x2:32 [C3+swiglu:96 A4/2 C3]",
 }
 
@@ -166,7 +168,7 @@ def test_bad_headers_cost_a_line(content: bytes, problem: str, tmp_path: Path) -
     [
         (lambda writer: writer.add_block_count(0), "block_count must be in"),
         (lambda writer: writer.add_uint32("llama.mystery", 1), "llama.mystery"),
-        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "longrope"),
+        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "short_factor must be a list"),
         (lambda writer: writer.add_rope_dimension_count(8), "part of each head"),
         (lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32)), "biases"),
         (lambda writer: writer.add_tensor("blk.0.extra.weight", np.zeros(64, np.float32)), "blk.0.extra.weight"),

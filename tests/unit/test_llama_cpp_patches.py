@@ -90,9 +90,10 @@ def test_patches_are_packaged_and_named() -> None:
         "0003-latent-attention.patch",
         "0004-mlstm.patch",
         "0005-layers.patch",
+        "0006-arguments.patch",
     ]
     assert [path.name for path in patch_files()] == names
-    assert len(patch_hashes()) == 5
+    assert len(patch_hashes()) == 6
 
 
 def test_only_source_files_are_touched() -> None:

@@ -29,6 +29,8 @@ LFM2_350M = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A
         ("d256 v512 ffn=swiglu:512 [C3 A8/4(rope_dim=16)]", "lfm2"),
         ("d256 v512 ffn=relu2:512 [A8/4(qk_norm=0)*4]", "arcee"),
         ("d256 v512 ffn=geglu:512 [A4/1:256(qk_norm=0)*4]", "gemma"),
+        ("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0,rope_dim=16)*4]", "phi3"),
+        ("d256 v512 untied ffn=swiglu:512 [A8/8(qk_norm=0,rope_long=4096)*4]", "phi3"),
         (
             "d256 v512 norms=both softcap=30 ffn=geglu:512 [W4/2@64(qk_norm=0,softcap=50) A4/2(qk_norm=0,softcap=50)]",
             "gemma2",
@@ -75,35 +77,20 @@ def test_stock(text: str, arch: str) -> None:
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 -]", "layer 2 has no mixer"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4+none]", "layer 1 has no feed-forward"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(kv=1)]", "layer 2 reuses the cache of layer 1"),
-    ],
-)
-def test_patched_by_name(text: str, reason: str) -> None:
-    support = LLAMA_CPP.supports(Layout.parse(text))
-    assert (support.verdict, support.arch) == ("patched", PATCHED)
-    assert any(reason in given for given in support.reasons), support.reasons
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("d256 v512 ffn=moe:8x2:64 [C3 A8/4+moe:4x2:64]", "more than one expert count"),
-        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_theta=10000)]", "more than one RoPE base of attention"),
-        ("d256 v512 ffn=swiglu:512 [W8/4@64 W8/4@64(rope_theta=10000)]", "more than one RoPE base of sliding windows"),
-        ("d256 v512 ffn=swiglu:512 [C3 W8/4@64 W8/4@128]", "more than one window (64, 128)"),
-        ("d256 v512 ffn=swiglu:512 [W8/4@64&A8/4 C3]", "layer 0 has two kinds of attention in parallel"),
-        ("d256 v512 ffn=swiglu:512 [A8/4 C3&M16]", "layer 1 has two recurrent mixers in parallel"),
-        ("d256 v512 ffn=swiglu:512 [A8/4(canon=4)&M16]", "one of two parallel mixers (canon)"),
-        ("d256 v512 ffn=swiglu:512 [C3*512 A8/4]", "513 layers: at most 512"),
         (
             "d256 v512 ffn=swiglu:512 [A8/4(rope_factor=8,rope_tokens=32)]",
             "qwen3 has no factors of frequencies, llama, arcee, exaone4 have",
         ),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4(rope_factor=8,rope_tokens=32)]", "lfm2 has no factors of frequencies"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_factor=8)]", "more than one scaling of RoPE (rope_factor)"),
-        ("d256 v512 ffn=swiglu:512 [M16 A8/4(rope_factor=8)]", "the patched build has none"),
-        ("d256 v512 ffn=swiglu:512 [M16 A8/4(rope_dim=16)]", "(rope_dim): the patched build has none"),
-        ("d256 v512 ffn=swiglu:512 [A8/4(rope_dim=16)]", "qwen3, qwen2 and llama turn whole heads"),
+        ("d256 v512 ffn=swiglu:512 [A8/4(rope_dim=16)]", "with QK-norm or biases: phi3 has neither"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_dim=16)]", "more than one part of a head that RoPE turns"),
+        ("d256 v512 ffn=swiglu:512 [A8/4:64(qk_norm=0,rope_dim=16)]", "do not make d_model 256: phi3 needs that"),
+        (
+            "d256 v512 ffn=swiglu:512 [W8/4@8(qk_norm=0,rope_dim=16)]",
+            "sliding windows without a convolution layer: phi3",
+        ),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4(rope_long=64)]", "(rope_long): phi3 alone has them"),
         ("d256 v512 ffn=geglu:512 [A8/4*2]", "geglu feed-forwards, norms before blocks, one QK-norm, without biases"),
         ("d256 v512 ffn=geglu:512 [C3 A8/4]", "geglu feed-forwards next to convolutions: lfm2 has none"),
         ("d256 v512 ffn=geglu:512 [A8/4(qk_norm=0) A8/4(qk_norm=0)+swiglu:512]", "more than one kind of feed-forward"),
@@ -124,6 +111,31 @@ def test_patched_by_name(text: str, reason: str) -> None:
         ("d256 v512 norms=behind ffn=swiglu:512 [C3 A8/4]", "norms behind blocks, or bounded logits, next to conv"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4(qk_norm_wide=1)]", "qk_norm_wide next to convolutions: lfm2 has none"),
         ("d256 v512 ffn=swiglu:512 [A8/4(gate=1)]", "gates on heads: stock architectures have none"),
+    ],
+)
+def test_patched_by_name(text: str, reason: str) -> None:
+    support = LLAMA_CPP.supports(Layout.parse(text))
+    assert (support.verdict, support.arch) == ("patched", PATCHED)
+    assert any(reason in given for given in support.reasons), support.reasons
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("d256 v512 ffn=moe:8x2:64 [C3 A8/4+moe:4x2:64]", "more than one expert count"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_theta=10000)]", "more than one RoPE base of attention"),
+        ("d256 v512 ffn=swiglu:512 [W8/4@64 W8/4@64(rope_theta=10000)]", "more than one RoPE base of sliding windows"),
+        ("d256 v512 ffn=swiglu:512 [C3 W8/4@64 W8/4@128]", "more than one window (64, 128)"),
+        ("d256 v512 ffn=swiglu:512 [W8/4@64&A8/4 C3]", "layer 0 has two kinds of attention in parallel"),
+        ("d256 v512 ffn=swiglu:512 [A8/4 C3&M16]", "layer 1 has two recurrent mixers in parallel"),
+        ("d256 v512 ffn=swiglu:512 [A8/4(canon=4)&M16]", "one of two parallel mixers (canon)"),
+        ("d256 v512 ffn=swiglu:512 [C3*512 A8/4]", "513 layers: at most 512"),
+        ("d256 v512 ffn=swiglu:512 [A8/4(softcap=5) A8/4]", "more than one bound of scores (5.0, 0.0)"),
+        ("d256 v512 ffn=swiglu:512 [A8/4(softcap=5) L4/64]", "more than one bound of scores (5.0, 0.0)"),
+        (
+            "d256 v512 ffn=moe:8x2:64 [A8/4 A8/4+moe:8x2:64(norm_topk=0)]",
+            "more than one sum of experts' weights (norm_topk)",
+        ),
     ],
 )
 def test_refused_by_name(text: str, reason: str) -> None:

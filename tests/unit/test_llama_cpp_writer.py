@@ -35,7 +35,8 @@ def checkpoint(layout: Layout, path: Path, **changes: np.ndarray | None) -> Chec
     """Gaussian weights; a change replaces or (None) removes the tensor whose dots are written as '__'."""
     rng = np.random.default_rng(0)
     listed = tensors(layout, architecture(layout))
-    state = {t.source: rng.standard_normal(t.source_shape, dtype=np.float32) for t in listed}
+    shapes = {name: shape for tensor in listed for name, shape in tensor.sources.items()}
+    state = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
     for name, value in changes.items():
         name = name.replace("__", ".")
         state.pop(name, None)

@@ -37,6 +37,15 @@ HEAD_ARGS = (
         high=1 << 24,
     ),
     Arg("rope_yarn", bool, "rope_tokens as in YaRN: pairs that turn less than 32 times within them", default=False),
+    Arg(
+        "rope_long",
+        int,
+        "tokens up to which RoPE's angles are divided by one set of numbers, beyond them by another; both come with"
+        " the weights, as in LongRoPE; 0: none",
+        default=0,
+        low=0,
+        high=1 << 24,
+    ),
     Arg("softcap", float, "bound b of scores: b tanh(score / b), as in Gemma 2; 0: none", default=0.0, low=0, high=1e9),
     Arg("gate", bool, "each head times a sigmoid of the input, as in LFM3", default=False),
     Arg("gate_wide", bool, "each number of a head times one of its own, as in Qwen3.5", default=False),
@@ -50,6 +59,10 @@ HEAD_ARGS = (
         high=64,
     ),
 )
+
+
+ROPE_ARGS = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_long", "rope_dim")
+"""Those that say what RoPE does."""
 
 
 class AttentionKind(BlockKind):
@@ -86,6 +99,8 @@ class AttentionKind(BlockKind):
             raise InvalidInput(f"{self.name}: rope_yarn says how rope_tokens scale RoPE, which is 0")
         if block.get("rope_yarn") and theta <= 1:
             raise InvalidInput(f"{self.name}: rope_yarn needs a rope_theta above 1")
+        if block.int("rope_long") and (scaled or not theta):
+            raise InvalidInput(f"{self.name}: rope_long scales positions (rope_theta) in place of rope_factor")
         part = block.int("rope_dim")
         if part and (part % 2 or part >= int(head_dim)):
             raise InvalidInput(f"{self.name}: rope_dim {part} must be even and below the head size {head_dim}; 0: all")
@@ -107,7 +122,7 @@ class AttentionKind(BlockKind):
         if part := full.int("rope_dim"):
             pairs = round(part / full.int("head_dim") * head_dim / 2)
             block = block.replace(rope_dim=2 * min(max(pairs, 1), head_dim // 2 - 1))
-        return block.replace(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        return block.replace(heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope_long=0)
 
     def shorten(self, block: Block, d_model: int, context: int, length: int) -> Block:
         """RoPE's base, such that the same share of frequencies turns by a radian or more within a sequence.

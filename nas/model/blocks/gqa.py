@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from nas.core.block import Arg, Block, Count
 from nas.core.errors import InvalidInput
-from nas.model.blocks.attention import HEAD_ARGS, AttentionKind, attention_count, attention_flops, cache_bytes
+from nas.model.blocks.attention import (
+    HEAD_ARGS,
+    ROPE_ARGS,
+    AttentionKind,
+    attention_count,
+    attention_flops,
+    cache_bytes,
+)
 
 
 class GroupedQueryAttention(AttentionKind):
@@ -15,7 +22,7 @@ class GroupedQueryAttention(AttentionKind):
     hue = 1
     syntax = "{heads}/{kv_heads}[:{head_dim}]"
     doc = "grouped-query attention"
-    cache_args = ("kv_heads", "head_dim", "rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
+    cache_args = ("kv_heads", "head_dim", *ROPE_ARGS)
     args = (*HEAD_ARGS, Arg("kv", int, "reuse the key-value cache of this earlier layer (0-based)", low=0))
 
     def check(self, block: Block, d_model: int) -> None:

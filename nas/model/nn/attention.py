@@ -11,7 +11,7 @@ from torch import Tensor
 from nas.core.block import Block
 from nas.model.nn.base import Mixer, Padding, State
 from nas.model.nn.growth import BlockGrowth, CannotGrow, tiled, units
-from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, reference_conv
+from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, reference_conv
 from nas.model.nn.rope import rope_divisors, turned_numbers
 
 _SHARP = 64
@@ -20,6 +20,20 @@ this size: else attention over many tokens starts near an average of them and ca
 _SPARK = 1e-3
 """Scale of start values in added query and key numbers: nothing to the function, and enough for gradients,
 which are zero where both are."""
+
+
+class Divisors(Weights):
+    """What the angles of RoPE's pairs are divided by: buffer `weight` [pairs], ones at the start."""
+
+    weight: Tensor
+
+    def __init__(self, pairs: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(pairs))
+
+    def draw(self, rng: torch.Generator, depth: int) -> None:
+        """Sets ones."""
+        self.weight.fill_(1.0)
 
 
 class Attention(Mixer):
@@ -31,6 +45,7 @@ class Attention(Mixer):
     o.weight [D, heads * head_dim]; q_norm.weight, k_norm.weight [head_dim] (qk_norm=1; k_norm if `own_kv`), as long as
     the rows of q and k with qk_norm_wide=1; gate.weight [heads, D] (gate=1), [heads * head_dim, D] (gate_wide=1);
     q.bias, k.bias, v.bias, as long as the rows of their weights (qkv_bias=1; k and v if `own_kv`);
+    rope_short.weight, rope_long.weight [pairs that turn] (rope_long; buffers);
     canon.weight [D, K], last tap for the current token. RoPE pairs number i of the first half of what it turns, a head
     or its first `rope_dim` numbers, with number i of the second.
 
@@ -49,6 +64,9 @@ class Attention(Mixer):
         self.head_dim = self.block.int("head_dim")
         self.rope_theta = float(self.block.get("rope_theta") or 0.0)
         self.rope_dim, self.rope_divisors = turned_numbers(self.block), rope_divisors(self.block)
+        self.rope_tokens = self.block.int("rope_long")
+        if self.rope_tokens:
+            self.rope_short, self.rope_long = Divisors(self.rope_dim // 2), Divisors(self.rope_dim // 2)
         norm, bias = bool(self.block.get("qk_norm")), bool(self.block.get("qkv_bias"))
         self.canon = DepthwiseConv(d_model, self.block.int("canon")) if self.block.get("canon") else None
         self.q = Linear(d_model, self.heads * self.head_dim, bias=bias)
@@ -95,12 +113,17 @@ class Attention(Mixer):
     def turned(self, heads: Tensor, past: int, padding: Padding | None = None) -> Tensor:
         """Applies RoPE to `heads` [B, H, T, head_dim] where the block has positions.
 
-        They are past .. past + T - 1, or those of the last T tokens of padded rows.
+        They are past .. past + T - 1, or those of the last T tokens of padded rows. With `rope_long`, the last of them
+        says whether the text is a long one; keys that are cached stay as they were turned.
         """
         if not self.rope_theta:
             return heads
         at = past if padding is None else padding.positions[:, None, -heads.shape[2] :]
-        turned = rotate(heads[..., : self.rope_dim], at, self.rope_theta, self.rope_divisors)
+        divisors: Tensor | tuple[float, ...] = self.rope_divisors
+        if self.rope_tokens:
+            seen = past + heads.shape[2] if isinstance(at, int) else int(at.max()) + 1
+            divisors = (self.rope_long if seen > self.rope_tokens else self.rope_short).weight
+        turned = rotate(heads[..., : self.rope_dim], at, self.rope_theta, divisors)
         return turned if self.rope_dim == self.head_dim else torch.cat([turned, heads[..., self.rope_dim :]], -1)
 
     def output(self, mixed: Tensor, x: Tensor) -> Tensor:
@@ -130,7 +153,7 @@ class Attention(Mixer):
         times as many numbers: projections times sqrt(m) keep it, and the gain of queries makes up for it.
         """
         a, b, small, width = growing.a, growing.b, growing.small, growing.width
-        rope = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
+        rope = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_long", "rope_dim")
         for name in (
             "qk_norm",
             "qk_norm_wide",
@@ -147,8 +170,8 @@ class Attention(Mixer):
                 raise CannotGrow(f"{name} differs")
         if a.get("qkv_bias"):
             raise CannotGrow("biases on queries, keys and values have no rule")
-        if a.get("qk_norm_wide") or a.get("gate"):
-            raise CannotGrow("QK-norm over all heads together, and gates on heads, have no rule")
+        if a.get("qk_norm_wide") or a.get("gate") or a.get("rope_long"):
+            raise CannotGrow("QK-norm over all heads together, gates on heads, and rope_long have no rule")
         d, wide = a.int("head_dim"), b.int("head_dim")
         if wide % d:
             raise CannotGrow(
@@ -228,7 +251,7 @@ def visible(
     return mask | causal.triu(seen - length)
 
 
-def rotate(x: Tensor, at: int | Tensor, theta: float, divisors: tuple[float, ...] = ()) -> Tensor:
+def rotate(x: Tensor, at: int | Tensor, theta: float, divisors: Tensor | tuple[float, ...] = ()) -> Tensor:
     """Applies RoPE to [..., T, head_dim] at positions `at` [..., T]; a number is the position of the first token.
 
     Number i of a head's first half and number i of its second half form a pair that turns by theta^(-2i / head_dim)
@@ -237,8 +260,8 @@ def rotate(x: Tensor, at: int | Tensor, theta: float, divisors: tuple[float, ...
     """
     half, kind = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
     frequencies = theta ** (-torch.arange(half, dtype=kind, device=x.device) / half)
-    if divisors:
-        frequencies = frequencies / torch.tensor(divisors, dtype=kind, device=x.device)
+    if len(divisors):
+        frequencies = frequencies / torch.as_tensor(divisors, dtype=kind, device=x.device)
     positions = torch.arange(at, at + x.shape[-2], device=x.device) if isinstance(at, int) else at
     angles = positions.to(kind)[..., None] * frequencies
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -257,9 +280,11 @@ def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name
         scale = (heads.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
         heads = heads / scale * weights[f"{name}_norm.weight"]
     if theta:
-        part = block.int("rope_dim") or head_dim
+        part, divisors = block.int("rope_dim") or head_dim, None
+        if block.int("rope_long"):
+            divisors = weights["rope_long.weight" if len(h) > block.int("rope_long") else "rope_short.weight"]
         for t in range(len(h)):
-            heads[:, t, :part] = reference_turn(heads[:, t, :part], t, theta, block)
+            heads[:, t, :part] = reference_turn(heads[:, t, :part], t, theta, block, divisors)
     return heads
 
 
@@ -293,10 +318,13 @@ def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> t
     return reference_heads(block, weights, h, "k"), values
 
 
-def reference_turn(x: Tensor, position: int, theta: float, scaled: Block | None = None) -> Tensor:
+def reference_turn(
+    x: Tensor, position: int, theta: float, scaled: Block | None = None, divisors: Tensor | None = None
+) -> Tensor:
     """Computes RoPE by Su et al. 2024, section 3.2.2: a pair is a complex number, multiplied by exp(i m theta_i).
 
-    theta_i is changed as `rope_factor`, `rope_tokens` and `rope_yarn` of the block `scaled` say.
+    theta_i is changed as `rope_factor`, `rope_tokens` and `rope_yarn` of the block `scaled` say, or divided by
+    `divisors`.
     """
     half = x.shape[-1] // 2
     turned = x.clone()
@@ -305,6 +333,7 @@ def reference_turn(x: Tensor, position: int, theta: float, scaled: Block | None 
         if scaled is not None:
             speed = _reference_yarn(scaled, theta, i, half) if scaled.get("rope_yarn") else None
             angle *= _reference_speed(scaled, theta ** (-2 * i / x.shape[-1])) if speed is None else speed
+        angle /= 1.0 if divisors is None else float(divisors[i])
         turned[:, i] = x[:, i] * math.cos(angle) - x[:, half + i] * math.sin(angle)
         turned[:, half + i] = x[:, half + i] * math.cos(angle) + x[:, i] * math.sin(angle)
     return turned

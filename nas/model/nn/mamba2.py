@@ -54,13 +54,15 @@ class GroupedRMSNorm(RMSNorm):
 class Mamba2(Mixer, Weights):
     """z, x, B, C, dt = W_in h; x, B, C = silu(conv(x, B, C)); out = W_out norm(silu(z) * (SSM(x, B, C, dt) + D x)).
 
+    The norm may be left out (norm=0).
+
     Step sizes are softplus(dt + dt_bias), decays exp(-step * exp(A_log)), one of each per head and token.
 
     State: (window [B, K - 1, I + 2 G N], if there is a convolution; memory [B, H, P, N]): its last inputs, oldest
     first, and what the heads remember; I inner width, H heads of size P = I / H, G groups, N state, K taps.
 
     Weights: in_proj.weight [2I + 2GN + H, D], rows z, x, B, C, dt; conv.weight [I + 2GN, K]; conv.bias [I + 2GN];
-    dt_bias, A_log, D [H]; norm.weight [I]; out.weight [D, I]. Groups are stored one after another.
+    dt_bias, A_log, D [H]; norm.weight [I] (norm=1); out.weight [D, I]. Groups are stored one after another.
     """
 
     projection = "out"
@@ -69,7 +71,8 @@ class Mamba2(Mixer, Weights):
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
         self.heads, self.groups = self.block.int("heads"), self.block.int("groups")
-        self.inner, self.state_size = self.block.int("expand") * d_model, self.block.int("state")
+        self.inner = self.block.int("inner") or self.block.int("expand") * d_model
+        self.state_size = self.block.int("state")
         mixed = self.inner + 2 * self.groups * self.state_size
         self.widths = [self.inner, mixed, self.heads]
         self.in_proj = Linear(d_model, sum(self.widths))
@@ -79,7 +82,7 @@ class Mamba2(Mixer, Weights):
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
         self.A_log = nn.Parameter(torch.empty(self.heads))
         self.D = nn.Parameter(torch.empty(self.heads))
-        self.norm = GroupedRMSNorm(self.inner, self.groups)
+        self.norm = GroupedRMSNorm(self.inner, self.groups) if self.block.get("norm") else nn.Identity()
         self.out = Linear(self.inner, d_model, residual=True)
 
     @torch.no_grad()
@@ -121,14 +124,14 @@ class Mamba2(Mixer, Weights):
         Channels of a head share its decay, B and C, and meet nowhere else.
         """
         a, b, small, start, width = growing.a, growing.b, growing.small, growing.start, growing.width
-        for name in ("state", "groups", "expand"):
+        for name in ("state", "groups", "expand", "norm"):
             if a.int(name) != b.int(name):
                 raise CannotGrow(f"{name} differs")
         if a.int("groups") > 1:
             raise CannotGrow("groups of heads have no order that copies keep")
         old, new = a.int("conv"), b.int("conv")
         h, heads = a.int("heads"), b.int("heads")
-        inner, wide = len(small["norm.weight"]), len(start["norm.weight"])
+        inner, wide = small["out.weight"].shape[1], start["out.weight"].shape[1]
         if (old == 0) != (new == 0):
             raise CannotGrow("only one of them has a convolution")
         if new < old or heads % h or wide % heads or (wide // heads) % (inner // h):
@@ -153,7 +156,7 @@ class Mamba2(Mixer, Weights):
             "dt_bias": small["dt_bias"][head],
             "A_log": small["A_log"][head],
             "D": small["D"][head],
-            "norm.weight": small["norm.weight"][channels],
+            **({"norm.weight": small["norm.weight"][channels]} if a.get("norm") else {}),
             "out.weight": growing.widened("out.weight", outputs=width, inputs=channels),
         }
 
@@ -164,7 +167,7 @@ def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> 
     h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """
     heads, groups, state = block.int("heads"), block.int("groups"), block.int("state")
-    inner = block.int("expand") * h.shape[1]
+    inner = weights["out.weight"].shape[1]
     shared = groups * state
     z, mixed, dt = torch.split(h @ weights["in_proj.weight"].T, [inner, inner + 2 * shared, heads], -1)
     if block.int("conv"):
@@ -184,5 +187,7 @@ def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> 
             memory = decay * memory + step * torch.outer(x[t, rows], b[t, part])
             y[t, rows] = memory @ c[t, part] + weights["D"][head] * x[t, rows]
     gated = (y * z * torch.sigmoid(z)).view(len(h), groups, -1)
-    normed = gated / (gated.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
-    return (normed.flatten(1) * weights["norm.weight"]) @ weights["out.weight"].T
+    if block.get("norm"):
+        gated = gated / (gated.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+        gated = gated * weights["norm.weight"].view(groups, -1)
+    return gated.flatten(1) @ weights["out.weight"].T

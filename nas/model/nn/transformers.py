@@ -45,7 +45,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 
 _ROPE = ("rope_theta", "rope_factor", "rope_tokens", "rope_yarn", "rope_dim")
-_ALTERED = ("qk_norm_wide", "softcap", "gate", "gate_wide")
+_ALTERED = ("qk_norm_wide", "softcap", "gate", "gate_wide", "rope_long")
 """Arguments of attention that the classes written to are without."""
 _SHAPE = ("heads", "kv_heads", "head_dim", *_ROPE, "qk_norm", "qkv_bias", "canon", *_ALTERED)
 _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
@@ -405,11 +405,13 @@ def stock_names(block: Block) -> tuple[TensorName, ...]:
     biases = "qkv" if block.get("qkv_bias") else ""
     norms = "qk" if block.get("qk_norm") else ""
     gates = ("gate",) if block.get("gate") else ()
+    divisors = ("rope_short", "rope_long") if block.get("rope_long") else ()
     return (
         *(weight_name(name, f"self_attn.{name}_proj") for name in "qkvo"),
         *(TensorName((f"{name}.bias",), f"self_attn.{name}_proj.bias") for name in biases),
         *(weight_name(f"{name}_norm", f"self_attn.{name}_norm") for name in norms),
         *(weight_name(name, f"self_attn.{name}_proj") for name in gates),
+        *(TensorName((f"{name}.weight",), "") for name in divisors),
     )
 
 

@@ -34,6 +34,7 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.replacement import Slot
+from nas.model.blocks.mamba2 import inner_width
 from nas.model.nn.attention import Attention
 from nas.model.nn.base import BlockModule, Mixer
 from nas.model.nn.kinds import MODULES
@@ -96,7 +97,8 @@ def _mixers(trained: Block, d_model: int, window: int, further: Sequence[Block])
     yield Block.of("swa", **{**shared, "window": window, "sink": 1})
     rope = size // 4 * 2
     latent = (kv * size - rope) // _STEP * _STEP
-    plain = full.get("rope_factor") == 1 and not full.int("rope_dim")  # latent attention has RoPE's base alone
+    # Latent attention has RoPE's base alone.
+    plain = full.get("rope_factor") == 1 and not (full.int("rope_dim") or full.int("rope_long"))
     if trained.kind == "gqa" and rope and latent and plain:  # of a window, latents of all tokens would be kept
         theta = float(full.get("rope_theta") or 0.0)
         yield Block.of(
@@ -232,7 +234,7 @@ def _repeated(weights: dict[str, Tensor], name: str, block: Block) -> Tensor:
 
 def _scanned(weights: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:
     after = module.block
-    inner = after.int("expand") * module.d_model
+    inner = inner_width(after, module.d_model)
     sizes = [before.int(name) for name in ("heads", "head_dim")]
     if [after.int("groups"), after.int("state")] != sizes or inner != sizes[0] * sizes[1]:
         return {}  # heads do not correspond: drawn

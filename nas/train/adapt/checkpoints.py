@@ -42,7 +42,9 @@ from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import MAX_DEPTH, Layer, Layout, Norms
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
+from nas.model.blocks.mamba2 import inner_width
 from nas.model.nn.model import Model
+from nas.model.nn.rope import turned_numbers
 from nas.model.nn.transformers import CONV_NAMES, TensorName, stock_names, tensor_names, weight_name
 from nas.train.adapt.gguf_model import EMBEDDING, HEAD, GgufModel, TheirTensors, few
 from nas.train.adapt.model_types import MODEL_TYPES
@@ -61,10 +63,16 @@ _INTO_RESIDUAL = ("o.weight", "out.weight", "down.weight")
 """Projections into the residual stream."""
 WITH_TOWERS = ("lfm2_vl", "hilnas_vl")
 """Types of models that consist of a language model and towers: transformers' class, and ours for other layouts."""
+_TEXT_TYPES = {"qwen3_5": "qwen3_5_text"}
+"""Other types with an encoder of images, which is left out -> type of their language model."""
 LANGUAGE_MODEL = "model.language_model."
 """Prefix of the language model's tensors there, but for those of an output head."""
 _FROM_ROTARY = "rotary_emb.inv_freq"
 """A buffer that old releases of transformers saved; it follows from the configuration."""
+
+
+Factor = float | tuple[float, ...]
+"""What a tensor is multiplied by: all of it, or each of its rows."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +85,14 @@ class TrainedModel:
         names: tensors of the files, and what ours they hold; none: they have our names. One without a name of theirs
             holds ones.
         factors: our tensor -> what it is multiplied by; those left out are as in the file.
+        left_out: what the model has besides.
     """
 
     layout: Layout
     family: str
     names: tuple[TensorName, ...] = ()
-    factors: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[str, Factor] = field(default_factory=dict)
+    left_out: str = ""
 
 
 def read_model(source: Path) -> TrainedModel:
@@ -117,7 +127,7 @@ def _read(source: _Source) -> TrainedModel:
         model = None
     if options.missing or model is None:
         raise Unsupported(f"no layout says this {kind} model; missing: {'; '.join(options.missing)}", where=where)
-    return model
+    return replace(model, left_out=source.left_out)
 
 
 def import_model(source: Path, output: Path) -> TrainedModel:
@@ -170,6 +180,11 @@ class _Source(Protocol):
         ...
 
     @property
+    def left_out(self) -> str:
+        """What is not read of it."""
+        ...
+
+    @property
     def rope_dim(self) -> int:
         """Numbers of a head that RoPE turns, where the file says that apart from its configuration; 0: it does not."""
         ...
@@ -203,11 +218,14 @@ class _Folder:
         if not (folder / "config.json").is_file():
             raise InvalidInput("no such file: name a folder of transformers, with config.json", where=self.where)
         self.config: Mapping[str, Any] = read_json(folder / "config.json", _CONFIG_BYTES)
-        self._inside = ""
-        if self.config.get("model_type") in WITH_TOWERS:
-            tied = self.config.get("tie_embedding", self.config.get("tie_word_embeddings", True))
+        self._inside = self.left_out = ""
+        kind = self.config.get("model_type")
+        if kind in WITH_TOWERS or kind in _TEXT_TYPES:
+            tied = self.config.get("tie_embedding", self.config.get("tie_word_embeddings", kind in WITH_TOWERS))
             self._inside, text = LANGUAGE_MODEL, self.config.get("text_config")
-            self.config = {**(text if isinstance(text, dict) else {}), "tie_word_embeddings": tied}
+            named = {"model_type": _TEXT_TYPES[kind]} if kind in _TEXT_TYPES else {}
+            self.config = {**named, **(text if isinstance(text, dict) else {}), "tie_word_embeddings": tied}
+            self.left_out = "the encoder of images"
 
     def tensors(self) -> _Tensors:
         return _Tensors(self._folder, self._inside)
@@ -246,7 +264,7 @@ def _import_record(source: Path, output: Path) -> dict[str, Any]:
 def _converted(
     one: Planned,
     origin: Mapping[str, TensorName],
-    factors: Mapping[str, float],
+    factors: Mapping[str, Factor],
     files: Mapping[str, Tensor],
     where: str,
 ) -> Tensor:
@@ -262,9 +280,10 @@ def _converted(
         raise InvalidInput(f"{origin[one.name].theirs} holds NaN or infinity", where=where)
     if (factor := factors.get(one.name, 1.0)) == 1.0:
         return tensor
-    if not (tensor := tensor * factor).isfinite().all():
+    rows = torch.tensor(factor).view(-1, *[1] * (tensor.ndim - 1))
+    if not (tensor := tensor * rows).isfinite().all():
         raise InvalidInput(
-            f"{origin[one.name].theirs} becomes infinite: constants of its configuration multiply it by {factor:g}",
+            f"{origin[one.name].theirs} becomes infinite: constants of its configuration multiply it by {rows.max():g}",
             where=where,
         )
     return tensor
@@ -362,6 +381,12 @@ _PARTS = {
 # Configurations. Defaults are those of transformers' configuration classes.
 
 
+def _rope_type(rope: Mapping[str, Any]) -> Any:
+    """Returns the type of RoPE's scaling, under the name of today; that with two lists of numbers had others."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return "longrope" if kind == "su" or (kind == "yarn" and "long_factor" in rope) else kind
+
+
 class _Options:
     """The values of a config.json, and what of them no layout can say."""
 
@@ -388,6 +413,13 @@ class _Options:
     def number(self, name: str, default: float) -> float:
         """Returns a positive number."""
         return self.positive(name, self.get(name, default))
+
+    def numbers(self, name: str, count: int, inside: Mapping[str, Any] | None = None) -> list[float]:
+        """Returns `count` positive numbers, of the object `inside` if that is given; ones where there are none."""
+        values = self.get(name, [1.0] * count) if inside is None else inside.get(name)
+        if not isinstance(values, list) or len(values) != count:
+            raise InvalidInput(f"{name} must be a list of {count} numbers", where=self.where)
+        return [self.positive(name, value) for value in values]
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Returns a truth value."""
@@ -433,19 +465,19 @@ class _Options:
         part_of: int | None = None,
         share: float = 1.0,
         rope: Mapping[str, Any] | None = None,
+        long: bool = False,
     ) -> dict[str, Any]:
         """Returns RoPE's base and scaling, as arguments of blocks; refuses partial RoPE, and scaling of other forms.
 
         As in transformers, `rope_scaling` replaces `rope_parameters`, and the base in it wins over one beside it. Where
         the family turns a part of each head, `part_of` is the head size and `share` the default; where its layers
-        differ, `rope` is what stands for `rope_parameters`.
+        differ, `rope` is what stands for `rope_parameters`. With `long`, the caller reads LongRoPE's numbers.
         """
         rope = (self.object("rope_scaling") or self.object("rope_parameters")) if rope is None else rope
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        scaled = kind in ("linear", "llama3", "yarn")
-        self.refuse(
-            kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have 'linear', 'llama3' and 'yarn'"
-        )
+        kind = _rope_type(rope)
+        scaled = kind in ("linear", "llama3", "yarn") or (long and kind == "longrope")
+        types = "'linear', 'llama3', 'yarn' and, in most types, 'longrope'"
+        self.refuse(kind != "default" and not scaled, f"RoPE of type {kind!r}: blocks have {types}")
         self.refuse(any(isinstance(value, dict) for value in rope.values()), _SEVERAL_BASES)
         share = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", share))
         share = min(self.positive("partial_rotary_factor", share), _MOST_SHARE)
@@ -459,6 +491,8 @@ class _Options:
     def _scaling(self, rope: Mapping[str, Any], kind: str) -> dict[str, Any]:
         """Returns `rope_factor`, of "llama3" and "yarn" also `rope_tokens`."""
         length = "original_max_position_embeddings"
+        if kind == "longrope":
+            return {"rope_long": self._original(rope)}
         factor = self.positive("factor", self._factor(rope))
         self.refuse(factor < 1, f"RoPE that is sped up (factor {factor:g})")
         if kind == "linear" or factor <= 1:
@@ -473,6 +507,12 @@ class _Options:
         self.refuse(turns != [1, 4], f"RoPE of type 'llama3' with other factors of low and high frequencies {turns}")
         return tokens
 
+    def _original(self, rope: Mapping[str, Any]) -> int:
+        """Returns the length of a text before its positions are scaled."""
+        length = "original_max_position_embeddings"
+        usual = 4096 if self.get("model_type") == "phi3" else self.get("max_position_embeddings")
+        return self.whole(length, rope.get(length, usual))
+
     def _factor(self, rope: Mapping[str, Any]) -> Any:
         """Returns the factor of scaling; that of YaRN may follow from the lengths."""
         length = rope.get("original_max_position_embeddings")
@@ -481,9 +521,17 @@ class _Options:
         lengths = (self.positive("max_position_embeddings", self.get("max_position_embeddings")), length)
         return lengths[0] / self.positive("original_max_position_embeddings", lengths[1])
 
+    def long_divisors(self, rope: Mapping[str, Any], pairs: int) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+        """Returns LongRoPE's divisors of angles, of short and of long texts, and a factor of what turns of queries."""
+        short, long = (tuple(self.numbers(f"{name}_factor", pairs, rope)) for name in ("short", "long"))
+        length = self.positive("original_max_position_embeddings", self._original(rope))
+        factor = self.positive("factor", rope.get("factor") or self.number("max_position_embeddings", length) / length)
+        usual = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(length)) if length > 1 else 1.0
+        return short, long, self.positive("attention_factor", rope.get("attention_factor") or usual) ** 2
+
     def scores(self, rope: Mapping[str, Any]) -> float:
         """Returns what YaRN multiplies products of queries and keys by; 1 for RoPE of other types."""
-        if rope.get("rope_type", rope.get("type")) != "yarn":
+        if _rope_type(rope) != "yarn":
             return 1.0
         factor = self.positive("factor", self._factor(rope))
         parts = [self.positive(name, rope[name]) for name in ("mscale", "mscale_all_dim") if rope.get(name)]
@@ -690,7 +738,26 @@ class _Stock:
         layout = Layout.of(d_model, vocab, layers, tied=options.tied(self.tied), norms=norms, softcap=softcap)
         eps = EPS if self.centred else options.number("rms_norm_eps", self.eps)
         scores = [ropes[window is not None][1] for window in windows]
-        return _trained(options, layout, tuple(self._names(layout)), eps, self.constants(options), scores)
+        model = _trained(options, layout, tuple(self._names(layout)), eps, self.constants(options), scores)
+        return self._with_divisors(options, model) if layers[0].mixers[0].get("rope_long") else model
+
+    def _with_divisors(self, options: _Options, model: TrainedModel) -> TrainedModel:
+        """Adds LongRoPE's numbers to the factors of a model; what they multiply of scores becomes part of queries."""
+        rope = options.object("rope_scaling") or options.object("rope_parameters")
+        factors = dict(model.factors)
+        for i, layer in enumerate(model.layout.layers):
+            place, block = f"layers.{i}.mixers.0", layer.mixers[0].resolve(model.layout.d_model)
+            turned = turned_numbers(block)
+            short, long, scores = options.long_divisors(rope, turned // 2)
+            factors |= {f"{place}.rope_short.weight": short, f"{place}.rope_long.weight": long}
+            if block.get("qk_norm") or block.get("qkv_bias"):
+                options.refuse(scores != 1, "RoPE of type 'longrope' that scales queries behind a norm or a bias")
+                continue
+            q = f"{place}.q.weight"
+            usual = float(torch.tensor(factors.get(q, 1.0)))
+            head = (usual * scores,) * turned + (usual,) * (block.int("head_dim") - turned)
+            factors[q] = head * block.int("heads")
+        return replace(model, factors=factors)
 
     def _feeding(self, options: _Options, depth: int) -> list[Block]:
         """Returns the feed-forward of each layer."""
@@ -717,7 +784,7 @@ class _Stock:
         part_of = None if self.part is None else head_dim
         if self.local is None:
             rope = options.object("rope_scaling") or options.object("rope_parameters")
-            return options.rope(self.base, part_of=part_of, share=self.part or 1.0), options.scores(rope)
+            return options.rope(self.base, part_of=part_of, share=self.part or 1.0, long=True), options.scores(rope)
         by_type = options.object("rope_parameters")
         options.refuse(
             not all(isinstance(value, dict) for value in by_type.values()),
@@ -948,25 +1015,100 @@ def _nemotron_h(options: _Options) -> TrainedModel:
     options.refuse("mamba2" in kinds and eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
     heads = options.whole("mamba_num_heads", 128)
     inner = heads * options.whole("mamba_head_dim", 64)
-    whole = d_model > 0 and inner % d_model == 0
-    options.refuse(
-        "mamba2" in kinds and not whole, f"Mamba-2 of inner width {inner}, no multiple of the width {d_model}"
-    )
     attention = _attention(options, d_model, qk_norm=False, head_dim=128) | {"rope_theta": 0.0}
     halves = {"gqa": Layer((Block.of("gqa", **attention),)), "relu2": Layer(ffn=_nemotron_ffn(options))}
-    if "mamba2" in kinds and whole:
+    if "mamba2" in kinds:
         mamba = Block.of(
             "mamba2",
             state=options.whole("ssm_state_size", 128),
             heads=heads,
-            expand=inner // d_model,
             conv=options.whole("conv_kernel", 4),
             groups=options.whole("n_groups", 8),
+            **_inner(inner, d_model),
         )
         halves["mamba2"] = Layer((mamba,))
     layers = [halves[kind] for kind in kinds if kind in halves] or [halves["gqa"]]
     layout = Layout.of(d_model, options.whole("vocab_size"), layers, tied=options.tied(False))
     return _trained(options, layout, tuple(_nemotron_names(layout)), eps)
+
+
+def _inner(inner: int, d_model: int) -> dict[str, int]:
+    """Returns the arguments of Mamba-2 that say how wide it is inside."""
+    whole = d_model > 0 and inner % d_model == 0 and inner > 0
+    return {"expand": inner // d_model} if whole else {"inner": inner}
+
+
+def _falcon_h1(options: _Options) -> TrainedModel:
+    """Reads layers of Mamba-2 and attention beside each other, each with multipliers of its own."""
+    d_model, depth, vocab = _size(options)
+    options.activation()
+    for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
+        options.refuse(options.flag(name), f"biases ({name})")
+    options.refuse(not options.flag("mamba_conv_bias", True), "Mamba-2 without bias in its convolution")
+    _unlimited(options)
+    eps, normed = options.number("rms_norm_eps", EPS), options.flag("mamba_rms_norm")
+    options.refuse(
+        normed and options.flag("mamba_norm_before_gate", True), "Mamba-2 with its norm in front of the gate"
+    )
+    options.refuse(normed and eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
+    mamba = Block.of(
+        "mamba2",
+        state=options.whole("mamba_d_state", 256),
+        heads=options.whole("mamba_n_heads", 128),
+        conv=options.whole("mamba_d_conv", 4),
+        groups=options.whole("mamba_n_groups", 1),
+        norm=normed,
+        **_inner(options.whole("mamba_d_ssm", options.whole("mamba_expand", 2) * d_model), d_model),
+    )
+    attention = Block.of("gqa", **_attention(options, d_model, qk_norm=False), **options.rope())
+    ffn = Block.of("swiglu", width=options.whole("intermediate_size", 14336))
+    layout = Layout.of(d_model, vocab, [Layer((mamba, attention), ffn)] * depth, tied=options.tied(False))
+    constants = _Constants(
+        options.number("embedding_multiplier", 1.0), logits=1 / options.number("lm_head_multiplier", 1.0)
+    )
+    model = _trained(options, layout, tuple(_falcon_h1_names(layout)), eps, constants)
+    factors = dict(model.factors)
+    for i in range(depth):
+        for name, factor in _falcon_h1_factors(options, mamba, d_model).items():
+            name = f"layers.{i}.{name}"
+            factors[name] = factor if isinstance(factor, tuple) else factor * model.factors.get(name, 1.0)
+    return replace(model, factors=factors)
+
+
+def _falcon_h1_factors(options: _Options, mamba: Block, d_model: int) -> dict[str, Any]:
+    """Returns the multipliers of a layer, by the tensors that they become part of."""
+    gate, down = options.numbers("mlp_multipliers", 2)
+    inner, shared = inner_width(mamba, d_model), mamba.int("groups") * mamba.int("state")
+    widths = (inner, inner, shared, shared, mamba.int("heads"))
+    scale = options.number("ssm_in_multiplier", 1.0)
+    parts = zip(options.numbers("ssm_multipliers", 5), widths, strict=True)
+    read, keys = options.number("attention_in_multiplier", 1.0), options.number("key_multiplier", 1.0)
+    return {
+        "mixers.0.in_proj.weight": tuple(scale * part for part, width in parts for _ in range(width)),
+        "mixers.0.out.weight": options.number("ssm_out_multiplier", 1.0),
+        "mixers.1.q.weight": read,
+        "mixers.1.k.weight": read * keys,
+        "mixers.1.v.weight": read,
+        "mixers.1.o.weight": options.number("attention_out_multiplier", 1.0),
+        "ffn.gate.weight": gate,
+        "ffn.down.weight": down,
+    }
+
+
+def _falcon_h1_names(layout: Layout) -> Iterator[TensorName]:
+    yield weight_name("embed", "model.embed_tokens")
+    for i, layer in enumerate(layout.layers):
+        ours, theirs, (mamba, attention) = f"layers.{i}", f"model.layers.{i}", layer.mixers
+        yield weight_name("mixer_norm", "input_layernorm").under(ours, theirs)
+        yield weight_name("ffn_norm", "pre_ff_layernorm").under(ours, theirs)
+        names = _GRANITE_MAMBA if mamba.get("norm") else (name for name in _GRANITE_MAMBA if "norm" not in name.theirs)
+        yield from (name.under(f"{ours}.mixers.0", theirs) for name in names)
+        yield from (name.under(f"{ours}.mixers.1", theirs) for name in stock_names(attention.resolve(layout.d_model)))
+        for part in ("gate", "up", "down"):
+            yield weight_name(f"{ours}.ffn.{part}", f"{theirs}.feed_forward.{part}_proj")
+    yield weight_name("norm", "model.final_layernorm")
+    if not layout.tied:
+        yield weight_name("head", "lm_head")
 
 
 def _mamba2(options: _Options) -> TrainedModel:
@@ -1277,13 +1419,11 @@ def _trained(
     # Without a norm in front, blocks read the stream as it is.
     read = 1 / norm if layout.norms == "behind" else 1.0
     routed = options.number("routed_scaling_factor", 1.0) if options.get("model_type") == "lfm2_moe" else 1.0
-    factors = {"embed.weight": embedding}
+    factors: dict[str, float] = {"embed.weight": embedding}
     factors["norm.weight"] = 1 / ((embedding if layout.tied else 1.0) * constants.logits)
     for i, layer in enumerate(layout.layers):
-        for block, part in ((layer.mixer, "mixer"), (layer.ffn, "ffn")):
-            if block is None:
-                continue
-            prefix = f"layers.{i}.{'mixers.0' if part == 'mixer' else 'ffn'}"
+        places = [(block, "mixer", f"layers.{i}.mixers.{j}") for j, block in enumerate(layer.mixers)]
+        for block, part, prefix in [*places, *([(layer.ffn, "ffn", f"layers.{i}.ffn")] if layer.ffn else [])]:
             added = residual if layout.norms == "before" else norm  # times the gain of the norm behind
             added *= routed if block.kind == "moe" else 1.0
             factors[f"layers.{i}.{part}_out_norm.weight"] = residual
@@ -1402,12 +1542,14 @@ _STOCK = {
 }  # fmt: skip
 FAMILIES: dict[str, Callable[[_Options], TrainedModel]] = {
     **{name: stock.read for name, stock in _STOCK.items()},
+    "falcon_h1": _falcon_h1,
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
     "granitemoehybrid": _granite_hybrid,
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2,
     "lfm3": _lfm3,
+    "qwen3_5": _qwen3_5,
     "qwen3_5_text": _qwen3_5,
     "hilnas": _own,
 }

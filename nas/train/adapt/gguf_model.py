@@ -31,6 +31,7 @@ from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FREQUENCIES = "rope_freqs.weight"
+_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 _JOINED = ".gate_up_proj"
 
 _Keys = Callable[[str], Any]
@@ -223,7 +224,7 @@ class GgufModel(TheirTensors):
         if arch not in _ARCHITECTURES:
             architectures = ", ".join(sorted(_ARCHITECTURES))
             raise Unsupported(f"architecture {arch!r} is not read from GGUF; {architectures} are", where=self.where)
-        self._arch = _ARCHITECTURES[arch]
+        self._arch, self.left_out = _ARCHITECTURES[arch], ""
         self.config = self._config()
         """What config.json would say."""
         self.rope_dim = self._rope_dim()
@@ -263,7 +264,7 @@ class GgufModel(TheirTensors):
     def check(self, names: set[str], *, tied: bool) -> None:
         if lacking := sorted(name for name in names if name not in self):
             raise InvalidInput(f"lacks {few([self._stored(name) for name in lacking])}", where=self.where)
-        used = {self._stored(part) for name in names for part in self._parts(name)} | {_FREQUENCIES}
+        used = {self._stored(part) for name in names for part in self._parts(name)} | {_FREQUENCIES, *_FACTORS}
         if others := sorted(self._file.tensors.keys() - used):
             raise Unsupported(f"has tensors that no block of the layout holds: {few(others)}", where=self.where)
 
@@ -339,7 +340,17 @@ class GgufModel(TheirTensors):
     def _rope(self, keys: _Keys) -> dict[str, Any]:
         base = keys("rope.freq_base")
         rope = {"rope_type": "default", "rope_theta": 10000.0 if base is None else base}
-        if (kind := keys("rope.scaling.type")) not in (None, "none"):
+        kind = keys("rope.scaling.type")
+        if _FACTORS[0] in self._file.tensors and _FACTORS[1] in self._file.tensors:
+            factor = keys("rope.scaling.attn_factor")
+            return rope | {
+                "rope_type": "longrope",
+                "original_max_position_embeddings": keys("rope.scaling.original_context_length"),
+                "attention_factor": 1.0 if factor is None else factor,
+                "short_factor": self._file.values(_FACTORS[0]).tolist(),
+                "long_factor": self._file.values(_FACTORS[1]).tolist(),
+            }
+        if kind not in (None, "none"):
             length = keys("rope.scaling.original_context_length")
             scaling = {"rope_type": kind, "factor": keys("rope.scaling.factor")}
             return rope | scaling | ({"original_max_position_embeddings": length} if kind == "yarn" else {})

@@ -16,6 +16,10 @@ weighed by the input gate, and one more number a value, always 1, collects the s
 0005-layers.patch lets a layer read another one's cache or run another one's weights, have a recurrent mixer and
 attention in parallel, or lack a mixer or a feed-forward.
 
+0006-arguments.patch adds what published models have besides: gates and biases of attention, RoPE that is scaled or on a
+part of a head, QK-norm over all heads, bounds of scores and logits, norms behind blocks, GELU gates, gated shared
+experts, experts whose weights do not add up to one, and an epsilon of Gated DeltaNet's own.
+
 Patches of other distributions' blocks (`nas.measure.runtimes.llama_cpp.kinds`) follow.
 """
 
