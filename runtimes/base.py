@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from nas.core.block import Block
 from nas.core.errors import CandidateFailed, InvalidInput, NasError
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
@@ -22,7 +23,7 @@ from nas.core.profile import Profile
 from nas.core.workload import Workload
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Verdict = Literal["stock", "patched", "no"]
 Status = Literal["ok", "warning", "failure"]
@@ -510,6 +511,14 @@ class TextScorer(Protocol):
 class RoundingRuntime(Protocol):
     """A runtime whose quantisations PyTorch can compute with: a trained model is scored as its file would be."""
 
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def writer_version(self) -> str:
+        """As of `Runtime`."""
+
     def rounded(self, layout: Layout, quantisation: str, checkpoint: Checkpoint) -> nn.Module:
         """Returns the model in PyTorch with the weights that the exported file has; activations are not rounded.
 
@@ -520,6 +529,22 @@ class RoundingRuntime(Protocol):
 
         Raises:
             InvalidInput: unknown quantisation, or a checkpoint that does not fit the layout.
+            InfrastructureFailed: it needs a build for this machine, and there is none.
+        """
+
+    def rounded_block(
+        self, layout: Layout, block: Block, quantisation: str, weights: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Returns the state dict of a block in PyTorch with the values that a file has.
+
+        Args:
+            layout: of the model that has the block.
+            block: one that the runtime carries.
+            quantisation: of the block, without parts.
+            weights: its state dict.
+
+        Raises:
+            UnknownName: no such quantisation.
             InfrastructureFailed: it needs a build for this machine, and there is none.
         """
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from nas.core.canonical import content_hash
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Release, ReleasePart, ReleaseRequest, StateDict, Weights
@@ -41,8 +42,9 @@ def release(writer_version: str, request: ReleaseRequest) -> Release:
 
 
 def _file_name(name: str, quantisation: str) -> str:
-    """Returns the path below the model's folder."""
-    return f"{FOLDER}/{name}-{quantisation.upper()}.gguf"
+    """Returns the path below the model's folder; one of several quantisations has a part of its hash."""
+    first, _, parts = quantisation.partition("+")
+    return f"{FOLDER}/{name}-{first.upper()}{f'-{content_hash(quantisation)[:8]}' if parts else ''}.gguf"
 
 
 def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iterator[MemberFile]:

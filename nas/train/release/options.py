@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import Family, MeasuredModel, Member, MemberFiles
+from nas.measure.runtimes.llama_cpp.support import stored_types
 from nas.train.release.tokenizer import MemberTokenizer
 
 Dtype = Literal["float16", "bfloat16", "float32"]
@@ -67,7 +68,7 @@ class FileOptions:
             raise InvalidInput(f"{self.license!r} is no identifier of a licence, such as apache-2.0", where="--license")
         for quantisation in self.gguf:
             if quantisation not in QUANTISATIONS:
-                raise UnknownName("quantisation of GGUF files", quantisation, QUANTISATIONS)
+                stored_types(quantisation)
         if self.dtype not in get_args(Dtype):
             raise UnknownName("type of weights", self.dtype, get_args(Dtype))
         return name
