@@ -46,7 +46,7 @@ _HEADER = re.compile(
     r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,24})?(?:e-\d{1,3})?))?(?:\s+q=(?P<quantisation>\S+))?"
     r"\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
 )
-_QUANTISATION = re.compile(r"[a-z0-9][a-z0-9_.:+-]{0,4095}")
+_QUANTISATION = re.compile(r"[a-z0-9][a-z0-9_.:+/-]{0,4095}")
 _ITEM = re.compile(r"(?P<body>[^*]+?)(?:\*(?P<count>\d{1,4}))?")
 
 

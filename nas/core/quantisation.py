@@ -3,13 +3,14 @@
     q8_0+embedding:f16+ffn:q4_0+mixers.0-3.7:q4_0
 
 The first name is that of all other tensors. A part is a role (`ROLES`), perhaps with layers: numbers and ranges joined
-by dots, counted from 0. Layers override the role. What the names mean is the runtime's.
+by dots, counted from 0, or a share of the depth: `ffn.1/3` are the feed-forwards of the first of three equal parts of
+a model of any depth. Layers override shares, and shares the role. What the names mean is the runtime's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 
@@ -30,6 +31,7 @@ class Quantisation:
     Args:
         others: of all that `parts` does not name.
         parts: place -> its own.
+        shares: role, number of a share from 1, and number of shares -> that of its layers.
 
     Example:
         >>> mixed = Quantisation.parse("q8_0+ffn:q4_0+ffn.0-1:f16")
@@ -39,6 +41,7 @@ class Quantisation:
 
     others: str
     parts: Mapping[Place, str]
+    shares: Mapping[tuple[str, int, int], str] = field(default_factory=dict)
 
     @staticmethod
     @lru_cache(maxsize=1 << 12)
@@ -51,6 +54,7 @@ class Quantisation:
         """
         others, *texts = name.split("+")
         parts: dict[Place, str] = {}
+        shares: dict[tuple[str, int, int], str] = {}
         for text in texts:
             place, _, own = text.partition(":")
             role, *layers = place.split(".")
@@ -60,12 +64,17 @@ class Quantisation:
                 raise InvalidInput(f"{name}: {text!r} names no quantisation, as in {role}:q4_0")
             if layers and role not in LAYERED:
                 raise InvalidInput(f"{name}: {role} is in no layer")
-            numbers = [number for layer in layers for number in _range(layer, name)]
-            for number in numbers or [None]:
+            numbers: list[int | None] = []
+            for layer in layers:
+                if "/" not in layer:
+                    numbers += _range(layer, name)
+                elif shares.setdefault((role, *_share(layer, name)), own) != own:
+                    raise InvalidInput(f"{name}: {role}.{layer} is named twice")
+            for number in numbers if layers else [None]:
                 if (role, number) in parts:
                     raise InvalidInput(f"{name}: {role}{'' if number is None else f'.{number}'} is named twice")
                 parts[role, number] = own
-        return Quantisation(others, parts)
+        return Quantisation(others, parts, shares)
 
     @staticmethod
     def of(others: str, parts: Mapping[Place, str]) -> str:
@@ -91,16 +100,22 @@ class Quantisation:
     @property
     def names(self) -> frozenset[str]:
         """All quantisations that occur."""
-        return frozenset((self.others, *self.parts.values()))
+        return frozenset((self.others, *self.parts.values(), *self.shares.values()))
 
     @property
     def depth(self) -> int:
         """Layers that a model needs to have; 0: no layer is named."""
         return 1 + max((number for _, number in self.parts if number is not None), default=-1)
 
-    def at(self, role: str, layer: int | None = None) -> str:
-        """Returns the quantisation of a role's tensors, of one layer if they are in layers."""
-        return self.parts.get((role, layer)) or self.parts.get((role, None), self.others)
+    def at(self, role: str, layer: int | None = None, depth: int = 0) -> str:
+        """Returns the quantisation of a role's tensors, of one layer of `depth` if they are in layers."""
+        if (own := self.parts.get((role, layer))) is not None:
+            return own
+        if layer is not None:
+            for (of, share, count), name in self.shares.items():
+                if of == role and layer * count // depth == share - 1:
+                    return name
+        return self.parts.get((role, None), self.others)
 
 
 _MOST = 1 << 10
@@ -116,6 +131,15 @@ def _range(text: str, name: str) -> Iterator[int]:
     if not low <= high < _MOST:
         raise InvalidInput(f"{name}: {text} is no range of at most {_MOST:,} layers")
     yield from range(low, high + 1)
+
+
+def _share(text: str, name: str) -> tuple[int, int]:
+    share, _, count = text.partition("/")
+    if not all(number.isascii() and number.isdigit() and len(number) <= 2 for number in (share, count)):
+        raise InvalidInput(f"{name}: {text!r} is no share of the depth, as 1/3")
+    if not 1 <= int(share) <= int(count):
+        raise InvalidInput(f"{name}: {text} is no share of the depth: they are counted from 1")
+    return int(share), int(count)
 
 
 def _order(item: tuple[Place, str]) -> int:

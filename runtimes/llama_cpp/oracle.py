@@ -123,8 +123,8 @@ class _BlockWeights:
 
     def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
         """Returns the values of a tensor."""
-        values: Floats = self._weights[name].detach().float().cpu().numpy()
-        return values[cut]
+        values: Floats = self._weights[name].detach().float().cpu().numpy()[cut]
+        return values
 
 
 class FollowedExperts(TorchFunctionMode):

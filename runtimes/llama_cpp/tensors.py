@@ -113,10 +113,10 @@ def storage_type(tensor: Tensor, layout: Layout, quantisation: str) -> Type:
     """Returns the type a tensor is stored in: that of a file of the quantisation of its part."""
     place, *names = tensor.source.split(".")
     role = names[1] if place == "layers" else "embedding"
-    name = stored_types(quantisation).at(role, tensor.layer)
+    name = stored_types(quantisation).at(role, tensor.layer, layout.depth)
     if tensor.role != "matrix" or name == "f32":
         return Type.F32
-    return type_that_fits(_wanted(tensor, layout, Type[name.upper()]), tensor.shape[-1])
+    return type_that_fits(_wanted(tensor, layout, GGMLQuantizationType[name.upper()]), tensor.shape[-1])
 
 
 def _wanted(tensor: Tensor, layout: Layout, kind: Type) -> Type:

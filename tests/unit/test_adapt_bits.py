@@ -35,6 +35,10 @@ BENCH = FileBench(cast(Any, SimpleNamespace(runtime="llama.cpp", deploy_quantisa
 def test_a_name_gives_parts_of_a_model_their_own_quantisation() -> None:
     mixed = Quantisation.parse("q8_0+embedding:f16+ffn:q4_0+ffn.0-1.5:f32")
     assert [mixed.at("ffn", layer) for layer in range(6)] == ["f32", "f32", "q4_0", "q4_0", "q4_0", "f32"]
+    shares = Quantisation.parse("q8_0+ffn.1/3.3/3:q4_0+ffn.5:f16")
+    kinds = [shares.at("ffn", layer, 6) for layer in range(6)]
+    assert kinds == ["q4_0", "q4_0", "q8_0", "q8_0", "q4_0", "f16"] and shares.names == {"q8_0", "q4_0", "f16"}
+    assert [shares.at("ffn", layer, 2) for layer in range(2)] == ["q4_0", "q8_0"]
     assert mixed.at("mixers", 1) == "q8_0" and mixed.at("embedding") == "f16"
     assert mixed.names == {"q8_0", "f16", "q4_0", "f32"} and mixed.depth == 6
     parts = {("embedding", None): "q8_0"} | {("ffn", layer): "q4_0" for layer in range(3)}
@@ -54,6 +58,9 @@ def test_a_name_gives_parts_of_a_model_their_own_quantisation() -> None:
         ("q8_0+ffn.0-9999:q4_0", "no range"),
         ("q8_0+ffn.0.0-1:q4_0", "ffn.0 is named twice"),
         ("q8_0+embedding.0:q4_0", "is in no layer"),
+        ("q8_0+ffn.0/3:q4_0", "counted from 1"),
+        ("q8_0+ffn.1/:q4_0", "no share of the depth"),
+        ("q8_0+ffn.1/2:q4_0+ffn.1/2:f16", "named twice"),
     ],
 )
 def test_parts_that_cannot_be_read_are_named(name: str, message: str) -> None:
@@ -80,7 +87,7 @@ def test_bits_move_with_their_blocks_where_a_layer_is_left_out() -> None:
     child, depths = with_blocks(layout, choice)
     assert depths == [1, 2] and child.quantisation == "q8_0+ffn:q4_0"
     child, _ = with_blocks(layout, {Slot(2, "ffn"): narrow})
-    assert child.format() == "d64 v320 q=q8_0+ffn.2:q4_0 ffn=swiglu:128 [A4/4:16*2 C3+swiglu:64]"
+    assert child.format() == "d64 v320 q=q8_0+ffn.2:q4_0 ffn=swiglu:128 [A4/4*2 C3+swiglu:64]"
     assert [parsed(block_name(one), "ffn") for one in (narrow, narrow.block, None)] == [narrow, narrow.block, None]
 
 
@@ -90,9 +97,8 @@ def test_a_block_is_rounded_as_in_a_file_of_the_model(text: str, tmp_path: Path,
     body = f"[A4/2:16 A4/2:16+{text}]" if role == "ffn" else f"[A4/2:16 {text}]"
     model = Model(Layout.parse(f"d64 v320 ffn=swiglu:128 {body}"), seed=1)
     save_weights(model, tmp_path / "model")
-    whole = LLAMA_CPP.rounded(
-        model.layout, "f32+mixers.1:q4_0+ffn.1:q4_k", Checkpoint(tmp_path / "model", sha256_of(tmp_path / "model"))
-    )
+    checkpoint = Checkpoint(tmp_path / "model", sha256_of(tmp_path / "model"))
+    whole = LLAMA_CPP.rounded(model.layout, "f32+mixers.1:q4_0+ffn.2/2:q4_k", checkpoint)
     prefix = "layers.1.ffn." if role == "ffn" else "layers.1.mixers.0."
     expected = {name: tensor for name, tensor in whole.state_dict().items() if name.startswith(prefix)}
     weights = {name.removeprefix(prefix): tensor for name, tensor in model.state_dict().items() if name in expected}
