@@ -26,8 +26,8 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout, Norms
 from nas.core.metrics import METRICS, metric
 from nas.core.published import named_layout
-from nas.core.quantisation import Quantisation
 from nas.core.quality_config import QualityConfig, Rounding
+from nas.core.quantisation import Quantisation
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.strict import Strict
 from nas.core.units import parse_count, parse_limit
