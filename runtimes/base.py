@@ -511,14 +511,6 @@ class TextScorer(Protocol):
 class RoundingRuntime(Protocol):
     """A runtime whose quantisations PyTorch can compute with: a trained model is scored as its file would be."""
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def writer_version(self) -> str:
-        """As of `Runtime`."""
-
     def rounded(self, layout: Layout, quantisation: str, checkpoint: Checkpoint) -> nn.Module:
         """Returns the model in PyTorch with the weights that the exported file has; activations are not rounded.
 
@@ -531,6 +523,19 @@ class RoundingRuntime(Protocol):
             InvalidInput: unknown quantisation, or a checkpoint that does not fit the layout.
             InfrastructureFailed: it needs a build for this machine, and there is none.
         """
+
+
+@runtime_checkable
+class BlockRoundingRuntime(RoundingRuntime, Protocol):
+    """One that rounds blocks by themselves, so that `nas adapt` chooses quantisations with blocks."""
+
+    @property
+    def name(self) -> str:
+        """As of `Runtime`."""
+
+    @property
+    def writer_version(self) -> str:
+        """As of `Runtime`."""
 
     def rounded_block(
         self, layout: Layout, block: Block, quantisation: str, weights: Mapping[str, Tensor]

@@ -178,5 +178,6 @@ def test_choices_that_cannot_be_are_refused(keys: dict[str, Any], message: str) 
 def test_one_quantisation_chooses_nothing() -> None:
     paths = {"model": Path("m"), "corpus": (Path("c"),), "output": Path("o"), "budget": ("file_size<=1MB",)}
     assert AdaptRequest(**paths, quantisation="q8_0").quantisation == ("q8_0",)
+    assert AdaptRequest(**paths).quantisation is None
     assert AdaptRequest(**paths, quantisation="q8_0").bits == AdaptRequest(**paths).bits == ()
     assert AdaptRequest(**paths, quantisation=("q8_0+embedding:q4_0", "q4_0")).bits == ("q8_0", "q4_0")

@@ -43,7 +43,7 @@ from nas.core.layout import Layout
 from nas.core.progress import Progress
 from nas.core.replacement import TEXT_GROUP, Alternative, Part, Slot, Stored, block_name, block_of, lender_of, slots_of
 from nas.measure.runtimes import RUNTIMES
-from nas.measure.runtimes.base import RoundingRuntime
+from nas.measure.runtimes.base import BlockRoundingRuntime
 from nas.model.nn.base import BlockModule, FeedForward, Mixer, State
 from nas.model.nn.fit import (
     Precision,
@@ -355,7 +355,7 @@ class Library:
         settings: LibrarySettings,
         worker: Worker,
         recall: ScoredText | None = None,
-        rounding: RoundingRuntime | None = None,
+        rounding: BlockRoundingRuntime | None = None,
     ) -> None:
         self.folder, self.teacher, self.settings, self.worker = folder, teacher, settings, worker
         self.rounding = rounding
@@ -685,10 +685,10 @@ class Library:
         return len(windows) >= _LEAST_WINDOWS and standard_error(windows) < limit
 
 
-def rounding_runtime(name: str | None) -> RoundingRuntime | None:
+def rounding_runtime(name: str | None) -> BlockRoundingRuntime | None:
     """Returns a runtime that rounds blocks; None: there is nothing to round."""
     runtime = None if name is None else RUNTIMES[name]
-    assert runtime is None or isinstance(runtime, RoundingRuntime), "checked with the request"
+    assert runtime is None or isinstance(runtime, BlockRoundingRuntime), "checked with the request"
     return runtime
 
 

@@ -23,7 +23,7 @@ from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.progress import Progress
 from nas.core.replacement import Alternative, Slot, block_name, parsed
 from nas.measure.devices.host_lock import host_lock_folder
-from nas.measure.runtimes.base import RoundingRuntime
+from nas.measure.runtimes.base import BlockRoundingRuntime
 from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import ScoredText
 from nas.search.compute.ray import ClusterCompute, Compute, RayCompute
@@ -91,7 +91,7 @@ class ParallelLibrary(Library):
         settings: LibrarySettings,
         worker: Worker,
         recall: ScoredText | None,
-        rounding: RoundingRuntime | None,
+        rounding: BlockRoundingRuntime | None,
         workers: Workers,
     ) -> None:
         super().__init__(folder, teacher, sources, settings, worker, recall, rounding)

@@ -13,7 +13,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.quantisation import Quantisation
 from nas.core.workload import MAX_CONTEXT, MAX_GEN, Workload
 from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
-from nas.measure.runtimes.base import RoundingRuntime
+from nas.measure.runtimes.base import BlockRoundingRuntime
 from nas.model.nn.fit import Precision
 from nas.search.spaces.problems import describe
 from nas.search.spaces.yaml_text import Document, read_yaml
@@ -31,7 +31,7 @@ _RECORDED = {"device", "runtime", "quantisation", "hours", "prompt", "gen", "thr
 
 def _listed(value: Any) -> Any:
     """Returns a name as a list of one."""
-    return (value,) if isinstance(value, str) else () if value is None else value
+    return (value,) if isinstance(value, str) else value
 
 
 class AdaptSettings(BaseModel):
@@ -67,8 +67,8 @@ class AdaptRequest(AdaptSettings):
     output: Path = Field(description="folder of results")
     device: str = Field("local", description="id or tag; local: this machine")
     runtime: str = DEFAULT_RUNTIME
-    quantisation: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
-        (), description="of the files: one, or several to choose from at each place; none: the runtime's first"
+    quantisation: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
+        None, description="of the files: one, or several to choose from at each place; none: the runtime's first"
     )
     tokenizer: Path | None = Field(None, description="tokenizer.json or GGUF file; none: the model's own")
     hours: float | None = Field(
@@ -112,10 +112,10 @@ class AdaptRequest(AdaptSettings):
             UnknownName: the runtime does not have one.
             Unsupported: the runtime cannot tell what rounding loses.
         """
-        if len(self.quantisation) < 2:
+        if self.quantisation is None or len(self.quantisation) < 2:
             return ()
         runtime = RUNTIMES[self.runtime]
-        if not isinstance(runtime, RoundingRuntime):
+        if not isinstance(runtime, BlockRoundingRuntime):
             raise Unsupported(
                 f"what a quantisation of {self.runtime} loses is not known: name one", where=_QUANTISATION
             )
