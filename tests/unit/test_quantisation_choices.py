@@ -173,7 +173,7 @@ def test_names_of_layers_need_as_many_in_every_candidate() -> None:
     shares = chosen_space(runtimes=[{"name": "fake", "quantisation": ["q8_0", "q8_0+ffn.1/3:q4_0"]}])
     drawn = [Sampler(shares).draw(np.random.default_rng(seed)).quantisation for seed in range(20)]
     assert set(drawn) == {"q8_0", "q8_0+ffn.1/3:q4_0"}
-    with pytest.raises(ValidationError, match="names layer 90.*name shares of the depth"):
+    with pytest.raises(ValidationError, match=r"names layer 90.*name shares of the depth"):
         chosen_space(runtimes=[{"name": "fake", "quantisation": ["q8_0", "q8_0+ffn.90:q4_0"]}])
 
 
