@@ -229,11 +229,11 @@ def says(rows: list[dict[str, Any]]) -> str:
     errors = [1 - a / b for a, b in zip(expected, measured, strict=True)]
     tau, equal = kendalltau(expected, measured).statistic, len(lossy) - sum(better) - sum(worse)
     sentences = (
-        f"Of {len(lossy)} sizes with less than 8 bits, the chosen file has the lower divergence in {sum(better)}, an equal",
-        f"one (within the interval) in {equal} and a higher one in {sum(worse)}. The smallest of these files with no more",
-        f"divergence than a mixture is up to {max(less):.0%} smaller than that (median {statistics.median(less):.0%} of so",
-        "few sizes). The sums order the chosen files as their measured divergences do (Kendall's tau",
-        f"{tau:.2f}), and are {min(errors):.0%} to {max(errors):.0%} below them.",
+        f"Of {len(lossy)} sizes with less than 8 bits, the chosen file has the lower divergence in {sum(better)}, an",
+        f"equal one (within the interval) in {equal} and a higher one in {sum(worse)}. The smallest of these files with",
+        f"no more divergence than a mixture is up to {max(less):.0%} smaller than that (median",
+        f"{statistics.median(less):.0%} of so few sizes). The sums order the chosen files as their measured divergences",
+        f"do (Kendall's tau {tau:.2f}), and are {min(errors):.0%} to {max(errors):.0%} below them.",
     )
     return " ".join(sentences) + "\n"
 

@@ -93,7 +93,7 @@ def rounded_block(layout: Layout, block: Block, quantisation: str, weights: Mapp
     contents = CheckpointTensors(_BlockWeights(weights))
     place = "mixers" if block.spec.role == "mixer" else "ffn"
     rounded = dict(weights)
-    for part in KINDS[block.kind].parts(block, layout.d_model):
+    for part in KINDS[block.kind].parts(block.resolve(layout.d_model), layout.d_model):
         tensor = FileTensor(part.name, part.shape, part.role, 0, f"layers.0.{place}.{part.source}", part.flat)
         storage = storage_type(tensor, layout, quantisation)
         values = _rounded(contents, replace(tensor, source=part.source), storage)
