@@ -230,10 +230,10 @@ def says(rows: list[dict[str, Any]]) -> str:
     tau, equal = kendalltau(expected, measured).statistic, len(lossy) - sum(better) - sum(worse)
     sentences = (
         f"Of {len(lossy)} sizes with less than 8 bits, the chosen file has the lower divergence in {sum(better)}, an",
-        f"equal one (within the interval) in {equal} and a higher one in {sum(worse)}. The smallest of these files with",
-        f"no more divergence than a mixture is up to {max(less):.0%} smaller than that (median",
-        f"{statistics.median(less):.0%} of so few sizes). The sums order the chosen files as their measured divergences",
-        f"do (Kendall's tau {tau:.2f}), and are {min(errors):.0%} to {max(errors):.0%} below them.",
+        f"equal one (within the interval) in {equal} and a higher one in {sum(worse)}. The smallest of these files",
+        f"with no more divergence than a mixture is up to {max(less):.0%} smaller than that (median",
+        f"{statistics.median(less):.0%} of so few sizes). The sums order the chosen files as their measured",
+        f"divergences do (Kendall's tau {tau:.2f}), and are {min(errors):.0%} to {max(errors):.0%} below them.",
     )
     return " ".join(sentences) + "\n"
 
