@@ -1,4 +1,4 @@
-"""Further types of llama.cpp, by part of a model: files are right, also where rows are no multiple of a type's block."""
+"""Further types of llama.cpp, by part of a model: files are right, also where rows are no multiple of a block."""
 
 from __future__ import annotations
 
