@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 
+from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput, UnknownName
 
 ROLES = ("embedding", "mixers", "ffn")
@@ -116,6 +117,12 @@ class Quantisation:
                 if of == role and layer * count // depth == share - 1:
                     return name
         return self.parts.get((role, None), self.others)
+
+
+def file_word(name: str) -> str:
+    """Returns what names files of a quantisation: its first name, with a part of the hash of all where it has parts."""
+    first, _, parts = name.partition("+")
+    return f"{first}-{content_hash(name)[:8]}" if parts else first
 
 
 _MOST = 1 << 10

@@ -13,6 +13,7 @@ from nas.core.family import MemberFile
 from nas.core.layout import Layout
 from nas.core.plan import Plan, RawRun, Runner
 from nas.core.profile import Profile
+from nas.core.quantisation import file_word
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import (
     Artifact,
@@ -235,7 +236,7 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         return Release(loads, tuple(self._released(request, name) for name in request.quantisations))
 
     def _released(self, request: ReleaseRequest, quantisation: str) -> ReleasePart:
-        name = f"{NAME}/{request.name}-{quantisation}.pte"
+        name = f"{NAME}/{request.name}-{file_word(quantisation)}.pte"
 
         def write(_: StateDict) -> Iterator[MemberFile]:
             path = request.folder / name
@@ -246,7 +247,8 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
                 path=name, kind="pte", quantisation=quantisation, sha256=artifact.sha256, size=artifact.size
             )
 
-        return ReleasePart(".pte", [self.writer_version, request.context, name], write, optional=True)
+        parts = [quantisation] if "+" in quantisation else []
+        return ReleasePart(".pte", [self.writer_version, request.context, name, *parts], write, optional=True)
 
 
 def _pinned_versions() -> dict[str, str]:

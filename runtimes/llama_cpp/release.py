@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from nas.core.canonical import content_hash
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
+from nas.core.quantisation import file_word
 from nas.measure.runtimes.base import Release, ReleasePart, ReleaseRequest, StateDict, Weights
 from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.binding import FILE_TYPES, quantise_file
@@ -42,9 +42,8 @@ def release(writer_version: str, request: ReleaseRequest) -> Release:
 
 
 def _file_name(name: str, quantisation: str) -> str:
-    """Returns the path below the model's folder; one of several quantisations has a part of its hash."""
-    first, _, parts = quantisation.partition("+")
-    return f"{FOLDER}/{name}-{first.upper()}{f'-{content_hash(quantisation)[:8]}' if parts else ''}.gguf"
+    """Returns the path below the model's folder."""
+    return f"{FOLDER}/{name}-{file_word(quantisation).upper()}.gguf"
 
 
 def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iterator[MemberFile]:

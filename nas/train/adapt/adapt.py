@@ -48,6 +48,7 @@ from nas.core.progress import Progress
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Alternative, Slot, block_name, parsed, with_blocks
 from nas.measure.protocol.file_choice import Check
 from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.executorch.variants import NAME as EXECUTORCH
 from nas.measure.runtimes.llama_cpp.variants import NAME as LLAMA_CPP
 from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import ScoredText, compared
@@ -669,6 +670,7 @@ def write_child(adaptation: Adaptation, report: Mapping[str, Any]) -> list[str]:
         tokenizer=adaptation.tokenizer,
         gguf=(*stored_as, *request.gguf),
         pte_context=DEFAULT_PTE_CONTEXT if request.pte else None,
+        pte=layout.quantisation or None if request.runtime == EXECUTORCH else None,
         budgets={name: f"{limit:g} {metric(name).unit}" for name, limit in report["budgets"].items()},
         provenance={
             "adapted from": f"`{teacher['layout']}` (SHA-256 {adaptation.teacher.sha256})",

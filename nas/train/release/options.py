@@ -34,6 +34,7 @@ class FileOptions:
         transformers: whether to write the transformers folder.
         gguf: quantisations of the GGUF files.
         pte_context: maximum tokens of a text in the .pte; None: no .pte.
+        pte: quantisation of the .pte; None: the runtime's default.
         context: tokens that the model is meant for.
         shard_bytes: maximum size of a safetensors file; the default is transformers' own.
         license: identifier of the licence, such as "apache-2.0"; None: left open.
@@ -48,6 +49,7 @@ class FileOptions:
     transformers: bool = True
     gguf: tuple[str, ...] = ("q4_0", "f16", "q8_0", "q4_k_m")
     pte_context: int | None = None
+    pte: str | None = None
     context: int = DEFAULT_CONTEXT
     shard_bytes: int = 50 * 10**9
     license: str | None = None
@@ -89,7 +91,7 @@ class FileOptions:
         if runtime == "llama.cpp":
             return self.gguf, self.context
         if runtime == "executorch":
-            return (None, self.pte_context) if self.pte_context is not None else None
+            return ((self.pte,) if self.pte else None, self.pte_context) if self.pte_context is not None else None
         return None, self.context
 
 
