@@ -126,7 +126,7 @@ def _stored_as(layout: Layout, child: Layout, depths: Sequence[int], choice: Map
         for part, role in _ROLES:
             if Slot(new, part).block(child) is not None:
                 chosen = choice.get(Slot(depth, part))
-                own = chosen.quantisation if isinstance(chosen, Stored) else before.at(role, depth)
+                own = chosen.quantisation if isinstance(chosen, Stored) else before.at(role, depth, layout.depth)
                 parts[role, new] = own
     return Quantisation.of(before.others, parts)
 
