@@ -5,6 +5,8 @@
     python -m benchmarks.adapt pairs FOLDER                                     terms for pairs of replacements
     python -m benchmarks.adapt scratch FOLDER [--budget MS]                     `benchmarks.adapt_scratch`, continues
     python -m benchmarks.adapt smart FOLDER                                     `benchmarks.adapt_smart`
+    python -m benchmarks.adapt bits FOLDER [--size tiny|small] [--page docs/measured/quantising.md]
+                                                                                `benchmarks.adapt_bits`, continues
     python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0] [--text T]  SIGKILL at random moments
     python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
@@ -40,7 +42,16 @@ from typing import Any
 import torch
 from scipy.stats import kendalltau
 
-from benchmarks import adapt_ablations, adapt_choices, adapt_large, adapt_real, adapt_scratch, adapt_smart, adapt_tasks
+from benchmarks import (
+    adapt_ablations,
+    adapt_bits,
+    adapt_choices,
+    adapt_large,
+    adapt_real,
+    adapt_scratch,
+    adapt_smart,
+    adapt_tasks,
+)
 from benchmarks.page import fill, table
 from benchmarks.runs import ended_or_killed, say
 from nas.core.block import Block
@@ -118,7 +129,7 @@ SIZES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    names = ("mixes", "pairs", "scratch", "smart", "kills", "ablations", "large", "real", "tasks", "choices")
+    names = ("mixes", "pairs", "scratch", "smart", "bits", "kills", "ablations", "large", "real", "tasks", "choices")
     parsers = {name: modes.add_parser(name) for name in names}
     for mode_parser in parsers.values():
         mode_parser.add_argument("folder", type=Path)
@@ -127,6 +138,8 @@ def main() -> None:
     mixes.add_argument("--mixes", type=int, default=20)
     mixes.add_argument("--family", help="kind of mixer; none unless told")
     mixes.add_argument("--family-mixes", type=int, default=10)
+    parsers["bits"].add_argument("--size", choices=SIZES, default="tiny")
+    parsers["bits"].add_argument("--page", type=Path, help="Markdown page that gets the table")
     parsers["scratch"].add_argument("--budget", type=float, default=0.375, help="most milliseconds a token")
     parsers["kills"].add_argument("--kills", type=int, default=10)
     parsers["kills"].add_argument("--seed", type=int, default=0)
@@ -154,6 +167,7 @@ def main() -> None:
         "ablations": run_ablations,
         "scratch": adapt_scratch.run,
         "smart": run_smart,
+        "bits": run_bits,
         "large": adapt_large.run,
         "real": adapt_real.run,
         "tasks": adapt_tasks.run,
@@ -171,6 +185,15 @@ def run_ablations(folder: Path, minutes: float) -> None:
 def run_smart(folder: Path) -> None:
     """Compares choices of layers of the tiny teacher that keep attention, see `benchmarks.adapt_smart`."""
     adapt_smart.run(*_tiny(folder, SIZES["tiny"].library))
+
+
+def run_bits(folder: Path, size: str, page: Path | None) -> None:
+    """Chooses blocks and bits together and one after the other, see `benchmarks.adapt_bits`."""
+    settings = SIZES[size]
+    library, sources, _ = _library(folder, settings)
+    adapt_bits.run(library, sources, settings.window, settings.healing, folder)
+    if page is not None:
+        adapt_bits.write_page(page)
 
 
 def _tiny(folder: Path, settings: LibrarySettings) -> tuple[Library, list[Tokens]]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from nas.core.block import Block
 from nas.core.errors import CandidateFailed, InvalidInput, NasError
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
@@ -22,7 +23,7 @@ from nas.core.profile import Profile
 from nas.core.workload import Workload
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Verdict = Literal["stock", "patched", "no"]
 Status = Literal["ok", "warning", "failure"]
@@ -520,6 +521,35 @@ class RoundingRuntime(Protocol):
 
         Raises:
             InvalidInput: unknown quantisation, or a checkpoint that does not fit the layout.
+            InfrastructureFailed: it needs a build for this machine, and there is none.
+        """
+
+
+@runtime_checkable
+class BlockRoundingRuntime(RoundingRuntime, Protocol):
+    """One that rounds blocks by themselves, so that `nas adapt` chooses quantisations with blocks."""
+
+    @property
+    def name(self) -> str:
+        """As of `Runtime`."""
+
+    @property
+    def writer_version(self) -> str:
+        """As of `Runtime`."""
+
+    def rounded_block(
+        self, layout: Layout, block: Block, quantisation: str, weights: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Returns the state dict of a block in PyTorch with the values that a file has.
+
+        Args:
+            layout: of the model that has the block.
+            block: one that the runtime carries.
+            quantisation: of the block, without parts.
+            weights: its state dict.
+
+        Raises:
+            UnknownName: no such quantisation.
             InfrastructureFailed: it needs a build for this machine, and there is none.
         """
 

@@ -13,7 +13,6 @@ from nas.cli.options import (
     BudgetOption,
     DatabaseOption,
     DeviceOption,
-    QuantisationOption,
     RepsOption,
     RuntimeOption,
     ThreadsOption,
@@ -53,7 +52,16 @@ def command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of results.")] = None,
     device: DeviceOption = "local",
     runtime: RuntimeOption = DEFAULT_RUNTIME,
-    quantisation: QuantisationOption = None,
+    quantisation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quantisation",
+            "-q",
+            help="Quantisation; several times: each place chooses one, the model has the first."
+            " Default: the runtime's first.",
+            show_default=False,
+        ),
+    ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="The model's tokenizer.json or GGUF file. Default: MODEL's own.")
     ] = None,
@@ -205,10 +213,18 @@ def _show(report: dict[str, Any]) -> None:
             ("child", child["layout"]),
             *((name, _figure(child, teacher, name)) for name in names),
             ("bits per byte", bits),
+            *([("  as stored", _stored(child, teacher))] if "stored" in child else []),
             *((f"  of {name}", changes[name]) for name in changes if name != "all"),
             *(("file", path) for path in report["files"]),
         )
     )
+
+
+def _stored(child: dict[str, Any], teacher: dict[str, Any]) -> str:
+    """Formats bits per byte of the child's and the model's file."""
+    ours, theirs = child["stored"], teacher["stored"]
+    change = _change(*ours["bits_per_byte_change"]["all"])
+    return f"{ours['bits_per_byte']:.4f}, {change}; model {theirs['bits_per_byte']:.4f}"
 
 
 def _change(value: float, low: float | None, high: float | None) -> str:

@@ -31,6 +31,7 @@ from typing import Any, Literal, get_args
 from nas.core.block import BLOCKS, Block, Count, Role, Scalar
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
+from nas.core.quantisation import Quantisation
 
 MAX_DEPTH = 1024
 MAX_WIDTH = 1 << 16
@@ -45,7 +46,7 @@ _HEADER = re.compile(
     r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,24})?(?:e-\d{1,3})?))?(?:\s+q=(?P<quantisation>\S+))?"
     r"\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
 )
-_QUANTISATION = re.compile(r"[a-z0-9][a-z0-9_.:+-]{0,63}")
+_QUANTISATION = re.compile(r"[a-z0-9][a-z0-9_.:+/-]{0,4095}")
 _ITEM = re.compile(r"(?P<body>[^*]+?)(?:\*(?P<count>\d{1,4}))?")
 
 
@@ -101,7 +102,8 @@ class Layout:
         tied: whether the output head is the embedding table.
         norms: where the norms of each layer's blocks are.
         softcap: bound b of the logits, which become b tanh(logit / b), as in Gemma 2; 0: none.
-        quantisation: of its file, a name of the runtime's, where a search chooses it; "": that of the space or command.
+        quantisation: of its file, where a search chooses it: a name of the runtime's, perhaps with others for parts
+            (`nas.core.quantisation`); "": that of the space or command.
 
     Example:
         >>> layout = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
@@ -151,6 +153,8 @@ class Layout:
             raise InvalidInput(f"norms={norms}: mixers side by side have no norm behind them")
         if quantisation and not _QUANTISATION.fullmatch(quantisation):
             raise InvalidInput(f"{quantisation!r} is no name of a quantisation")
+        if "+" in quantisation and (needed := Quantisation.parse(quantisation).depth) > len(layers):
+            raise InvalidInput(f"q={quantisation} names layer {needed - 1}: the layout has {len(layers)} layers")
         checked = tuple(_checked_layer(layer, i, layers, d_model) for i, layer in enumerate(layers))
         return Layout(d_model, vocab, checked, tied, norms, float(softcap), quantisation)
 

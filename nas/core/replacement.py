@@ -7,8 +7,8 @@ and a search space names, holds what each replacement costs in quality; the qual
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layer, Layout
+from nas.core.quantisation import Place, Quantisation
 
 T = TypeVar("T")
 TEXT_GROUP = "lm/library"
@@ -29,6 +30,8 @@ RECALL_GROUP = "lm/recall"
 Part = Literal["mixer", "ffn", "layer"]
 _PLACES: tuple[tuple[Part, str, str], ...] = (("mixer", "mixers.0", "mixer_norm"), ("ffn", "ffn", "ffn_norm"))
 """Part of a layer, and the names of its block and norm in state dicts."""
+_ROLES: tuple[tuple[Part, str], ...] = (("mixer", "mixers"), ("ffn", "ffn"))
+"""Part of a layer, and its role in names of quantisations."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -42,6 +45,28 @@ class Slot:
         """Returns the block of `layout` at this place, which is a mixer's or a feed-forward's."""
         layer = layout.layers[self.depth]
         return layer.mixer if self.part == "mixer" else layer.ffn
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A block, and how a file stores its tensors.
+
+    Args:
+        block: the block.
+        quantisation: a runtime's name, without parts.
+    """
+
+    block: Block
+    quantisation: str
+
+
+Alternative = Block | Stored | None
+"""What a place may have; None: nothing."""
+
+
+def block_of(alternative: Alternative) -> Block | None:
+    """Returns the block, however it is stored."""
+    return alternative.block if isinstance(alternative, Stored) else alternative
 
 
 def slots_of(layout: Layout) -> tuple[Slot, ...]:
@@ -60,14 +85,18 @@ def slots_of(layout: Layout) -> tuple[Slot, ...]:
     return tuple(place for place in places if place.block(layout) is not None)
 
 
-def lender_of(block: Block | None) -> Slot | None:
-    """Returns the place whose keys and values `block` reads (`kv=n`) and which keeps its trained block, if any."""
+def lender_of(alternative: Alternative) -> Slot | None:
+    """Returns the place whose keys and values a block reads (`kv=n`) and which keeps its trained block, if any."""
+    block = block_of(alternative)
     depth = dict(block.given).get("kv") if block else None
     return None if depth is None else Slot(int(depth), "mixer")
 
 
-def with_blocks(layout: Layout, choice: Mapping[Slot, Block | None]) -> tuple[Layout, list[int]]:
+def with_blocks(layout: Layout, choice: Mapping[Slot, Alternative]) -> tuple[Layout, list[int]]:
     """Returns the layout with other blocks at some places, and the depth that each of its layers had.
+
+    Where `layout` names a quantisation, so does the other one: that of each block, its place's where the choice says
+    nothing.
 
     Raises:
         InvalidInput: no layer is left, or a block reads keys and values of one that is replaced.
@@ -75,19 +104,36 @@ def with_blocks(layout: Layout, choice: Mapping[Slot, Block | None]) -> tuple[La
     layers: list[Layer] = []
     depths: list[int] = []
     for depth, layer in enumerate(layout.layers):
-        mixer = choice.get(Slot(depth, "mixer"), layer.mixer)
-        ffn = choice.get(Slot(depth, "ffn"), layer.ffn)
+        mixer = block_of(choice.get(Slot(depth, "mixer"), layer.mixer))
+        ffn = block_of(choice.get(Slot(depth, "ffn"), layer.ffn))
         if mixer is not None or ffn is not None:
             if mixer is not None and (lender := lender_of(mixer)) is not None:
-                _check_lender(depth, lender, choice)
+                _check_lender(depth, lender, layout, choice)
                 mixer = mixer.replace(kv=depths.index(lender.depth))
             layers.append(Layer((mixer,) if mixer else (), ffn))
             depths.append(depth)
-    return layout.with_layers(layers), depths
+    child = layout.architecture.with_layers(layers)
+    if layout.quantisation:
+        child = replace(child, quantisation=_stored_as(layout, child, depths, choice))
+    return child, depths
 
 
-def _check_lender(depth: int, lender: Slot, replaced: Container[Slot]) -> None:
-    if lender in replaced:
+def _stored_as(layout: Layout, child: Layout, depths: Sequence[int], choice: Mapping[Slot, Alternative]) -> str:
+    """Returns the quantisation of a layout whose layers had these depths in `layout`."""
+    before = Quantisation.parse(layout.quantisation)
+    parts: dict[Place, str] = {("embedding", None): before.at("embedding")}
+    for new, depth in enumerate(depths):
+        for part, role in _ROLES:
+            if Slot(new, part).block(child) is not None:
+                chosen = choice.get(Slot(depth, part))
+                own = chosen.quantisation if isinstance(chosen, Stored) else before.at(role, depth, layout.depth)
+                parts[role, new] = own
+    return Quantisation.of(before.others, parts)
+
+
+def _check_lender(depth: int, lender: Slot, layout: Layout, choice: Mapping[Slot, Alternative]) -> None:
+    own = lender.block(layout)
+    if block_of(choice.get(lender, own)) != own:
         raise InvalidInput(
             f"layer {depth} reads keys and values of layer {lender.depth}, whose mixer is replaced: its block was"
             " trained on those of the trained model"
@@ -125,14 +171,20 @@ def _under(weights: Mapping[str, T], prefix: str) -> dict[str, T]:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
-def block_name(block: Block | None) -> str:
-    """Returns the block's one-line form; '-' for none."""
-    return block.format() if block else "-"
+def block_name(alternative: Alternative) -> str:
+    """Returns the block's one-line form, followed by how it is stored if that is part of it; '-' for none."""
+    if isinstance(alternative, Stored):
+        return f"{alternative.block.format()} {alternative.quantisation}"
+    return alternative.format() if alternative else "-"
 
 
-def parsed(text: str, part: Part) -> Block | None:
+def parsed(text: str, part: Part) -> Alternative:
     """Reads what `block_name` wrote."""
-    return None if text == "-" else Block.parse(text, "mixer" if part == "mixer" else "ffn")
+    if text == "-":
+        return None
+    name, _, quantisation = text.partition(" ")
+    block = Block.parse(name, "mixer" if part == "mixer" else "ffn")
+    return Stored(block, quantisation) if quantisation else block
 
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -226,9 +278,10 @@ class LibraryScores(BaseModel):
                         f"layer {depth}: the library has no {name} as {part}; alternatives there: {alternatives}"
                     )
                 chosen[slot] = self._known[slot, name]
+        blocks = {slot: parsed(scored.block, slot.part) for slot, scored in chosen.items()}
         for slot in chosen:
             if (lender := lender_of(slot.block(layout))) is not None:
-                _check_lender(slot.depth, lender, chosen)
+                _check_lender(slot.depth, lender, teacher, blocks)
         return chosen
 
     def scores(self, layout: Layout) -> dict[str, float]:

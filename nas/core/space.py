@@ -27,6 +27,7 @@ from nas.core.layout import Layout, Norms
 from nas.core.metrics import METRICS, metric
 from nas.core.published import named_layout
 from nas.core.quality_config import QualityConfig, Rounding
+from nas.core.quantisation import Quantisation
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.strict import Strict
 from nas.core.units import parse_count, parse_limit
@@ -381,6 +382,15 @@ class SearchSpace(Strict):
             if len(chosen) > 1 or names.count(names[index]) > 1:
                 error = InvalidInput("candidates choose the quantisation of one runtime, which occurs once")
                 yield problem(("runtimes", index, "quantisation"), error)
+        least = min(int(depth) for depth in self.model.depth.choices)
+        for index, runtime in enumerate(self.runtimes):
+            for name in runtime.choices or (runtime.quantisation,):
+                if "+" in name and (needed := _layers_of(name)) > least:
+                    error = InvalidInput(
+                        f"{name} names layer {needed - 1}, and a candidate may have {least} layers: name shares of the"
+                        " depth, as in ffn.1/3"
+                    )
+                    yield problem(("runtimes", index, "quantisation"), error)
         if chosen and self.quality.library is not None:
             error = InvalidInput("scores of a library are not of quantised blocks: name one quantisation")
             yield problem(("runtimes", chosen[0], "quantisation"), error)
@@ -537,6 +547,14 @@ def _title(name: Any, quantisations: Any) -> str:
 def _chosen(runtimes: Iterable[RuntimeSpace]) -> RuntimeSpace | None:
     """Returns the first runtime whose quantisation candidates choose."""
     return next((runtime for runtime in runtimes if runtime.choices), None)
+
+
+def _layers_of(quantisation: str) -> int:
+    """Returns the layers that a name needs; 0 for one that cannot be read, which its runtime refuses."""
+    try:
+        return Quantisation.parse(quantisation).depth
+    except (InvalidInput, UnknownName):
+        return 0
 
 
 def _mapping(data: Any) -> Mapping[str, Any]:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from nas.core.block import Block
-from nas.core.errors import Unsupported
+from nas.core.errors import UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.profile import Part
+from nas.core.quantisation import Quantisation
 from nas.measure.runtimes.base import Support
 from nas.measure.runtimes.executorch.kinds import KINDS, Attention, programs_of
-from nas.measure.runtimes.executorch.programs import GROUP, Constant, Program, head_program
+from nas.measure.runtimes.executorch.programs import FORMATS, GROUP, Constant, Program, head_program
 
-Quantisation = Literal["8da4w"]
-
+QUANTISATIONS = ("8da4w",)
+"""What a release writes. Further ones are in `FORMATS`."""
 ARCH = "blocks"
 
 
@@ -108,8 +108,8 @@ class Chain:
 
 
 class _Builder:
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, quantisation: str) -> None:
+        self.layout, self.types = layout, stored_types(quantisation)
         self.methods: list[Method] = []
         self.caches: list[Cache] = []
         self.steps: list[Step] = []
@@ -120,14 +120,15 @@ class _Builder:
         for depth in range(self.layout.depth):
             self._layer(depth)
         layout = self.layout
-        self.methods.append(Method(head_program(layout.d_model, layout.vocab, layout.tied), ""))
+        head = head_program(layout.d_model, layout.vocab, layout.tied).stored_as(self.types.at("embedding"))
+        self.methods.append(Method(head, ""))
         return Chain(tuple(self.methods), tuple(self.caches), tuple(self.steps))
 
     def _layer(self, depth: int) -> None:
         share = self.layout.layers[depth].share
         owner, layer = depth if share is None else share, self.layout.own(depth)
         for j, block in enumerate(layer.mixers):
-            (program,) = programs_of(block, self.layout.d_model, self.layout.norms)
+            (program,) = self._programs(block, "mixers", owner)
             method = self._method(owner, f"mixer{j}", Method(program, f"layers.{owner}.", j))
             attend = self._attend(depth, owner, j, block)
             self.steps.append(Step(depth, "mixer", method, parallel=j > 0, attend=attend))
@@ -148,7 +149,7 @@ class _Builder:
         return Attend(self.cache_of[source or (depth, j)], about, sinks)
 
     def _ffn(self, depth: int, owner: int, block: Block) -> None:
-        first, *others = programs_of(block, self.layout.d_model, self.layout.norms)
+        first, *others = self._programs(block, "ffn", owner)
         prefix = f"layers.{owner}."
         mixture = KINDS[block.kind].mixture
         experts = [Method(others[0], prefix, expert=e) for e in range(block.int("experts"))] if mixture else []
@@ -157,6 +158,11 @@ class _Builder:
         for program in others[1:]:
             method = self._method(owner, "shared", Method(program, prefix))
             self.steps.append(Step(depth, "ffn", method, parallel=True))
+
+    def _programs(self, block: Block, role: str, owner: int) -> list[Program]:
+        name = self.types.at(role, owner, self.layout.depth)
+        programs = programs_of(block, self.layout.d_model, self.layout.norms)
+        return [program.stored_as(name) for program in programs]
 
     def _method(self, owner: int, place: str, *methods: Method) -> int:
         """Returns the index of the first of `methods`; a layer that shares weights runs the methods of its owner."""
@@ -172,9 +178,23 @@ def _cache(block: Block, about: Attention) -> Cache:
     return Cache(block.int("kv_heads"), block.int("head_dim"), about.window)
 
 
-def build_chain(layout: Layout) -> Chain:
-    """Returns the chain of a layout that `supports` accepts."""
-    return _Builder(layout).build()
+def build_chain(layout: Layout, quantisation: str = QUANTISATIONS[0]) -> Chain:
+    """Returns the chain of a layout that `supports` accepts, in a quantisation; raises what `stored_types` does."""
+    return _Builder(layout, quantisation).build()
+
+
+def stored_types(quantisation: str) -> Quantisation:
+    """Returns which of `FORMATS` each part of a file has.
+
+    Raises:
+        UnknownName: it names another one, or another role.
+        InvalidInput: it cannot be read.
+    """
+    types = Quantisation.parse(quantisation)
+    for name in sorted(types.names):
+        if name not in FORMATS:
+            raise UnknownName("quantisation of ExecuTorch", name, FORMATS)
+    return types
 
 
 def supports(layout: Layout) -> Support:

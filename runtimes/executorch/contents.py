@@ -1,7 +1,8 @@
 """The weights of an artifact: trained ones from a checkpoint, or random ones and the recipe of them.
 
 8da4w: 4-bit weights with a bfloat16 scale per group, an 8-bit embedding with a scale per row. XNNPACK keeps group
-scales as bfloat16, so weights are rounded with the scale that will be used, not with a finer one.
+scales as bfloat16, so weights are rounded with the scale that will be used, not with a finer one. 8da8w: 8-bit weights
+with a float32 scale per row.
 
 Random weights are finite and made at memory speed: cut from a few pools, each from a start of its own. In their recipe
 (`nas.measure.runtimes.recipe`) the header is the artifact's own header and its programs, a few KB each; recipe.h makes
@@ -25,7 +26,7 @@ from nas.core.errors import InvalidInput
 from nas.measure.runtimes.base import Floats
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
 from nas.measure.runtimes.executorch.chain import Method
-from nas.measure.runtimes.executorch.programs import GROUP, Constant
+from nas.measure.runtimes.executorch.programs import GROUP, Constant, Format
 from nas.measure.runtimes.recipe import Bytes, Fill, Recipe, uniform_floats
 
 Part = TypeVar("Part", covariant=True)
@@ -35,7 +36,7 @@ class Contents(Protocol[Part]):
     """Parts of a model's tensors: their bytes, or how to draw them."""
 
     def constant(self, method: Method, constant: Constant) -> tuple[Part, ...]:
-        """Returns the constant as XNNPACK reads it, in `constant_sizes` bytes: of "int4" weights, then scales."""
+        """Returns the constant as XNNPACK reads it, in `constant_sizes` bytes: of a matrix weights, then scales."""
 
     def vector(self, tensor: str, length: int) -> Part:
         """Returns a float32 vector of the state dict that the runner itself reads."""
@@ -44,10 +45,13 @@ class Contents(Protocol[Part]):
         """Returns rows in int8, and float32 scales."""
 
 
-def constant_sizes(constant: Constant) -> tuple[int, ...]:
-    """Returns the bytes of each part of a constant."""
+def constant_sizes(constant: Constant, form: Format) -> tuple[int, ...]:
+    """Returns the bytes of each part of a constant of a program with a format."""
     count = math.prod(constant.shape)
-    return (count // 2, count // GROUP * 2) if constant.role == "int4" else (count * 4,)
+    if constant.role != "int4":
+        return (count * 4,)
+    rows, columns = constant.shape
+    return count * form.bits // 8, rows * form.scales(columns) * (2 if form.bits == 4 else 4)
 
 
 class CheckpointContents(CheckpointFile):
@@ -63,8 +67,7 @@ class CheckpointContents(CheckpointFile):
             return (np.full(constant.shape, constant.value, "<f4").tobytes(),)
         values = self.trained(method, constant)
         if constant.role == "int4":
-            rounded, scales = quantise_int4(values)
-            return pack_int4(rounded), bfloat16_bytes(scales)
+            return encoded(*quantise(values, method.program.format), method.program.format)
         return (np.ascontiguousarray(-np.exp(values) if constant.role == "decay" else values, "<f4").tobytes(),)
 
     def vector(self, tensor: str, length: int) -> bytes:
@@ -150,7 +153,10 @@ class RandomContents:
         return tuple(self._pools)
 
     def constant(self, method: Method, constant: Constant) -> tuple[Fill, ...]:
-        sizes, name = constant_sizes(constant), f"{method.tensor(constant)}:{method.expert}:{constant.name}"
+        form = method.program.format
+        sizes, name = constant_sizes(constant, form), f"{method.tensor(constant)}:{method.expert}:{constant.name}"
+        if constant.role == "int4" and form.bits == 8:
+            return self._tile(name, _QUANTA, sizes[0]), _same(sizes[1], _INT8_SCALE)
         if constant.role == "int4":
             scale = bfloat16_bytes(np.full(2, _INT4_SCALE, np.float32))
             return self._tile(name, _QUANTA, sizes[0]), _word(sizes[1], scale)
@@ -207,19 +213,42 @@ def _word(size: int, content: bytes) -> Fill:
     return Fill(size, "word", word=int.from_bytes(content, "little"))
 
 
-def quantise_int4(weights: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Returns weights [O, I] as values in -8..7 [O, I] and scales [O, I / GROUP]; a group of zeros has scale 1."""
-    groups = weights.reshape(len(weights), -1, GROUP)
+def quantise(weights: Floats, form: Format) -> tuple[NDArray[np.int8], Floats]:
+    """Returns weights [O, I] as values [O, I] and scales [O, scales of a row]."""
+    if form.bits == 4:
+        return quantise_int4(weights, form.group)
+    values, scales = quantise_rows(weights)
+    return values, scales[:, None]
+
+
+def dequantise(values: NDArray[np.int8], scales: Floats) -> Floats:
+    """Returns the weights that `quantise` stored."""
+    groups = values.reshape(*scales.shape, -1).astype(np.float32)
+    return (groups * scales[..., None]).reshape(values.shape)
+
+
+def encoded(values: NDArray[np.int8], scales: Floats, form: Format) -> tuple[bytes, bytes]:
+    """Returns values and scales as XNNPACK reads them."""
+    if form.bits == 4:
+        return pack_int4(values), bfloat16_bytes(scales)
+    return values.tobytes(), scales.astype("<f4").tobytes()
+
+
+def decoded(parts: tuple[bytes, ...], shape: tuple[int, ...], form: Format) -> tuple[NDArray[np.int8], Floats]:
+    """Returns what `encoded` stored of a matrix [O, I]."""
+    values, scales = parts
+    if form.bits == 4:
+        return unpack_int4(values).reshape(shape), bfloat16_floats(scales).reshape(shape[0], -1)
+    return np.frombuffer(values, np.int8).reshape(shape), np.frombuffer(scales, "<f4").reshape(shape[0], -1)
+
+
+def quantise_int4(weights: Floats, group: int = GROUP) -> tuple[NDArray[np.int8], Floats]:
+    """Returns weights [O, I] as values in -8..7 [O, I] and scales [O, I / group]; a group of zeros has scale 1."""
+    groups = weights.reshape(len(weights), -1, group)
     scales = round_bfloat16(np.abs(groups).max(-1) / np.float32(7.5))
     scales[scales == 0] = 1
     values = np.clip(np.rint(groups / scales[..., None]), -8, 7).astype(np.int8)
     return values.reshape(weights.shape), scales
-
-
-def dequantise_int4(values: NDArray[np.int8], scales: Floats) -> Floats:
-    """Returns the weights that `quantise_int4` stored."""
-    groups = values.reshape(len(values), -1, GROUP).astype(np.float32)
-    return (groups * scales[..., None]).reshape(values.shape)
 
 
 def quantise_rows(table: Floats) -> tuple[NDArray[np.int8], Floats]:

@@ -1,10 +1,10 @@
 """The equivalence gate: checks that ExecuTorch, run by our runner, computes what the layout means.
 
 A prompt fed in chunks and 32 decoded tokens run through an artifact; logits are compared with eager PyTorch that rounds
-weights and activations as 8da4w does. Rounding activations turns noise of 1e-6 into percents, so two right programs
-differ too: by how much, the oracle itself shows when its layers' inputs are disturbed by such noise, and when of every
-product's activations the one nearest to a tie is rounded the other way. In a small model a few such ties make all the
-difference, and noise may meet none of them. A right graph differs from the oracle about as much.
+weights and activations as the file's quantisation does. Rounding activations turns noise of 1e-6 into percents, so two
+right programs differ too: by how much, the oracle itself shows when its layers' inputs are disturbed by such noise, and
+when of every product's activations the one nearest to a tie is rounded the other way. In a small model a few such ties
+make all the difference, and noise may meet none of them. A right graph differs from the oracle about as much.
 
 PyTorch's side rounds the checkpoint again and reads nothing of the artifact, so one with tensors in wrong places
 differs.
@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint, GateReport
-from nas.measure.runtimes.executorch.chain import Method, build_chain
-from nas.measure.runtimes.executorch.contents import CheckpointContents, dequantise_int4, quantise_int4, quantise_rows
-from nas.measure.runtimes.executorch.kinds import KINDS
+from nas.measure.runtimes.executorch.chain import QUANTISATIONS, Method, build_chain
+from nas.measure.runtimes.executorch.contents import CheckpointContents, dequantise, quantise, quantise_rows
+from nas.measure.runtimes.executorch.kinds import KINDS, programs_of
 from nas.measure.runtimes.executorch.programs import Constant
 from nas.measure.runtimes.runner import Feed, Machine, relative_l2, runner_logits
 from nas.model.nn.layer import ResidualLayer
@@ -106,23 +107,27 @@ def compare(
 
 
 class Oracle:
-    """A layout with a checkpoint's weights as 8da4w stores them.
+    """A layout with a checkpoint's weights as a quantisation stores them.
 
     Args:
         layout: what to compute.
         checkpoint: the trained weights.
+        quantisation: of the file.
+
+    Attributes:
+        model: computes in float32 with the dequantised weights.
 
     Raises:
         InvalidInput: the checkpoint does not fit the layout.
     """
 
-    def __init__(self, layout: Layout, checkpoint: Checkpoint) -> None:
+    def __init__(self, layout: Layout, checkpoint: Checkpoint, quantisation: str = QUANTISATIONS[0]) -> None:
         # The head has the table's values in 4 bits, the embedding has them in 8: two tensors.
-        self._model = Model(dataclasses.replace(layout, tied=False), seed=None).eval()
-        self._state = self._model.state_dict()
+        self.model = Model(dataclasses.replace(layout, tied=False), seed=None).eval()
+        self._state = self.model.state_dict()
         self._rounded_rows: dict[int, int] = {}
         with CheckpointContents(checkpoint.verified()) as contents, torch.no_grad():
-            for method in build_chain(layout).methods:
+            for method in build_chain(layout, quantisation).methods:
                 for constant in method.program.constants:
                     if constant.role != "fill":
                         self._fill(method, constant, contents.trained(method, constant))
@@ -142,7 +147,7 @@ class Oracle:
 
     def _logits(self, ids: NDArray[np.int64], rounding: Rounding) -> Logits:
         with torch.no_grad(), RoundedActivations(self._rounded_rows, rounding):
-            logits: Logits = self._model(torch.from_numpy(ids)[None])[0].numpy()
+            logits: Logits = self.model(torch.from_numpy(ids)[None])[0].numpy()
         return logits
 
     def disturbed(self, ids: NDArray[np.int64], seed: int = 0) -> Logits:
@@ -154,7 +159,7 @@ class Oracle:
             return (x * (1 + NOISE * torch.randn(x.shape, generator=rng)), *rest)
 
         hooks = [
-            part.register_forward_pre_hook(disturb) for part in self._model.modules() if isinstance(part, ResidualLayer)
+            part.register_forward_pre_hook(disturb) for part in self.model.modules() if isinstance(part, ResidualLayer)
         ]
         try:
             return self.exact(ids)
@@ -166,7 +171,7 @@ class Oracle:
         name = method.tensor(constant)
         target = self._state["head.weight" if method.program.kind == "head" and constant.role == "int4" else name]
         if constant.role == "int4":
-            values = dequantise_int4(*quantise_int4(values))
+            values = dequantise(*quantise(values, method.program.format))
         if method.expert is not None:
             target[method.expert].copy_(torch.from_numpy(values))
         elif constant.rows is not None:
@@ -181,11 +186,25 @@ class Oracle:
             self._rounded_rows[pointer] = max(until, self._rounded_rows.get(pointer, 0))
 
 
+def rounded_block(layout: Layout, block: Block, quantisation: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the state dict of a block of `layout` with the values that a file of one of `FORMATS` has."""
+    rounded = {name: tensor.detach().float().cpu().clone() for name, tensor in weights.items()}
+    for program in programs_of(block, layout.d_model, layout.norms):
+        form = program.stored_as(quantisation).format
+        for constant in (constant for constant in program.constants if constant.role == "int4"):
+            name = constant.source.partition(".")[2].removeprefix("{j}.")
+            whole = rounded[name]
+            part = whole[slice(*constant.rows)] if constant.rows else whole
+            for matrix in part if part.dim() == 3 else (part,):  # of each expert
+                matrix.copy_(torch.from_numpy(dequantise(*quantise(matrix.numpy(), form))))
+    return rounded
+
+
 class RoundedActivations(TorchFunctionMode):
-    """Inside it, `F.linear` with 4-bit weights sees activations in 8 bits.
+    """Inside it, `F.linear` with quantised weights sees activations in 8 bits.
 
     Args:
-        rows: storage pointer of a weight -> how many of its first rows are 4-bit; the others read exact activations.
+        rows: storage pointer of a weight -> how many of its first rows are quantised; others read exact activations.
         rounding: of the activations.
     """
 

@@ -27,7 +27,7 @@ from torch import nn
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.measure.runtimes.executorch.modules import ProgramModule
-from nas.measure.runtimes.executorch.programs import CHUNK, GROUP, Program
+from nas.measure.runtimes.executorch.programs import CHUNK, Program
 
 KEPT_PASSES = ("ConvertToLinearPass", "DimOrderOpsRevertPass", "ChannelsLastTaggedReshapePass", "Conv1dUnsqueezePass")
 TAG = "weights"
@@ -69,23 +69,26 @@ def module_of(program: Program) -> ProgramModule:
 
 
 def quantised(module: ProgramModule) -> ProgramModule:
-    """Converts the `nn.Linear`s of `module` to 8da4w, in place, and returns it."""
+    """Converts the `nn.Linear`s of `module` to its program's format, in place, and returns it."""
     with quiet():
         from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
-        from torchao.quantization.granularity import PerGroup
+        from torchao.quantization.granularity import PerAxis, PerGroup
 
-        int4 = getattr(torch, "int4")  # noqa: B009 - torch's stubs do not know it
-        config = Int8DynamicActivationIntxWeightConfig(weight_dtype=int4, weight_granularity=PerGroup(GROUP))
+        form, int4 = module.program.format, getattr(torch, "int4")  # noqa: B009 - torch's stubs do not know it
+        config = Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=int4 if form.bits == 4 else torch.int8,
+            weight_granularity=PerGroup(form.group) if form.group else PerAxis(0),
+        )
         quantize_(module, config, lambda part, name: isinstance(part, nn.Linear))
     return module
 
 
 @torch.no_grad()
 def set_int4(module: ProgramModule, name: str, values: NDArray[np.int8], scales: NDArray[np.float32]) -> None:
-    """Gives a quantised `nn.Linear` its weights [O, I] and group scales [O, I / GROUP]."""
+    """Gives a quantised `nn.Linear` its weights [O, I] and scales [O, scales of a row]."""
     weight = getattr(module, name).weight
     weight.qdata.copy_(torch.from_numpy(values))
-    weight.scale.copy_(torch.from_numpy(scales))
+    weight.scale.copy_(torch.from_numpy(scales).view(weight.scale.shape))
 
 
 def _lower(module: nn.Module, inputs: tuple[torch.Tensor, ...], shapes: Any, kind: str) -> bytes:

@@ -8,13 +8,13 @@ programs are in the cache need none. Which programs a kind of block needs is in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 CHUNK = 128
 """Most tokens that one call takes."""
 GROUP = 32
-"""Weights along a row that share a scale."""
+"""Weights along a row that share a scale, unless a format has more."""
 EPS = 1e-5
 MODULES = "nas.measure.runtimes.executorch.modules"
 
@@ -29,7 +29,7 @@ class Constant:
     Args:
         name: attribute of the module that is lowered.
         shape: of what the program reads; of "int4", of the weights before they are packed.
-        role: "int4": a matrix in 4 bits with a scale per group; the others are float32. "fill": `value` everywhere.
+        role: "int4": a matrix in the program's format; the others are float32. "fill": `value` everywhere.
         source: the tensor of `nas.model.nn.model`'s state dict, below its layer; "{j}" is the mixer's number.
         rows: of that tensor; None: all.
         column: of that tensor; None: all.
@@ -46,6 +46,28 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
+class Format:
+    """Number format of a program's matrices; activations have 8 bits, with a scale per token.
+
+    Args:
+        bits: of a weight.
+        group: weights along a row that share a scale; 0: the whole row.
+    """
+
+    bits: Literal[4, 8] = 4
+    group: int = GROUP
+
+    def scales(self, columns: int) -> int:
+        """Returns the number of scales of a row."""
+        return columns // self.group if self.group else 1
+
+
+PLAIN = Format()
+FORMATS = {"8da4w": PLAIN, "8da4w_64": Format(4, 64), "8da4w_128": Format(4, 128), "8da8w": Format(8, 0)}
+"""Quantisation -> format."""
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A unit of lowering.
 
@@ -57,6 +79,7 @@ class Program:
         states: shapes of what it hands on from chunk to chunk.
         inputs: tensors [1, S, D] before the states: 2, x and the residual stream, of a mixer; 1, x, otherwise.
         chunked: whether S varies up to `CHUNK`; else it is 1.
+        format: of its matrices.
     """
 
     kind: str
@@ -66,6 +89,16 @@ class Program:
     states: tuple[Shape, ...] = ()
     inputs: int = 2
     chunked: bool = True
+    format: Format = PLAIN
+
+    def stored_as(self, quantisation: str) -> Program:
+        """Returns the program with one of `FORMATS`: in the largest groups, if any, that all of its rows have."""
+        wanted = FORMATS[quantisation]
+        rows = [constant.shape[1] for constant in self.constants if constant.role == "int4"]
+        group = wanted.group
+        while group > GROUP and any(columns % group for columns in rows):
+            group //= 2
+        return replace(self, format=Format(wanted.bits, group)) if rows else self
 
     def size(self, name: str) -> int:
         """Returns the argument called `name`."""

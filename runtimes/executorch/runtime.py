@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING
 
+from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
 from nas.core.plan import Plan, RawRun, Runner
 from nas.core.profile import Profile
+from nas.core.quantisation import file_word
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import (
     Artifact,
@@ -28,13 +30,16 @@ from nas.measure.runtimes.base import (
 )
 from nas.measure.runtimes.build_cache import BuildRequest, CachedBuild, Log
 from nas.measure.runtimes.built_runtime import BuiltRuntime
-from nas.measure.runtimes.executorch.chain import ARCH, Quantisation, build_chain, require, supports
+from nas.measure.runtimes.executorch.chain import ARCH, QUANTISATIONS, build_chain, require, stored_types, supports
 from nas.measure.runtimes.executorch.kinds import KINDS
 from nas.measure.runtimes.executorch.templates import PACKAGES, templates_folder, trim_templates
 from nas.measure.runtimes.executorch.variants import NAME, VARIANTS, ExecuTorchSpec
 from nas.measure.runtimes.runner import plan_run, read_profile
 from nas.measure.runtimes.toolchain import host_features, host_target
 from nas.measure.runtimes.writing import Written
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _FOLDER = Path(__file__).parent
 
@@ -43,7 +48,7 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
     """The runtime `executorch`; implements `nas.measure.runtimes.base.Runtime`."""
 
     name = NAME
-    quantisations = get_args(Quantisation)
+    quantisations = QUANTISATIONS
     spec_type = ExecuTorchSpec
     variants = VARIANTS
     targets = ("aarch64-linux",)
@@ -68,6 +73,10 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         versions = sorted(f"{name}={KINDS[name].version}" for name in KINDS if KINDS[name].version)
         return ":".join((WRITER_VERSION, *tool_versions().values(), *versions))
 
+    def require_quantisation(self, quantisation: str) -> None:
+        """Raises `UnknownName` for what `export` does not write; parts may have one of their own."""
+        stored_types(quantisation)
+
     def supports(self, layout: Layout) -> Support:
         """Returns "stock" where every block can be lowered."""
         return supports(layout)
@@ -80,7 +89,7 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
 
         self.require_quantisation(quantisation)
         require(layout)
-        written = write_artifact(layout, weights, destination, recipe=recipe)
+        written = write_artifact(layout, weights, destination, quantisation, recipe=recipe)
         return self.artifact(written, layout, quantisation, weights, ARCH)
 
     def export_whole(
@@ -93,7 +102,7 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         tool_versions()  # raises where one is not installed
         from nas.measure.runtimes.executorch.whole import write_whole_graph
 
-        written = Written(write_whole_graph(layout, weights, context, destination))
+        written = Written(write_whole_graph(layout, weights, context, destination, quantisation))
         return self.artifact(written, layout, quantisation, weights, "whole graph")
 
     def plan(
@@ -136,7 +145,21 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         self.require_quantisation(quantisation)
         build = self.load(runner.build)
         machine = local_machine(build.executable, build.runner.target)
-        return run_gate(layout, model, machine, Oracle(layout, checkpoint))
+        return run_gate(layout, model, machine, Oracle(layout, checkpoint, quantisation))
+
+    def rounded(self, layout: Layout, quantisation: str, checkpoint: Checkpoint) -> nn.Module:
+        """Returns the model with the weights that the file has; loads torch."""
+        from nas.measure.runtimes.executorch.gate import Oracle
+
+        return Oracle(layout, checkpoint, quantisation).model
+
+    def rounded_block(
+        self, layout: Layout, block: Block, quantisation: str, weights: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Returns the block with the values that the file has; loads torch."""
+        from nas.measure.runtimes.executorch.gate import rounded_block
+
+        return rounded_block(layout, block, quantisation, weights)
 
     def spec(self, request: BuildRequest) -> ExecuTorchSpec:
         """Returns the inputs of a build: there is one for each instruction set."""
@@ -213,7 +236,7 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         return Release(loads, tuple(self._released(request, name) for name in request.quantisations))
 
     def _released(self, request: ReleaseRequest, quantisation: str) -> ReleasePart:
-        name = f"{NAME}/{request.name}-{quantisation}.pte"
+        name = f"{NAME}/{request.name}-{file_word(quantisation)}.pte"
 
         def write(_: StateDict) -> Iterator[MemberFile]:
             path = request.folder / name
@@ -224,7 +247,8 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
                 path=name, kind="pte", quantisation=quantisation, sha256=artifact.sha256, size=artifact.size
             )
 
-        return ReleasePart(".pte", [self.writer_version, request.context, name], write, optional=True)
+        parts = [quantisation] if "+" in quantisation else []
+        return ReleasePart(".pte", [self.writer_version, request.context, name, *parts], write, optional=True)
 
 
 def _pinned_versions() -> dict[str, str]:

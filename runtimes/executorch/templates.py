@@ -26,8 +26,8 @@ from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.durable import locked
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.measure.runtimes.executorch.contents import bfloat16_bytes, pack_int4
-from nas.measure.runtimes.executorch.programs import CHUNK, GROUP, MODULES, Constant, Program
+from nas.measure.runtimes.executorch.contents import encoded
+from nas.measure.runtimes.executorch.programs import CHUNK, GROUP, MODULES, PLAIN, Constant, Format, Program
 
 PACKAGES = ("executorch", "torchao", "torch")
 _PARTIAL = ".making-"
@@ -110,6 +110,8 @@ def template_key(program: Program) -> str:
         "group": GROUP,
         "tools": tool_versions(),
     }
+    if program.format != PLAIN:
+        about["format"] = [program.format.bits, program.format.group]
     module = program.module.partition(":")[0]
     if module != MODULES:  # of another distribution: whatever changes in that file may change the program
         about["source"] = hashlib.sha256(_source(module).read_bytes()).hexdigest()
@@ -149,9 +151,10 @@ def _make(program: Program) -> Template:
     with torch.no_grad():
         for constant in program.constants:
             if constant.role == "int4":
-                values, scales = _distinct_int4(constant, rng)
+                values, scales = _distinct_int4(constant, rng, program.format)
                 set_int4(module, constant.name, values, scales)
-                keys[constant.name] = (_digest(pack_int4(values)), "scale_" + _digest(bfloat16_bytes(scales)))
+                weights, factors = encoded(values, scales, program.format)
+                keys[constant.name] = (_digest(weights), "scale_" + _digest(factors))
             else:
                 filled = _distinct(constant, rng)
                 getattr(module, constant.name).copy_(torch.from_numpy(filled))
@@ -168,10 +171,13 @@ def _asked_for(pte: bytes, name: str, required: tuple[str, ...]) -> tuple[str, .
     raise CandidateFailed("export", f"the lowered program does not ask for {name}")
 
 
-def _distinct_int4(constant: Constant, rng: np.random.Generator) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def _distinct_int4(
+    constant: Constant, rng: np.random.Generator, form: Format = PLAIN
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     outputs, inputs = constant.shape
-    values = rng.integers(-8, 8, constant.shape, np.int8)
-    scales = rng.integers(64, 128, (outputs, inputs // GROUP)).astype(np.float32)
+    most = 1 << (form.bits - 1)
+    values = rng.integers(-most, most, constant.shape, np.int8)
+    scales = rng.integers(64, 128, (outputs, form.scales(inputs))).astype(np.float32)
     return values, scales / np.float32(8192)  # exact as bfloat16
 
 

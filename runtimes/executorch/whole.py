@@ -24,17 +24,11 @@ from nas.core.layout import Layout
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.base import Checkpoint, Weights
 from nas.measure.runtimes.executorch.chain import Attend, Cache, Chain, Method, Step, build_chain, require
-from nas.measure.runtimes.executorch.contents import (
-    CheckpointContents,
-    Contents,
-    DrawnContents,
-    bfloat16_floats,
-    unpack_int4,
-)
+from nas.measure.runtimes.executorch.contents import CheckpointContents, Contents, DrawnContents, decoded
 from nas.measure.runtimes.executorch.kinds import KINDS
 from nas.measure.runtimes.executorch.lowering import few_passes, module_of, quantised, quiet, set_int4, state_shape
 from nas.measure.runtimes.executorch.modules import Attention, ProgramModule
-from nas.measure.runtimes.executorch.programs import CHUNK, GROUP, Program
+from nas.measure.runtimes.executorch.programs import CHUNK, Program
 from nas.measure.runtimes.writing import hashed, replacing
 from nas.model.nn.primitives import bounded
 
@@ -43,7 +37,7 @@ _NEVER = -1e30
 """Added to scores by masks: less than any score, but finite, because infinity minus infinity is not a number."""
 
 
-def write_whole_graph(layout: Layout, weights: Weights, context: int, destination: Path) -> PlanFile:
+def write_whole_graph(layout: Layout, weights: Weights, context: int, destination: Path, quantisation: str) -> PlanFile:
     """Lowers the whole layout, for texts of at most `context` tokens, into the .pte `destination`.
 
     Raises:
@@ -53,7 +47,7 @@ def write_whole_graph(layout: Layout, weights: Weights, context: int, destinatio
         InfrastructureFailed: the file cannot be written.
     """
     require(layout)
-    chain = build_chain(layout)
+    chain = build_chain(layout, quantisation)
     for step in chain.steps:
         if step.attend and (step.attend.sinks or step.attend.about.softcap):
             raise Unsupported(
@@ -338,9 +332,7 @@ def _filled(method: Method, contents: Contents[bytes]) -> ProgramModule:
         for constant in method.program.constants:
             parts = contents.constant(method, constant)
             if constant.role == "int4":
-                outputs, inputs = constant.shape
-                scales = bfloat16_floats(parts[1]).reshape(outputs, inputs // GROUP)
-                set_int4(module, constant.name, unpack_int4(parts[0]).reshape(constant.shape), scales)
+                set_int4(module, constant.name, *decoded(parts, constant.shape, method.program.format))
             else:
                 module.number(constant.name).copy_(_floats(parts[0]).view(constant.shape))
     return module

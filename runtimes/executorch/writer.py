@@ -9,7 +9,7 @@ from typing import Generic, TypeVar, cast
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint, Weights
-from nas.measure.runtimes.executorch.chain import Chain, Method, Step, build_chain
+from nas.measure.runtimes.executorch.chain import QUANTISATIONS, Chain, Method, Step, build_chain
 from nas.measure.runtimes.executorch.contents import CheckpointContents, Contents, RandomContents, constant_sizes
 from nas.measure.runtimes.executorch.programs import CHUNK, Constant
 from nas.measure.runtimes.executorch.templates import Template, template
@@ -25,7 +25,14 @@ VERSION = 1
 ALIGN = 64
 
 
-def write_artifact(layout: Layout, weights: Weights, destination: Path, *, recipe: bool = False) -> Written:
+def write_artifact(
+    layout: Layout,
+    weights: Weights,
+    destination: Path,
+    quantisation: str = QUANTISATIONS[0],
+    *,
+    recipe: bool = False,
+) -> Written:
     """Writes the file, or (`recipe`, random weights) its recipe, and renames it to `destination`.
 
     Raises:
@@ -33,7 +40,7 @@ def write_artifact(layout: Layout, weights: Weights, destination: Path, *, recip
         InvalidInput: the checkpoint does not fit the layout.
         InfrastructureFailed: the file cannot be written, or ExecuTorch is not installed.
     """
-    chain = build_chain(layout)
+    chain = build_chain(layout, quantisation)
     templates = [template(program) for program in chain.programs]
     if isinstance(weights, Checkpoint):
         with CheckpointContents(weights.verified()) as trained, replacing(destination) as partial:
@@ -108,7 +115,10 @@ class _Plan(Generic[Part]):
             (key, offset, size, constant.shape if len(keys[constant.name]) == 1 else ())
             for constant in method.program.constants
             for key, offset, size in zip(
-                keys[constant.name], self._constant(method, constant), constant_sizes(constant), strict=True
+                keys[constant.name],
+                self._constant(method, constant),
+                constant_sizes(constant, method.program.format),
+                strict=True,
             )
         ]
         unique = {key: (offset, size, shape) for key, offset, size, shape in listed}
@@ -121,10 +131,10 @@ class _Plan(Generic[Part]):
             return self.contents.constant(method, constant)
 
         if constant.role != "fill":
-            return self._place(constant_sizes(constant), make)
+            return self._place(constant_sizes(constant, method.program.format), make)
         same = (constant.shape, constant.value)
         if same not in self.fills:
-            self.fills[same] = self._place(constant_sizes(constant), make)
+            self.fills[same] = self._place(constant_sizes(constant, method.program.format), make)
         return self.fills[same]
 
     def _step(self, step: Step) -> None:

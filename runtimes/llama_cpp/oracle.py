@@ -1,10 +1,10 @@
 """PyTorch's side of the equivalence gate: a checkpoint as its GGUF file stores it, activations exact or rounded.
 
-Rounding follows llama.cpp. A product with Q4_0 or Q8_0 weights reads activations as Q8_0 (blocks of 32, 8 bits), with
-Q6_K weights as Q8_K (blocks of 256), with F16 weights as F16: `vec_dot_type` in ggml/src/ggml-cpu/ggml-cpu.c,
-`quantize_row_*_ref` in ggml-quants.c. The key-value cache is F16, and flash attention adds up values in F16.
-GELU is a table from F16 to F16 (`ggml_table_gelu_f16`). Convolutions and state-space scans are float32. Arm processors
-with float16 arithmetic also add up products of F16 numbers in F16.
+Rounding follows llama.cpp. A product with weights in blocks of 32 reads activations as Q8_0 or Q8_1 (blocks of 32, 8
+bits), with weights in blocks of 256 as Q8_K (blocks of 256), with F16 weights as F16: `vec_dot_type` in
+ggml/src/ggml-cpu/ggml-cpu.c, `quantize_row_*_ref` in ggml-quants.c. The key-value cache is F16, and flash attention
+adds up values in F16. GELU is a table from F16 to F16 (`ggml_table_gelu_f16`). Convolutions and state-space scans are
+float32. Arm processors with float16 arithmetic also add up products of F16 numbers in F16.
 
 Where two experts score alike, rounding picks another one and all that follows differs. Held to the same choices, two
 computations differ by rounding alone; whether the choices were right is then a question of their own.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from nas.core.block import Block
 from nas.core.layout import Layout
-from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.base import Checkpoint, Floats
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
 from nas.measure.runtimes.llama_cpp.binding import Choices
 from nas.measure.runtimes.llama_cpp.gate import Computed
+from nas.measure.runtimes.llama_cpp.kinds import KINDS
 from nas.measure.runtimes.llama_cpp.support import architecture
 from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Type, storage_type, tensors
+from nas.measure.runtimes.llama_cpp.tensors import Tensor as FileTensor
 from nas.model.nn.gqa import attend_bounded
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import bounded
@@ -66,15 +70,9 @@ class Oracle:
             contents.check(listed)
             for tensor in listed:
                 storage = storage_type(tensor, layout, quantisation)
-                values = quants.dequantize(contents.data(tensor, storage), storage)
-                if tensor.role == "decay":
-                    values = np.log(-values)
+                values = _rounded(contents, tensor, storage)
+                parts = values.split([state[name].numel() for name in tensor.sources])
                 sources = [*tensor.sources, *tensor.equal]
-                parts = (
-                    torch.from_numpy(values / tensor.factor)
-                    .flatten()
-                    .split([state[name].numel() for name in tensor.sources])
-                )
                 for name, part in zip(sources, [*parts, *[parts[0]] * len(tensor.equal)], strict=True):
                     state[name].copy_(part.view(state[name].shape))
                     self._types[state[name].untyped_storage().data_ptr()] = storage
@@ -91,6 +89,45 @@ class Oracle:
         """Computes the same with activations rounded where llama.cpp rounds them."""
         with RoundedActivations(self._types, half_sums=self._half_sums):
             return self.exact(ids, experts)
+
+
+def rounded_block(layout: Layout, block: Block, quantisation: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the state dict of a block of `layout` with the values that a file has."""
+    contents = CheckpointTensors(_BlockWeights(weights))
+    place = "mixers" if block.spec.role == "mixer" else "ffn"
+    rounded = dict(weights)
+    for part in KINDS[block.kind].parts(block.resolve(layout.d_model), layout.d_model):
+        tensor = FileTensor(part.name, part.shape, part.role, 0, f"layers.0.{place}.{part.source}", part.flat)
+        storage = storage_type(tensor, layout, quantisation)
+        values = _rounded(contents, replace(tensor, source=part.source), storage)
+        rounded[part.source] = values.view(weights[part.source].shape)
+    return rounded
+
+
+def _rounded(contents: CheckpointTensors, tensor: FileTensor, storage: Type) -> Tensor:
+    """Returns a tensor with the values that it has in the file, in one row."""
+    values = quants.dequantize(contents.data(tensor, storage), storage)
+    if tensor.role == "decay":
+        values = np.log(-values)
+    return torch.from_numpy(values.reshape(-1)) / tensor.factor
+
+
+class _BlockWeights:
+    """A block's state dict, as `nas.measure.runtimes.base.StateDict`."""
+
+    place = "the library"
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._weights, self.names = weights, frozenset(weights)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a tensor."""
+        return tuple(self._weights[name].shape)
+
+    def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
+        """Returns the values of a tensor."""
+        values: Floats = self._weights[name].detach().float().cpu().numpy()[cut]
+        return values
 
 
 class FollowedExperts(TorchFunctionMode):
@@ -209,9 +246,8 @@ def _f16(x: Tensor) -> Tensor:
 
 
 _ROUNDING: dict[Type, Callable[[Tensor], Tensor]] = {
-    Type.Q4_0: round_q8_0,
-    Type.Q8_0: round_q8_0,
-    Type.Q6_K: round_q8_k,
+    **dict.fromkeys((Type.Q8_0, Type.Q5_1, Type.Q5_0, Type.Q4_1, Type.Q4_0, Type.IQ4_NL), round_q8_0),
+    **dict.fromkeys((Type.Q6_K, Type.Q5_K, Type.Q4_K, Type.IQ4_XS, Type.Q3_K), round_q8_k),
     Type.F16: _f16,
 }
 

@@ -2,7 +2,7 @@
 
 Every tensor is cut from a pool of its storage type, from a start of its own: at memory speed, and small to describe.
 The header of the recipe is the GGUF file up to its first tensor, which names every tensor with its type and shape; a
-fill is a tensor. runner.c, `make_model`, makes the same bytes. Pools:
+fill is a tensor. runner.c, `make_model`, makes the same bytes of the types in `MAKES`. Pools:
 
     q4_0|q8_0|q6_k SCALE COUNT     blocks of random quanta under one scale (float16 bits)
     f16|f32 SHIFT COUNT            uniform numbers: random integers over 2^SHIFT
@@ -22,7 +22,8 @@ from nas.measure.runtimes.recipe import Bytes, Fill, Recipe, uniform_floats
 ALIGNMENT = 32
 """GGUF_DEFAULT_ALIGNMENT of ggml/include/gguf.h."""
 
-_NAMES = {Type.Q4_0: "q4_0", Type.Q8_0: "q8_0", Type.Q6_K: "q6_k", Type.F16: "f16", Type.F32: "f32"}
+MAKES = frozenset((Type.Q4_0, Type.Q8_0, Type.Q6_K, Type.F16, Type.F32))
+"""Types whose pools the runner makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class BlockPool:
         return self.count * GGML_QUANT_SIZES[self.storage][1]
 
     def describe(self) -> str:
-        return f"{_NAMES[self.storage]} {self.scale} {self.count}"
+        return f"{self.storage.name.lower()} {self.scale} {self.count}"
 
     def shape(self, raw: Bytes) -> Bytes:
         if self.storage == Type.F16:
@@ -54,11 +55,14 @@ class BlockPool:
         if self.storage == Type.F32:
             return uniform_floats(raw, self.scale)
         blocks = raw.reshape(self.count, -1)
-        at = 0
         if self.storage == Type.Q6_K:  # 128 + 64 bytes of quanta, 16 scales of sub-blocks (int8), the scale
             blocks[:, 192:208] = blocks[:, 192:208] % 17 + 1
-            at = 208
-        blocks[:, at : at + 2] = np.array([self.scale], "<u2").view(np.uint8)
+        at = _SCALE_AT.get(self.storage, 0)
+        scale = np.array([self.scale], "<u2")
+        blocks[:, at : at + 2] = scale.view(np.uint8)
+        if self.storage in _LEAST_OF:
+            least = (scale.view("<f2").astype(np.float32) * _LEAST_OF[self.storage]).astype("<f2")
+            blocks[:, 2:4] = least.view(np.uint8)
         return raw
 
 
@@ -71,7 +75,20 @@ _SCALE_OF = {
     Type.Q4_0: _STD / 4.61,  # std of uniform 4-bit values
     Type.Q8_0: _STD / 73.9,  # of uniform 8-bit values
     Type.Q6_K: _STD / (18.5 * 9.5),  # of uniform 6-bit values x the mean of sub-block scales 1..17
+    Type.Q4_1: _STD / 4.61,
+    Type.Q5_0: _STD / 9.23,  # of uniform 5-bit values
+    Type.Q5_1: _STD / 9.23,
+    Type.IQ4_NL: _STD / 67.8,  # of its 16 values
+    # Sub-blocks have scales of 6 bits, and least values where there are any.
+    Type.Q4_K: _STD / 266.0,
+    Type.Q5_K: _STD / 542.0,
+    Type.Q3_K: _STD / 43.3,
+    Type.IQ4_XS: _STD / 1260.0,
 }
+_SCALE_AT = {Type.Q6_K: 208, Type.Q3_K: 108}
+"""Type -> byte of a block's scale, if it is not the first."""
+_LEAST_OF = {Type.Q4_1: -7.5, Type.Q5_1: -15.5, Type.Q4_K: 7.5, Type.Q5_K: 15.5}
+"""Type -> its second number, as a multiple of the scale, so that values have a mean of 0."""
 _SHIFT_OF = {Type.F16: 15, Type.F32: 28}
 """Integers of 11 and of 24 bits become numbers of standard deviation 0.018."""
 _CONV_SHIFT = 24

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
+from nas.core.quantisation import file_word
 from nas.measure.runtimes.base import Release, ReleasePart, ReleaseRequest, StateDict, Weights
 from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.binding import FILE_TYPES, quantise_file
@@ -42,7 +43,7 @@ def release(writer_version: str, request: ReleaseRequest) -> Release:
 
 def _file_name(name: str, quantisation: str) -> str:
     """Returns the path below the model's folder."""
-    return f"{FOLDER}/{name}-{quantisation.upper()}.gguf"
+    return f"{FOLDER}/{name}-{file_word(quantisation).upper()}.gguf"
 
 
 def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iterator[MemberFile]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.plan import Plan, RawRun, Runner
@@ -36,7 +37,7 @@ from nas.measure.runtimes.runner import plan_run, read_profile
 from nas.measure.runtimes.toolchain import find_build_tools, find_compiler, host_features, host_target
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 _FOLDER = Path(__file__).parent
 _REPORT = _FOLDER.parent / "report.h"
@@ -114,8 +115,8 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         return self.artifact(written, layout, quantisation, weights, arch, patched=arch == support.PATCHED)
 
     def require_quantisation(self, quantisation: str) -> None:
-        """Raises `UnknownName` for what `export` does not write; roles may have one of their own: `q8_0+ffn:q4_0`."""
-        support.by_role(quantisation)
+        """Raises `UnknownName` for what `export` does not write; parts may have one of their own: `q8_0+ffn:q4_0`."""
+        support.stored_types(quantisation)
 
     def needs_patched(self, model: Path) -> bool:
         """Returns whether the architecture of a GGUF file is ours."""
@@ -182,6 +183,14 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         from nas.measure.runtimes.llama_cpp.oracle import Oracle
 
         return Oracle(layout, quantisation, checkpoint).model
+
+    def rounded_block(
+        self, layout: Layout, block: Block, quantisation: str, weights: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Returns the block with the values that the file has; loads torch."""
+        from nas.measure.runtimes.llama_cpp.oracle import rounded_block
+
+        return rounded_block(layout, block, quantisation, weights)
 
     def spec(self, request: BuildRequest) -> LlamaCppSpec:
         """Returns the inputs of a build; those for another machine are always static."""

@@ -9,12 +9,12 @@ What none of them holds may run on our patched build, whose architecture `hilnas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Iterable
 
 from nas.core.block import Block
-from nas.core.errors import InvalidInput, UnknownName, Unsupported
+from nas.core.errors import UnknownName, Unsupported
 from nas.core.layout import Layout
+from nas.core.quantisation import Quantisation
 from nas.measure.runtimes.base import Support
 from nas.measure.runtimes.llama_cpp.kinds import (
     ATTENTION,
@@ -29,34 +29,26 @@ from nas.measure.runtimes.llama_cpp.kinds import (
 )
 
 QUANTISATIONS = ("q4_0", "q8_0", "f16", "f32")
-ROLES = ("embedding", "mixers", "ffn")
-"""Of tensors, which may have another quantisation than the others: `q8_0+ffn:q4_0`."""
-
+"""Those whose random weights a device makes itself."""
+FURTHER = ("q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "iq4_nl", "iq4_xs", "q3_k")
+"""Others that are written; files of random weights are sent to the device."""
 PATCHED = "hilnas"
 """Our architecture. A stock build does not know the name, so it refuses such a file when it opens it."""
 
 _MAX_LAYERS = 512  # src/llama-hparams.h
 
 
-@lru_cache
-def by_role(quantisation: str) -> Mapping[str, str]:
-    """Returns role -> one of `QUANTISATIONS`; that of all others is at "".
+def stored_types(quantisation: str) -> Quantisation:
+    """Returns which of `QUANTISATIONS` and `FURTHER` each part of a file has.
 
     Raises:
         UnknownName: it names another one, or another role.
+        InvalidInput: it cannot be read.
     """
-    others, *parts = quantisation.split("+")
-    types = {"": others}
-    for part in parts:
-        role, _, name = part.partition(":")
-        if role not in ROLES:
-            raise UnknownName("role of tensors", role, ROLES)
-        if role in types:
-            raise InvalidInput(f"{quantisation}: {role} is named twice")
-        types[role] = name
-    for name in types.values():
-        if name not in QUANTISATIONS:
-            raise UnknownName("quantisation of llama.cpp", name, QUANTISATIONS)
+    types = Quantisation.parse(quantisation)
+    for name in sorted(types.names):
+        if name not in QUANTISATIONS + FURTHER:
+            raise UnknownName("quantisation of llama.cpp", name, QUANTISATIONS + FURTHER)
     return types
 
 

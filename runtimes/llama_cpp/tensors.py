@@ -30,7 +30,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
 )
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.support import FACTORED, PATCHED, PHI3, SCALED, by_role
+from nas.measure.runtimes.llama_cpp.support import FACTORED, PATCHED, PHI3, SCALED, stored_types
 from nas.model.nn.rope import rope_divisors, turned_numbers
 
 Type = GGMLQuantizationType
@@ -146,30 +146,40 @@ def _tensor(index: int, part: Part, place: str = "") -> Tensor:
 
 
 def storage_type(tensor: Tensor, layout: Layout, quantisation: str) -> Type:
-    """Returns the type a tensor is stored in: that of a file of its role's quantisation."""
-    types, (place, *_) = by_role(quantisation), tensor.source.split(".")
-    role = tensor.source.split(".")[2] if place == "layers" else "embedding"
-    name = types.get(role, types[""])
+    """Returns the type a tensor is stored in: that of a file of the quantisation of its part."""
+    place, *names = tensor.source.split(".")
+    role = names[1] if place == "layers" else "embedding"
+    name = stored_types(quantisation).at(role, tensor.layer, layout.depth)
     if tensor.role != "matrix" or name == "f32":
         return Type.F32
-    if name == "f16":
-        return Type.F16
-    return type_that_fits(Type.Q8_0 if name == "q8_0" else _wanted(tensor, layout), tensor.shape[-1])
+    return type_that_fits(_wanted(tensor, layout, GGMLQuantizationType[name.upper()]), tensor.shape[-1])
 
 
-def _wanted(tensor: Tensor, layout: Layout) -> Type:
+def _wanted(tensor: Tensor, layout: Layout, kind: Type) -> Type:
+    if kind in (Type.F16, Type.Q8_0):
+        return kind
     table_of_output = tensor.part == "output" or (tensor.part == "token_embd" and layout.tied)
     if table_of_output:
         return Type.Q6_K
     sparse = of_kind(feed_forwards(layout), "moe")
     if sparse and sparse[0].int("experts") == 8 and tensor.part in ("attn_k", "attn_v"):
         return Type.Q8_0  # a rule made for Mixtral that holds for every model of 8 experts
-    return Type.Q4_0
+    return kind
+
+
+_NARROWER = {
+    Type.Q6_K: Type.Q8_0,
+    Type.Q5_K: Type.Q5_1,
+    Type.Q4_K: Type.Q5_0,
+    Type.Q3_K: Type.Q4_0,
+    Type.IQ4_XS: Type.IQ4_NL,
+}
+"""Type of blocks of 256 -> what takes its place where rows are no multiple of that."""
 
 
 def type_that_fits(preferred: Type, columns: int) -> Type:
-    """Returns `preferred` if rows are multiples of its blocks; else Q8_0 for Q6_K if that fits, else F16."""
-    for candidate in (preferred, Type.Q8_0) if preferred == Type.Q6_K else (preferred,):
+    """Returns `preferred` if rows are multiples of its blocks; else that of blocks of 32 if it fits, else F16."""
+    for candidate in (preferred, _NARROWER.get(preferred, Type.F16)):
         if columns % GGML_QUANT_SIZES[candidate][0] == 0:
             return candidate
     return Type.F16

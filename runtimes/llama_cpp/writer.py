@@ -30,15 +30,19 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     mixers_by_layer,
     of_kind,
 )
-from nas.measure.runtimes.llama_cpp.random_weights import ALIGNMENT, random_recipe
-from nas.measure.runtimes.llama_cpp.support import PAIRED, PATCHED, WINDOWED, architecture, by_role
+from nas.measure.runtimes.llama_cpp.random_weights import ALIGNMENT, MAKES, random_recipe
+from nas.measure.runtimes.llama_cpp.support import PAIRED, PATCHED, WINDOWED, architecture, stored_types
 from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
 from nas.measure.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
 WRITER_VERSION = "2"
 """Raise it with every change of this package that changes the bytes of a file."""
 
-FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}  # llama_ftype of include/llama.h
+FILE_TYPE = {
+    **{"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q3_k": 11, "q4_k": 14},
+    **{"q5_k": 16, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30},
+}
+"""`llama_ftype` of include/llama.h."""
 QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
 CONTEXT = 32768
 _RMS_EPS = 1e-5  # of nas.model.nn.primitives.RMSNorm, and of the published LFM2
@@ -95,7 +99,7 @@ def write_gguf(
     recipe: bool = False,
     released: Released | None = None,
 ) -> Written:
-    """Writes the file, or (`recipe`, random weights) its recipe, and renames it to `destination`.
+    """Writes the file, or (`recipe`, random weights of types that the runner makes) its recipe, and renames it.
 
     `weights` are random, trained, or any state dict of `nas.model.nn.model`. `released` is what a model for others has
     besides them; without it the file knows token ids only, which is all that measuring needs.
@@ -113,7 +117,8 @@ def write_gguf(
         _add_metadata(writer, layout, quantisation, released)
         header = header_bytes(writer, partial, stored)
         if isinstance(weights, RandomWeights):
-            return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
+            makes = recipe and MAKES.issuperset(storage for _, storage in stored)
+            return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=makes)
         with CheckpointFile(weights.verified()) if isinstance(weights, Checkpoint) else nullcontext(weights) as state:
             contents = CheckpointTensors(state)
             contents.check([tensor for tensor, _ in stored])
@@ -170,7 +175,7 @@ def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: str, release
         writer.add_size_label(_size_label(layout))
         if released.vectors is not None:
             _add_vectors(writer, released.vectors)
-    writer.add_file_type(FILE_TYPE[by_role(quantisation)[""]])
+    writer.add_file_type(FILE_TYPE[stored_types(quantisation).others])
     writer.add_quantization_version(QUANTISATION_VERSION)
     if released is None:
         writer.add_tokenizer_model("none")

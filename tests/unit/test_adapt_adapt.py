@@ -155,7 +155,7 @@ def test_readers_are_selected_with_the_block_that_they_read(
     problem = one.choices.problem()
     (reader,) = (option for option in problem.options[Slot(1, "mixer")] if "kv=" in option.name)
     own = block_name(Slot(0, "mixer").block(LAYOUT))
-    assert reader.needs == (Slot(0, "mixer"), own)
+    assert reader.needs == (Slot(0, "mixer"), (own,))
     kept = {Slot(1, "mixer"): Block.parse(reader.name, "mixer")}
     less = work_of(LAYOUT)["decode_p50"] - work_of(with_blocks(LAYOUT, kept)[0])["decode_p50"]
     assert reader.costs["decode_p50"] == pytest.approx(-less)

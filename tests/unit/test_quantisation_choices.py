@@ -117,12 +117,16 @@ def test_wrong_lists_are_named(runtimes: list[dict[str, Any]], message: str) -> 
         tiny_space(runtimes=runtimes)
 
 
-def test_an_unknown_choice_and_a_runtime_that_cannot_round_are_refused(tmp_path: Path) -> None:
+def test_an_unknown_choice_and_a_runtime_that_cannot_round_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     RUNTIMES.add("fake", FakeRuntime(tmp_path))
     with pytest.raises(UnknownName, match="q8_0"):
         known_runtime(RuntimeSpace.model_validate(LISTED[0]))
+    monkeypatch.delattr(FakeRuntime, "rounded")
     with pytest.raises(Unsupported, match="name one, not a list"):
-        known_runtime(RuntimeSpace.model_validate({"name": "executorch", "quantisation": ["8da4w"]}))
+        known_runtime(RuntimeSpace.model_validate({"name": "fake", "quantisation": ["q4_0"]}))
+    known_runtime(RuntimeSpace.model_validate({"name": "executorch", "quantisation": ["8da4w", "8da8w+ffn:8da4w_64"]}))
 
 
 def test_a_space_keeps_its_list_and_one_without_is_as_ever() -> None:
@@ -163,6 +167,14 @@ def test_trained_weights_are_scored_as_the_runtime_rounds_them(tmp_path: Path, l
     rounded = runtime.rounded(exported_layout(job), "q4_0", checkpoint).state_dict()["layers.0.ffn.down.weight"]
     steps = (rounded.reshape(-1, 32) / rounded.reshape(-1, 32).abs().amax(1, keepdim=True) * 8).round(decimals=3)
     assert len(torch.unique(steps)) <= 17, "four bits a block"
+
+
+def test_names_of_layers_need_as_many_in_every_candidate() -> None:
+    shares = chosen_space(runtimes=[{"name": "fake", "quantisation": ["q8_0", "q8_0+ffn.1/3:q4_0"]}])
+    drawn = [Sampler(shares).draw(np.random.default_rng(seed)).quantisation for seed in range(20)]
+    assert set(drawn) == {"q8_0", "q8_0+ffn.1/3:q4_0"}
+    with pytest.raises(ValidationError, match=r"names layer 90.*name shares of the depth"):
+        chosen_space(runtimes=[{"name": "fake", "quantisation": ["q8_0", "q8_0+ffn.90:q4_0"]}])
 
 
 def test_a_study_measures_and_scores_each_choice(tmp_path: Path) -> None:

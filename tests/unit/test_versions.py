@@ -219,7 +219,8 @@ def test_executorch_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     def named(program: Program) -> Template:
         keys = {
-            one.name: tuple(f"{one.name}.{n}" for n in range(len(constant_sizes(one)))) for one in program.constants
+            one.name: tuple(f"{one.name}.{n}" for n in range(len(constant_sizes(one, program.format))))
+            for one in program.constants
         }
         return Template(repr((program.kind, program.sizes)).encode(), keys)
 

@@ -18,7 +18,7 @@ from nas.core.canonical import sha256_of
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.quality_config import LIBRARY_PARTS
-from nas.core.replacement import LibraryScores, parsed
+from nas.core.replacement import LibraryScores, block_of, parsed
 from nas.model.nn.fit import Log, save_tensors
 from nas.model.nn.mixes import ScoredText, compared, mix_of
 from nas.model.nn.model import Model
@@ -140,7 +140,7 @@ def assembled_mix(scores: LibraryScores, teacher: Model, layout: Layout) -> Mode
             path = Path(scores.library) / "blocks" / f"{block.key}.safetensors"
             _require(path, block.sha256)
             blocks[slot] = load_file(path)
-    mix = mix_of(teacher, {slot: parsed(block.block, slot.part) for slot, block in choice.items()}, blocks)
+    mix = mix_of(teacher, {slot: block_of(parsed(block.block, slot.part)) for slot, block in choice.items()}, blocks)
     assert mix.layout == layout, f"{mix.layout} was assembled, not {layout}"
     return mix.requires_grad_(False)
 

@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
-from nas.core.block import Block
 from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
@@ -45,9 +45,11 @@ from nas.core.limit import Limit
 from nas.core.measurement import Figure
 from nas.core.metrics import metric
 from nas.core.progress import Progress
-from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, with_blocks
+from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Alternative, Slot, block_name, parsed, with_blocks
 from nas.measure.protocol.file_choice import Check
 from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.executorch.variants import NAME as EXECUTORCH
+from nas.measure.runtimes.llama_cpp.variants import NAME as LLAMA_CPP
 from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import ScoredText, compared
 from nas.model.nn.model import Model
@@ -56,7 +58,15 @@ from nas.train.adapt.costs import Choices, Figures, Problem, replaced_by
 from nas.train.adapt.device import Bench, BenchOf, figure_of
 from nas.train.adapt.healing import heal
 from nas.train.adapt.hours import RESERVE, PartTimes, step_seconds, time_library
-from nas.train.adapt.library import STREAM_BYTES, Library, LibrarySettings, Stream, TrainedTeacher, neighbouring_pairs
+from nas.train.adapt.library import (
+    STREAM_BYTES,
+    Library,
+    LibrarySettings,
+    Stream,
+    TrainedTeacher,
+    neighbouring_pairs,
+    rounding_runtime,
+)
 from nas.train.adapt.parallel import ParallelLibrary, Workers
 from nas.train.adapt.request import AdaptRequest
 from nas.train.adapt.selection import Option, select, total
@@ -87,17 +97,17 @@ _NORMAL_95 = 1.96
 
 @dataclass(frozen=True)
 class Child:
-    """A choice of blocks.
+    """A choice of blocks, and of quantisations where these are chosen.
 
     Args:
-        choice: slots that change, and their blocks; None: no block.
+        choice: slots that change, and what they have.
         predicted: sums of losses ("loss") and costs.
         measured: figures on the device.
         layout: of the child.
         chances: budget's metric -> chance that it is kept.
     """
 
-    choice: Mapping[Slot, Block | None]
+    choice: Mapping[Slot, Alternative]
     predicted: Figures
     measured: Figures
     layout: Layout
@@ -150,7 +160,7 @@ class Adaptation:
         teacher: the trained model.
         sources: the text.
         healing_text: batches of the text for healing.
-        alternatives: slot -> blocks that may replace the model's; None: no block.
+        alternatives: slot -> what may replace what the model has there.
 
     Raises:
         InvalidInput: there is too little text for the library.
@@ -166,7 +176,7 @@ class Adaptation:
     teacher: TrainedTeacher
     sources: Sequence[Tokens]
     healing_text: Packed
-    alternatives: Mapping[Slot, Sequence[Block | None]]
+    alternatives: Mapping[Slot, Sequence[Alternative]]
     library: Library = field(init=False)
     bench: Bench = field(init=False)
 
@@ -190,7 +200,13 @@ class Adaptation:
     @property
     def choices(self) -> Choices:
         """The alternatives, with their costs."""
-        return Choices(self.library, self.alternatives, self.request, self._measured)
+        return Choices(self.library, self.layout, self.alternatives, self.request, self._measured)
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the trained model, with the quantisation of its file where places choose one."""
+        stored = self.request.deploy_quantisation if self.request.bits else ""
+        return replace(self.teacher.layout, quantisation=stored)
 
     def check_text(self) -> None:
         """Checks that the model predicts held-out text better than the frequencies of tokens do.
@@ -266,9 +282,7 @@ class Adaptation:
                     path.parent.mkdir(exist_ok=True)
                     weights = self.folder / CHILD if child is selected.chosen else path.with_suffix(".safetensors")
                     model = self._healed(child, weights)
-                    bits, changes = self._lost(self._nats(model, "child"))
-                    row = child.to_json() | {"bits_per_byte": bits[ALL], "bits_per_byte_change": changes}
-                    write_durably(path, _json(row))
+                    write_durably(path, _json(child.to_json() | self._lost(child.layout, model, weights)))
                 rows.append(json.loads(path.read_bytes()))
         return sorted(rows, key=lambda row: -row["bits_per_byte"])
 
@@ -278,7 +292,7 @@ class Adaptation:
         places = np.linspace(0, len(others) - 1, min(self.request.front, len(others)))
         return [others[round(place)] for place in places]
 
-    def required_blocks(self) -> Mapping[Slot, Sequence[Block | None]]:
+    def required_blocks(self) -> Mapping[Slot, Sequence[Alternative]]:
         """Returns the alternatives that missing results depend on: all, those of the chosen child, or none."""
         if (self.folder / REPORT).is_file():
             return {}
@@ -334,7 +348,7 @@ class Adaptation:
     def _healed(self, child: Child, path: Path) -> Model:
         """Returns a child, trained end to end against the trained model; its weights are kept in `path`."""
         if path.is_file():
-            model = Model(child.layout, None)
+            model = Model(child.layout.architecture, None)
             load_weights(model, path)
             return model.to(self.worker.device).eval()
         self.library.train({slot: (block,) for slot, block in child.choice.items()})
@@ -357,14 +371,30 @@ class Adaptation:
     def _teacher_nats(self) -> dict[str, list[float]]:
         return self._nats(self.teacher.model, "model")
 
-    def _lost(self, nats: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], dict[str, list[float | None]]]:
-        """Returns bits per byte of a child with these nats, and changes from the model's, of each source and all."""
+    def _lost(self, layout: Layout, healed: Model, weights: Path) -> dict[str, Any]:
+        """Returns bits per byte of a child, and changes from the model's of each source and all.
+
+        Where quantisations are chosen, "stored" holds those of the child with the weights that its file has.
+        """
+        lost = self._lost_by(self._nats(healed, "child"))
+        if layout.quantisation:
+            rounded = self._rounded(layout, weights, sha256_of(weights))
+            lost["stored"] = self._lost_by(self._nats(rounded, "child as stored"))
+        return lost
+
+    def _lost_by(self, nats: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         before = self._teacher_nats
         changes = {name: relative_change(before[name], nats[name]) for name in before}
         changes[ALL] = relative_change([*chain(*before.values())], [*chain(*nats.values())])
-        return bits_of(nats, self._reported), {name: list(change) for name, change in changes.items()}
+        return {"bits_per_byte": bits_of(nats, self._reported)[ALL], "bits_per_byte_change": changes}
 
-    def _nats(self, model: Model, name: str) -> dict[str, list[float]]:
+    def _rounded(self, layout: Layout, weights: Path, sha256: str) -> nn.Module:
+        """Returns a model with the weights that its file has."""
+        assert self.library.rounding is not None, "quantisations are chosen"
+        rounded = self.library.rounding.rounded(layout.architecture, layout.quantisation, Checkpoint(weights, sha256))
+        return rounded.to(self.worker.device).eval().requires_grad_(False)
+
+    def _nats(self, model: nn.Module, name: str) -> dict[str, list[float]]:
         """Returns source -> nats of each window of held-out text that nothing was chosen by."""
         length, numbers, reported = self.request.healing.length, count(), self._reported
         windows = sum(-(-(len(source.held_out) - 1) // length) for source in reported)
@@ -417,8 +447,13 @@ class Adaptation:
         """Returns part -> FLOPs, for so many tokens of library and healing; a backward pass takes two forward ones."""
         layout, settings = self.teacher.layout, self.request.library
         seen = max(1, settings.length // 2)
-        blocks = [block for blocks in self.alternatives.values() for block in blocks]
-        trained = sum(block.spec.flops(block, layout.d_model, seen) for block in blocks if block is not None)
+        blocks = [alternative for listed in self.alternatives.values() for alternative in listed]
+        own = {
+            (slot, self.library.trainable(slot, alternative))
+            for slot, listed in self.alternatives.items()
+            for alternative in listed
+        }
+        trained = sum(block.spec.flops(block, layout.d_model, seen) for _, block in own if block is not None)
         child = layout.flops(max(1, self.request.healing.length // 2))
         return {
             "library": library * (3 * trained + layout.flops(seen)),
@@ -439,7 +474,7 @@ class Adaptation:
         """Times the parts of the adaptation; refuses too few hours as soon as it is clear."""
         log = self.worker.log
         log("timing the parts of the adaptation: a measurement")
-        layout, library, healing = self.teacher.layout, self.request.library, self.request.healing
+        layout, library, healing = self.layout, self.request.library, self.request.healing
         with self.bench.opened():
             measured = self.bench.measure(layout).seconds
         count = 1 + len(self.choices.kinds) + len(set(layout.layers)) + self.request.points
@@ -483,9 +518,10 @@ class Adaptation:
         settings = settings.model_copy(update={"score_error": 0.0}) if exact else settings
         counts = self.request.recall or self.request.write_space is not None
         recall = self._recall_text(0) if counts and settings.recall_tokens else None
+        rounding = rounding_runtime(self.request.runtime if self.request.bits else None)
         if self.workers is None:
-            return Library(folder, self.teacher, self.sources, settings, worker, recall)
-        return ParallelLibrary(folder, self.teacher, self.sources, settings, worker, recall, self.workers)
+            return Library(folder, self.teacher, self.sources, settings, worker, recall, rounding)
+        return ParallelLibrary(folder, self.teacher, self.sources, settings, worker, recall, rounding, self.workers)
 
     def _within(self, problem: Problem) -> Child:
         """Returns the best child that keeps the budgets as measured.
@@ -517,8 +553,8 @@ class Adaptation:
 
         decide: its figures are fresh ones, unless the first ones break a budget.
         """
-        choice = replaced_by(self.teacher.layout, picked)
-        layout, _ = with_blocks(self.teacher.layout, choice)
+        choice = replaced_by(self.layout, picked)
+        layout, _ = with_blocks(self.layout, choice)
         try:
             figures = self.bench.measure(layout).figures
             if decide and not any(check.verdict == "broken" for check in self._checks(figures, problem.base)):
@@ -537,7 +573,7 @@ class Adaptation:
 
     def _checks(self, figures: Mapping[str, Figure], base: Figures) -> list[Check]:
         relative = [limit for limit in self.limits if limit.relative]
-        teacher = self.bench.measure(self.teacher.layout).figures if relative else {}
+        teacher = self.bench.measure(self.layout).figures if relative else {}
         return [
             Check.of(
                 limit.of(base), figure_of(figures, limit.metric), teacher[limit.metric] if limit.relative else None
@@ -560,20 +596,21 @@ class Adaptation:
             return {f"divergence{ending}": means[TEXT_GROUP], f"recall_divergence{ending}": means.get(RECALL_GROUP)}
 
         reported = self._reported
-        bits, changes = self._lost(self._nats(healed, "child"))
-        bits_before_healing, _ = self._lost(self._nats(unhealed, "child before healing"))
+        before_healing = self._lost_by(self._nats(unhealed, "child before healing"))
+        layout, stored = self.layout, {}
+        if layout.quantisation:
+            rounded = self._rounded(layout, self.teacher.checkpoint, self.teacher.sha256)
+            stored = {"stored": self._lost_by(self._nats(rounded, "model as stored"))}
         return {
             "teacher": {
-                "layout": self.teacher.layout.format(),
+                "layout": layout.format(),
                 "bits_per_byte": bits_of(self._teacher_nats, reported)[ALL],
                 "measured": dict(selected.teacher),
-            },
-            "child": chosen.to_json()
-            | {
-                "bits_per_byte": bits[ALL],
-                "bits_per_byte_before_healing": bits_before_healing[ALL],
-                "bits_per_byte_change": changes,
             }
+            | stored,
+            "child": chosen.to_json()
+            | self._lost(chosen.layout, healed, self.folder / CHILD)
+            | {"bits_per_byte_before_healing": before_healing["bits_per_byte"]}
             | divergences(healed)
             | divergences(unhealed, "_before_healing"),
             "front": [child.to_json() for child in selected.front],
@@ -625,12 +662,15 @@ def write_child(adaptation: Adaptation, report: Mapping[str, Any]) -> list[str]:
         InfrastructureFailed: a file cannot be written.
     """
     child, teacher, held_out = report["child"], report["teacher"], report["held_out"]
-    request, weights = adaptation.request, adaptation.folder / CHILD
+    request, weights, layout = adaptation.request, adaptation.folder / CHILD, Layout.parse(child["layout"])
+    chosen = request.runtime == LLAMA_CPP and layout.quantisation and layout.quantisation not in request.gguf
+    stored_as = (layout.quantisation,) if chosen else ()
     options = FileOptions(
         name="child",
         tokenizer=adaptation.tokenizer,
-        gguf=request.gguf,
+        gguf=(*stored_as, *request.gguf),
         pte_context=DEFAULT_PTE_CONTEXT if request.pte else None,
+        pte=layout.quantisation or None if request.runtime == EXECUTORCH else None,
         budgets={name: f"{limit:g} {metric(name).unit}" for name, limit in report["budgets"].items()},
         provenance={
             "adapted from": f"`{teacher['layout']}` (SHA-256 {adaptation.teacher.sha256})",
@@ -639,6 +679,7 @@ def write_child(adaptation: Adaptation, report: Mapping[str, Any]) -> list[str]:
             f" another {held_out['report']['bytes']:,} bytes for the figures below",
             "bits per byte on held-out text": f"{child['bits_per_byte']:.4f}, of the model it comes from"
             f" {teacher['bits_per_byte']:.4f}, before healing {child['bits_per_byte_before_healing']:.4f}",
+            **_stored_bits(layout, teacher, child),
             **{
                 f"{name}, {metric(name).unit}": f"{child['measured'][name]:.4g}, of the model it comes from"
                 f" {teacher['measured'][name]:.4g}"
@@ -647,9 +688,19 @@ def write_child(adaptation: Adaptation, report: Mapping[str, Any]) -> list[str]:
         },
     )
     folder = adaptation.folder / "files"
-    layout = Layout.parse(child["layout"])
-    files = write_files(folder, layout, Checkpoint(weights, sha256_of(weights)), options, adaptation.worker.log)
+    files = write_files(
+        folder, layout.architecture, Checkpoint(weights, sha256_of(weights)), options, adaptation.worker.log
+    )
     return [str(folder / file.path) for file in files.files]
+
+
+def _stored_bits(layout: Layout, teacher: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what a card says of bits per byte with the weights of files, where quantisations are chosen."""
+    if not layout.quantisation:
+        return {}
+    own = Layout.parse(teacher["layout"]).quantisation
+    theirs = f"of the model it comes from, as {own}, {teacher['stored']['bits_per_byte']:.4f}"
+    return {f"bits per byte as {layout.quantisation}": f"{child['stored']['bits_per_byte']:.4f}, {theirs}"}
 
 
 def _undominated(children: Iterable[Child], name: str) -> list[Child]:

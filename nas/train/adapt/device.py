@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,10 +109,11 @@ class DeviceBench(Bench):
         if self._target is None:
             self._target = self._open()
         farm, target = self._target
+        target = replace(target, quantisation=layout.quantisation or target.quantisation)
         repetitions = self._request.reps
         first, count = (repetitions, _FRESH * repetitions) if fresh else (0, repetitions)
         measurement = asyncio.run(
-            measure_layout(layout, target, farm, self._request.workload, count, self._protocol, first)
+            measure_layout(layout.architecture, target, farm, self._request.workload, count, self._protocol, first)
         )
         figures = {name: figure for name, figure in measurement.figures.items() if name in METRICS}
         return Measured(figures, measurement.wall_s)
@@ -171,10 +173,10 @@ class FileBench(Bench):
 
     def measure(self, layout: Layout, *, fresh: bool = False) -> Measured:
         _require_support(self._request.runtime, layout)
-        began, quantisation = time.monotonic(), self._request.deploy_quantisation
+        began, quantisation = time.monotonic(), layout.quantisation or self._request.deploy_quantisation
         with tempfile.TemporaryDirectory() as folder:
             artifact = RUNTIMES[self._request.runtime].export(
-                layout, quantisation, RandomWeights(DEPLOY_SEED), Path(folder, "model"), recipe=True
+                layout.architecture, quantisation, RandomWeights(DEPLOY_SEED), Path(folder, "model"), recipe=True
             )
         size = Figure(value=artifact.size / 1e6, n=1, unit="MB")
         return Measured({"file_size": size}, time.monotonic() - began)

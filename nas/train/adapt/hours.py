@@ -17,15 +17,14 @@ from typing import NamedTuple
 
 import torch
 
-from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.progress import Progress
-from nas.core.replacement import Slot
+from nas.core.replacement import Alternative, Slot
 from nas.core.units import show_duration
 from nas.model.nn.fit import Log
 from nas.train.adapt.library import Library, LibrarySettings
 
-Alternatives = Mapping[Slot, Sequence[Block | None]]
+Alternatives = Mapping[Slot, Sequence[Alternative]]
 RESERVE = 0.1
 """Share of the time for what is not timed: assembling, checkpoints, the report and the files."""
 _STEPS = 3

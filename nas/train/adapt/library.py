@@ -41,7 +41,9 @@ from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.progress import Progress
-from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, lender_of, slots_of
+from nas.core.replacement import TEXT_GROUP, Alternative, Part, Slot, Stored, block_name, block_of, lender_of, slots_of
+from nas.measure.runtimes import RUNTIMES
+from nas.measure.runtimes.base import BlockRoundingRuntime
 from nas.model.nn.base import BlockModule, FeedForward, Mixer, State
 from nas.model.nn.fit import (
     Precision,
@@ -84,8 +86,8 @@ _ERROR_TOKENS = 1 << 12
 _LEAST_WINDOWS = 8
 """Fewest windows that a score is computed on, of those that there are."""
 
-Choice = Mapping[Slot, Block | None]
-Replacement = tuple[Slot, Block | None]
+Choice = Mapping[Slot, Alternative]
+Replacement = tuple[Slot, Alternative]
 Pair = tuple[Replacement, Replacement]
 
 
@@ -333,6 +335,7 @@ class Library:
         settings: of trainings and scores.
         worker: this process.
         recall: text with answers, for scores of recall; None: there are none.
+        rounding: rounds blocks that are stored in a quantisation; None: there are none.
 
     Attributes:
         selection: held-out text that scores are computed on and choices are made by.
@@ -352,8 +355,10 @@ class Library:
         settings: LibrarySettings,
         worker: Worker,
         recall: ScoredText | None = None,
+        rounding: BlockRoundingRuntime | None = None,
     ) -> None:
         self.folder, self.teacher, self.settings, self.worker = folder, teacher, settings, worker
+        self.rounding = rounding
         self._packed = Packed("library", sources, settings.length, settings.sequences, settings.seed)
         self.text_keys = [source.key for source in sources]
         self.selection = selection_text(sources, settings.window, settings.score_tokens)
@@ -367,8 +372,8 @@ class Library:
         replaced = self._identity(slot, block)
         return content_hash([LIBRARY_VERSION, replaced, self.text_keys, settings, BLOCKS.version(block.kind)])
 
-    def train(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Slot, tuple[Block | None, ...]]:
-        """Trains the alternatives that the library lacks, depth by depth.
+    def train(self, alternatives: Mapping[Slot, Sequence[Alternative]]) -> dict[Slot, tuple[Alternative, ...]]:
+        """Trains the blocks that the library lacks, depth by depth.
 
         Returns:
             The alternatives without those whose training diverged.
@@ -393,9 +398,15 @@ class Library:
         if missing:
             self.worker.log(Progress("layers with trained blocks", len(missing), len(missing)))
         return {
-            slot: tuple(block for block in blocks if block is None or self.is_trained(slot, block))
-            for slot, blocks in alternatives.items()
+            slot: tuple(one for one in listed if not (own := self.trainable(slot, one)) or self.is_trained(slot, own))
+            for slot, listed in alternatives.items()
         }
+
+    def trainable(self, slot: Slot, alternative: Alternative) -> Block | None:
+        """Returns the block of an alternative that is trained; None: it is the model's own, or there is no block."""
+        block = block_of(alternative)
+        own = isinstance(alternative, Stored) and block == slot.block(self.teacher.layout)
+        return None if own else block
 
     def is_trained(self, slot: Slot, block: Block) -> bool:
         """Returns whether an alternative is trained; a damaged file is removed."""
@@ -422,7 +433,7 @@ class Library:
         """
         return locked(self.folder / _USE, _USE_S, shared=True)
 
-    def missing_bytes(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> int:
+    def missing_bytes(self, alternatives: Mapping[Slot, Sequence[Alternative]]) -> int:
         """Returns the disk space that `train` takes: untrained blocks, and the largest checkpoints of depths.
 
         A checkpoint holds each weight with at most two moments, in float32, beside the one that it replaces.
@@ -451,13 +462,21 @@ class Library:
         with safe_open(self.file(slot, block), "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
-    def module(self, slot: Slot, block: Block) -> nn.Module:
-        """Returns the module of a trained alternative, on the worker's device."""
-        module = MODULES[block.kind](block, self.teacher.layout.d_model)
-        module.load_state_dict(self.weights(slot, block))
+    def module(self, slot: Slot, alternative: Alternative) -> nn.Module | None:
+        """Returns the module of an alternative with the weights that its file has, on the worker's device."""
+        block, layout = block_of(alternative), self.teacher.layout
+        if block is None:
+            return None
+        own = self.trainable(slot, alternative) is None
+        weights = self.teacher.block(slot).state_dict() if own else self.weights(slot, block)
+        if isinstance(alternative, Stored):
+            assert self.rounding is not None, "only a request with a runtime that rounds has such alternatives"
+            weights = self.rounding.rounded_block(layout, block, alternative.quantisation, weights)
+        module = MODULES[block.kind](block, layout.d_model)
+        module.load_state_dict(weights)
         return module.to(self.worker.device).eval().requires_grad_(False)
 
-    def scores(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Replacement, Score]:
+    def scores(self, alternatives: Mapping[Slot, Sequence[Alternative]]) -> dict[Replacement, Score]:
         """Returns the score of each alternative; those that are missing are computed, depth by depth."""
         replacements = [(slot, block) for slot, blocks in alternatives.items() for block in blocks]
         scores = self._scored([(replacement,) for replacement in replacements])
@@ -465,16 +484,18 @@ class Library:
 
     def pair_terms(self, pairs: Sequence[Pair]) -> dict[Pair, Score]:
         """Returns what each pair of replacements in different layers costs beyond the sum of their scores."""
-        singles: dict[Slot, list[Block | None]] = {}
+        singles: dict[Slot, list[Alternative]] = {}
         for slot, block in dict.fromkeys(chain.from_iterable(pairs)):
             singles.setdefault(slot, []).append(block)
         alone, together = self.scores(singles), self._scored(pairs)
         return {(one, other): together[one, other].beyond(alone[one], alone[other]) for one, other in pairs}
 
     def mix(self, choice: Choice) -> Model:
-        """Returns the trained model with the blocks of `choice`, before healing."""
-        blocks = {slot: self.weights(slot, block) for slot, block in choice.items() if block is not None}
-        return mix_of(self.teacher.model, choice, blocks)
+        """Returns the trained model with the blocks of `choice`, not rounded, before healing."""
+        own = {slot: self.trainable(slot, alternative) for slot, alternative in choice.items()}
+        changed = {slot: own[slot] for slot, alternative in choice.items() if own[slot] or alternative is None}
+        blocks = {slot: self.weights(slot, block) for slot, block in changed.items() if block is not None}
+        return mix_of(self.teacher.model, changed, blocks)
 
     def divergence(self, model: Model) -> float:
         """Returns the divergence of a whole model from the trained one, in nats per token, on the text of scores."""
@@ -484,17 +505,21 @@ class Library:
     def _diverged(self, slot: Slot, block: Block) -> Path:
         return self.folder / "diverged" / f"{self.key(slot, block)}.json"
 
-    @staticmethod
-    def _trained(alternatives: Mapping[Slot, Sequence[Block | None]]) -> Iterator[tuple[Slot, Block]]:
-        return ((slot, block) for slot, blocks in alternatives.items() for block in blocks if block is not None)
+    def _trained(self, alternatives: Mapping[Slot, Sequence[Alternative]]) -> Iterator[tuple[Slot, Block]]:
+        """Yields the blocks that are trained, each once."""
+        blocks = ((slot, self.trainable(slot, one)) for slot, listed in alternatives.items() for one in listed)
+        return ((slot, block) for slot, block in dict.fromkeys(blocks) if block is not None)
 
-    def _identity(self, slot: Slot, block: Block | None) -> list[Any]:
-        return [self.teacher.sha256, slot.depth, slot.part, block_name(block)]
+    def _identity(self, slot: Slot, alternative: Alternative) -> list[Any]:
+        return [self.teacher.sha256, slot.depth, slot.part, block_name(alternative)]
 
     def _score_path(self, replaced: Sequence[Replacement]) -> Path:
-        blocks = [
-            [*self._identity(slot, block), None if block is None else self.key(slot, block)] for slot, block in replaced
-        ]
+        blocks = []
+        for slot, alternative in replaced:
+            own = self.trainable(slot, alternative)
+            blocks.append([*self._identity(slot, alternative), None if own is None else self.key(slot, own)])
+            if isinstance(alternative, Stored) and self.rounding is not None:
+                blocks[-1] += [self.rounding.name, self.rounding.writer_version]
         key = content_hash([LIBRARY_VERSION, blocks, self.text.sha256, self.settings.score_error])
         return self.folder / "scores" / f"{key}.json"
 
@@ -592,7 +617,7 @@ class Library:
         """Computes scores: each on windows of held-out text until its error is small, and on all windows of recall."""
         vocab, name = self.teacher.layout.vocab, f"scores of depth {depth}"
         used = dict.fromkeys(chain.from_iterable(pending))
-        modules = {(slot, block): None if block is None else self.module(slot, block) for slot, block in used}
+        modules = {replacement: self.module(*replacement) for replacement in used}
         kl: dict[tuple[Replacement, ...], list[Tensor]] = {replaced: [] for replaced in pending}
         held_out, windows = len(self.selection.ids), len(self.text.ids)
         recall = self.text.rows(slice(held_out, None))
@@ -660,12 +685,19 @@ class Library:
         return len(windows) >= _LEAST_WINDOWS and standard_error(windows) < limit
 
 
+def rounding_runtime(name: str | None) -> BlockRoundingRuntime | None:
+    """Returns a runtime that rounds blocks; None: there is nothing to round."""
+    runtime = None if name is None else RUNTIMES[name]
+    assert runtime is None or isinstance(runtime, BlockRoundingRuntime), "checked with the request"
+    return runtime
+
+
 def standard_error(values: Sequence[float]) -> float:
     """Returns the standard error of the mean; infinite of less than two values."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
-def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most: int, seed: int) -> list[Pair]:
+def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Alternative]], most: int, seed: int) -> list[Pair]:
     """Returns pairs of replaced mixers in neighbouring layers: all of them, or `most` that are drawn.
 
     Mixers in two layers are where scores add up worst (docs/measured/adapting.md). No pair replaces a block whose keys

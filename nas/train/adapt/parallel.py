@@ -19,16 +19,16 @@ from pathlib import Path
 
 import torch
 
-from nas.core.block import Block
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.progress import Progress
-from nas.core.replacement import Slot, block_name, parsed
+from nas.core.replacement import Alternative, Slot, block_name, parsed
 from nas.measure.devices.host_lock import host_lock_folder
+from nas.measure.runtimes.base import BlockRoundingRuntime
 from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import ScoredText
 from nas.search.compute.ray import ClusterCompute, Compute, RayCompute
 from nas.search.compute.worker import Share, Spec, under_host_lock
-from nas.train.adapt.library import Library, LibrarySettings, TrainedTeacher
+from nas.train.adapt.library import Library, LibrarySettings, TrainedTeacher, rounding_runtime
 from nas.train.adapt.request import AdaptRequest
 from nas.train.pretrain.data import Tokens, open_tokens
 
@@ -91,9 +91,10 @@ class ParallelLibrary(Library):
         settings: LibrarySettings,
         worker: Worker,
         recall: ScoredText | None,
+        rounding: BlockRoundingRuntime | None,
         workers: Workers,
     ) -> None:
-        super().__init__(folder, teacher, sources, settings, worker, recall)
+        super().__init__(folder, teacher, sources, settings, worker, recall, rounding)
         self.parallel, self._workers = workers.most, workers
         self._spec = {
             "library": str(folder.resolve()),
@@ -102,17 +103,18 @@ class ParallelLibrary(Library):
             "text": [(source.name, source.key) for source in sources],
             "recall": recall and [recall.ids.tolist(), {name: at.tolist() for name, at in recall.groups.items()}],
             "settings": settings.model_dump(mode="json"),
+            "rounding": rounding and rounding.name,
             "lock": str(host_lock_folder()),
         }
 
-    def train(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Slot, tuple[Block | None, ...]]:
+    def train(self, alternatives: Mapping[Slot, Sequence[Alternative]]) -> dict[Slot, tuple[Alternative, ...]]:
         """Trains the alternatives that the library lacks, computes their scores, and returns those that are sound.
 
         Raises:
             CandidateFailed: see `Compute.run`.
             InfrastructureFailed: the disk is full, workers died again and again, or a node does not share the folders.
         """
-        missing: dict[int, list[tuple[Slot, Block | None]]] = {}
+        missing: dict[int, list[tuple[Slot, Alternative]]] = {}
         for slot, blocks in alternatives.items():
             for block in blocks:
                 if not self._has(slot, block):
@@ -129,7 +131,7 @@ class ParallelLibrary(Library):
         return super().train(alternatives)
 
     async def _run(
-        self, compute: Compute, spec: Spec, missing: Mapping[int, Sequence[tuple[Slot, Block | None]]]
+        self, compute: Compute, spec: Spec, missing: Mapping[int, Sequence[tuple[Slot, Alternative]]]
     ) -> None:
         done = 0
 
@@ -144,7 +146,7 @@ class ParallelLibrary(Library):
         await asyncio.gather(*map(filled, sorted(missing)[::-1]))
 
     async def _fill(
-        self, compute: Compute, spec: Spec, depth: int, missing: Sequence[tuple[Slot, Block | None]]
+        self, compute: Compute, spec: Spec, depth: int, missing: Sequence[tuple[Slot, Alternative]]
     ) -> None:
         """Runs the task of a depth, again where its worker dies, and waits for its files."""
         blocks = {"blocks": [(depth, slot.part, block_name(block)) for slot, block in missing]}
@@ -166,11 +168,12 @@ class ParallelLibrary(Library):
             await asyncio.sleep(_PAUSE_S)
         self.worker.log(f"depth {depth}: {len(missing)} blocks trained and scored")
 
-    def _has(self, slot: Slot, block: Block | None) -> bool:
+    def _has(self, slot: Slot, alternative: Alternative) -> bool:
         """Returns whether an alternative is trained and scored, or its training diverged."""
-        if block is not None and self._diverged(slot, block).is_file():
+        own = self.trainable(slot, alternative)
+        if own is not None and self._diverged(slot, own).is_file():
             return True
-        return (block is None or self.is_trained(slot, block)) and self._score_path([(slot, block)]).is_file()
+        return (own is None or self.is_trained(slot, own)) and self._score_path([(slot, alternative)]).is_file()
 
 
 @under_host_lock
@@ -195,8 +198,9 @@ def fill(spec: Spec, share: Share) -> None:
         LibrarySettings.model_validate(spec["settings"]),
         Worker(device, _log.info, share.yield_if_wanted),
         recall,
+        rounding_runtime(spec["rounding"]),
     )
-    alternatives: dict[Slot, list[Block | None]] = {}
+    alternatives: dict[Slot, list[Alternative]] = {}
     for depth, part, name in spec["blocks"]:
         alternatives.setdefault(Slot(depth, part), []).append(parsed(name, part))
     library.scores(library.train(alternatives))

@@ -14,7 +14,7 @@ from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, InvalidInput, StudyBusy
 from nas.core.layout import Layout
 from nas.core.limit import Limit
-from nas.core.replacement import slots_of
+from nas.core.replacement import Alternative, Slot, slots_of
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.fit import Precision, Worker, native_precision
 from nas.model.nn.weights import checkpoint_layout
@@ -22,6 +22,7 @@ from nas.model.text.documents import read_sources
 from nas.train.adapt.adapt import REQUEST, Adaptation, child_bytes
 from nas.train.adapt.alternatives import default_alternatives, further_mixers
 from nas.train.adapt.checkpoints import import_once, is_imported, read_model
+from nas.train.adapt.costs import stored
 from nas.train.adapt.device import BenchOf
 from nas.train.adapt.healing import batches_of
 from nas.train.adapt.library import LIBRARY_VERSION, TrainedTeacher
@@ -85,7 +86,10 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
     precision = _precision_of(output, worker)
     request = request.completed(precision)
     further = further_mixers(request.mixers, layout.d_model)
-    alternatives = {slot: default_alternatives(layout, slot, request.window, further) for slot in slots}
+    alternatives: dict[Slot, tuple[Alternative, ...]] = {}
+    for slot in slots:
+        blocks = default_alternatives(layout, slot, request.window, further)
+        alternatives[slot] = stored(layout, slot, blocks, request.bits) if request.bits else blocks
     record = request.record() | {
         "version": LIBRARY_VERSION,
         "precision": precision,

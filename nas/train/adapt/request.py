@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from nas.core import paths
-from nas.core.errors import InvalidInput
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.quantisation import Quantisation
 from nas.core.workload import MAX_CONTEXT, MAX_GEN, Workload
 from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
+from nas.measure.runtimes.base import BlockRoundingRuntime
 from nas.model.nn.fit import Precision
 from nas.search.spaces.problems import describe
 from nas.search.spaces.yaml_text import Document, read_yaml
@@ -22,8 +24,14 @@ _REQUIRED = {"model": "MODEL", "budget": "--budget", "corpus": "--corpus", "outp
 """Key -> the command's argument or option."""
 _SCORE_LENGTH = 2048
 """Most tokens of a window of scores that nothing names: its attention costs time and memory by the square."""
+_QUANTISATION = "--quantisation"
 _RECORDED = {"device", "runtime", "quantisation", "hours", "prompt", "gen", "threads", "reps"}
 """Keys that the child depends on, besides those of `AdaptSettings`."""
+
+
+def _listed(value: Any) -> Any:
+    """Returns a name as a list of one."""
+    return (value,) if isinstance(value, str) else value
 
 
 class AdaptSettings(BaseModel):
@@ -62,7 +70,9 @@ class AdaptRequest(AdaptSettings):
     output: Path = Field(description="folder of results")
     device: str = Field("local", description="id or tag; local: this machine")
     runtime: str = DEFAULT_RUNTIME
-    quantisation: str | None = Field(None, description="none: the runtime's first")
+    quantisation: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
+        None, description="of the files: one, or several to choose from at each place; none: the runtime's first"
+    )
     tokenizer: Path | None = Field(None, description="tokenizer.json or GGUF file; none: the model's own")
     hours: float | None = Field(
         None, gt=0, description="that the whole takes: tokens of library and healing are scaled to it"
@@ -90,11 +100,46 @@ class AdaptRequest(AdaptSettings):
 
     @property
     def deploy_quantisation(self) -> str:
-        """What the runtime writes files of layouts in; raises `UnknownName` for one that it does not have."""
+        """What the runtime writes the model in; raises `UnknownName` for one that it does not have."""
         runtime = RUNTIMES[self.runtime]
-        name = self.quantisation or runtime.quantisations[0]
+        name = self.quantisation[0] if self.quantisation else runtime.quantisations[0]
         runtime.require_quantisation(name)
         return name
+
+    @property
+    def bits(self) -> tuple[str, ...]:
+        """The quantisations that each place chooses from, the model's own first; (): nothing is chosen.
+
+        Raises:
+            InvalidInput: one occurs twice or has parts, there are terms of pairs, or a space is to be written.
+            UnknownName: the runtime does not have one.
+            Unsupported: the runtime cannot tell what rounding loses.
+        """
+        if self.quantisation is None or len(self.quantisation) < 2:
+            return ()
+        runtime = RUNTIMES[self.runtime]
+        if not isinstance(runtime, BlockRoundingRuntime):
+            raise Unsupported(
+                f"what a quantisation of {self.runtime} loses is not known: name one", where=_QUANTISATION
+            )
+        first = Quantisation.parse(self.deploy_quantisation)
+        names = (first.others, *self.quantisation[1:])
+        for name in names:
+            runtime.require_quantisation(name)
+        if any("+" in name for name in names) or any(role != "embedding" for role, _ in first.parts):
+            raise InvalidInput(
+                "places choose from plain names; the first may add the embedding's, as in q8_0+embedding:q4_0",
+                where=_QUANTISATION,
+            )
+        if len(set(names)) < len(names):
+            raise InvalidInput("names one twice", where=_QUANTISATION)
+        for key, named in (("pairs", self.pairs), ("--write-space", self.write_space)):
+            if named:
+                raise InvalidInput(
+                    f"several are not combined with {key}: scores of pairs and mixes are not rounded",
+                    where=_QUANTISATION,
+                )
+        return names
 
     def record(self) -> dict[str, Any]:
         """Returns what the child depends on besides model, text and budgets, as JSON values."""

@@ -2,7 +2,7 @@
 
     minimise  sum of losses x + sum of terms y      one alternative per slot, and
               base + sum of costs x <= limit        for each metric
-              x <= x'                               where an alternative needs another,
+              x <= sum of x'                        where an alternative needs one of others,
               x + x' <= 1                           where it excludes it
               x + x' - 1 <= y <= min(x, x')         for the term of a pair: y = x x' is linear (McCormick 1976)
 
@@ -36,7 +36,7 @@ class Option(Generic[S]):
         loss: what the model loses by it.
         costs: metric -> what it adds.
         empty: whether it leaves nothing there; at least one slot of the model is not empty.
-        needs: slot and name of an option that is chosen with this one.
+        needs: slot and names of options, one of which is chosen with this one.
         excludes: slot and name of an option that is not chosen with this one.
     """
 
@@ -44,7 +44,7 @@ class Option(Generic[S]):
     loss: float
     costs: Mapping[str, float] = field(default_factory=dict)
     empty: bool = False
-    needs: tuple[S, str] | None = None
+    needs: tuple[S, Sequence[str]] | None = None
     excludes: tuple[S, str] | None = None
 
 
@@ -99,7 +99,9 @@ def select(
     )
     for index, (_, option) in enumerate(columns):
         if option.needs is not None:
-            rows.append(constraint({index: 1.0, column[option.needs]: -1.0}, -np.inf, 0))
+            slot, names = option.needs
+            lenders = {column[slot, name]: -1.0 for name in names if (slot, name) in column}
+            rows.append(constraint({index: 1.0, **lenders}, -np.inf, 0))
         if option.excludes is not None:
             rows.append(constraint({index: 1.0, column[option.excludes]: 1.0}, -np.inf, 1))
     for product, (one, other, _) in enumerate(pairs, start=len(columns)):

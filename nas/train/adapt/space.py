@@ -28,7 +28,18 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.metrics import metric, searchable
 from nas.core.quality_config import LIBRARY_PARTS
-from nas.core.replacement import TEXT_GROUP, LibraryScores, Part, ScoredBlock, ScoredPair, Slot, block_name, with_blocks
+from nas.core.replacement import (
+    TEXT_GROUP,
+    Alternative,
+    LibraryScores,
+    Part,
+    ScoredBlock,
+    ScoredPair,
+    Slot,
+    block_name,
+    block_of,
+    with_blocks,
+)
 from nas.measure.runtimes import RUNTIMES
 from nas.model.nn.fit import save_tensors
 from nas.model.nn.mixes import ScoredText, compared
@@ -55,7 +66,8 @@ _BEST = 4
 """One in so many mixes is the best one at some limit of `_READ`."""
 _READ = "numbers read for a token"
 """Cost of an option."""
-Alternatives = Mapping[Slot, Sequence[Block | None]]
+Alternatives = Mapping[Slot, Sequence[Alternative]]
+"""None of them is stored in a quantisation: `AdaptRequest.bits` refuses them together with a space."""
 
 
 def check_target(path: Path) -> None:
@@ -95,8 +107,8 @@ def write_space(adaptation: Adaptation) -> dict[str, Any]:
             )
     carried = RUNTIMES[adaptation.request.runtime].supports
 
-    def is_carried(block: Block | None, trained: Block | None) -> bool:
-        choice = adaptation.choices.every_second(trained, block)
+    def is_carried(alternative: Alternative, trained: Block | None) -> bool:
+        choice = adaptation.choices.every_second(trained, alternative)
         return carried(with_blocks(adaptation.teacher.layout, choice)[0]).verdict != "no"
 
     alternatives = adaptation.choices.carried(is_carried)
@@ -146,7 +158,8 @@ def _scores(adaptation: Adaptation, alternatives: Alternatives, path: Path) -> L
             key=None if block is None else library.key(slot, block),
             sha256=None if block is None else sha256_of(library.file(slot, block)),
         )
-        for (slot, block), score in computed.items()
+        for (slot, alternative), score in computed.items()
+        for block in [block_of(alternative)]
     ]
     pairs = [
         ScoredPair(blocks=(_named(a), _named(b)), kl=dict(term.kl))
@@ -215,7 +228,7 @@ def _best(adaptation: Adaptation, alternatives: Alternatives, scores: LibrarySco
                 loss.get((slot, block_name(block)), 0.0),
                 {_READ: _numbers(block, layout.d_model, context)},
                 empty=block is None,
-                needs=lent(layout, block),
+                needs=lent(layout, block, {}),
                 excludes=whole if block is None else None,
             )
             for block in (slot.block(layout), *blocks)
@@ -233,8 +246,9 @@ def _best(adaptation: Adaptation, alternatives: Alternatives, scores: LibrarySco
             yield with_blocks(layout, replaced_by(layout, picked))[0]
 
 
-def _numbers(block: Block | None, d_model: int, context: int) -> float:
+def _numbers(alternative: Alternative, d_model: int, context: int) -> float:
     """Returns the numbers that a block reads to decode a token after `context` others; the cache may be another's."""
+    block = block_of(alternative)
     if block is None:
         return 0.0
     spec, caching = block.spec, Block(block.kind, tuple(argument for argument in block.given if argument[0] != "kv"))
@@ -248,7 +262,7 @@ def _drawn(adaptation: Adaptation, alternatives: Alternatives, scores: LibrarySc
     kl = {(Slot(scored.depth, scored.part), scored.block): scored.kl[TEXT_GROUP] for scored in scores.blocks}
     scale = max(median(kl.values()), 1e-9)
     for _ in range(draws):
-        share, choice = rng.random(), dict[Slot, Block | None]()
+        share, choice = rng.random(), dict[Slot, Alternative]()
         for slot, blocks in alternatives.items():
             if blocks and rng.random() < share:
                 weights = [math.exp(-max(0.0, kl[slot, block_name(block)]) / scale) + 1e-9 for block in blocks]

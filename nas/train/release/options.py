@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import Family, MeasuredModel, Member, MemberFiles
+from nas.measure.runtimes.llama_cpp.support import stored_types
 from nas.train.release.tokenizer import MemberTokenizer
 
 Dtype = Literal["float16", "bfloat16", "float32"]
@@ -33,6 +34,7 @@ class FileOptions:
         transformers: whether to write the transformers folder.
         gguf: quantisations of the GGUF files.
         pte_context: maximum tokens of a text in the .pte; None: no .pte.
+        pte: quantisation of the .pte; None: the runtime's default.
         context: tokens that the model is meant for.
         shard_bytes: maximum size of a safetensors file; the default is transformers' own.
         license: identifier of the licence, such as "apache-2.0"; None: left open.
@@ -47,6 +49,7 @@ class FileOptions:
     transformers: bool = True
     gguf: tuple[str, ...] = ("q4_0", "f16", "q8_0", "q4_k_m")
     pte_context: int | None = None
+    pte: str | None = None
     context: int = DEFAULT_CONTEXT
     shard_bytes: int = 50 * 10**9
     license: str | None = None
@@ -67,7 +70,7 @@ class FileOptions:
             raise InvalidInput(f"{self.license!r} is no identifier of a licence, such as apache-2.0", where="--license")
         for quantisation in self.gguf:
             if quantisation not in QUANTISATIONS:
-                raise UnknownName("quantisation of GGUF files", quantisation, QUANTISATIONS)
+                stored_types(quantisation)
         if self.dtype not in get_args(Dtype):
             raise UnknownName("type of weights", self.dtype, get_args(Dtype))
         return name
@@ -88,7 +91,7 @@ class FileOptions:
         if runtime == "llama.cpp":
             return self.gguf, self.context
         if runtime == "executorch":
-            return (None, self.pte_context) if self.pte_context is not None else None
+            return ((self.pte,) if self.pte else None, self.pte_context) if self.pte_context is not None else None
         return None, self.context
 
 

@@ -19,6 +19,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.family import BuildDecision
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
+from nas.core.quantisation import Quantisation
 from nas.core.scoring import Axis, MeasurementKey, QualityValue, axis, with_file_size
 from nas.core.space import Objective, RuntimeSpace, SearchSpace
 from nas.infra.store import events, studies
@@ -263,7 +264,7 @@ def _runtimes(space: SearchSpace, parent: Layout, name: str | None) -> tuple[Run
 
     Raises:
         UnknownName: no such runtime.
-        Unsupported: one does not carry the parent.
+        Unsupported: one does not carry the parent, or its quantisation names single layers.
     """
     specs = [spec for spec in space.runtimes if name in (None, spec.name)]
     if not specs:
@@ -277,6 +278,12 @@ def _runtimes(space: SearchSpace, parent: Layout, name: str | None) -> tuple[Run
                 f"{spec.name} does not carry the pattern: {'; '.join(support.reasons)}", where="--runtime"
             )
         chosen = {"quantisation": spec.stored_as(parent), "choices": ()}
+        if Quantisation.parse(spec.stored_as(parent)).depth:
+            raise Unsupported(
+                f"{spec.stored_as(parent)} is of single layers, and members have other depths: let candidates choose"
+                " shares of the depth, as in ffn.1/3",
+                where="--study",
+            )
         build = {"build": "any"} if support.verdict == "patched" else {}
         runtimes.append(spec.model_copy(update=chosen | build))
     return tuple(runtimes)
