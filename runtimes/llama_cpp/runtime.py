@@ -55,7 +55,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
     profiler_sources = (_FOLDER / "profiler.c", *runner_sources)
     options = (
         *("--model", "--reference", "--prompt", "--gen", "--context", "--batch", "--ubatch", "--threads"),
-        *("--kv", "--flash", "--mmap", "--repack", "--seed"),
+        *("--kv", "--flash", "--mmap", "--repack", "--seed", "--vectors"),
     )
     disk_bytes = 600 << 20
 
@@ -150,7 +150,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
             "flash": int(workload.flash_attn),
             "mmap": int(workload.mmap),
             "repack": int(workload.repack),
-        }
+        } | ({"vectors": 1} if workload.encodes else {})
         return plan_run(artifact, runner, workload, deadline_s, options, reference)
 
     def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:

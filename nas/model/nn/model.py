@@ -11,6 +11,7 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
     layers.i.ffn.*                          see the module's class
     norm.weight                   [D]
     head.weight                   [V, D]    untied layouts only
+    projection.weight             [W, D]    layouts with token vectors only
 
 A layer that shares weights (`^n`) has no tensors of its own: index i is left out. No two names alias one tensor. Heads
 are stored one after another in the rows of a weight.
@@ -18,6 +19,7 @@ are stored one after another in the rows of a weight.
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.layout import Layout
@@ -56,6 +58,8 @@ class Model(nn.Module):
         )
         self.norm = RMSNorm(layout.d_model)
         self.head = None if layout.tied else Linear(layout.d_model, layout.vocab)
+        if layout.vectors:
+            self.projection = Linear(layout.d_model, layout.vectors)
         self._own = [str(i if layer.share is None else layer.share) for i, layer in enumerate(layout.layers)]
         self._sources = [
             [layout.cache_source(depth, j) for j in range(len(layout.own(depth).mixers))]
@@ -78,6 +82,10 @@ class Model(nn.Module):
         tokens: ids [B, T]; mask: [B, T], of each row the first positions.
         """
         return self._run(tokens, None, PackedRows.of(mask))[0][0]
+
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """Returns vectors of norm 1 of token ids [B, T], [B, T, W] (LFM2 report, equation 6); of layouts that have them."""
+        return F.normalize(self.projection(self.features(tokens)).float(), dim=-1)
 
     def logits(self, features: Tensor) -> Tensor:
         """Applies the output head: [..., D] -> [..., V]."""

@@ -73,19 +73,6 @@ class Retriever(nn.Module):
         return vectors.new_zeros(*text.shape, vectors.shape[-1]).masked_scatter(text[..., None], vectors)
 
 
-def maxsim(queries: Tensor, documents: Tensor, text: Tensor) -> Tensor:
-    """Returns the scores of documents for queries by equation 7, [B, N].
-
-    Args:
-        queries: vectors [B, Q, width]; zeros add nothing to a score.
-        documents: vectors [B, N, T, width], or [N, T, width], the same documents for all queries.
-        text: [B, N, T] or [N, T], false at padding; each document has a token.
-    """
-    of_query = "b" if documents.dim() == 4 else ""
-    similarities = torch.einsum(f"bqw,{of_query}ntw->bnqt", queries, documents)
-    return similarities.masked_fill(~text[..., None, :], -torch.inf).amax(-1).sum(-1)
-
-
 def exact_scores(query: Floats, vectors: Floats, starts: NDArray[np.int64]) -> Floats:
     """Returns the scores of documents for a query by equation 7, [N].
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of, thinned
+from nas.model.nn.maxsim import maxsim
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.start import StartModel, start_model
@@ -46,7 +47,6 @@ from nas.train.retrieval.retriever import (
     exact_scores,
     extended,
     load_model,
-    maxsim,
     text_tokens,
 )
 
