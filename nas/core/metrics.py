@@ -158,7 +158,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "documents_per_s",
             "documents",
-            "1/s",
+            "docs/s",
             "max",
             "log",
             "device",

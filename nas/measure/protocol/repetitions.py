@@ -171,7 +171,7 @@ def _encoding_figures(encoding: Figure, workload: Workload, vectors: int) -> dic
     stored = Figure(value=None, unit="B", reason="the model gives no vectors to tokens: its layout has no `vectors=`")
     if vectors:
         stored = Figure(value=float(BYTES_PER_NUMBER * vectors * workload.prompt), n=1, unit="B")
-    return {"documents_per_s": rate(encoding, 1, "1/s"), "index_bytes": stored}
+    return {"documents_per_s": rate(encoding, 1, "docs/s"), "index_bytes": stored}
 
 
 def energy_figure(repetitions: Sequence[Repetition], gen: int) -> Figure:

@@ -58,8 +58,6 @@ BALANCE_RATE = 0.01
 
 _FINITE_CHECK_STEPS = 25
 _CURVE_POINTS = 60
-_TEMPERATURE = 0.2
-"""Of scores of retrieval in the loss."""
 _TOKENS_AT_ONCE = (2048, 1 << 17)
 """Most tokens of a pass over stacked seeds, on a CPU (`benchmarks.quality.throughput`) and on an accelerator."""
 
@@ -305,7 +303,7 @@ def _search_loss(query: int, seeds: tuple[int, ...]) -> Callable[..., Tensor]:
         text = torch.ones(documents.shape[1:3], dtype=torch.bool, device=inputs.device)
         right = torch.arange(len(text), device=inputs.device)
         of_seeds = zip(queries, documents, strict=True)
-        return torch.stack([F.cross_entropy(maxsim(*pair, text) / _TEMPERATURE, right) for pair in of_seeds]).view(seeds)
+        return torch.stack([F.cross_entropy(maxsim(*pair, text), right) for pair in of_seeds]).view(seeds)
 
     return loss
 
