@@ -269,8 +269,8 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
     if not workload["gen"]:
         figures = {name: report["figures"][name] for name in ("encoding", "documents_per_s", "index_bytes")}
         times = [
-            (METRICS[name].label, _shown(each["value"], each["unit"], each["reason"], each["ci95"]))
-            for name, each in figures.items()
+            (METRICS[name].label, _shown(figure["value"], figure["unit"], figure["reason"], figure["ci95"]))
+            for name, figure in figures.items()
         ]
         times[1:1] = [("  as experienced", _shown(figures["encoding"]["typical"], "ms"))]
         times += [("prefill", _speed(report["tokens_per_s"]["prefill"], others))]

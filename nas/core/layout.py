@@ -5,10 +5,10 @@ line:
 
     d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]
 
-Header: width, vocabulary, `untied`, `norms=behind` or `norms=both`, `softcap=BOUND`, `vectors=128` for a late-interaction
-model, `q=q8_0` where a search chose the quantisation, too, and the feed-forward of every layer that names no other. Then one item per layer: mixers (several,
-joined by `&`, run in parallel; `-` is none), `+FFN` of its own (`+none` is none), `*count`. `^3` is a second use of
-layer 3.
+Header: width, vocabulary, `untied`, `norms=behind` or `norms=both`, `softcap=BOUND`, `vectors=128` for late interaction,
+`q=q8_0` where a search chose the quantisation, too, and the feed-forward of every layer that names no other. Then one
+item per layer: mixers (several, joined by `&`, run in parallel; `-` is none), `+FFN` of its own (`+none` is none),
+`*count`. `^3` is a second use of layer 3.
 
 The canonical JSON leaves out defaults, so that equal layouts have equal JSON and one id, its SHA-256:
 
@@ -104,8 +104,8 @@ class Layout:
         norms: where the norms of each layer's blocks are.
         softcap: bound b of the logits, which become b tanh(logit / b), as in Gemma 2; 0: none.
         quantisation: of its file, a name of the runtime's, where a search chooses it; "": that of the space or command.
-        vectors: width of the vector that a late-interaction model gives to each token in place of logits, by a projection
-            of its last features (LFM2 report, equation 6); 0: a language model.
+        vectors: width of the vector that a late-interaction model gives to each token in place of logits, by a
+            projection of its last features (LFM2 report, equation 6); 0: a language model.
 
     Example:
         >>> layout = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")

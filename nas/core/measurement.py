@@ -102,8 +102,9 @@ class Figure(BaseModel):
 class Measurement(BaseModel):
     """The result of one measure stage.
 
-    `figures` of a workload that encodes hold encoding, documents_per_s and index_bytes; all hold at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
-    decode_rss, load, energy_mj_per_token, file_size. TTFT, decode p50, p95 and mean, and what is computed from them,
+    `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
+    decode_rss, load, energy_mj_per_token, file_size; of a workload that encodes also encoding, documents_per_s and
+    index_bytes. TTFT, decode p50, p95 and mean, and what is computed from them,
     are estimates of a device that nothing disturbs: measured ratio to the reference model, on `clock`, times what that
     takes by its calibration (`nas.measure.protocol.estimator`).
     """

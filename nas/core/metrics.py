@@ -27,8 +27,8 @@ class Metric:
             objectives name that figure's metrics instead.
         recorded: whether it is in the records of families and in comparisons with published models.
         compared: whether pages that compare trials show it.
-        of_vectors: whether it is of workloads that encode a text (`Workload.encodes`), which have it in place of those of
-            prompts and decoded tokens.
+        of_vectors: whether it is of workloads that encode a text (`Workload.encodes`), which have it in place of those
+            of prompts and decoded tokens.
 
     Example:
         A new metric of devices is one row of `METRICS`, beside the figure of that name in measurements:

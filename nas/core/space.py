@@ -303,8 +303,8 @@ class SearchSpace(Strict):
     doc: str = Field("", description="what the space is for; its first line is shown in lists")
     task: Literal["generation", "retrieval"] = Field(
         "generation",
-        description="what models are for: to generate text, or to find documents by a vector for each token. Workloads of"
-        " retrieval encode a text of `prompt` tokens, quality is of retrieval's tasks, and references get the widest"
+        description="what models are for: to generate text, or to find documents by a vector for each token. Workloads"
+        " of retrieval encode a text of `prompt` tokens, quality is of retrieval's tasks, and references get the widest"
         " vectors unless they name some",
     )
     layouts: tuple[str, ...] = Field(

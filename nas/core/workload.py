@@ -15,9 +15,9 @@ MAX_GEN = 1 << 14
 
 
 class Workload(Strict):
-    """One batch-1 request: a prompt of `prompt` tokens, then `gen` decoded tokens; without these, the prompt is a text
-    whose tokens get a vector each, as retrieval needs, and no logits are computed.
+    """One batch-1 request: a prompt of `prompt` tokens, then `gen` decoded tokens.
 
+    Without the latter, the prompt is a text whose tokens get a vector each, as retrieval needs, and no logits.
     Field names follow llama.cpp's own. `context` is the allocated window; `affinity` the cores to pin to
     (empty: not pinned).
     """

@@ -117,9 +117,7 @@ def write_gguf(
             return Written(hashed(_trained(header, layout, arch, stored, contents), partial))
 
 
-def _projection(
-    layout: Layout, arch: str, weights: Weights | StateDict, released: Released | None
-) -> Iterator[Tensor]:
+def _projection(layout: Layout, arch: str, weights: Weights | StateDict, released: Released | None) -> Iterator[Tensor]:
     """Yields the projection to token vectors, in float32, where llama.cpp applies it."""
     if arch not in PROJECTED:
         return

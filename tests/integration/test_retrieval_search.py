@@ -37,7 +37,9 @@ def test_a_launch_ends_with_a_front_of_quality_latency_and_bytes(tmp_path: Path)
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, LAYOUT.replace("vectors=16 ", "")])
-def test_the_runner_encodes_texts(layout: str, llama_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runner_encodes_texts(
+    layout: str, llama_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
     done = nas("bench", layout, "--prompt", "32", "--gen", "0", "--reps", "2", "--json")
     assert done.code == 0, done.err

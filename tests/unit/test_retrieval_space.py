@@ -39,7 +39,7 @@ from nas.testing.inline_study import trained as made_up
 
 LAYOUT = Layout.parse("d64 v256 vectors=16 ffn=swiglu:64 [C3 A4/2]")
 DOCUMENT = {"workload": "document"}
-TASKS = {"boundfacts": {"steps": 4, "settings": {"facts": 2, "alike": 2, "asked": 1, "query": 4, "length": 20}}}
+TASKS = {"boundfacts": {"steps": 4, "settings": {"facts": 2, "alike": 2, "sought": 1, "query": 4, "length": 20}}}
 RETRIEVAL: dict[str, Any] = {
     **{key: value for key, value in TINY.items() if key != "workloads"},
     "task": "retrieval",
@@ -147,7 +147,9 @@ def test_figures_of_a_text_that_is_encoded() -> None:
 def test_a_run_that_decodes_is_no_encoding_and_the_other_way_round() -> None:
     for tokens, encodes in ((4, True), (0, False)):
         run = raw(sample(tokens=tokens))
-        repetition, failure = judge(Pair(reference=None, candidate=run), RUNTIMES["llama.cpp"].parse, None, 0, encodes=encodes)
+        repetition, failure = judge(
+            Pair(reference=None, candidate=run), RUNTIMES["llama.cpp"].parse, None, 0, encodes=encodes
+        )
         assert not repetition.valid and failure is not None and "decoded token" in str(failure)
 
 

@@ -111,7 +111,9 @@ async def measure(
         result = await jobs.run(key, number, subject.device.id, round_, trial)
         wall_s += result.wall_s
         judged = [
-            judge(pair, subject.runtime.parse, reference.calibration, attempt, workload.threads, encodes=workload.encodes)
+            judge(
+                pair, subject.runtime.parse, reference.calibration, attempt, workload.threads, encodes=workload.encodes
+            )
             for pair in result.pairs
         ]
         reps = [rep for rep, _ in judged]

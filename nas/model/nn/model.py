@@ -84,7 +84,7 @@ class Model(nn.Module):
         return self._run(tokens, None, PackedRows.of(mask))[0][0]
 
     def vectors(self, tokens: Tensor) -> Tensor:
-        """Returns vectors of norm 1 of token ids [B, T], [B, T, W] (LFM2 report, equation 6); of layouts that have them."""
+        """Returns vectors of norm 1 of token ids [B, T], [B, T, W], by a layout that has them (LFM2 report, equation 6)."""
         return F.normalize(self.projection(self.features(tokens)).float(), dim=-1)
 
     def logits(self, features: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ def _search(model: Model, group: Group, device: torch.device) -> Score:
         for part in (group.inputs[:, : group.query], group.inputs[:, group.query :])
     )
     text = torch.ones(documents.shape[:2], dtype=torch.bool, device=device)
-    scores = torch.cat([maxsim(some, documents, text) for some in torch.split(queries, _EVAL_BATCH)]).cpu()
+    scores = torch.cat([maxsim(part, documents, text) for part in torch.split(queries, _EVAL_BATCH)]).cpu()
     ranks = (scores >= scores.diagonal()[:, None]).sum(1)  # equal scores count as lost
     return Score(1 - float(gains(ranks).mean()), float((ranks == 1).double().mean()))
 

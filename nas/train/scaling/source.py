@@ -197,8 +197,8 @@ def study_origin(
     space = stored_space(row)
     if space.task == "retrieval":
         what = (
-            "is of retrieval: build its winner with --layout LAYOUT, without `vectors=`, train it with `nas family train`,"
-            " then with `nas family retrieval` and that `width`"
+            "is of retrieval: build its winner with --layout LAYOUT, without `vectors=`, train it with"
+            " `nas family train`, then with `nas family retrieval` and that `width`"
         )
         raise InvalidInput(what, where=f"study {study}")
     pattern = find_pattern([Winner(layout) for layout in layouts] or _front(report))
