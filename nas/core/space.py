@@ -423,7 +423,8 @@ class SearchSpace(Strict):
             if workload.encodes is not retrieval:
                 what = "encode a text: leave `gen` out" if retrieval else "decode: give `gen` of 1 or more"
                 yield problem(("workloads", name, "gen"), InvalidInput(f"workloads of {self.task} {what}"))
-        for part, items in (("budgets", self.budgets), ("objectives", self.objectives)):
+        parts: Mapping[str, Sequence[Budget | Objective]] = {"budgets": self.budgets, "objectives": self.objectives}
+        for part, items in parts.items():
             for index, item in enumerate(items):
                 if METRICS[item.metric].source != "proxy" and not measured_by(item.metric, retrieval):
                     error = InvalidInput(f"{item.metric} is not measured by workloads of {self.task}")

@@ -150,7 +150,9 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
             "flash": int(workload.flash_attn),
             "mmap": int(workload.mmap),
             "repack": int(workload.repack),
-        } | ({"vectors": 1} if workload.encodes else {})
+        }
+        if workload.encodes:
+            options["vectors"] = 1
         return plan_run(artifact, runner, workload, deadline_s, options, reference)
 
     def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:

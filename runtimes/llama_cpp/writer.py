@@ -16,6 +16,7 @@ from gguf.utility import model_weight_count_rounded_notation
 from numpy.typing import NDArray
 
 from nas.core.block import BLOCKS, Block
+from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint, Purpose, RandomWeights, StateDict, Vocabulary, Weights
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
@@ -58,10 +59,12 @@ class TokenVectors:
     Args:
         projection: of the last features, [width, d_model].
         settings: of the texts that it reads, JSON.
+        bidirectional: whether tokens see those behind them, too.
     """
 
     projection: NDArray[np.float32]
     settings: str
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,12 @@ def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: str, release
 def _add_vectors(writer: GGUFWriter, vectors: TokenVectors) -> None:
     writer.add_pooling_type(PoolingType.NONE)
     writer.add_string(RETRIEVAL, vectors.settings)
+    if vectors.bidirectional:
+        if writer.arch not in PROJECTED:
+            raise Unsupported(
+                f"a bidirectional {writer.arch}: llama.cpp reads both ways in {' and '.join(PROJECTED)} alone"
+            )
+        writer.add_causal_attention(False)
     if writer.arch in PROJECTED:
         writer.add_embedding_length_out(len(vectors.projection))
     else:

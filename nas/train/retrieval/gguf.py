@@ -52,7 +52,8 @@ def write_gguf_retriever(folder: Path, quantisation: str, output: Path, name: st
         raise UnknownName("quantisation", quantisation, QUANTISATIONS)
     retriever, _ = open_retriever(folder)
     tokenizer, layout = found_tokenizer(folder), retriever.model.layout
-    vectors = TokenVectors(retriever.projection.weight.numpy(), (folder / SETTINGS).read_text(encoding="utf-8"))
+    settings = (folder / SETTINGS).read_text(encoding="utf-8")
+    vectors = TokenVectors(retriever.projection.weight.numpy(), settings, retriever.bidirectional)
     vocabulary = tokenizer.tokenizer.vocabulary(layout.vocab)
     released = Released(name, None, vocabulary, tokenizer.context, vectors)
     with tempfile.TemporaryDirectory() as scratch:
@@ -96,6 +97,8 @@ class GgufEncoder(Encoder):
         build, threads = LLAMA_CPP.find_build(patched=arch == PATCHED), len(os.sched_getaffinity(0))
         self._process = vectors_of(build, path, max(tokens.lengths), threads)
         weakref.finalize(self, self._process.close)
+        # llama.cpp cuts texts of unequal lengths to compute them, which must not be where tokens see those behind.
+        self._alike = fields.get(f"{arch}.attention.causal") is False
         super().__init__(tokens, width)
 
     def vectors(self, batch: Batch) -> list[Floats]:
@@ -106,7 +109,7 @@ class GgufEncoder(Encoder):
         """
         texts = [row[mask].tolist() for row, mask in zip(batch.tokens, batch.text, strict=True)]
         vectors = dict[int, Floats]()
-        for places in together([len(text) for text in texts]):
+        for places in together([len(text) for text in texts], self._alike):
             vectors |= zip(places, self._process.vectors([texts[place] for place in places]), strict=True)
         rows = [vectors[place] for place in range(len(texts))]
         if self._projection is not None:
@@ -114,15 +117,19 @@ class GgufEncoder(Encoder):
         return [row / np.maximum(np.linalg.norm(row, axis=1, keepdims=True), 1e-12) for row in rows]
 
 
-def together(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yields the places of texts that are computed together, by their numbers of tokens: those of like length."""
+def together(lengths: Sequence[int], alike: bool) -> Iterator[list[int]]:
+    """Yields the places of texts that are computed together, by their numbers of tokens: of like length, or `alike`."""
     places: list[int] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if places and (len(places) == TEXTS_AT_ONCE or lengths[place] * (len(places) + 1) > TOKENS_AT_ONCE):
+        if places and (len(places) == TEXTS_AT_ONCE or _parted(lengths[places[0]], lengths[place], len(places), alike)):
             yield places
             places = []
         places.append(place)
     yield places
+
+
+def _parted(first: int, tokens: int, texts: int, alike: bool) -> bool:
+    return tokens * (texts + 1) > TOKENS_AT_ONCE or (alike and tokens != first)
 
 
 def open_encoder(model: Path) -> Encoder:

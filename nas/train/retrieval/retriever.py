@@ -11,7 +11,8 @@ What the model reads, with the markers of PyLate (Chaffin and Sourty 2024):
 A longer text is cut. A query is filled up with END: this expansion of ColBERT (Khattab and Zaharia 2020) lets a query
 search for more than its words. Tokens of the expansion are read as all others are, PyLate's
 `attend_to_expansion_tokens`: without that, what a padded position computes would be another thing in each kind of
-block. Blocks are causal, as in the report, so padding behind a document changes none of its vectors.
+block. Blocks are causal, as in the report, or bidirectional, as in its successors; padding behind a document is hidden
+from it in either case.
 """
 
 from __future__ import annotations
@@ -55,11 +56,20 @@ class Retriever(nn.Module):
         layout: of the model; its output head is not used.
         width: of the vectors.
         seed: of the start values; None: weights are left as allocated.
+        bidirectional: whether tokens see those behind them, too: attention without a causal mask, convolutions with the
+            token in their middle.
+
+    Raises:
+        Unsupported: bidirectional, but a block reads one way only.
     """
 
-    def __init__(self, layout: Layout, width: int = WIDTH, seed: int | None = None) -> None:
+    def __init__(
+        self, layout: Layout, width: int = WIDTH, seed: int | None = None, *, bidirectional: bool = False
+    ) -> None:
         super().__init__()
-        self.model = Model(layout, seed)
+        self.model, self.bidirectional = Model(layout, seed), bidirectional
+        if bidirectional:
+            self.model.read_both_ways()
         self.projection = Linear(layout.d_model, width)
         if seed is not None:
             self.projection.draw(torch.Generator().manual_seed(seed), layout.depth)
