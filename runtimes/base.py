@@ -139,6 +139,7 @@ class Artifact(BaseModel):
     layout_id: str
     arch: str
     patched: bool = False
+    vectors: int = Field(0, ge=0, description="width of token vectors; 0: a language model")
     weights: str = Field(description="`Weights.describe()`")
     recipe: PlanFile | None = Field(None, description="what was written in place of the file: the runner makes it")
 

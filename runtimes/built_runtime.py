@@ -383,6 +383,7 @@ class BuiltRuntime(ABC, Generic[S]):
             layout_id=layout.id,
             arch=arch,
             patched=patched,
+            vectors=layout.vectors,
             weights=weights.describe(),
             recipe=written.recipe,
         )

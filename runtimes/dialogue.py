@@ -3,7 +3,7 @@
 What a runtime's library loads is fixed at its first import, and a crash of a model must stay a result. So each runtime
 has a module that calls `serve` in a process of its own, and `Dialogue` speaks with that process: requests are JSON
 objects, one a line, and answers ids of 4 bytes each, with -1 after the last one; those to requests for scores are
-records of `_SCORE`, one for each continuation.
+records of `_SCORE`, one for each continuation; those to requests for vectors are their width, then float32 rows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import BinaryIO, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,10 @@ class Dialogue:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
         self._process.kill()
         self._process.wait()
         for file in (self._process.stdin, self._process.stdout, self._errors):
@@ -127,6 +131,20 @@ class Dialogue:
         self._ask({"ids": list(question), "continuations": [list(continuation) for continuation in continuations]})
         return [Score(*_SCORE.unpack(self._read(_SCORE.size, _TOKEN_S))) for _ in continuations]
 
+    def vectors(self, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        """Returns the vectors of the tokens of each text, [T, W]; all are computed together.
+
+        Raises:
+            CandidateFailed: the process died or hung on this model (crash), or its vectors are not finite (not_finite).
+        """
+        self._ask({"texts": [list(text) for text in texts]})
+        lengths = [len(text) for text in texts]
+        (width,) = _TOKEN.unpack(self._read(_TOKEN.size, _TOKEN_S))
+        rows = np.frombuffer(self._read(4 * width * sum(lengths), _TOKEN_S), "<f4").reshape(-1, width)
+        if not np.isfinite(rows).all():
+            raise CandidateFailed("not_finite", f"{self._model.name}: its vectors hold NaN or infinity")
+        return np.split(rows, np.cumsum(lengths)[:-1])
+
     def _ask(self, request: Mapping[str, object]) -> None:
         assert self._process.stdin is not None
         try:
@@ -153,6 +171,22 @@ class Dialogue:
         return CandidateFailed("crash", f"{self._runtime} {what} on {self._model.name}:\n{tail}")
 
 
+def _answers() -> BinaryIO:
+    """Returns stdout for answers; what libraries print, which must not be read as such, goes to stderr."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return out
+
+
+def serve_vectors(encode: Callable[[list[list[int]]], NDArray[np.float32]]) -> None:
+    """Answers requests for vectors from stdin until it ends; `encode` returns those of some texts, [all tokens, W]."""
+    out = _answers()
+    for line in sys.stdin:
+        rows = encode(json.loads(line)["texts"])
+        out.write(_TOKEN.pack(rows.shape[1]) + np.ascontiguousarray(rows, "<f4").tobytes())
+        out.flush()
+
+
 def serve(session: Session, chunk: int) -> None:
     """Answers requests from stdin until it ends.
 
@@ -160,22 +194,24 @@ def serve(session: Session, chunk: int) -> None:
         session: of the model.
         chunk: most tokens fed at once.
     """
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not be read as ids
+    out = _answers()
     for line in sys.stdin:
         request = json.loads(line)
         if "continuations" in request:
             for score in scores(session, chunk, request["ids"], request["continuations"]):
                 out.write(_SCORE.pack(*score))
+                out.flush()
             continue
         rng, logits = np.random.default_rng(request["seed"]), _begin(session, chunk, request["ids"])
         for remaining in range(request["most"], 0, -1):
             token = draw(logits, request["temperature"], rng)
             out.write(_TOKEN.pack(token))
+            out.flush()
             if token in request["ends"] or remaining == 1:
                 break
             logits = session.feed([token])[-1].astype(np.float64)
         out.write(_TOKEN.pack(_END))
+        out.flush()
 
 
 def scores(

@@ -25,6 +25,8 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
         del data["references"]["further"]
     if space.model.norms == "before":
         del data["model"]["norms"]
+    if space.task == "generation":
+        del data["task"], data["model"]["vectors"]
     return data
 
 

@@ -26,6 +26,7 @@ from nas.cli.output import JsonFlag, Output, Row, print_fields, print_json, prin
 from nas.cli.progress import shown
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
+from nas.core.metrics import METRICS
 from nas.core.profile import ProfileSummary
 from nas.core.progress import Progress
 from nas.core.space import MeasurementSettings
@@ -171,6 +172,8 @@ def _rows(report: dict[str, Any]) -> Iterator[Row]:
     workload = report["workload"]
     for phase, test in (("prefill", f"pp{workload['prompt']}"), ("decode", f"tg{workload['gen']}")):
         figure = report["tokens_per_s"][phase]
+        if phase == "decode" and not workload["gen"]:
+            continue
         yield {
             "model": _model(report),
             "size_mb": report["file_mb"],
@@ -254,12 +257,7 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
     ttft, decode, memory, workload = (report[name] for name in ("ttft_ms", "decode_ms", "peak_rss_mb", "workload"))
     refused = f", {show_share(report['refused_share'])} of repetitions failed" if report["refused_share"] else ""
     drift, others = report["reference"]["drift"], report["foreign_cpu"]
-    return [
-        ("layout", report.get("layout")),
-        ("file", report.get("file")),
-        ("runtime", f"{report['runtime']['name']} build {report['runtime']['build'][:12]}"),
-        ("device", f"{report['device']['id']} ({report['device']['cpu']})"),
-        ("workload", _requested(workload)),
+    times: list[tuple[str, object]] = [
         ("TTFT", f"{_shown(ttft['value'], 'ms', ends=ttft['ci95'])}, n = {ttft['n']}{refused}"),
         ("  as experienced", _shown(ttft["typical"], "ms")),
         ("prefill", _speed(report["tokens_per_s"]["prefill"], others)),
@@ -267,6 +265,22 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("decode p50", _shown(decode["p50"], "ms/token", ends=decode["ci95"])),
         ("  as experienced", _shown(decode["typical"], "ms/token")),
         ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"], decode["p95_ci95"])),
+    ]
+    if not workload["gen"]:
+        figures = {name: report["figures"][name] for name in ("encoding", "documents_per_s", "index_bytes")}
+        times = [
+            (METRICS[name].label, _shown(figure["value"], figure["unit"], figure["reason"], figure["ci95"]))
+            for name, figure in figures.items()
+        ]
+        times[1:1] = [("  as experienced", _shown(figures["encoding"]["typical"], "ms"))]
+        times += [("prefill", _speed(report["tokens_per_s"]["prefill"], others))]
+    return [
+        ("layout", report.get("layout")),
+        ("file", report.get("file")),
+        ("runtime", f"{report['runtime']['name']} build {report['runtime']['build'][:12]}"),
+        ("device", f"{report['device']['id']} ({report['device']['cpu']})"),
+        ("workload", _requested(workload)),
+        *times,
         ("peak memory", _shown(memory["total"], "MB")),
         ("load", _shown(report["load_ms"], "ms")),
         ("file size", _shown(report["file_mb"], "MB")),
@@ -280,7 +294,8 @@ def _busy(cores: float | None) -> str | None:
 
 
 def _requested(workload: dict[str, Any]) -> str:
-    return f"{workload['prompt']} tokens in, {workload['gen']} out, {workload['threads']} thread(s)"
+    out = f"{workload['gen']} out" if workload["gen"] else "a vector for each"
+    return f"{workload['prompt']} tokens in, {out}, {workload['threads']} thread(s)"
 
 
 def _speed(figure: dict[str, Any], others: float | None) -> str:

@@ -190,7 +190,8 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
     yield "devices", ", ".join(space.devices)
     for name in space.measured:
         load = space.workloads[name]
-        size = f"{load.prompt} tokens in, {load.gen} out, window {load.window}, {load.threads} thread(s)"
+        out = "a vector for each" if load.encodes else f"{load.gen} out"
+        size = f"{load.prompt} tokens in, {out}, window {load.window}, {load.threads} thread(s)"
         yield "workload", f"{name}: {size}"
     for budget in space.budgets:
         yield "budget", _show_budget(budget)

@@ -5,10 +5,10 @@ line:
 
     d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]
 
-Header: width, vocabulary, `untied`, `norms=behind` or `norms=both`, `softcap=BOUND`, `q=q8_0` where a search chose the
-quantisation, too, and the feed-forward of every layer that names no other. Then one item per layer: mixers (several,
-joined by `&`, run in parallel; `-` is none), `+FFN` of its own (`+none` is none), `*count`. `^3` is a second use of
-layer 3.
+Header: width, vocabulary, `untied`, `norms=behind` or `norms=both`, `softcap=BOUND`, `vectors=128` for late
+interaction, `q=q8_0` where a search chose the quantisation, too, and the feed-forward of every layer that names no other. Then one
+item per layer: mixers (several, joined by `&`, run in parallel; `-` is none), `+FFN` of its own (`+none` is none),
+`*count`. `^3` is a second use of layer 3.
 
 The canonical JSON leaves out defaults, so that equal layouts have equal JSON and one id, its SHA-256:
 
@@ -37,13 +37,15 @@ MAX_DEPTH = 1024
 MAX_WIDTH = 1 << 16
 MAX_VOCAB = 1 << 24
 MAX_SOFTCAP = 1e9
+_LEAST_VECTOR = 4
 
 Norms = Literal["before", "behind", "both"]
 """Where the RMSNorms of a layer's blocks are: on the input, as usual, on the output, as in OLMo 2, or on both."""
 
 _HEADER = re.compile(
     r"\s*d(?P<width>\d{1,9})\s+v(?P<vocab>\d{1,9})(?P<untied>\s+untied)?(?:\s+norms=(?P<norms>\w+))?"
-    r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,24})?(?:e-\d{1,3})?))?(?:\s+q=(?P<quantisation>\S+))?"
+    r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,24})?(?:e-\d{1,3})?))?(?:\s+vectors=(?P<vectors>\d{1,9}))?"
+    r"(?:\s+q=(?P<quantisation>\S+))?"
     r"\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
 )
 _QUANTISATION = re.compile(r"[a-z0-9][a-z0-9_.:+/-]{0,4095}")
@@ -104,6 +106,8 @@ class Layout:
         softcap: bound b of the logits, which become b tanh(logit / b), as in Gemma 2; 0: none.
         quantisation: of its file, where a search chooses it: a name of the runtime's, perhaps with others for parts
             (`nas.core.quantisation`); "": that of the space or command.
+        vectors: width of the vector that a late-interaction model gives to each token in place of logits, by a
+            projection of its last features (LFM2 report, equation 6); 0: a language model.
 
     Example:
         >>> layout = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
@@ -120,6 +124,7 @@ class Layout:
     norms: Norms = "before"
     softcap: float = 0.0
     quantisation: str = ""
+    vectors: int = 0
 
     @staticmethod
     def of(
@@ -131,6 +136,7 @@ class Layout:
         norms: Norms = "before",
         softcap: float = 0.0,
         quantisation: str = "",
+        vectors: int = 0,
     ) -> Layout:
         """Returns a checked layout in canonical form.
 
@@ -155,11 +161,20 @@ class Layout:
             raise InvalidInput(f"{quantisation!r} is no name of a quantisation")
         if "+" in quantisation and (needed := Quantisation.parse(quantisation).depth) > len(layers):
             raise InvalidInput(f"q={quantisation} names layer {needed - 1}: the layout has {len(layers)} layers")
+        if not 0 <= vectors <= MAX_WIDTH or (vectors and not tied):
+            raise InvalidInput(f"vectors: up to {MAX_WIDTH} numbers, and no output head (untied), not {vectors}")
         checked = tuple(_checked_layer(layer, i, layers, d_model) for i, layer in enumerate(layers))
-        return Layout(d_model, vocab, checked, tied, norms, float(softcap), quantisation)
+        return Layout(d_model, vocab, checked, tied, norms, float(softcap), quantisation, vectors)
 
-    def with_layers(self, layers: Sequence[Layer], *, d_model: int | None = None, vocab: int | None = None) -> Layout:
-        """Returns the layout with other layers, and perhaps another width or vocabulary, checked as by `of`."""
+    def with_layers(
+        self,
+        layers: Sequence[Layer],
+        *,
+        d_model: int | None = None,
+        vocab: int | None = None,
+        vectors: int | None = None,
+    ) -> Layout:
+        """Returns the layout with other layers, and perhaps other widths or vocabulary, checked as by `of`."""
         return Layout.of(
             d_model or self.d_model,
             vocab or self.vocab,
@@ -168,6 +183,7 @@ class Layout:
             norms=self.norms,
             softcap=self.softcap,
             quantisation=self.quantisation,
+            vectors=self.vectors if vectors is None else vectors,
         )
 
     @staticmethod
@@ -191,6 +207,7 @@ class Layout:
             norms=norms,
             softcap=float(match["softcap"] or 0),
             quantisation=match["quantisation"] or "",
+            vectors=int(match["vectors"] or 0),
         )
 
     @property
@@ -210,6 +227,7 @@ class Layout:
         about = "" if self.tied else " untied"
         about += "" if self.norms == "before" else f" norms={self.norms}"
         about += f" softcap={self.softcap!r}".removesuffix(".0") if self.softcap else ""
+        about += f" vectors={self.vectors}" if self.vectors else ""
         about += f" q={self.quantisation}" if self.quantisation else ""
         return f"d{self.d_model} v{self.vocab}{about} ffn={_format_ffn(default)} [{body}]"
 
@@ -223,6 +241,7 @@ class Layout:
         about |= {"softcap": self.softcap} if self.softcap else {}
         layers = [_layer_to_json(layer) for layer in self.layers]
         about |= {"quantisation": self.quantisation} if self.quantisation else {}
+        about |= {"vectors": self.vectors} if self.vectors else {}
         return {"v": 1, "d_model": self.d_model, "vocab": self.vocab, "layers": layers, **about}
 
     @staticmethod
@@ -232,7 +251,7 @@ class Layout:
         Raises:
             InvalidInput: another version, unknown or missing keys, or values of another type.
         """
-        names = {"v", "d_model", "vocab", "layers", "tied", "norms", "softcap", "quantisation"}
+        names = {"v", "d_model", "vocab", "layers", "tied", "norms", "softcap", "quantisation", "vectors"}
         data = _object(data, names, "layout")
         if data.get("v") != 1:
             raise InvalidInput(f"layout version {data.get('v')!r}: this build reads version 1")
@@ -247,7 +266,10 @@ class Layout:
             raise InvalidInput(f"quantisation must be a name, not {quantisation!r}")
         norms = data.get("norms", "before")
         width, vocab = _whole(data, "d_model"), _whole(data, "vocab")
-        return Layout.of(width, vocab, layers, tied=tied, norms=norms, softcap=softcap, quantisation=quantisation)
+        vectors = _whole(data, "vectors") if "vectors" in data else 0
+        return Layout.of(
+            width, vocab, layers, tied=tied, norms=norms, softcap=softcap, quantisation=quantisation, vectors=vectors
+        )
 
     @cached_property
     def id(self) -> str:
@@ -282,7 +304,7 @@ class Layout:
     @cached_property
     def params(self) -> Params:
         """Weight counts, equal to those of the torch module."""
-        total = active = self.d_model  # the final norm
+        total = active = self.d_model * (1 + self.vectors)  # the final norm, and the projection
         for layer in self.layers:
             counts = [_count(block, self.d_model) for block in layer.blocks]
             norms = self._norm_weights(layer)
@@ -308,8 +330,9 @@ class Layout:
         return self._sum(lambda block: block.spec.state_bytes(block, self.d_model))
 
     def flops(self, context: int) -> float:
-        """Returns multiply-adds x 2 for one token that sees `context` tokens, output head included."""
-        return self._sum(lambda block: block.spec.flops(block, self.d_model, context)) + 2.0 * self.d_model * self.vocab
+        """Returns multiply-adds x 2 for one token that sees `context` tokens, output head or projection included."""
+        blocks = self._sum(lambda block: block.spec.flops(block, self.d_model, context))
+        return blocks + 2.0 * self.d_model * (self.vectors or self.vocab)
 
     def _sum(self, part: Callable[[Block], float]) -> float:
         return sum(part(block) for i in range(self.depth) for block in self.own(i).blocks)
@@ -322,6 +345,8 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
     heads of attention stay >= 8 wide, and >= 16 where that at most doubles them, so there are fewer; depth, order and
     kernels stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width
     a layout keeps its layers, so a proxy is its own proxy. A proxy has no quantisation.
+
+    Vectors of a late-interaction model shrink by the same factor, to at least 4 numbers.
 
     Where a proxy's sequence of `length` tokens is shorter than the `context` at deploy scale, windows, recurrent
     memories and the reach of positions shrink with it.
@@ -338,7 +363,8 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
         short = block.spec.shorten(block, layout.d_model, context, length) if length < context else block
         return block.spec.narrow(short, layout.d_model, d_model)
 
-    return layout.architecture.with_layers(_with_blocks(layout, fit), d_model=d_model, vocab=vocab)
+    vectors = layout.vectors and max(_LEAST_VECTOR, round(layout.vectors * d_model / layout.d_model))
+    return layout.architecture.with_layers(_with_blocks(layout, fit), d_model=d_model, vocab=vocab, vectors=vectors)
 
 
 def padded(layout: Layout, multiple: int = 32) -> Layout:

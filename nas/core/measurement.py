@@ -43,7 +43,7 @@ class ReferenceTimes(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ttft_ms: float = Field(gt=0)
-    decode_ms: float = Field(gt=0, description="per token, median")
+    decode_ms: float | None = Field(None, gt=0, description="per token, median; null where nothing is decoded")
     run_ms: float = Field(gt=0, description="the prompt and all tokens of one run")
     decode_mean_ms: float | None = Field(None, gt=0, description="per token, mean")
     decode_p95_ms: float | None = Field(None, gt=0, description="per token, 95th percentile")
@@ -103,7 +103,8 @@ class Measurement(BaseModel):
     """The result of one measure stage.
 
     `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
-    decode_rss, load, energy_mj_per_token, file_size. TTFT, decode p50, p95 and mean, and what is computed from them,
+    decode_rss, load, energy_mj_per_token, file_size; of a workload that encodes also encoding, documents_per_s and
+    index_bytes. TTFT, decode p50, p95 and mean, and what is computed from them,
     are estimates of a device that nothing disturbs: measured ratio to the reference model, on `clock`, times what that
     takes by its calibration (`nas.measure.protocol.estimator`).
     """

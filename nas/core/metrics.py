@@ -27,6 +27,8 @@ class Metric:
             objectives name that figure's metrics instead.
         recorded: whether it is in the records of families and in comparisons with published models.
         compared: whether pages that compare trials show it.
+        of_vectors: whether it is of workloads that encode a text (`Workload.encodes`), which have it in place of those
+            of prompts and decoded tokens.
 
     Example:
         A new metric of devices is one row of `METRICS`, beside the figure of that name in measurements:
@@ -46,6 +48,7 @@ class Metric:
     inverse_of: str | None = None
     recorded: bool = False
     compared: bool = False
+    of_vectors: bool = False
 
     @property
     def title(self) -> str:
@@ -141,6 +144,39 @@ METRICS: dict[str, Metric] = {
             needs="energy_counter",
             compared=True,
         ),
+        Metric(
+            "encoding",
+            "encoding",
+            "ms",
+            "min",
+            "log",
+            "device",
+            "time until all tokens of a text have their vectors",
+            compared=True,
+            of_vectors=True,
+        ),
+        Metric(
+            "documents_per_s",
+            "documents",
+            "docs/s",
+            "max",
+            "log",
+            "device",
+            "documents of the workload's length that are encoded in a second, one at a time",
+            compared=True,
+            of_vectors=True,
+        ),
+        Metric(
+            "index_bytes",
+            "index",
+            "B",
+            "min",
+            "log",
+            "artifact",
+            "bytes of an exact index for each document of the workload's length, two for each number of a vector",
+            compared=True,
+            of_vectors=True,
+        ),
         Metric("file_size", "file", "MB", "min", "log", "artifact", "bytes of the exported file", compared=True),
     )
 }
@@ -151,6 +187,14 @@ def metric(name: str) -> Metric:
     if name not in searchable():
         raise UnknownName("metric", name, searchable())
     return METRICS[name]
+
+
+def measured_by(name: str, encodes: bool) -> bool:
+    """Returns whether workloads that encode a text, or those that decode tokens, have a metric of devices or files."""
+    return METRICS[name].of_vectors == encodes or name in _OF_BOTH
+
+
+_OF_BOTH = ("prefill_tps", "peak_rss", "prefill_rss", "file_size")
 
 
 def searchable() -> list[str]:

@@ -46,6 +46,7 @@ class Frame:
         period: layers after which the stack repeats; 0: never.
         knobs: block kind -> values of its model-wide knobs.
         quantisation: of the file; "" where nothing is chosen.
+        vectors: width of token vectors; 0 in language models.
     """
 
     d_model: int
@@ -55,6 +56,7 @@ class Frame:
     period: int
     knobs: tuple[tuple[str, Values], ...]
     quantisation: str
+    vectors: int
 
     def values(self, kind: str) -> Values:
         """Returns the model-wide values of `kind`'s knobs."""
@@ -95,6 +97,7 @@ class Frames:
             model.leading_dense.choices,
             space.pattern.period.choices,
             *(self._spaces[kind].knobs[name].choices for kind, name in self._shared),
+            model.vectors.choices,
             *((space.quantisations,) if space.quantisations else ()),
         )
         self.count = math.prod(len(axis) for axis in self.axes)
@@ -109,6 +112,7 @@ class Frames:
         """Returns the frame with choice number `picks[i]` on axis i."""
         values = [axis[pick] for axis, pick in zip(self.axes, picks, strict=True)]
         quantisation = str(values.pop()) if self.space.quantisations else ""
+        vectors = int(values.pop() or 0)
         d_model, vocab, ffn, leading, period = values[:5]
         shared = dict(zip(self._shared, values[5:], strict=True))
         knobs = tuple(
@@ -117,12 +121,12 @@ class Frames:
         )
         kind = None if ffn is None else str(ffn)
         sizes = int(leading or 0), int(period or 0)
-        return Frame(int(d_model or 0), int(vocab or 0), kind, *sizes, knobs, quantisation)
+        return Frame(int(d_model or 0), int(vocab or 0), kind, *sizes, knobs, quantisation, vectors)
 
     def picks(self, frame: Frame) -> list[int]:
         """Returns the choice numbers of `frame`: the inverse of `at`."""
         shared = [dict(frame.values(kind))[name] for kind, name in self._shared]
-        values = [frame.d_model, frame.vocab, frame.ffn, frame.leading_dense, frame.period, *shared]
+        values = [frame.d_model, frame.vocab, frame.ffn, frame.leading_dense, frame.period, *shared, frame.vectors]
         values += [frame.quantisation] if self.space.quantisations else []
         return [axis.index(value) for axis, value in zip(self.axes, values, strict=True)]
 
@@ -214,9 +218,9 @@ def half_cost(half: Half, d_model: int) -> tuple[int, ...]:
 
 
 def frame_cost(frame: Frame, model: ModelSpace, depth: int) -> tuple[int, int, int]:
-    """Returns the weights besides those of blocks and their pre-norms: tables and norms, in the order of `MEASURES`."""
+    """Returns the weights besides those of blocks and their pre-norms: tables, norms, projection; as `MEASURES`."""
     tables = frame.d_model * frame.vocab * (1 if model.tied else 2)
-    norms = frame.d_model * (1 + (2 * depth if model.norms == "both" else 0))
+    norms = frame.d_model * (1 + frame.vectors + (2 * depth if model.norms == "both" else 0))
     return norms + tables, norms + tables, norms
 
 

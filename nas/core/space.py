@@ -5,6 +5,7 @@ Errors carry the path of keys; `nas.search.spaces.loader` turns that into file:l
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,15 +25,18 @@ from nas.core.block import BLOCKS, Role
 from nas.core.block_space import MAX_CHOICES, ArgKnob, BlockSpace, Knob, Scope, arguments, block_spaces, problem, refuse
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout, Norms
-from nas.core.metrics import METRICS, metric
+from nas.core.metrics import METRICS, measured_by, metric
 from nas.core.published import named_layout
 from nas.core.quality_config import QualityConfig, Rounding
 from nas.core.quantisation import Quantisation
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.strict import Strict
+from nas.core.task import RetrievalTask, make_task
 from nas.core.units import parse_count, parse_limit
 from nas.core.workload import Workload
 
+VECTORS = 128
+"""Width of token vectors where a space of retrieval names none; that of LFM2-ColBERT."""
 DENSE = "swiglu"
 """The feed-forward of leading dense layers, as in lfm2moe."""
 WeightCount = Annotated[int, BeforeValidator(parse_count)]
@@ -86,6 +90,9 @@ class ModelSpace(Strict):
     d_model: Knob = Field(description="residual width, a multiple of 32")
     depth: Knob = Field(description="number of layers")
     vocab: Knob = Field(description="rows of the embedding table")
+    vectors: Knob = Field(
+        Knob(choices=(0,)), description="width of token vectors, under `task: retrieval`; 128 where left out there"
+    )
     tied: bool = Field(True, description="whether the output head is the embedding table")
     norms: Norms = Field("before", description="whether RMSNorms are on the input of blocks, on the output, or on both")
     params: ParamBudget = Field(ParamBudget(), description="how many weights a layout may have")
@@ -295,6 +302,12 @@ class SearchSpace(Strict):
     v: Literal[1] = Field(1, description="version of this format")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="what studies of this space are listed under")
     doc: str = Field("", description="what the space is for; its first line is shown in lists")
+    task: Literal["generation", "retrieval"] = Field(
+        "generation",
+        description="what models are for: to generate text, or to find documents by a vector for each token. Workloads"
+        " of retrieval encode a text of `prompt` tokens, quality is of retrieval's tasks, and references get the widest"
+        " vectors unless they name some",
+    )
     layouts: tuple[str, ...] = Field(
         (), description="the only layouts to propose, one line each; instead of `model`, `mixers`, `ffn` and `limits`"
     )
@@ -327,9 +340,9 @@ class SearchSpace(Strict):
     @classmethod
     def _from_layouts(cls, data: Any) -> Any:
         if not isinstance(data, Mapping) or not data.get("layouts"):
-            return data
+            return _of_retrieval(data)
         listed = _parsed(data["layouts"])
-        return {**_derived(listed), **data, "layouts": [layout.format() for layout in listed]}
+        return _of_retrieval({**_derived(listed), **data, "layouts": [layout.format() for layout in listed]})
 
     @field_validator("quality")
     @classmethod
@@ -356,6 +369,7 @@ class SearchSpace(Strict):
             error = InvalidInput("a library has scores of listed layouts: give `layouts`")
             problems.append(problem(("quality", "from"), error))
         problems += self._quantisation_problems()
+        problems += self._task_problems()
         refuse([*problems, *self._parallel_problems(), *cross_problems(self.model_dump(mode="json"))])
         return self
 
@@ -402,6 +416,47 @@ class SearchSpace(Strict):
                 if layout.quantisation and layout.quantisation not in self.quantisations:
                     error = InvalidInput(f"q={layout.quantisation} is no choice of a runtime's `quantisation`")
                     yield problem((part, place), error)
+
+    def _task_problems(self) -> Iterator[InitErrorDetails]:
+        """Finds parts that are of another task than the space's."""
+        retrieval = self.task == "retrieval"
+        for part, layouts in (
+            ("layouts", dict(enumerate(map(Layout.parse, self.layouts)))),
+            ("references", self.references.layouts()),
+        ):
+            for place, layout in layouts.items():
+                if bool(layout.vectors) is not retrieval:
+                    yield problem((part, place), InvalidInput(_vectors_problem(retrieval)))
+        if any(bool(choice) is not retrieval for choice in self.model.vectors.choices):
+            yield problem(("model", "vectors"), InvalidInput(_vectors_problem(retrieval)))
+        for name, workload in self.workloads.items():
+            if workload.encodes is not retrieval:
+                what = "encode a text: leave `gen` out" if retrieval else "decode: give `gen` of 1 or more"
+                yield problem(("workloads", name, "gen"), InvalidInput(f"workloads of {self.task} {what}"))
+        parts: Mapping[str, Sequence[Budget | Objective]] = {"budgets": self.budgets, "objectives": self.objectives}
+        for part, items in parts.items():
+            for index, item in enumerate(items):
+                if METRICS[item.metric].source != "proxy" and not measured_by(item.metric, retrieval):
+                    error = InvalidInput(f"{item.metric} is not measured by workloads of {self.task}")
+                    yield problem((part, index, "metric"), error)
+                elif METRICS[item.metric].of_vectors and item.workload is None:
+                    text = f"{item.metric} needs a workload; valid: {', '.join(self.workloads)}"
+                    yield problem((part, index), InvalidInput(text))
+        if retrieval and self.quantisations:
+            place = [runtime.choices != () for runtime in self.runtimes].index(True)
+            error = InvalidInput("what a quantisation loses is not known for retrieval: name one")
+            yield problem(("runtimes", place, "quantisation"), error)
+        yield from self._rung_problems(retrieval)
+
+    def _rung_problems(self, retrieval: bool) -> Iterator[InitErrorDetails]:
+        for index, rung in enumerate(self.quality.rungs):
+            if retrieval and (rung.lm_steps or rung.library):
+                text = f"rung {rung.name!r} trains no retrieval: give `tasks: {{boundfacts: {{steps: 300}}}}` alone"
+                yield problem(("quality", "rungs", index), InvalidInput(text))
+            for name, stage in rung.tasks.items():
+                if isinstance(make_task(stage.task or name, stage.settings), RetrievalTask) is not retrieval:
+                    error = InvalidInput(f"{stage.task or name} is no task of {self.task}")
+                    yield problem(("quality", "rungs", index, "tasks", name), error)
 
     def _listing_problems(self) -> Iterator[InitErrorDetails]:
         derived = _derived(self.listed()) if self.layouts else {}
@@ -459,6 +514,39 @@ class SearchSpace(Strict):
         used = {item.workload for item in items}
         # File sizes need no workload; the first one is used for their artifact.
         return tuple(name for name in self.workloads if name in used) or tuple(self.workloads)[:1]
+
+
+def _of_retrieval(data: Any) -> Any:
+    """Fills in what follows from `task: retrieval` in a space as it is written, where that is readable."""
+    if not isinstance(data, Mapping) or data.get("task") != "retrieval":
+        return data
+    model = {"vectors": VECTORS, **_mapping(data.get("model"))} if "model" in data else {}
+    workloads = {
+        name: {"gen": 0, **load} if isinstance(load, Mapping) else load
+        for name, load in _mapping(data.get("workloads")).items()
+    }
+    filled = {**data, "workloads": workloads} if workloads else {**data}
+    if isinstance(data.get("model"), Mapping):
+        filled["model"] = model
+        with contextlib.suppress(ValidationError):
+            widest = max(Knob.model_validate(model["vectors"]).choices)
+            filled["references"] = _with_vectors(data.get("references"), int(widest))
+    return filled
+
+
+def _with_vectors(references: Any, width: int) -> Any:
+    """Gives vectors to those of a space's references that are readable layouts without."""
+    if isinstance(references, Mapping):
+        return {name: _with_vectors(value, width) for name, value in references.items()}
+    with contextlib.suppress(InvalidInput):
+        layout = named_layout(references) if isinstance(references, str) else None
+        if layout is not None and not layout.vectors:
+            return replace(layout, vectors=width).format()
+    return references
+
+
+def _vectors_problem(retrieval: bool) -> str:
+    return "needs vectors of 1 number or more" if retrieval else "has token vectors: give `task: retrieval`"
 
 
 def cross_problems(data: Any) -> list[InitErrorDetails]:
@@ -599,7 +687,8 @@ def _parsed(texts: Any) -> list[Layout]:
 
 def _derived(layouts: Sequence[Layout]) -> dict[str, Any]:
     """Returns the parts of a space that follow from a list of layouts: the values that these have."""
-    shape = {name: _values(getattr(layout, name) for layout in layouts) for name in ("d_model", "depth", "vocab")}
+    names = ("d_model", "depth", "vocab", "vectors")
+    shape = {name: _values(getattr(layout, name) for layout in layouts) for name in names}
     knobs = {name: Knob(choices=choices) for name, choices in shape.items()}
     return {
         "model": ModelSpace(

@@ -79,6 +79,20 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class RetrievalTask(Task, Protocol):
+    """A task of late interaction: each example is a query, then the document that is to be found for it.
+
+    Documents of other examples do not answer it. There are no labels: the score is the nDCG@10 of the search among all
+    documents, above that of a random order.
+    """
+
+    @property
+    def query(self) -> int:
+        """Tokens of the query; the document has the others of `length`."""
+        ...
+
+
 TASKS: Registry[type[Task]] = Registry(
     "quality task",
     "nas.tasks",
@@ -89,6 +103,7 @@ TASKS: Registry[type[Task]] = Registry(
         "noisyrecall": "nas.search.proxy.tasks.noisyrecall:NoisyRecall",
         "automata": "nas.search.proxy.tasks.automata:Automata",
         "knowledge": "nas.search.proxy.tasks.knowledge:Knowledge",
+        "boundfacts": "nas.search.proxy.tasks.boundfacts:BoundFacts",
         "wordproblem": "nas.search.proxy.tasks.wordproblem:WordProblem",
     },
 )

@@ -20,7 +20,7 @@ _LEAST_SHARE = 1e-5
 _COUNT = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 _UNITS = {
     **{"ms": ("ms", 1.0), "s": ("ms", 1e3), "MB": ("MB", 1.0), "GB": ("MB", 1e3), "tok/s": ("tok/s", 1.0)},
-    **{"mJ": ("mJ", 1.0), "J": ("mJ", 1e3)},
+    **{"mJ": ("mJ", 1.0), "J": ("mJ", 1e3), "B": ("B", 1.0), "KB": ("B", 1e3), "docs/s": ("docs/s", 1.0)},
 }
 
 
@@ -68,7 +68,7 @@ def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
         InvalidInput: no positive number, or of another unit.
     """
     text = f"{text:g}" if isinstance(text, float) else text
-    match = re.fullmatch(rf"\s*({_DECIMAL})\s*(x|ms|s|MB|GB|tok/s|mJ|J)?\s*", str(text))
+    match = re.fullmatch(rf"\s*({_DECIMAL})\s*(x|ms|s|B|KB|MB|GB|tok/s|docs/s|mJ|J)?\s*", str(text))
     if match is None or float(match[1]) <= 0:
         raise InvalidInput(
             f"{text!r} is not a limit; write '1.25x' (of the reference) or a value such as '800ms' or '9MB'"

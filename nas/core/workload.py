@@ -17,12 +17,13 @@ MAX_GEN = 1 << 14
 class Workload(Strict):
     """One batch-1 request: a prompt of `prompt` tokens, then `gen` decoded tokens.
 
+    Without the latter, the prompt is a text whose tokens get a vector each, as retrieval needs, and no logits.
     Field names follow llama.cpp's own. `context` is the allocated window; `affinity` the cores to pin to
     (empty: not pinned).
     """
 
     prompt: int = Field(512, ge=16, le=MAX_CONTEXT, description="prompt tokens")
-    gen: int = Field(64, ge=1, le=MAX_GEN, description="decoded tokens per repetition")
+    gen: int = Field(64, ge=0, le=MAX_GEN, description="decoded tokens per repetition; 0: the prompt is encoded")
     context: int = Field(
         0, ge=0, le=2 * MAX_CONTEXT, description="allocated context in tokens; 0: prompt + gen, rounded up to 256"
     )
@@ -45,6 +46,11 @@ class Workload(Strict):
     def window(self) -> int:
         """Tokens of context to allocate."""
         return self.context or -(-(self.prompt + self.gen) // 256) * 256
+
+    @property
+    def encodes(self) -> bool:
+        """Whether it encodes a text."""
+        return self.gen == 0
 
     def key(self) -> dict[str, Any]:
         """Returns all fields, for result keys."""

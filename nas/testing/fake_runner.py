@@ -79,7 +79,7 @@ def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, obj
         "decode_cpu_ns": decode,
         "prefill_ns": [round(ttft_ms * 1e6)],
         "prefill_cpu_ns": [round(ttft_ms * 1e6)],
-        "turns": [args.gen],
+        "turns": [args.gen] if args.gen else [],
         "peak_rss_mb": memory,
         "prefill_rss_mb": memory,
         "decode_rss_mb": memory,

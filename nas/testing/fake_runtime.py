@@ -116,6 +116,7 @@ class FakeRuntime:
             quantisation=quantisation,
             layout_id=layout.id,
             arch=support.arch,
+            vectors=layout.vectors,
             weights=weights.describe(),
             recipe=_described(backwards) if backwards else None,
         )

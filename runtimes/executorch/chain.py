@@ -199,6 +199,8 @@ def stored_types(quantisation: str) -> Quantisation:
 
 def supports(layout: Layout) -> Support:
     """Returns stock, since ExecuTorch's own libraries run it, or no with every reason."""
+    if layout.vectors:
+        return Support("no", None, ("vectors of tokens: its runner reports logits",))
     for rules in (_kinds, _widths):
         if reasons := tuple(dict.fromkeys(rules(layout))):
             return Support("no", None, reasons)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.build_cache import plan_file
-from nas.measure.runtimes.dialogue import Dialogue, draw, serve
+from nas.measure.runtimes.dialogue import Dialogue, draw, serve, serve_vectors
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, read_header
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED
@@ -71,7 +71,7 @@ class Session:
         chunk: most tokens fed at once.
         watch: sees every node of the graph, as `ggml_backend_sched_eval_callback` does.
         threads: compute threads.
-        vectors: whether it computes vectors of tokens, not logits.
+        vectors: whether it computes vectors of tokens, not logits: of up to `TEXTS_AT_ONCE` sequences together.
 
     Raises:
         SystemExit: llama.cpp refuses; the message goes to the process's stderr.
@@ -102,6 +102,7 @@ class Session:
         params = self._parameters(length, chunk, threads)
         if vectors:
             params.embeddings, params.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_NONE
+            params.n_seq_max, params.kv_unified = TEXTS_AT_ONCE, True
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             raise SystemExit("no context for this model")
@@ -110,16 +111,20 @@ class Session:
 
     def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Returns the logits [T, V] of the next T tokens of the sequence."""
-        self._decode(ids)
+        self._decode([(token, self._position + place, 0) for place, token in enumerate(ids)])
+        self._position += len(ids)
         rows = [self._lib.llama_get_logits_ith(self._context, i) for i in range(len(ids))]
         return np.stack([np.ctypeslib.as_array(row, shape=(self.vocab,)) for row in rows])
 
-    def vectors(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns the vectors [T, W] of the next T tokens; W is the model's width, or that of the file's projection."""
-        self._decode(ids)
-        width = self._lib.llama_model_n_embd_out(self._model)
-        rows = [self._lib.llama_get_embeddings_ith(self._context, i) for i in range(len(ids))]
-        return np.stack([np.ctypeslib.as_array(row, shape=(width,)) for row in rows])
+    def vectors(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Returns the vectors of the tokens of texts, [all tokens, W], each text a sequence of its own.
+
+        W is the model's width, or that of the file's projection.
+        """
+        self.reset()
+        self._decode([(token, place, number) for number, text in enumerate(texts) for place, token in enumerate(text)])
+        shape = sum(map(len, texts)), self._lib.llama_model_n_embd_out(self._model)
+        return np.ctypeslib.as_array(self._lib.llama_get_embeddings(self._context), shape=shape).copy()
 
     def tokens(self, text: bytes) -> list[int]:
         """Returns the ids of a text, with those that the file puts around it; special tokens in it are text."""
@@ -154,18 +159,17 @@ class Session:
             params.cb_eval = self._watch
         return params
 
-    def _decode(self, ids: Sequence[int]) -> None:
-        """Computes the next tokens, asking for the output of each."""
-        self._batch.n_tokens = len(ids)
-        for i, token in enumerate(ids):
+    def _decode(self, tokens: Sequence[tuple[int, int, int]]) -> None:
+        """Computes tokens, (id, position, sequence) each, asking for the output of all."""
+        self._batch.n_tokens = len(tokens)
+        for i, (token, position, sequence) in enumerate(tokens):
             self._batch.token[i] = int(token)
-            self._batch.pos[i] = self._position + i
+            self._batch.pos[i] = position
             self._batch.n_seq_id[i] = 1
-            self._batch.seq_id[i][0] = 0
+            self._batch.seq_id[i][0] = sequence
             self._batch.logits[i] = 1
         if status := self._lib.llama_decode(self._context, self._batch):
             raise SystemExit(f"llama_decode returned {status}")
-        self._position += len(ids)
 
 
 _PREFIX = b"ffn_moe_topk-"
@@ -254,41 +258,26 @@ def _logits(model: str, tokens: str, chunks: str, watch: str, out: str) -> None:
     np.savez(out, allow_pickle=False, logits=logits, **choices)
 
 
-_VECTORS_S = 7200.0
+TEXTS_AT_ONCE, TOKENS_AT_ONCE = 16, 1024
+"""Most texts whose vectors are computed together, and most tokens of them, unless a single text has more."""
 
 
-def token_vectors(build: Build, model: Path, texts: Sequence[Sequence[int]], threads: int) -> list[NDArray[np.float32]]:
-    """Returns the vectors of the tokens of each text, [T, W], as llama.cpp's embedding mode without pooling gives them.
+def vectors_of(build: Build, model: Path, longest: int, threads: int) -> Dialogue:
+    """Returns a process whose `Dialogue.vectors` are those of llama.cpp's embedding mode without pooling.
 
     Args:
         build: its library computes them.
         model: a GGUF file.
-        texts: token ids, at least one a text.
+        longest: tokens of a text at most.
         threads: compute threads.
-
-    Raises:
-        CandidateFailed: the process died or hung on this model (crash), or its vectors are not finite (not_finite).
     """
-    lengths = [len(text) for text in texts]
-    with tempfile.TemporaryDirectory() as folder:
-        ids, out = Path(folder) / "tokens.npz", Path(folder) / "vectors.npy"
-        np.savez(ids, ids=np.concatenate([np.asarray(text, np.int32) for text in texts]), lengths=lengths)
-        run_command(build, "vectors", model, [str(ids), str(threads), str(out)], deadline_s=_VECTORS_S)
-        rows: NDArray[np.float32] = np.load(out, allow_pickle=False)
-    if not np.isfinite(rows).all():
-        raise CandidateFailed("not_finite", f"{model.name}: its vectors hold NaN or infinity")
-    return np.split(rows, np.cumsum(lengths)[:-1])
+    tokens = max(longest, TOKENS_AT_ONCE)
+    argv = [sys.executable, "-m", __name__, "vectors", str(model), str(tokens), str(threads)]
+    return Dialogue("llama.cpp", model, argv, tokens, _environment(build))
 
 
-def _vectors(model: str, tokens: str, threads: str, out: str) -> None:
-    with np.load(tokens, allow_pickle=False) as arrays:
-        ids, lengths = arrays["ids"], arrays["lengths"]
-    session = Session(model, int(lengths.max()), int(lengths.max()), threads=int(threads), vectors=True)
-    rows = []
-    for text in np.split(ids, np.cumsum(lengths)[:-1]):
-        session.reset()
-        rows.append(session.vectors(text.tolist()))
-    np.save(out, np.concatenate(rows))
+def _vectors(model: str, tokens: str, threads: str) -> None:
+    serve_vectors(Session(model, int(tokens), int(tokens), threads=int(threads), vectors=True).vectors)
 
 
 def greedy_tokens(build: Build, model: Path, prompt: Sequence[int], tokens: int) -> list[int]:

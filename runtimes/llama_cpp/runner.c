@@ -17,12 +17,12 @@ struct options {
     const char *logits;
     const char *recipe;
     const char *output;
-    long prompt, gen, context, batch, ubatch, threads, flash, mmap, repack, seed, warmup;
+    long prompt, gen, context, batch, ubatch, threads, flash, mmap, repack, seed, warmup, vectors;
 };
 
 static struct options opt = {
     .kv = "f16", .prompt = 512, .gen = 64, .context = 0, .batch = 2048, .ubatch = 512, .threads = 1,
-    .flash = 1, .mmap = 0, .repack = 1, .seed = 0, .warmup = -1,
+    .flash = 1, .mmap = 0, .repack = 1, .seed = 0, .warmup = -1, .vectors = 0,
 };
 
 static char last_error[512];
@@ -61,6 +61,7 @@ static void usage(const char *what) {
     snprintf(last_error, sizeof last_error, "%s", what);
     fail(USAGE, "usage", "usage: runner --model FILE [--prompt N] [--gen N] [--context N] [--batch N] [--ubatch N] "
                          "[--threads N] [--kv f16|q8_0] [--flash 0|1] [--mmap 0|1] [--repack 0|1] [--seed N] [--warmup N] "
+                         "[--vectors 0|1] "
                          "[--reference FILE | --logits FILE] | runner --recipe FILE --output FILE");
 }
 
@@ -70,6 +71,7 @@ static void parse_arguments(int argc, char **argv) {
         {"--batch", &opt.batch, 1, 1 << 20}, {"--ubatch", &opt.ubatch, 1, 1 << 20}, {"--threads", &opt.threads, 1, 1024},
         {"--flash", &opt.flash, 0, 1}, {"--mmap", &opt.mmap, 0, 1}, {"--repack", &opt.repack, 0, 1},
         {"--seed", &opt.seed, 0, INT32_MAX}, {"--warmup", &opt.warmup, 0, 1 << 20},
+        {"--vectors", &opt.vectors, 0, 1},
     };
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc) usage(argv[i]);
@@ -95,6 +97,7 @@ static void parse_arguments(int argc, char **argv) {
     if (!opt.model) usage("--model is missing");
     if (access(opt.model, R_OK)) usage("--model cannot be read");
     if (opt.reference && opt.logits) usage("--reference and --logits exclude each other");
+    if (opt.vectors && (opt.logits || opt.gen)) usage("--vectors goes with --gen 0 and without --logits");
     /* The first prompt of a process is slower where fewer tokens warmed it up. */
     if (opt.warmup < 0) opt.warmup = opt.prompt < opt.ubatch ? opt.prompt : opt.ubatch;
     if (strcmp(opt.kv, "f16") && strcmp(opt.kv, "q8_0")) usage("--kv");
@@ -298,6 +301,8 @@ static struct llama_context *new_context(struct llama_model *model, struct ggml_
     params.swa_full = false; /* a sliding window keeps its window only */
     params.no_perf = true;
     params.cb_eval = node_callback;
+    params.embeddings = opt.vectors; /* then every token has an output, and no logits are computed */
+    if (opt.vectors) params.pooling_type = LLAMA_POOLING_TYPE_NONE;
     struct llama_context *context = llama_init_from_model(model, params);
     if (!context) fail(DECODE_FAILED, "context", "no context for this model and workload");
     /* Without a pool of its own a context starts and ends its threads with every token. */
@@ -333,9 +338,9 @@ struct loaded {
     struct llama_model *model;
     struct llama_context *context;
     struct ggml_threadpool *threads;
-    int vocab;
+    int vocab, width; /* of a token's vector */
     llama_token *ids;
-    const float *logits;
+    const float *logits; /* or vectors, of the last token */
 };
 
 static void prepare(void *state, bool prompt) {
@@ -351,6 +356,11 @@ static void rest(void *state) {
 
 static void feed(struct loaded *l, long first, long count) {
     decode(l->context, l->ids + first, count);
+    if (opt.vectors) {
+        l->logits = llama_get_embeddings_ith(l->context, -1);
+        if (!l->logits) fail(DECODE_FAILED, "decode", "no vectors of tokens");
+        return;
+    }
     l->logits = llama_get_logits_ith(l->context, -1);
     volatile int chosen = argmax(l->logits, l->vocab);
     (void)chosen;
@@ -362,6 +372,7 @@ static void decode_token(void *state, long index) { feed(state, opt.prompt + ind
 
 static bool check(void *state) {
     struct loaded *l = state;
+    if (opt.vectors) return all_finite(l->logits, l->width);
     keep_logits(l->logits, l->vocab);
     return all_finite(l->logits, l->vocab);
 }
@@ -380,6 +391,7 @@ static int measure(void) {
     m.load_ms = (double)(wall() - begun) / 1e6;
 
     l.vocab = vocab_of(l.model);
+    l.width = llama_model_n_embd_out(l.model);
     l.ids = draw_ids(l.vocab);
     struct request r = new_request(&l, opt.gen, opt.logits != NULL);
     r.prepare = prepare, r.read_prompt = read_prompt, r.decode_token = decode_token, r.check = check, r.rest = rest;
@@ -391,6 +403,7 @@ static int measure(void) {
     if (serves) serve_request(&m, &r, beside);
     else time_request(&m, &r, beside);
     begin_report(&m, &r);
+    if (opt.vectors) printf(",\"vector_width\":%d", l.width);
     printf(",\"model_bytes\":%llu,\"model_params\":%llu,\"vocab\":%d,\"llama_version\":",
            (unsigned long long)llama_model_size(l.model), (unsigned long long)llama_model_n_params(l.model), l.vocab);
     print_string(llama_version());

@@ -56,7 +56,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
     profiler_sources = (_FOLDER / "profiler.c", *runner_sources)
     options = (
         *("--model", "--reference", "--prompt", "--gen", "--context", "--batch", "--ubatch", "--threads"),
-        *("--kv", "--flash", "--mmap", "--repack", "--seed"),
+        *("--kv", "--flash", "--mmap", "--repack", "--seed", "--vectors"),
     )
     disk_bytes = 600 << 20
 
@@ -152,6 +152,8 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
             "mmap": int(workload.mmap),
             "repack": int(workload.repack),
         }
+        if workload.encodes:
+            options["vectors"] = 1
         return plan_run(artifact, runner, workload, deadline_s, options, reference)
 
     def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:

@@ -35,6 +35,9 @@ FURTHER = ("q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "iq4_nl", "iq4_xs", "
 PATCHED = "hilnas"
 """Our architecture. A stock build does not know the name, so it refuses such a file when it opens it."""
 
+PROJECTED = ("lfm2", "lfm2moe")
+"""Architectures after which llama.cpp applies a projection, and computes no logits besides: src/models/lfm2.cpp."""
+
 _MAX_LAYERS = 512  # src/llama-hparams.h
 
 
@@ -58,9 +61,19 @@ def supports(layout: Layout) -> Support:
     for rules in (_shape_rules, _block_rules):
         if reasons := _each_once(rules(layout)):
             return Support("no", None, reasons)
+    if layout.vectors and (reasons := _each_once(_vector_reasons(layout))):
+        return Support("no", None, reasons)
     if reasons := _each_once(_stock_reasons(layout)):
         return Support("patched", PATCHED, reasons)
     return Support("stock", _stock_architecture(layout))
+
+
+def _vector_reasons(layout: Layout) -> Iterable[str]:
+    """Yields why llama.cpp gives no projected vectors to the tokens of a layout, and no logits besides."""
+    if reasons := tuple(_stock_reasons(layout)):
+        yield from (f"vectors of tokens: {reason}" for reason in reasons)
+    elif (arch := _stock_architecture(layout)) not in PROJECTED:
+        yield f"vectors of tokens behind {arch}: llama.cpp projects those of {' and '.join(PROJECTED)} alone"
 
 
 def architecture(layout: Layout) -> str:

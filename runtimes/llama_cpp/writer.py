@@ -16,6 +16,7 @@ from gguf.utility import model_weight_count_rounded_notation
 from numpy.typing import NDArray
 
 from nas.core.block import BLOCKS, Block
+from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint, Purpose, RandomWeights, StateDict, Vocabulary, Weights
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
@@ -31,7 +32,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
 )
 from nas.measure.runtimes.llama_cpp.random_weights import ALIGNMENT, MAKES, random_recipe
-from nas.measure.runtimes.llama_cpp.support import PAIRED, PATCHED, WINDOWED, architecture, stored_types
+from nas.measure.runtimes.llama_cpp.support import PAIRED, PATCHED, PROJECTED, WINDOWED, architecture, stored_types
 from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
 from nas.measure.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
@@ -54,8 +55,6 @@ RETRIEVAL = "hilnas.retrieval"
 """Key of a late-interaction model's settings, JSON."""
 PROJECTION = "hilnas.retrieval.projection"
 """Key of its projection, row after row, where llama.cpp does not apply one."""
-_PROJECTED = ("lfm2", "lfm2moe")
-"""Architectures after which llama.cpp applies a projection: src/models/lfm2.cpp, lfm2moe.cpp."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,12 @@ class TokenVectors:
     Args:
         projection: of the last features, [width, d_model].
         settings: of the texts that it reads, JSON.
+        bidirectional: whether tokens see those behind them, too.
     """
 
     projection: NDArray[np.float32]
     settings: str
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def write_gguf(
         InfrastructureFailed: the file cannot be written, most often for want of space.
     """
     arch = architecture(layout)
-    listed = [*tensors(layout, arch), *_projection(arch, released)]
+    listed = [*tensors(layout, arch), *_projection(layout, arch, weights, released)]
     stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in listed]
     with replacing(destination) as partial:
         writer = _Writer(partial, arch)
@@ -125,9 +126,13 @@ def write_gguf(
             return Written(hashed(_trained(header, layout, arch, stored, contents), partial))
 
 
-def _projection(arch: str, released: Released | None) -> Iterator[Tensor]:
+def _projection(layout: Layout, arch: str, weights: Weights | StateDict, released: Released | None) -> Iterator[Tensor]:
     """Yields the projection to token vectors, in float32, where llama.cpp applies it."""
-    if released is not None and released.vectors is not None and arch in _PROJECTED:
+    if arch not in PROJECTED:
+        return
+    if layout.vectors and isinstance(weights, RandomWeights):
+        yield Tensor("dense_2.weight", (layout.vectors, layout.d_model), "router")
+    if released is not None and released.vectors is not None:
         rows = released.vectors.projection
         yield Tensor("dense_2.weight", rows.shape, "router", values=tuple(rows.ravel().tolist()))
 
@@ -175,6 +180,8 @@ def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: str, release
         writer.add_size_label(_size_label(layout))
         if released.vectors is not None:
             _add_vectors(writer, released.vectors)
+    if layout.vectors and writer.arch in PROJECTED:
+        writer.add_embedding_length_out(layout.vectors)
     writer.add_file_type(FILE_TYPE[stored_types(quantisation).others])
     writer.add_quantization_version(QUANTISATION_VERSION)
     if released is None:
@@ -195,7 +202,13 @@ def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: str, release
 def _add_vectors(writer: GGUFWriter, vectors: TokenVectors) -> None:
     writer.add_pooling_type(PoolingType.NONE)
     writer.add_string(RETRIEVAL, vectors.settings)
-    if writer.arch in _PROJECTED:
+    if vectors.bidirectional:
+        if writer.arch not in PROJECTED:
+            raise Unsupported(
+                f"a bidirectional {writer.arch}: llama.cpp reads both ways in {' and '.join(PROJECTED)} alone"
+            )
+        writer.add_causal_attention(False)
+    if writer.arch in PROJECTED:
         writer.add_embedding_length_out(len(vectors.projection))
     else:
         writer.add_array(PROJECTION, vectors.projection.ravel().tolist())

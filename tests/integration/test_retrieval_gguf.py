@@ -15,7 +15,7 @@ from retrieval_lab import LAYOUT, texts, write_lines, write_model
 from safetensors.torch import load_file, save_file
 from upstream_converter import convert, unpack_converter
 
-from nas.core.errors import InvalidInput
+from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 from nas.measure.runtimes.llama_cpp.variants import Build
@@ -36,9 +36,11 @@ print(json.dumps([model.tokenize(text.encode(), add_bos=True, special=True) for 
 """
 
 
-@pytest.mark.parametrize("arch", LAYOUTS)
-def test_vectors_are_those_of_torch(arch: str, tmp_path: Path, llama_build: Build, patched_build: Build) -> None:
-    write_model(tmp_path / "model", LAYOUTS[arch], lengths=(32, 64))
+@pytest.mark.parametrize(("arch", "bidirectional"), [*((arch, False) for arch in LAYOUTS), ("lfm2", True)])
+def test_vectors_are_those_of_torch(
+    arch: str, bidirectional: bool, tmp_path: Path, llama_build: Build, patched_build: Build
+) -> None:
+    write_model(tmp_path / "model", LAYOUTS[arch], lengths=(32, 64), bidirectional=bidirectional)
     torchs = open_encoder(tmp_path / "model")
     for quantisation in ("f32", "f16"):
         path = tmp_path / f"{quantisation}.gguf"
@@ -108,6 +110,12 @@ def test_the_commands_write_index_and_search(tmp_path: Path, monkeypatch: pytest
         np.testing.assert_allclose(ours["score"], theirs["score"], atol=0.02)
     (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:-1] + b"x")
     assert "not the model" in nas("family", "search", "gguf-index", "cat").err
+
+
+def test_only_lfm2_is_bidirectional(tmp_path: Path, llama_build: Build) -> None:
+    write_model(tmp_path / "model", LAYOUTS["qwen3"], bidirectional=True)
+    with pytest.raises(Unsupported, match="bidirectional qwen3"):
+        write_gguf_retriever(tmp_path / "model", "f32", tmp_path / "m.gguf", "finder")
 
 
 def test_other_files_are_refused(tmp_path: Path, llama_build: Build) -> None:

@@ -35,10 +35,11 @@ def own_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(folder / name))
 
 
-def retriever(layout: Layout = LAYOUT, **more: Any) -> tuple[Retriever, TextTokens]:
+def retriever(layout: Layout = LAYOUT, *, bidirectional: bool = False, **more: Any) -> tuple[Retriever, TextTokens]:
     """A random model of byte tokens with vectors of 16 values."""
     tokens = text_tokens(byte_tokenizer(layout.vocab), **more)
-    return Retriever(extended(layout, tokens.rows), 16, seed=1).eval().requires_grad_(False), tokens
+    model = Retriever(extended(layout, tokens.rows), 16, seed=1, bidirectional=bidirectional)
+    return model.eval().requires_grad_(False), tokens
 
 
 def write_model(folder: Path, layout: Layout = LAYOUT, **more: Any) -> tuple[Retriever, TextTokens]:

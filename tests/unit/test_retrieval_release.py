@@ -34,6 +34,7 @@ for folder in sys.argv[2:]:
 MODELS: dict[str, tuple[Layout, dict[str, Any]]] = {
     "lfm2": (LAYOUT, {"lengths": (32, 64)}),
     "without expansion": (Layout.parse("d64 v320 untied ffn=swiglu:96 [A4/2 A4/2]"), {"expansion": False}),
+    "bidirectional": (LAYOUT, {"lengths": (32, 64), "bidirectional": True}),
     "own class": (Layout.parse("d64 v320 ffn=swiglu:96 [C3 M8(expand=1,heads=4) W4/2@8]"), {"lengths": (32, 64)}),
 }
 

@@ -20,13 +20,14 @@ from tokenizer_lab import write_qwen3
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import member_folder
 from nas.model.nn.fit import Log
+from nas.model.nn.maxsim import maxsim
 from nas.train.adapt.adapt import CHILD, REQUEST
 from nas.train.posttrain import trained_folder
 from nas.train.pretrain.member_training import train_member
 from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.release.options import FileOptions
 from nas.train.retrieval.data import read_documents, read_examples, read_judgements
-from nas.train.retrieval.retriever import TorchEncoder, exact_scores, maxsim
+from nas.train.retrieval.retriever import TorchEncoder, exact_scores
 from nas.train.retrieval.training import RetrievalRecord, RetrievalSettings, distillation, train_retriever
 
 PAIRS: list[dict[str, Any]] = [

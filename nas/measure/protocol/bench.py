@@ -223,7 +223,7 @@ def _report(
             "prefill": _rate(figures["prefill_tps"], [prompt * 1e3 / run.ttft_ms for run in runs]),
             "decode": _rate(
                 rate(figures["decode_mean"], 1, "tokens/s"),
-                [len(run.decode_ns) * 1e9 / sum(run.decode_ns) for run in runs],
+                [len(run.decode_ns) * 1e9 / sum(run.decode_ns) for run in runs if run.decode_ns],
             ),
         },
         "decode_ms": {
@@ -308,7 +308,7 @@ def _repetition(rep: Repetition) -> Json:
         "drift": rep.drift,
         "ttft_ms": sample.ttft_ms if sample else None,
         "decode_ns": sample.decode_ns if sample else [],
-        "decode_p50_ms": statistics.median(sample.decode_ns) / 1e6 if sample else None,
+        "decode_p50_ms": statistics.median(sample.decode_ns) / 1e6 if sample and sample.decode_ns else None,
         "peak_rss_mb": sample.peak_rss_mb if sample else None,
         "load_ms": sample.load_ms if sample else None,
         "conditions": rep.conditions.model_dump(mode="json"),

@@ -103,6 +103,8 @@ class RunTimes:
 
     def of(self, name: TimeName) -> float | None:
         """Returns one time as a plain statistic; None where there are too few tokens for it."""
+        if name != "ttft" and not self.tokens:
+            return None
         match name:
             case "ttft":
                 return statistics.median(self.prompts)
@@ -166,6 +168,8 @@ def log_ratios(candidate: RunTimes, reference: RunTimes) -> dict[TimeName, float
     Of passes over the prompt and of turns, each is compared with the reference's before and after it.
     """
     prompts = _neighbours(candidate.prompts, reference.prompts)
+    if not candidate.tokens or not reference.tokens:
+        return {"ttft": statistics.median(prompts)}
     if candidate.turns and candidate.turns == reference.turns:
         fastest = (_fastest(run.tokens, run.turns) for run in (candidate, reference))
     else:
@@ -199,6 +203,8 @@ def time_figures(
 ) -> dict[str, Figure]:
     """Returns ttft, decode_p50, decode_mean, decode_p95, and latency of a request of `gen` tokens.
 
+    Of a request that decodes nothing, the time of the prompt is `encoding`, and these are null.
+
     Args:
         samples: of the candidate.
         references: the reference's beside each; none: figures are medians as measured, of unknown noise.
@@ -209,13 +215,13 @@ def time_figures(
     names = {"ttft": "ttft", "decode": "decode_p50", "decode_mean": "decode_mean", "decode_p95": "decode_p95"}
     if not samples:
         none = Figure(value=None, unit="ms", reason="no valid repetition")
-        return dict.fromkeys((*names.values(), "latency"), none)
+        return dict.fromkeys((*names.values(), "latency", *([] if gen else ["encoding"])), none)
     clock = clock_of([*samples, *references], threads)
     candidates = [run_times(sample, clock) for sample in samples]
     beside = [run_times(sample, clock) for sample in references]
     experienced = [run_times(sample, "wall") for sample in samples]
     figures = {}
-    for name in TIMES:
+    for name in TIMES if gen else TIMES[:1]:
         typical = [value for run in experienced if (value := run.of(name)) is not None]
         if name == "decode_p95" and (reason := _too_few(candidates)):
             figure = Figure(value=None, unit="ms", reason=reason)
@@ -227,6 +233,9 @@ def time_figures(
                 value=statistics.median(plain), minimum=min(plain), maximum=max(plain), n=len(plain), unit="ms"
             )
         figures[names[name]] = figure.model_copy(update={"typical": statistics.median(typical) if typical else None})
+    if not gen:
+        none = Figure(value=None, unit="ms", reason="the workload decodes nothing")
+        return dict.fromkeys((*names.values(), "latency"), none) | {"encoding": figures["ttft"]}
     return figures | {"latency": _latency(figures["ttft"], figures["decode_p50"], gen)}
 
 

@@ -29,28 +29,37 @@ UNDISTURBED_CPU = 0.05
 _ENERGY_STEP_SHARE = 0.05
 """Maximum step of an energy counter, as a share of a run's energy; above it the figure is null."""
 
+BYTES_PER_NUMBER = 2
+"""Of a vector in an index: float16, see `nas.train.retrieval.index`."""
+
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 THROTTLED = "the device throttled (heat, power or a CPU quota)"
 Parse = Callable[[RawRun], Sample]
 
 
 def judge(
-    pair: Pair, parse: Parse, calibration: ReferenceTimes | None, attempt: int, threads: int = 1
+    pair: Pair,
+    parse: Parse,
+    calibration: ReferenceTimes | None,
+    attempt: int,
+    threads: int = 1,
+    *,
+    encodes: bool = False,
 ) -> tuple[Repetition, CandidateFailed | None]:
     """Judges one repetition: the candidate's run, and the reference model in it or before it.
 
     Returns the repetition, and the candidate's failure if its run failed and the reference's did not. `attempt` is the
     number of the round; `calibration` is None where no reference is run. Of a candidate that also ran alone, energy is
-    that run's.
+    that run's. `encodes` is the workload's: nothing is decoded.
     """
     conditions = pair.candidate.conditions
-    reference, broken = read_run(pair.reference, parse) if pair.reference else (None, None)
+    reference, broken = read_run(pair.reference, parse, encodes=encodes) if pair.reference else (None, None)
     if broken is not None:
         return _refused(f"the reference run failed: {broken}", attempt, conditions), None
     runs = [run for run in (pair.alone, pair.candidate) if run is not None]
     sample: Sample | None = None
     for run in runs:
-        sample, failed = read_run(run, parse)
+        sample, failed = read_run(run, parse, encodes=encodes)
         if failed is not None:
             candidates_fault = failed if isinstance(failed, CandidateFailed) else None
             return _refused(f"the run failed: {failed}", attempt, conditions), candidates_fault
@@ -101,8 +110,9 @@ def measurement(
     file_bytes: int,
     calibration: ReferenceTimes | None,
     wall_s: float,
+    vectors: int = 0,
 ) -> Measurement:
-    """Builds the result of a measure stage."""
+    """Builds the result of a measure stage; `vectors` is the width of the artifact's token vectors."""
     counted = [rep for rep in repetitions if rep.valid and rep.sample is not None]
     drifts = [rep.drift for rep in counted if rep.drift is not None]
     shares = [rep.foreign_cpu for rep in counted if rep.foreign_cpu is not None]
@@ -114,7 +124,7 @@ def measurement(
         patched=patched,
         device=device,
         workload=workload,
-        figures=summarise(counted, workload, file_bytes, calibration),
+        figures=summarise(counted, workload, file_bytes, calibration, vectors),
         repetitions=list(repetitions),
         protocol=PROTOCOL_VERSION,
         clock=clock_of(samples, workload.threads),
@@ -128,7 +138,11 @@ def measurement(
 
 
 def summarise(
-    repetitions: Sequence[Repetition], workload: Workload, file_bytes: int, calibration: ReferenceTimes | None = None
+    repetitions: Sequence[Repetition],
+    workload: Workload,
+    file_bytes: int,
+    calibration: ReferenceTimes | None = None,
+    vectors: int = 0,
 ) -> dict[str, Figure]:
     """Computes the figures of the repetitions that count.
 
@@ -139,8 +153,9 @@ def summarise(
     beside = [rep.reference for rep in repetitions if rep.sample is not None and rep.reference is not None]
     paired = beside if len(beside) == len(samples) else []
     figures = time_figures(samples, paired, calibration, workload.threads, workload.gen)
+    figures |= _encoding_figures(figures["encoding"], workload, vectors) if workload.encodes else {}
     figures |= {
-        "prefill_tps": rate(figures["ttft"], workload.prompt, "tok/s"),
+        "prefill_tps": rate(figures["encoding" if workload.encodes else "ttft"], workload.prompt, "tok/s"),
         "load": repetition_figure([sample.load_ms for sample in samples], "ms"),
         "energy_mj_per_token": energy_figure([rep for rep in repetitions if rep.sample is not None], workload.gen),
         "file_size": Figure(value=file_bytes / 1e6, n=1, unit="MB"),
@@ -151,6 +166,14 @@ def summarise(
     return figures
 
 
+def _encoding_figures(encoding: Figure, workload: Workload, vectors: int) -> dict[str, Figure]:
+    """Returns what follows from the time in which a document of the workload's length is encoded."""
+    stored = Figure(value=None, unit="B", reason="the model gives no vectors to tokens: its layout has no `vectors=`")
+    if vectors:
+        stored = Figure(value=float(BYTES_PER_NUMBER * vectors * workload.prompt), n=1, unit="B")
+    return {"documents_per_s": rate(encoding, 1, "docs/s"), "index_bytes": stored}
+
+
 def energy_figure(repetitions: Sequence[Repetition], gen: int) -> Figure:
     """Computes the energy of a run per decoded token, in mJ; null with the reason if the counter is too coarse.
 
@@ -158,6 +181,8 @@ def energy_figure(repetitions: Sequence[Repetition], gen: int) -> Figure:
     of 1 uWh, but many move by 10,000 of them at a time. A step has to be small relative to the smallest run.
     """
     missing = (rep.conditions.unread.get("energy", "not read") for rep in repetitions if rep.conditions.energy is None)
+    if not gen:
+        return Figure(value=None, unit="mJ", reason="the workload decodes nothing")
     used = [rep.conditions.energy for rep in repetitions if rep.conditions.energy is not None]
     reason = next(missing, "no valid repetition")
     if not used or len(used) < len(repetitions):
@@ -180,11 +205,14 @@ def energy_figure(repetitions: Sequence[Repetition], gen: int) -> Figure:
     return repetition_figure(mj, "mJ").model_copy(update={"resolution": resolution})
 
 
-def read_run(run: RawRun, parse: Parse) -> tuple[Sample | None, NasError | None]:
-    """Returns what a run measured, or how it failed; implausible reports count as failures."""
+def read_run(run: RawRun, parse: Parse, *, encodes: bool | None = None) -> tuple[Sample | None, NasError | None]:
+    """Returns what a run measured, or how it failed; implausible reports count as failures.
+
+    `encodes` is the workload's, whose runs decode nothing; None: either will do.
+    """
     try:
         sample = parse(run)
-        _require_sense(sample)
+        _require_sense(sample, encodes)
     except NasError as error:
         return None, error
     return sample, None
@@ -217,11 +245,12 @@ def _refused(reason: str, attempt: int, conditions: Conditions) -> Repetition:
     return Repetition(valid=False, reason=reason, attempt=attempt, sample=None, conditions=conditions)
 
 
-def _require_sense(sample: Sample) -> None:
+def _require_sense(sample: Sample, encodes: bool | None) -> None:
     sizes = (sample.peak_rss_mb, sample.prefill_rss_mb, sample.decode_rss_mb)
     figures = [sample.load_ms, sample.ttft_ms, *sample.decode_ns, *(size for size in sizes if size is not None)]
-    if not sample.decode_ns or not all(0 < figure < math.inf for figure in figures):
-        raise CandidateFailed("garbage_output", "report: no decoded token, or a time or size that is not above zero")
+    if bool(sample.decode_ns) is encodes or not all(0 < figure < math.inf for figure in figures):
+        what = "decoded tokens" if encodes else "no decoded token"
+        raise CandidateFailed("garbage_output", f"report: {what}, or a time or size that is not above zero")
 
 
 def _magnitude(reason: str) -> float:

@@ -98,7 +98,7 @@ async def measure(
         CandidateFailed: the runner failed twice on this candidate while the reference ran.
         InfrastructureFailed: runs failed, or the device throttled, in all attempts; the message says which.
     """
-    plans = _plans(subject, reference, protocol.deadline_s)
+    plans, workload = _plans(subject, reference, protocol.deadline_s), subject.workload
     done: list[Repetition] = []
     faults: list[CandidateFailed] = []
     wall_s = cool_down_s = 0.0
@@ -111,7 +111,9 @@ async def measure(
         result = await jobs.run(key, number, subject.device.id, round_, trial)
         wall_s += result.wall_s
         judged = [
-            judge(pair, subject.runtime.parse, reference.calibration, attempt, subject.workload.threads)
+            judge(
+                pair, subject.runtime.parse, reference.calibration, attempt, workload.threads, encodes=workload.encodes
+            )
             for pair in result.pairs
         ]
         reps = [rep for rep, _ in judged]
@@ -185,4 +187,5 @@ def _result(subject: Subject, reference: Reference, done: list[Repetition], wall
         file_bytes=subject.artifact.size,
         calibration=reference.calibration,
         wall_s=wall_s,
+        vectors=subject.artifact.vectors,
     )

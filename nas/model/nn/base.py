@@ -95,6 +95,13 @@ class Mixer(BlockModule):
                 return total, (total[:, -1:],)
     """
 
+    both_ways = False
+    """Whether it sees the tokens behind, too, and keeps no state."""
+
+    def one_way(self) -> str:
+        """Returns why `both_ways` cannot be; empty: it can."""
+        return f"{self.block.kind} blocks"
+
     @abstractmethod
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of the state's tensors before the first token, of one sequence. They begin with zeros."""

@@ -35,9 +35,16 @@ class GatedShortConv(Mixer):
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         return ((self.conv.kernel - 1, self.d_model),)
 
+    def one_way(self) -> str:
+        return "" if self.conv.kernel % 2 else f"convolutions of {self.conv.kernel} taps, which have no middle"
+
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
         gate_in, gate_out, value = self.in_proj(x).chunk(3, -1)
         gated = gate_in * value
+        if self.both_ways:
+            sides = self.conv.kernel // 2
+            both: Tensor = self.out(gate_out * self.conv(F.pad(gated, (0, 0, sides, sides))))
+            return both, state
         window = torch.cat([state[0].to(gated.dtype), gated], 1)
         y: Tensor = self.out(gate_out * self.conv(window))
         return y, (self.conv.last_rows(window, padding),)

@@ -36,6 +36,9 @@ class GroupedQueryAttention(Attention):
         super().__init__(block, d_model, own_kv=block.get("kv") is None)
         self.owns_cache = block.get("kv") is None
 
+    def one_way(self) -> str:
+        return "attention with canon=1" if self.canon is not None else ""
+
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
         x, window = self.mixed_in(x, state, padding)
         keys, values = state[:2]
@@ -45,7 +48,8 @@ class GroupedQueryAttention(Attention):
             if past:
                 keys, values = torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
         q = self.turned(self.queries(x), keys.shape[2] - x.shape[1], padding)
-        return self.output(attend(q, keys, values, padding, softcap=self.softcap), x), (keys, values, *window)
+        mixed = attend(q, keys, values, padding, softcap=self.softcap, causal=not self.both_ways)
+        return self.output(mixed, x), (keys, values, *window)
 
 
 def attend(
@@ -55,25 +59,38 @@ def attend(
     padding: Padding | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
+    *,
+    causal: bool = True,
 ) -> Tensor:
-    """Computes causal attention of the last T of S positions: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, v].
+    """Computes attention of the last T of S positions, causal or of all that is no padding: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, v].
 
     Scores are multiplied by `scale`, by default 1 / sqrt(d), and bounded by `softcap` unless that is 0; values
     [B, KV, S, v] may be of another size.
     """
     length, seen = q.shape[2], keys.shape[2]
+    mask = _text(length, seen, q.device, padding) if not causal else None
     if softcap:
-        return attend_bounded(q, keys, values, visible(length, seen, q.device, padding=padding), softcap)
-    masked = padding is not None or 1 < length < seen
+        mask = visible(length, seen, q.device, padding=padding) if mask is None else mask
+        return attend_bounded(q, keys, values, mask, softcap)
+    masked = padding is not None or 1 < length < seen or not causal
+    if masked and mask is None:
+        mask = visible(length, seen, q.device, padding=padding)
     return F.scaled_dot_product_attention(
         q,
         keys,
         values,
-        attn_mask=visible(length, seen, q.device, padding=padding) if masked else None,
+        attn_mask=mask,
         is_causal=not masked and length > 1,
         enable_gqa=q.shape[1] != keys.shape[1],
         scale=scale,
     )
+
+
+def _text(length: int, seen: int, device: torch.device, padding: Padding | None) -> Tensor:
+    """Returns which of S positions are text, for each of the last T, [1, T, S] or [B, 1, T, S]."""
+    if padding is None:
+        return torch.ones(1, length, seen, dtype=torch.bool, device=device)
+    return padding.text[:, None, None, :].expand(-1, 1, length, -1)
 
 
 def attend_bounded(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, softcap: float) -> Tensor:

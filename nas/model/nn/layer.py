@@ -74,8 +74,8 @@ class ResidualLayer(nn.Module):
         """Maps [B, T, D] -> [B, T, D], or packed rows [1, N, D], and the state of each mixer after the chunk."""
         after: list[State] = []
         if self.mixers:
-            h = without_padding(self.mixer_norm(x), padding)
-            h = packed.unpack(h) if packed else h
+            h = self.mixer_norm(x)
+            h = without_padding(packed.unpack(h) if packed else h, padding)
             for mixer, state in zip(self.mixers, states, strict=True):
                 y, new = mixer(h, state, padding)
                 x = x + self.mixer_out_norm(packed.pack(y) if packed else y)

@@ -11,6 +11,7 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
     layers.i.ffn.*                          see the module's class
     norm.weight                   [D]
     head.weight                   [V, D]    untied layouts only
+    projection.weight             [W, D]    layouts with token vectors only
 
 A layer that shares weights (`^n`) has no tensors of its own: index i is left out. No two names alias one tensor. Heads
 are stored one after another in the rows of a weight.
@@ -18,10 +19,13 @@ are stored one after another in the rows of a weight.
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nas.core.errors import Unsupported
 from nas.core.layout import Layout
-from nas.model.nn.base import State
+from nas.model.nn.base import Padding, State
 from nas.model.nn.layer import PackedRows, ResidualLayer
 from nas.model.nn.primitives import Embedding, Linear, RMSNorm, bounded, draw_weights, linear
 
@@ -48,7 +52,7 @@ class Model(nn.Module):
 
     def __init__(self, layout: Layout, seed: int | None = 0) -> None:
         super().__init__()
-        self.layout, self.softcap = layout, layout.softcap
+        self.layout, self.softcap, self._both_ways = layout, layout.softcap, False
         self.embed = Embedding(layout.vocab, layout.d_model)
         owners = {str(i): layer for i, layer in enumerate(layout.layers) if layer.share is None}
         self.layers = nn.ModuleDict(
@@ -56,6 +60,8 @@ class Model(nn.Module):
         )
         self.norm = RMSNorm(layout.d_model)
         self.head = None if layout.tied else Linear(layout.d_model, layout.vocab)
+        if layout.vectors:
+            self.projection = Linear(layout.d_model, layout.vectors)
         self._own = [str(i if layer.share is None else layer.share) for i, layer in enumerate(layout.layers)]
         self._sources = [
             [layout.cache_source(depth, j) for j in range(len(layout.own(depth).mixers))]
@@ -72,12 +78,29 @@ class Model(nn.Module):
         """Returns the input of the output head, [B, T, D], for token ids [B, T]."""
         return self._run(tokens, None)[0]
 
+    def read_both_ways(self) -> None:
+        """Lets mixers see the tokens behind as well as those before, as encoders do; then there is no state.
+
+        Raises:
+            Unsupported: a mixer reads one way only.
+        """
+        self._both_ways = True
+        for mixer in (mixer for layer in self.layers.values() for mixer in layer.mixers):
+            if reason := mixer.one_way():
+                raise Unsupported(f"reads one way only, so the model cannot be bidirectional: {reason}")
+            mixer.both_ways = True
+
     def packed_features(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Returns the input of the output head for the positions of `mask`, [N, D], computing no others but in mixers.
 
         tokens: ids [B, T]; mask: [B, T], of each row the first positions.
         """
-        return self._run(tokens, None, PackedRows.of(mask))[0][0]
+        padding = Padding(mask, torch.arange(mask.shape[1], device=mask.device).expand_as(mask))
+        return self._run(tokens, None, PackedRows.of(mask), padding if self._both_ways else None)[0][0]
+
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """Returns vectors of norm 1 [B, T, W] of token ids [B, T]; of layouts with vectors (LFM2 report, equation 6)."""
+        return F.normalize(self.projection(self.features(tokens)).float(), dim=-1)
 
     def logits(self, features: Tensor) -> Tensor:
         """Applies the output head: [..., D] -> [..., V]."""
@@ -102,7 +125,11 @@ class Model(nn.Module):
         return logits[:, 0], after
 
     def _run(
-        self, tokens: Tensor, state: ModelState | None, packed: PackedRows | None = None
+        self,
+        tokens: Tensor,
+        state: ModelState | None,
+        packed: PackedRows | None = None,
+        padding: Padding | None = None,
     ) -> tuple[Tensor, ModelState]:
         inputs = packed.pack(tokens) if packed else tokens
         x = inputs if inputs.is_floating_point() else self.embed(inputs)
@@ -110,6 +137,6 @@ class Model(nn.Module):
         for depth, sources in enumerate(self._sources):
             earlier = state[depth] if state else [None] * len(sources)
             before = [after[source[0]][source[1]] if source else s for source, s in zip(sources, earlier, strict=True)]
-            x, new = self.layers[self._own[depth]](x, before, packed)
+            x, new = self.layers[self._own[depth]](x, before, packed, padding)
             after.append([() if source else s for source, s in zip(sources, new, strict=True)])
         return self.norm(x), after

@@ -197,4 +197,5 @@ def _figure(trial: Record, key: MeasurementKey, metric: str) -> tuple[float | No
 def _costs(record: StudyRecord, key: MeasurementKey, metric: str) -> Costs:
     kinds = {block.kind for trial in record.records.values() for layer in trial.layout.layers for block in layer.blocks}
     space = record.space
-    return Costs(space.workloads[key.workload], sorted(kinds), METRICS[metric].unit, space.quantisations)
+    vectors = len(space.model.vectors.choices) > 1
+    return Costs(space.workloads[key.workload], sorted(kinds), METRICS[metric].unit, space.quantisations, vectors)

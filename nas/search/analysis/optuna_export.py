@@ -77,6 +77,8 @@ class Parameters:
         yield "depth", (layout.depth, IntDistribution(min(depths), max(depths)))
         yield "d_model", (layout.d_model, CategoricalDistribution(model.d_model.choices))
         yield "vocab", (layout.vocab, CategoricalDistribution(model.vocab.choices))
+        if len(widths := self._space.model.vectors.choices) > 1:
+            yield "vectors", (layout.vectors, CategoricalDistribution(widths))
         if self._space.quantisations:
             yield "quantisation", (layout.quantisation, CategoricalDistribution(self._space.quantisations))
         used = Counter(block.kind for layer in layout.layers for block in layer.blocks)

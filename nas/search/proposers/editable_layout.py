@@ -51,6 +51,7 @@ class Draft:
             tied=model.tied,
             norms=model.norms,
             quantisation=frame.quantisation,
+            vectors=frame.vectors,
         )
 
     def with_gene(self, index: int, gene: Gene) -> Draft:

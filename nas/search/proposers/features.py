@@ -70,6 +70,7 @@ class Features:
             for choice in knob.choices
         ]
         self._quantisations = space.quantisations
+        self._vectors = len(space.model.vectors.choices) > 1
         self._contexts = sorted({workload.window for workload in space.workloads.values()})
         self._seen: dict[str, Array] = {}
         self._track = lru_cache(maxsize=1 << 14)(self._draw_track)
@@ -118,6 +119,7 @@ class Features:
         yield from (("sizes", name) for name in (*names, *(f"{track}.mean" for track in tracks)))
         yield from (("values", f"{kind}.{name}={choice}") for kind, name, choice in self._values)
         yield from (("values", f"quantisation={name}") for name in self._quantisations)
+        yield from (("sizes", name) for name in ("vectors",) if self._vectors)
         yield from (("heights", f"{track}@{height}") for height in _HEIGHTS for track in tracks)
         yield from (("neighbours", f"{below}>{above}") for below in self._mixers for above in self._mixers)
         yield from (("neighbours", f"{kind}.{name}") for kind in self._mixers for name in ("gap", "run"))
@@ -140,6 +142,7 @@ class Features:
             tracks.mean(axis=0),
             values.mean(axis=0),
             [float(layout.quantisation == name) for name in self._quantisations],
+            [math.log(layout.vectors)] if self._vectors else [],
             (_windows(len(layers), _HEIGHTS, _BLUR) @ tracks).ravel(),
             steps.ravel(),
             _stretches(mixers),

@@ -16,7 +16,8 @@ def costs_of(space: SearchSpace, figure: Budget | Objective | None) -> Costs:
     """Returns the amounts that a figure depends on; of an unknown one, all amounts under the first workload."""
     kinds = [block.kind for block in space.mixers + space.ffn]
     unit = METRICS[figure.metric].unit if figure else ""
-    return Costs(space.workloads[_workload(space, figure)], kinds, unit, space.quantisations)
+    vectors = len(space.model.vectors.choices) > 1
+    return Costs(space.workloads[_workload(space, figure)], kinds, unit, space.quantisations, vectors)
 
 
 def of_proxy(space: SearchSpace, constraint: str) -> bool:

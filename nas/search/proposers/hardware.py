@@ -75,15 +75,22 @@ class Costs:
         kinds: of blocks that are distinguished; others count with the whole only.
         unit: of the figure, which determines its terms.
         quantisations: that layouts choose from; a weight of each after the first may cost more than one of the first.
+        vectors: whether layouts choose the width of token vectors, which an index is proportional to.
     """
 
     def __init__(
-        self, workload: Workload, kinds: Sequence[str], unit: str = "", quantisations: Sequence[str] = ()
+        self,
+        workload: Workload,
+        kinds: Sequence[str],
+        unit: str = "",
+        quantisations: Sequence[str] = (),
+        vectors: bool = False,
     ) -> None:
         self._workload, self._kinds = workload, tuple(dict.fromkeys(kinds))
         self._arguments = [(kind, arg.name) for kind in self._kinds for arg in BLOCKS[kind].args]
         self._own = len(self._kinds) * len(_OWN)
         self._used, self._unit, self._quantisations = _used(unit), unit, tuple(quantisations)
+        self._vectors = vectors
         self._seen: dict[str, Array] = {}
         self._layer = lru_cache(maxsize=1 << 14)(self._count_layer)
 
@@ -95,19 +102,24 @@ class Costs:
 
     def terms(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, N] amounts of the terms that the figure may depend on, then of the weights by quantisation."""
-        return np.hstack([self._amounts(layouts)[:, self._used], self._weights(layouts)])
+        return np.hstack([self._amounts(layouts)[:, self._used], self._weights(layouts), self._widths(layouts)])
 
     def tracks(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, T] amounts of each kind of block, the sums of its arguments, and marks of the quantisation."""
         tracks = self._amounts(layouts)[:, len(TERMS) : len(TERMS) + self._own + len(self._arguments)]
-        return np.hstack([tracks, self._marks(layouts)])
+        return np.hstack([tracks, self._marks(layouts), self._widths(layouts)])
 
     def sums(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, S] amounts of which a figure may be a sum: terms, those of each kind of block, and excesses."""
         amounts, after = self._amounts(layouts), len(TERMS) + self._own
         excesses = amounts[:, after + len(self._arguments) :]
         weights = self._weights(layouts)
-        return np.hstack([amounts[:, self._used], amounts[:, len(TERMS) : after], excesses, weights])
+        widths = self._widths(layouts)
+        return np.hstack([amounts[:, self._used], amounts[:, len(TERMS) : after], excesses, weights, widths])
+
+    def _widths(self, layouts: Sequence[Layout]) -> Array:
+        """Returns [L, 1] widths of token vectors, or [L, 0] where they are all alike."""
+        return np.array([[layout.vectors] * self._vectors for layout in layouts], float).reshape(len(layouts), -1)
 
     def _marks(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, Q] marks of the quantisations after the first."""

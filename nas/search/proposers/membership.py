@@ -30,7 +30,7 @@ def leading_dense(layout: Layout) -> int:
 
 def _model(space: SearchSpace, layout: Layout) -> Iterator[str]:
     model = space.model
-    knobs = {"d_model": model.d_model, "vocab": model.vocab, "depth": model.depth}
+    knobs = {"d_model": model.d_model, "vocab": model.vocab, "depth": model.depth, "vectors": model.vectors}
     for name, knob in knobs.items():
         if getattr(layout, name) not in knob.choices:
             yield f"{name} {getattr(layout, name)} is none of {list(knob.choices)}"

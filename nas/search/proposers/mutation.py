@@ -46,6 +46,7 @@ def draft_of(layout: Layout, sampler: Sampler, rng: Rng) -> Draft:
         min((int(p) for p in space.pattern.period.choices if p and repeats(layout, int(p), lead)), default=0),
         tuple((block.kind, _values(block, layout, rng)) for block in space.mixers + space.ffn),
         layout.quantisation,
+        layout.vectors,
     )
     length = min(frame.period, layout.depth) or layout.depth
     return Draft(frame, layout.depth, tuple(_genes(layout, length, lead, ffn)), tuple(_draft_lead(layout, lead)))
@@ -149,8 +150,9 @@ def _mixed_frame(a: Frame, b: Frame, rng: Rng) -> Frame:
     width, vocab, ffn, lead, period = sources[:5]
     knobs = tuple((kind, source.values(kind)) for (kind, _), source in zip(a.knobs, sources[5:], strict=True))
     stored_as = a if a.quantisation == b.quantisation or rng.random() < 0.5 else b
+    vectors = a if a.vectors == b.vectors or rng.random() < 0.5 else b
     sizes = width.d_model, vocab.vocab, ffn.ffn, lead.leading_dense, period.period
-    return Frame(*sizes, knobs, stored_as.quantisation)
+    return Frame(*sizes, knobs, stored_as.quantisation, vectors.vectors)
 
 
 def _mixer_kind(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:

@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nas.core.task import IGNORE, Task, make_task
+from nas.core.task import IGNORE, RetrievalTask, Task, make_task
+from nas.model.nn.maxsim import maxsim
+from nas.model.nn.model import Model
 from nas.model.text.bpe import encoded
 from nas.model.text.corpus import Domain, open_corpus
 from nas.search.proxy.job import PARTS, LibraryRun, LmRun, TaskRun, TrainJob
@@ -75,6 +77,8 @@ class Group:
         unit: nats per unit of loss (ln 2 for bits).
         sizes: what each label counts, [V]: the bytes of a token; None: 1.
         parts: groups of their own within this one, scored in the same pass.
+        query: tokens of a query at the beginning of each example of retrieval; 0: there are labels. Loss is then
+            1 - nDCG@10, accuracy the share of queries for which the right document is first.
     """
 
     inputs: Tensor
@@ -83,6 +87,7 @@ class Group:
     unit: float
     sizes: Tensor | None = None
     parts: Mapping[str, Part] = field(default_factory=dict)
+    query: int = 0
 
 
 class Score(NamedTuple):
@@ -95,6 +100,9 @@ class Score(NamedTuple):
 @torch.no_grad()
 def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, Score]:
     """Returns the means over all labels of `group` under the name "", and over those of each part."""
+    if group.query:
+        assert isinstance(model, Model), "layouts of retrieval tasks give vectors"
+        return {"": _search(model, group, device)}
     nats, right = [], []
     for inputs, labels in zip(
         torch.split(group.inputs, _EVAL_BATCH), torch.split(group.labels, _EVAL_BATCH), strict=True
@@ -109,6 +117,23 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
         name: Score(float(loss[mask].sum() / amount[mask].sum()) / group.unit, float(correct[mask].double().mean()))
         for name, mask in where.items()
     }
+
+
+def _search(model: Model, group: Group, device: torch.device) -> Score:
+    """Searches the documents of all examples for the query of each."""
+    queries, documents = (
+        torch.cat([model.vectors(tokens.to(device)) for tokens in torch.split(part, _EVAL_BATCH)])
+        for part in (group.inputs[:, : group.query], group.inputs[:, group.query :])
+    )
+    text = torch.ones(documents.shape[:2], dtype=torch.bool, device=device)
+    scores = torch.cat([maxsim(part, documents, text) for part in torch.split(queries, _EVAL_BATCH)]).cpu()
+    ranks = (scores >= scores.diagonal()[:, None]).sum(1)  # equal scores count as lost
+    return Score(1 - float(gains(ranks).mean()), float((ranks == 1).double().mean()))
+
+
+def gains(ranks: Tensor) -> Tensor:
+    """Returns nDCG@10 of queries with one right document, by its rank from 1 (Järvelin and Kekäläinen 2002)."""
+    return torch.where(ranks <= 10, 1 / torch.log2(1 + ranks.double()), 0.0)
 
 
 def score_groups(model: nn.Module, groups: Mapping[str, Group], device: torch.device) -> dict[str, tuple[Score, float]]:
@@ -253,6 +278,9 @@ class TaskData:
 
     def groups(self) -> dict[str, Group]:
         inputs, labels = self._draw(np.random.default_rng(_EVAL_SEED), _EVAL_EXAMPLES)
+        if isinstance(self._task, RetrievalTask):
+            chance = 1 - float(gains(torch.arange(1, len(inputs) + 1)).mean())
+            return {f"task/{self._name}": Group(inputs, labels, chance, unit=1.0, query=self._task.query)}
         return {f"task/{self._name}": Group(inputs, labels, chance=self._task.chance_nats, unit=1.0)}
 
     def _draw(self, generator: np.random.Generator, size: int) -> Pair:

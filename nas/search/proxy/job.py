@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -181,7 +182,7 @@ class TrainResult(BaseModel):
     key: str
     scores: dict[str, float] = Field(
         description="evaluation group -> amount above chance: 'lm/DOMAIN' and its parts 'lm/DOMAIN.recall', '.rest' and"
-        " '.late' in bits per byte, 'task/NAME' in nats, 'lm/library' in nats"
+        " '.late' in bits per byte, 'task/NAME' in nats (of retrieval, in nDCG@10), 'lm/library' in nats"
     )
     losses: dict[str, float] = Field(description="evaluation group -> loss, in bits per byte or nats per label")
     accuracy: dict[str, float] = Field(description="evaluation group -> share of labels predicted")
@@ -234,5 +235,8 @@ def proxy_layout(job: TrainJob) -> Layout:
 
 
 def exported_layout(job: TrainJob) -> Layout:
-    """Returns the layout that a training's weights are written for: its proxy, padded to quantisers' blocks."""
-    return padded(proxy_layout(job))
+    """Returns the layout that a training's weights are written for: its proxy, padded to quantisers' blocks.
+
+    A projection to token vectors is left out: what a runtime's graph computes before it is what gates compare.
+    """
+    return replace(padded(proxy_layout(job)), vectors=0)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.core.task import IGNORE
+from nas.core.task import IGNORE, RetrievalTask, make_task
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Checkpoint, RoundingRuntime
 from nas.model.nn.distillation import TopK, decoupled_top_k
@@ -33,6 +33,7 @@ from nas.model.nn.fit import (
     save_tensors,
     thinned,
 )
+from nas.model.nn.maxsim import maxsim
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.seeds import of_seed, stacked, unstackable
@@ -41,6 +42,7 @@ from nas.search.proxy.data import Data, open_data, score_groups
 from nas.search.proxy.job import (
     CHECKPOINT,
     STABLE,
+    TaskRun,
     Teaching,
     TrainJob,
     TrainResult,
@@ -247,7 +249,9 @@ def _phases(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Trai
         return of_step
 
     tokens = len(data) * data[0].batch(0)[0].numel()
-    loss = _loss(job.teacher, () if seeds is None else (seeds,))
+    shape = () if seeds is None else (seeds,)
+    task = make_task(job.run.task, job.run.settings) if isinstance(job.run, TaskRun) else None
+    loss = _search_loss(task.query, shape) if isinstance(task, RetrievalTask) else _loss(job.teacher, shape)
     warm = TrainingPhase(
         job.run.name,
         stable,
@@ -287,6 +291,23 @@ def _loss(teaching: Teaching | None, seeds: tuple[int, ...]) -> Callable[..., Te
     return loss
 
 
+def _search_loss(query: int, seeds: tuple[int, ...]) -> Callable[..., Tensor]:
+    """Returns the loss function of retrieval: cross-entropy of the right document among all of the step, in nats."""
+
+    def loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+        assert isinstance(model, Model), "layouts of retrieval tasks give vectors"
+        queries, documents = (
+            vectors.view(-1, len(inputs) // (seeds or (1,))[0], *vectors.shape[1:])
+            for vectors in (model.vectors(inputs[:, :query]), model.vectors(inputs[:, query:]))
+        )
+        text = torch.ones(documents.shape[1:3], dtype=torch.bool, device=inputs.device)
+        right = torch.arange(len(text), device=inputs.device)
+        of_seeds = zip(queries, documents, strict=True)
+        return torch.stack([F.cross_entropy(maxsim(*pair, text), right) for pair in of_seeds]).view(seeds)
+
+    return loss
+
+
 def _results(
     jobs: Sequence[TrainJob], state: TrainingState, data: Sequence[Data], worker: Worker, checkpoint_dir: Path
 ) -> list[TrainResult]:
@@ -300,7 +321,8 @@ def _results(
                 model.load_state_dict(of_seed(evaluated.state_dict(), index))
             scores = score_groups(model, seed_data.groups(), worker.device)
             path = weights_file(checkpoint_dir, job.key)
-            save_tensors(padded_weights(model.state_dict(), exported_layout(job)), path, {"step": state.step})
+            graph = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("projection.")}
+            save_tensors(padded_weights(graph, exported_layout(job)), path, {"step": state.step})
             weights = Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
             rounded = _rounded_scores(job, weights, seed_data, worker)
         scored.append((job, scores, losses, weights, rounded))

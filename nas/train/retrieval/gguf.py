@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from safetensors.torch import save_file
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
-from nas.measure.runtimes.llama_cpp.binding import token_vectors
+from nas.measure.runtimes.llama_cpp.binding import TEXTS_AT_ONCE, TOKENS_AT_ONCE, vectors_of
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
 from nas.measure.runtimes.llama_cpp.release import write_file
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
@@ -50,7 +52,8 @@ def write_gguf_retriever(folder: Path, quantisation: str, output: Path, name: st
         raise UnknownName("quantisation", quantisation, QUANTISATIONS)
     retriever, _ = open_retriever(folder)
     tokenizer, layout = found_tokenizer(folder), retriever.model.layout
-    vectors = TokenVectors(retriever.projection.weight.numpy(), (folder / SETTINGS).read_text(encoding="utf-8"))
+    settings = (folder / SETTINGS).read_text(encoding="utf-8")
+    vectors = TokenVectors(retriever.projection.weight.numpy(), settings, retriever.bidirectional)
     vocabulary = tokenizer.tokenizer.vocabulary(layout.vocab)
     released = Released(name, None, vocabulary, tokenizer.context, vectors)
     with tempfile.TemporaryDirectory() as scratch:
@@ -61,7 +64,7 @@ def write_gguf_retriever(folder: Path, quantisation: str, output: Path, name: st
 
 
 class GgufEncoder(Encoder):
-    """Computes vectors with llama.cpp, in a process of its own for each batch.
+    """Computes vectors with llama.cpp, several texts together, in a process that stays until the encoder is gone.
 
     Args:
         path: of the file.
@@ -91,7 +94,11 @@ class GgufEncoder(Encoder):
             raise InvalidInput(f"it is damaged: {error}", where=where) from error
         tokenizer = tokenizer_of_gguf(file)
         tokens = texts_as_set(settings, tokenizer.content, tokenizer.named.get("eos_token"), where)
-        self._path, self._build = path, LLAMA_CPP.find_build(patched=arch == PATCHED)
+        build, threads = LLAMA_CPP.find_build(patched=arch == PATCHED), len(os.sched_getaffinity(0))
+        self._process = vectors_of(build, path, max(tokens.lengths), threads)
+        weakref.finalize(self, self._process.close)
+        # llama.cpp cuts texts of unequal lengths to compute them, which must not be where tokens see those behind.
+        self._alike = fields.get(f"{arch}.attention.causal") is False
         super().__init__(tokens, width)
 
     def vectors(self, batch: Batch) -> list[Floats]:
@@ -101,10 +108,28 @@ class GgufEncoder(Encoder):
             CandidateFailed: llama.cpp dies on the file (crash), or gives no finite vectors (not_finite).
         """
         texts = [row[mask].tolist() for row, mask in zip(batch.tokens, batch.text, strict=True)]
-        rows = token_vectors(self._build, self._path, texts, len(os.sched_getaffinity(0)))
+        vectors = dict[int, Floats]()
+        for places in together([len(text) for text in texts], self._alike):
+            vectors |= zip(places, self._process.vectors([texts[place] for place in places]), strict=True)
+        rows = [vectors[place] for place in range(len(texts))]
         if self._projection is not None:
             rows = [row @ self._projection.T for row in rows]
         return [row / np.maximum(np.linalg.norm(row, axis=1, keepdims=True), 1e-12) for row in rows]
+
+
+def together(lengths: Sequence[int], alike: bool) -> Iterator[list[int]]:
+    """Yields the places of texts that are computed together, by their numbers of tokens: of like length, or `alike`."""
+    places: list[int] = []
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if places and (len(places) == TEXTS_AT_ONCE or _parted(lengths[places[0]], lengths[place], len(places), alike)):
+            yield places
+            places = []
+        places.append(place)
+    yield places
+
+
+def _parted(first: int, tokens: int, texts: int, alike: bool) -> bool:
+    return tokens * (texts + 1) > TOKENS_AT_ONCE or (alike and tokens != first)
 
 
 def open_encoder(model: Path) -> Encoder:

@@ -40,6 +40,7 @@ SETTINGS = "config_sentence_transformers.json"
 DENSE = "1_Dense"
 MODEL = "model.safetensors"
 
+_BIDIRECTIONAL = "bidirectional"
 _DENSE_WEIGHT = "linear.weight"
 _MOST_BYTES = 1 << 20
 _MODULES = [
@@ -59,7 +60,7 @@ def write_retriever(folder: Path, retriever: Retriever, tokens: TextTokens, cont
     context: tokens that the model was trained for.
     """
     layout, width = retriever.model.layout, retriever.projection.out_features
-    config, tensors, code = _for_transformers(layout, retriever.model.state_dict())
+    config, tensors, code = _for_transformers(layout, retriever.model.state_dict(), retriever.bidirectional)
     special = Tokenizer.from_buffer(tokens.content)
     start, end = (token for token in (special.encode("").tokens[0], tokens.end))
     ids = {name: special.token_to_id(token) for name, token in (("bos", start), ("eos", end), ("pad", end))}
@@ -104,15 +105,18 @@ def write_retriever(folder: Path, retriever: Retriever, tokens: TextTokens, cont
 
 
 def _for_transformers(
-    layout: Layout, state: Mapping[str, Tensor]
+    layout: Layout, state: Mapping[str, Tensor], bidirectional: bool
 ) -> tuple[dict[str, Any], Mapping[str, Tensor], dict[str, bytes]]:
     """Returns config.json, the tensors under its names, and the code that it needs."""
     try:
+        if bidirectional:
+            raise Unsupported("stock classes are causal")
         return transformers_config(layout), to_transformers(layout, state), {}
     except Unsupported:
         kinds = {block.kind for layer in layout.layers for block in layer.blocks}
         config = own_config(layout)
         config["architectures"] = ["HilnasEncoder"]
+        config |= {_BIDIRECTIONAL: True} if bidirectional else {}
         config["auto_map"] = {**config["auto_map"], "AutoModel": "modeling_encoder.HilnasEncoder"}
         return config, state, bundle(kinds, "modeling_encoder")
 
@@ -141,6 +145,11 @@ def projection_of(folder: Path, d_model: int) -> Tensor:
     return weight.float()
 
 
+def is_bidirectional(folder: Path) -> bool:
+    """Returns whether the model of a folder that hilnas wrote is bidirectional."""
+    return read_json(folder / "config.json", _MOST_BYTES).get(_BIDIRECTIONAL) is True
+
+
 def open_retriever(folder: Path) -> tuple[Retriever, TextTokens]:
     """Reads a folder of a late-interaction model; no code of it is run.
 
@@ -161,7 +170,8 @@ def open_retriever(folder: Path) -> tuple[Retriever, TextTokens]:
         layout = import_model(folder, checkpoint).layout
         tensors = load_file(checkpoint)
     weight = projection_of(folder, layout.d_model)
-    retriever = Retriever(layout, len(weight))
+    bidirectional = is_bidirectional(folder)
+    retriever = Retriever(layout, len(weight), bidirectional=bidirectional)
     retriever.model.load_state_dict(tensors)
     retriever.projection.load_state_dict({"weight": weight})
     if tokens.rows > layout.vocab:

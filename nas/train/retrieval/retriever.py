@@ -11,7 +11,8 @@ What the model reads, with the markers of PyLate (Chaffin and Sourty 2024):
 A longer text is cut. A query is filled up with END: this expansion of ColBERT (Khattab and Zaharia 2020) lets a query
 search for more than its words. Tokens of the expansion are read as all others are, PyLate's
 `attend_to_expansion_tokens`: without that, what a padded position computes would be another thing in each kind of
-block. Blocks are causal, as in the report, so padding behind a document changes none of its vectors.
+block. Blocks are causal, as in the report, or bidirectional, as in its successors; padding behind a document is hidden
+from it in either case.
 """
 
 from __future__ import annotations
@@ -55,11 +56,20 @@ class Retriever(nn.Module):
         layout: of the model; its output head is not used.
         width: of the vectors.
         seed: of the start values; None: weights are left as allocated.
+        bidirectional: whether tokens see those behind them, too: attention without a causal mask, convolutions with the
+            token in their middle.
+
+    Raises:
+        Unsupported: bidirectional, but a block reads one way only.
     """
 
-    def __init__(self, layout: Layout, width: int = WIDTH, seed: int | None = None) -> None:
+    def __init__(
+        self, layout: Layout, width: int = WIDTH, seed: int | None = None, *, bidirectional: bool = False
+    ) -> None:
         super().__init__()
-        self.model = Model(layout, seed)
+        self.model, self.bidirectional = Model(layout, seed), bidirectional
+        if bidirectional:
+            self.model.read_both_ways()
         self.projection = Linear(layout.d_model, width)
         if seed is not None:
             self.projection.draw(torch.Generator().manual_seed(seed), layout.depth)
@@ -71,19 +81,6 @@ class Retriever(nn.Module):
         """
         vectors = F.normalize(self.projection(self.model.packed_features(tokens, text)).float(), dim=-1)
         return vectors.new_zeros(*text.shape, vectors.shape[-1]).masked_scatter(text[..., None], vectors)
-
-
-def maxsim(queries: Tensor, documents: Tensor, text: Tensor) -> Tensor:
-    """Returns the scores of documents for queries by equation 7, [B, N].
-
-    Args:
-        queries: vectors [B, Q, width]; zeros add nothing to a score.
-        documents: vectors [B, N, T, width], or [N, T, width], the same documents for all queries.
-        text: [B, N, T] or [N, T], false at padding; each document has a token.
-    """
-    of_query = "b" if documents.dim() == 4 else ""
-    similarities = torch.einsum(f"bqw,{of_query}ntw->bnqt", queries, documents)
-    return similarities.masked_fill(~text[..., None, :], -torch.inf).amax(-1).sum(-1)
 
 
 def exact_scores(query: Floats, vectors: Floats, starts: NDArray[np.int64]) -> Floats:

@@ -30,6 +30,7 @@ from torch import Tensor
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of, thinned
+from nas.model.nn.maxsim import maxsim
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.start import StartModel, start_model
@@ -37,7 +38,15 @@ from nas.train.posttrain.trained_folder import FolderRecord, trained_once
 from nas.train.pretrain.member_training import CHECKPOINT, START
 from nas.train.pretrain.recipe import Schedule
 from nas.train.retrieval.data import Example, data_hashes, read_examples
-from nas.train.retrieval.release import DENSE, MODEL, RECORD, is_retriever, projection_of, write_retriever
+from nas.train.retrieval.release import (
+    DENSE,
+    MODEL,
+    RECORD,
+    is_bidirectional,
+    is_retriever,
+    projection_of,
+    write_retriever,
+)
 from nas.train.retrieval.retriever import (
     LENGTHS,
     WIDTH,
@@ -46,7 +55,6 @@ from nas.train.retrieval.retriever import (
     exact_scores,
     extended,
     load_model,
-    maxsim,
     text_tokens,
 )
 
@@ -81,6 +89,7 @@ class RetrievalSettings(BaseModel):
     query_length: int = Field(LENGTHS[0], ge=4, description="tokens")
     document_length: int = Field(LENGTHS[1], ge=4, description="tokens")
     expansion: bool = Field(True, description="whether queries are filled up to their length")
+    bidirectional: bool = Field(False, description="whether tokens see those behind them, too")
     held_out: float = Field(0.02, ge=0, lt=0.5, description="share of the queries that are only scored")
     seed: int = Field(0, ge=0)
 
@@ -146,7 +155,8 @@ def train_retriever(
     hashes = [digest for path in data for digest in data_hashes(path)]
     earlier = [sha256_of(start.source / DENSE / MODEL)] if is_retriever(start.source) else []
     described = start.tokenizer.tokenizer.describe()
-    key = content_hash([TRAINER_VERSION, [*start.hashes, *earlier], described, hashes, settings.model_dump()])
+    chosen = settings.model_dump(exclude=None if settings.bidirectional else {"bidirectional"})
+    key = content_hash([TRAINER_VERSION, [*start.hashes, *earlier], described, hashes, chosen])
 
     def trained(folder: Path, worker: Worker) -> RetrievalRecord:
         return _trained(key, start, examples, settings, output, folder, worker, checkpoint_s)
@@ -230,8 +240,11 @@ class _Steps:
         """Returns the model to train, on the worker's device."""
         path = self._start.tensors(folder / START)
         layout = extended(checkpoint_layout(path), self.tokenizer.rows)
-        retriever = Retriever(layout, self._settings.width, self._settings.seed)
+        both_ways = self._settings.bidirectional
+        retriever = Retriever(layout, self._settings.width, self._settings.seed, bidirectional=both_ways)
         earlier = is_retriever(self._start.source)
+        if earlier and is_bidirectional(self._start.source) is not both_ways:
+            raise InvalidInput(f"is {str(not both_ways).lower()} in the model to start from", where="bidirectional")
         load_model(retriever, load_file(path), () if earlier else self.tokenizer.markers)
         if earlier:
             weight = projection_of(self._start.source, layout.d_model)

@@ -191,11 +191,17 @@ def study_origin(
 
     Raises:
         UnknownName: no such study or runtime.
-        InvalidInput: the study has no front.
+        InvalidInput: the study has no front, or is of retrieval.
     """
     report = study_report(store, study)
     row = studies.get(store, study)
     space = stored_space(row)
+    if space.task == "retrieval":
+        what = (
+            "is of retrieval: build its winner with --layout LAYOUT, without `vectors=`, train it with"
+            " `nas family train`, then with `nas family retrieval` and that `width`"
+        )
+        raise InvalidInput(what, where=f"study {study}")
     pattern = find_pattern([Winner(layout) for layout in layouts] or _front(report))
     narrow = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
     if (rounding := space.quality.rounding) and (name := pattern.parent.layout.quantisation):

@@ -8,6 +8,12 @@ from nas.train.release.hf_code.modeling_hilnas import HilnasCache, HilnasForCaus
 class HilnasEncoder(HilnasForCausalLM):
     """The features of a language model of `config.layers`, in front of its output head."""
 
+    def __init__(self, config):
+        super().__init__(config)
+        for layer in self.layers.values() if getattr(config, "bidirectional", False) else ():
+            for mixer in layer.mixers:
+                mixer.both_ways = True
+
     def forward(self, input_ids=None, attention_mask=None, inputs_embeds=None, return_dict=None, **kwargs):
         """Returns the features after the final norm.
 
