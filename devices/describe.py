@@ -112,16 +112,23 @@ def describe(
     )
 
 
-def restricted(device: Device, isa: str) -> Device:
-    """Returns a device as one that has the instruction set `isa` of `ISA_FEATURES` and no other.
+def restricted(device: Device, isa: str | None, threads: int | None) -> Device:
+    """Returns a device as another one, with the instruction set `isa` of `ISA_FEATURES` and no other, and `threads`.
+
+    None of either leaves it as it is.
 
     Raises:
         InvalidInput: its processor lacks instructions of that set.
     """
-    features = ISA_FEATURES[isa]
-    if lacking := ", ".join(sorted(set(features) - set(device.cpu_features))):
-        raise InvalidInput(f"{device.cpu} lacks {lacking} of {isa}")
-    return device.model_copy(update={"id": f"{device.id}-{isa}", "isa": isa, "cpu_features": features})
+    update: dict[str, Any] = {"id": device.id}
+    if isa is not None:
+        features = ISA_FEATURES[isa]
+        if lacking := ", ".join(sorted(set(features) - set(device.cpu_features))):
+            raise InvalidInput(f"{device.cpu} lacks {lacking} of {isa}")
+        update |= {"id": f"{device.id}-{isa}", "isa": isa, "cpu_features": features}
+    if threads is not None:
+        update |= {"id": f"{update['id']}-t{threads}", "threads": threads}
+    return device.model_copy(update=update)
 
 
 def boot_id(reader: Reader) -> str:

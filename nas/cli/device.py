@@ -129,7 +129,7 @@ def add(
         str,
         typer.Argument(
             metavar="ADDRESS",
-            help="ssh://USER@HOST[:PORT], adb:SERIAL, adb:HOST:PORT, adb:usb:SERIAL, or local with --isa.",
+            help="ssh://USER@HOST[:PORT], adb:SERIAL, adb:HOST:PORT, adb:usb:SERIAL, or local with --isa or --threads.",
         ),
     ],
     tag: Annotated[list[str] | None, typer.Option("--tag", help="Tag, used in spaces as tag:NAME. Repeatable.")] = None,
@@ -137,6 +137,10 @@ def add(
     isa: Annotated[
         str | None,
         typer.Option("--isa", help=f"Restrict this machine to the instructions of {', '.join(ISA_FEATURES)}."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, max=1024, help="Run every workload on this machine with so many threads."),
     ] = None,
     trusted: Annotated[
         str | None, typer.Option("--host-key", help="Expected fingerprint of the ssh host key, SHA256:....")
@@ -148,16 +152,19 @@ def add(
 
     `nas launch` and `nas bench` on this host can then measure on it; a running `nas agent run` serves it within
     seconds. `local --isa x86-64-v3` adds this machine as one with older instructions: runtimes whose builds fix the
-    kernels (llama.cpp) are measured as an older processor would run them.
+    kernels (llama.cpp) are measured as an older processor would run them. `local --threads 2` adds it as one that
+    runs every workload with two threads.
     """
-    if address == LOCAL and isa is None:
+    if address == LOCAL and isa is None and threads is None:
         raise InvalidInput("no need to add this machine: launches use it, and 'nas agent run --this-machine' serves it")
-    if isa is not None:
-        if address != LOCAL:
-            raise InvalidInput("restricts this machine only: nas device add local --isa ISA", where="--isa")
-        if isa not in ISA_FEATURES:
-            raise UnknownName("instruction set", isa, ISA_FEATURES, where="--isa")
-        address = f"{LOCAL}:{isa}"
+    for option, value in (("--isa", isa), ("--threads", threads)):
+        if value is not None and address != LOCAL:
+            form = f"nas device add local {option} {value}"
+            raise InvalidInput(f"is of this machine only: {form}", where=option)
+    if isa is not None and isa not in ISA_FEATURES:
+        raise UnknownName("instruction set", isa, ISA_FEATURES, where="--isa")
+    if address == LOCAL:
+        address = ":".join([LOCAL, *([isa] if isa else []), *([f"threads={threads}"] if threads else [])])
     if scheme_of(address) == "ssh":
         address = str(SshAddress.parse(address))
         _trust(SshAddress.parse(address), trusted, yes)
