@@ -112,23 +112,29 @@ def describe(
     )
 
 
-def restricted(device: Device, isa: str | None, threads: int | None) -> Device:
-    """Returns a device as another one, with the instruction set `isa` of `ISA_FEATURES` and no other, and `threads`.
-
-    None of either leaves it as it is.
+def restricted(device: Device, isa: str | None, gpu: str | None, threads: int | None) -> Device:
+    """Returns a device as another one: with the instruction set `isa` of `ISA_FEATURES` and no other, with everything
+    computed on its `gpu` of `GPU_FEATURES`, and with `threads`; None leaves each as it is.
 
     Raises:
         InvalidInput: its processor lacks instructions of that set.
     """
-    update: dict[str, Any] = {"id": device.id}
+    parts: list[str] = []
+    update: dict[str, Any] = {}
+    features = device.cpu_features
     if isa is not None:
-        features = ISA_FEATURES[isa]
-        if lacking := ", ".join(sorted(set(features) - set(device.cpu_features))):
+        if lacking := ", ".join(sorted(set(ISA_FEATURES[isa]) - set(features))):
             raise InvalidInput(f"{device.cpu} lacks {lacking} of {isa}")
-        update |= {"id": f"{device.id}-{isa}", "isa": isa, "cpu_features": features}
+        features = ISA_FEATURES[isa]
+        parts.append(isa)
+        update["isa"] = isa
+    if gpu is not None:
+        features = (*features, gpu)
+        parts.append(gpu)
     if threads is not None:
-        update |= {"id": f"{update['id']}-t{threads}", "threads": threads}
-    return device.model_copy(update=update)
+        parts.append(f"t{threads}")
+        update["threads"] = threads
+    return device.model_copy(update={"id": "-".join([device.id, *parts]), "cpu_features": features, **update})
 
 
 def boot_id(reader: Reader) -> str:

@@ -268,11 +268,19 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("  as experienced", _shown(decode["typical"], "ms/token")),
         ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"], decode["p95_ci95"])),
         ("peak memory", _shown(memory["total"], "MB")),
+        ("GPU", _gpu(report["gpu"])),
         ("load", _shown(report["load_ms"], "ms")),
         ("file size", _shown(report["file_mb"], "MB")),
         ("reference model", None if drift is None else f"{show_share(drift, signed=True)} off its calibration"),
         ("other processes", _busy(others)),
     ]
+
+
+def _gpu(gpu: dict[str, Any]) -> str | None:
+    if gpu["memory_mb"] is None:
+        return None
+    software = "; a driver on the processor: it shows that files work, never how fast they are" if gpu["software"] else ""
+    return f"{_shown(gpu['memory_mb'], 'MB')} on {gpu['name']} ({gpu['description']}){software}"
 
 
 def _busy(cores: float | None) -> str | None:

@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from nas.core.errors import InvalidInput
 from nas.core.workload import Workload
 
+GPU_FEATURES = ("vulkan",)
+"""Features of devices on whose GPU everything is computed: a runtime has a build for it, or does not run there."""
 TEXT_LENGTH = 200
 """Most characters of any text in which a device describes itself."""
 
