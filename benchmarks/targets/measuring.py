@@ -36,6 +36,8 @@ from nas.measure.protocol.reference import export_to_store
 from nas.measure.protocol.rounds import Subject, measure
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Artifact, RandomWeights
+from nas.measure.runtimes.executorch.runtime import EXECUTORCH
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 
 RUNTIME_SPACES = {
     "llama.cpp": RuntimeSpace(name="llama.cpp", quantisation="q4_0", build="any"),
@@ -73,13 +75,15 @@ def targets_of(machine: Device) -> list[Target]:
     """Returns the targets that a machine has: llama.cpp at each level of x86-64, and ExecuTorch; one and two threads.
 
     The machine itself is a target where its llama.cpp build is none of the levels', else a repetition with one thread.
+    Builds are made where they are missing.
     """
     levels = [name for name, features in ISA_FEATURES.items() if set(features) <= set(machine.cpu_features)]
-    builds = {
-        name: RUNTIMES["llama.cpp"].runner(machine.target, ISA_FEATURES[name], patched=True).build for name in levels
-    }
-    own = RUNTIMES["llama.cpp"].runner(machine.target, machine.cpu_features, patched=True).build
-    same = next((name for name, build in builds.items() if build == own), None)
+    variants = {name: LLAMA_CPP.variant_for(machine.target, ISA_FEATURES[name]).name for name in levels}
+    own = LLAMA_CPP.variant_for(machine.target, machine.cpu_features).name
+    for variant in {*variants.values(), own}:
+        LLAMA_CPP.build(log=say, patched=True, variant=variant)
+    EXECUTORCH.build(log=say)
+    same = next((name for name, variant in variants.items() if variant == own), None)
     targets = []
     for threads in (1, 2):
         for level in levels:
@@ -150,7 +154,6 @@ def run(folder: Path, layouts: Sequence[Layout], rounds: int, minutes: float) ->
     Layouts of a round come in an order of their own, and a layout's targets as well, so that no drift of the machine
     falls on one of them. A measurement is one line of measurements.jsonl.
     """
-    ends = time.monotonic() + 60 * minutes
     folder = folder.resolve()
     (folder / "home").mkdir(parents=True, exist_ok=True)
     os.environ["NAS_HOME"] = str(folder / "home")
@@ -161,6 +164,7 @@ def run(folder: Path, layouts: Sequence[Layout], rounds: int, minutes: float) ->
     try:
         artifacts = _exported(folder, layouts, store)
         write_durably(folder / "targets.json", json.dumps([vars(target) for target in targets]).encode())
+        ends = time.monotonic() + 60 * minutes
         with open_farm(store) as farm:
             asyncio.run(_run(Bench(farm, folder), targets, artifacts, rounds, ends, folder))
     finally:
@@ -176,7 +180,8 @@ async def _run(
     folder: Path,
 ) -> None:
     done = {(row["layout"], row["target"], row["round"]) for row in read_rows(folder)}
-    await bench.prepare(targets)
+    if time.monotonic() < ends:
+        await bench.prepare(targets)
     todo = [place for place in _order(len(artifacts) // len(RUNTIME_SPACES), targets, rounds)]
     missing = [(layout, target, number) for layout, target, number in todo if (layout, target.name, number) not in done]
     say(f"{len(todo)} measurements, {len(missing)} missing")
