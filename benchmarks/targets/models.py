@@ -9,19 +9,18 @@ times one factor (`factor`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.targets.table import Array, Table, noise
-from nas.core.block import BLOCKS
 from nas.core.layout import Layout
 from nas.core.workload import Workload
 from nas.search.analysis.agreement import rank_correlation
 from nas.search.proposers.hardware import MIN_POINTS, Costs, HardwareModel, Measured
 from nas.train.compare.lfm2_report import COLUMNS, HX370, REPORT, S25
-from nas.train.compare.published import REFERENCES, Decoder
+from nas.train.compare.published import REFERENCES
 
 COUNTS = (3, 5, 8, 12, 20)
 """Measurements of the new target."""
@@ -125,12 +124,11 @@ def leave_one_target_out(
 def of_table(table: Table, figure: str, load: Workload) -> dict[str, dict[int, dict[str, Errors]]]:
     """Returns `leave_one_target_out` of a study of targets."""
     rounds = table.logs(figure)
-    kinds = sorted({block.kind for layout in table.layouts for layer in layout.layers for block in layer.blocks})
     spread = noise(rounds) / math.sqrt(len(rounds))
     same = {target.name: target.repeats for target in table.targets if target.repeats}
     names = [target.name for target in table.targets]
     unit = "MB" if figure == "peak_rss" else "ms"
-    return leave_one_target_out(table.layouts, rounds.mean(axis=0), spread, names, Costs(load, kinds, unit), same)
+    return leave_one_target_out(table.layouts, rounds.mean(axis=0), spread, names, Costs(load, _kinds(table.layouts), unit), same)
 
 
 # ---- the LFM2 report's tables -----------------------------------------------------------------------------------
@@ -138,29 +136,8 @@ def of_table(table: Table, figure: str, load: Workload) -> dict[str, dict[int, d
 
 def report_layouts() -> dict[str, Layout]:
     """Returns the models of the report's Tables 2 and 3 as layouts."""
-    return {name: _layout_of(REFERENCES[name].shape) for name in REPORT[S25]}
-
-
-def _layout_of(shape: Decoder | Layout) -> Layout:
-    """Returns the layout next to a published shape: factors of scores and positions, which cost no time, are left out."""
-    if isinstance(shape, Layout):
-        return shape
-    size = f"{shape.heads}/{shape.kv_heads}"
-    window = shape.extra.get("attention.sliding_window")
-    arguments = "" if shape.qk_norm else "(qk_norm=0)"
-    layers = []
-    for layer in range(shape.layers):
-        if shape.attention_layers is not None and layer not in shape.attention_layers:
-            layers.append(f"M128(heads={shape.mamba_heads})")
-        elif window and layer % 6 != 5:  # Gemma 3
-            layers.append(f"W{size}@{window}:{shape.head_dim}{arguments}")
-        else:
-            layers.append(f"A{size}:{shape.head_dim}{arguments}")
-    ffn = f"swiglu:{shape.ffn}"
-    if shape.experts:
-        count, top, shared = shape.experts
-        ffn = f"moe:{count}x{top}:{shape.ffn}(shared={shared // shape.ffn})"
-    return Layout.parse(f"d{shape.width} v{shape.vocab} ffn={ffn} [{' '.join(layers)}]")
+    layouts = {name: REFERENCES[name].layout for name in REPORT[S25]}
+    return {name: layout for name, layout in layouts.items() if layout is not None}
 
 
 @dataclass(frozen=True)
@@ -207,7 +184,8 @@ def report_errors(draws: int = 10) -> list[ReportErrors]:
                     few = Measured([layouts[names[row]] for row in seen], phone[seen], deviations[seen])
                     forecast = base.moved(few).predict([layouts[name]]).mean[0]
                     forecasts_, truths = moved.setdefault(count, ([], []))
-                    forecasts_.append(float(forecast)), truths.append(float(phone[out]))
+                    forecasts_.append(float(forecast))
+                    truths.append(float(phone[out]))
             rest = Measured([layouts[names[row]] for row in others], phone[others], deviations[others])
             alone.append(float(HardwareModel(costs, rest).predict([layouts[name]]).mean[0]))
             factors.append(float(laptop[out] + np.median((phone - laptop)[others])))
@@ -226,6 +204,5 @@ def report_errors(draws: int = 10) -> list[ReportErrors]:
     return result
 
 
-def _kinds(layouts: object) -> list[str]:
-    used = {block.kind for layout in layouts for layer in layout.layers for block in layer.blocks}  # type: ignore[attr-defined]
-    return sorted(used & set(BLOCKS))
+def _kinds(layouts: Iterable[Layout]) -> list[str]:
+    return sorted({block.kind for layout in layouts for layer in layout.layers for block in layer.blocks})
