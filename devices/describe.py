@@ -113,8 +113,13 @@ def describe(
 
 
 def restricted(device: Device, isa: str | None, gpu: str | None, threads: int | None) -> Device:
-    """Returns a device as another one: with the instruction set `isa` of `ISA_FEATURES` and no other, with everything
-    computed on its `gpu` of `GPU_FEATURES`, and with `threads`; None leaves each as it is.
+    """Returns a device as another one; None leaves a property as it is.
+
+    Args:
+        device: as it describes itself.
+        isa: the instruction set, of `ISA_FEATURES`, that it has and no other.
+        gpu: of `GPU_FEATURES`, computes everything.
+        threads: of every workload.
 
     Raises:
         InvalidInput: its processor lacks instructions of that set.

@@ -48,7 +48,9 @@ def main() -> int:
     machine = this_machine()
     about = {"cpu": machine.cpu, "cores": machine.cores, "memory_mb": machine.memory_mb, "libc": machine.libc}
     study = table.collect(options.folder, drawn, about, options.recorded)
-    print(json.dumps({"measurements": len(study.rows), "full_rounds": len(study.rounds), "table": str(options.recorded)}))
+    print(
+        json.dumps({"measurements": len(study.rows), "full_rounds": len(study.rounds), "table": str(options.recorded)})
+    )
     return 0
 
 

@@ -1,7 +1,7 @@
 """What the best layout of one target loses on another, and the best compromise.
 
 A loss is time / time of the target's own best - 1. Intervals are bootstraps over the noise of measurements: deviations
-from a layout's mean over rounds, drawn from all layouts of the target, are added to the means of the chosen layouts. The
+from a layout's mean over rounds, drawn from all layouts of the target, are added to the means of the chosen ones. The
 choice itself is not drawn again: a target's best is the fastest of all as measured, so losses are a little too large;
 how much, a target that was measured twice shows.
 """
@@ -183,8 +183,9 @@ def _fit(parts: Array, logs: Array) -> Array:
 
 
 def repeated(logs: Array, first: int, second: int) -> tuple[float, float]:
-    """Returns the noise of a mean over rounds on a target, and what it should be by that between rounds, for two equal
-    targets: the deviation of the difference of their means / sqrt 2.
+    """Returns the noise of a mean over rounds by two equal targets, and what it should be by noise between rounds.
+
+    The former is the deviation of the difference of their means / sqrt 2.
     """
     means = logs.mean(axis=0)
     away = means[:, first] - means[:, second]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 
-LFM2 = "C3 C3 A8/4 C3 C3 A8/4 C3 C3 A8/4 C3 A8/4 C3 A8/4 C3 A8/4 C3".split()
+LFM2 = ["C3", "C3", "A8/4", "C3", "C3", "A8/4", "C3", "C3", "A8/4", "C3", "A8/4", "C3", "A8/4", "C3", "A8/4", "C3"]
 """The 16 mixers of LFM2-350M to 2.6B, at a width of 512."""
 MIXERS = {
     "conv": "C3",
@@ -34,8 +34,10 @@ def published() -> Layout:
 
 
 def draw(count: int, seed: int = 0) -> list[Layout]:
-    """Returns `count` layouts, LFM2's pattern first: then that pattern with another kind in place of convolutions or
-    with experts, stacks of mostly one kind, and random ones.
+    """Returns `count` layouts, LFM2's pattern first.
+
+    Then come that pattern with another kind in place of convolutions or with experts, stacks of mostly one kind, and
+    random ones.
     """
     rng = random.Random(seed)
     layouts: dict[str, Layout] = {}

@@ -56,7 +56,9 @@ def mean_errors(errors: Sequence[Errors]) -> Errors:
     )
 
 
-def forecasts(costs: Costs, known: Mapping[str, HardwareModel], few: Measured) -> dict[str, Callable[[Sequence[Layout]], Array]]:
+def forecasts(
+    costs: Costs, known: Mapping[str, HardwareModel], few: Measured
+) -> dict[str, Callable[[Sequence[Layout]], Array]]:
     """Returns the forecast of each of `WAYS` from few measurements of a new target.
 
     Args:
@@ -128,7 +130,9 @@ def of_table(table: Table, figure: str, load: Workload) -> dict[str, dict[int, d
     same = {target.name: target.repeats for target in table.targets if target.repeats}
     names = [target.name for target in table.targets]
     unit = "MB" if figure == "peak_rss" else "ms"
-    return leave_one_target_out(table.layouts, rounds.mean(axis=0), spread, names, Costs(load, _kinds(table.layouts), unit), same)
+    return leave_one_target_out(
+        table.layouts, rounds.mean(axis=0), spread, names, Costs(load, _kinds(table.layouts), unit), same
+    )
 
 
 # ---- the LFM2 report's tables -----------------------------------------------------------------------------------

@@ -56,8 +56,9 @@ def _machine(study: Table) -> str:
 
 
 def _good(study: Table) -> tuple[list[int], int, bool]:
-    """Returns the trained layouts whose quality is the published one's or better, the number of trained ones, and
-    whether every layout that is faster than these on some target was trained.
+    """Returns the trained layouts whose quality is the published one's or better, and the number of trained ones.
+
+    Also whether every layout that is faster than these on some target was trained.
     """
     base = study.scores[0]
     trained = [place for place, scores in enumerate(study.scores) if len(scores) == len(base) > 0]
@@ -87,8 +88,11 @@ def _losses(study: Table) -> Iterator[str]:
     yield (
         f"{len(good)} of {trained} trained layouts have the quality of LFM2's pattern or more, by proxies of "
         f"{len(study.scores[0])} seeds; "
-        + ("every layout that is faster than the fastest of them on some target was trained.\n" if complete else
-           "some layouts that are faster than the fastest of them were not trained: the choice may be too narrow.\n")
+        + (
+            "every layout that is faster than the fastest of them on some target was trained.\n"
+            if complete
+            else "some layouts that are faster than these were not trained: the choice may be too narrow.\n"
+        )
     )
     yield from _loss_table(study, "latency", figures.choose(study.logs("latency"), good))
 
@@ -123,8 +127,7 @@ def _kinds(study: Table) -> Iterator[str]:
         costs = figures.kind_costs(study.logs(name), study.layouts)
         yield f"### {what[0].upper()}{what[1:]}\n"
         rows = [
-            [kind, *(_cost(costs, place, target) for target in range(len(names)))]
-            for place, kind in enumerate(KINDS)
+            [kind, *(_cost(costs, place, target) for target in range(len(names)))] for place, kind in enumerate(KINDS)
         ]
         rows.append(["an expert's weight / a dense one", *(f"{share:.2f}" for share in costs.experts)])
         rows.append(["error of the sums", *(f"{off:.1%}" for off in costs.off)])
@@ -177,7 +180,11 @@ def _errors_table(errors: Mapping[str, Mapping[int, Mapping[str, models.Errors]]
         for way in WAYS
     ]
     pooled = [
-        ["**all targets**", way, *(str(models.mean_errors([row[count][way] for row in errors.values()])) for count in counts)]
+        [
+            "**all targets**",
+            way,
+            *(str(models.mean_errors([row[count][way] for row in errors.values()])) for count in counts),
+        ]
         for way in WAYS
     ]
     yield table(("new target", "from", *(f"{count} measured" for count in counts)), [*pooled, *rows])
@@ -196,6 +203,11 @@ def _report() -> str:
             ]
         )
         counts = list(column.moved)
-    head = ("column", *(f"moved by {count}" for count in counts), "one factor", "S25 alone", "worst model, moved by all")
+    head = (
+        "column",
+        *(f"moved by {count}" for count in counts),
+        "one factor",
+        "S25 alone",
+        "worst model, moved by all",
+    )
     return table(head, rows)
-

@@ -1,7 +1,7 @@
 """The recorded table of a study of targets, and the logarithms of its figures.
 
 A figure is a time as `nas.measure.protocol.estimator` gives it: the ratio to the reference model that took turns, times
-that model's calibration. The calibration is one number for a target, so comparisons within a target are of ratios alone.
+that model's calibration. That is one number for a target, so comparisons within a target are of ratios alone.
 """
 
 from __future__ import annotations

@@ -279,7 +279,9 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
 def _gpu(gpu: dict[str, Any]) -> str | None:
     if gpu["memory_mb"] is None:
         return None
-    software = "; a driver on the processor: it shows that files work, never how fast they are" if gpu["software"] else ""
+    software = (
+        "; a driver on the processor: it shows that files work, never how fast they are" if gpu["software"] else ""
+    )
     return f"{_shown(gpu['memory_mb'], 'MB')} on {gpu['name']} ({gpu['description']}){software}"
 
 

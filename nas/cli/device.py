@@ -129,7 +129,8 @@ def add(
         str,
         typer.Argument(
             metavar="ADDRESS",
-            help="ssh://USER@HOST[:PORT], adb:SERIAL, adb:HOST:PORT, adb:usb:SERIAL, or local with --isa, --gpu or --threads.",
+            help="ssh://USER@HOST[:PORT], adb:SERIAL, adb:HOST:PORT, adb:usb:SERIAL, or local with --isa, --gpu or"
+            " --threads.",
         ),
     ],
     tag: Annotated[list[str] | None, typer.Option("--tag", help="Tag, used in spaces as tag:NAME. Repeatable.")] = None,

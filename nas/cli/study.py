@@ -326,8 +326,8 @@ def export(
             "--format",
             "-f",
             help="archive: the whole study, for `nas study import`; json: the report of `nas study show --json`; "
-            "csv, parquet: one row per trial; pipette: measurements, as Parquet for Pipette. Default: by the ending of the "
-            "file, otherwise archive.",
+            "csv, parquet: one row per trial; pipette: measurements, as Parquet for Pipette. Default: by the ending of "
+            "the file, otherwise archive.",
             show_default=False,
         ),
     ] = None,

@@ -126,7 +126,7 @@ class Measurement(BaseModel):
     """The result of one measure stage.
 
     `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
-    decode_rss, gpu_memory, load, energy_mj_per_token, file_size. TTFT, decode p50, p95 and mean, and what is computed from them,
+    decode_rss, gpu_memory, load, energy_mj_per_token, file_size. TTFT, decode p50, p95 and mean, and what follows,
     are estimates of a device that nothing disturbs: measured ratio to the reference model, on `clock`, times what that
     takes by its calibration (`nas.measure.protocol.estimator`).
     """

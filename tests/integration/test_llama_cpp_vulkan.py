@@ -1,4 +1,4 @@
-"""The build for Vulkan, on Mesa's driver that computes on the processor: what it carries is right, what it lacks is refused.
+"""The build for Vulkan, on Mesa's driver that computes on the processor: what it carries is right, the rest is refused.
 
 A software driver proves that files, gates and refusals work, never speed. The build takes a quarter of an hour; Debian:
 glslc libvulkan-dev spirv-headers mesa-vulkan-drivers.
@@ -86,7 +86,9 @@ def test_everything_is_on_the_gpu_and_its_memory_is_told(build: Build, tmp_path:
     artifact = LLAMA_CPP.export(Layout.parse(TINY), "q4_0", RandomWeights(), tmp_path / "m.gguf")
     plan = LLAMA_CPP.plan(artifact, build.runner, Workload(prompt=64, gen=8), 120.0, reference=artifact)
     assert plan.args[-1] == "1" and "--gpu" in plan.args
-    sample = LLAMA_CPP.parse(run_plan(plan, build.folder, {"model": tmp_path / "m.gguf", "reference": tmp_path / "m.gguf"}))
+    sample = LLAMA_CPP.parse(
+        run_plan(plan, build.folder, {"model": tmp_path / "m.gguf", "reference": tmp_path / "m.gguf"})
+    )
     assert sample.gpu is not None and sample.gpu.name == "Vulkan0"
     weights = artifact.size / 1e6
     assert 0.5 * weights < sample.gpu.memory_mb < weights + 64
@@ -104,7 +106,9 @@ def test_a_device_with_a_gpu_has_this_build_and_no_other(build: Build) -> None:
 
 def test_a_missing_driver_is_one_line(build: Build, model: Path) -> None:
     for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
-        done = run(build, model, "--gpu", "1", **{"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"})
+        done = run(
+            build, model, "--gpu", "1", **{"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"}
+        )
         assert done.returncode == 64, (variable, done.stdout, done.stderr)
         assert "no GPU answers" in json.loads(done.stdout)["error"]["message"]
 
@@ -126,5 +130,5 @@ def test_a_killed_run_leaves_nothing_behind(build: Build, model: Path) -> None:
 
 def test_the_missing_build_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path))
-    with pytest.raises(InfrastructureFailed, match="nas runtime build llama.cpp --patched --variant avx2-vulkan"):
+    with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama.cpp --patched --variant avx2-vulkan"):
         LLAMA_CPP.runner("x86_64-linux", {*host_features(), "vulkan"}, patched=True)

@@ -40,7 +40,9 @@ def row(name: str, value: float, metric: str = "prefill_throughput", **more: Any
 def table(folder: Path, rows: list[dict[str, Any]]) -> Path:
     path = folder / "part-0001.parquet"
     content = pyarrow.Table.from_pylist(rows)
-    parquet.write_table(content.set_column(content.schema.get_field_index("value"), "value", content["value"].cast("float32")), path)
+    parquet.write_table(
+        content.set_column(content.schema.get_field_index("value"), "value", content["value"].cast("float32")), path
+    )
     return path
 
 
@@ -48,10 +50,15 @@ def test_a_phone_of_others_ranks_layouts(tmp_path: Path) -> None:
     rows = [row(f"org/{name}-GGUF:{name}-Q4_0.gguf", speeds[0]) for name, speeds in REPORT[S25].items()]
     results = read_results(table(tmp_path, rows), PUBLISHED)
     ((place, measured),) = results.items()
-    assert place == Place("Galaxy S25", "Snapdragon 8 Elite", "llama.cpp", '{"threads":4}', "prefill_throughput", 1024, 0)
+    assert place == Place(
+        "Galaxy S25", "Snapdragon 8 Elite", "llama.cpp", '{"threads":4}', "prefill_throughput", 1024, 0
+    )
     assert len(measured) == 20
     assert measured[PUBLISHED["LFM2-350M"]] == pytest.approx(1e3 / 1067, rel=1e-5)
-    new = [Layout.parse(LFM2["LFM2-350M"].replace("16/8", "16/4")), Layout.parse(LFM2["LFM2-1.2B"].replace("32/8", "32/4"))]
+    new = [
+        Layout.parse(LFM2["LFM2-350M"].replace("16/8", "16/4")),
+        Layout.parse(LFM2["LFM2-1.2B"].replace("32/8", "32/4")),
+    ]
     (ranking,) = rank(results, new)
     assert ranking.unit == "ms/token" and ranking.error is not None and ranking.error < 0.4
     (small, low, high), (large, _, _) = ranking.forecasts
@@ -60,7 +67,11 @@ def test_a_phone_of_others_ranks_layouts(tmp_path: Path) -> None:
 
 def test_a_run_that_was_scored_again_counts_once(tmp_path: Path) -> None:
     later = DAY.replace(day=2)
-    rows = [row("LFM2-350M", 100.0), row("LFM2-350M", 200.0, scored_at=later), row("LFM2-350M", 400.0, result_id="another")]
+    rows = [
+        row("LFM2-350M", 100.0),
+        row("LFM2-350M", 200.0, scored_at=later),
+        row("LFM2-350M", 400.0, result_id="another"),
+    ]
     (measured,) = read_results(table(tmp_path, rows), PUBLISHED).values()
     assert measured == {PUBLISHED["LFM2-350M"]: pytest.approx((5.0 + 2.5) / 2)}
 
@@ -105,10 +116,14 @@ def test_a_study_is_written_and_read_back(tmp_path: Path) -> None:
     required = [field.name for field in written.schema if not field.nullable]
     assert {"result_id", "benchmark_id", "value", "unit", "submitted_at"} < set(required)
     assert written["value"].type == pyarrow.float32()
-    by_metric = {
-        place.metric: measured for place, measured in read_results(path, {}).items()
+    by_metric = {place.metric: measured for place, measured in read_results(path, {}).items()}
+    assert by_metric.keys() == {
+        "ttft",
+        "prefill_throughput",
+        "decode_throughput",
+        "end_to_end_latency",
+        "max_host_usage",
     }
-    assert by_metric.keys() == {"ttft", "prefill_throughput", "decode_throughput", "end_to_end_latency", "max_host_usage"}
     trial = next(trial for trial in record.records.values() if trial.measurements)
     (measurement,) = trial.measurements.values()
     figures = measurement.figures

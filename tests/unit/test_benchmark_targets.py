@@ -33,8 +33,9 @@ def study(logs: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> table.Tabl
     rounds, count, _ = logs.shape
     rows = [
         {
-            "layout": layout, "target": target.name, "round": number, "ttft": float(np.exp(logs[number, layout, place])),
-            "decode_p50": 0.1, "peak_rss": 50.0, "foreign_cpu": 0.0, "drift": 0.0, "seconds": 1.0,
+            "layout": layout, "target": target.name, "round": number,
+            "ttft": float(np.exp(logs[number, layout, place])), "decode_p50": 0.1, "peak_rss": 50.0,
+            "foreign_cpu": 0.0, "drift": 0.0, "seconds": 1.0,
         }
         for number in range(rounds) for layout in range(count) for place, target in enumerate(TARGETS)
     ]  # fmt: skip
@@ -42,7 +43,7 @@ def study(logs: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> table.Tabl
 
 
 def test_losses_and_compromise() -> None:
-    # Layout 1 is best on the first target and 50 % slower on the second; layout 2 the reverse; layout 3 is 10 % off on both.
+    # Layout 1 is best on the first target and 50 % slower on the second; layout 2 the reverse; layout 3 is 10 % off.
     means = np.log(np.array([[2.0, 2.0], [1.0, 1.5], [1.5, 1.0], [1.1, 1.1]]))
     noise = 0.01 * np.random.default_rng(0).standard_normal((3, 4, 2))
     logs = study(means + noise - noise.mean(axis=0)).logs("ttft")

@@ -135,7 +135,7 @@ class OpenedStudy:
                 yield study
 
     async def targets(self, farm: Farm, scratch: Path, log: Log) -> dict[tuple[str, str], MeasurementTarget]:
-        """Calibrates every device with the runtimes that run there; a resumed study keeps the calibrations that it began with.
+        """Calibrates every device with its runtimes; a resumed study keeps the calibrations that it began with.
 
         Args:
             farm: has the devices.

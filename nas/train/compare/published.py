@@ -265,8 +265,9 @@ class ReferenceModel:
 
     @property
     def layout(self) -> Layout | None:
-        """The layout of its shape, with as many weights; factors of scores and positions, which cost no time, are left
-        out. None: it has sizes that no layout says.
+        """The layout of its shape, with as many weights; None: it has sizes that no layout says.
+
+        Factors of scores and positions, which cost no time, are left out.
         """
         return self.shape if isinstance(self.shape, Layout) else self.shape.layout()
 
