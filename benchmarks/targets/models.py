@@ -8,9 +8,11 @@ times one factor (`factor`).
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -25,7 +27,9 @@ from nas.train.compare.published import REFERENCES
 COUNTS = (3, 5, 8, 12, 20)
 """Measurements of the new target."""
 WAYS = ("nearest", "mean", "factor", "alone")
-_SPLITS = 8
+_SPLITS = 5
+_HARDWARE = Path(__file__).parents[1] / "hardware"
+_RECORDED_FIGURES = {"ttft": "ttft_ms", "decode_p50": "decode_p50_ms", "peak_rss": "peak_rss_mb"}
 _REPORT_NOISE = 0.02
 """Assumed deviation of a figure of the report, which gives none."""
 
@@ -133,6 +137,28 @@ def of_table(table: Table, figure: str, load: Workload) -> dict[str, dict[int, d
     return leave_one_target_out(
         table.layouts, rounds.mean(axis=0), spread, names, Costs(load, _kinds(table.layouts), unit), same
     )
+
+
+def of_recorded(figure: str) -> dict[str, dict[int, dict[str, Errors]]]:
+    """Returns the same of the four targets of `benchmarks/hardware`: two runtimes with one and two threads.
+
+    Sixty random layouts of lfm2-mixed-demo, three rounds. Times are relative to the reference model's run beside them.
+    """
+    layouts = [Layout.parse(line) for line in (_HARDWARE / "layouts.txt").read_text().splitlines()]
+    values: dict[str, dict[int, list[float]]] = {}
+    with (_HARDWARE / "runs.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            target = f"{row['runtime']} {row['threads']}"
+            value = float(row[_RECORDED_FIGURES[figure]]) / (
+                1.0 if figure == "peak_rss" else float(row["reference_ms"])
+            )
+            values.setdefault(target, {}).setdefault(int(row["layout"]), []).append(math.log(value))
+    names = sorted(values)
+    rounds = np.array([[values[name][layout] for layout in range(len(layouts))] for name in names])  # [T, L, R]
+    spread = np.sqrt(rounds.var(axis=2, ddof=1).mean(axis=1) / rounds.shape[2])
+    unit = "MB" if figure == "peak_rss" else "ms"
+    costs = Costs(Workload(prompt=256, gen=100, context=4096), _kinds(layouts), unit)
+    return leave_one_target_out(layouts, rounds.mean(axis=2).T, spread, names, costs, {})
 
 
 # ---- the LFM2 report's tables -----------------------------------------------------------------------------------
