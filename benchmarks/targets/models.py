@@ -73,7 +73,10 @@ def forecasts(
     moved = [model.moved(few) for model in known.values()]
 
     def doubt(model: HardwareModel) -> float:
-        return float(np.square(model.left_out().mean - few.logs).mean())
+        if len(few.layouts) > MIN_POINTS:
+            return float(np.square(model.left_out().mean - few.logs).mean())
+        assert model.base is not None, "it was moved"
+        return float((few.logs - model.base.predict(few.layouts).mean).var())
 
     nearest = min(moved, key=doubt)
     base = nearest.base
@@ -149,9 +152,8 @@ def of_recorded(figure: str) -> dict[str, dict[int, dict[str, Errors]]]:
     with (_HARDWARE / "runs.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             target = f"{row['runtime']} {row['threads']}"
-            value = float(row[_RECORDED_FIGURES[figure]]) / (
-                1.0 if figure == "peak_rss" else float(row["reference_ms"])
-            )
+            beside = 1.0 if figure == "peak_rss" else float(row["reference_ms"])
+            value = float(row[_RECORDED_FIGURES[figure]]) / beside
             values.setdefault(target, {}).setdefault(int(row["layout"]), []).append(math.log(value))
     names = sorted(values)
     rounds = np.array([[values[name][layout] for layout in range(len(layouts))] for name in names])  # [T, L, R]
