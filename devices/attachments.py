@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import re
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
@@ -12,6 +13,7 @@ from typing import Annotated, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nas.core import paths
+from nas.core.device import GPU_FEATURES
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.wire import DeviceId
@@ -22,7 +24,12 @@ from nas.measure.devices.transports.base import Transport
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
-"""The address of this machine. `local:x86-64-v3` and the like are its address restricted to an instruction set."""
+"""The address of this machine; with an instruction set, a GPU or a number of threads it is a device of its own, such as
+`local:x86-64-v3`, `local:vulkan`, `local:threads=2` and `local:x86-64-v3:threads=2`."""
+_LOCAL = re.compile(
+    rf"{LOCAL}(?::(?P<isa>{'|'.join(map(re.escape, ISA_FEATURES))}))?(?::(?P<gpu>{'|'.join(GPU_FEATURES)}))?"
+    r"(?::threads=(?P<threads>[1-9][0-9]{0,3}))?"
+)
 
 TAG = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
 Tag = Annotated[str, Field(pattern=TAG)]
@@ -41,8 +48,22 @@ class Attachment(BaseModel):
     @property
     def isa(self) -> str | None:
         """The instruction set that this machine is restricted to; None: all that it has, or another machine."""
-        scheme, _, isa = self.address.partition(":")
-        return isa or None if scheme == LOCAL else None
+        return self._part("isa")
+
+    @property
+    def gpu(self) -> str | None:
+        """The kind of GPU of this machine that computes, of `GPU_FEATURES`; None: none, or another machine."""
+        return self._part("gpu")
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of every workload on this machine; None: as the workload says, or another machine."""
+        threads = self._part("threads")
+        return None if threads is None else int(threads)
+
+    def _part(self, name: str) -> str | None:
+        match = _LOCAL.fullmatch(self.address)
+        return match[name] if match else None
 
 
 THIS_MACHINE = Attachment(address=LOCAL)
@@ -190,8 +211,8 @@ def scheme_of(address: str) -> str:
         UnknownName: no such transport.
         InvalidInput: none is named.
     """
-    scheme, colon, rest = address.partition(":")
-    complete = not colon or rest in ISA_FEATURES if scheme == LOCAL else bool(colon)
+    scheme, colon, _ = address.partition(":")
+    complete = _LOCAL.fullmatch(address) is not None if scheme == LOCAL else bool(colon)
     if scheme not in TRANSPORTS or not complete:
         names = [name for name in TRANSPORTS if name != LOCAL]
         if address != LOCAL and address.isalnum() and address not in names:  # such as the serial number of a phone

@@ -112,16 +112,34 @@ def describe(
     )
 
 
-def restricted(device: Device, isa: str) -> Device:
-    """Returns a device as one that has the instruction set `isa` of `ISA_FEATURES` and no other.
+def restricted(device: Device, isa: str | None, gpu: str | None, threads: int | None) -> Device:
+    """Returns a device as another one; None leaves a property as it is.
+
+    Args:
+        device: as it describes itself.
+        isa: the instruction set, of `ISA_FEATURES`, that it has and no other.
+        gpu: of `GPU_FEATURES`, computes everything.
+        threads: of every workload.
 
     Raises:
         InvalidInput: its processor lacks instructions of that set.
     """
-    features = ISA_FEATURES[isa]
-    if lacking := ", ".join(sorted(set(features) - set(device.cpu_features))):
-        raise InvalidInput(f"{device.cpu} lacks {lacking} of {isa}")
-    return device.model_copy(update={"id": f"{device.id}-{isa}", "isa": isa, "cpu_features": features})
+    parts: list[str] = []
+    update: dict[str, Any] = {}
+    features = device.cpu_features
+    if isa is not None:
+        if lacking := ", ".join(sorted(set(ISA_FEATURES[isa]) - set(features))):
+            raise InvalidInput(f"{device.cpu} lacks {lacking} of {isa}")
+        features = ISA_FEATURES[isa]
+        parts.append(isa)
+        update["isa"] = isa
+    if gpu is not None:
+        features = (*features, gpu)
+        parts.append(gpu)
+    if threads is not None:
+        parts.append(f"t{threads}")
+        update["threads"] = threads
+    return device.model_copy(update={"id": "-".join([device.id, *parts]), "cpu_features": features, **update})
 
 
 def boot_id(reader: Reader) -> str:

@@ -11,6 +11,7 @@ from typing import Generic
 from pydantic import ValidationError
 
 from nas.core import paths
+from nas.core.device import GPU_FEATURES
 from nas.core.errors import InfrastructureFailed, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
@@ -211,9 +212,14 @@ class BuiltRuntime(ABC, Generic[S]):
         oldest = None if is_host or features is not None else self._oldest(target)
         if features is None:
             features = host_features() if is_host else oldest.needs if oldest else ()
-        runnable = {
-            variant.name for variant in self.variants if variant.target == target and variant.needs <= set(features)
-        }
+        gpus = set(GPU_FEATURES) & set(features)
+        runnable = [
+            variant.name
+            for variant in self.variants
+            if variant.target == target and gpus <= variant.needs <= set(features)
+        ]
+        if gpus and not runnable:
+            raise Unsupported(f"{self.name} has no back end for {', '.join(gpus)}")
         builds = [
             build
             for build in self.builds()
@@ -239,7 +245,8 @@ class BuiltRuntime(ABC, Generic[S]):
                 f"{libc}: {remedy}"
             )
         machine = f"{target} (any, with {', '.join(sorted(oldest.needs))})" if oldest else target
-        command = self.build_command(target, bool(patched), oldest.name if oldest else None)
+        variant = runnable[0] if gpus else oldest.name if oldest else None
+        command = self.build_command(target, bool(patched), variant)
         raise InfrastructureFailed(f"no {kind} build for {machine} here: run `{command}`")
 
     def build_command(self, target: str, patched: bool, variant: str | None = None, *, static: bool = False) -> str:

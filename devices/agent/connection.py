@@ -73,8 +73,7 @@ def find(attachment: Attachment, transport: Transport, host: Host | None = None)
         )
     except Unread as error:
         raise InfrastructureFailed(f"{attachment.address}: {error}") from error
-    if attachment.isa is not None:
-        device = restricted(device, attachment.isa)
+    device = restricted(device, attachment.isa, attachment.gpu, attachment.threads)
     if attachment.id not in (None, device.id):
         raise AnotherDevice(
             f"{attachment.address} answers as device {device.id}, but {attachment.id} was attached: it is not served. "

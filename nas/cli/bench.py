@@ -282,11 +282,21 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("workload", _requested(workload)),
         *times,
         ("peak memory", _shown(memory["total"], "MB")),
+        ("GPU", _gpu(report["gpu"])),
         ("load", _shown(report["load_ms"], "ms")),
         ("file size", _shown(report["file_mb"], "MB")),
         ("reference model", None if drift is None else f"{show_share(drift, signed=True)} off its calibration"),
         ("other processes", _busy(others)),
     ]
+
+
+def _gpu(gpu: dict[str, Any]) -> str | None:
+    if gpu["memory_mb"] is None:
+        return None
+    software = (
+        "; a driver on the processor: it shows that files work, never how fast they are" if gpu["software"] else ""
+    )
+    return f"{_shown(gpu['memory_mb'], 'MB')} on {gpu['name']} ({gpu['description']}){software}"
 
 
 def _busy(cores: float | None) -> str | None:

@@ -17,7 +17,7 @@ from nas.cli.options import DatabaseOption
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say, when
 from nas.cli.remote import Fleet, ServerOption, open_fleet
 from nas.core import paths
-from nas.core.device import Device, parse_cores, show_cores
+from nas.core.device import GPU_FEATURES, Device, parse_cores, show_cores
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.units import parse_duration, show_number, show_share
 from nas.measure.devices.agent.connection import find
@@ -129,7 +129,8 @@ def add(
         str,
         typer.Argument(
             metavar="ADDRESS",
-            help="ssh://USER@HOST[:PORT], adb:SERIAL, adb:HOST:PORT, adb:usb:SERIAL, or local with --isa.",
+            help="ssh://USER@HOST[:PORT], adb:SERIAL, adb:HOST:PORT, adb:usb:SERIAL, or local with --isa, --gpu or"
+            " --threads.",
         ),
     ],
     tag: Annotated[list[str] | None, typer.Option("--tag", help="Tag, used in spaces as tag:NAME. Repeatable.")] = None,
@@ -137,6 +138,13 @@ def add(
     isa: Annotated[
         str | None,
         typer.Option("--isa", help=f"Restrict this machine to the instructions of {', '.join(ISA_FEATURES)}."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help=f"Compute on this machine's GPU: {', '.join(GPU_FEATURES)}.")
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, max=1024, help="Run every workload on this machine with so many threads."),
     ] = None,
     trusted: Annotated[
         str | None, typer.Option("--host-key", help="Expected fingerprint of the ssh host key, SHA256:....")
@@ -148,16 +156,21 @@ def add(
 
     `nas launch` and `nas bench` on this host can then measure on it; a running `nas agent run` serves it within
     seconds. `local --isa x86-64-v3` adds this machine as one with older instructions: runtimes whose builds fix the
-    kernels (llama.cpp) are measured as an older processor would run them.
+    kernels (llama.cpp) are measured as an older processor would run them. `local --threads 2` adds it as one that
+    runs every workload with two threads, `local --gpu vulkan` as one whose GPU computes everything.
     """
-    if address == LOCAL and isa is None:
+    if address == LOCAL and not (isa or gpu or threads):
         raise InvalidInput("no need to add this machine: launches use it, and 'nas agent run --this-machine' serves it")
-    if isa is not None:
-        if address != LOCAL:
-            raise InvalidInput("restricts this machine only: nas device add local --isa ISA", where="--isa")
-        if isa not in ISA_FEATURES:
-            raise UnknownName("instruction set", isa, ISA_FEATURES, where="--isa")
-        address = f"{LOCAL}:{isa}"
+    for option, value in (("--isa", isa), ("--gpu", gpu), ("--threads", threads)):
+        if value is not None and address != LOCAL:
+            form = f"nas device add local {option} {value}"
+            raise InvalidInput(f"is of this machine only: {form}", where=option)
+    if isa is not None and isa not in ISA_FEATURES:
+        raise UnknownName("instruction set", isa, ISA_FEATURES, where="--isa")
+    if gpu is not None and gpu not in GPU_FEATURES:
+        raise UnknownName("kind of GPU", gpu, GPU_FEATURES, where="--gpu")
+    if address == LOCAL:
+        address = ":".join(filter(None, (LOCAL, isa, gpu, f"threads={threads}" if threads else None)))
     if scheme_of(address) == "ssh":
         address = str(SshAddress.parse(address))
         _trust(SshAddress.parse(address), trusted, yes)

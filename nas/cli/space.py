@@ -186,7 +186,8 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
     if space.parallel:
         yield "in parallel", ", ".join(map("&".join, space.parallel))
     for runtime in space.runtimes:
-        yield "runtime", f"{runtime.title} ({runtime.build} build)"
+        where = f" on {', '.join(runtime.devices)}" if runtime.devices else ""
+        yield "runtime", f"{runtime.title} ({runtime.build} build){where}"
     yield "devices", ", ".join(space.devices)
     for name in space.measured:
         load = space.workloads[name]
@@ -209,7 +210,7 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
     yield "devices", ", ".join(space.devices)
     yield "runtimes", ", ".join(runtime.title for runtime in space.runtimes)
     trials = min(trials, len(space.layouts) or trials)
-    targets = len(space.measured) * len(space.devices) * len(space.runtimes)
+    targets = len(space.measured) * len(space.targets)
     yield "screen", f"{trials} + {references} references x {targets} workload(s) x {protocol.screen_repetitions} runs"
     entering = trials
     for index, rung in enumerate(space.quality.rungs):

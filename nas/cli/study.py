@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.remote import ServerOption, open_server
 from nas.cli.study_view import print_agreement, print_effects, print_front, report_fields
 from nas.core.durable import output_file, write_output
-from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.trial import TrialState
 from nas.core.units import show_share
@@ -28,9 +29,11 @@ from nas.infra.store.rows import DesiredState, Trial
 from nas.infra.store.studies import INTERRUPTED
 from nas.search.analysis.archive import export_study, import_study, recorded_studies
 from nas.search.analysis.hardware import ModelError, hardware_report
+from nas.search.analysis.pipette import FORM_FACTORS, rank, read_results, results_bytes
 from nas.search.analysis.record import read_study
 from nas.search.analysis.report import csv_parts, finite, parquet_bytes, study_report, study_table
 from nas.search.analysis.snapshot import StudySnapshot
+from nas.search.proposers.hardware import TRUSTED
 from nas.search.study.check import support_filter
 from nas.search.study.events import all_events, stored_space
 from nas.search.study.proposals import replay as replay_log
@@ -49,6 +52,7 @@ class Format(StrEnum):
     JSON = "json"
     CSV = "csv"
     PARQUET = "parquet"
+    PIPETTE = "pipette"
 
 
 @app.command("list")
@@ -185,13 +189,21 @@ def hardware(
         str | None,
         typer.Option("--from", metavar="STUDY", help="Earlier study whose models these start from; any device."),
     ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", metavar="FILE", help="Parquet of Pipette: forecast the front on the devices in it."),
+    ] = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Show the errors of a study's hardware cost models; --json adds the predictions for each candidate.
 
-    Errors are leave-one-out: each measured layout is predicted by a model that was fitted without it.
+    Errors are leave-one-out: each measured layout is predicted by a model that was fitted without it. With --results,
+    models are fitted to what others measured of published models, and forecast the study's front there.
     """
+    if results is not None:
+        _elsewhere(study, results, db, json)
+        return
     with open_store(db) as store:
         report = hardware_report(store, study, start)
     if json:
@@ -199,6 +211,44 @@ def hardware(
         return
     columns = ("device", "runtime", "figure", "measured", "mean error", "worst", "inside 95 %", "Spearman", "from")
     print_table(columns, [list(_model_row(model)) for model in report.models])
+
+
+def _elsewhere(study: str, results: Path, db: str | None, as_json: bool) -> None:
+    """Prints forecasts of a study's front on the devices of a table of Pipette."""
+    from nas.train.compare.published import REFERENCES
+
+    published = {name: model.layout for name, model in REFERENCES.items()}
+    measured = read_results(results, {name: layout for name, layout in published.items() if layout is not None})
+    with open_store(db) as store:
+        snapshot = StudySnapshot(read_study(store, study))
+        layouts = {row.trial: snapshot.record.records[row.trial].layout for row in snapshot.front}
+    rankings = rank(measured, [*layouts.values()])
+    if as_json:
+        rows = [
+            {
+                **ranking.place._asdict(),
+                "models": ranking.models,
+                "unit": ranking.unit,
+                "mean_error": ranking.error,
+                "forecasts": [
+                    {"trial": trial, "value": value, "low": low, "high": high}
+                    for trial, (value, low, high) in zip(layouts, ranking.forecasts, strict=False)
+                ],
+            }
+            for ranking in rankings
+        ]
+        print_json({"study": study, "places": rows})
+        return
+    table = []
+    for ranking in rankings:
+        place, size = ranking.place, f"{ranking.place.prefill}+{ranking.place.decode}"
+        where = [place.device, place.runtime, f"{place.metric} {size}", ranking.models]
+        if ranking.error is None:
+            table.append([*where, None, None, f"{TRUSTED} known models are needed"])
+        for trial, (value, low, high) in sorted(zip(layouts, ranking.forecasts, strict=False), key=lambda row: row[1]):
+            shown = f"{value:.3g} {ranking.unit} ({low:.3g} to {high:.3g})"
+            table.append([*where, show_share(ranking.error or 0.0), trial, shown])
+    print_table(("device", "runtime", "metric", "models", "mean error", "trial", "forecast"), table)
 
 
 @app.command("effects")
@@ -276,9 +326,14 @@ def export(
             "--format",
             "-f",
             help="archive: the whole study, for `nas study import`; json: the report of `nas study show --json`; "
-            "csv, parquet: one row per trial. Default: by the ending of the file, otherwise archive.",
+            "csv, parquet: one row per trial; pipette: measurements, as Parquet for Pipette. Default: by the ending of "
+            "the file, otherwise archive.",
             show_default=False,
         ),
+    ] = None,
+    form_factor: Annotated[
+        str | None,
+        typer.Option("--form-factor", help=f"What the devices are, for pipette: {', '.join(FORM_FACTORS)}."),
     ] = None,
     server: ServerOption = None,
     db: DatabaseOption = None,
@@ -286,6 +341,9 @@ def export(
     """Export a study to a file, as an archive, a report or a table of trials."""
     ending = output.suffix.lower().removeprefix(".")
     format = format or (Format(ending) if ending in list(Format) else Format.ARCHIVE)
+    if format is Format.PIPETTE:
+        _write(output, _pipette(study, form_factor, server, db))
+        return
     if format is Format.JSON:
         report = _read_report(study, server, db)
         _write(output, json.dumps(report, indent=1, allow_nan=False).encode() + b"\n")
@@ -307,6 +365,16 @@ def export(
             return
         table = study_table(StudySnapshot(read_study(store, study)))
     _write(output, parquet_bytes(*table) if format is Format.PARQUET else "".join(csv_parts(*table)).encode())
+
+
+def _pipette(study: str, form_factor: str | None, server: str | None, db: str | None) -> bytes:
+    if server is not None:
+        raise InvalidInput("pipette reads the database: run it where that is, without --server", where="--format")
+    kind = next((name for name in FORM_FACTORS if name == form_factor), None)
+    if kind is None:
+        raise UnknownName("form factor", form_factor or "", FORM_FACTORS, where="--form-factor")
+    with open_store(db) as store:
+        return results_bytes(store, read_study(store, study), kind, version("hilnas"))
 
 
 @app.command("import")

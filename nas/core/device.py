@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from nas.core.errors import InvalidInput
 from nas.core.workload import Workload
 
+GPU_FEATURES = ("vulkan",)
+"""Features of devices on whose GPU everything is computed: a runtime has a build for it, or does not run there."""
 TEXT_LENGTH = 200
 """Most characters of any text in which a device describes itself."""
 
@@ -59,6 +61,9 @@ class Device(BaseModel):
     cores: int
     clusters: tuple[Cluster, ...] = Field((), max_length=64, description="biggest first; one where all cores are alike")
     pinned_to: tuple[CoreNumber, ...] = Field((), description="cores that its owner chose for runners")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="threads of every workload here; none: as the workload says"
+    )
     memory_mb: int
     page_size: int | None = Field(None, description="bytes of a page of memory")
     os: DeviceText
@@ -78,11 +83,13 @@ class Device(BaseModel):
         return tuple(sorted(core for cluster in self.clusters for core in cluster.cores)) or tuple(range(self.cores))
 
     def pinned(self, workload: Workload) -> Workload:
-        """Returns `workload` with the cores that it runs on here: its own, else the device's.
+        """Returns `workload` with the device's threads, and the cores that it runs on here: its own, else the device's.
 
         Raises:
             InvalidInput: a core does not exist, or the owner chose fewer cores than the workload has threads.
         """
+        if self.threads is not None:
+            workload = workload.model_copy(update={"threads": self.threads})
         if workload.affinity:
             if absent := set(workload.affinity) - set(self.core_numbers):
                 raise InvalidInput(

@@ -5,13 +5,25 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from nas.core.device import DeviceText
 from nas.core.plan import Conditions
 from nas.core.workload import Workload
 
 ClockName = Literal["cpu", "wall"]
 """What times are read from: processor time of the runner, or the time that passed."""
+
+
+class GpuUse(BaseModel):
+    """The GPU that computed everything in a run, as the runtime's back end reports it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: DeviceText
+    description: DeviceText
+    software: bool = Field(description="a driver that computes on the processor: its times say nothing about a GPU")
+    memory_mb: float = Field(ge=0, lt=1e9, description="of the model's buffers on it: weights, caches and scratch")
 
 
 class Sample(BaseModel):
@@ -33,8 +45,19 @@ class Sample(BaseModel):
         default_factory=list, description="tokens decoded in each turn; before each, the reference decoded as many"
     )
     finite: bool = True
-    info: dict[str, Any] = Field(default_factory=dict, description="build info, system info, buffer sizes")
+    info: dict[str, Any] = Field(default_factory=dict, description="build info, system info, `gpu` as in `GpuUse`")
     reference: Sample | None = Field(None, description="the reference model's, which took turns with this one")
+
+    @model_validator(mode="after")
+    def _gpu_is_readable(self) -> Sample:
+        if "gpu" in self.info:
+            GpuUse.model_validate(self.info["gpu"])
+        return self
+
+    @property
+    def gpu(self) -> GpuUse | None:
+        """The GPU that computed it; None: the processor did."""
+        return GpuUse.model_validate(self.info["gpu"]) if "gpu" in self.info else None
 
 
 class ReferenceTimes(BaseModel):
@@ -103,8 +126,8 @@ class Measurement(BaseModel):
     """The result of one measure stage.
 
     `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
-    decode_rss, load, energy_mj_per_token, file_size; of a workload that encodes also encoding, documents_per_s and
-    index_bytes. TTFT, decode p50, p95 and mean, and what is computed from them,
+    decode_rss, gpu_memory, load, energy_mj_per_token, file_size; of a workload that encodes also encoding,
+    documents_per_s and index_bytes. TTFT, decode p50, p95 and mean, and what follows,
     are estimates of a device that nothing disturbs: measured ratio to the reference model, on `clock`, times what that
     takes by its calibration (`nas.measure.protocol.estimator`).
     """

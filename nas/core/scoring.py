@@ -125,9 +125,12 @@ def measurement_keys(space: SearchSpace, item: Budget | Objective) -> list[Measu
     """Returns the measurement keys that a budget or objective covers: of a quality, `PROXY`."""
     if METRICS[item.metric].source == "proxy":
         return [PROXY]
-    devices = [item.device] if item.device else list(space.devices)
     labels = space.labels(item.runtime)
-    return [MeasurementKey(device, runtime, item.workload or "") for device in devices for runtime in labels]
+    return [
+        MeasurementKey(device, label, item.workload or "")
+        for device, label in space.targets
+        if item.device in (None, device) and label in labels
+    ]
 
 
 def check_name(budget: str, key: MeasurementKey) -> str:

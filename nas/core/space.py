@@ -118,6 +118,7 @@ class RuntimeSpace(Strict):
     )
     choices: tuple[str, ...] = Field((), description="the list of `quantisation`, which stands there instead")
     build: Literal["stock", "any"] = Field("stock", description="'any' also admits layouts that need the patched build")
+    devices: tuple[str, ...] = Field((), description="those of the space's `devices` that it runs on; left out: all")
 
     @model_validator(mode="before")
     @classmethod
@@ -503,6 +504,19 @@ class SearchSpace(Strict):
         names = [runtime.name for runtime in self.runtimes]
         return {runtime.name if names.count(runtime.name) == 1 else runtime.title: runtime for runtime in self.runtimes}
 
+    @property
+    def targets(self) -> list[tuple[str, str]]:
+        """The devices with the labels of the runtimes that run there, in the order of the file."""
+        return [(device, label) for device in self.devices for label in self.labels_on(device)]
+
+    def labels_on(self, device: str) -> list[str]:
+        """Returns the labels of the runtimes that run on a device; of one that the space does not name, all."""
+        return [
+            label
+            for label, runtime in self.labelled.items()
+            if not runtime.devices or device in runtime.devices or device not in self.devices
+        ]
+
     def labels(self, runtime: str | None) -> list[str]:
         """Returns the labels of the runtimes that a budget or objective names: by name or title; None: all."""
         return [label for label, spec in self.labelled.items() if runtime in (None, spec.name, spec.title)]
@@ -556,7 +570,7 @@ def cross_problems(data: Any) -> list[InitErrorDetails]:
         data: a space as JSON, or a document in which other parts may be wrong: those are not looked at.
     """
     data = _mapping(data)
-    problems = [*_limit_problems(data), *_repeated(data)]
+    problems = [*_limit_problems(data), *_repeated(data), *_device_problems(data)]
     for part in ("budgets", "objectives"):
         for index, item in enumerate(_items(data.get(part))):
             problems += [problem((part, index, *key), error) for key, error in _selector_problems(data, _mapping(item))]
@@ -579,6 +593,19 @@ def _limit_problems(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
         )
 
 
+def _device_problems(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
+    """Finds runtimes on devices that the space does not name, and devices without a runtime."""
+    devices = _names(data.get("devices", ("local",)))
+    used = [_names(_mapping(item).get("devices")) for item in _items(data.get("runtimes"))]
+    for index, names in enumerate(used):
+        for place, name in enumerate(names):
+            if name not in devices:
+                yield problem(("runtimes", index, "devices", place), UnknownName("device of this space", name, devices))
+    for index, name in enumerate(devices):
+        if used and all(names and name not in names for names in used):
+            yield problem(("devices", index), InvalidInput(f"no runtime runs on {name}"))
+
+
 def _selector_problems(
     data: Mapping[str, Any], item: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[str, ...], InvalidInput]]:
@@ -594,8 +621,23 @@ def _selector_problems(
     ):
         if isinstance(value := item.get(key), str) and value not in valid and valid:
             yield (key,), UnknownName(key, value, valid)
+    yield from _nowhere(data, item)
     if name == "decode_p95" and item.get("workload") in workloads:
         yield from _too_few_tokens(data, str(item["workload"]))
+
+
+def _nowhere(data: Mapping[str, Any], item: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], InvalidInput]]:
+    """Finds a budget or objective of a runtime on a device that it does not run on."""
+    device, runtime = item.get("device"), item.get("runtime")
+    runtimes = [_mapping(entry) for entry in _items(data.get("runtimes"))]
+    titles = _titles(data)
+    where = [
+        _names(entry.get("devices"))
+        for entry, title in zip(runtimes, titles, strict=True)
+        if runtime in (entry.get("name"), title)
+    ]
+    if isinstance(device, str) and where and all(names and device not in names for names in where):
+        yield ("device",), InvalidInput(f"{runtime} does not run on {device}: see its `devices`")
 
 
 def _too_few_tokens(data: Mapping[str, Any], workload: str) -> Iterator[tuple[tuple[str, ...], InvalidInput]]:

@@ -33,7 +33,7 @@ def gate(folder: Path, quantisation: str, right: Layout, build: Build, fault: Fa
     if not fault.earlier:
         return LLAMA_CPP.gate(right, quantisation, trained, model, build.runner)
     oracle = Oracle(right, quantisation, trained, half_sums=build.spec.half_sums)
-    if build.spec.static:
+    if build.spec.static or build.spec.gpu:
         return run_runner_gate(
             right,
             model,
@@ -42,5 +42,6 @@ def gate(folder: Path, quantisation: str, right: Layout, build: Build, fault: Fa
             oracle.rounded,
             settled=rounds_choices(right, quantisation),
             earlier=fault.earlier,
+            options=("--gpu", "1") if build.spec.gpu else (),
         )
     return run_gate(right, model, build, oracle.exact, oracle.rounded, earlier=fault.earlier)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.build_cache import Log, Variant, run_step
 from nas.measure.runtimes.llama_cpp import source
-from nas.measure.runtimes.llama_cpp.patches import apply_patches
+from nas.measure.runtimes.llama_cpp.patches import VULKAN_HEADERS, apply_diff, apply_patches
 from nas.measure.runtimes.llama_cpp.variants import (
-    LIBRARIES,
     NAME,
     TOOLS,
     TOOLS_SOURCE,
+    VULKAN,
     LlamaCppSpec,
     instruction_flags,
     variant_of,
@@ -70,7 +72,13 @@ _ARCHIVES = ("libllama.a", "libggml.a", "libggml-cpu.a", "libggml-base.a")
 def library_flags(variant: Variant, *, static: bool) -> tuple[str, ...]:
     """Returns the options of cmake, apart from paths."""
     linking = ("-DBUILD_SHARED_LIBS=OFF",) if static else ()
-    return (*_LIBRARY_FLAGS, *linking, *instruction_flags(variant, cross=static))
+    gpu = ("-DGGML_VULKAN=ON", f"-DHILNAS_HEADERS={_headers_hash()}") if VULKAN in variant.needs else ()
+    return (*_LIBRARY_FLAGS, *linking, *gpu, *instruction_flags(variant, cross=static))
+
+
+def _headers_hash() -> str:
+    """Returns the SHA-256 of `VULKAN_HEADERS`, which is part of a build's id as an option that cmake does not use."""
+    return hashlib.sha256(VULKAN_HEADERS.read_bytes()).hexdigest()
 
 
 def unpacked_source(spec: LlamaCppSpec, work: Path, log: Log) -> Path:
@@ -80,6 +88,13 @@ def unpacked_source(spec: LlamaCppSpec, work: Path, log: Log) -> Path:
     tree = source.unpack(sdist, work / "source")
     if spec.patches:
         apply_patches(tree)
+    if spec.gpu:
+        if shutil.which("glslc") is None:
+            raise InfrastructureFailed(
+                "no compiler of shaders here: install glslc, the headers and the loader of Vulkan, and the headers of "
+                "SPIR-V (Debian: glslc libvulkan-dev spirv-headers)"
+            )
+        apply_diff(VULKAN_HEADERS, tree)
     return tree
 
 
@@ -95,7 +110,7 @@ def compile_shared(
     if spec.tools and not (folders[0] / TOOLS[0]).exists():
         folders.append(_compile_tools(tree, out, folders[0], compiler, log))
     for folder in folders:
-        for name in (*LIBRARIES, *(TOOLS if spec.tools else ())):
+        for name in (*spec.files[1:], *(TOOLS if spec.tools else ())):
             if (folder / name).exists():
                 shutil.copy2(folder / name, product)
     compiling, linking = RUNNER_FLAGS[False]
@@ -187,7 +202,7 @@ def _progress(log: Log) -> Callable[[str], None]:
 def tiny_models(spec: LlamaCppSpec, folder: Path) -> Iterator[tuple[Path, Sequence[str]]]:
     """Yields Q4_0 models, to be run with and without repacked weights."""
     model = folder / "tiny.gguf"
-    for layout in (_TINY, _PATCHED_TINY) if spec.patches else (_TINY,):
+    for layout in (_TINY, _PATCHED_TINY) if spec.patches and not spec.gpu else (_TINY,):
         write_gguf(layout, "q4_0", RandomWeights(), model)
-        for repack in ("1", "0"):
-            yield model, ("--repack", repack)
+        for options in [("--gpu", "1")] if spec.gpu else [("--repack", "1"), ("--repack", "0")]:
+            yield model, options

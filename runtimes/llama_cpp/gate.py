@@ -162,10 +162,11 @@ def run_runner_gate(
     settled: bool,
     earlier: int = 0,
     seed: int = 0,
+    options: Sequence[str] = (),
 ) -> GateReport:
     """Runs the gate on a GGUF file with the logits of a runner on `machine`; arguments are those of `run_gate`.
 
-    `settled`: whether to settle the choices of experts, see `rounds_choices`.
+    `settled`: whether to settle the choices of experts, see `rounds_choices`; `options` are more of the runner's.
 
     Raises:
         CandidateFailed: the runner died on the file.
@@ -178,7 +179,7 @@ def run_runner_gate(
         scratch = Path(folder)
         stored = {depth: chosen for depth, chosen in experts.items() if layout.layers[depth].share is None}
         file = settle(model, stored, scratch / "settled.gguf") if stored else model
-        measured = runner_logits(machine, file, layout.vocab, feed, scratch)
+        measured = runner_logits(machine, file, layout.vocab, feed, scratch, options)
     first = sum(PROMPT_CHUNKS) - 1
     return compare(measured, oracle(ids, experts).logits[first:], simulated(ids, experts).logits[first:])
 

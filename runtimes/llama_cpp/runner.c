@@ -2,10 +2,13 @@
  * With --reference, a reference model in a process of its own takes turns with it, and its report is part of this one's.
  * Or, with --recipe, makes the model file that a recipe describes: a few KB travel instead of the model.
  *
- * Needs only llama.h and ggml-cpu.h, so the same file serves hosts and phones. A run is one fresh process: nothing is left over from
+ * With --gpu 1 every layer is on the build's GPU back end, or the run fails: nothing is computed on the processor unnoticed.
+ *
+ * Needs only llama.h and ggml's headers, so the same file serves hosts and phones. A run is one fresh process: nothing is left over from
  * another repetition. The log goes to stderr. Exit codes follow sysexits.h and are in report.h.
  */
 #define _GNU_SOURCE
+#include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "llama.h"
 #include "../report.h"
@@ -17,7 +20,7 @@ struct options {
     const char *logits;
     const char *recipe;
     const char *output;
-    long prompt, gen, context, batch, ubatch, threads, flash, mmap, repack, seed, warmup, vectors;
+    long prompt, gen, context, batch, ubatch, threads, flash, mmap, repack, seed, warmup, vectors, gpu;
 };
 
 static struct options opt = {
@@ -43,9 +46,22 @@ static void *allocate(size_t count, size_t size) {
     return memory;
 }
 
-/* llama.cpp reports why it failed through its log only. */
+static ggml_backend_dev_t gpu; /* NULL where the processor computes */
+static double gpu_mib;         /* of buffers on it, as llama.cpp logs them */
+
+/* "load_tensors:      Vulkan0 model buffer size =    92.11 MiB"; memory of the host that the GPU can read is not the GPU's. */
+static void count_buffer(const char *text) {
+    char place[64];
+    double mib;
+    const char *colon = strchr(text, ':'), *size = strstr(text, " buffer size = ");
+    if (!colon || !size || sscanf(colon + 1, "%63s", place) != 1 || strcmp(place, ggml_backend_dev_name(gpu))) return;
+    if (sscanf(size, " buffer size = %lf MiB", &mib) == 1) gpu_mib += mib;
+}
+
+/* llama.cpp reports why it failed, and what it allocated, through its log only. */
 static void on_log(enum ggml_log_level level, const char *text, void *unused) {
     (void)unused;
+    if (gpu && level == GGML_LOG_LEVEL_INFO) count_buffer(text);
     if (level != GGML_LOG_LEVEL_ERROR && level != GGML_LOG_LEVEL_WARN) return;
     fputs(text, stderr);
     if (level != GGML_LOG_LEVEL_ERROR) return;
@@ -61,7 +77,7 @@ static void usage(const char *what) {
     snprintf(last_error, sizeof last_error, "%s", what);
     fail(USAGE, "usage", "usage: runner --model FILE [--prompt N] [--gen N] [--context N] [--batch N] [--ubatch N] "
                          "[--threads N] [--kv f16|q8_0] [--flash 0|1] [--mmap 0|1] [--repack 0|1] [--seed N] [--warmup N] "
-                         "[--vectors 0|1] "
+                         "[--vectors 0|1] [--gpu 0|1] "
                          "[--reference FILE | --logits FILE] | runner --recipe FILE --output FILE");
 }
 
@@ -71,7 +87,7 @@ static void parse_arguments(int argc, char **argv) {
         {"--batch", &opt.batch, 1, 1 << 20}, {"--ubatch", &opt.ubatch, 1, 1 << 20}, {"--threads", &opt.threads, 1, 1024},
         {"--flash", &opt.flash, 0, 1}, {"--mmap", &opt.mmap, 0, 1}, {"--repack", &opt.repack, 0, 1},
         {"--seed", &opt.seed, 0, INT32_MAX}, {"--warmup", &opt.warmup, 0, 1 << 20},
-        {"--vectors", &opt.vectors, 0, 1},
+        {"--vectors", &opt.vectors, 0, 1}, {"--gpu", &opt.gpu, 0, 1},
     };
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc) usage(argv[i]);
@@ -98,8 +114,8 @@ static void parse_arguments(int argc, char **argv) {
     if (access(opt.model, R_OK)) usage("--model cannot be read");
     if (opt.reference && opt.logits) usage("--reference and --logits exclude each other");
     if (opt.vectors && (opt.logits || opt.gen)) usage("--vectors goes with --gen 0 and without --logits");
-    /* The first prompt of a process is slower where fewer tokens warmed it up. */
-    if (opt.warmup < 0) opt.warmup = opt.prompt < opt.ubatch ? opt.prompt : opt.ubatch;
+    /* The first prompt of a process is slower where fewer tokens warmed it up; a GPU compiles a shader for each shape. */
+    if (opt.warmup < 0) opt.warmup = opt.prompt < opt.ubatch || opt.gpu ? opt.prompt : opt.ubatch;
     if (strcmp(opt.kv, "f16") && strcmp(opt.kv, "q8_0")) usage("--kv");
     if (!opt.context) opt.context = opt.prompt + opt.gen;
     if (opt.context < opt.prompt + opt.gen) usage("--context is shorter than prompt + gen");
@@ -278,8 +294,29 @@ static void keep_logits(const float *logits, int vocab) {
     if (error) usage(error);
 }
 
+/* Chooses the first GPU. A driver that computes on the processor is taken as well, and said to be one in the report: without the
+ * variable llama.cpp would pass it over in silence. */
+static void choose_gpu(void) {
+    for (size_t i = 0; i < ggml_backend_dev_count() && !gpu; i++) {
+        ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        enum ggml_backend_dev_type type = ggml_backend_dev_type(device);
+        if (type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU) gpu = device;
+    }
+    if (!gpu) fail(USAGE, "gpu", "no GPU answers: its driver is missing or does not load, or this build has no back end for it");
+}
+
+static bool is_software(void) {
+    const char *names[] = {"llvmpipe", "SwiftShader", "softpipe"}, *description = ggml_backend_dev_description(gpu);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strstr(description, names[i])) return true;
+    return false;
+}
+
 static struct llama_model *load_model(void) {
     struct llama_model_params params = llama_model_default_params();
+    ggml_backend_dev_t devices[] = {gpu, NULL};
+    params.n_gpu_layers = gpu ? -1 : 0; /* all, the output among them, or none */
+    if (gpu) params.devices = devices;
     params.load_mode = opt.mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
     params.use_extra_bufts = opt.repack;
     struct llama_model *model = llama_model_load_from_file(opt.model, params);
@@ -287,7 +324,25 @@ static struct llama_model *load_model(void) {
     return model;
 }
 
-static ggml_backend_sched_eval_callback node_callback; /* NULL where nothing is profiled */
+static ggml_backend_sched_eval_callback node_callback; /* NULL where nothing is profiled, and no GPU is used */
+
+static char on_processor[256]; /* operators that are not on the GPU */
+
+/* The scheduler gives nodes that a back end lacks to the processor without a word. The embedding's rows are always there. */
+static bool on_gpu_node(struct ggml_tensor *node, bool before, void *unused) {
+    (void)unused;
+    if (!before || !node->buffer) return !before;
+    switch (node->op) {
+        case GGML_OP_NONE: case GGML_OP_VIEW: case GGML_OP_RESHAPE: case GGML_OP_PERMUTE: case GGML_OP_TRANSPOSE: return false;
+        case GGML_OP_GET_ROWS: if (node->src[0] && !strncmp(node->src[0]->name, "token_embd", 10)) return false; break;
+        default: break;
+    }
+    const char *name = ggml_op_name(node->op);
+    size_t used = strlen(on_processor);
+    if (!ggml_backend_buft_is_host(ggml_backend_buffer_get_type(node->buffer)) || strstr(on_processor, name)) return false;
+    if (used + strlen(name) + 3 < sizeof on_processor) sprintf(on_processor + used, "%s%s", used ? ", " : "", name);
+    return false;
+}
 
 static struct llama_context *new_context(struct llama_model *model, struct ggml_threadpool **threadpool) {
     struct llama_context_params params = llama_context_default_params();
@@ -324,8 +379,24 @@ static llama_token *draw_ids(int vocab) {
 
 static void warm_up(struct llama_context *context, llama_token *ids) {
     if (!opt.warmup) return;
-    decode(context, ids, opt.warmup < opt.context ? opt.warmup : opt.context - 1);
+    long count = opt.warmup < opt.context ? opt.warmup : opt.context - 1;
+    decode(context, ids, count);
+    if (gpu) {
+        decode(context, ids, 1); /* single tokens have shaders of their own */
+        if (*on_processor) {
+            snprintf(last_error, sizeof last_error, "%s lacks %s", ggml_backend_dev_name(gpu), on_processor);
+            fail(LOAD_FAILED, "gpu", "the processor would compute a part of this model");
+        }
+    }
     llama_memory_clear(llama_get_memory(context), true);
+}
+
+static void print_gpu(void) {
+    printf(",\"gpu\":{\"name\":");
+    print_string(ggml_backend_dev_name(gpu));
+    printf(",\"description\":");
+    print_string(ggml_backend_dev_description(gpu));
+    printf(",\"software\":%s,\"memory_mb\":%.3f}", is_software() ? "true" : "false", gpu_mib * 1024 * 1024 / 1e6);
 }
 
 static int vocab_of(const struct llama_model *model) {
@@ -383,7 +454,9 @@ static int measure(void) {
     bool serves = beside && fork_reference(beside);
     if (serves) opt.model = opt.reference;
     else if (beside) await_reference(beside);
+    if (opt.gpu) setenv("GGML_VK_VISIBLE_DEVICES", "0", 0);
     llama_backend_init();
+    if (opt.gpu) choose_gpu(), node_callback = node_callback ? node_callback : on_gpu_node;
     struct loaded l = {0};
     int64_t begun = wall();
     l.model = load_model();
@@ -409,6 +482,7 @@ static int measure(void) {
     print_string(llama_version());
     printf(",\"system_info\":");
     print_string(llama_print_system_info());
+    if (gpu) print_gpu();
     return end_report(serves ? NULL : beside);
 }
 

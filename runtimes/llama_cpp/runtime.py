@@ -32,7 +32,14 @@ from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.llama_cpp import source, support
 from nas.measure.runtimes.llama_cpp.kinds import KINDS
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
-from nas.measure.runtimes.llama_cpp.variants import NAME, TOOLS, TOOLS_SOURCE, VARIANTS, LlamaCppSpec
+from nas.measure.runtimes.llama_cpp.variants import (
+    NAME,
+    TOOLS,
+    TOOLS_SOURCE,
+    VARIANTS,
+    VULKAN_LIBRARY,
+    LlamaCppSpec,
+)
 from nas.measure.runtimes.runner import plan_run, read_profile
 from nas.measure.runtimes.toolchain import find_build_tools, find_compiler, host_features, host_target
 
@@ -56,7 +63,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
     profiler_sources = (_FOLDER / "profiler.c", *runner_sources)
     options = (
         *("--model", "--reference", "--prompt", "--gen", "--context", "--batch", "--ubatch", "--threads"),
-        *("--kv", "--flash", "--mmap", "--repack", "--seed", "--vectors"),
+        *("--kv", "--flash", "--mmap", "--repack", "--seed", "--vectors", "--gpu"),
     )
     disk_bytes = 600 << 20
 
@@ -151,6 +158,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
             "flash": int(workload.flash_attn),
             "mmap": int(workload.mmap),
             "repack": int(workload.repack),
+            **({"gpu": 1} if VULKAN_LIBRARY in runner.files else {}),
         }
         if workload.encodes:
             options["vectors"] = 1
@@ -170,12 +178,13 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
 
         build = self.load(runner.build)
         oracle = Oracle(layout, quantisation, checkpoint, half_sums=build.spec.half_sums)
-        if build.spec.static:
+        if build.spec.static or build.spec.gpu:
             settled = rounds_choices(layout, quantisation)
             machine = local_machine(build.executable, build.runner.target)
+            options = ("--gpu", "1") if build.spec.gpu else ()
             return first_passed(
                 lambda seed: run_runner_gate(
-                    layout, model, machine, oracle.exact, oracle.rounded, settled=settled, seed=seed
+                    layout, model, machine, oracle.exact, oracle.rounded, settled=settled, seed=seed, options=options
                 )
             )
         return first_passed(lambda seed: run_gate(layout, model, build, oracle.exact, oracle.rounded, seed=seed))

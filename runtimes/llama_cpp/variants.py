@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nas.core.device import GPU_FEATURES
 from nas.measure.runtimes import build_cache
 from nas.measure.runtimes.build_cache import BuildSpec, Variant
 
 NAME = "llama.cpp"
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
 """Libraries that a runner loads from its own folder; a static one loads nothing."""
+VULKAN_LIBRARY = "libggml-vulkan.so"
+"""The same of a build for Vulkan."""
 TOOLS = ("llama-bench", "llama-completion", "llama-imatrix", "llama-quantize")
 """llama.cpp's own programs. Its `llama-cli` is a client of the server today; `llama-completion` generates text."""
 TOOLS_SOURCE = Path(__file__).parent / "tools" / "CMakeLists.txt"
@@ -25,7 +28,10 @@ _AVX2_CPU = "x86_64+sse4_2+avx+avx2+fma+f16c+bmi2"
 _AVX512_CPU = f"{_AVX2_CPU}+avx512f+avx512cd+avx512bw+avx512dq+avx512vl"
 _VNNI_CPU = f"{_AVX512_CPU}+avx512vbmi+avx512vnni"
 
+(VULKAN,) = GPU_FEATURES
+
 VARIANTS = (
+    Variant("avx2-vulkan", "x86_64-linux", _AVX2_FEATURES | {VULKAN}),
     Variant("avx512-bf16", "x86_64-linux", _VNNI_FEATURES | {"avx512_bf16"}, mcpu=f"{_VNNI_CPU}+avx512bf16"),
     Variant("avx512-vnni", "x86_64-linux", _VNNI_FEATURES, mcpu=_VNNI_CPU),
     Variant("avx512", "x86_64-linux", _AVX512_FEATURES, mcpu=_AVX512_CPU),
@@ -49,6 +55,7 @@ _GGML_OPTIONS = {
     "avx512-vnni": _GGML_VNNI,
     "avx512": (*_GGML_AVX2, "AVX512"),
     "avx2": _GGML_AVX2,
+    "avx2-vulkan": _GGML_AVX2,
     "sse42": ("SSE42",),
 }
 """Variant of x86 -> ggml's cmake options that are on."""
@@ -79,6 +86,16 @@ class LlamaCppSpec(BuildSpec):
 
     sdist: str
     runner_flags: tuple[tuple[str, ...], ...]
+
+    @property
+    def gpu(self) -> bool:
+        """Whether its runner computes on a GPU."""
+        return VULKAN in variant_of(self).needs
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that a device needs."""
+        return (*super().files, *((VULKAN_LIBRARY,) if self.gpu else ()))
 
     @property
     def half_sums(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InvalidInput, UnknownName
+from nas.core.workload import Workload
 from nas.measure.devices.agent.agent import served
 from nas.measure.devices.agent.connection import Host, find
 from nas.measure.devices.attachments import LOCAL, THIS_MACHINE, Attachment, Attachments, open_transport
@@ -117,7 +118,20 @@ def test_this_machine_restricted_to_an_instruction_set_is_another_device(tmp_pat
     assert find(old, transport, host).lock is host.lock, "measurements of both take turns"
 
 
-@pytest.mark.parametrize("address", ["local:", "local:x86-64-v9", "local:../x", "adb"])
+def test_this_machine_with_a_number_of_threads_is_another_device(tmp_path: Path) -> None:
+    whole = find(THIS_MACHINE, LocalTransport(tmp_path)).device
+    attached = Attachment(address="local:threads=2")
+    device = find(attached, open_transport(attached.address, tmp_path)).device
+    assert (attached.isa, device.threads, device.id) == (None, 2, f"{whole.id}-t2")
+    assert device.pinned(Workload(threads=1)).threads == 2
+    assert device.model_dump(exclude={"id", "threads"}) == whole.model_dump(exclude={"id", "threads"})
+    both = Attachment(address="local:x86-64-v3:threads=4")
+    assert (both.isa, both.threads) == ("x86-64-v3", 4)
+
+
+@pytest.mark.parametrize(
+    "address", ["local:", "local:x86-64-v9", "local:../x", "local:threads=0", "local:threads=2:x86-64-v3", "adb"]
+)
 def test_addresses_without_a_meaning(address: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="address"):
         open_transport(address, tmp_path)

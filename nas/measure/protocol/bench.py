@@ -241,6 +241,11 @@ def _report(
             "prefill": figures["prefill_rss"].value,
             "decode": figures["decode_rss"].value,
         },
+        "gpu": {
+            **(runs[0].gpu.model_dump() if runs and runs[0].gpu else {}),
+            "memory_mb": figures["gpu_memory"].value,
+            "reason": figures["gpu_memory"].reason,
+        },
         "energy_mj_per_token": _energy(figures["energy_mj_per_token"]),
         "file_mb": figures["file_size"].value,
         "figures": {name: _figure(figure) for name, figure in figures.items() if name in METRICS},

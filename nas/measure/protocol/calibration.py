@@ -111,6 +111,7 @@ class PreparedDevice:
             "energy_counter": self.device.energy_counter,
             "page_size": self.device.page_size,
             "cores": {name: list(workload.affinity) for name, workload in self.workloads.items()},
+            "threads": {name: workload.threads for name, workload in self.workloads.items()},
             "calibration": references[0] if len(references) == 1 else content_hash(references),
             "protocol": PROTOCOL_VERSION,
             "writer": self.runtime.writer_version,

@@ -160,6 +160,8 @@ def summarise(
         "energy_mj_per_token": energy_figure([rep for rep in repetitions if rep.sample is not None], workload.gen),
         "file_size": Figure(value=file_bytes / 1e6, n=1, unit="MB"),
     }
+    on_gpu = [sample.gpu.memory_mb for sample in samples if sample.gpu is not None]
+    figures["gpu_memory"] = repetition_figure(on_gpu, "MB", "the processor computes: no memory of a GPU is used")
     for name in ("peak_rss_mb", "prefill_rss_mb", "decode_rss_mb"):
         read = [value for sample in samples if (value := getattr(sample, name)) is not None]
         figures[name.removesuffix("_mb")] = repetition_figure(read, "MB", "the device does not report it")

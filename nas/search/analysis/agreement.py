@@ -68,6 +68,8 @@ def agreements(record: StudyRecord) -> list[Agreement]:
     pairs = [*itertools.combinations(space.labelled, 2)]
     rows = []
     for (first, second), device, workload in itertools.product(pairs, space.devices, space.measured):
+        if not {(device, first), (device, second)} <= set(space.targets):
+            continue
         keys = MeasurementKey(device, first, workload), MeasurementKey(device, second, workload)
         measurements = [trial.measurements for trial in record.records.values()]
         both = [[by_key[key].figures for key in keys] for by_key in measurements if all(key in by_key for key in keys)]

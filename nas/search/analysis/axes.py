@@ -63,9 +63,10 @@ def measured_figures(space: SearchSpace) -> list[MeasuredFigure]:
     of_objectives = {
         MeasuredFigure(objective.metric, key) for objective in space.objectives if (key := only_key(space, objective))
     }
-    everywhere = [(device, runtime) for device in space.devices for runtime in space.labelled]
     figures = [
-        MeasuredFigure(metric, MeasurementKey(*where, workload)) for where in everywhere for metric, workload in named
+        MeasuredFigure(metric, MeasurementKey(*target, workload))
+        for target in space.targets
+        for metric, workload in named
     ]
     return [figure for figure in dict.fromkeys(figures) if figure not in of_objectives]
 

@@ -50,6 +50,7 @@ from nas.search.study.events import (
     REMEASURED,
     RESCORED,
     UNREADABLE,
+    CalibratedDevice,
     Launched,
     Named,
     QualityKnown,
@@ -225,9 +226,9 @@ class StudyLog:
             self.completions.append(Completion(event.trial, event.at, self.elapsed_s))
 
     @property
-    def devices(self) -> list[tuple[str, str]]:
-        """(id, name in the space) of every device that took part."""
-        return sorted({(id, name) for name, id in calibrated_devices(self.notes)})
+    def devices(self) -> list[CalibratedDevice]:
+        """Every device that took part."""
+        return sorted(set(calibrated_devices(self.notes)))
 
 
 @dataclass(frozen=True)
@@ -384,29 +385,29 @@ def _record(row: Trial, before: Record | None) -> Record:
     return replace(before, trial=row, measurements={}, results=(), **copies)
 
 
-def key_lookup(space: SearchSpace, devices: Sequence[tuple[str, str]]) -> KeyLookup:
+def key_lookup(space: SearchSpace, devices: Sequence[CalibratedDevice]) -> KeyLookup:
     """Returns the lookup for a study: one device or workload may have several names in its space.
 
     Args:
         space: of the study.
-        devices: (id, name in the space).
+        devices: that took part.
     """
 
     @cache
     def lookup(device: str, runtime: str, quantisation: str | None, workload: str) -> Sequence[MeasurementKey]:
         settings = Workload.model_validate_json(workload).key()
-        names = [name for name, named in space.workloads.items() if named.key() == settings]
         labels = [
             label
             for label, spec in space.labelled.items()
             if runtime == label or (runtime, quantisation) == (spec.name, spec.quantisation)
         ]
         return [
-            MeasurementKey(device_name, label, name)
-            for id, device_name in devices
-            if id == device
+            MeasurementKey(place.name, label, name)
+            for place in devices
+            if place.id == device
             for label in labels
-            for name in names
+            for name, named in space.workloads.items()
+            if place.placed(name, named).key() == settings
         ]
 
     return lookup

@@ -49,7 +49,7 @@ def missing_builds(space: SearchSpace) -> list[str]:
     if LOCAL not in space.devices:
         return []
     machine, missing = this_machine(), []
-    for spec in space.runtimes:
+    for spec in map(space.labelled.__getitem__, space.labels_on(LOCAL)):
         try:
             known_runtime(spec).runner(
                 machine.target, machine.cpu_features, patched=spec.build == "any", libc=machine.libc

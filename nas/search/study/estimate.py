@@ -263,7 +263,7 @@ class _Progress:
         """Returns the rough seconds of each part of some work: `counts` are the trials that go through each stage."""
         quality, protocol = self.space.quality, self.space.protocol
         layouts, runtimes = self.space.references.layouts(), len(self.space.runtimes)
-        published, targets = layouts[PUBLISHED], runtimes * len(self.space.devices)
+        published, targets = layouts[PUBLISHED], len(self.space.targets)
         repetition_s = targets * math.fsum(
             _START_S + published.params.active * (load.prompt * _PROMPT_S + load.gen * _DECODE_S) / load.threads
             for load in (self.space.workloads[name] for name in self.space.measured)
@@ -344,7 +344,7 @@ def _read(store: Store, study: Study, log: Sequence[Event]) -> _Progress | None:
         anchored=max((rung + 1 for _, rung in trained), default=0),
         rescored=len({event.trial for event in log if Rescored.read(event.payload)}),
         remeasured=len(notes(log, Remeasured)),
-        devices=frozenset(id for _, id in calibrated_devices(log)),
+        devices=frozenset(device.id for device in calibrated_devices(log)),
         elapsed_s=elapsed(log)[-1],
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError
 
@@ -21,6 +21,7 @@ from nas.core.profile import ProfileSummary
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.core.units import show_number, show_spread
+from nas.core.workload import Workload
 from nas.infra.store import events
 from nas.infra.store.rows import Json, Study
 from nas.infra.store.store import Store
@@ -432,10 +433,37 @@ def _quality(quality: Mapping[str, Any], fresh: str = "") -> str:
     return f"quality{fresh} {show_spread(quality['value'], quality.get('sd'))} ({what})"
 
 
-def calibrated_devices(log: Iterable[Event]) -> list[tuple[str, str]]:
-    """Returns (name in the space, id) of the devices that took part, in the order of the log."""
-    calibrations = (event.payload for event in log if event.payload.get("what") == CALIBRATED)
-    return [(payload["device"], payload["id"]) for payload in calibrations]
+class CalibratedDevice(NamedTuple):
+    """A device that took part in a study.
+
+    Args:
+        id: of the device.
+        name: in the space.
+        cores: workload -> cores that it ran on there.
+        threads: workload -> threads that it ran with there; none of logs that do not say.
+    """
+
+    id: str
+    name: str
+    cores: tuple[tuple[str, tuple[int, ...]], ...]
+    threads: tuple[tuple[str, int], ...]
+
+    def placed(self, name: str, workload: Workload) -> Workload:
+        """Returns the workload `name` of the space as it was run there."""
+        known = {"affinity": dict(self.cores).get(name), "threads": dict(self.threads).get(name)}
+        return workload.model_copy(update={key: value for key, value in known.items() if value is not None})
+
+
+def calibrated_devices(log: Iterable[Event]) -> list[CalibratedDevice]:
+    """Returns the devices that took part, in the order of the log."""
+    devices = []
+    for event in log:
+        if event.payload.get("what") == CALIBRATED:
+            conditions = event.payload.get("conditions", {})
+            cores = tuple((name, tuple(places)) for name, places in conditions.get("cores", {}).items())
+            threads = tuple(conditions.get("threads", {}).items())
+            devices.append(CalibratedDevice(event.payload["id"], event.payload["device"], cores, threads))
+    return devices
 
 
 def protocols(log: Iterable[Event]) -> set[int]:

@@ -135,7 +135,7 @@ class OpenedStudy:
                 yield study
 
     async def targets(self, farm: Farm, scratch: Path, log: Log) -> dict[tuple[str, str], MeasurementTarget]:
-        """Calibrates every device with every runtime; a resumed study keeps the calibrations that it began with.
+        """Calibrates every device with its runtimes; a resumed study keeps the calibrations that it began with.
 
         Args:
             farm: has the devices.
@@ -156,9 +156,7 @@ class OpenedStudy:
         calibrator = Calibrator(farm, farm.jobs(self.ledger.study.id), space.protocol, scratch, log, workloads, weights)
         saved = {(note.device, note.runtime): note for note in notes(self.ledger.events(), Calibrated)}
         prepared = {
-            (device, label): calibrator.prepare(device, spec)
-            for device in space.devices
-            for label, spec in space.labelled.items()
+            (device, label): calibrator.prepare(device, space.labelled[label]) for device, label in space.targets
         }
         for name in prepared.keys() & saved.keys():  # all of them before the first run
             prepared[name].require_unchanged(saved[name].conditions)

@@ -210,7 +210,7 @@ class BoundSpace:
         builds = {(note["device"], note["runtime"]): note["build"] for note in calibrated if "build" in note}
         used = notes(log, CorpusUsed)
         training = canonical_json(used[-1].to_json()) if used else None
-        return BoundSpace(space, dict(calibrated_devices(log)), builds, training)
+        return BoundSpace(space, {device.name: device.id for device in calibrated_devices(log)}, builds, training)
 
     def objectives(self) -> dict[str, str]:
         """Returns the meaning of each coordinate -> its name."""

@@ -247,7 +247,7 @@ class StageWork:
     lock: Path
 
     def measurement_keys(self, workloads: Iterable[str]) -> list[MeasurementKey]:
-        """Returns every device and runtime of the space with each of `workloads`."""
+        """Returns every target with each of `workloads`."""
         return [MeasurementKey(device, runtime, workload) for workload in workloads for device, runtime in self.targets]
 
     def workloads_by_cost(self) -> list[str]:

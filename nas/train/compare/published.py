@@ -84,6 +84,27 @@ class Decoder:
         """Returns architecture, metadata and tensors of a GGUF file."""
         return StockModel(self.architecture, self._metadata(), tuple(self._tensors()))
 
+    def layout(self) -> Layout | None:
+        """Returns the layout of these sizes; None for latent attention, whose cache llama.cpp keeps otherwise."""
+        if self.latent:
+            return None
+        window = self.extra.get("attention.sliding_window")
+        size, arguments = f"{self.heads}/{self.kv_heads}", "" if self.qk_norm else "(qk_norm=0)"
+        layers = []
+        for layer in range(self.layers):
+            if not self._kv_heads(layer):
+                mixer = f"M{_MAMBA_STATE}(heads={self.mamba_heads})"
+            elif window and layer % 6 != 5:  # Gemma 3: every sixth layer sees everything
+                mixer = f"W{size}@{window}:{self.head_dim}{arguments}"
+            else:
+                mixer = f"A{size}:{self.head_dim}{arguments}"
+            layers.append(mixer if self.ffn else f"{mixer}+none")
+        ffn = f"swiglu:{self.ffn or self.width}"
+        if self.experts:
+            count, top_k, shared = self.experts
+            ffn = f"moe:{count}x{top_k}:{self.ffn}(shared={shared // self.ffn})"
+        return Layout.parse(f"d{self.width} v{self.vocab} ffn={ffn} [{' '.join(layers)}]")
+
     def _metadata(self) -> dict[str, Value]:
         """Returns key without the architecture's prefix -> value, in file order."""
         metadata: dict[str, Value] = {
@@ -241,6 +262,14 @@ class ReferenceModel:
         from nas.measure.runtimes.llama_cpp.support import PATCHED
 
         return self.architecture == PATCHED
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of its shape, with as many weights; None: it has sizes that no layout says.
+
+        Factors of scores and positions, which cost no time, are left out.
+        """
+        return self.shape if isinstance(self.shape, Layout) else self.shape.layout()
 
     @property
     def parameters(self) -> int:

@@ -62,7 +62,7 @@ class Measurer:
         """
         if any(name == device for name, _, _ in self.benches):
             return
-        for label in self.space.labelled:
+        for label in self.space.labels_on(device):
             asyncio.run(self._bench(device, label, None))
 
     async def _bench(self, device: str, label: str, layout: Layout | None) -> MeasurementTarget:
@@ -100,7 +100,7 @@ class Measurer:
 
     async def _on_device(self, layout: Layout, device: str) -> Measurements:
         measurements = {}
-        for label in self.space.labelled:
+        for label in self.space.labels_on(device):
             bench = await self._bench(device, label, layout)
             for name in self.space.measured:
                 measurements[MeasurementKey(device, label, name)] = await measure_layout(

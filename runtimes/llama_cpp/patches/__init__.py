@@ -34,6 +34,9 @@ from pathlib import Path
 from nas.core.errors import InfrastructureFailed
 from nas.measure.runtimes.llama_cpp.kinds import KINDS
 
+VULKAN_HEADERS = Path(__file__).parent / "vulkan" / "headers.patch"
+"""For builds with Vulkan only: settings of the validation layer, which no build of ours turns on, need Vulkan's headers
+of 1.3.272 (December 2023), and Debian 12 has 1.3.239."""
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _NOTHING = "/dev/null"

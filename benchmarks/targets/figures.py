@@ -1,0 +1,193 @@
+"""What the best layout of one target loses on another, and the best compromise.
+
+A loss is time / time of the target's own best - 1. Intervals are bootstraps over the noise of measurements: deviations
+from a layout's mean over rounds, drawn from all layouts of the target, are added to the means of the chosen ones. The
+choice itself is not drawn again: a target's best is the fastest of all as measured, so losses are a little too large;
+how much, a target that was measured twice shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+from benchmarks.targets.table import Array, noise
+from nas.core.layout import Layout
+
+DRAWS = 2000
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A share with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} ({self.low:.1%} to {self.high:.1%})"
+
+
+def draws_of(logs: Array, seed: int = _SEED) -> Array:
+    """Returns [D, L, T] means over rounds as they might have been: noise of measurements drawn with replacement."""
+    rounds, layouts, targets = logs.shape
+    rng = np.random.default_rng(seed)
+    # A deviation from a mean of R is too small by sqrt(1 - 1/R).
+    away = (logs - logs.mean(axis=0)) / np.sqrt(1 - 1 / rounds)
+    pool = away.reshape(-1, targets)
+    drawn = np.empty((DRAWS, layouts, targets))
+    for target in range(targets):
+        picks = rng.integers(len(pool), size=(DRAWS, layouts, rounds))
+        drawn[:, :, target] = pool[picks, target].mean(axis=2)
+    means: Array = logs.mean(axis=0) + drawn
+    return means
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Layouts that are chosen among some of a study.
+
+    Args:
+        best: [T] of each target, the fastest.
+        losses: [T][T] loss of the best of the first target on the second.
+        compromise: `worst` and `geomean` -> the layout whose worst, or mean, loss is least.
+        compromise_losses: of these on each target.
+        published: losses of the study's first layout on each target.
+    """
+
+    best: list[int]
+    losses: list[list[Interval]]
+    compromise: dict[str, int]
+    compromise_losses: dict[str, list[Interval]]
+    published: list[Interval]
+
+
+def choose(logs: Array, allowed: Sequence[int]) -> Choice:
+    """Returns what is chosen among `allowed` layouts, by [R, L, T] logarithms of times."""
+    means, drawn = logs.mean(axis=0), draws_of(logs)
+    best = [min(allowed, key=lambda layout: means[layout, target]) for target in range(means.shape[1])]
+    targets = range(len(best))
+
+    def loss(layout: int, target: int) -> Interval:
+        away = drawn[:, layout, target] - drawn[:, best[target], target]
+        low, high = np.expm1(np.quantile(away, [0.025, 0.975]))
+        return Interval(float(np.expm1(means[layout, target] - means[best[target], target])), float(low), float(high))
+
+    away = means - np.array([means[best[target], target] for target in targets])
+    compromise = {
+        "worst": min(allowed, key=lambda layout: away[layout].max()),
+        "geomean": min(allowed, key=lambda layout: away[layout].mean()),
+    }
+    return Choice(
+        best=best,
+        losses=[[loss(best[own], target) for target in targets] for own in targets],
+        compromise=compromise,
+        compromise_losses={name: [loss(layout, target) for target in targets] for name, layout in compromise.items()},
+        published=[loss(0, target) for target in targets],
+    )
+
+
+def correlations(logs: Array) -> Array:
+    """Returns [T, T] Spearman correlations of the targets' orders of all layouts."""
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]  # takes a second to load
+
+    means = logs.mean(axis=0)
+    matrix: Array = np.atleast_2d(spearmanr(means).statistic)
+    return matrix
+
+
+KINDS = ("conv", "gqa", "swa", "mamba2", "mlstm", "gdn")
+
+
+@dataclass(frozen=True)
+class KindCosts:
+    """What a layer of each kind of mixer costs on each target, in layers of the target's convolution.
+
+    Args:
+        costs: [K, T] of `KINDS`.
+        low: [K, T] lower ends of 95 % intervals.
+        high: [K, T] upper ends.
+        experts: [T] time of a feed-forward weight that experts hold / of one of a dense feed-forward.
+        off: [T] mean error of the sums.
+    """
+
+    costs: Array
+    low: Array
+    high: Array
+    experts: Array
+    off: Array
+
+    def flips(self) -> list[tuple[int, int, int, int]]:
+        """Returns pairs of kinds whose order is reversed between two targets, with all intervals apart."""
+        found = []
+        for a, b in itertools.combinations(range(len(KINDS)), 2):
+            above = self.low[a] > self.high[b]
+            below = self.high[a] < self.low[b]
+            if above.any() and below.any():
+                found.append((a, b, int(np.argmax(above)), int(np.argmax(below))))
+        return found
+
+
+def kind_costs(logs: Array, layouts: Sequence[Layout]) -> KindCosts:
+    """Fits each target's times as sums over layers, by non-negative least squares on relative errors.
+
+    Parts: a constant; layers of each mixer; millions of weights of dense feed-forwards; and of those with experts.
+    """
+    parts = np.array([_parts(layout) for layout in layouts])
+    means, drawn = logs.mean(axis=0), draws_of(logs)[:200]
+    rng = np.random.default_rng(_SEED)
+    # Layouts are drawn again as well: sums fit them with errors of their own, larger than the noise of times.
+    picks = [rng.integers(len(layouts), size=len(layouts)) for _ in drawn]
+    fits = np.array([_fit(parts, means[:, target]) for target in range(means.shape[1])])
+    again = np.array(
+        [
+            [_fit(parts[pick], draw[pick, target]) for target in range(means.shape[1])]
+            for pick, draw in zip(picks, drawn, strict=True)
+        ]
+    )
+    mixers = slice(1, 1 + len(KINDS))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = again[:, :, mixers] / again[:, :, 1:2]
+        costs = fits[:, mixers] / fits[:, 1:2]
+        low, high = np.nanquantile(relative, [0.025, 0.975], axis=0)
+        experts = fits[:, -1] / fits[:, -2]
+    off = np.abs(np.expm1(np.log(parts @ fits.T) - means)).mean(axis=0)
+    return KindCosts(costs.T, low.T, high.T, experts, off)
+
+
+def _parts(layout: Layout) -> list[float]:
+    counts = dict.fromkeys(KINDS, 0.0)
+    dense = experts = 0.0
+    for layer in layout.layers:
+        for block in layer.blocks:
+            weights = block.spec.count(block, layout.d_model).total / 1e6
+            if block.kind in counts:
+                counts[block.kind] += 1
+            elif block.kind == "moe":
+                experts += weights
+            else:
+                dense += weights
+    return [1.0, *counts.values(), dense, experts]
+
+
+def _fit(parts: Array, logs: Array) -> Array:
+    scaled = parts / np.exp(logs)[:, None]
+    costs: Array = nnls(scaled, np.ones(len(logs)))[0]
+    return costs
+
+
+def repeated(logs: Array, first: int, second: int) -> tuple[float, float]:
+    """Returns the noise of a mean over rounds by two equal targets, and what it should be by noise between rounds.
+
+    The former is the deviation of the difference of their means / sqrt 2.
+    """
+    means = logs.mean(axis=0)
+    away = means[:, first] - means[:, second]
+    expected = float(np.hypot(*noise(logs)[[first, second]]) / np.sqrt(2 * logs.shape[0]))
+    return float(away.std(ddof=1) / np.sqrt(2)), expected

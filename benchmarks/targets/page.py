@@ -1,0 +1,225 @@
+"""The tables of docs/measured/targets.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from benchmarks.page import fill, table
+from benchmarks.targets import figures, models
+from benchmarks.targets.figures import KINDS, Choice
+from benchmarks.targets.measuring import workload
+from benchmarks.targets.models import COUNTS, WAYS
+from benchmarks.targets.table import Table, noise
+
+PAGE = Path("docs/measured/targets.md")
+TIMES = {"latency": "TTFT and 64 tokens", "ttft": "time to first token", "decode_p50": "time per decoded token"}
+
+_MODELLED = ("ttft", "decode_p50", "peak_rss")
+
+
+def write(study: Table, page: Path) -> None:
+    """Writes all parts of the page."""
+    fill(page, "machine", _machine(study))
+    fill(page, "losses", "\n".join(_losses(study)))
+    fill(page, "kinds", "\n".join(_kinds(study)))
+    fill(page, "correlations", "\n".join(_correlations(study)))
+    fill(page, "models", "\n".join(_models(study)))
+    write_report(page)
+
+
+def write_report(page: Path) -> None:
+    """Writes the parts that need no study: an earlier recording, and the published tables of a phone and a laptop."""
+    fill(page, "recorded", "\n".join(_recorded()))
+    fill(page, "report", _report())
+
+
+def _machine(study: Table) -> str:
+    foreign = [row["foreign_cpu"] for row in study.rows if row["foreign_cpu"] is not None]
+    hours = sum(row["seconds"] for row in study.rows) / 3600
+    lines = [
+        f"{study.machine['cpu']}, {study.machine['cores']} cores. {len(study.layouts)} layouts of "
+        f"{min(layout.params.total for layout in study.layouts) / 1e6:.1f}M to "
+        f"{max(layout.params.total for layout in study.layouts) / 1e6:.1f}M weights, {len(study.rounds)} full rounds "
+        f"({len(study.rows)} measurements, {hours:.2f} hours of device time); median share of other processes "
+        f"{np.median(foreign):.2f} cores, in nine of ten runs below {np.quantile(foreign, 0.9):.2f}.",
+        "",
+    ]
+    spread = {name: noise(study.logs(name)) for name in TIMES}
+    rows = [
+        [target.name, target.runtime, target.device, target.threads, *(f"{spread[name][place]:.1%}" for name in TIMES)]
+        for place, target in enumerate(study.targets)
+    ]
+    head = ("target", "runtime", "device", "threads", *(f"noise of one run, {what}" for what in TIMES.values()))
+    return "\n".join(lines) + table(head, rows)
+
+
+def _good(study: Table) -> tuple[list[int], int, bool]:
+    """Returns the trained layouts whose quality is the published one's or better, and the number of trained ones.
+
+    Also whether every layout that is faster than these on some target was trained.
+    """
+    base = study.scores[0]
+    trained = [place for place, scores in enumerate(study.scores) if len(scores) == len(base) > 0]
+    good = [place for place in trained if fmean(study.scores[place]) >= fmean(base)]
+    if not good:
+        return [], len(trained), False
+    means = study.logs("latency").mean(axis=0)
+    slowest = [means[good, target].min() for target in range(means.shape[1])]
+    missing = [
+        place
+        for place in range(len(study.layouts))
+        if place not in trained and any(means[place, target] < slowest[target] for target in range(means.shape[1]))
+    ]
+    return good, len(trained), not missing
+
+
+def _losses(study: Table) -> Iterator[str]:
+    every = list(range(len(study.layouts)))
+    for name, what in TIMES.items():
+        yield f"### {what[0].upper()}{what[1:]}: all layouts\n"
+        yield from _loss_table(study, name, figures.choose(study.logs(name), every))
+    good, trained, complete = _good(study)
+    if not good:
+        yield "Quality was not trained: layouts are compared by time alone, at equal weights.\n"
+        return
+    yield "### As good as LFM2's pattern or better\n"
+    yield (
+        f"{len(good)} of {trained} trained layouts have the quality of LFM2's pattern or more, by proxies of "
+        f"{len(study.scores[0])} seeds; "
+        + (
+            "every layout that is faster than the fastest of them on some target was trained.\n"
+            if complete
+            else "some layouts that are faster than these were not trained: the choice may be too narrow.\n"
+        )
+    )
+    yield from _loss_table(study, "latency", figures.choose(study.logs("latency"), good))
+
+
+def _loss_table(study: Table, name: str, choice: Choice) -> Iterator[str]:
+    names = [target.name for target in study.targets]
+    rows = [
+        [f"best for {own}", *(("0" if i == j else str(loss)) for j, loss in enumerate(choice.losses[i])), _worst(row)]
+        for i, (own, row) in enumerate(zip(names, choice.losses, strict=True))
+    ]
+    for rule, losses in choice.compromise_losses.items():
+        rows.append([f"compromise, `{rule}`", *map(str, losses), _worst(losses)])
+    rows.append(["LFM2's pattern", *map(str, choice.published), _worst(choice.published)])
+    yield table(("layout", *(f"on {name}" for name in names), "worst"), rows)
+    best: dict[int, list[str]] = {}
+    for place, layout in enumerate(choice.best):
+        best.setdefault(layout, []).append(names[place])
+    for layout, of in best.items():
+        yield f"- best for {', '.join(of)}: `{study.layouts[layout]}`"
+    for rule, layout in choice.compromise.items():
+        yield f"- compromise by `{rule}`: `{study.layouts[layout]}`"
+    yield ""
+
+
+def _worst(losses: Sequence[figures.Interval]) -> str:
+    return f"{max(loss.value for loss in losses):.1%}"
+
+
+def _kinds(study: Table) -> Iterator[str]:
+    names = [target.name for target in study.targets]
+    for name, what in list(TIMES.items())[1:]:
+        costs = figures.kind_costs(study.logs(name), study.layouts)
+        yield f"### {what[0].upper()}{what[1:]}\n"
+        rows = [
+            [kind, *(_cost(costs, place, target) for target in range(len(names)))] for place, kind in enumerate(KINDS)
+        ]
+        rows.append(["an expert's weight / a dense one", *(f"{share:.2f}" for share in costs.experts)])
+        rows.append(["error of the sums", *(f"{off:.1%}" for off in costs.off)])
+        yield table(("a layer of", *names), rows)
+        flips = costs.flips()
+        if not flips:
+            yield "No two kinds change their order with intervals apart.\n"
+        for a, b, here, there in flips:
+            yield f"- {KINDS[a]} costs more than {KINDS[b]} on {names[here]}, and less on {names[there]}"
+        yield ""
+
+
+def _cost(costs: figures.KindCosts, kind: int, target: int) -> str:
+    if KINDS[kind] == "conv":
+        return "1"
+    value, low, high = (part[kind, target] for part in (costs.costs, costs.low, costs.high))
+    return f"{value:.2f} ({low:.2f} to {high:.2f})" if math.isfinite(value) else "-"
+
+
+def _correlations(study: Table) -> Iterator[str]:
+    names = [target.name for target in study.targets]
+    for name, what in TIMES.items():
+        matrix = figures.correlations(study.logs(name))
+        yield f"### {what[0].upper()}{what[1:]}\n"
+        yield table(
+            ("Spearman", *names), [[row, *(f"{value:.2f}" for value in matrix[i])] for i, row in enumerate(names)]
+        )
+    for place, target in enumerate(study.targets):
+        if target.repeats:
+            other = names.index(target.repeats)
+            seen, expected = figures.repeated(study.logs("latency"), place, other)
+            yield (
+                f"{target.name} is the same build with as many threads as {target.repeats}: their means differ by "
+                f"{seen:.1%} (standard deviation of one), where noise between rounds alone makes {expected:.1%}.\n"
+            )
+
+
+def _models(study: Table) -> Iterator[str]:
+    for name in _MODELLED:
+        yield f"### {_heading(name)}\n"
+        yield from _errors_table(models.of_table(study, name, workload(1)))
+
+
+def _recorded() -> Iterator[str]:
+    for name in _MODELLED:
+        yield f"### {_heading(name)}\n"
+        yield from _errors_table(models.of_recorded(name))
+
+
+def _heading(name: str) -> str:
+    return TIMES.get(name, "peak memory").capitalize()
+
+
+def _errors_table(errors: Mapping[str, Mapping[int, Mapping[str, models.Errors]]]) -> Iterator[str]:
+    counts = [count for count in COUNTS if any(count in row for row in errors.values())]
+    rows = [
+        [target, way, *(str(by_count[count][way]) for count in counts)]
+        for target, by_count in errors.items()
+        for way in WAYS
+    ]
+    pooled = [
+        [
+            "**all targets**",
+            way,
+            *(str(models.mean_errors([row[count][way] for row in errors.values()])) for count in counts),
+        ]
+        for way in WAYS
+    ]
+    yield table(("new target", "from", *(f"{count} measured" for count in counts)), [*pooled, *rows])
+
+
+def _report() -> str:
+    rows = []
+    for column in models.report_errors():
+        rows.append(
+            [
+                f"{column.metric.removesuffix('_tps')} {column.prompt // 1024}K",
+                *map(str, column.moved.values()),
+                str(column.factor),
+                str(column.alone),
+                f"{column.worst[0]}, {column.worst[1]:.0%}",
+            ]
+        )
+        counts = list(column.moved)
+    head = (
+        "column",
+        *(f"moved by {count}" for count in counts),
+        "one factor",
+        "S25 alone",
+        "worst model, moved by all",
+    )
+    return table(head, rows)

@@ -1,0 +1,98 @@
+"""The study of targets: its layouts are comparable, and its losses are what arithmetic says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.targets import figures, layouts, models, table
+from benchmarks.targets.measuring import Target, read_rows
+from nas.measure.runtimes import RUNTIMES
+from nas.train.compare.published import REFERENCES
+
+TARGETS = [Target("a 1", "local", "llama.cpp", 1), Target("b 1", "local", "executorch", 1)]
+
+
+def test_layouts_differ_in_kinds_and_order_alone() -> None:
+    drawn = layouts.draw(64)
+    assert len({layout.id for layout in drawn}) == 64
+    assert drawn[0].id == layouts.published().id
+    sizes = [layout.params.total for layout in drawn]
+    assert max(sizes) / min(sizes) < 1.045
+    kinds = {block.kind for layout in drawn for layer in layout.layers for block in layer.blocks}
+    assert kinds == {*layouts.MIXERS, "swiglu", "moe"}
+    for runtime in ("llama.cpp", "executorch"):
+        assert all(RUNTIMES[runtime].supports(layout) for layout in drawn)
+    assert [layout.id for layout in layouts.draw(5)] == [layout.id for layout in drawn[:5]]
+
+
+def study(logs: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> table.Table:
+    """A table of such times to the first token."""
+    rounds, count, _ = logs.shape
+    rows = [
+        {
+            "layout": layout, "target": target.name, "round": number,
+            "ttft": float(np.exp(logs[number, layout, place])), "decode_p50": 0.1, "peak_rss": 50.0,
+            "foreign_cpu": 0.0, "drift": 0.0, "seconds": 1.0,
+        }
+        for number in range(rounds) for layout in range(count) for place, target in enumerate(TARGETS)
+    ]  # fmt: skip
+    return table.Table({"cpu": "x", "cores": 2}, layouts.draw(count), TARGETS, rows, [[]] * count)
+
+
+def test_losses_and_compromise() -> None:
+    # Layout 1 is best on the first target and 50 % slower on the second; layout 2 the reverse; layout 3 is 10 % off.
+    means = np.log(np.array([[2.0, 2.0], [1.0, 1.5], [1.5, 1.0], [1.1, 1.1]]))
+    noise = 0.01 * np.random.default_rng(0).standard_normal((3, 4, 2))
+    logs = study(means + noise - noise.mean(axis=0)).logs("ttft")
+    choice = figures.choose(logs, range(4))
+    assert choice.best == [1, 2]
+    loss = choice.losses[0][1]
+    assert loss.value == pytest.approx(0.5)
+    assert loss.low < 0.5 < loss.high < 0.53
+    assert choice.compromise == {"worst": 3, "geomean": 3}
+    assert [loss.value for loss in choice.compromise_losses["worst"]] == pytest.approx([0.1, 0.1])
+    assert [loss.value for loss in choice.published] == pytest.approx([1.0, 1.0])
+    assert figures.choose(logs, [0, 1, 2]).compromise["worst"] in (1, 2)
+
+
+def test_costs_of_kinds_are_found_again() -> None:
+    drawn = layouts.draw(40)
+    prices = {"conv": 1.0, "gqa": 2.0, "swa": 1.5, "mamba2": 4.0, "mlstm": 3.0, "gdn": 5.0, "swiglu": 0.5, "moe": 0.25}
+    times = [
+        3 + sum(
+            prices[block.kind] * (block.spec.count(block, 512).total / 1e6 if block.kind in ("swiglu", "moe") else 1)
+            for layer in layout.layers for block in layer.blocks
+        )
+        for layout in drawn
+    ]  # fmt: skip
+    logs = np.log(np.array(times))[None, :, None] + 1e-4 * np.random.default_rng(0).standard_normal((3, 40, 2))
+    costs = figures.kind_costs(logs, drawn)
+    assert costs.costs[:, 0] == pytest.approx([prices[kind] for kind in figures.KINDS], rel=0.02)
+    assert costs.experts == pytest.approx([0.5, 0.5], rel=0.05)
+    assert costs.flips() == []
+
+
+def test_a_cut_off_line_is_left_out_and_nothing_is_written_behind_it(tmp_path: Path) -> None:
+    file = tmp_path / "measurements.jsonl"
+    file.write_text('{"layout": 0}\n{"layout": 1}\n{"lay')
+    assert read_rows(tmp_path) == [{"layout": 0}, {"layout": 1}]
+    assert file.read_text().endswith("}\n")
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "table.json.gz"
+    written = study(np.zeros((2, 3, 2)))
+    (tmp_path / "targets.json").write_text(table.json.dumps([vars(target) for target in TARGETS]))
+    lines = [table.json.dumps(row) for row in written.rows]
+    (tmp_path / "measurements.jsonl").write_text("".join(f"{line}\n" for line in lines[:-1]))
+    collected = table.collect(tmp_path, written.layouts, written.machine, path)
+    assert table.load(path) == collected
+    assert collected.rounds == [0], "the second round lacks a measurement"
+
+
+def test_published_shapes_are_layouts_of_as_many_weights() -> None:
+    for name, layout in models.report_layouts().items():
+        assert layout.params.total == pytest.approx(REFERENCES[name].parameters, rel=1e-3), name
