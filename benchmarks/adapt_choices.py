@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +28,8 @@ from benchmarks.adapt_real import request_of
 from benchmarks.adapt_smart import sensitivities, smart_layers
 from benchmarks.page import table
 from benchmarks.runs import say
-from nas.core.block import Block
 from nas.core.durable import write_durably
-from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed
+from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Alternative, Slot, block_name, block_of, parsed
 from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import compared
 from nas.train.adapt.adapt import Adaptation
@@ -47,16 +47,22 @@ _TOKENS, _BATCH = 16384, 2048
 """Tokens of a healing, and of a step."""
 _RESAMPLES = 2000
 
-Choice = dict[Slot, Block | None]
+Choice = dict[Slot, Alternative]
 Options = Mapping[Slot, Sequence[Option[Slot]]]
 
 
 def run(folder: Path, budget: str, seeds: int, minutes: float) -> None:
     """Heals the children that are missing, as many as `minutes` allow, and writes `RECORDED`."""
-    end = time.monotonic() + 60 * minutes
-    worker = Worker(torch.device("cpu"), say)
     request = request_of(folder, budget)
-    adaptation = prepare(request, bench_of(request, say), worker)
+    adaptation = prepare(request, bench_of(request, say), Worker(torch.device("cpu"), say))
+    report = compared_choices(adaptation, folder, seeds, minutes)
+    write_durably(RECORDED, (json.dumps(report, indent=1) + "\n").encode())
+    print(json.dumps({"missing": report["missing"]}))
+
+
+def compared_choices(adaptation: Adaptation, folder: Path, seeds: int, minutes: float) -> dict[str, Any]:
+    """Returns what each way of choosing gives, from the files of `folder`; no healing begins after `minutes`."""
+    end = time.monotonic() + 60 * minutes
     with adaptation.library.in_use():
         choices = _choices(adaptation, folder / "choices.json")
         jobs = [(name, seed) for seed in range(seeds) for name in choices if not (seed and name.startswith("random"))]
@@ -69,14 +75,12 @@ def run(folder: Path, budget: str, seeds: int, minutes: float) -> None:
                 write_durably(path, json.dumps(row, indent=1).encode())
     paths = [folder / "choices" / f"{name}-{seed}.json" for name, seed in jobs]
     rows = [json.loads(path.read_bytes()) for path in paths if path.is_file()]
-    report = {
+    return {
         "tokens": _TOKENS,
         "budgets": adaptation.record["budgets"],
         "missing": len(jobs) - len(rows),
         "rows": rows,
     }
-    write_durably(RECORDED, (json.dumps(report, indent=1) + "\n").encode())
-    print(json.dumps({"missing": report["missing"]}))
 
 
 def table_of(report: Mapping[str, Any]) -> str:
@@ -161,7 +165,7 @@ def _chosen(adaptation: Adaptation, problem: Problem, metric: str, most: float) 
             }
         )
     cheap = _cheap(problem, metric, most)
-    gains = sensitivities(adaptation.library, {slot: Block.parse(name, "mixer") for slot, name in cheap.items()})
+    gains = sensitivities(adaptation.library, {slot: block_of(parsed(name, "mixer")) for slot, name in cheap.items()})
     mixers = sorted(cheap)
     rules = {
         "SMART": lambda count: smart_layers(gains, count),
@@ -179,8 +183,10 @@ def _chosen(adaptation: Adaptation, problem: Problem, metric: str, most: float) 
 
 
 def _cheap(problem: Problem, metric: str, most: float) -> dict[Slot, str]:
-    """Returns for each mixer's slot one block, of the same name in all, that keeps the budget at the least loss."""
-    mixers = [slot for slot in problem.options if slot.part == "mixer"]
+    """Returns for each slot of the most frequent mixer one block, the same in all, that keeps the budget best."""
+    own = {slot: options[0].name for slot, options in problem.options.items() if slot.part == "mixer"}
+    ((frequent, _),) = Counter(own.values()).most_common(1)
+    mixers = [slot for slot, name in own.items() if name == frequent]
     names = set.intersection(*({option.name for option in problem.options[slot][1:]} for slot in mixers))
     losses = {}
     for name in names:
