@@ -18,11 +18,35 @@ from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.runner import Feed, local_machine, runner_logits
 from nas.testing.llama_cpp_gate import gate
-from nas.testing.planted_faults import EVERY_KIND, PLANTED, PLANTED_CHOICE, PLANTS, Fault, checkpoint
+from nas.testing.planted_faults import (
+    EVERY_KIND,
+    PLANTED,
+    PLANTED_BEHIND,
+    PLANTED_BESIDE,
+    PLANTED_CHOICE,
+    PLANTED_FALCON,
+    PLANTED_GEMMA_3,
+    PLANTED_LINEAR,
+    PLANTED_LONG,
+    PLANTED_PARTIAL,
+    PLANTED_QWEN,
+    PLANTED_SCALING,
+    PLANTED_SHARES,
+    PLANTED_SOFTMAX,
+    PLANTED_YARN,
+    PLANTS,
+    Fault,
+    checkpoint,
+)
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.needs("arm64")]  # the first test compiles
 
 TARGET = "aarch64-linux"
+ALIKE = (
+    *(PLANTED_SCALING, PLANTED_YARN, PLANTED_LINEAR, PLANTED_PARTIAL, PLANTED_LONG, PLANTED_BEHIND, PLANTED_BESIDE),
+    *(PLANTED_GEMMA_3, PLANTED_QWEN, PLANTED_SOFTMAX, PLANTED_SHARES, PLANTED_FALCON),
+)
+"""Layouts whose kernels are those of others: none of their faults by default."""
 LAYOUTS = {
     "lfm2": "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/1]",
     "qwen3": "d128 v512 ffn=swiglu:352 [A8/4*3]",
@@ -64,7 +88,7 @@ def test_right_graphs_pass(
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [
-        pytest.param(layout, fault, marks=() if fault is faults[0] else pytest.mark.exhaustive)
+        pytest.param(layout, fault, marks=() if fault is faults[0] and layout not in ALIKE else pytest.mark.exhaustive)
         for layout, faults in PLANTS
         if LLAMA_CPP.supports(layout)
         for fault in faults
