@@ -12,9 +12,10 @@ import torch
 from adapt_lab import LAYOUT, QUICK, adaptation, write_lab
 from gguf import GGMLQuantizationType
 
+from nas.core import paths
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
-from nas.core.errors import InvalidInput, NasError, UnknownName
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
 from nas.core.layout import Layout
 from nas.core.quantisation import Quantisation
 from nas.core.replacement import Slot, Stored, block_name, parsed, with_blocks
@@ -117,6 +118,8 @@ def test_a_block_is_rounded_as_in_a_file_of_the_model(text: str, tmp_path: Path,
 def test_blocks_and_bits_are_chosen_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama_build: Build
 ) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/runtimes").symlink_to(paths.cache() / "runtimes")
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     lab, names = write_lab(tmp_path / "lab"), ("q8_0", "q4_0")
     sizes = {q: BENCH.measure(Layout.parse(f"{LAYOUT}".replace("v320", f"v320 q={q}"))) for q in names}
@@ -173,6 +176,16 @@ def test_choices_that_cannot_be_are_refused(keys: dict[str, Any], message: str) 
     paths = {"model": Path("m"), "corpus": (Path("c"),), "output": Path("o"), "budget": ("file_size<=1MB",)}
     with pytest.raises(NasError, match=message):
         AdaptRequest(**paths, **keys).bits  # noqa: B018 - the property checks
+
+
+def test_no_build_to_round_with_is_named_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    lab, library = write_lab(tmp_path / "lab"), tmp_path / "library"
+    with pytest.raises(InfrastructureFailed, match="nas runtime build llama.cpp"):
+        adaptation(lab, tmp_path / "out", library, settings=QUICK, bench=BENCH, quantisation=("q8_0", "q4_0"))
+    assert not list(library.rglob("*.safetensors"))
 
 
 def test_one_quantisation_chooses_nothing() -> None:
