@@ -153,8 +153,8 @@ def test_blocks_and_bits_are_chosen_together(
     apart = select(blocks_only, problem.base, {"file_size": report["child"]["measured"]["file_size"]})
     assert apart is None or total(picked, problem.base)["loss"] < total(apart, problem.base)["loss"]
     assert with_blocks(one.layout, replaced_by(one.layout, picked))[0].quantisation
-    paths = write_child(one, report)
-    (chosen,) = (Path(path) for path in paths if "q8_0" in path.lower() and path.endswith(".gguf"))
+    written = write_child(one, report)
+    (chosen,) = (Path(path) for path in written if "q8_0" in path.lower() and path.endswith(".gguf"))
     kinds = {tensor.kind for name, tensor in GgufFile.read(chosen).tensors.items() if name.startswith("blk.")}
     assert kinds >= {
         GGMLQuantizationType[name.upper()] for name in Quantisation.parse(child.quantisation).parts.values()
@@ -183,7 +183,7 @@ def test_no_build_to_round_with_is_named_before_anything_is_trained(
 ) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     lab, library = write_lab(tmp_path / "lab"), tmp_path / "library"
-    with pytest.raises(InfrastructureFailed, match="nas runtime build llama.cpp"):
+    with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama\.cpp"):
         adaptation(lab, tmp_path / "out", library, settings=QUICK, bench=BENCH, quantisation=("q8_0", "q4_0"))
     assert not list(library.rglob("*.safetensors"))
 
