@@ -12,9 +12,10 @@ import torch
 from adapt_lab import LAYOUT, QUICK, adaptation, write_lab
 from gguf import GGMLQuantizationType
 
+from nas.core import paths
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
-from nas.core.errors import InvalidInput, NasError, UnknownName
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
 from nas.core.layout import Layout
 from nas.core.quantisation import Quantisation
 from nas.core.replacement import Slot, Stored, block_name, parsed, with_blocks
@@ -117,6 +118,8 @@ def test_a_block_is_rounded_as_in_a_file_of_the_model(text: str, tmp_path: Path,
 def test_blocks_and_bits_are_chosen_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama_build: Build
 ) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/runtimes").symlink_to(paths.cache() / "runtimes")
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     lab, names = write_lab(tmp_path / "lab"), ("q8_0", "q4_0")
     sizes = {q: BENCH.measure(Layout.parse(f"{LAYOUT}".replace("v320", f"v320 q={q}"))) for q in names}
@@ -140,7 +143,7 @@ def test_blocks_and_bits_are_chosen_together(
     for options in problem.options.values():
         own, lower = options[0], options[1]
         assert own.name.endswith(" q8_0") and lower.name == own.name.replace("q8_0", "q4_0")
-        assert lower.loss > own.loss > 0 and lower.costs["file_size"] < 0
+        assert lower.loss > own.loss and lower.costs["file_size"] < 0
     picked = select(problem.options, problem.base, {"file_size": report["child"]["measured"]["file_size"]})
     assert picked is not None
     blocks_only = {
@@ -150,8 +153,8 @@ def test_blocks_and_bits_are_chosen_together(
     apart = select(blocks_only, problem.base, {"file_size": report["child"]["measured"]["file_size"]})
     assert apart is None or total(picked, problem.base)["loss"] < total(apart, problem.base)["loss"]
     assert with_blocks(one.layout, replaced_by(one.layout, picked))[0].quantisation
-    paths = write_child(one, report)
-    (chosen,) = (Path(path) for path in paths if "q8_0" in path.lower() and path.endswith(".gguf"))
+    written = write_child(one, report)
+    (chosen,) = (Path(path) for path in written if "q8_0" in path.lower() and path.endswith(".gguf"))
     kinds = {tensor.kind for name, tensor in GgufFile.read(chosen).tensors.items() if name.startswith("blk.")}
     assert kinds >= {
         GGMLQuantizationType[name.upper()] for name in Quantisation.parse(child.quantisation).parts.values()
@@ -173,6 +176,16 @@ def test_choices_that_cannot_be_are_refused(keys: dict[str, Any], message: str) 
     paths = {"model": Path("m"), "corpus": (Path("c"),), "output": Path("o"), "budget": ("file_size<=1MB",)}
     with pytest.raises(NasError, match=message):
         AdaptRequest(**paths, **keys).bits  # noqa: B018 - the property checks
+
+
+def test_no_build_to_round_with_is_named_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    lab, library = write_lab(tmp_path / "lab"), tmp_path / "library"
+    with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama\.cpp"):
+        adaptation(lab, tmp_path / "out", library, settings=QUICK, bench=BENCH, quantisation=("q8_0", "q4_0"))
+    assert not list(library.rglob("*.safetensors"))
 
 
 def test_one_quantisation_chooses_nothing() -> None:

@@ -9,6 +9,7 @@ import pytest
 from adapt_lab import QUICK, alone, sources, write_lab
 
 from benchmarks import adapt_bits
+from nas.core import paths
 from nas.core.layout import Layout
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.train.adapt.healing import Healing
@@ -18,6 +19,8 @@ from nas.train.adapt.library import Library, TrainedTeacher
 def test_ways_choose_files_of_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama_build: Build) -> None:
     monkeypatch.setattr(adapt_bits, "RECORDED", tmp_path / "recorded.json")
     monkeypatch.setattr(adapt_bits, "SHARES", (0.7,))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/runtimes").symlink_to(paths.cache() / "runtimes")
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     lab, worker = write_lab(tmp_path / "lab"), alone()
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", worker.device)

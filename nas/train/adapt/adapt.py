@@ -45,7 +45,7 @@ from nas.core.limit import Limit
 from nas.core.measurement import Figure
 from nas.core.metrics import metric
 from nas.core.progress import Progress
-from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Alternative, Slot, block_name, parsed, with_blocks
+from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Alternative, Slot, Stored, block_name, parsed, with_blocks
 from nas.measure.protocol.file_choice import Check
 from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.executorch.variants import NAME as EXECUTORCH
@@ -164,6 +164,7 @@ class Adaptation:
 
     Raises:
         InvalidInput: there is too little text for the library.
+        InfrastructureFailed: places choose quantisations, and there is no build here that rounds.
     """
 
     request: AdaptRequest
@@ -182,6 +183,9 @@ class Adaptation:
 
     def __post_init__(self) -> None:
         self.library = self._open_library(self.request.library_folder, self.request.library, self.worker)
+        slot, block = next((slot, block) for slot in self.alternatives if (block := slot.block(self.teacher.layout)))
+        for name in self.request.bits:  # a build that rounds is missed before anything is trained
+            self.library.module(slot, Stored(block, name))
         self.bench = self.bench_of(self.choices.examples)
 
     @property
