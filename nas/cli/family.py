@@ -557,7 +557,9 @@ def scores(
     ],
     data: Annotated[
         list[Path],
-        typer.Option("--data", help="Answers to queries: JSON lines, or folder of BEIR. Repeatable.", show_default=False),
+        typer.Option(
+            "--data", help="Answers to queries: JSON lines, or folder of BEIR. Repeatable.", show_default=False
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File of JSON lines to write.", show_default=False)],
     documents: Annotated[int, typer.Option("--documents", min=2, max=64, help="Documents of a query.")] = 8,

@@ -109,7 +109,8 @@ def test_the_command_takes_documents_of_an_index(tmp_path: Path, monkeypatch: py
     build_index(tmp_path / "finder", [write_lines(tmp_path / "d.jsonl", lines)], tmp_path / "index", quiet)
     write_lines(tmp_path / "pairs.jsonl", PAIRS[:2])
     write_qwen3(tmp_path / "qwen")
-    done = nas("family", "scores", "qwen", "--data", "pairs.jsonl", "-o", "s.jsonl", "--index", "index", "--documents", "5")
+    command = ["family", "scores", "qwen", "--data", "pairs.jsonl", "-o", "s.jsonl"]
+    done = nas(*command, "--index", "index", "--documents", "5")
     assert done.code == 0, done.err
     (first, _) = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
     assert len(first["documents"]) == 5 and set(first["documents"][2:]) <= {line["text"] for line in lines}

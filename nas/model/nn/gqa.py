@@ -82,7 +82,7 @@ def attend(
         keys,
         values,
         attn_mask=mask,
-        is_causal=not masked and length > 1,
+        is_causal=bool(not masked and length > 1),  # exports have symbols for sizes
         enable_gqa=q.shape[1] != keys.shape[1],
         scale=scale,
     )
