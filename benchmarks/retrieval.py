@@ -165,8 +165,8 @@ def write_lines(path: Path, lines: Sequence[dict[str, str]]) -> None:
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-def train(folder: Path, sizes: Sizes) -> None:
-    """Runs the commands that are missing."""
+def train(folder: Path, sizes: Sizes, collections: Sequence[str] = (PACKAGES, PAGES)) -> None:
+    """Runs the commands that are missing, indexes of `collections` the last."""
     (folder / "settings.yaml").write_text(f"epochs: {sizes.epochs}\n{SETTINGS}")
     (folder / "pretraining.yaml").write_text("stages: [{name: text, length: 256, share: 1.0}]\nlr: 0.003\n")
     tokenizer, model, home = folder / "tokenizer.json", folder / "model", folder / "home"
@@ -180,7 +180,7 @@ def train(folder: Path, sizes: Sizes) -> None:
         nas(folder, "family", "train", "debian", "--size", "2M", *text, "--config", folder / "pretraining.yaml")
     data = ["--data", folder / "train.jsonl", "--config", folder / "settings.yaml"]
     nas(folder, "family", "retrieval", "debian/2M", *data, "-o", model)
-    for name in (PACKAGES, PAGES):
+    for name in collections:
         nas(folder, "family", "index", model, folder / name, "-o", folder / f"{name}-index")
 
 

@@ -32,7 +32,7 @@ from nas.cli.options import (
 )
 from nas.cli.output import JsonFlag, asked_lines, print_answers, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
-from nas.core.durable import output_file, write_output
+from nas.core.durable import output_file, require_output, write_output
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import (
     PRETRAININGS,
@@ -542,6 +542,49 @@ def retrieval(
         )
     )
     say(f"next: nas family index {shlex.quote(str(output))} DOCUMENTS -o INDEX")
+
+
+@app.command()
+def scores(
+    teacher: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEACHER",
+            help="Folder of a cross-encoder or reward model of transformers, or a language model: FAMILY/SIZE of a"
+            " trained member, a folder of transformers or of `nas adapt`, or a GGUF file.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            "--data", help="Answers to queries: JSON lines, or folder of BEIR. Repeatable.", show_default=False
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File of JSON lines to write.", show_default=False)],
+    documents: Annotated[int, typer.Option("--documents", min=2, max=64, help="Documents of a query.")] = 8,
+    index: Annotated[
+        Path | None,
+        typer.Option(
+            "--index",
+            help="Index that other documents are taken from: the first ones for each query.",
+            show_default="some of other queries",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of documents of other queries.")] = 0,
+) -> None:
+    """Let a teacher score documents for queries, as data for `nas family retrieval`.
+
+    A language model scores a document by how likely it makes the query. After an interruption, repeat the command: it
+    continues with the queries that are missing.
+    """
+    from nas.train.retrieval.teacher import write_scores
+
+    require_output(output, reads=data)
+    with shown(f"reading {teacher}") as log:
+        count = write_scores(teacher, data, output, log, documents=documents, index=index, seed=seed)
+    print_fields((("file", output), ("queries", f"{count:,}")))
+    say(f"next: nas family retrieval MODEL --data {shlex.quote(str(output))} -o FOLDER")
 
 
 @app.command()

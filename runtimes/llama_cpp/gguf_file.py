@@ -51,6 +51,9 @@ _NUMBERS: Mapping[GGUFValueType, np.dtype[Any]] = {
 
 Value = bool | int | float | str | list[Any]
 
+RETRIEVAL = "hilnas.retrieval"
+"""Key of a late-interaction model's settings, JSON."""
+
 
 class StoredTensor(NamedTuple):
     """A tensor in a file.
@@ -145,7 +148,7 @@ class GgufFile:
             raise InvalidInput("not a GGUF file of a model: it names no architecture", where=where)
         if kind != "model" or arch == "clip":
             raise Unsupported(f"holds no model that generates text, but of type {kind} ({arch})", where=where)
-        if self.fields.get(f"{arch}.attention.causal") is False:
+        if self.fields.get(f"{arch}.attention.causal") is False and RETRIEVAL not in self.fields:
             raise Unsupported(f"{arch} generates no text: it reads a text from both sides, for embeddings", where=where)
         vocab = self.fields.get(f"{arch}.vocab_size")
         tokenizer = str(self.fields.get("tokenizer.ggml.model", "none"))

@@ -20,6 +20,7 @@ from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint, Purpose, RandomWeights, StateDict, Vocabulary, Weights
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
+from nas.measure.runtimes.llama_cpp.gguf_file import RETRIEVAL
 from nas.measure.runtimes.llama_cpp.kinds import (
     ATTENTION,
     IN_EVERY_FILE,
@@ -51,8 +52,6 @@ _RMS_EPS = 1e-5  # of nas.model.nn.primitives.RMSNorm, and of the published LFM2
 _Stored = list[tuple[Tensor, Type]]
 
 
-RETRIEVAL = "hilnas.retrieval"
-"""Key of a late-interaction model's settings, JSON."""
 PROJECTION = "hilnas.retrieval.projection"
 """Key of its projection, row after row, where llama.cpp does not apply one."""
 

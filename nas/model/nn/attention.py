@@ -262,7 +262,7 @@ def rotate(x: Tensor, at: int | Tensor, theta: float, divisors: Tensor | tuple[f
     frequencies = theta ** (-torch.arange(half, dtype=kind, device=x.device) / half)
     if len(divisors):
         frequencies = frequencies / torch.as_tensor(divisors, dtype=kind, device=x.device)
-    positions = torch.arange(at, at + x.shape[-2], device=x.device) if isinstance(at, int) else at
+    positions = torch.arange(at, at + x.shape[-2], device=x.device) if not isinstance(at, Tensor) else at
     angles = positions.to(kind)[..., None] * frequencies
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]

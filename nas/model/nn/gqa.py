@@ -62,7 +62,9 @@ def attend(
     *,
     causal: bool = True,
 ) -> Tensor:
-    """Computes attention of the last T of S positions, causal or of all that is no padding: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, v].
+    """Computes attention of the last T of S positions: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, v].
+
+    It is causal, or over all that is no padding.
 
     Scores are multiplied by `scale`, by default 1 / sqrt(d), and bounded by `softcap` unless that is 0; values
     [B, KV, S, v] may be of another size.
@@ -80,7 +82,7 @@ def attend(
         keys,
         values,
         attn_mask=mask,
-        is_causal=not masked and length > 1,
+        is_causal=bool(not masked and length > 1),  # exports have symbols for sizes
         enable_gqa=q.shape[1] != keys.shape[1],
         scale=scale,
     )

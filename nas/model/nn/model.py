@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
-from nas.model.nn.base import Padding, State
+from nas.model.nn.base import Mixer, Padding, State
 from nas.model.nn.layer import PackedRows, ResidualLayer
 from nas.model.nn.primitives import Embedding, Linear, RMSNorm, bounded, draw_weights, linear
 
@@ -85,7 +85,7 @@ class Model(nn.Module):
             Unsupported: a mixer reads one way only.
         """
         self._both_ways = True
-        for mixer in (mixer for layer in self.layers.values() for mixer in layer.mixers):
+        for mixer in (module for module in self.modules() if isinstance(module, Mixer)):
             if reason := mixer.one_way():
                 raise Unsupported(f"reads one way only, so the model cannot be bidirectional: {reason}")
             mixer.both_ways = True
@@ -99,7 +99,7 @@ class Model(nn.Module):
         return self._run(tokens, None, PackedRows.of(mask), padding if self._both_ways else None)[0][0]
 
     def vectors(self, tokens: Tensor) -> Tensor:
-        """Returns vectors of norm 1 [B, T, W] of token ids [B, T]; of layouts with vectors (LFM2 report, equation 6)."""
+        """Returns vectors of norm 1 [B, T, W] of token ids [B, T], if the layout has any (LFM2 report, equation 6)."""
         return F.normalize(self.projection(self.features(tokens)).float(), dim=-1)
 
     def logits(self, features: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,67 @@ from nas.train.posttrain.judges import Sample
 from nas.train.release.shards import ADAPTER, ADAPTER_PROBLEM, Shards
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
+
+class SequenceClassifier(NamedTuple):
+    """A sequence classifier of transformers with one output.
+
+    Args:
+        tokenizer: of the folder.
+        model: on the CPU, in the type of its weights.
+        most: tokens that it reads.
+    """
+
+    tokenizer: Any
+    model: Any
+    most: float
+
+    @staticmethod
+    def read(folder: Path, where: str, extra: str) -> SequenceClassifier:
+        """Reads a folder of `save_pretrained`, without running its code.
+
+        Args:
+            folder: with the tokenizer.
+            where: of the folder, for messages.
+            extra: that has transformers.
+
+        Raises:
+            InvalidInput: the folder is none of a model with one output and safetensors, or transformers is not
+                installed.
+        """
+        try:
+            import transformers
+        except ImportError as error:
+            raise InvalidInput(f"needs transformers, of the extra '{extra}'", where=where) from error
+        if not folder.is_dir():
+            raise InvalidInput("no such folder", where=where)
+        if (folder / ADAPTER).exists():
+            raise InvalidInput(ADAPTER_PROBLEM, where=where)
+        Shards(folder)  # an index of shards names no file outside of the folder
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            config: Any = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
+            if config.num_labels != 1:
+                raise InvalidInput(f"has {config.num_labels} outputs; a reward model has one")
+            model: Any
+            model, loaded = transformers.AutoModelForSequenceClassification.from_pretrained(
+                folder,
+                config=config,
+                use_safetensors=True,
+                attn_implementation="eager",  # the one that every class has
+                output_loading_info=True,
+                **_LOCAL,
+            )
+        except InvalidInput as error:
+            raise InvalidInput(error.message, where=where) from error
+        except Exception as error:  # whatever its files make transformers raise
+            reason = (str(error).splitlines() or [""])[0]
+            raise InvalidInput(f"transformers cannot load it: {reason}", where=where) from error
+        if missing := sorted(loaded["missing_keys"]):
+            raise InvalidInput(f"holds no weights of {', '.join(missing[:3])}", where=where)
+        most = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or math.inf)
+        return SequenceClassifier(tokenizer, model.eval().requires_grad_(False), most)
 
 
 class RewardModel:
@@ -38,42 +99,11 @@ class RewardModel:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            import transformers
-        except ImportError as error:
-            raise InvalidInput("needs transformers, of the extra 'judge'", where="judge_model") from error
-        if not folder.is_dir():
-            raise InvalidInput("no such folder", where=f"judge_model: {folder}")
         self._where = f"judge_model: {folder}"
-        if (folder / ADAPTER).exists():
-            raise InvalidInput(ADAPTER_PROBLEM, where=self._where)
-        Shards(folder)  # an index of shards names no file outside of the folder
-        transformers.utils.logging.disable_progress_bar()
-        try:
-            config: Any = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
-            if config.num_labels != 1:
-                raise InvalidInput(f"has {config.num_labels} outputs; a reward model has one")
-            if not self._tokenizer.chat_template:
-                raise InvalidInput("its tokenizer has no chat template")
-            model: Any
-            model, loaded = transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder,
-                config=config,
-                use_safetensors=True,
-                attn_implementation="eager",  # the one that every class has
-                output_loading_info=True,
-                **_LOCAL,
-            )
-        except InvalidInput as error:
-            raise InvalidInput(error.message, where=self._where) from error
-        except Exception as error:  # whatever its files make transformers raise
-            reason = (str(error).splitlines() or [""])[0]
-            raise InvalidInput(f"transformers cannot load it: {reason}", where=self._where) from error
-        if missing := sorted(loaded["missing_keys"]):
-            raise InvalidInput(f"holds no weights of {', '.join(missing[:3])}", where=self._where)
-        self._model: Any = model.eval().requires_grad_(False)
-        self._most = min(self._tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or math.inf)
+        classifier = SequenceClassifier.read(folder, self._where, "judge")
+        if not classifier.tokenizer.chat_template:
+            raise InvalidInput("its tokenizer has no chat template", where=self._where)
+        self._tokenizer, self._model, self._most = classifier
 
     @torch.inference_mode()
     def __call__(self, samples: Sequence[Sample]) -> list[float]:

@@ -21,11 +21,11 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
 from nas.measure.runtimes.llama_cpp.binding import TEXTS_AT_ONCE, TOKENS_AT_ONCE, vectors_of
-from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
+from nas.measure.runtimes.llama_cpp.gguf_file import RETRIEVAL, GgufFile, is_gguf
 from nas.measure.runtimes.llama_cpp.release import write_file
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.support import PATCHED
-from nas.measure.runtimes.llama_cpp.writer import PROJECTION, RETRIEVAL, Released, TokenVectors
+from nas.measure.runtimes.llama_cpp.writer import PROJECTION, Released, TokenVectors
 from nas.train.release.found_tokenizer import found_tokenizer
 from nas.train.release.gguf_tokenizer import tokenizer_of_gguf
 from nas.train.release.options import QUANTISATIONS
@@ -77,7 +77,7 @@ class GgufEncoder(Encoder):
 
     def __init__(self, path: Path) -> None:
         file, where = GgufFile.read(path), str(path)
-        fields, arch = file.fields, file.header.arch
+        fields, arch = file.fields, file.fields.get("general.architecture")
         if RETRIEVAL not in fields:
             what = f"no late-interaction model: it has no key {RETRIEVAL}; `nas family gguf` writes such files"
             raise InvalidInput(what, where=where)

@@ -1,0 +1,298 @@
+"""A late-interaction model beside BM25, a bi-encoder of the same backbone, and itself after distillation; throughput.
+
+    python -m benchmarks.retrieval_compare FOLDER [--page docs/measured/retrieval.md] [--smollm2]
+
+FOLDER is that of `benchmarks.retrieval --small`, whose data and model are made if they are missing. The bi-encoder
+starts from the same member, is trained on the same pairs in as many steps, and has one vector for a text: the mean of
+its tokens', cosine over 0.05. Distillation continues the late-interaction model on the first 200 training queries: the
+teacher is SmolLM2-135M-Instruct (98 MB, fetched), by the likelihood of the query behind a document, among the first 8
+documents that the model itself finds. Each part is a file in FOLDER: a stopped run continues. The results are in
+benchmarks/recorded/retrieval-compare.json.
+
+With --smollm2 the backbone is SmolLM2-135M itself, too, trained on 320 pairs.
+
+Throughput is that of torch on a random model of 30M weights, against the prefill of the same backbone with the logits
+of the last token alone, which is what a language model computes before it answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.page import fill, table
+from benchmarks.retrieval import (
+    MOST,
+    PACKAGES,
+    RECORDED,
+    SETTINGS,
+    SMALL,
+    bm25,
+    gains,
+    interval,
+    nas,
+    ranks_of,
+    scores,
+    shown,
+    train,
+    write_lines,
+    write_packages,
+)
+from nas.core.layout import Layout
+from nas.model.nn.model import Model
+from nas.model.nn.weights import checkpoint_layout
+from nas.train.posttrain.start import start_model
+from nas.train.retrieval.data import read_documents, read_examples, read_judgements
+from nas.train.retrieval.gguf import open_encoder
+from nas.train.retrieval.index import Index
+from nas.train.retrieval.retriever import Retriever, TextTokens, extended, load_model, text_tokens
+from tests.support.smollm2 import fetch_smollm2
+
+TAUGHT = 200
+"""Training queries that the teacher scores."""
+PAIRS = 320
+"""Pairs that SmolLM2 is trained on."""
+BATCHES = (1, 2, 4, 8, 16, 32)
+LENGTHS = {"query": 32, "document": 512}
+BACKBONE = "d512 v8192 ffn=swiglu:1792 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]"
+TEMPERATURE = 0.05
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of `benchmarks.retrieval --small`")
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
+    parser.add_argument("--smollm2", action="store_true", help="SmolLM2 as the backbone, too")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / PACKAGES / "corpus.jsonl").exists():
+        write_packages(folder, SMALL)
+    train(folder, SMALL, (PACKAGES,))
+    searches = {
+        "BM25": once(folder / "bm25.json", lambda: by_bm25(folder)),
+        "late interaction": once(folder / "late.json", lambda: by_index(folder, "model", f"{PACKAGES}-index")),
+        "bi-encoder": once(folder / "bi.json", lambda: by_bi_encoder(folder)),
+        f"late interaction, distilled on {TAUGHT} queries": once(folder / "taught.json", lambda: distilled(folder)),
+    }
+    if options.smollm2:
+        searches["late interaction, SmolLM2-135M"] = once(folder / "smol.json", lambda: by_smollm2(folder))
+    record = {"searches": searches, "throughput": once(folder / "throughput.json", throughput)}
+    (RECORDED / "retrieval-compare.json").write_text(json.dumps(record, indent=1) + "\n")
+    if options.page:
+        write_page(options.page, record)
+    print(json.dumps(record, indent=1))
+
+
+def once(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Returns what an earlier run measured, or measures it."""
+    if not path.exists():
+        path.write_text(json.dumps(measure()) + "\n")
+    measured: dict[str, Any] = json.loads(path.read_text())
+    return measured
+
+
+def by_bm25(folder: Path) -> dict[str, Any]:
+    documents, queries, answers = collection(folder)
+    names = list(documents)
+    found = bm25(list(documents.values()), queries)
+    return judged(ranks_of([[names[place] for place in best] for best in found], answers))
+
+
+def by_index(folder: Path, model: str, index: str) -> dict[str, Any]:
+    _, queries, answers = collection(folder)
+    opened = Index(folder / index)
+    hits = opened.search(open_encoder(folder / model).queries(queries), MOST)
+    return judged(ranks_of([[hit.id for hit in best] for best in hits], answers), stored_bytes(opened))
+
+
+def stored_bytes(index: Index) -> float:
+    """Returns the bytes of vectors for a document."""
+    return 2 * index.record.width * index.record.vectors / index.record.documents
+
+
+def collection(folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
+    """Returns documents, queries, and the id of each query's answer."""
+    relevant = read_judgements(folder / PACKAGES, "test")
+    answers = [next(iter(relevant.relevance[query])) for query in relevant.queries]
+    return read_documents(folder / PACKAGES), list(relevant.queries.values()), answers
+
+
+def judged(ranks: NDArray[np.float64], index_bytes: float | None = None) -> dict[str, Any]:
+    return {**scores(ranks), "gains": gains(ranks).tolist(), "index_bytes": index_bytes}
+
+
+class BiEncoder(nn.Module):
+    """One vector of norm 1 for a text: the mean of its tokens' last features, projected."""
+
+    def __init__(self, retriever: Retriever) -> None:
+        super().__init__()
+        self.retriever = retriever
+
+    def forward(self, tokens: Tensor, text: Tensor) -> Tensor:
+        """Maps ids [B, T] and which of them are text -> [B, width]."""
+        features = self.retriever.model.packed_features(tokens, text)
+        rows = features.new_zeros(*text.shape, features.shape[-1]).masked_scatter(text[..., None], features)
+        mean = rows.sum(1) / text.sum(1, keepdim=True)
+        return F.normalize(self.retriever.projection(mean), dim=-1)
+
+
+def by_bi_encoder(folder: Path) -> dict[str, Any]:
+    """Trains a bi-encoder from the member, and searches with it."""
+    os.environ["NAS_HOME"] = str(folder / "home")  # as the commands have it
+    start = start_model("debian/2M")
+    tokens = text_tokens(start.tokenizer.tokenizer, (32, 96), expansion=False)
+    path = start.tensors(folder / "member.safetensors")
+    layout = extended(checkpoint_layout(path), tokens.rows)
+    model = BiEncoder(Retriever(layout, 128, 0))
+    load_model(model.retriever, load_file(path), tokens.markers)
+    weights = folder / "bi-encoder.safetensors"
+    if weights.exists():
+        model.load_state_dict(load_file(weights))
+    else:
+        pairs = [(example.query, example.documents[0]) for example in read_examples(folder / "train.jsonl")]
+        train_bi_encoder(model, tokens, pairs, batch=32, lr=1e-3)
+        save_file(model.state_dict(), weights)
+    documents, queries, answers = collection(folder)
+    with torch.no_grad():
+        model.eval()
+        rows = torch.cat([model(*tokens.documents(part)) for part in parts(list(documents.values()))])
+        sought = torch.cat([model(*tokens.queries(part)) for part in parts(queries)])
+    names = list(documents)
+    best = (sought @ rows.T).topk(min(MOST, len(names))).indices.tolist()
+    return judged(ranks_of([[names[place] for place in places] for places in best], answers), 2 * rows.shape[1])
+
+
+def train_bi_encoder(
+    model: BiEncoder, tokens: TextTokens, pairs: Sequence[tuple[str, str]], *, batch: int, lr: float, seed: int = 0
+) -> None:
+    """Trains on pairs once, with in-batch negatives, by the schedule of `nas family retrieval`."""
+    from nas.train.retrieval.training import RetrievalSettings
+
+    settings, order = RetrievalSettings(lr=lr), np.random.default_rng([seed, 0]).permutation(len(pairs))
+    optimiser = torch.optim.AdamW(model.parameters(), lr, settings.betas, weight_decay=settings.weight_decay)
+    steps = max(1, len(pairs) // batch)
+    for step in range(steps):
+        chosen = [pairs[place] for place in order[step * batch : (step + 1) * batch]]
+        for group in optimiser.param_groups:
+            group["lr"] = settings.rate(step, steps)
+        queries = model(*tokens.queries([query for query, _ in chosen]))
+        documents = model(*tokens.documents([document for _, document in chosen]))
+        loss = F.cross_entropy(queries @ documents.T / TEMPERATURE, torch.arange(len(chosen)))
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        optimiser.step()
+
+
+def parts(texts: Sequence[str], size: int = 32) -> list[Sequence[str]]:
+    return [texts[first : first + size] for first in range(0, len(texts), size)]
+
+
+def distilled(folder: Path) -> dict[str, Any]:
+    """Continues the model by a teacher's scores of documents that it finds itself, with the commands."""
+    lines = (folder / "train.jsonl").read_text().splitlines()
+    write_lines(folder / "taught.jsonl", [json.loads(line) for line in lines[:TAUGHT]])
+    texts = [{"id": f"{number}", "text": json.loads(line)["positive"]} for number, line in enumerate(lines)]
+    write_lines(folder / "training-documents.jsonl", texts)
+    index = folder / "training-index"
+    nas(folder, "family", "index", folder / "model", folder / "training-documents.jsonl", "-o", index)
+    data, scored = folder / "taught.jsonl", folder / "scored.jsonl"
+    if not scored.exists():
+        nas(folder, "family", "scores", fetch_smollm2(), "--data", data, "--index", index, "-o", scored)
+    (folder / "distillation.yaml").write_text("epochs: 4\nbatch: 8\nlr: 0.0003\ndocument_length: 96\nheld_out: 0\n")
+    settings = ["--config", folder / "distillation.yaml"]
+    nas(folder, "family", "retrieval", folder / "model", "--data", scored, *settings, "-o", folder / "taught")
+    nas(folder, "family", "index", folder / "taught", folder / PACKAGES, "-o", folder / "taught-index")
+    return by_index(folder, "taught", "taught-index")
+
+
+def by_smollm2(folder: Path) -> dict[str, Any]:
+    """Trains SmolLM2 on a few pairs, and searches with it."""
+    lines = (folder / "train.jsonl").read_text().splitlines()
+    write_lines(folder / "pairs.jsonl", [json.loads(line) for line in lines[:PAIRS]])
+    (folder / "smollm2.yaml").write_text(f"epochs: 1\nheld_out: 0\n{SETTINGS}".replace("lr: 0.001", "lr: 0.0001"))
+    model, index = folder / "smollm2", folder / "smollm2-index"
+    settings = ["--config", folder / "smollm2.yaml"]
+    nas(folder, "family", "retrieval", fetch_smollm2(), "--data", folder / "pairs.jsonl", *settings, "-o", model)
+    nas(folder, "family", "index", model, folder / PACKAGES, "-o", index)
+    return by_index(folder, "smollm2", "smollm2-index")
+
+
+def throughput(layout: str = BACKBONE, batches: Sequence[int] = BATCHES) -> dict[str, Any]:
+    """Returns texts a second by kind and batch: encoded, and read by the same backbone as a language model."""
+    model = Retriever(Layout.parse(layout), 128, 0).eval().requires_grad_(False)
+    figures: dict[str, Any] = {"layout": layout, "threads": torch.get_num_threads()}
+    for name, length in LENGTHS.items():
+        for batch in batches:
+            generator = torch.Generator().manual_seed(0)
+            tokens = torch.randint(0, model.model.layout.vocab, (batch, length), generator=generator)
+            text = torch.ones_like(tokens, dtype=torch.bool)
+            ways = {"encoded": lambda: model(tokens, text), "prefill": lambda: prefill(model.model, tokens)}  # noqa: B023
+            for way, run in ways.items():
+                figures[f"{name}-{batch}-{way}"] = round(batch / fastest(run), 2)
+    return figures
+
+
+def prefill(model: Model, tokens: Tensor) -> Tensor:
+    return model.logits(model.features(tokens)[:, -1])
+
+
+def fastest(run: Callable[[], object], least_s: float = 2.0) -> float:
+    """Returns the seconds of the fastest of several runs, within `least_s` in all and three runs at least."""
+    run()
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < least_s:
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def write_page(page: Path, record: dict[str, Any]) -> None:
+    """Writes both tables, below a heading that is added if it is missing."""
+    text = page.read_text(encoding="utf-8")
+    if "<!-- comparison -->" not in text:
+        text += (
+            "\n## Beside a bi-encoder, and after distillation\n\nBy `python -m benchmarks.retrieval_compare FOLDER`, on the"
+            " data of `--small`. The last column is the difference in nDCG@10 from the late-interaction model, over"
+            " queries.\n\n<!-- comparison -->\n<!-- end -->\n\n## Throughput\n\nTexts a second of torch on a random model of"
+            " 30M weights, by batch, beside the prefill of the same backbone.\n\n<!-- throughput -->\n<!-- end -->\n"
+        )
+        page.write_text(text, encoding="utf-8")
+    base = np.array(record["searches"]["late interaction"]["gains"])
+    rows = []
+    for name, measured in record["searches"].items():
+        difference = interval(np.array(measured["gains"]) - base) if name != "late interaction" else None
+        stored = f"{measured['index_bytes']:,.0f}" if measured["index_bytes"] else ""
+        kinds = ("nDCG@10", "recall@1", "recall@10", f"recall@{MOST}")
+        rows.append((name, *(shown(measured[kind]) for kind in kinds), stored, shown(difference) if difference else ""))
+    heads = ("search", "nDCG@10", "recall@1", "recall@10", f"recall@{MOST}", "index, bytes/document", "difference")
+    fill(page, "comparison", table(heads, rows))
+    figures = record["throughput"]
+    speeds = [
+        (f"{batch}", *(f"{figures[f'{name}-{batch}-{way}']:,}" for name in LENGTHS for way in ("encoded", "prefill")))
+        for batch in BATCHES
+    ]
+    ways = ("encoded", "prefill")
+    columns = [f"{name} of {length} tokens, {way}" for name, length in LENGTHS.items() for way in ways]
+    fill(page, "throughput", table(("batch", *columns), speeds))
+
+
+if __name__ == "__main__":
+    main()
