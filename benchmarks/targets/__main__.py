@@ -48,9 +48,7 @@ def main() -> int:
     machine = this_machine()
     about = {"cpu": machine.cpu, "cores": machine.cores, "memory_mb": machine.memory_mb, "libc": machine.libc}
     study = table.collect(options.folder, drawn, about, options.recorded)
-    print(
-        json.dumps({"measurements": len(study.rows), "full_rounds": len(study.rounds), "table": str(options.recorded)})
-    )
+    print(json.dumps({"measurements": len(study.rows), "table": str(options.recorded)}))
     return 0
 
 
@@ -61,8 +59,9 @@ def _by_speed(drawn: list[layouts.Layout], folder: Path) -> list[layouts.Layout]
     """
     targets = json.loads((folder / "targets.json").read_text())
     study = table.Table({}, drawn, [measuring.Target(**row) for row in targets], measuring.read_rows(folder), [])
-    ranks = study.logs("latency").mean(axis=0).argsort(axis=0).argsort(axis=0).min(axis=1)
-    return [drawn[0], *(drawn[place] for place in np.argsort(ranks, kind="stable") if place != 0)]
+    times = study.times("latency")
+    ranks = times.means.argsort(axis=0).argsort(axis=0).min(axis=1)
+    return [drawn[0], *(times.layouts[at] for at in np.argsort(ranks, kind="stable") if times.places[at] != 0)]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from benchmarks.targets.table import Array, noise
+from benchmarks.targets.table import Array, Times
 from nas.core.layout import Layout
 
 DRAWS = 2000
@@ -34,21 +34,6 @@ class Interval:
         return f"{self.value:.1%} ({self.low:.1%} to {self.high:.1%})"
 
 
-def draws_of(logs: Array, seed: int = _SEED) -> Array:
-    """Returns [D, L, T] means over rounds as they might have been: noise of measurements drawn with replacement."""
-    rounds, layouts, targets = logs.shape
-    rng = np.random.default_rng(seed)
-    # A deviation from a mean of R is too small by sqrt(1 - 1/R).
-    away = (logs - logs.mean(axis=0)) / np.sqrt(1 - 1 / rounds)
-    pool = away.reshape(-1, targets)
-    drawn = np.empty((DRAWS, layouts, targets))
-    for target in range(targets):
-        picks = rng.integers(len(pool), size=(DRAWS, layouts, rounds))
-        drawn[:, :, target] = pool[picks, target].mean(axis=2)
-    means: Array = logs.mean(axis=0) + drawn
-    return means
-
-
 @dataclass(frozen=True)
 class Choice:
     """Layouts that are chosen among some of a study.
@@ -58,7 +43,7 @@ class Choice:
         losses: [T][T] loss of the best of the first target on the second.
         compromise: `worst` and `geomean` -> the layout whose worst, or mean, loss is least.
         compromise_losses: of these on each target.
-        published: losses of the study's first layout on each target.
+        published: losses of the study's first layout on each target; empty where it was not measured.
     """
 
     best: list[int]
@@ -68,9 +53,9 @@ class Choice:
     published: list[Interval]
 
 
-def choose(logs: Array, allowed: Sequence[int]) -> Choice:
-    """Returns what is chosen among `allowed` layouts, by [R, L, T] logarithms of times."""
-    means, drawn = logs.mean(axis=0), draws_of(logs)
+def choose(times: Times, allowed: Sequence[int]) -> Choice:
+    """Returns what is chosen among `allowed` layouts, which are counted as in `times`."""
+    means, drawn = times.means, times.draws(DRAWS)
     best = [min(allowed, key=lambda layout: means[layout, target]) for target in range(means.shape[1])]
     targets = range(len(best))
 
@@ -89,16 +74,15 @@ def choose(logs: Array, allowed: Sequence[int]) -> Choice:
         losses=[[loss(best[own], target) for target in targets] for own in targets],
         compromise=compromise,
         compromise_losses={name: [loss(layout, target) for target in targets] for name, layout in compromise.items()},
-        published=[loss(0, target) for target in targets],
+        published=[loss(times.places.index(0), target) for target in targets] if 0 in times.places else [],
     )
 
 
-def correlations(logs: Array) -> Array:
+def correlations(times: Times) -> Array:
     """Returns [T, T] Spearman correlations of the targets' orders of all layouts."""
     from scipy.stats import spearmanr  # type: ignore[import-untyped]  # takes a second to load
 
-    means = logs.mean(axis=0)
-    matrix: Array = np.atleast_2d(spearmanr(means).statistic)
+    matrix: Array = np.atleast_2d(spearmanr(times.means).statistic)
     return matrix
 
 
@@ -134,13 +118,13 @@ class KindCosts:
         return found
 
 
-def kind_costs(logs: Array, layouts: Sequence[Layout]) -> KindCosts:
+def kind_costs(times: Times) -> KindCosts:
     """Fits each target's times as sums over layers, by non-negative least squares on relative errors.
 
     Parts: a constant; layers of each mixer; millions of weights of dense feed-forwards; and of those with experts.
     """
+    layouts, means, drawn = times.layouts, times.means, times.draws(200)
     parts = np.array([_parts(layout) for layout in layouts])
-    means, drawn = logs.mean(axis=0), draws_of(logs)[:200]
     rng = np.random.default_rng(_SEED)
     # Layouts are drawn again as well: sums fit them with errors of their own, larger than the noise of times.
     picks = [rng.integers(len(layouts), size=len(layouts)) for _ in drawn]
@@ -182,12 +166,11 @@ def _fit(parts: Array, logs: Array) -> Array:
     return costs
 
 
-def repeated(logs: Array, first: int, second: int) -> tuple[float, float]:
+def repeated(times: Times, first: int, second: int) -> tuple[float, float]:
     """Returns the noise of a mean over rounds by two equal targets, and what it should be by noise between rounds.
 
     The former is the deviation of the difference of their means / sqrt 2.
     """
-    means = logs.mean(axis=0)
-    away = means[:, first] - means[:, second]
-    expected = float(np.hypot(*noise(logs)[[first, second]]) / np.sqrt(2 * logs.shape[0]))
+    away = times.means[:, first] - times.means[:, second]
+    expected = float(np.sqrt((times.deviations[:, [first, second]] ** 2).mean()))
     return float(away.std(ddof=1) / np.sqrt(2)), expected

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.targets.table import Array, Table, noise
+from benchmarks.targets.table import Array, Table
 from nas.core.layout import Layout
 from nas.core.workload import Workload
 from nas.search.analysis.agreement import rank_correlation
@@ -132,14 +132,12 @@ def leave_one_target_out(
 
 def of_table(table: Table, figure: str, load: Workload) -> dict[str, dict[int, dict[str, Errors]]]:
     """Returns `leave_one_target_out` of a study of targets."""
-    rounds = table.logs(figure)
-    spread = noise(rounds) / math.sqrt(len(rounds))
+    times = table.times(figure)
     same = {target.name: target.repeats for target in table.targets if target.repeats}
     names = [target.name for target in table.targets]
-    unit = "MB" if figure == "peak_rss" else "ms"
-    return leave_one_target_out(
-        table.layouts, rounds.mean(axis=0), spread, names, Costs(load, _kinds(table.layouts), unit), same
-    )
+    costs = Costs(load, _kinds(times.layouts), "MB" if figure == "peak_rss" else "ms")
+    spread = times.deviations.mean(axis=0)
+    return leave_one_target_out(times.layouts, times.means, spread, names, costs, same)
 
 
 def of_recorded(figure: str) -> dict[str, dict[int, dict[str, Errors]]]:

@@ -14,7 +14,7 @@ from benchmarks.targets import figures, models
 from benchmarks.targets.figures import KINDS, Choice
 from benchmarks.targets.measuring import workload
 from benchmarks.targets.models import COUNTS, WAYS
-from benchmarks.targets.table import Table, noise
+from benchmarks.targets.table import Table, Times
 
 PAGE = Path("docs/measured/targets.md")
 TIMES = {"latency": "TTFT and 64 tokens", "ttft": "time to first token", "decode_p50": "time per decoded token"}
@@ -41,49 +41,48 @@ def write_report(page: Path) -> None:
 def _machine(study: Table) -> str:
     foreign = [row["foreign_cpu"] for row in study.rows if row["foreign_cpu"] is not None]
     hours = sum(row["seconds"] for row in study.rows) / 3600
+    by_figure = {name: study.times(name) for name in TIMES}
+    times = by_figure["latency"]
+    sizes = [layout.params.total / 1e6 for layout in times.layouts]
     lines = [
-        f"{study.machine['cpu']}, {study.machine['cores']} cores. {len(study.layouts)} layouts of "
-        f"{min(layout.params.total for layout in study.layouts) / 1e6:.1f}M to "
-        f"{max(layout.params.total for layout in study.layouts) / 1e6:.1f}M weights, {len(study.rounds)} full rounds "
-        f"({len(study.rows)} measurements, {hours:.2f} hours of device time); median share of other processes "
-        f"{np.median(foreign):.2f} cores, in nine of ten runs below {np.quantile(foreign, 0.9):.2f}.",
+        f"{study.machine['cpu']}, {study.machine['cores']} cores. {len(sizes)} layouts of {min(sizes):.1f}M to "
+        f"{max(sizes):.1f}M weights, each measured on every target, {times.counts.mean():.1f} times in the mean "
+        f"({len(study.rows)} measurements, {hours:.2f} hours of device time). Other processes had "
+        f"{np.median(foreign):.2f} cores in the median, {np.quantile(foreign, 0.9):.2f} or more in every tenth run.",
         "",
     ]
-    spread = {name: noise(study.logs(name)) for name in TIMES}
     rows = [
-        [target.name, target.runtime, target.device, target.threads, *(f"{spread[name][place]:.1%}" for name in TIMES)]
+        [target.name, target.runtime, target.device, target.threads]
+        + [f"{by_figure[name].noise[place]:.1%}" for name in TIMES]
         for place, target in enumerate(study.targets)
     ]
     head = ("target", "runtime", "device", "threads", *(f"noise of one run, {what}" for what in TIMES.values()))
-    return "\n".join(lines) + table(head, rows)
+    return "\n".join(lines) + "\n" + table(head, rows)
 
 
-def _good(study: Table) -> tuple[list[int], int, bool]:
+def _good(study: Table, times: Times) -> tuple[list[int], int, bool]:
     """Returns the trained layouts whose quality is the published one's or better, and the number of trained ones.
 
-    Also whether every layout that is faster than these on some target was trained.
+    Also whether every layout that is faster than these on some target was trained. Layouts count as in `times`.
     """
     base = study.scores[0]
-    trained = [place for place, scores in enumerate(study.scores) if len(scores) == len(base) > 0]
-    good = [place for place in trained if fmean(study.scores[place]) >= fmean(base)]
+    scores = [study.scores[place] for place in times.places]
+    trained = [place for place, seeds in enumerate(scores) if len(seeds) == len(base) > 0]
+    good = [place for place in trained if fmean(scores[place]) >= fmean(base)]
     if not good:
         return [], len(trained), False
-    means = study.logs("latency").mean(axis=0)
-    slowest = [means[good, target].min() for target in range(means.shape[1])]
-    missing = [
-        place
-        for place in range(len(study.layouts))
-        if place not in trained and any(means[place, target] < slowest[target] for target in range(means.shape[1]))
-    ]
-    return good, len(trained), not missing
+    fastest = times.means[good].min(axis=0)
+    faster = {place for place, means in enumerate(times.means) if (means < fastest).any()}
+    return good, len(trained), faster <= set(trained)
 
 
 def _losses(study: Table) -> Iterator[str]:
-    every = list(range(len(study.layouts)))
     for name, what in TIMES.items():
+        times = study.times(name)
         yield f"### {what[0].upper()}{what[1:]}: all layouts\n"
-        yield from _loss_table(study, name, figures.choose(study.logs(name), every))
-    good, trained, complete = _good(study)
+        yield from _loss_table(study, times, figures.choose(times, range(len(times.layouts))))
+    times = study.times("latency")
+    good, trained, complete = _good(study, times)
     if not good:
         yield "Quality was not trained: layouts are compared by time alone, at equal weights.\n"
         return
@@ -97,10 +96,10 @@ def _losses(study: Table) -> Iterator[str]:
             else "some layouts that are faster than these were not trained: the choice may be too narrow.\n"
         )
     )
-    yield from _loss_table(study, "latency", figures.choose(study.logs("latency"), good))
+    yield from _loss_table(study, times, figures.choose(times, good))
 
 
-def _loss_table(study: Table, name: str, choice: Choice) -> Iterator[str]:
+def _loss_table(study: Table, times: Times, choice: Choice) -> Iterator[str]:
     names = [target.name for target in study.targets]
     rows = [
         [f"best for {own}", *(("0" if i == j else str(loss)) for j, loss in enumerate(choice.losses[i])), _worst(row)]
@@ -108,15 +107,16 @@ def _loss_table(study: Table, name: str, choice: Choice) -> Iterator[str]:
     ]
     for rule, losses in choice.compromise_losses.items():
         rows.append([f"compromise, `{rule}`", *map(str, losses), _worst(losses)])
-    rows.append(["LFM2's pattern", *map(str, choice.published), _worst(choice.published)])
+    if choice.published:
+        rows.append(["LFM2's pattern", *map(str, choice.published), _worst(choice.published)])
     yield table(("layout", *(f"on {name}" for name in names), "worst"), rows)
     best: dict[int, list[str]] = {}
     for place, layout in enumerate(choice.best):
         best.setdefault(layout, []).append(names[place])
     for layout, of in best.items():
-        yield f"- best for {', '.join(of)}: `{study.layouts[layout]}`"
+        yield f"- best for {', '.join(of)}: `{times.layouts[layout]}`"
     for rule, layout in choice.compromise.items():
-        yield f"- compromise by `{rule}`: `{study.layouts[layout]}`"
+        yield f"- compromise by `{rule}`: `{times.layouts[layout]}`"
     yield ""
 
 
@@ -127,7 +127,7 @@ def _worst(losses: Sequence[figures.Interval]) -> str:
 def _kinds(study: Table) -> Iterator[str]:
     names = [target.name for target in study.targets]
     for name, what in list(TIMES.items())[1:]:
-        costs = figures.kind_costs(study.logs(name), study.layouts)
+        costs = figures.kind_costs(study.times(name))
         yield f"### {what[0].upper()}{what[1:]}\n"
         rows = [
             [kind, *(_cost(costs, place, target) for target in range(len(names)))] for place, kind in enumerate(KINDS)
@@ -153,7 +153,7 @@ def _cost(costs: figures.KindCosts, kind: int, target: int) -> str:
 def _correlations(study: Table) -> Iterator[str]:
     names = [target.name for target in study.targets]
     for name, what in TIMES.items():
-        matrix = figures.correlations(study.logs(name))
+        matrix = figures.correlations(study.times(name))
         yield f"### {what[0].upper()}{what[1:]}\n"
         yield table(
             ("Spearman", *names), [[row, *(f"{value:.2f}" for value in matrix[i])] for i, row in enumerate(names)]
@@ -161,7 +161,7 @@ def _correlations(study: Table) -> Iterator[str]:
     for place, target in enumerate(study.targets):
         if target.repeats:
             other = names.index(target.repeats)
-            seen, expected = figures.repeated(study.logs("latency"), place, other)
+            seen, expected = figures.repeated(study.times("latency"), place, other)
             yield (
                 f"{target.name} is the same build with as many threads as {target.repeats}: their means differ by "
                 f"{seen:.1%} (standard deviation of one), where noise between rounds alone makes {expected:.1%}.\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from nas.core.layout import Layout
 RECORDED = Path("benchmarks/recorded/targets.json.gz")
 Array = NDArray[np.float64]
 _SAMPLES = ("ttft", "decode_p50", "peak_rss")
+_LEAST_DEVIATIONS = 20
 
 
 @dataclass(frozen=True)
@@ -44,34 +46,82 @@ class Table:
     rows: list[dict[str, Any]]
     scores: list[list[float]]
 
-    @property
-    def rounds(self) -> list[int]:
-        """Numbers of the rounds that have every layout on every target."""
-        full = len(self.layouts) * len(self.targets)
-        numbers = [row["round"] for row in self.rows]
-        return [number for number in sorted(set(numbers)) if numbers.count(number) == full]
-
-    def logs(self, figure: str) -> Array:
-        """Returns [R, L, T] logarithms of a figure over the full rounds; "latency" is TTFT + gen x decode_p50."""
-        rounds, names = self.rounds, [target.name for target in self.targets]
-        values = np.full((len(rounds), len(self.layouts), len(names)), np.nan)
+    def times(self, figure: str) -> Times:
+        """Returns a figure of the layouts that have one on every target; "latency" is TTFT + gen x decode_p50."""
+        names = [target.name for target in self.targets]
+        cells: dict[tuple[int, int], list[float]] = {}
         for row in self.rows:
-            if row["round"] in rounds:
-                place = rounds.index(row["round"]), row["layout"], names.index(row["target"])
-                values[place] = _latency(row) if figure == "latency" else row[figure]
-        assert not np.isnan(values).any(), "a full round has every measurement once"
-        logs: Array = np.log(values)
-        return logs
+            value = _latency(row) if figure == "latency" else row[figure]
+            cells.setdefault((row["layout"], names.index(row["target"])), []).append(math.log(value))
+        places = [
+            layout
+            for layout in range(len(self.layouts))
+            if all((layout, target) in cells for target in range(len(names)))
+        ]
+        values = [[cells[layout, target] for target in range(len(names))] for layout in places]
+        means = np.array([[np.mean(logs) for logs in row] for row in values])
+        counts = np.array([[len(logs) for logs in row] for row in values], float)
+        pools = [
+            np.array(
+                [
+                    (log - np.mean(row[target])) * math.sqrt(len(row[target]) / (len(row[target]) - 1))
+                    for row in values
+                    for log in row[target]
+                    if len(row[target]) > 1
+                ]
+            )
+            for target in range(len(names))
+        ]
+        twins = [(place, names.index(target.repeats)) for place, target in enumerate(self.targets) if target.repeats]
+        if any(len(pool) < _LEAST_DEVIATIONS for pool in pools):
+            # Of one round, two equal targets tell the noise of a run; the others are taken to have as much.
+            alike = [(means[:, a] - means[:, b]) / math.sqrt(2) for a, b in twins]
+            assert alike, "a table of one round needs a target that was measured twice"
+            pools = [np.concatenate([*alike, *(-away for away in alike)])] * len(names)
+        return Times([self.layouts[place] for place in places], places, means, counts, pools)
+
+
+@dataclass(frozen=True)
+class Times:
+    """One figure of some layouts on all targets.
+
+    Args:
+        layouts: those that were measured on every target.
+        places: their numbers in the table.
+        means: [L, T] of the logarithms over rounds.
+        counts: [L, T] measurements.
+        pools: of each target, deviations of single measurements from what they measure, in logarithms.
+    """
+
+    layouts: list[Layout]
+    places: list[int]
+    means: Array
+    counts: Array
+    pools: list[Array]
+
+    @property
+    def noise(self) -> Array:
+        """[T] standard deviations of one measurement."""
+        return np.array([float(np.sqrt(np.mean(pool**2))) for pool in self.pools])
+
+    @property
+    def deviations(self) -> Array:
+        """[L, T] standard deviations of the means."""
+        deviations: Array = self.noise / np.sqrt(self.counts)
+        return deviations
+
+    def draws(self, count: int, seed: int = 0) -> Array:
+        """Returns [count, L, T] means as they might have been, with deviations drawn from the pools."""
+        rng = np.random.default_rng(seed)
+        drawn = np.repeat(self.means[None], count, axis=0)
+        for target, pool in enumerate(self.pools):
+            for layout, runs in enumerate(self.counts[:, target].astype(int)):
+                drawn[:, layout, target] += rng.choice(pool, size=(count, runs)).mean(axis=1)
+        return drawn
 
 
 def _latency(row: dict[str, Any]) -> float:
     return float(row["ttft"] + workload(1).gen * row["decode_p50"])
-
-
-def noise(logs: Array) -> Array:
-    """Returns [T] standard deviations of one measurement: between rounds, over all layouts of a target."""
-    spread: Array = np.sqrt(logs.var(axis=0, ddof=1).mean(axis=0))
-    return spread
 
 
 def collect(folder: Path, layouts: Sequence[Layout], machine: dict[str, Any], path: Path) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +47,8 @@ def test_losses_and_compromise() -> None:
     # Layout 1 is best on the first target and 50 % slower on the second; layout 2 the reverse; layout 3 is 10 % off.
     means = np.log(np.array([[2.0, 2.0], [1.0, 1.5], [1.5, 1.0], [1.1, 1.1]]))
     noise = 0.01 * np.random.default_rng(0).standard_normal((3, 4, 2))
-    logs = study(means + noise - noise.mean(axis=0)).logs("ttft")
-    choice = figures.choose(logs, range(4))
+    times = study(means + noise - noise.mean(axis=0)).times("ttft")
+    choice = figures.choose(times, range(4))
     assert choice.best == [1, 2]
     loss = choice.losses[0][1]
     assert loss.value == pytest.approx(0.5)
@@ -55,7 +56,7 @@ def test_losses_and_compromise() -> None:
     assert choice.compromise == {"worst": 3, "geomean": 3}
     assert [loss.value for loss in choice.compromise_losses["worst"]] == pytest.approx([0.1, 0.1])
     assert [loss.value for loss in choice.published] == pytest.approx([1.0, 1.0])
-    assert figures.choose(logs, [0, 1, 2]).compromise["worst"] in (1, 2)
+    assert figures.choose(times, [0, 1, 2]).compromise["worst"] in (1, 2)
 
 
 def test_costs_of_kinds_are_found_again() -> None:
@@ -68,11 +69,25 @@ def test_costs_of_kinds_are_found_again() -> None:
         )
         for layout in drawn
     ]  # fmt: skip
-    logs = np.log(np.array(times))[None, :, None] + 1e-4 * np.random.default_rng(0).standard_normal((3, 40, 2))
-    costs = figures.kind_costs(logs, drawn)
+    logs = np.log(np.array(times))[:, None] + np.zeros((1, 2))
+    measured = table.Times(drawn, list(range(40)), logs, np.ones((40, 2)), [np.array([-1e-4, 1e-4])] * 2)
+    costs = figures.kind_costs(measured)
     assert costs.costs[:, 0] == pytest.approx([prices[kind] for kind in figures.KINDS], rel=0.02)
     assert costs.experts == pytest.approx([0.5, 0.5], rel=0.05)
     assert costs.flips() == []
+
+
+def test_one_round_has_the_noise_that_two_equal_targets_show() -> None:
+    rng = np.random.default_rng(0)
+    true = rng.standard_normal((1, 60, 1))
+    measured = study(true + 0.02 * rng.standard_normal((1, 60, 2)))
+    twins = [TARGETS[0], replace(TARGETS[1], repeats=TARGETS[0].name)]
+    times = replace(measured, targets=twins).times("ttft")
+    assert times.noise == pytest.approx([0.02, 0.02], rel=0.25)
+    with pytest.raises(AssertionError, match="measured twice"):
+        measured.times("ttft")
+    half = replace(measured, targets=twins, rows=measured.rows[:-1])
+    assert half.times("ttft").places == list(range(59)), "what lacks a target is left out"
 
 
 def test_a_cut_off_line_is_left_out_and_nothing_is_written_behind_it(tmp_path: Path) -> None:
@@ -90,7 +105,6 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "measurements.jsonl").write_text("".join(f"{line}\n" for line in lines[:-1]))
     collected = table.collect(tmp_path, written.layouts, written.machine, path)
     assert table.load(path) == collected
-    assert collected.rounds == [0], "the second round lacks a measurement"
 
 
 def test_published_shapes_are_layouts_of_as_many_weights() -> None:
