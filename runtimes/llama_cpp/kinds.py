@@ -11,6 +11,7 @@ in the equivalence gate follows the storage type of each tensor and needs nothin
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,7 +337,9 @@ def _gdn_parts(block: Block, width: int) -> Iterator[Part]:
 
 def _gdn_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
     epsilons = [[float(block.get("norm_eps") or 0) for block in of_kind(blocks, "gdn")] for blocks in layers]
-    add_used(writer, "linear_attention.norm_epsilon", [sum(eps for eps in layer if eps != 1e-5) for layer in epsilons])
+    add_used(
+        writer, "linear_attention.norm_epsilon", [math.fsum(eps for eps in layer if eps != 1e-5) for layer in epsilons]
+    )
 
 
 GDN = GgufKind(
