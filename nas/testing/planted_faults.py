@@ -64,7 +64,8 @@ def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint
     model = Model(layout, seed=1)
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     for name, weight in state.items():
-        drawn = torch.rand(weight.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+        key = name[name.index(".rope_") :] if ".rope_" in name else name  # of all layers the same, as files have it
+        drawn = torch.rand(weight.shape, generator=torch.Generator().manual_seed(zlib.crc32(key.encode())))
         if "norm" in name or name.endswith(".D"):
             weight.copy_(0.5 + drawn)
         elif name.endswith(("conv.bias", ".q.bias", ".k.bias", ".v.bias", "dt_bias", "decay_bias", "gate_bias")):

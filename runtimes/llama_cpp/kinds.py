@@ -458,8 +458,12 @@ def _moe_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
 
 def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
     yield from one_per_model("expert count", blocks, lambda block: block.int("experts"), "llama.cpp")
-    for what, name in (("kind of experts' scores", "softmax"), ("sum of experts' weights", "norm_topk")):
-        yield from one_per_model(f"{what} ({name})", blocks, lambda block, name=name: block.get(name), "llama.cpp")
+    yield from one_per_model(
+        "kind of experts' scores (softmax)", blocks, lambda block: block.get("softmax"), "llama.cpp"
+    )
+    yield from one_per_model(
+        "sum of experts' weights (norm_topk)", blocks, lambda block: block.get("norm_topk"), "llama.cpp"
+    )
     if any(block.int("experts") > _MAX_EXPERTS for block in blocks):
         yield f"more than {_MAX_EXPERTS} experts"
 

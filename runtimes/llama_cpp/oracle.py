@@ -70,11 +70,8 @@ class Oracle:
                 if tensor.role == "decay":
                     values = np.log(-values)
                 sources = [*tensor.sources, *tensor.equal]
-                parts = (
-                    torch.from_numpy(values / tensor.factor)
-                    .flatten()
-                    .split([state[name].numel() for name in tensor.sources])
-                )
+                sizes = [state[name].numel() for name in tensor.sources]
+                parts = torch.split(torch.from_numpy(values / tensor.factor).flatten(), sizes)
                 for name, part in zip(sources, [*parts, *[parts[0]] * len(tensor.equal)], strict=True):
                     state[name].copy_(part.view(state[name].shape))
                     self._types[state[name].untyped_storage().data_ptr()] = storage
