@@ -11,14 +11,15 @@ pass is that of `nas.model.nn.model` up to constants are read; constants become 
     attention_multiplier  times sqrt(head_dim) on the queries, since we divide scores by sqrt(head_dim); with QK-norm on
                           its gain. query_pre_attn_scalar of Gemma is 1 / attention_multiplier^2.
     logits_scaling        on the last norm's gain, as is what a tied embedding must not add to the logits
-    attention_factor      of YaRN, squared, on the queries likewise
+    attention_factor      of YaRN, squared, on the queries likewise; of LongRoPE on their rows that turn
+    multipliers           of Falcon-H1, on the rows of the projections in front of them or behind them
     norms by 1 + w        w + 1 is the gain
     LayerNorm without     Means are subtracted from the embedding and from projections into the residual stream, which
       weights and biases  has none then, so that LayerNorm is RMSNorm.
 
 Of a model with towers (`nas.train.towers`), its language model is read.
 
-Everything else that a layout cannot say (other biases than those of Qwen2, RoPE of type longrope, mixers and
+Everything else that a layout cannot say (other biases than those of Qwen2, RoPE of type dynamic, mixers and
 feed-forwards beside each other ...) is refused, all of it at once.
 """
 
