@@ -226,7 +226,7 @@ class _Folder:
             self._inside, text = LANGUAGE_MODEL, self.config.get("text_config")
             named = {"model_type": _TEXT_TYPES[kind]} if kind in _TEXT_TYPES else {}
             self.config = {**named, **(text if isinstance(text, dict) else {}), "tie_word_embeddings": tied}
-            self.left_out = "the encoder of images"
+            self.left_out = "all but the language model, such as its encoder of images"
 
     def tensors(self) -> _Tensors:
         return _Tensors(self._folder, self._inside)
