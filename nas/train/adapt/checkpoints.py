@@ -220,7 +220,7 @@ class _Folder:
             raise InvalidInput("no such file: name a folder of transformers, with config.json", where=self.where)
         self.config: Mapping[str, Any] = read_json(folder / "config.json", _CONFIG_BYTES)
         self._inside = self.left_out = ""
-        kind = self.config.get("model_type")
+        kind = str(self.config.get("model_type"))
         if kind in WITH_TOWERS or kind in _TEXT_TYPES:
             tied = self.config.get("tie_embedding", self.config.get("tie_word_embeddings", kind in WITH_TOWERS))
             self._inside, text = LANGUAGE_MODEL, self.config.get("text_config")
