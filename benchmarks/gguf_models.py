@@ -54,6 +54,7 @@ MESSAGES = [
     {"role": "assistant", "content": "4"},
     {"role": "user", "content": "And\ntwice that?"},
 ]
+_NAMES = {"Q4_1 as published": "q4_1", **{name.upper(): name for name in TYPES}}
 DATE = "2025-01-01"
 QUESTIONS = ("What is the capital of France?", "Name three colours.", "Why is the sky blue? Answer in one sentence.")
 ANSWER_TOKENS = 48
@@ -190,12 +191,12 @@ def write_page(page: Path, record: dict[str, Any]) -> None:
         " tokens are the same.\n"
     )
     fill(page, "smollm2", text)
-    before, after = record["answers"]["q4_1"], {name: record["answers"][name] for name in TYPES}
-    rows = [
-        (question, answer, ", ".join(name.upper() for name in TYPES if after[name][i] == answer) or "none")
-        for i, (question, answer) in enumerate(zip(QUESTIONS, before, strict=True))
-    ]
-    text = table(("question", "answer of the published file", "files with the same answer"), rows)
+    rows = []
+    for i, question in enumerate(QUESTIONS):
+        texts = {name: record["answers"][key][i] for name, key in _NAMES.items()}
+        for answer in dict.fromkeys(texts.values()):
+            rows.append((question, ", ".join(name for name in texts if texts[name] == answer), answer))
+    text = table(("question", "file", "answer"), rows)
     fill(page, "answers", text)
     same = sum(outcome == "same" for outcome in outcomes.values())
     others = [(name, outcome) for name, outcome in outcomes.items() if outcome != "same"]
@@ -204,8 +205,7 @@ def write_page(page: Path, record: dict[str, Any]) -> None:
 
 
 def _files(record: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    names = {"Q4_1 as published": "q4_1", **{name.upper(): name for name in TYPES}}
-    return [(name, record[key]) for name, key in names.items()]
+    return [(name, record[key]) for name, key in _NAMES.items()]
 
 
 if __name__ == "__main__":

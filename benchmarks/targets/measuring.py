@@ -68,7 +68,7 @@ class Target:
 
 def workload(threads: int) -> Workload:
     """Returns the request that is measured."""
-    return Workload(prompt=512, gen=64, threads=threads)
+    return Workload(prompt=128, gen=32, threads=threads)
 
 
 def targets_of(machine: Device) -> list[Target]:

@@ -11,6 +11,7 @@ in the equivalence gate follows the storage type of each tensor and needs nothin
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,7 +337,9 @@ def _gdn_parts(block: Block, width: int) -> Iterator[Part]:
 
 def _gdn_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
     epsilons = [[float(block.get("norm_eps") or 0) for block in of_kind(blocks, "gdn")] for blocks in layers]
-    add_used(writer, "linear_attention.norm_epsilon", [sum(eps for eps in layer if eps != 1e-5) for layer in epsilons])
+    add_used(
+        writer, "linear_attention.norm_epsilon", [math.fsum(eps for eps in layer if eps != 1e-5) for layer in epsilons]
+    )
 
 
 GDN = GgufKind(
@@ -455,8 +458,12 @@ def _moe_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
 
 def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
     yield from one_per_model("expert count", blocks, lambda block: block.int("experts"), "llama.cpp")
-    for what, name in (("kind of experts' scores", "softmax"), ("sum of experts' weights", "norm_topk")):
-        yield from one_per_model(f"{what} ({name})", blocks, lambda block, name=name: block.get(name), "llama.cpp")
+    yield from one_per_model(
+        "kind of experts' scores (softmax)", blocks, lambda block: block.get("softmax"), "llama.cpp"
+    )
+    yield from one_per_model(
+        "sum of experts' weights (norm_topk)", blocks, lambda block: block.get("norm_topk"), "llama.cpp"
+    )
     if any(block.int("experts") > _MAX_EXPERTS for block in blocks):
         yield f"more than {_MAX_EXPERTS} experts"
 

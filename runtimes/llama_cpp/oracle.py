@@ -71,8 +71,8 @@ class Oracle:
             for tensor in listed:
                 storage = storage_type(tensor, layout, quantisation)
                 values = _rounded(contents, tensor, storage)
-                parts = values.split([state[name].numel() for name in tensor.sources])
                 sources = [*tensor.sources, *tensor.equal]
+                parts = torch.split(values, [state[name].numel() for name in tensor.sources])
                 for name, part in zip(sources, [*parts, *[parts[0]] * len(tensor.equal)], strict=True):
                     state[name].copy_(part.view(state[name].shape))
                     self._types[state[name].untyped_storage().data_ptr()] = storage

@@ -130,13 +130,13 @@ def _phi3_tensors(layout: Layout) -> Iterator[Tensor]:
     for depth in depths:
         mixer, feed, name = f"layers.{depth}.mixers.0", f"layers.{depth}.ffn", f"blk.{depth}"
         yield _tensor(depth, Part("attn_norm.weight", (width,), "mixer_norm.weight", "norm"))
-        rows = ((f"{mixer}.k.weight", kv), (f"{mixer}.v.weight", kv))
+        below = ((f"{mixer}.k.weight", kv), (f"{mixer}.v.weight", kv))
         shape = (q + 2 * kv, width)
-        yield Tensor(f"{name}.attn_qkv.weight", shape, layer=depth, source=f"{mixer}.q.weight", below=rows)
+        yield Tensor(f"{name}.attn_qkv.weight", shape, layer=depth, source=f"{mixer}.q.weight", below=below)
         yield _tensor(depth, Part("attn_output.weight", (width, q), "o.weight"), "mixers.0.")
         yield _tensor(depth, Part("ffn_norm.weight", (width,), "ffn_norm.weight", "norm"))
-        shape, rows = (2 * hidden, width), ((f"{feed}.up.weight", hidden),)
-        yield Tensor(f"{name}.ffn_up.weight", shape, layer=depth, source=f"{feed}.gate.weight", below=rows)
+        up, shape = ((f"{feed}.up.weight", hidden),), (2 * hidden, width)
+        yield Tensor(f"{name}.ffn_up.weight", shape, layer=depth, source=f"{feed}.gate.weight", below=up)
         yield _tensor(depth, Part("ffn_down.weight", (width, hidden), "down.weight"), "ffn.")
 
 

@@ -81,7 +81,7 @@ ALONE = {
     "LFM3": PLANTED_LFM3.format(),
     "gates, and a cache that gated attention shares": (
         "d256 v512 ffn=swiglu:512 [A8/4(gate=1) D8/4(norm_eps=0.01)&A8/4(gate=1,gate_wide=1)"
-        " A8/4(gate=1,kv=0,qk_norm=0,qkv_bias=1,rope_factor=4)]"
+        " A8/4(gate=1,kv=0,qk_norm=0,qkv_bias=1)]"
     ),
     "norms behind": "d256 v512 norms=behind ffn=swiglu:512 [C3 A8/4 M16+none -]",
     "both norms, GELU, bounds": (

@@ -592,6 +592,21 @@ def test_heads_are_tied_where_transformers_ties_them(family: str, name: str, tmp
     torch.testing.assert_close(ours(random_ids()), _theirs(tmp_path)(random_ids()).logits, rtol=0, atol=1e-4)
 
 
+def test_the_text_part_of_a_model_with_images_is_read(tmp_path: Path) -> None:
+    save_theirs(tmp_path, FAMILIES["qwen3.5"])
+    import_model(tmp_path, tmp_path / "text.safetensors")
+    text = json.loads((tmp_path / "config.json").read_text())
+    whole = {"model_type": "qwen3_5", "text_config": text, "vision_config": {}, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    others = {"model.visual.patch_embed.proj.weight": torch.ones(4), "mtp.norm.weight": torch.ones(4)}
+    changed_tensors(
+        tmp_path,
+        lambda tensors: others | {name.replace("model.", "model.language_model.", 1): t for name, t in tensors.items()},
+    )
+    assert "encoder of images" in import_model(tmp_path, tmp_path / "part.safetensors").left_out
+    assert (tmp_path / "part.safetensors").read_bytes() == (tmp_path / "text.safetensors").read_bytes()
+
+
 def test_an_untied_model_without_a_head_is_refused(tmp_path: Path) -> None:
     save_theirs(tmp_path, {**FAMILIES["llama"], "tie_word_embeddings": True})
     changed_config(tmp_path, tie_word_embeddings=False)

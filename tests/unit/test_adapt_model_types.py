@@ -34,8 +34,6 @@ EVIDENCE = {
     "differential attention": r"lambda_q1",
     "masks that the values choose": r"dt_states",
     "weights on the residual stream": r"input_residual",
-    "no multiple of the width": r"mamba_d_ssm",
-    "without a norm behind its gate": r"if self\.mamba_rms_norm",
     "images and sound": r"audio_features",
     "images": r"image_features",
     "AltUp": r"AltUp",

@@ -168,7 +168,10 @@ def test_bad_headers_cost_a_line(content: bytes, problem: str, tmp_path: Path) -
     [
         (lambda writer: writer.add_block_count(0), "block_count must be in"),
         (lambda writer: writer.add_uint32("llama.mystery", 1), "llama.mystery"),
-        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "short_factor must be a list"),
+        (
+            lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
+            "original_max_position_embeddings",
+        ),
         (lambda writer: writer.add_rope_dimension_count(8), "part of each head"),
         (lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32)), "biases"),
         (lambda writer: writer.add_tensor("blk.0.extra.weight", np.zeros(64, np.float32)), "blk.0.extra.weight"),

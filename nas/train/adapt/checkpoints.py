@@ -11,14 +11,15 @@ pass is that of `nas.model.nn.model` up to constants are read; constants become 
     attention_multiplier  times sqrt(head_dim) on the queries, since we divide scores by sqrt(head_dim); with QK-norm on
                           its gain. query_pre_attn_scalar of Gemma is 1 / attention_multiplier^2.
     logits_scaling        on the last norm's gain, as is what a tied embedding must not add to the logits
-    attention_factor      of YaRN, squared, on the queries likewise
+    attention_factor      of YaRN, squared, on the queries likewise; of LongRoPE on their rows that turn
+    multipliers           of Falcon-H1, on the rows of the projections in front of them or behind them
     norms by 1 + w        w + 1 is the gain
     LayerNorm without     Means are subtracted from the embedding and from projections into the residual stream, which
       weights and biases  has none then, so that LayerNorm is RMSNorm.
 
 Of a model with towers (`nas.train.towers`), its language model is read.
 
-Everything else that a layout cannot say (other biases than those of Qwen2, RoPE of type longrope, mixers and
+Everything else that a layout cannot say (other biases than those of Qwen2, RoPE of type dynamic, mixers and
 feed-forwards beside each other ...) is refused, all of it at once.
 """
 
@@ -219,13 +220,13 @@ class _Folder:
             raise InvalidInput("no such file: name a folder of transformers, with config.json", where=self.where)
         self.config: Mapping[str, Any] = read_json(folder / "config.json", _CONFIG_BYTES)
         self._inside = self.left_out = ""
-        kind = self.config.get("model_type")
+        kind = str(self.config.get("model_type"))
         if kind in WITH_TOWERS or kind in _TEXT_TYPES:
             tied = self.config.get("tie_embedding", self.config.get("tie_word_embeddings", kind in WITH_TOWERS))
             self._inside, text = LANGUAGE_MODEL, self.config.get("text_config")
             named = {"model_type": _TEXT_TYPES[kind]} if kind in _TEXT_TYPES else {}
             self.config = {**named, **(text if isinstance(text, dict) else {}), "tie_word_embeddings": tied}
-            self.left_out = "the encoder of images"
+            self.left_out = "all but the language model, such as its encoder of images"
 
     def tensors(self) -> _Tensors:
         return _Tensors(self._folder, self._inside)
