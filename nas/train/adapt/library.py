@@ -398,11 +398,14 @@ class Library:
         if missing:
             self.worker.log(Progress("layers with trained blocks", len(missing), len(missing)))
         return {
-            slot: tuple(
-                one for one in listed if not (block := self.trainable(slot, one)) or self.is_trained(slot, block)
-            )
+            slot: tuple(alternative for alternative in listed if self.is_ready(slot, alternative))
             for slot, listed in alternatives.items()
         }
+
+    def is_ready(self, slot: Slot, alternative: Alternative) -> bool:
+        """Returns whether there is nothing to train of an alternative any more."""
+        block = self.trainable(slot, alternative)
+        return block is None or self.is_trained(slot, block)
 
     def trainable(self, slot: Slot, alternative: Alternative) -> Block | None:
         """Returns the block of an alternative that is trained; None: it is the model's own, or there is no block."""

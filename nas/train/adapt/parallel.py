@@ -173,7 +173,7 @@ class ParallelLibrary(Library):
         block = self.trainable(slot, alternative)
         if block is not None and self._diverged(slot, block).is_file():
             return True
-        return (block is None or self.is_trained(slot, block)) and self._score_path([(slot, alternative)]).is_file()
+        return self.is_ready(slot, alternative) and self._score_path([(slot, alternative)]).is_file()
 
 
 @under_host_lock
