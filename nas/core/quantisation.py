@@ -57,11 +57,11 @@ class Quantisation:
         parts: dict[Place, str] = {}
         shares: dict[tuple[str, int, int], str] = {}
         for text in texts:
-            place, _, own = text.partition(":")
+            place, _, kind = text.partition(":")
             role, *layers = place.split(".")
             if role not in ROLES:
                 raise UnknownName("role of tensors", role, ROLES)
-            if not own:
+            if not kind:
                 raise InvalidInput(f"{name}: {text!r} names no quantisation, as in {role}:q4_0")
             if layers and role not in LAYERED:
                 raise InvalidInput(f"{name}: {role} is in no layer")
@@ -69,12 +69,12 @@ class Quantisation:
             for layer in layers:
                 if "/" not in layer:
                     numbers += _range(layer, name)
-                elif shares.setdefault((role, *_share(layer, name)), own) != own:
+                elif shares.setdefault((role, *_share(layer, name)), kind) != kind:
                     raise InvalidInput(f"{name}: {role}.{layer} is named twice")
             for number in numbers if layers else [None]:
                 if (role, number) in parts:
                     raise InvalidInput(f"{name}: {role}{'' if number is None else f'.{number}'} is named twice")
-                parts[role, number] = own
+                parts[role, number] = kind
         return Quantisation(others, parts, shares)
 
     @staticmethod
@@ -89,12 +89,12 @@ class Quantisation:
         if (embedding := parts.get(("embedding", None), others)) != others:
             words.append(f"embedding:{embedding}")
         for role in LAYERED:
-            own = {number: name for (at, number), name in sorted(parts.items(), key=_order) if at == role}
-            if len(names := set(own.values())) == 1:
+            by_layer = {number: name for (at, number), name in sorted(parts.items(), key=_order) if at == role}
+            if len(names := set(by_layer.values())) == 1:
                 words += [f"{role}:{name}" for name in names - {others}]
                 continue
-            for name in dict.fromkeys(name for name in own.values() if name != others):
-                numbers = [number for number, one in own.items() if one == name and number is not None]
+            for name in dict.fromkeys(name for name in by_layer.values() if name != others):
+                numbers = [number for number, one in by_layer.items() if one == name and number is not None]
                 words.append(f"{role}.{'.'.join(_ranges(numbers))}:{name}")
         return "+".join(words)
 
@@ -110,8 +110,8 @@ class Quantisation:
 
     def at(self, role: str, layer: int | None = None, depth: int = 0) -> str:
         """Returns the quantisation of a role's tensors, of one layer of `depth` if they are in layers."""
-        if (own := self.parts.get((role, layer))) is not None:
-            return own
+        if (kind := self.parts.get((role, layer))) is not None:
+            return kind
         if layer is not None:
             for (of, share, count), name in self.shares.items():
                 if of == role and layer * count // depth == share - 1:

@@ -126,14 +126,14 @@ def _stored_as(layout: Layout, child: Layout, depths: Sequence[int], choice: Map
         for part, role in _ROLES:
             if Slot(new, part).block(child) is not None:
                 chosen = choice.get(Slot(depth, part))
-                own = chosen.quantisation if isinstance(chosen, Stored) else before.at(role, depth, layout.depth)
-                parts[role, new] = own
+                kind = chosen.quantisation if isinstance(chosen, Stored) else before.at(role, depth, layout.depth)
+                parts[role, new] = kind
     return Quantisation.of(before.others, parts)
 
 
 def _check_lender(depth: int, lender: Slot, layout: Layout, choice: Mapping[Slot, Alternative]) -> None:
-    own = lender.block(layout)
-    if block_of(choice.get(lender, own)) != own:
+    trained = lender.block(layout)
+    if block_of(choice.get(lender, trained)) != trained:
         raise InvalidInput(
             f"layer {depth} reads keys and values of layer {lender.depth}, whose mixer is replaced: its block was"
             " trained on those of the trained model"

@@ -93,12 +93,12 @@ class Program:
 
     def stored_as(self, quantisation: str) -> Program:
         """Returns the program with one of `FORMATS`: in the largest groups, if any, that all of its rows have."""
-        wanted = FORMATS[quantisation]
+        target = FORMATS[quantisation]
         rows = [constant.shape[1] for constant in self.constants if constant.role == "int4"]
-        group = wanted.group
+        group = target.group
         while group > GROUP and any(columns % group for columns in rows):
             group //= 2
-        return replace(self, format=Format(wanted.bits, group)) if rows else self
+        return replace(self, format=Format(target.bits, group)) if rows else self
 
     def size(self, name: str) -> int:
         """Returns the argument called `name`."""

@@ -18,8 +18,9 @@ from nas.testing.planted_faults import checkpoint
 
 pytestmark = pytest.mark.timeout(900)
 
-LAYOUT = Layout.parse("d128 v96 ffn=swiglu:192 [C3 A4/2]")
-MIXED = "8da8w+ffn:8da4w_128+mixers.1:8da4w_64"
+LAYOUT = Layout.parse("d64 v96 ffn=swiglu:192 [C3*2]")
+MIXED = "8da8w+ffn:8da4w_128+mixers.1:8da4w"
+"""Feed-forwards in groups of 64: rows of 192 have none of 128."""
 
 
 def test_each_part_has_its_format_and_the_gate_tells_them_apart(tmp_path: Path, executorch_build: Build) -> None:

@@ -452,12 +452,12 @@ class Adaptation:
         layout, settings = self.teacher.layout, self.request.library
         seen = max(1, settings.length // 2)
         blocks = [alternative for listed in self.alternatives.values() for alternative in listed]
-        own = {
+        trainings = {
             (slot, self.library.trainable(slot, alternative))
             for slot, listed in self.alternatives.items()
             for alternative in listed
         }
-        trained = sum(block.spec.flops(block, layout.d_model, seen) for _, block in own if block is not None)
+        trained = sum(block.spec.flops(block, layout.d_model, seen) for _, block in trainings if block is not None)
         child = layout.flops(max(1, self.request.healing.length // 2))
         return {
             "library": library * (3 * trained + layout.flops(seen)),
@@ -702,8 +702,8 @@ def _stored_bits(layout: Layout, teacher: Mapping[str, Any], child: Mapping[str,
     """Returns what a card says of bits per byte with the weights of files, where quantisations are chosen."""
     if not layout.quantisation:
         return {}
-    own = Layout.parse(teacher["layout"]).quantisation
-    theirs = f"of the model it comes from, as {own}, {teacher['stored']['bits_per_byte']:.4f}"
+    before = Layout.parse(teacher["layout"]).quantisation
+    theirs = f"of the model it comes from, as {before}, {teacher['stored']['bits_per_byte']:.4f}"
     return {f"bits per byte as {layout.quantisation}": f"{child['stored']['bits_per_byte']:.4f}, {theirs}"}
 
 

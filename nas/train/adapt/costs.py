@@ -98,13 +98,13 @@ class Choices:
         alternatives = self.carried(lambda alternative, trained: costs[trained, _kind(alternative)] is not None)
         alternatives = self.library.train(alternatives)
         scores = self.library.scores(alternatives)
-        own = {slot: own_of(layout, slot) for slot in alternatives}
-        rounded = self.library.scores({slot: (one,) for slot, one in own.items() if isinstance(one, Stored)})
+        originals = {slot: own_of(layout, slot) for slot in alternatives}
+        rounded = self.library.scores({slot: (one,) for slot, one in originals.items() if isinstance(one, Stored)})
         options: dict[Slot, list[Option[Slot]]] = {}
         for slot, listed in alternatives.items():
             trained = slot.block(layout)
-            loss = self._loss(rounded[slot, own[slot]]) if isinstance(own[slot], Stored) else 0.0
-            options[slot] = [Option(block_name(own[slot]), loss, dict.fromkeys(base, 0.0))]
+            loss = self._loss(rounded[slot, originals[slot]]) if isinstance(originals[slot], Stored) else 0.0
+            options[slot] = [Option(block_name(originals[slot]), loss, dict.fromkeys(base, 0.0))]
             for alternative in listed:
                 cost, loss = costs[trained, _kind(alternative)], self._loss(scores[slot, alternative])
                 assert cost is not None
@@ -220,9 +220,9 @@ def stored(
     """Returns alternatives of a place in each quantisation, those of its own block in all but the first among them."""
     block = slot.block(layout)
     assert block is not None, "slots have blocks"
-    own = [Stored(block, name) for name in quantisations[1:]]
+    originals = [Stored(block, name) for name in quantisations[1:]]
     others = [Stored(one, name) for one in alternatives if one is not None for name in quantisations]
-    return (*own, *others, *(None for one in alternatives if one is None))
+    return (*originals, *others, *(None for one in alternatives if one is None))
 
 
 def own_of(layout: Layout, slot: Slot) -> Alternative:

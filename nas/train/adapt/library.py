@@ -398,15 +398,20 @@ class Library:
         if missing:
             self.worker.log(Progress("layers with trained blocks", len(missing), len(missing)))
         return {
-            slot: tuple(one for one in listed if not (own := self.trainable(slot, one)) or self.is_trained(slot, own))
+            slot: tuple(alternative for alternative in listed if self.is_ready(slot, alternative))
             for slot, listed in alternatives.items()
         }
+
+    def is_ready(self, slot: Slot, alternative: Alternative) -> bool:
+        """Returns whether there is nothing to train of an alternative any more."""
+        block = self.trainable(slot, alternative)
+        return block is None or self.is_trained(slot, block)
 
     def trainable(self, slot: Slot, alternative: Alternative) -> Block | None:
         """Returns the block of an alternative that is trained; None: it is the model's own, or there is no block."""
         block = block_of(alternative)
-        own = isinstance(alternative, Stored) and block == slot.block(self.teacher.layout)
-        return None if own else block
+        is_original = isinstance(alternative, Stored) and block == slot.block(self.teacher.layout)
+        return None if is_original else block
 
     def is_trained(self, slot: Slot, block: Block) -> bool:
         """Returns whether an alternative is trained; a damaged file is removed."""
@@ -467,8 +472,8 @@ class Library:
         block, layout = block_of(alternative), self.teacher.layout
         if block is None:
             return None
-        own = self.trainable(slot, alternative) is None
-        weights = self.teacher.block(slot).state_dict() if own else self.weights(slot, block)
+        is_original = self.trainable(slot, alternative) is None
+        weights = self.teacher.block(slot).state_dict() if is_original else self.weights(slot, block)
         if isinstance(alternative, Stored):
             assert self.rounding is not None, "only a request with a runtime that rounds has such alternatives"
             weights = self.rounding.rounded_block(layout, block, alternative.quantisation, weights)
@@ -492,8 +497,8 @@ class Library:
 
     def mix(self, choice: Choice) -> Model:
         """Returns the trained model with the blocks of `choice`, not rounded, before healing."""
-        own = {slot: self.trainable(slot, alternative) for slot, alternative in choice.items()}
-        changed = {slot: own[slot] for slot, alternative in choice.items() if own[slot] or alternative is None}
+        trained = {slot: self.trainable(slot, alternative) for slot, alternative in choice.items()}
+        changed = {slot: trained[slot] for slot, alternative in choice.items() if trained[slot] or alternative is None}
         blocks = {slot: self.weights(slot, block) for slot, block in changed.items() if block is not None}
         return mix_of(self.teacher.model, changed, blocks)
 
@@ -516,8 +521,8 @@ class Library:
     def _score_path(self, replaced: Sequence[Replacement]) -> Path:
         blocks = []
         for slot, alternative in replaced:
-            own = self.trainable(slot, alternative)
-            blocks.append([*self._identity(slot, alternative), None if own is None else self.key(slot, own)])
+            trained = self.trainable(slot, alternative)
+            blocks.append([*self._identity(slot, alternative), None if trained is None else self.key(slot, trained)])
             if isinstance(alternative, Stored) and self.rounding is not None:
                 blocks[-1] += [self.rounding.name, self.rounding.writer_version]
         key = content_hash([LIBRARY_VERSION, blocks, self.text.sha256, self.settings.score_error])

@@ -170,10 +170,10 @@ class ParallelLibrary(Library):
 
     def _has(self, slot: Slot, alternative: Alternative) -> bool:
         """Returns whether an alternative is trained and scored, or its training diverged."""
-        own = self.trainable(slot, alternative)
-        if own is not None and self._diverged(slot, own).is_file():
+        block = self.trainable(slot, alternative)
+        if block is not None and self._diverged(slot, block).is_file():
             return True
-        return (own is None or self.is_trained(slot, own)) and self._score_path([(slot, alternative)]).is_file()
+        return self.is_ready(slot, alternative) and self._score_path([(slot, alternative)]).is_file()
 
 
 @under_host_lock
