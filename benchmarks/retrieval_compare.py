@@ -269,10 +269,11 @@ def write_page(page: Path, record: dict[str, Any]) -> None:
     text = page.read_text(encoding="utf-8")
     if "<!-- comparison -->" not in text:
         text += (
-            "\n## Beside a bi-encoder, and after distillation\n\nBy `python -m benchmarks.retrieval_compare FOLDER`, on the"
-            " data of `--small`. The last column is the difference in nDCG@10 from the late-interaction model, over"
-            " queries.\n\n<!-- comparison -->\n<!-- end -->\n\n## Throughput\n\nTexts a second of torch on a random model of"
-            " 30M weights, by batch, beside the prefill of the same backbone.\n\n<!-- throughput -->\n<!-- end -->\n"
+            "\n## Beside a bi-encoder, and after distillation\n\nBy `python -m benchmarks.retrieval_compare FOLDER`,"
+            " on the data of `--small`. The last column is the difference in nDCG@10 from the late-interaction model,"
+            " over queries.\n\n<!-- comparison -->\n<!-- end -->\n\n## Throughput\n\nTexts a second of torch on a"
+            " random model of 30M weights, by batch, beside the prefill of the same backbone.\n\n"
+            "<!-- throughput -->\n<!-- end -->\n"
         )
         page.write_text(text, encoding="utf-8")
     base = np.array(record["searches"]["late interaction"]["gains"])

@@ -698,6 +698,22 @@ def gguf(
 
 
 @app.command()
+def pte(
+    model: Annotated[
+        Path,
+        typer.Argument(help="Late-interaction model: folder of `nas family retrieval`.", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .pte file.", show_default=False)],
+) -> None:
+    """Write a late-interaction model as a .pte file, for ExecuTorch: vectors of the tokens of a text, in float32."""
+    from nas.train.retrieval.pte import write_pte_retriever
+
+    with output_file(output, reads=[model]) as file, shown(f"lowering {model}"):
+        size = write_pte_retriever(model, file)
+    print_fields((("file", output), ("size", f"{size / 1e6:.1f} MB")))
+
+
+@app.command()
 def index(
     model: Annotated[
         Path,

@@ -41,5 +41,10 @@ class TestWordProblem(TaskContract):
     difficulties = ({"length": 32}, {"points": 5, "even": True, "length": 16})
 
 
+class TestBoundFacts(TaskContract):
+    name = "boundfacts"
+    difficulties = ({}, {"facts": 3, "alike": 2, "sought": 1, "query": 4, "length": 40})
+
+
 def test_every_task_is_held_to_the_contract() -> None:
     assert {contract.name for contract in TaskContract.__subclasses__()} == set(TASKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -33,6 +34,7 @@ from nas.search.proxy.job import TaskRun, TrainJob, TrainResult, exported_layout
 from nas.search.proxy.train import train_seeds
 from nas.search.spaces.identity import space_json, space_yaml
 from nas.search.spaces.loader import load_space, parse_space
+from nas.serve.dashboard.local_server import dashboard_here
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import raw
 from nas.testing.inline_study import trained as made_up
@@ -166,17 +168,17 @@ def test_alike_documents_differ_in_what_stands_together() -> None:
     inputs, _ = task.batch(np.random.default_rng(0), 12)
     assert inputs.shape == (12, task.length) and inputs.max() < task.vocab
     queries, documents = inputs[:, : task.query], inputs[:, task.query :]
-    symbols = [sorted(token for token in document if token < 48) for document in documents]
-    assert symbols[0] == symbols[5] != symbols[6] == symbols[11]
+    symbols = [sorted(token for token in document if token < 32) for document in documents]
+    assert symbols[0] == symbols[3] != symbols[4] == symbols[7]
 
     def pairs(document: Any) -> set[tuple[int, int]]:
-        facts = [int(token) for token in document if token < 48]
+        facts = [int(token) for token in document if token < 32]
         return set(zip(facts[::2], facts[1::2], strict=True))
 
-    for query in range(6):
+    for query in range(4):
         asked = {(int(queries[query, 0]), int(queries[query, 1])), (int(queries[query, 2]), int(queries[query, 3]))}
-        assert [asked <= pairs(document) for document in documents[:6]] == [place == query for place in range(6)]
-    for wrong in ({"facts": 30}, {"alike": 7}, {"length": 20}, {"query": 2}):
+        assert [asked <= pairs(document) for document in documents[:4]] == [place == query for place in range(4)]
+    for wrong in ({"facts": 30}, {"alike": 7}, {"length": 16}, {"query": 2}):
         with pytest.raises(InvalidInput, match="boundfacts"):
             make_task("boundfacts", wrong)
 
@@ -192,8 +194,8 @@ def test_a_search_is_scored_by_its_ranks() -> None:
 
     groups = TaskData("boundfacts", make_task("boundfacts", {}), 4, 0).groups()
     (score, chance), = score_groups(Told(LAYOUT), groups, torch.device("cpu")).values()  # fmt: skip
-    # It knows which six documents have the symbols, and nothing of their order.
-    assert 0.0 < 1 - score.loss < 0.6 and score.accuracy < 0.3 and 1 - chance < 0.02
+    # It knows which four documents have the symbols, and nothing of their order.
+    assert 0.0 < 1 - score.loss < 0.7 and score.accuracy < 0.4 and 1 - chance < 0.02
     assert maxsim(torch.eye(2)[None], torch.eye(2)[None], torch.ones(1, 2, dtype=torch.bool)).item() == 2
 
 
@@ -230,4 +232,10 @@ def test_a_study_of_retrieval_has_a_front(tmp_path: Path) -> None:
         layout = Layout.parse(member["layout"])
         assert member["objectives"]["index"] == 128 * layout.vectors * 2
     assert {row["metric"] for row in report["budgets"]} == {"index_bytes", "documents_per_s"}
+    with dashboard_here(store) as url:
+        page = httpx.get(
+            f"{url.partition('/studies')[0]}/studies/study/trials/{report['front'][0]['trial']}", timeout=60
+        )
+    assert page.status_code == 200 and "32 tokens of prompt, a vector for each" in page.text
+    assert "documents_per_s" in page.text and "Time of every token" not in page.text
     store.close()

@@ -22,15 +22,15 @@ class BoundFacts:
     before: near for convolutions, farther for attention.
     """
 
-    facts: int = 6
+    facts: int = 4
     sought: int = 2
-    alike: int = 6
-    keys: int = 24
-    values: int = 24
-    filling: int = 8
-    gap: int = 4
-    query: int = 8
-    length: int = 72
+    alike: int = 4
+    keys: int = 16
+    values: int = 16
+    filling: int = 4
+    gap: int = 2
+    query: int = 4
+    length: int = 36
 
     def __post_init__(self) -> None:
         if not 1 <= self.sought <= self.facts <= min(self.keys, self.values):
