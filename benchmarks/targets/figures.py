@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from benchmarks.targets.table import Array, Times
 from nas.core.layout import Layout
@@ -95,6 +94,8 @@ KINDS = ("conv", "gqa", "swa", "mamba2", "mlstm", "gdn")
 class KindCosts:
     """What a layer of each kind of mixer costs on each target, as a share of the mean layout's time there.
 
+    All layouts have as many weights, so a layer takes the place of dense feed-forward weights: the cost is beyond these.
+
     Args:
         costs: [K, T] of `KINDS`.
         low: [K, T] lower ends of 95 % intervals.
@@ -120,9 +121,9 @@ class KindCosts:
 
 
 def kind_costs(times: Times) -> KindCosts:
-    """Fits each target's times as sums over layers, by non-negative least squares on relative errors.
+    """Fits each target's times as sums over layers, by least squares on relative errors.
 
-    Parts: a constant; layers of each mixer; millions of weights of dense feed-forwards; and of those with experts.
+    Parts: a constant; layers of each mixer; and millions of weights of feed-forwards with experts.
     """
     layouts, means, drawn = times.layouts, times.means, times.draws(_FITS)
     parts = np.array([_parts(layout) for layout in layouts])
@@ -147,23 +148,19 @@ def kind_costs(times: Times) -> KindCosts:
 
 
 def _parts(layout: Layout) -> list[float]:
-    counts = dict.fromkeys(KINDS, 0.0)
-    dense = experts = 0.0
+    counts, experts = dict.fromkeys(KINDS, 0.0), 0.0
     for layer in layout.layers:
         for block in layer.blocks:
-            weights = block.spec.count(block, layout.d_model).total / 1e6
             if block.kind in counts:
                 counts[block.kind] += 1
             elif block.kind == "moe":
-                experts += weights
-            else:
-                dense += weights
-    return [1.0, *counts.values(), dense, experts]
+                experts += block.spec.count(block, layout.d_model).total / 1e6
+    return [1.0, *counts.values(), experts]
 
 
 def _fit(parts: Array, logs: Array) -> Array:
     scaled = parts / np.exp(logs)[:, None]
-    costs: Array = nnls(scaled, np.ones(len(logs)))[0]
+    costs: Array = np.linalg.lstsq(scaled, np.ones(len(logs)), rcond=None)[0]
     return costs
 
 
