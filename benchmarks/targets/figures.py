@@ -94,7 +94,7 @@ KINDS = ("conv", "gqa", "swa", "mamba2", "mlstm", "gdn")
 class KindCosts:
     """What a layer of each kind of mixer costs on each target, as a share of the mean layout's time there.
 
-    All layouts have as many weights, so a layer takes the place of dense feed-forward weights: the cost is beyond these.
+    All layouts have as many weights: a layer takes the place of dense feed-forward weights, and costs so much more.
 
     Args:
         costs: [K, T] of `KINDS`.
