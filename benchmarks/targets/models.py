@@ -27,7 +27,7 @@ from nas.train.compare.published import REFERENCES
 COUNTS = (3, 5, 8, 12, 20)
 """Measurements of the new target."""
 WAYS = ("nearest", "mean", "factor", "alone")
-_SPLITS = 5
+_SPLITS = 3
 _HARDWARE = Path(__file__).parents[1] / "hardware"
 _RECORDED_FIGURES = {"ttft": "ttft_ms", "decode_p50": "decode_p50_ms", "peak_rss": "peak_rss_mb"}
 _REPORT_NOISE = 0.02
@@ -191,7 +191,7 @@ class ReportErrors:
     worst: tuple[str, float]
 
 
-def report_errors(draws: int = 10) -> list[ReportErrors]:
+def report_errors(draws: int = 3) -> list[ReportErrors]:
     """Predicts the S25's column from the HX 370's, leaving out one model at a time.
 
     The left-out model's figure on the HX 370 is known; of the others, on the S25, all or some drawn ones are.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -78,10 +78,10 @@ def _good(study: Table, times: Times) -> tuple[list[int], int, bool]:
 
 def _losses(study: Table) -> Iterator[str]:
     for name, what in TIMES.items():
-        times = study.times(name)
+        times = _once(study, study.times(name))
         yield f"### {what[0].upper()}{what[1:]}: all layouts\n"
         yield from _loss_table(study, times, figures.choose(times, range(len(times.layouts))))
-    times = study.times("latency")
+    times = _once(study, study.times("latency"))
     good, trained, complete = _good(study, times)
     if not good:
         yield "Quality was not trained: layouts are compared by time alone, at equal weights.\n"
@@ -99,8 +99,15 @@ def _losses(study: Table) -> Iterator[str]:
     yield from _loss_table(study, times, figures.choose(times, good))
 
 
+def _once(study: Table, times: Times) -> Times:
+    """Returns the times without targets that repeat another one."""
+    keep = [place for place, target in enumerate(study.targets) if not target.repeats]
+    pools = [times.pools[place] for place in keep]
+    return replace(times, means=times.means[:, keep], counts=times.counts[:, keep], pools=pools)
+
+
 def _loss_table(study: Table, times: Times, choice: Choice) -> Iterator[str]:
-    names = [target.name for target in study.targets]
+    names = [target.name for target in study.targets if not target.repeats]
     rows = [
         [f"best for {own}", *(("0" if i == j else str(loss)) for j, loss in enumerate(choice.losses[i])), _worst(row)]
         for i, (own, row) in enumerate(zip(names, choice.losses, strict=True))
@@ -132,22 +139,19 @@ def _kinds(study: Table) -> Iterator[str]:
         rows = [
             [kind, *(_cost(costs, place, target) for target in range(len(names)))] for place, kind in enumerate(KINDS)
         ]
-        rows.append(["an expert's weight / a dense one", *(f"{share:.2f}" for share in costs.experts)])
         rows.append(["error of the sums", *(f"{off:.1%}" for off in costs.off)])
         yield table(("a layer of", *names), rows)
         flips = costs.flips()
         if not flips:
-            yield "No two kinds change their order with intervals apart.\n"
+            yield "No two kinds change their order for sure (in 97.5 % of draws on both sides).\n"
         for a, b, here, there in flips:
             yield f"- {KINDS[a]} costs more than {KINDS[b]} on {names[here]}, and less on {names[there]}"
         yield ""
 
 
 def _cost(costs: figures.KindCosts, kind: int, target: int) -> str:
-    if KINDS[kind] == "conv":
-        return "1"
     value, low, high = (part[kind, target] for part in (costs.costs, costs.low, costs.high))
-    return f"{value:.2f} ({low:.2f} to {high:.2f})" if math.isfinite(value) else "-"
+    return f"{value:.1%} ({low:.1%} to {high:.1%})"
 
 
 def _correlations(study: Table) -> Iterator[str]:

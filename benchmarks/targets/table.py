@@ -25,7 +25,7 @@ from nas.core.layout import Layout
 RECORDED = Path("benchmarks/recorded/targets.json.gz")
 Array = NDArray[np.float64]
 _SAMPLES = ("ttft", "decode_p50", "peak_rss")
-_LEAST_DEVIATIONS = 20
+_LEAST_DEVIATIONS = 12
 
 
 @dataclass(frozen=True)

@@ -151,16 +151,16 @@ def rank(results: Mapping[Place, Mapping[Layout, float]], layouts: Sequence[Layo
         if len(measured) < TRUSTED:
             rankings.append(Ranking(place, len(measured), unit, None, []))
             continue
-        known = [*measured]
-        kinds = sorted({block.kind for layout in known for layer in layout.layers for block in layer.blocks})
+        models = [*measured]
+        kinds = sorted({block.kind for layout in models for layer in layout.layers for block in layer.blocks})
         costs = Costs(Workload(prompt=max(16, place.prefill), gen=max(1, place.decode)), kinds, unit.split("/")[0])
-        logs = np.log([measured[layout] for layout in known])
-        model = HardwareModel(costs, Measured(known, logs, np.zeros(len(known))))
+        logs = np.log([measured[layout] for layout in models])
+        model = HardwareModel(costs, Measured(models, logs, np.zeros(len(models))))
         error = float(np.abs(np.expm1(model.left_out().mean - logs)).mean())
         estimate = model.predict(layouts)
         low, high = estimate.mean - 1.96 * estimate.sd, estimate.mean + 1.96 * estimate.sd
         rows = np.exp(np.stack([estimate.mean, low, high], axis=1))
-        rankings.append(Ranking(place, len(known), unit, error, [(a, b, c) for a, b, c in rows.tolist()]))
+        rankings.append(Ranking(place, len(models), unit, error, [(a, b, c) for a, b, c in rows.tolist()]))
     return rankings
 
 

@@ -450,8 +450,8 @@ class CalibratedDevice(NamedTuple):
 
     def placed(self, name: str, workload: Workload) -> Workload:
         """Returns the workload `name` of the space as it was run there."""
-        known = {"affinity": dict(self.cores).get(name), "threads": dict(self.threads).get(name)}
-        return workload.model_copy(update={key: value for key, value in known.items() if value is not None})
+        place = {"affinity": dict(self.cores).get(name), "threads": dict(self.threads).get(name)}
+        return workload.model_copy(update={key: value for key, value in place.items() if value is not None})
 
 
 def calibrated_devices(log: Iterable[Event]) -> list[CalibratedDevice]:
