@@ -130,8 +130,10 @@ def read_results(path: Path, published: Mapping[str, Layout]) -> dict[Place, dic
         prefill, decode = row["parameter_prefill_tokens"] or 0, row["parameter_decode_tokens"] or 0
         if not (0 < value < math.inf and 0 < prefill <= _MOST_TOKENS and 0 <= decode <= _MOST_TOKENS):
             continue
-        texts = (row["device_name"], row["device_chip_model"], row["runtime_name"], row["runtime_flags"])
-        place = Place(*(str(text or "") for text in texts), metric, prefill, decode)
+        device, chip, runtime, flags = (
+            str(row[name] or "") for name in ("device_name", "device_chip_model", "runtime_name", "runtime_flags")
+        )
+        place = Place(device, chip, runtime, flags, metric, prefill, decode)
         figure = 1e3 / value if _MS.get(metric) else value / 1e6 if metric in _BYTES else value
         copies = runs.setdefault((place, layout), {})
         before = copies.get(row["result_id"])

@@ -70,10 +70,12 @@ class Turn(NamedTuple):
         message = {"role": "user", "content": _PROBE}
         variables = {**TURN, **tokenizer.named, "messages": [message], "add_generation_prompt": True}
         before, probe, between = rendered(template, variables, where).partition(_PROBE)
-        ids = [tokenizer.tokenizer.encode(text, add_special_tokens=False).ids for text in (before, between)]
-        if not (probe and all(ids)):
+        if not (probe and before and between):
             raise InvalidInput("its chat template has no text before or behind a user's message", where=where)
-        return Turn(*ids, tokenizer.ends)
+        encode = tokenizer.tokenizer.encode
+        return Turn(
+            encode(before, add_special_tokens=False).ids, encode(between, add_special_tokens=False).ids, tokenizer.ends
+        )
 
 
 def written_by(
