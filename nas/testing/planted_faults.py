@@ -466,7 +466,6 @@ LFM3_FAULTS = (
 """For layouts like `PLANTED_LFM3`: gates on heads, norms on both sides, RoPE on half a head."""
 BESIDE_FAULTS = (
     Fault("SiLU in place of GELU", layout=("geglu", "swiglu")),
-    Fault("scores unbounded", layout=(",softcap=0.5)", ",softcap=1000000)")),
     Fault("logits unbounded", layout=(" softcap=3", " softcap=1000000")),
     Fault("biases of keys of other heads", _roll(".k.bias", _HEAD)),
     Fault("norms behind left out", _fill("out_norm.weight", 1.0)),
