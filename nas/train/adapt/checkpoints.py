@@ -59,8 +59,8 @@ _CONFIG_BYTES = 1 << 20
 """Largest config.json."""
 _INTO_RESIDUAL = ("o.weight", "out.weight", "down.weight")
 """Projections into the residual stream."""
-WITH_TOWERS = ("lfm2_vl", "hilnas_vl")
-"""Types of models that consist of a language model and towers: transformers' class, and ours for other layouts."""
+WITH_TOWERS = ("lfm2_vl", "hilnas_vl", "hilnas_audio")
+"""Types of models that consist of a language model and towers: transformers' class, and ours where it has none."""
 LANGUAGE_MODEL = "model.language_model."
 """Prefix of the language model's tensors there, but for those of an output head."""
 _FROM_ROTARY = "rotary_emb.inv_freq"
