@@ -113,7 +113,7 @@ def read_samples(path: Path, place: str) -> NDArray[np.float32]:
             raise InvalidInput(f"there is no file {path.name}", where=place)
         if path.stat().st_size > MOST_BYTES:
             raise InvalidInput(f"{path.name} is larger than {MOST_BYTES >> 20} MB", where=place)
-        with path.open("rb") as stream:
+        with path.open("rb", buffering=0) as stream:  # libsndfile reads from where the descriptor is
             start = stream.read(12)
             if start[:4] != b"fLaC" and (start[:4] not in (b"RIFF", b"RF64") or start[8:] != b"WAVE"):
                 raise InvalidInput(f"{path.name} is no WAV or FLAC file", where=place)
