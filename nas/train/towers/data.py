@@ -84,7 +84,12 @@ class MediaConversation(Conversation):
 @lru_cache
 def _line_of(modality: Modality) -> type[MediaConversation]:
     """Returns the class of lines about files of a modality."""
-    return type("MediaConversation", (MediaConversation,), {"modality": modality, "__module__": __name__})
+
+    class Line(MediaConversation):
+        pass
+
+    Line.modality = modality
+    return Line
 
 
 def _listed(record: dict[str, Any], modality: Modality) -> list[Any]:

@@ -18,7 +18,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.signal import resample_poly
+from scipy.signal import resample_poly  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.audio_utils import mel_filter_bank
