@@ -231,15 +231,17 @@ class _Start(NamedTuple):
         folder, modality = Path(name), settings.modality
         encoders = [] if encoder is None else [sha256_of(file) for file in shard_files(encoder)]
         shape = settings.tower if encoder is None else encoder_shape(encoder, settings.tower, modality)
+        place: TowerFolder | None = None
+        text: StartModel | None = None
         if folder.is_dir() and has_tower(folder, modality):
             place = TowerFolder.read(folder, modality)
             hashes = [sha256_of(file) for file in shard_files(folder)]
-            tokenizer, processor, text = place.tokenizer, place.processor, None
+            tokenizer, processor = place.tokenizer, place.processor
             described = f"{folder.resolve().name}, SHA-256 {hashes[0][:12]}"
         else:
             text = start_model(name)
             tokenizer = tower_tokenizer(text.tokenizer.tokenizer, text.tokenizer.context, modality)
-            hashes, described, place = text.hashes, text.described, None
+            hashes, described = text.hashes, text.described
             processor = checked(modality.processor, shape.processor(), "tower")
         inputs = [hashes, encoders, tokenizer.describe()]
         chat = ChatTokenizer(tokenizer, name)
