@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,13 @@ def command(
             "--image-tokens", min=1, max=4096, help="Maximum tokens of an image or tile.", show_default="as trained"
         ),
     ] = None,
+    audio: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--audio",
+            help="WAV or FLAC file that the first message is about, likewise, for one that reads sound.",
+        ),
+    ] = None,
     date: DateOption = None,
     seed: SeedOption = 0,
 ) -> None:
@@ -45,7 +53,8 @@ def command(
 
     Each line of stdin is a message; answers are streamed to stdout. GGUF files run in llama.cpp, folders of
     transformers in PyTorch, with the model's own tokenizer and chat template. When the context is full, the oldest
-    turns are forgotten. With --image, the folder is one of `nas family vision`, or of LFM2-VL.
+    turns are forgotten. With --image, the folder is one of `nas family vision`, or of LFM2-VL; with --audio, one of
+    `nas family audio`, and each answer about the sound has its real-time factors on stderr.
     """
     from nas.train.posttrain.conversations import ChatTokenizer
     from nas.train.posttrain.evaluate import Chat, read_tools
@@ -54,13 +63,24 @@ def command(
 
     with ExitStack() as stack:
         opening = ""
-        if image:
-            from nas.train.towers.chat import VisionTalker  # its packages are an extra
-
-            talker = VisionTalker(model, image, context, image_tokens)
-            opened, opening = OpenModel(talker, talker.tokenizer), talker.opening
-        elif image_tokens is not None:
+        if image_tokens is not None and not image:
             raise InvalidInput("is for --image", where="--image-tokens")
+        if image and audio:
+            raise InvalidInput("no model reads images and sound: give one of --image and --audio", where="--audio")
+        # Packages of towers are extras.
+        if image:
+            from nas.train.towers.chat import TowerTalker
+            from nas.train.towers.vision import VISION
+
+            limited = None if image_tokens is None else methodcaller("limited", image_tokens)
+            talker = TowerTalker(model, VISION, image, context, say, limited)
+            opened, opening = OpenModel(talker, talker.tokenizer), talker.opening
+        elif audio:
+            from nas.train.towers.audio import AUDIO
+            from nas.train.towers.chat import TowerTalker
+
+            talker = TowerTalker(model, AUDIO, audio, context, say)
+            opened, opening = OpenModel(talker, talker.tokenizer), talker.opening
         else:
             opened = stack.enter_context(open_model(model, context))
         tokenizer = ChatTokenizer(opened.tokenizer.tokenizer, str(model), date or DATE)

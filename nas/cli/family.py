@@ -53,6 +53,7 @@ from nas.serve.views.family import FamilyView, family_view, list_families
 if TYPE_CHECKING:
     from nas.train.pretrain.recipe import Settings
     from nas.train.scaling.build import BuildOptions, FilesWriter
+    from nas.train.towers.training import Data, TowerSettings
 
 
 app = command_app(help="Build, train, compare and show model families.")
@@ -544,6 +545,22 @@ def retrieval(
     say(f"next: nas family index {shlex.quote(str(output))} DOCUMENTS -o INDEX")
 
 
+TowerStage = Annotated[
+    str | None, typer.Option("--stage", help="connector, mid or joint.", show_default="that of --config")
+]
+TowerOutput = Annotated[Path, typer.Option("--output", "-o", help="Folder of the trained model.", show_default=False)]
+TowerEvaluation = Annotated[
+    list[Path] | None,
+    typer.Option("--evaluate", help="As --data, but only scored, before and after. Repeatable."),
+]
+TowerConfig = Annotated[
+    Path | None, typer.Option("--config", help="YAML file with settings of the stage.", show_default=False)
+]
+TowerCheckpoint = Annotated[
+    float, typer.Option("--checkpoint", min=0, help="Least seconds between checkpoints; 0: one after every step.")
+]
+
+
 @app.command()
 def scores(
     teacher: Annotated[
@@ -606,17 +623,12 @@ def vision(
             show_default=False,
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the trained model.", show_default=False)],
-    stage: Annotated[
-        str | None, typer.Option("--stage", help="connector, mid or joint.", show_default="that of --config")
-    ] = None,
+    output: TowerOutput,
+    stage: TowerStage = None,
     text: Annotated[
         list[Path] | None, typer.Option("--text", help="JSON lines of conversations without images. Repeatable.")
     ] = None,
-    evaluate: Annotated[
-        list[Path] | None,
-        typer.Option("--evaluate", help="As --data, but only scored, before and after. Repeatable."),
-    ] = None,
+    evaluate: TowerEvaluation = None,
     encoder: Annotated[
         Path | None,
         typer.Option(
@@ -625,12 +637,8 @@ def vision(
             show_default="as in MODEL, or random",
         ),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="YAML file with settings of the stage.", show_default=False)
-    ] = None,
-    checkpoint: Annotated[
-        float, typer.Option("--checkpoint", min=0, help="Least seconds between checkpoints; 0: one after every step.")
-    ] = 60.0,
+    config: TowerConfig = None,
+    checkpoint: TowerCheckpoint = 60.0,
     json: JsonFlag = False,
 ) -> None:
     """Train a stage of a model that reads images and text, from a trained model (LFM2 report, section 5).
@@ -639,26 +647,93 @@ def vision(
     stock class of transformers holds the layout, the folder opens there. After an interruption, repeat the command to
     continue from the last checkpoint.
     """
-    from nas.search.spaces.problems import read_model
-    from nas.train.towers.training import Data, VisionSettings, stage_settings, train_vision
+    from nas.train.towers.training import Data
+    from nas.train.towers.vision import VisionSettings
 
-    settings = stage_settings(stage) if config is None else read_model(config, VisionSettings)
+    files = Data(data, text or (), evaluate or ())
+    _train_tower(VisionSettings, model, files, output, stage, config, encoder, checkpoint, json)
+
+
+@app.command()
+def audio(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Model to start from: a folder of `nas family audio`, or a language model: FAMILY/SIZE of a trained"
+            " member, a folder of transformers or of `nas adapt`, or a GGUF file.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            "--data",
+            help="JSON lines of conversations about WAV and FLAC files, or folder with metadata.jsonl. Repeatable.",
+            show_default=False,
+        ),
+    ],
+    output: TowerOutput,
+    stage: TowerStage = None,
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", help="JSON lines of conversations without sound. Repeatable.")
+    ] = None,
+    evaluate: TowerEvaluation = None,
+    encoder: Annotated[
+        Path | None,
+        typer.Option(
+            "--encoder",
+            help="Folder of Parakeet whose FastConformer encoder is used.",
+            show_default="as in MODEL, or random",
+        ),
+    ] = None,
+    config: TowerConfig = None,
+    checkpoint: TowerCheckpoint = 60.0,
+    json: JsonFlag = False,
+) -> None:
+    """Train a stage of a model that reads sound and text, from a trained model (LFM2 report, section 6).
+
+    The stages are connector, mid and joint, each from the folder of the one before; see docs/how-to/audio.md. After an
+    interruption, repeat the command to continue from the last checkpoint.
+    """
+    from nas.train.towers.audio import AudioSettings
+    from nas.train.towers.training import Data
+
+    files = Data(data, text or (), evaluate or ())
+    _train_tower(AudioSettings, model, files, output, stage, config, encoder, checkpoint, json)
+
+
+def _train_tower(
+    settings_kind: type[TowerSettings],
+    model: str,
+    data: Data,
+    output: Path,
+    stage: str | None,
+    config: Path | None,
+    encoder: Path | None,
+    checkpoint: float,
+    json: bool,
+) -> None:
+    """Trains a stage with a tower and prints its record."""
+    from nas.search.spaces.problems import read_model
+    from nas.train.towers.training import train_tower
+
+    settings = settings_kind.of_stage(stage) if config is None else read_model(config, settings_kind)
     if stage not in (None, settings.stage):
         raise InvalidInput(f"{config} is for the stage {settings.stage}", where="--stage")
     with shown(f"preparing {output}") as log:
-        record = train_vision(model, Data(data, text or (), evaluate or ()), settings, output, log, encoder, checkpoint)
+        record = train_tower(model, data, settings, output, log, encoder, checkpoint)
     if json:
         print_json(record.model_dump(mode="json"))
         return
+    modality = settings.modality
+    counts = f"{record.examples:,} about {modality.noun}s, {record.texts:,} without; {record.left_out:,} left out"
     print_fields(
         (
             ("folder", output),
             ("start", record.source),
-            ("stage", record.settings.stage),
-            (
-                "conversations",
-                f"{record.examples:,} about images, {record.texts:,} without; {record.left_out:,} left out",
-            ),
+            ("stage", settings.stage),
+            ("conversations", counts),
             ("steps", f"{record.steps:,}"),
             ("loss", f"{record.curve[0][1]:.4f} -> {record.curve[-1][1]:.4f} nats per token"),
             *_before_and_after(record.before, record.after),
@@ -666,7 +741,7 @@ def vision(
             ("device", record.device),
         )
     )
-    say(f"next: nas chat {shlex.quote(str(output))} --image PICTURE")
+    say(f"next: nas chat {shlex.quote(str(output))} --{modality.kind} {modality.kind.upper()}")
 
 
 def _before_and_after(before: dict[str, float], after: dict[str, float]) -> Iterator[tuple[str, str]]:

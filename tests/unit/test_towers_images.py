@@ -19,7 +19,8 @@ from vision_lab import pattern, write_image
 
 from nas.core.errors import InvalidInput
 from nas.train.towers import images
-from nas.train.towers.images import FrameSettings, cut_of, frames_of, read_picture, read_pixels, with_images
+from nas.train.towers.images import FrameSettings, cut_of, frames_of, read_pixels
+from nas.train.towers.vision import VISION
 
 REFERENCE = json.loads((Path(__file__).parent.parent / "data" / "lfm2_vl_images.json").read_text())
 RED, GREEN, WHITE = (250, 10, 10), (10, 250, 10), (255, 255, 255)
@@ -44,7 +45,7 @@ def test_fewer_tokens_are_a_smaller_frame() -> None:
     ]
     counts = [cut.text().count("<image>") for cut in whole]
     assert counts == [64, 121, 256]
-    assert with_images("a<image>b", whole[:1]) == f"a{whole[0].text()}b"
+    assert VISION.expanded("a<image>b", [whole[0].text()]) == f"a{whole[0].text()}b"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_exif_turns_an_image(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees to the right for viewing
     image.save(path, exif=exif)
-    assert read_picture(path)[3:] == (20, 10)
+    assert FrameSettings.read(path).size == (20, 10)
     assert colour_at(path, 2, 5) == RED and colour_at(path, 17, 5) == GREEN
 
 
@@ -105,7 +106,7 @@ def test_other_modes_become_rgb(tmp_path: Path, mode: str, name: str) -> None:
 
 def test_the_first_picture_of_a_camera_is_read(tmp_path: Path) -> None:
     two_colours().save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[Image.new("RGB", (5, 5))])
-    assert read_picture(tmp_path / "a.jpg")[3:] == (10, 20)
+    assert FrameSettings.read(tmp_path / "a.jpg").size == (10, 20)
 
 
 def test_sixteen_bits_are_scaled(tmp_path: Path) -> None:
@@ -115,8 +116,7 @@ def test_sixteen_bits_are_scaled(tmp_path: Path) -> None:
 
 
 def test_narrow_images_are_read_or_refused(tmp_path: Path) -> None:
-    picture = read_picture(write_image(tmp_path / "line.png", 1, 4000))
-    cut = picture.cut(FrameSettings())
+    cut = FrameSettings().cut(FrameSettings.read(write_image(tmp_path / "line.png", 1, 4000)))
     assert cut.whole == (4000, 32) and not cut.tiled
     with pytest.raises(InvalidInput, match="60000 x 1 pixels is too narrow"):
         cut_of(1, 60000, FrameSettings())
@@ -191,7 +191,7 @@ def test_large_files_pipes_and_folders_are_not_opened(tmp_path: Path, monkeypatc
 
 
 def test_an_image_that_changes_is_refused(tmp_path: Path) -> None:
-    picture = read_picture(write_image(tmp_path / "a.png", 20, 10))
+    picture = FrameSettings.read(write_image(tmp_path / "a.png", 20, 10))
     write_image(tmp_path / "a.png", 10, 20)
     with pytest.raises(InvalidInput, match="has changed"):
-        picture.frames(FrameSettings())
+        FrameSettings().inputs([picture])

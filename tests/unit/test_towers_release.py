@@ -22,8 +22,8 @@ from nas.train.adapt.checkpoints import read_model
 from nas.train.posttrain.conversations import ChatTokenizer, Message
 from nas.train.release.templates import TURN, rendered
 from nas.train.towers.images import IMAGE
-from nas.train.towers.release import VisionFolder, VisionModel, encoder_shape, load_encoder
-from nas.train.towers.vision import VisionTower, stacked, unshuffled
+from nas.train.towers.release import MultimodalModel, TowerFolder, encoder_shape, load_encoder
+from nas.train.towers.vision import VISION, VisionTower, unshuffled
 
 SIZES = {
     "one frame": [(24, 32)],
@@ -34,10 +34,10 @@ SIZES = {
 OWN = Layout.parse("d64 v320 ffn=swiglu:96 [C3 M8(expand=1,heads=4) W4/2@8]")
 
 
-def inputs_of(vision: VisionModel, folder: Path, sizes: list[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
+def inputs_of(vision: MultimodalModel, folder: Path, sizes: list[tuple[int, int]]) -> tuple[Tensor, ...]:
     paths = [write_image(folder / f"{number}.png", *size) for number, size in enumerate(sizes)]
-    ids, frames = question(vision, paths, f"What {' or '.join([IMAGE] * len(paths))}?")
-    return torch.tensor([ids]), *stacked(frames, vision.frames.encoder_patch_size)
+    ids, inputs = question(vision, paths, f"What {' or '.join([IMAGE] * len(paths))}?")
+    return torch.tensor([ids]), *inputs
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_transformers_computes_the_same_logits(tmp_path: Path, layout: Layout) -
         tmp_path / "model", local_files_only=True, output_loading_info=True
     )
     assert not about["missing_keys"] and not about["unexpected_keys"]
-    read = VisionFolder.read(tmp_path / "model").open().model
+    read = TowerFolder.read(tmp_path / "model", VISION).open().model
     for name, sizes in SIZES.items():
         tokens, patches, shapes = inputs_of(vision, tmp_path, sizes)
         mask = torch.arange(patches.shape[1]) < shapes.prod(1)[:, None]
@@ -88,9 +88,9 @@ def test_unshuffling_puts_the_pixels_of_a_square_together() -> None:
 def test_other_layouts_are_read_by_hilnas(tmp_path: Path) -> None:
     vision = write_model(tmp_path / "model", layout=OWN)
     inputs = inputs_of(vision, tmp_path, [(100, 70)])
-    read = VisionFolder.read(tmp_path / "model")
+    read = TowerFolder.read(tmp_path / "model", VISION)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "hilnas_vl"
-    assert (read.frames, read.shape, read.context) == (FRAMES, SHAPE, 4096)
+    assert (read.processor, read.shape, read.context) == (FRAMES, SHAPE, 4096)
     torch.testing.assert_close(read.open().model(*inputs), vision.model(*inputs), atol=1e-6, rtol=0)
 
 
@@ -111,7 +111,7 @@ def test_new_tokens_begin_as_the_mean_of_the_others() -> None:
 
 def test_templates_take_contents_in_parts(tmp_path: Path) -> None:
     vision = write_model(tmp_path)
-    tokenizer = VisionFolder.read(tmp_path).tokenizer
+    tokenizer = TowerFolder.read(tmp_path, VISION).tokenizer
     parts = [{"type": "image"}, {"type": "text", "text": "What?"}]
     message, expected = (
         rendered(tokenizer.chat_template or "", {**TURN, "messages": [{"role": "user", "content": content}]}, "")
@@ -134,13 +134,13 @@ def encoder_folder(folder: Path, prefix: str = "") -> Siglip2VisionModel:
 @pytest.mark.parametrize("prefix", ["", "vision_model."])
 def test_encoders_are_taken_from_folders_of_siglip2(tmp_path: Path, prefix: str) -> None:
     encoder = encoder_folder(tmp_path / "siglip2", prefix)
-    assert encoder_shape(tmp_path / "siglip2", SHAPE) == SHAPE
+    assert encoder_shape(tmp_path / "siglip2", SHAPE, VISION) == SHAPE
     tower = VisionTower(SHAPE, 64)
-    load_encoder(tower, tmp_path / "siglip2")
+    load_encoder(tower, tmp_path / "siglip2", VISION)
     for name, tensor in tower.encoder.state_dict().items():
         torch.testing.assert_close(tensor, encoder.state_dict()[name], atol=0, rtol=0)
     with pytest.raises(InvalidInput, match="has shape"):
-        load_encoder(VisionTower(SHAPE.model_copy(update={"hidden_size": 64}), 64), tmp_path / "siglip2")
+        load_encoder(VisionTower(SHAPE.model_copy(update={"hidden_size": 64}), 64), tmp_path / "siglip2", VISION)
 
 
 HUGE = {
@@ -182,7 +182,7 @@ def test_folders_that_do_not_fit_are_refused(
     write_model(tmp_path)
     changed(tmp_path, name, **values)
     with pytest.raises(error, match=problem):
-        VisionFolder.read(tmp_path).open()
+        TowerFolder.read(tmp_path, VISION).open()
 
 
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:
@@ -191,11 +191,11 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     name = "model.multi_modal_projector.linear_1.weight"
     save_file(weights | {name: weights[name] * torch.nan}, tmp_path / "model.safetensors")
     with pytest.raises(InvalidInput, match="holds NaN"):
-        VisionFolder.read(tmp_path).open()
+        TowerFolder.read(tmp_path, VISION).open()
     del weights[name]
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(InvalidInput, match="lacks model"):
-        VisionFolder.read(tmp_path).open()
+        TowerFolder.read(tmp_path, VISION).open()
 
 
 def test_folders_of_transformers_are_read(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_folders_of_transformers_are_read(tmp_path: Path) -> None:
         shutil.copy(tmp_path / "ours" / name, tmp_path / "theirs" / name)
     about = json.loads((tmp_path / "ours" / "processor_config.json").read_text())["image_processor"]
     (tmp_path / "theirs" / "preprocessor_config.json").write_text(json.dumps(about))
-    read = VisionFolder.read(tmp_path / "theirs")
+    read = TowerFolder.read(tmp_path / "theirs", VISION)
     tokens, patches, shapes = inputs_of(vision, tmp_path, [(24, 32), (100, 70)])
     mask = torch.arange(patches.shape[1]) < shapes.prod(1)[:, None]
     with torch.no_grad():

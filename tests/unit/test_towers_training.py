@@ -22,9 +22,10 @@ from nas.model.nn.optimisers import Optimiser, OptimiserKind
 from nas.model.nn.primitives import Linear
 from nas.train.posttrain import trained_folder
 from nas.train.posttrain.conversations import ChatTokenizer
-from nas.train.towers.data import read_image_conversations
-from nas.train.towers.release import VisionFolder, VisionModel
-from nas.train.towers.training import Data, VisionRecord, VisionSettings, stage_settings, train_vision
+from nas.train.towers.data import read_media_lines
+from nas.train.towers.release import MultimodalModel, TowerFolder
+from nas.train.towers.training import Data, TowerRecord, train_tower
+from nas.train.towers.vision import VISION, VisionSettings
 
 QUICK = {"epochs": 4, "batch": 4, "lr": 5e-3, "held_out": 0, "tower": SHAPE.model_dump(), "warmup": 0}
 TEXTS = [
@@ -33,7 +34,7 @@ TEXTS = [
 ]
 
 
-def train(folder: Path, stage: str, start: str = "model", output: str = "out", **more: Any) -> VisionRecord:
+def train(folder: Path, stage: str, start: str = "model", output: str = "out", **more: Any) -> TowerRecord:
     """Trains on colours, and on texts beside them if there are any."""
     data = folder / "colours" / "data.jsonl"
     if not data.exists():
@@ -43,7 +44,7 @@ def train(folder: Path, stage: str, start: str = "model", output: str = "out", *
     settings = VisionSettings.model_validate(QUICK | {"stage": stage} | more)
     log = options.pop("log", lambda line: None)
     evaluate = more_data(folder) if stage == "joint" else []
-    return train_vision(str(folder / start), Data([data], texts, evaluate), settings, folder / output, log, **options)
+    return train_tower(str(folder / start), Data([data], texts, evaluate), settings, folder / output, log, **options)
 
 
 def more_data(folder: Path) -> list[Path]:
@@ -100,9 +101,9 @@ def test_all_parts_are_trained_with_text_and_tiles(tmp_path: Path, monkeypatch: 
     mid = train(tmp_path, "mid", "model", "mid", held_out=0.3, text_steps=0.2)
     assert mid.texts + mid.after["texts"] == 8 and mid.examples + mid.after["conversations"] == 12
     assert mid.after["loss"] < mid.before["loss"] and mid.after["loss of texts"] < mid.before["loss of texts"]
-    assert not VisionFolder.read(tmp_path / "mid").frames.do_image_splitting
+    assert not TowerFolder.read(tmp_path / "mid", VISION).processor.do_image_splitting
     joint = train(tmp_path, "joint", "mid", "joint", epochs=0.5, image_tokens=(4, 8), tiles=6, encoder=0)
-    frames = VisionFolder.read(tmp_path / "joint").frames
+    frames = TowerFolder.read(tmp_path / "joint", VISION).processor
     assert (frames.do_image_splitting, frames.max_tiles, frames.max_image_tokens) == (True, 6, 8)
     assert joint.source.startswith("mid, SHA-256 ")
     assert joint.before["conversations"] == 6 and joint.examples == 12
@@ -112,15 +113,15 @@ def test_all_parts_are_trained_with_text_and_tiles(tmp_path: Path, monkeypatch: 
 
 
 def test_text_alone_comes_first() -> None:
-    settings = stage_settings("mid")
+    settings = VisionSettings.of_stage("mid")
     np.testing.assert_allclose(settings.text_shares(100)[[0, 1, 5, 99]], [1, 0.86, 0.3, 0.3])
-    assert set(stage_settings("connector").text_shares(5)) == {0.0}
-    assert set(stage_settings("joint").text_shares(5)) == {0.3}
+    assert set(VisionSettings.of_stage("connector").text_shares(5)) == {0.0}
+    assert set(VisionSettings.of_stage("joint").text_shares(5)) == {0.3}
     optimiser = settings.optimiser()
     assert optimiser.parts == {"tower.encoder": 0.2, "tower.connector": 1.0, "backbone": 1.0}
     assert optimiser.weight_decay == 1e-6
     with pytest.raises(UnknownName):
-        stage_settings("last")
+        VisionSettings.of_stage("last")
     with pytest.raises(ValueError, match="every part is frozen"):
         VisionSettings.model_validate({"stage": "mid", "encoder": 0, "connector": 0, "backbone": 0})
     with pytest.raises(ValueError, match="which is frozen"):
@@ -129,7 +130,7 @@ def test_text_alone_comes_first() -> None:
         with pytest.raises(ValueError, match="stage"):
             VisionSettings.model_validate({"stage": stage})
     with pytest.raises(InvalidInput, match="image_tokens"):
-        settings.model_copy(update={"image_tokens": (9, 8)}).frames(FRAMES)
+        settings.model_copy(update={"image_tokens": (9, 8)}).processor(FRAMES)
 
 
 def test_encoders_bring_their_patches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,20 +140,20 @@ def test_encoders_bring_their_patches(tmp_path: Path, monkeypatch: pytest.Monkey
     write_qwen3(tmp_path / "model")
     settings = VisionSettings.model_validate(QUICK | {"stage": "connector", "epochs": 0.2, "image_tokens": (4, 16)})
     data = Data([write_colours(tmp_path / "colours")])
-    train_vision(str(tmp_path / "model"), data, settings, tmp_path / "out", lambda line: None, tmp_path / "other")
-    assert VisionFolder.read(tmp_path / "out").frames.encoder_patch_size == 8
+    train_tower(str(tmp_path / "model"), data, settings, tmp_path / "out", lambda line: None, tmp_path / "other")
+    assert TowerFolder.read(tmp_path / "out", VISION).processor.encoder_patch_size == 8
     assert equal(parts(tmp_path / "other")["encoder"], parts(tmp_path / "out")["encoder"])
     odd = settings.model_copy(update={"tower": SHAPE.model_copy(update={"patch_size": 14})})
     with pytest.raises(InvalidInput, match="tile_size must be divisible by 28"):
-        train_vision(str(tmp_path / "model"), data, odd, tmp_path / "odd", lambda line: None)
+        train_tower(str(tmp_path / "model"), data, odd, tmp_path / "odd", lambda line: None)
 
 
 @pytest.fixture(scope="module")
-def vision(tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
+def vision(tmp_path_factory: pytest.TempPathFactory) -> MultimodalModel:
     return write_model(tmp_path_factory.mktemp("vision") / "model")
 
 
-def test_all_forms_of_data_are_read(tmp_path: Path, vision: VisionModel) -> None:
+def test_all_forms_of_data_are_read(tmp_path: Path, vision: MultimodalModel) -> None:
     write_image(tmp_path / "a.png", 20, 10)
     write_image(tmp_path / "b.png", 10, 20)
     question = [{"type": "image", "image": "b.png"}, {"type": "text", "text": "What?"}]
@@ -168,14 +169,14 @@ def test_all_forms_of_data_are_read(tmp_path: Path, vision: VisionModel) -> None
         {"images": ["a.png", "b.png"], "messages": [{"role": "user", "content": "Both?"}, ANSWER]},
     ]
     write_lines(tmp_path / "metadata.jsonl", lines)
-    read = read_image_conversations(tmp_path, ChatTokenizer(vision.tokenizer, "model"))
+    read = read_media_lines(tmp_path, ChatTokenizer(vision.tokenizer, "model"), VISION)
     texts = [line.conversation.messages[0].content for line in read]
     one = "<image>What?"
     assert texts == [one, one, "<image>\nWhat?", one, "<image>", "<image><image>Both?"]
-    assert [len(line.pictures) for line in read] == [1, 1, 1, 1, 1, 2]
-    assert read[1].pictures[0].width == 10
+    assert [len(line.files) for line in read] == [1, 1, 1, 1, 1, 2]
+    assert read[1].files[0].size == (20, 10)
     assert {line.conversation.answer for line in read} == {"A"}
-    expanded = read[5].expanded(vision.frames).messages[0].said
+    expanded = read[5].expanded(vision.processor).messages[0].said
     assert expanded.count("<|image_start|>") == 2 and expanded.endswith("<|image_end|>Both?")
 
 
@@ -195,12 +196,12 @@ ANSWER = {"role": "assistant", "content": "A"}
         ({"image": "a.png", "question": "What?", "answer": "<image>"}, "alone they may"),
         ({"messages": [{"role": "user", "content": "No image?"}, ANSWER]}, "has no image"),
         ({"image": "a.png", "question": "<|image_end|>", "answer": "A"}, "special token"),
-        ({"messages": [{"role": "user", "content": [{"type": "video"}]}, ANSWER]}, "neither text nor an image"),
+        ({"messages": [{"role": "user", "content": [{"type": "video"}]}, ANSWER]}, "neither text nor image"),
         ({"image": "a.png"}, "no conversation"),
         ("[1]\n", "no JSON object"),
     ],
 )
-def test_lines_that_cannot_be_used_are_named(tmp_path: Path, vision: VisionModel, line: Any, problem: str) -> None:
+def test_lines_that_cannot_be_used_are_named(tmp_path: Path, vision: MultimodalModel, line: Any, problem: str) -> None:
     write_image(tmp_path / "secret.png", 8, 8)
     folder = tmp_path / "data"
     folder.mkdir()
@@ -209,7 +210,7 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path, vision: VisionModel
     good = {"image": "a.png", "question": "What?", "answer": "A"}
     path = write_lines(folder / "data.jsonl", [good, line])
     with pytest.raises(InvalidInput, match=problem) as raised:
-        read_image_conversations(path, ChatTokenizer(vision.tokenizer, "model"))
+        read_media_lines(path, ChatTokenizer(vision.tokenizer, "model"), VISION)
     assert str(raised.value).startswith(f"{path}:2: ")
 
 

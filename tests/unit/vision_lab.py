@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from retrieval_lab import write_lines
+from torch import Tensor
 
 from nas.core.layout import Layout
 from nas.model.nn.model import Model
 from nas.train.release.tokenizer import byte_tokenizer
-from nas.train.towers.images import IMAGE, FrameSettings, read_picture, with_images
-from nas.train.towers.release import VisionModel, image_tokenizer, with_tower, write_vision_model
-from nas.train.towers.vision import VisionShape, VisionTower
+from nas.train.towers.images import FrameSettings
+from nas.train.towers.release import MultimodalModel, tower_tokenizer, with_tower, write_multimodal_model
+from nas.train.towers.vision import VISION, VisionShape
 
 LAYOUT = Layout.parse("d64 v320 ffn=swiglu:96 [C3 A4/2*2]")
 SHAPE = VisionShape(
@@ -26,17 +27,20 @@ FRAMES = FrameSettings(encoder_patch_size=4, min_image_tokens=4, max_image_token
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (20, 40, 230)}
 
 
-def vision_model(layout: Layout = LAYOUT, shape: VisionShape = SHAPE, frames: FrameSettings = FRAMES) -> VisionModel:
+def vision_model(
+    layout: Layout = LAYOUT, shape: VisionShape = SHAPE, frames: FrameSettings = FRAMES
+) -> MultimodalModel:
     """A random model of byte tokens."""
-    tokenizer = image_tokenizer(byte_tokenizer(layout.vocab), 4096)
-    model = with_tower(Model(layout, 1).state_dict(), layout, tokenizer, VisionTower(shape, layout.d_model, 2), 3)
-    return VisionModel(model.eval().requires_grad_(False), tokenizer, frames, 4096)
+    tokenizer = tower_tokenizer(byte_tokenizer(layout.vocab), 4096, VISION)
+    tower = shape.tower(layout.d_model, 2)
+    model = with_tower(Model(layout, 1).state_dict(), layout, tokenizer, tower, VISION.marker, 3)
+    return MultimodalModel(VISION, model.eval().requires_grad_(False), shape, tokenizer, frames, 4096)
 
 
-def write_model(folder: Path, **more: Any) -> VisionModel:
+def write_model(folder: Path, **more: Any) -> MultimodalModel:
     """The same with its folder."""
     vision = vision_model(**more)
-    write_vision_model(folder, vision)
+    write_multimodal_model(folder, vision)
     return vision
 
 
@@ -63,10 +67,8 @@ def write_colours(folder: Path, count: int = 12) -> Path:
     return write_lines(folder / "data.jsonl", lines)
 
 
-def question(vision: VisionModel, images: Iterable[Path], text: str) -> tuple[list[int], list[Any]]:
-    """Ids of a text with `<image>` for each image, and the images' frames."""
-    pictures = [read_picture(path) for path in images]
-    whole = with_images(text, [picture.cut(vision.frames) for picture in pictures])
-    frames = [frame for picture in pictures for frame in picture.frames(vision.frames)]
-    assert text.count(IMAGE) == len(pictures)
-    return vision.tokenizer.tokenizer.encode(whole).ids, frames
+def question(vision: MultimodalModel, images: Iterable[Path], text: str) -> tuple[list[int], tuple[Tensor, ...]]:
+    """Ids of a text with `<image>` for each image, and the tower's inputs."""
+    files = [FrameSettings.read(path) for path in images]
+    whole = VISION.expanded(text, [vision.processor.text(file) for file in files])
+    return vision.tokenizer.tokenizer.encode(whole).ids, vision.processor.inputs(files)

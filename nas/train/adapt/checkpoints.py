@@ -62,8 +62,8 @@ _CONFIG_BYTES = 1 << 20
 """Largest config.json."""
 _INTO_RESIDUAL = ("o.weight", "out.weight", "down.weight")
 """Projections into the residual stream."""
-WITH_TOWERS = ("lfm2_vl", "hilnas_vl")
-"""Types of models that consist of a language model and towers: transformers' class, and ours for other layouts."""
+WITH_TOWERS = ("lfm2_vl", "hilnas_vl", "hilnas_audio")
+"""Types of models that consist of a language model and towers: transformers' class, and ours where it has none."""
 _TEXT_TYPES = {"qwen3_5": "qwen3_5_text"}
 """Other types with an encoder of images, which is left out -> type of their language model."""
 LANGUAGE_MODEL = "model.language_model."

@@ -1,21 +1,24 @@
-r"""Conversations with images: JSON lines, images as files beside them.
+r"""Conversations with images or sound: JSON lines, the files beside them.
 
     {"images": ["a.png"], "messages": [{"role": "user", "content": "<image>What is this?"}, ...]}
     {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", ...}]}, ...]}
     {"image": "a.png", "conversations": [{"from": "human", "value": "<image>\nWhat is this?"}, ...]}    LLaVA
     {"image": "a.png", "question": "What is this?", "answer": "A cat"}
     {"file_name": "a.png", "text": "A cat"}                     metadata.jsonl of the folders of `datasets`
+    {"audio_filepath": "a.wav", "text": "good morning"}         manifests of NeMo
 
-Each `<image>` of the user's messages stands for one image, in their order; where there is none, images are in front of
-the first message. Paths are relative to the file's folder and stay inside of it. Images are read once before anything
-is trained, and again in each step. What cannot be used is refused, named by file and line.
+and the same with `audio` and `<audio>`. Each marker of the user's messages stands for one file, in their order; where
+there is none, files are in front of the first message. Paths are relative to the file's folder and stay inside of it.
+Files are read once before anything is trained, and again in each step. What cannot be used is refused, named by file
+and line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field
 
@@ -23,128 +26,148 @@ from nas.core.errors import InvalidInput
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_placed_lines
 from nas.train.posttrain.formats import converted
 from nas.train.release.tokenizer import SPECIAL
-from nas.train.towers.images import IMAGE, Cut, FrameSettings, Picture, read_picture, with_images
+from nas.train.towers.modality import MediaFile, Modality, Processor
 
 METADATA = "metadata.jsonl"
-"""File of a folder of `datasets` that names its images."""
+"""File of a folder of `datasets` that names its files."""
 
 _MOST_PROBLEMS = 20
+_CAPTIONS = (("answer", "question"), ("text", ""), ("transcription", ""))
+"""Keys of an answer, and of its question, in lines without messages."""
 
 
-class ImageConversation(Conversation):
-    """A conversation about images; there is one at least."""
+class MediaConversation(Conversation):
+    """A conversation about files of a modality; there is one at least."""
 
-    images: tuple[str, ...] = Field((), max_length=64, description="paths, one for each `<image>`")
+    modality: ClassVar[Modality]
+    paths: tuple[str, ...] = Field((), max_length=64, description="one for each marker")
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        images = [_path(image) for image in _listed(record)]
-        record = {name: value for name, value in record.items() if name not in ("image", "images", "file_name")}
-        for caption, question in (("answer", "question"), ("text", "")):
-            if not {"messages", "conversations"} & record.keys() and caption in record and images:
-                user = {"role": "user", "content": str(record.get(question) or IMAGE)}
+        modality = cls.modality
+        paths = [_path(file, modality) for file in _listed(record, modality)]
+        record = {name: value for name, value in record.items() if name not in modality.keys}
+        for caption, question in _CAPTIONS:
+            if not {"messages", "conversations"} & record.keys() and caption in record and paths:
+                user = {"role": "user", "content": str(record.get(question) or modality.marker)}
                 record = {"messages": [user, {"role": "assistant", "content": record[caption]}]}
         if isinstance(messages := record.get("messages"), list):
-            record["messages"] = [_with_markers(message, images) for message in messages]
+            record["messages"] = [_with_markers(message, paths, modality) for message in messages]
         record = converted(record)
-        return cls.model_validate(record | {"images": images, "messages": _marked(record["messages"], len(images))})
+        messages = _marked(record["messages"], modality.marker, len(paths))
+        return cls.model_validate(record | {"paths": paths, "messages": messages})
 
     def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
-        if not self.images:
-            return "has no image: conversations without are for --text"
-        marks = sum(message.said.count(IMAGE) for message in self.messages if message.role == "user")
-        if marks != len(self.images) or any(
-            IMAGE in message.said for message in self.messages if message.role != "user"
+        modality, marker = self.modality, self.modality.marker
+        if not self.paths:
+            return f"has no {modality.noun}: conversations without are for --text"
+        marks = sum(message.said.count(marker) for message in self.messages if message.role == "user")
+        if marks != len(self.paths) or any(
+            marker in message.said for message in self.messages if message.role != "user"
         ):
-            return f"{len(self.images)} images, but {marks} {IMAGE} in the user's messages, where alone they may be"
-        return super().problem([token for token in special if token != IMAGE])
+            counts = f"{len(self.paths)} {modality.noun}s, but {marks} {marker}"
+            return f"{counts} in the user's messages, where alone they may be"
+        return super().problem([token for token in special if token != marker])
 
-    def expanded(self, cuts: list[Cut]) -> Conversation:
-        """Returns the conversation with the tokens of its images."""
+    def expanded(self, tokens: Sequence[str]) -> Conversation:
+        """Returns the conversation with the tokens of its files, given for each."""
         messages, done = [], 0
         for message in self.messages:
-            count = message.said.count(IMAGE)
-            text = with_images(message.said, cuts[done : done + count]) if count else message.content
-            messages.append(message.model_copy(update={"content": text}))
+            count = message.said.count(self.modality.marker)
+            texts = tokens[done : done + count]
+            content = self.modality.expanded(message.said, texts) if count else message.content
+            messages.append(message.model_copy(update={"content": content}))
             done += count
         return Conversation(messages=tuple(messages), tools=self.tools)
 
 
-def _listed(record: dict[str, Any]) -> list[Any]:
-    images = record.get("images", record.get("image", record.get("file_name")))
-    return images if isinstance(images, list) else [] if images is None else [images]
+@lru_cache
+def _line_of(modality: Modality) -> type[MediaConversation]:
+    """Returns the class of lines about files of a modality."""
+
+    class Line(MediaConversation):
+        pass
+
+    Line.modality = modality
+    return Line
 
 
-def _path(image: Any) -> str:
-    path = image.get("path") if isinstance(image, dict) else image
+def _listed(record: dict[str, Any], modality: Modality) -> list[Any]:
+    files = next((record[key] for key in modality.keys if key in record), None)
+    return files if isinstance(files, list) else [] if files is None else [files]
+
+
+def _path(file: Any, modality: Modality) -> str:
+    path = file.get("path") if isinstance(file, dict) else file
     if not isinstance(path, str) or not path:
-        raise ValueError("an image is no path of a file")
+        raise ValueError(f"{modality.kind} is no path of a file")
     return path
 
 
-def _with_markers(message: Any, images: list[str]) -> Any:
-    """Returns a message whose parts that are images are `<image>`; `images` takes those that name a file."""
+def _with_markers(message: Any, paths: list[str], modality: Modality) -> Any:
+    """Returns a message whose parts that are files are markers; `paths` takes those that name one."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return message
     text = ""
     for part in message["content"]:
-        if isinstance(part, dict) and part.get("type") == "image":
-            images += [_path(part[name]) for name in ("image", "path", "url") if name in part][:1]
-            text += IMAGE
+        if isinstance(part, dict) and part.get("type") == modality.kind:
+            paths += [_path(part[name], modality) for name in (modality.kind, "path", "url") if name in part][:1]
+            text += modality.marker
         elif isinstance(part, dict) and part.get("type") == "text":
             text += str(part.get("text", ""))
         else:
-            raise ValueError("content has a part that is neither text nor an image")
+            raise ValueError(f"content has a part that is neither text nor {modality.kind}")
     return message | {"content": text}
 
 
-def _marked(messages: Any, images: int) -> Any:
-    """Returns messages with `<image>` in front of the user's first one, for images that nothing stands for."""
+def _marked(messages: Any, marker: str, files: int) -> Any:
+    """Returns messages with markers in front of the user's first one, for files that nothing stands for."""
     users = [message for message in messages if isinstance(message, dict) and message.get("role") == "user"]
-    if images and users and not any(IMAGE in str(message.get("content")) for message in users):
-        users[0]["content"] = IMAGE * images + str(users[0].get("content") or "")
+    if files and users and not any(marker in str(message.get("content")) for message in users):
+        users[0]["content"] = marker * files + str(users[0].get("content") or "")
     return messages
 
 
-class PicturedConversation(NamedTuple):
-    """A conversation that was checked, with its images.
+class MediaLine(NamedTuple):
+    """A conversation that was checked, with its files.
 
     Args:
         place: file and line.
-        conversation: with `<image>` for each image.
-        pictures: its images.
+        conversation: with a marker for each file.
+        files: of images or sound.
     """
 
     place: str
-    conversation: ImageConversation
-    pictures: tuple[Picture, ...]
+    conversation: MediaConversation
+    files: tuple[MediaFile, ...]
 
-    def expanded(self, settings: FrameSettings) -> Conversation:
-        """Returns the conversation with the tokens of its images."""
-        return self.conversation.expanded([picture.cut(settings) for picture in self.pictures])
+    def expanded(self, processor: Processor) -> Conversation:
+        """Returns the conversation with the tokens of its files."""
+        return self.conversation.expanded([processor.text(file) for file in self.files])
 
 
-def read_image_conversations(path: Path, chat: ChatTokenizer) -> list[PicturedConversation]:
-    """Reads conversations about images and checks the images.
+def read_media_lines(path: Path, chat: ChatTokenizer, modality: Modality) -> list[MediaLine]:
+    """Reads conversations about images or sound and checks the files.
 
     Args:
         path: JSON lines, or a folder of `datasets` with its metadata.jsonl.
-        chat: tokenizer with the tokens of images.
+        chat: tokenizer with the tokens of the modality.
+        modality: of the files.
 
     Raises:
         InvalidInput: a file is missing, or one line for each of the first problems.
     """
     path = path / METADATA if path.is_dir() else path
-    read: dict[Path, Picture] = {}
-    lines: list[PicturedConversation] = []
+    read: dict[Path, MediaFile] = {}
+    lines: list[MediaLine] = []
     problems: list[str] = []
-    for place, line in read_placed_lines(path, ImageConversation, chat.special):
+    for place, line in read_placed_lines(path, _line_of(modality), chat.special):
         try:
-            files = [_inside(path.parent, name, place) for name in line.images]
+            files = [_inside(path.parent, name, place) for name in line.paths]
             for file in files:
                 if file not in read:
-                    read[file] = read_picture(file, place)
-            lines.append(PicturedConversation(place, line, tuple(read[file]._replace(place=place) for file in files)))
+                    read[file] = modality.processor.read(file, place)
+            lines.append(MediaLine(place, line, tuple(read[file]._replace(place=place) for file in files)))
         except InvalidInput as error:
             problems.append(str(error))
             if len(problems) == _MOST_PROBLEMS:
@@ -155,7 +178,7 @@ def read_image_conversations(path: Path, chat: ChatTokenizer) -> list[PicturedCo
 
 
 def _inside(folder: Path, name: str, place: str) -> Path:
-    """Returns the file of an image.
+    """Returns the path of a file.
 
     Raises:
         InvalidInput: it is not in the folder, or a link leads out of it.

@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps, UnidentifiedImageError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from nas.core.canonical import sha256_of
-from nas.core.errors import InvalidInput
+from nas.core.errors import InvalidInput, Unsupported
+from nas.train.towers.modality import MediaFile, Processor, checked
 
 IMAGE = "<image>"
 """Stands for one embedding of an image, and for a whole image in the text of a message."""
@@ -53,10 +54,8 @@ _MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK"
 _WIDE_MODES = {"I;16", "I;16L", "I;16B", "I;16N"}
 
 
-class FrameSettings(BaseModel):
+class FrameSettings(Processor):
     """How images are cut; names and defaults are those of transformers' Lfm2VlImageProcessor."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     encoder_patch_size: int = Field(16, ge=1, le=64, description="pixels of a side of a patch")
     downsample_factor: int = Field(2, ge=1, le=8, description="patches of a side of what becomes one token")
@@ -93,21 +92,65 @@ class FrameSettings(BaseModel):
         """Pixels of a frame."""
         return self.max_image_tokens * self.square**2
 
+    @staticmethod
+    def size_of(path: Path, place: str) -> tuple[int, ...]:
+        return tuple(read_pixels(path, place).shape[1:])
 
-AnySettings = TypeVar("AnySettings", bound=BaseModel)
+    @classmethod
+    def of(cls, config: Mapping[str, Any], where: str) -> Self:
+        settings = config.get("image_processor", config)
+        if not isinstance(settings, dict) or settings.get("resample", 2) != 2:
+            raise Unsupported("images are scaled in another way than bilinear", where=where)
+        if settings.get("rescale_factor", 1 / 255) != 1 / 255 or not settings.get("do_normalize", True):
+            raise Unsupported("pixels are scaled in another way", where=where)
+        return checked(cls, settings, where)
 
+    def config(self) -> dict[str, Any]:
+        return {
+            "processor_class": "Lfm2VlProcessor",
+            "image_processor": {
+                "image_processor_type": "Lfm2VlImageProcessor",
+                "do_convert_rgb": True,
+                "do_normalize": True,
+                "do_pad": True,
+                "do_rescale": True,
+                "do_resize": True,
+                "resample": 2,
+                "rescale_factor": 1 / 255,
+                "return_row_col_info": True,
+                **self.model_dump(),
+            },
+        }
 
-def checked(kind: type[AnySettings], values: Mapping[str, Any], where: str) -> AnySettings:
-    """Returns settings from values, of which those with other names are ignored.
+    def limited(self, tokens: int) -> FrameSettings:
+        """Returns the same with at most that many tokens of a frame.
 
-    Raises:
-        InvalidInput: they do not fit.
-    """
-    try:
-        return kind.model_validate({name: values[name] for name in kind.model_fields.keys() & values.keys()})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidInput(": ".join([*map(str, first["loc"][:1]), first["msg"]]), where=where) from error
+        Raises:
+            InvalidInput: frames of so many tokens are too large.
+        """
+        changes = {"min_image_tokens": min(self.min_image_tokens, tokens), "max_image_tokens": tokens}
+        return checked(FrameSettings, self.model_dump() | changes, "--image-tokens")
+
+    def cut(self, image: MediaFile) -> Cut:
+        """Returns how an image is cut, see `cut_of`."""
+        height, width = image.size
+        return cut_of(height, width, self, image.place)
+
+    def text(self, file: MediaFile) -> str:
+        return self.cut(file).text()
+
+    def inputs(self, files: Sequence[MediaFile]) -> tuple[Tensor, ...]:
+        """Returns the patches of all frames [N, P, patch patch 3], padded with zeros, and heights and widths [N, 2]."""
+        frames = [frame for file in files for frame in self._frames(file)]
+        if not frames:
+            return torch.zeros(0, 1, self.encoder_patch_size**2 * 3), torch.zeros(0, 2, dtype=torch.int64)
+        return pad_sequence([patches for patches, _ in frames], True), torch.tensor([size for _, size in frames])
+
+    def _frames(self, image: MediaFile) -> list[tuple[Tensor, tuple[int, int]]]:
+        pixels = read_pixels(image.path, image.place)
+        if tuple(pixels.shape[1:]) != image.size:
+            raise InvalidInput(f"{image.path} has changed", where=image.place)
+        return frames_of(pixels, self.cut(image))
 
 
 @dataclass(frozen=True)
@@ -141,50 +184,6 @@ class Cut:
         places = ((row, column) for row in range(1, self.rows + 1) for column in range(1, self.columns + 1))
         tiles = "".join(f"<|img_row_{row}_col_{column}|>{tile}" for row, column in places)
         return f"{START}{tiles}{THUMBNAIL + whole if self.settings.use_thumbnail else ''}{END}"
-
-
-class Picture(NamedTuple):
-    """An image that was read once.
-
-    Args:
-        path: of its file.
-        place: for messages.
-        sha256: of the file.
-        height: in pixels.
-        width: in pixels.
-    """
-
-    path: Path
-    place: str
-    sha256: str
-    height: int
-    width: int
-
-    def cut(self, settings: FrameSettings) -> Cut:
-        """Returns how it is cut, see `cut_of`."""
-        return cut_of(self.height, self.width, settings, self.place)
-
-    def frames(self, settings: FrameSettings) -> list[tuple[Tensor, tuple[int, int]]]:
-        """Reads it again; see `frames_of`.
-
-        Raises:
-            InvalidInput: the file has changed.
-        """
-        pixels = read_pixels(self.path, self.place)
-        if tuple(pixels.shape[1:]) != (self.height, self.width):
-            raise InvalidInput(f"{self.path} has changed", where=self.place)
-        return frames_of(pixels, self.cut(settings))
-
-
-def read_picture(path: Path, place: str | None = None) -> Picture:
-    """Reads an image, to find its size and its problems.
-
-    Raises:
-        InvalidInput: see `read_pixels`.
-    """
-    place = place or str(path)
-    _, height, width = read_pixels(path, place).shape
-    return Picture(path, place, sha256_of(path), height, width)
 
 
 def read_pixels(path: Path, place: str) -> Tensor:
@@ -328,9 +327,3 @@ def _resized(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     if tuple(pixels.shape[1:]) == size:
         return pixels
     return F.interpolate(pixels[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
-
-
-def with_images(text: str, cuts: Sequence[Cut]) -> str:
-    """Returns a text with the tokens of images in place of `<image>`, one for each."""
-    first, *others = text.split(IMAGE)
-    return first + "".join(cut.text() + other for cut, other in zip(cuts, others, strict=True))

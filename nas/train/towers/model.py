@@ -3,8 +3,8 @@
     inputs -> encoder -> features [N, F] -> connector -> embeddings [N, D], which replace those of placeholder tokens
     tokens -> backbone.embed -------------------------^ -> backbone -> logits
 
-A tower is a subclass of `Tower`; that of images is `nas.train.towers.vision.VisionTower`. What a model answers comes
-from the backbone's own output head.
+A tower is a subclass of `Tower`: that of images is `nas.train.towers.vision.VisionTower`, that of sound
+`nas.train.towers.audio.AudioTower`. What a model answers comes from the backbone's own output head.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nas.model.nn.primitives import Linear, draw_weights
 
 
 class Connector(nn.Module):
-    """LayerNorm, linear, GELU, linear: features [N, F] -> embeddings [N, D] (LFM2 report, section 5.1.1).
+    """LayerNorm, linear, GELU, linear: features [N, F] -> embeddings [N, D] (LFM2 report, sections 5.1.1 and 6.1.1).
 
     Tensors have the names and shapes of transformers' Lfm2VlMultiModalProjector.
 

@@ -1,17 +1,17 @@
-"""Folders of models with towers, those of transformers' Lfm2Vl where a stock class holds the layout.
+"""Folders of models with towers; those of images are of transformers' Lfm2Vl where a stock class holds the layout.
 
     config.json, generation_config.json, model.safetensors    for AutoModelForImageTextToText
-    processor_config.json                                     how images are cut, for AutoProcessor
+    processor_config.json                                     how files become inputs, for AutoProcessor
     tokenizer.json, tokenizer_config.json, chat_template.jinja
-    vision.json                                               what it was trained of and how, written last
+    vision.json, audio.json                                   what it was trained of and how, written last
 
-    tower.encoder.*       model.vision_tower.*
+    tower.encoder.*       model.vision_tower.*, model.audio_tower.*
     tower.connector.*     model.multi_modal_projector.*
     backbone.*            model.language_model.*, under transformers' names; an output head is lm_head
 
-Another layout keeps our names under model.language_model, and the type hilnas_vl: hilnas alone reads it. Weights are
-float32. `VisionFolder` reads such folders, of others, too, without running their code; `nas chat`, `nas adapt` and
-`nas import` read their language model.
+Another layout keeps our names under model.language_model. Such a model, and every one that reads sound, for which
+transformers has no class, is of a type of ours that hilnas alone reads. Weights are float32. `TowerFolder` reads such
+folders, of others, too, without running their code; `nas chat`, `nas adapt` and `nas import` read their language model.
 """
 
 from __future__ import annotations
@@ -33,23 +33,20 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Purpose
 from nas.model.nn.transformers import each_of_transformers, transformers_config
-from nas.train.adapt.checkpoints import LANGUAGE_MODEL, WITH_TOWERS, import_model
+from nas.train.adapt.checkpoints import LANGUAGE_MODEL, import_model
 from nas.train.release.found_tokenizer import FoundTokenizer
 from nas.train.release.huggingface import Planned, own_config, write_safetensors
 from nas.train.release.model_tokenizer import CONFIG, GENERATION, MODEL, TEMPLATE, ModelTokenizer, read_model_tokenizer
 from nas.train.release.shards import SINGLE, Shards, read_json
 from nas.train.release.tokenizer import MemberTokenizer, json_bytes
-from nas.train.towers.images import IMAGE, TOKENS, FrameSettings, checked
-from nas.train.towers.model import TowerModel
-from nas.train.towers.vision import ACTIVATION, VisionShape, VisionTower
+from nas.train.towers.modality import Modality, Processor, Shape, checked
+from nas.train.towers.model import Tower, TowerModel
 
-RECORD = "vision.json"
 PROCESSOR = "processor_config.json"
-ENCODER, CONNECTOR = "model.vision_tower.", "model.multi_modal_projector."
+CONNECTOR = "model.multi_modal_projector."
 
 _OLD_PROCESSOR = "preprocessor_config.json"
 _MOST_BYTES = 1 << 20
-_ENCODER_TYPE = "siglip2_vision_model"
 _LANGUAGE_MODELS = ("lfm2", "lfm2_moe", "llama", "qwen2", "qwen3", "arcee", "hilnas")
 """Types whose embeddings are added to those of a tower as they are looked up: no factor, no mean that is subtracted."""
 _PURPOSES: tuple[Purpose, ...] = ("bos", "pad")
@@ -60,7 +57,7 @@ _TEMPLATE = """{%- set plain = namespace(messages=[]) -%}
 {%- else -%}
 {%- set text = namespace(all="") -%}
 {%- for part in message.content -%}
-{%- set text.all = text.all + ("<image>" if part.type == "image" else part.text) -%}
+{%- set text.all = text.all + ("MARKER" if part.type == "KIND" else part.text) -%}
 {%- endfor -%}
 {%- set plain.messages = plain.messages + [dict(message, content=text.all)] -%}
 {%- endif -%}
@@ -71,51 +68,51 @@ _TEMPLATE = """{%- set plain = namespace(messages=[]) -%}
 
 
 @dataclass(frozen=True)
-class VisionModel:
-    """A model of images and text with all that reads and writes for it.
+class MultimodalModel:
+    """A model with a tower with all that reads and writes for it.
 
     Args:
-        model: with a `VisionTower`.
-        tokenizer: with the tokens of images.
-        frames: how images are cut.
+        modality: of the tower.
+        model: with the tower.
+        shape: of the tower.
+        tokenizer: with the tokens of the modality.
+        processor: how files become inputs.
         context: tokens that the model is meant for.
     """
 
+    modality: Modality
     model: TowerModel
+    shape: Shape
     tokenizer: ModelTokenizer
-    frames: FrameSettings
+    processor: Processor
     context: int
 
-    @property
-    def shape(self) -> VisionShape:
-        """Shape of the tower."""
-        assert isinstance(self.model.tower, VisionTower)
-        return self.model.tower.shape
+
+def has_tower(folder: Path, modality: Modality) -> bool:
+    """Returns whether a folder of transformers holds a model with a tower of that modality."""
+    types = (modality.own_type, *(modality.stock or ())[:1])
+    return (folder / MODEL).is_file() and read_json(folder / MODEL, _MOST_BYTES).get("model_type") in types
 
 
-def has_towers(folder: Path) -> bool:
-    """Returns whether a folder of transformers holds a model with towers."""
-    return (folder / MODEL).is_file() and read_json(folder / MODEL, _MOST_BYTES).get("model_type") in WITH_TOWERS
-
-
-def image_tokenizer(tokenizer: MemberTokenizer, context: int) -> ModelTokenizer:
-    """Returns a model's tokenizer with the tokens of images, and a chat template that takes contents in parts.
+def tower_tokenizer(tokenizer: MemberTokenizer, context: int, modality: Modality) -> ModelTokenizer:
+    """Returns a model's tokenizer with the tokens of a modality, and a chat template that takes contents in parts.
 
     Raises:
         InvalidInput: it has no chat template.
     """
     template = tokenizer.chat_template
     if template is None:
-        raise InvalidInput("the tokenizer has no chat template, in which images would be asked about")
+        raise InvalidInput(f"the tokenizer has no chat template, in which {modality.noun}s would be asked about")
     changed = Tokenizer.from_buffer(tokenizer.content)
-    changed.add_special_tokens([AddedToken(token, normalized=False) for token in TOKENS])
+    changed.add_special_tokens([AddedToken(token, normalized=False) for token in modality.tokens])
     carried = dict(tokenizer.files(context))
     carried |= dict(tokenizer.beside) if isinstance(tokenizer, ModelTokenizer) else {}
     del carried["tokenizer.json"]
     carried |= {MODEL: json_bytes({}), GENERATION: json_bytes(_generation_config(tokenizer))}
     about = json.loads(carried[CONFIG])
     carried[CONFIG] = json_bytes({name: value for name, value in about.items() if name != "chat_template"})
-    carried[TEMPLATE] = (template if IMAGE in template else _TEMPLATE + template).encode()
+    parts = _TEMPLATE.replace("MARKER", modality.marker).replace("KIND", modality.kind)
+    carried[TEMPLATE] = (template if modality.marker in template else parts + template).encode()
     return ModelTokenizer(changed.to_str().encode(), carried)
 
 
@@ -130,7 +127,8 @@ def with_tower(
     tensors: Mapping[str, Tensor],
     layout: Layout,
     tokenizer: ModelTokenizer,
-    tower: VisionTower,
+    tower: Tower,
+    placeholder: str,
     seed: int,
 ) -> TowerModel:
     """Returns a language model with a tower; the rows of new tokens are the mean of the others.
@@ -138,8 +136,9 @@ def with_tower(
     Args:
         tensors: checkpoint of the language model.
         layout: of it.
-        tokenizer: with the tokens of images.
+        tokenizer: with the tokens of the tower's modality.
         tower: its connector is drawn anew.
+        placeholder: token that stands for one of its embeddings.
         seed: of the connector.
     """
     extended = replace(layout, vocab=max(layout.vocab, tokenizer.size))
@@ -148,23 +147,23 @@ def with_tower(
         rows = state[name]
         state[name] = torch.cat([rows, rows.mean(0, keepdim=True).expand(extended.vocab - len(rows), -1)])
     tower.connector.draw(seed, state["embed.weight"])
-    model = TowerModel(extended, tower, tokenizer.tokenizer.get_vocab(with_added_tokens=True)[IMAGE])
+    model = TowerModel(extended, tower, tokenizer.tokenizer.get_vocab(with_added_tokens=True)[placeholder])
     model.backbone.load_state_dict(state)
     return model
 
 
-def write_vision_model(folder: Path, vision: VisionModel) -> None:
+def write_multimodal_model(folder: Path, whole: MultimodalModel) -> None:
     """Writes a model's folder, each file atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = dict(_their_tensors(vision.model))
+    tensors = dict(_their_tensors(whole))
     planned = [Planned(name, tuple(tensor.shape), torch.float32) for name, tensor in tensors.items()]
     values = (tensor.detach().cpu() for tensor in tensors.values())
     write_safetensors(folder / SINGLE, planned, values, {"format": "pt"})
     files: dict[str, bytes] = {
-        **dict(vision.tokenizer.files(vision.context)),
-        MODEL: json_bytes(_config(vision)),
-        GENERATION: json_bytes(_generation_config(vision.tokenizer)),
-        PROCESSOR: json_bytes(_processor(vision.frames)),
+        **dict(whole.tokenizer.files(whole.context)),
+        MODEL: json_bytes(_config(whole)),
+        GENERATION: json_bytes(_generation_config(whole.tokenizer)),
+        PROCESSOR: json_bytes(whole.processor.config()),
     }
     for name, content in files.items():
         write_durably(folder / name, content)
@@ -178,55 +177,40 @@ def _text_config(layout: Layout) -> tuple[dict[str, Any], bool]:
         return {name: value for name, value in own_config(layout).items() if name != "auto_map"}, False
 
 
-def _config(vision: VisionModel) -> dict[str, Any]:
-    layout, shape = vision.model.backbone.layout, vision.shape
+def _config(whole: MultimodalModel) -> dict[str, Any]:
+    layout, modality = whole.model.backbone.layout, whole.modality
     text, stock = _text_config(layout)
-    ends = {"eos_token_id": vision.tokenizer.ends[0]}
+    private = modality.own_type, modality.own_type.title().replace("_", "")
+    model_type, architecture = modality.stock if stock and modality.stock else private
+    ends = {"eos_token_id": whole.tokenizer.ends[0]}
     common = {
-        **_generation_config(vision.tokenizer),
+        **_generation_config(whole.tokenizer),
         **ends,
         "dtype": "float32",
-        "max_position_embeddings": vision.context,
+        "max_position_embeddings": whole.context,
     }
     return {
-        "architectures": ["Lfm2VlForConditionalGeneration" if stock else "HilnasVl"],
-        "model_type": WITH_TOWERS[0 if stock else 1],
+        "architectures": [architecture],
+        "model_type": model_type,
         "text_config": {**text, **common},
-        "vision_config": {"model_type": _ENCODER_TYPE, "dtype": "float32", **shape.encoder()},
-        "image_token_id": vision.model.placeholder,
-        "downsample_factor": shape.downsample_factor,
+        f"{modality.name}_config": {
+            "model_type": modality.shape.encoder_type,
+            "dtype": "float32",
+            **whole.shape.encoder(),
+        },
+        f"{modality.kind}_token_id": whole.model.placeholder,
         "projector_hidden_act": "gelu",
-        "projector_hidden_size": shape.projector_hidden_size,
-        "projector_bias": shape.projector_bias,
-        "projector_use_layernorm": shape.projector_use_layernorm,
+        **whole.shape.connector(),
         "tie_word_embeddings": layout.tied,
         **common,
     }
 
 
-def _processor(frames: FrameSettings) -> dict[str, Any]:
-    """Returns processor_config.json."""
-    return {
-        "processor_class": "Lfm2VlProcessor",
-        "image_processor": {
-            "image_processor_type": "Lfm2VlImageProcessor",
-            "do_convert_rgb": True,
-            "do_normalize": True,
-            "do_pad": True,
-            "do_rescale": True,
-            "do_resize": True,
-            "resample": 2,
-            "rescale_factor": 1 / 255,
-            "return_row_col_info": True,
-            **frames.model_dump(),
-        },
-    }
-
-
-def _their_tensors(model: TowerModel) -> Iterator[tuple[str, Tensor]]:
-    for part, prefix in ((model.tower.encoder, ENCODER), (model.tower.connector, CONNECTOR)):
-        yield from ((prefix + name, tensor) for name, tensor in part.state_dict().items())
-    layout, state = model.backbone.layout, model.backbone.state_dict()
+def _their_tensors(whole: MultimodalModel) -> Iterator[tuple[str, Tensor]]:
+    tower = whole.model.tower
+    for part, prefix in ((tower.encoder, _tower_prefix(whole.modality)), (tower.connector, CONNECTOR)):
+        yield from ((prefix + name, tensor) for name, tensor in _weights(part).items())
+    layout, state = whole.model.backbone.layout, whole.model.backbone.state_dict()
     if not _text_config(layout)[1]:
         yield from ((LANGUAGE_MODEL + name, tensor) for name, tensor in state.items())
         return
@@ -234,28 +218,39 @@ def _their_tensors(model: TowerModel) -> Iterator[tuple[str, Tensor]]:
         yield (LANGUAGE_MODEL + name.removeprefix("model.") if name.startswith("model.") else name), tensor
 
 
+def _tower_prefix(modality: Modality) -> str:
+    return f"model.{modality.name}_tower."
+
+
+def _weights(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Returns tensors of a module without counters, such as the batches that a BatchNorm has seen."""
+    return {name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
+
+
 @dataclass(frozen=True)
-class VisionFolder:
-    """A folder of a model of images and text, without its weights.
+class TowerFolder:
+    """A folder of a model with a tower, without its weights.
 
     Args:
         folder: of the model.
+        modality: of the tower.
         shape: of the tower.
-        placeholder: id of the token that stands for one embedding of an image.
-        tokenizer: with the tokens of images.
-        frames: how images are cut.
+        placeholder: id of the token that stands for one embedding of the tower.
+        tokenizer: with the tokens of the modality.
+        processor: how files become inputs.
         context: tokens that the model is meant for.
     """
 
     folder: Path
-    shape: VisionShape
+    modality: Modality
+    shape: Shape
     placeholder: int
     tokenizer: ModelTokenizer
-    frames: FrameSettings
+    processor: Processor
     context: int
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def read(cls, folder: Path, modality: Modality) -> Self:
         """Reads the folder's configuration; no code of it is run.
 
         Raises:
@@ -263,27 +258,29 @@ class VisionFolder:
             Unsupported: the tower is another one.
         """
         where = str(folder / MODEL)
-        if not folder.is_dir() or not has_towers(folder):
+        if not folder.is_dir() or not has_tower(folder, modality):
             raise InvalidInput(
-                "no model of images and text: `nas family vision` writes such a folder", where=str(folder)
+                f"no model of {modality.noun}s and text: `nas family {modality.name}` writes such a folder",
+                where=str(folder),
             )
         config = read_json(folder / MODEL, _MOST_BYTES)
-        shape, frames = _shape_of(config, where), _frames_of(folder)
-        if (shape.patch_size, shape.downsample_factor) != (frames.encoder_patch_size, frames.downsample_factor):
-            raise InvalidInput("images are cut for another tower", where=str(folder / PROCESSOR))
+        shape = _shape_of(config, config.get(f"{modality.name}_config"), modality, where)
+        processor = _processor_of(folder, modality)
+        if any(getattr(processor, name) != value for name, value in shape.processor().items()):
+            raise InvalidInput(f"{modality.noun}s are processed for another tower", where=str(folder / PROCESSOR))
         tokenizer = read_model_tokenizer(folder / "tokenizer.json")
         if not isinstance(tokenizer, ModelTokenizer):
             raise InvalidInput(f"has no {CONFIG}", where=str(folder))
         ids = tokenizer.tokenizer.get_vocab(with_added_tokens=True)
-        if missing := [token for token in TOKENS if token not in ids]:
+        if missing := [token for token in modality.tokens if token not in ids]:
             raise InvalidInput(f"its tokenizer has no token {missing[0]}", where=str(folder))
-        placeholder = ids[IMAGE]
-        if config.get("image_token_id") != placeholder:
-            raise InvalidInput(f"image_token_id is not the tokenizer's {IMAGE}, {placeholder}", where=where)
+        placeholder, name = ids[modality.marker], f"{modality.kind}_token_id"
+        if config.get(name) != placeholder:
+            raise InvalidInput(f"{name} is not the tokenizer's {modality.marker}, {placeholder}", where=where)
         context = FoundTokenizer(tokenizer, folder).context
-        return cls(folder, shape, placeholder, tokenizer, frames, context)
+        return cls(folder, modality, shape, placeholder, tokenizer, processor, context)
 
-    def open(self) -> VisionModel:
+    def open(self) -> MultimodalModel:
         """Reads the model.
 
         Raises:
@@ -300,79 +297,72 @@ class VisionFolder:
             raise InvalidInput(f"has more tokens than the embedding's {layout.vocab:,} rows", where=str(self.folder))
         shards = Shards(self.folder)
         with torch.device("meta"):  # a configuration may ask for more memory than there is
-            tower = VisionTower(self.shape, layout.d_model)
-        _check(tower.encoder, shards, _encoder_prefix(shards))
+            tower = self.shape.tower(layout.d_model)
+        _check(tower.encoder, shards, _encoder_prefix(shards, self.modality))
         _check(tower.connector, shards, CONNECTOR)
-        tower = VisionTower(self.shape, layout.d_model)
-        load_encoder(tower, self.folder)
+        tower = self.shape.tower(layout.d_model)
+        load_encoder(tower, self.folder, self.modality)
         _load(tower.connector, shards, CONNECTOR)
         # The language model's epsilon is part of its embedding's scale, see `nas.train.adapt.checkpoints`.
         for tensor in tower.connector.linear_2.state_dict().values():
             tensor.mul_(language.factors.get("embed.weight", 1.0))
         model = TowerModel(layout, tower, self.placeholder)
         model.backbone.load_state_dict(state)
-        return VisionModel(model, self.tokenizer, self.frames, self.context)
+        return MultimodalModel(self.modality, model, self.shape, self.tokenizer, self.processor, self.context)
 
 
-def load_encoder(tower: VisionTower, folder: Path) -> None:
-    """Fills a tower's encoder with that of a folder of SigLIP2, or of a model with towers.
+def load_encoder(tower: Tower, folder: Path, modality: Modality) -> None:
+    """Fills a tower's encoder with that of a folder of such an encoder, or of a model with one.
 
     Raises:
         InvalidInput: it is damaged, or of another shape.
     """
     shards = Shards(folder)
-    _load(tower.encoder, shards, _encoder_prefix(shards))
+    _load(tower.encoder, shards, _encoder_prefix(shards, modality))
 
 
-def encoder_shape(folder: Path, connector: VisionShape) -> VisionShape:
-    """Returns the shape of the encoder in a folder of SigLIP2 or of a model with towers, with another's connector.
+def encoder_shape(folder: Path, connector: Shape, modality: Modality) -> Shape:
+    """Returns the shape of the encoder in a folder of one or of a model with one, with another's connector.
 
     Raises:
         InvalidInput: there is no readable configuration, or the weights do not fit it.
         Unsupported: it is another encoder.
     """
     config = read_json(folder / MODEL, _MOST_BYTES)
-    vision = config.get("vision_config", config)
-    apart = connector.model_dump(include=VisionShape.model_fields.keys() - connector.encoder().keys())
-    shape, shards = _shape_of({**apart, "vision_config": vision}, str(folder / MODEL)), Shards(folder)
+    encoder = config.get(f"{modality.name}_config", config.get("encoder_config", config))
+    shape, shards = _shape_of(connector.connector(), encoder, modality, str(folder / MODEL)), Shards(folder)
     with torch.device("meta"):
-        _check(VisionTower(shape, 1).encoder, shards, _encoder_prefix(shards))
+        _check(shape.tower(1).encoder, shards, _encoder_prefix(shards, modality))
     return shape
 
 
-def _shape_of(config: Mapping[str, Any], where: str) -> VisionShape:
-    vision = config.get("vision_config")
-    if not isinstance(vision, dict) or vision.get("model_type", _ENCODER_TYPE) not in (_ENCODER_TYPE, "siglip2"):
-        raise Unsupported("its encoder is no SigLIP2", where=where)
-    if vision.get("hidden_act", ACTIVATION) != ACTIVATION or config.get("projector_hidden_act", "gelu") != "gelu":
+def _shape_of(config: Mapping[str, Any], encoder: Any, modality: Modality, where: str) -> Shape:
+    encoder = encoder if isinstance(encoder, dict) else {"model_type": None}
+    if problem := modality.shape.problem(encoder):
+        raise Unsupported(problem, where=where)
+    if config.get("projector_hidden_act", "gelu") != "gelu":
         raise Unsupported("its encoder or connector has another activation", where=where)
-    if vision.get("num_channels", 3) != 3:
-        raise Unsupported("its encoder reads other channels than red, green and blue", where=where)
-    values = {**vision, **{name: value for name, value in config.items() if name != "vision_config"}}
-    return checked(VisionShape, values, where)
+    outside = {name: config[name] for name in modality.shape.apart & config.keys()}
+    return checked(modality.shape, {**encoder, **outside}, where)
 
 
-def _frames_of(folder: Path) -> FrameSettings:
+def _processor_of(folder: Path, modality: Modality) -> Processor:
     path = folder / PROCESSOR
-    settings = read_json(path if path.is_file() else folder / _OLD_PROCESSOR, _MOST_BYTES)
-    settings = settings.get("image_processor", settings)
-    if not isinstance(settings, dict) or settings.get("resample", 2) != 2:
-        raise Unsupported("images are scaled in another way than bilinear", where=str(path))
-    if settings.get("rescale_factor", 1 / 255) != 1 / 255 or not settings.get("do_normalize", True):
-        raise Unsupported("pixels are scaled in another way", where=str(path))
-    return checked(FrameSettings, settings, str(path))
+    path = path if path.is_file() else folder / _OLD_PROCESSOR
+    return modality.processor.of(read_json(path, _MOST_BYTES), str(path))
 
 
-def _encoder_prefix(shards: Shards) -> str:
-    """Returns what is in front of the names of an encoder's tensors: files of SigLIP2 have several forms."""
-    last = "post_layernorm.weight"
-    return next((name.removesuffix(last) for name in shards.names if name.endswith(last)), ENCODER)
+def _encoder_prefix(shards: Shards, modality: Modality) -> str:
+    """Returns what is in front of the names of an encoder's tensors: files of encoders have several forms."""
+    last = modality.shape.last
+    prefixes = (name.removesuffix(last) for name in shards.names if name.endswith(last))
+    return next(prefixes, _tower_prefix(modality))
 
 
 def _check(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
     """Checks names and shapes of a module's tensors, which are stored with that prefix."""
     names = set(shards.names)
-    for name, tensor in module.state_dict().items():
+    for name, tensor in _weights(module).items():
         if (stored := prefix + name) not in names:
             raise InvalidInput(f"lacks {stored}", where=str(shards.path))
         if shards.shape(stored) != tuple(tensor.shape):
@@ -383,7 +373,7 @@ def _check(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
 def _load(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
     """Fills a module with the tensors of that prefix."""
     _check(module, shards, prefix)
-    for name, tensor in module.state_dict().items():
+    for name, tensor in _weights(module).items():
         values = shards.tensor(prefix + name)
         if not values.isfinite().all():
             raise InvalidInput(f"{prefix}{name} holds NaN or infinity", where=str(shards.path))

@@ -1,9 +1,10 @@
-"""Training of models of images and text in three stages (LFM2 report, section 5.2), each a command and a folder.
+"""Training of models with towers in three stages (LFM2 report, sections 5.2 and 6.3), each a command and a folder.
 
     connector    the connector alone, between a frozen encoder and a frozen language model
-    mid          everything, at rates of 5:5:1 for language model, connector and encoder; no tiles; the share of text
-                 falls from 1 to 0.3 over the first twentieth of the steps
-    joint        everything, with tiles
+    mid          everything, with conversations without files among the others
+    joint        everything, at a lower rate
+
+Defaults of each stage are the modality's, see `TowerSettings.stages`.
 
 The loss is the cross-entropy of answers, each token of a step alike. After an interruption the same call resumes, see
 `nas.train.posttrain.trained_folder`.
@@ -12,16 +13,17 @@ The loss is the cross-entropy of answers, each token of a step alike. After an i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -38,21 +40,19 @@ from nas.train.posttrain.start import StartModel, start_model
 from nas.train.posttrain.trained_folder import FolderRecord, trained_once
 from nas.train.pretrain.member_training import CHECKPOINT, START
 from nas.train.release.shards import SINGLE, shard_files
-from nas.train.towers.data import METADATA, PicturedConversation, read_image_conversations
-from nas.train.towers.images import FrameSettings, Picture, checked
+from nas.train.towers.data import METADATA, MediaLine, read_media_lines
+from nas.train.towers.modality import MediaFile, Modality, Processor, Shape, checked
 from nas.train.towers.model import TowerModel
 from nas.train.towers.release import (
-    RECORD,
-    VisionFolder,
-    VisionModel,
+    MultimodalModel,
+    TowerFolder,
     encoder_shape,
-    has_towers,
-    image_tokenizer,
+    has_tower,
     load_encoder,
+    tower_tokenizer,
     with_tower,
-    write_vision_model,
+    write_multimodal_model,
 )
-from nas.train.towers.vision import VisionShape, VisionTower, stacked
 
 TRAINER_VERSION = 1
 """Part of keys: increase it with every change after which the same training gives other numbers."""
@@ -63,51 +63,43 @@ _TOKENS_AT_ONCE = (2048, 32768)
 """Most tokens of a pass, on the CPU and on a GPU."""
 _MOST_HELD_OUT = 500
 _CURVE_POINTS = 200
-_SMALL_RATE = 0.2
-STAGES: dict[Stage, dict[str, Any]] = {
-    "connector": {"lr": 1e-3, "encoder": 0.0, "backbone": 0.0, "text": 0.0, "tiles": 1},
-    "mid": {"lr": 1e-4, "encoder": _SMALL_RATE, "weight_decay": 1e-6, "text_first": 1.0, "tiles": 1},
-    "joint": {"lr": 3e-5, "encoder": _SMALL_RATE, "tiles": 10, "context": 8192},
-}
-"""Defaults of each stage. The report has the rates' ratio, the weight decay and the shares of text; it does not publish
-the rates themselves, nor their ratio in the last stage."""
 
 
-class VisionSettings(TrainingSettings):
-    """Settings of a stage; see `STAGES` for defaults that differ between stages."""
+class TowerSettings(TrainingSettings):
+    """Settings of a stage."""
 
     stage: Stage
-    epochs: float = Field(1, gt=0, description="of the conversations about images")
+    epochs: float = Field(1, gt=0, description="of the conversations about files")
     batch: int = Field(16, ge=1, description="conversations per step")
     encoder: float = Field(1.0, ge=0, description="rate of the encoder as a share of `lr`; 0: it is frozen")
     connector: float = Field(1.0, ge=0, description="rate of the connector")
     backbone: float = Field(1.0, ge=0, description="rate of the language model")
-    text: float = Field(0.3, ge=0, lt=1, description="share of conversations without images")
+    text: float = Field(0.3, ge=0, lt=1, description="share of conversations without files")
     text_first: float | None = Field(None, ge=0, le=1, description="the same at the first step; none: `text`")
     text_steps: float = Field(0.05, ge=0, le=1, description="share of the steps after which it is `text`")
-    tiles: int = Field(1, ge=1, le=10, description="most tiles of an image; 1: none")
-    image_tokens: tuple[int, int] | None = Field(
-        None, description="fewest and most tokens of a frame; none: as before, or 64 and 256"
-    )
     context: int = Field(2048, ge=16, description="most tokens of a conversation; longer ones are left out")
-    tower: VisionShape = Field(VisionShape(), description="shape, where the model to start from has no tower")
+    tower: SerializeAsAny[Shape] = Field(description="shape, where the model to start from has no tower")
     held_out: float = Field(0.02, ge=0, lt=0.5, description="share of conversations that are only scored")
+
+    modality: ClassVar[Modality]
+    stages: ClassVar[dict[Stage, dict[str, Any]]]
+    """Defaults that differ between stages."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_stage(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        return next((defaults for stage, defaults in STAGES.items() if stage == fields.get("stage")), {}) | fields
+        return next((defaults for stage, defaults in cls.stages.items() if stage == fields.get("stage")), {}) | fields
 
     @model_validator(mode="after")
-    def _trains(self) -> VisionSettings:
+    def _trains(self) -> TowerSettings:
         if not (self.encoder or self.connector or self.backbone):
             raise ValueError("every part is frozen")
         if self.text and not self.backbone:
             raise ValueError("text trains the language model alone, which is frozen: set `text` to 0")
         if self.bad_lines == "skip":
-            raise ValueError("bad_lines: conversations about images that cannot be used are refused")
+            raise ValueError(f"bad_lines: conversations about {self.modality.noun}s that cannot be used are refused")
         return self
 
     def optimiser(self) -> Optimiser:
@@ -115,39 +107,37 @@ class VisionSettings(TrainingSettings):
         return Optimiser(self.weight_decay, self.clip, self.balance_rate, self.betas, self.eps, parts=parts)
 
     def text_shares(self, steps: int) -> NDArray[np.float64]:
-        """Returns the share of conversations without images of each step."""
+        """Returns the share of conversations without files of each step."""
         falling = max(1.0, self.text_steps * steps)
         done = np.minimum(np.arange(steps) / falling, 1.0) if self.text_steps else np.ones(steps)
         first = self.text if self.text_first is None else self.text_first
         return first + (self.text - first) * done if self.text else np.zeros(steps)
 
-    def frames(self, before: FrameSettings) -> FrameSettings:
-        """Returns how images are cut, where they were cut as `before` says."""
-        most = {"do_image_splitting": self.tiles > 1, "max_tiles": max(self.tiles, before.min_tiles)}
-        tokens = dict(zip(("min_image_tokens", "max_image_tokens"), self.image_tokens or (), strict=False))
-        return checked(FrameSettings, before.model_dump() | most | tokens, "image_tokens")
+    def processor(self, before: Processor) -> Processor:
+        """Returns how files are processed, where they were processed as `before` says."""
+        return before
+
+    @classmethod
+    def of_stage(cls, stage: str | None) -> Self:
+        """Returns the default settings of a stage.
+
+        Raises:
+            UnknownName: there is no such stage.
+        """
+        if stage not in cls.stages:
+            raise UnknownName("stage", str(stage), cls.stages, where="--stage")
+        return cls.model_validate({"stage": stage})
 
 
-def stage_settings(stage: str | None) -> VisionSettings:
-    """Returns the default settings of a stage.
-
-    Raises:
-        UnknownName: there is no such stage.
-    """
-    if stage not in STAGES:
-        raise UnknownName("stage", str(stage), STAGES, where="--stage")
-    return VisionSettings.model_validate({"stage": stage})
-
-
-class VisionRecord(FolderRecord):
+class TowerRecord(FolderRecord):
     """Record of a stage.
 
     Args:
         source: what it started from.
         layout: of the language model.
         settings: of the training.
-        examples: conversations about images that were trained on.
-        texts: conversations without images that were trained on.
+        examples: conversations about files that were trained on.
+        texts: conversations without files that were trained on.
         left_out: that were longer than the context.
         steps: of the optimiser.
         curve: steps and mean losses.
@@ -160,7 +150,7 @@ class VisionRecord(FolderRecord):
 
     source: str
     layout: str
-    settings: VisionSettings
+    settings: dict[str, Any]
     examples: int
     texts: int
     left_out: int
@@ -177,39 +167,39 @@ class Data(NamedTuple):
     """Files of a stage.
 
     Args:
-        images: files and folders of conversations about images.
+        media: files and folders of conversations about images or sound.
         texts: files of conversations without.
-        evaluate: files and folders of conversations about images that are only scored.
+        evaluate: as `media`, but only scored.
     """
 
-    images: Sequence[Path]
+    media: Sequence[Path]
     texts: Sequence[Path] = ()
     evaluate: Sequence[Path] = ()
 
 
-def train_vision(
+def train_tower(
     name: str,
     data: Data,
-    settings: VisionSettings,
+    settings: TowerSettings,
     output: Path,
     log: Log,
     encoder: Path | None = None,
     checkpoint_s: float = 60.0,
-) -> VisionRecord:
+) -> TowerRecord:
     """Trains a stage and writes the model's folder.
 
     Args:
-        name: of the model to start from: a folder of a model of images and text, or see `start_model`.
+        name: of the model to start from: a folder of a model with such a tower, or see `start_model`.
         data: to train on.
-        settings: of the stage.
+        settings: of the stage; their class says the modality.
         output: folder of the result.
         log: takes one line at a time.
-        encoder: folder of SigLIP2, or of a model with a tower, whose encoder is taken; None: one with random weights,
-            where the model to start from has none.
+        encoder: folder of an encoder, or of a model with a tower, whose encoder is taken; None: one with random
+            weights, where the model to start from has none.
         checkpoint_s: least seconds between checkpoints.
 
     Raises:
-        InvalidInput: data or images have problems, named by file and line, or the folder holds something else.
+        InvalidInput: data or their files have problems, named by file and line, or the folder holds something else.
         UnknownName: no such family or size.
         Unsupported: no layout says the model, or the tower is another one.
         CandidateFailed: the loss is not finite.
@@ -218,10 +208,10 @@ def train_vision(
     examples = _Examples.read(data, start, settings)
     key = content_hash([TRAINER_VERSION, start.inputs, examples.inputs, settings.model_dump(mode="json")])
 
-    def trained(folder: Path, worker: Worker) -> VisionRecord:
+    def trained(folder: Path, worker: Worker) -> TowerRecord:
         return _trained(key, start, examples, settings, output, folder, worker, checkpoint_s)
 
-    return trained_once(output, key, output / RECORD, VisionRecord, trained, log)
+    return trained_once(output, key, output / settings.modality.record, TowerRecord, trained, log)
 
 
 class _Start(NamedTuple):
@@ -229,57 +219,58 @@ class _Start(NamedTuple):
 
     described: str
     inputs: list[Any]
-    folder: VisionFolder | None
+    folder: TowerFolder | None
     text: StartModel | None
     encoder: Path | None
-    shape: VisionShape
+    shape: Shape
     chat: ChatTokenizer
-    frames: FrameSettings
+    processor: Processor
 
     @classmethod
-    def of(cls, name: str, settings: VisionSettings, encoder: Path | None) -> _Start:
-        folder = Path(name)
+    def of(cls, name: str, settings: TowerSettings, encoder: Path | None) -> _Start:
+        folder, modality = Path(name), settings.modality
         encoders = [] if encoder is None else [sha256_of(file) for file in shard_files(encoder)]
-        shape = settings.tower if encoder is None else encoder_shape(encoder, settings.tower)
-        if folder.is_dir() and has_towers(folder):
-            vision = VisionFolder.read(folder)
+        shape = settings.tower if encoder is None else encoder_shape(encoder, settings.tower, modality)
+        place: TowerFolder | None = None
+        text: StartModel | None = None
+        if folder.is_dir() and has_tower(folder, modality):
+            place = TowerFolder.read(folder, modality)
             hashes = [sha256_of(file) for file in shard_files(folder)]
-            tokenizer, frames, text = vision.tokenizer, vision.frames, None
-            described, place = f"{folder.resolve().name}, SHA-256 {hashes[0][:12]}", vision
+            tokenizer, processor = place.tokenizer, place.processor
+            described = f"{folder.resolve().name}, SHA-256 {hashes[0][:12]}"
         else:
             text = start_model(name)
-            tokenizer = image_tokenizer(text.tokenizer.tokenizer, text.tokenizer.context)
-            hashes, described, place = text.hashes, text.described, None
-            sides = {"encoder_patch_size": shape.patch_size, "downsample_factor": shape.downsample_factor}
-            frames = checked(FrameSettings, sides, "tower")
+            tokenizer = tower_tokenizer(text.tokenizer.tokenizer, text.tokenizer.context, modality)
+            hashes, described = text.hashes, text.described
+            processor = checked(modality.processor, shape.processor(), "tower")
         inputs = [hashes, encoders, tokenizer.describe()]
         chat = ChatTokenizer(tokenizer, name)
-        return cls(described, inputs, place, text, encoder, shape, chat, settings.frames(frames))
+        return cls(described, inputs, place, text, encoder, shape, chat, settings.processor(processor))
 
-    def open(self, settings: VisionSettings, scratch: Path) -> VisionModel:
+    def open(self, settings: TowerSettings, scratch: Path) -> MultimodalModel:
         """Returns the model to train."""
+        modality = settings.modality
         if self.folder is not None:
-            vision = self.folder.open()
+            whole = self.folder.open()
             if self.encoder is not None:
-                assert isinstance(vision.model.tower, VisionTower)
-                load_encoder(vision.model.tower, self.encoder)
-            return VisionModel(vision.model, vision.tokenizer, self.frames, vision.context)
+                load_encoder(whole.model.tower, self.encoder, modality)
+            return replace(whole, processor=self.processor)
         assert self.text is not None
         path, context = self.text.tensors(scratch), self.text.tokenizer.context
-        layout, tokenizer = checkpoint_layout(path), image_tokenizer(self.text.tokenizer.tokenizer, context)
-        tower = VisionTower(self.shape, layout.d_model, settings.seed)
+        layout, tokenizer = checkpoint_layout(path), tower_tokenizer(self.text.tokenizer.tokenizer, context, modality)
+        tower = self.shape.tower(layout.d_model, settings.seed)
         if self.encoder is not None:
-            load_encoder(tower, self.encoder)
-        model = with_tower(load_file(path), layout, tokenizer, tower, settings.seed)
-        return VisionModel(model, tokenizer, self.frames, context)
+            load_encoder(tower, self.encoder, modality)
+        model = with_tower(load_file(path), layout, tokenizer, tower, modality.marker, settings.seed)
+        return MultimodalModel(modality, model, self.shape, tokenizer, self.processor, context)
 
 
 class _Example(NamedTuple):
-    """A conversation as ids [T], which are answers [T], and its images."""
+    """A conversation as ids [T], which are answers [T], and its files."""
 
     ids: NDArray[np.int32]
     answers: NDArray[np.bool_]
-    pictures: tuple[Picture, ...]
+    files: tuple[MediaFile, ...]
 
     @property
     def inputs(self) -> NDArray[np.int64]:
@@ -293,7 +284,7 @@ class _Example(NamedTuple):
 class _Examples(NamedTuple):
     """All conversations of a stage."""
 
-    images: list[_Example]
+    media: list[_Example]
     texts: list[_Example]
     held_out: list[_Example]
     held_out_texts: list[_Example]
@@ -301,27 +292,28 @@ class _Examples(NamedTuple):
     inputs: list[Any]
 
     @classmethod
-    def read(cls, data: Data, start: _Start, settings: VisionSettings) -> _Examples:
+    def read(cls, data: Data, start: _Start, settings: TowerSettings) -> _Examples:
         lines, scored = (
-            [line for path in paths for line in read_image_conversations(path, start.chat)]
-            for paths in (data.images, data.evaluate)
+            [line for path in paths for line in read_media_lines(path, start.chat, settings.modality)]
+            for paths in (data.media, data.evaluate)
         )
         places = ((path, read_placed_lines(path, Conversation, start.chat.special)) for path in data.texts)
         talks = [line for path, placed in places for _, line in start.chat.placed(placed)]
         encoder = _Encoder(start)
-        examples = [(line, encoder.pictured(line)) for line in lines]
+        examples = [(line, encoder.line(line)) for line in lines]
         texts = [(talk, encoder.example(talk)) for talk in talks]
         short = [(line, one) for line, one in examples if len(one.ids) <= settings.context]
         short_texts = [(talk, one) for talk, one in texts if len(one.ids) <= settings.context]
-        images, held_out = _split(short, settings.held_out, _hashes)
+        media, held_out = _split(short, settings.held_out, _hashes)
         trained_texts, held_out_texts = _split(
             short_texts, settings.held_out, lambda talk: talk.model_dump(mode="json")
         )
-        held_out += [encoder.pictured(line) for line in scored]
+        held_out += [encoder.line(line) for line in scored]
         left_out = len(examples) - len(short) + len(texts) - len(short_texts)
-        if not images:
+        noun = settings.modality.noun
+        if not media:
             raise InvalidInput(
-                f"of {len(examples):,} conversations about images, {len(short):,} fit {settings.context:,} tokens, and"
+                f"of {len(examples):,} conversations about {noun}s, {len(short):,} fit {settings.context:,} tokens, and"
                 " all of these are held out",
                 where="--data",
             )
@@ -330,37 +322,37 @@ class _Examples(NamedTuple):
         if settings.text and not trained_texts:
             raise InvalidInput(f"a share of {settings.text:g} of text needs --text; or set it to 0", where="text")
         inputs = [[sha256_of(path / METADATA if path.is_dir() else path) for path in paths] for paths in data]
-        pictures = sorted({picture.sha256 for line in (*lines, *scored) for picture in line.pictures})
-        return cls(images, trained_texts, held_out, held_out_texts, left_out, [inputs, pictures])
+        files = sorted({file.sha256 for line in (*lines, *scored) for file in line.files})
+        return cls(media, trained_texts, held_out, held_out_texts, left_out, [inputs, files])
 
 
 AnySource = TypeVar("AnySource")
 
 
 class _Encoder:
-    """Encodes conversations, equal ones once: of many images the same is asked, and rendering takes milliseconds."""
+    """Encodes conversations, equal ones once: of many files the same is asked, and rendering takes milliseconds."""
 
     def __init__(self, start: _Start) -> None:
         self._start = start
         self._encoded: dict[str, tuple[NDArray[np.int32], NDArray[np.bool_]]] = {}
 
-    def example(self, conversation: Conversation, pictures: tuple[Picture, ...] = ()) -> _Example:
+    def example(self, conversation: Conversation, files: tuple[MediaFile, ...] = ()) -> _Example:
         """Returns a conversation as ids."""
         key = content_hash(conversation.model_dump(mode="json"))
         if key not in self._encoded:
             self._encoded[key] = self._start.chat.conversation(conversation)
-        return _Example(*self._encoded[key], pictures)
+        return _Example(*self._encoded[key], files)
 
-    def pictured(self, line: PicturedConversation) -> _Example:
-        """Returns a conversation about images as ids."""
+    def line(self, line: MediaLine) -> _Example:
+        """Returns a conversation about files as ids."""
         try:
-            return self.example(line.expanded(self._start.frames), line.pictures)
+            return self.example(line.expanded(self._start.processor), line.files)
         except InvalidInput as error:
             raise InvalidInput(error.message, where=line.place) from error
 
 
-def _hashes(line: PicturedConversation) -> list[str]:
-    return [picture.sha256 for picture in line.pictures]
+def _hashes(line: MediaLine) -> list[str]:
+    return [file.sha256 for file in line.files]
 
 
 def _split(
@@ -377,17 +369,17 @@ def _trained(
     key: str,
     start: _Start,
     examples: _Examples,
-    settings: VisionSettings,
+    settings: TowerSettings,
     output: Path,
     folder: Path,
     worker: Worker,
     checkpoint_s: float,
-) -> VisionRecord:
-    vision = start.open(settings, folder / START)
-    model = vision.model.to(worker.device)
-    steps = _Steps(examples, vision, settings, worker, start.chat.pad)
+) -> TowerRecord:
+    whole = start.open(settings, folder / START)
+    model = whole.model.to(worker.device)
+    steps = _Steps(examples, whole.processor, settings, worker, start.chat.pad)
     before = steps.scores(model)
-    counts = f"{len(examples.images):,} conversations about images, {len(examples.texts):,} without"
+    counts = f"{len(examples.media):,} conversations about {settings.modality.noun}s, {len(examples.texts):,} without"
     worker.log(f"{counts}, {examples.left_out:,} left out; held out, before: {_described(before)}")
     state = TrainingState(model, settings.optimiser(), steps.count)
     rate = partial(settings.rate, steps=steps.count)
@@ -397,14 +389,14 @@ def _trained(
     fit(state, [phase], [checkpoint], worker, name=output.name, precision=precision)
     after = steps.scores(model.eval())
     worker.log(f"held out: {_described(after)}")
-    write_vision_model(output, vision)
-    return VisionRecord(
+    write_multimodal_model(output, whole)
+    return TowerRecord(
         key=key,
         weights=sha256_of(output / SINGLE),
         source=start.described,
         layout=model.backbone.layout.format(),
-        settings=settings,
-        examples=len(examples.images),
+        settings=settings.model_dump(mode="json"),
+        examples=len(examples.media),
         texts=len(examples.texts),
         left_out=examples.left_out,
         steps=state.steps,
@@ -421,26 +413,26 @@ class _Steps:
     """Batches, loss and scores of a stage."""
 
     def __init__(
-        self, examples: _Examples, vision: VisionModel, settings: VisionSettings, worker: Worker, pad: int
+        self, examples: _Examples, processor: Processor, settings: TowerSettings, worker: Worker, pad: int
     ) -> None:
-        self._examples, self._frames, self._worker, self._pad = examples, vision.frames, worker, pad
-        self.count = max(1, round(settings.epochs * len(examples.images) / settings.batch / (1 - settings.text)))
-        self.tokens = round(settings.batch * float(np.mean([len(one.ids) for one in examples.images])))
+        self._examples, self._processor, self._worker, self._pad = examples, processor, worker, pad
+        self.count = max(1, round(settings.epochs * len(examples.media) / settings.batch / (1 - settings.text)))
+        self.tokens = round(settings.batch * float(np.mean([len(one.ids) for one in examples.media])))
         """Tokens of a step, about."""
         ends = np.floor(np.cumsum(settings.text_shares(self.count) * settings.batch) + 1e-9).astype(int)
         self._texts = np.concatenate([[0], ends])
         """Texts that were read before each step."""
-        self._images = np.arange(self.count + 1) * settings.batch - self._texts
+        self._media = np.arange(self.count + 1) * settings.batch - self._texts
         self._orders = [
             Mixture(np.zeros(len(kind), np.int64), None, settings.seed) if kind else None
-            for kind in (examples.images, examples.texts)
+            for kind in (examples.media, examples.texts)
         ]
 
     def passes(self, step: int) -> list[tuple[Tensor, ...]]:
-        """Returns the passes of a step: tokens, labels, answer tokens of the step, and frames as `stacked` has them."""
+        """Returns the passes of a step: tokens, labels, answer tokens of the step, and inputs of the tower."""
         drawn = []
-        kinds = (self._examples.images, self._examples.texts)
-        for examples, order, reads in zip(kinds, self._orders, (self._images, self._texts), strict=True):
+        kinds = (self._examples.media, self._examples.texts)
+        for examples, order, reads in zip(kinds, self._orders, (self._media, self._texts), strict=True):
             if order is not None:
                 drawn += [examples[order[number]] for number in range(reads[step], reads[step + 1])]
         counted = torch.tensor(sum(int(one.answers[1:].sum()) for one in drawn))
@@ -451,9 +443,9 @@ class _Steps:
         ]
 
     def _pass(self, examples: Sequence[_Example], counted: Tensor) -> tuple[Tensor, ...]:
-        frames = [frame for one in examples for picture in one.pictures for frame in picture.frames(self._frames)]
+        inputs = self._processor.inputs([file for one in examples for file in one.files])
         tokens, labels = padded([one.inputs for one in examples], self._pad), [one.labels for one in examples]
-        return tokens, padded(labels, IGNORE), counted, *stacked(frames, self._frames.encoder_patch_size)
+        return tokens, padded(labels, IGNORE), counted, *inputs
 
     def loss(self, model: TowerModel, tokens: Tensor, labels: Tensor, counted: Tensor, *inputs: Tensor) -> Tensor:
         """Returns the share of a pass in the loss of its step."""
@@ -461,7 +453,7 @@ class _Steps:
         return nats.sum() / counted
 
     def scores(self, model: TowerModel) -> dict[str, float]:
-        """Returns loss and exact answers of held-out conversations about images, and the loss of those without.
+        """Returns loss and exact answers of held-out conversations about files, and the loss of those without.
 
         An answer is exact where each of its tokens is the likeliest after those before it: what greedy decoding gives.
         """

@@ -7,25 +7,26 @@ patches becomes one feature, and one token of the language model (LFM2 report, s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import Siglip2VisionConfig
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionModel
 
+from nas.train.towers.images import TOKENS, FrameSettings
+from nas.train.towers.modality import Modality, Processor, Shape, checked
 from nas.train.towers.model import Connector, Tower
+from nas.train.towers.training import Stage, TowerSettings
 
-CHANNELS = 3
+_ACTIVATION = "gelu_pytorch_tanh"
+"""Of the encoder, as every SigLIP2 has it."""
 
 
-class VisionShape(BaseModel):
+class VisionShape(Shape):
     """Shape of a tower; names and defaults are those of transformers' Siglip2VisionConfig and Lfm2VlConfig."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     hidden_size: int = Field(768, ge=1, le=8192, description="of the encoder")
     intermediate_size: int = Field(3072, ge=1, le=65536)
@@ -36,8 +37,11 @@ class VisionShape(BaseModel):
     layer_norm_eps: float = Field(1e-6, gt=0, lt=1)
     downsample_factor: int = Field(2, ge=1, le=8, description="patches of a side of what becomes one token")
     projector_hidden_size: int = Field(2560, ge=1, le=65536)
-    projector_bias: bool = True
-    projector_use_layernorm: bool = True
+
+    apart: ClassVar[frozenset[str]] = Shape.apart | {"downsample_factor"}
+    fixed: ClassVar[Mapping[str, Any]] = {"num_channels": 3, "hidden_act": _ACTIVATION, "vision_use_head": False}
+    encoder_type: ClassVar[str] = "siglip2_vision_model"
+    last: ClassVar[str] = "post_layernorm.weight"
 
     @model_validator(mode="after")
     def _fits(self) -> VisionShape:
@@ -47,15 +51,21 @@ class VisionShape(BaseModel):
             raise ValueError(f"num_patches must be a square, not {self.num_patches}")
         return self
 
-    def encoder(self) -> dict[str, Any]:
-        """Returns the arguments of the encoder's configuration in transformers."""
-        apart = {"downsample_factor", "projector_hidden_size", "projector_bias", "projector_use_layernorm"}
-        fixed = {"num_channels": CHANNELS, "hidden_act": ACTIVATION, "vision_use_head": False}
-        return self.model_dump(exclude=apart) | fixed
+    @classmethod
+    def problem(cls, encoder: Mapping[str, Any]) -> str | None:
+        if encoder.get("model_type", cls.encoder_type) not in (cls.encoder_type, "siglip2"):
+            return "its encoder is no SigLIP2"
+        if encoder.get("hidden_act", _ACTIVATION) != _ACTIVATION:
+            return "its encoder or connector has another activation"
+        return (
+            "its encoder reads other channels than red, green and blue" if encoder.get("num_channels", 3) != 3 else None
+        )
 
+    def processor(self) -> dict[str, Any]:
+        return {"encoder_patch_size": self.patch_size, "downsample_factor": self.downsample_factor}
 
-ACTIVATION = "gelu_pytorch_tanh"
-"""Of the encoder, as every SigLIP2 has it."""
+    def tower(self, d_model: int, seed: int = 0) -> Tower:
+        return VisionTower(self, d_model, seed)
 
 
 class VisionTower(Tower):
@@ -69,12 +79,12 @@ class VisionTower(Tower):
 
     def __init__(self, shape: VisionShape, d_model: int, seed: int = 0) -> None:
         super().__init__()
-        self.shape = shape
+        self._factor = shape.downsample_factor
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             self.encoder = Siglip2VisionModel(Siglip2VisionConfig(**shape.encoder()))
         self.connector = Connector(
-            shape.hidden_size * shape.downsample_factor**2,
+            shape.hidden_size * self._factor**2,
             shape.projector_hidden_size,
             d_model,
             norm=shape.projector_use_layernorm,
@@ -84,13 +94,13 @@ class VisionTower(Tower):
     def features(self, *inputs: Tensor) -> Tensor:
         """Returns the features of frames, one after another, each from its top row down.
 
-        inputs: see `stacked`.
+        inputs: see `FrameSettings.inputs`.
         """
         patches, sizes = inputs
         mask = torch.arange(patches.shape[1], device=sizes.device) < sizes.prod(1)[:, None]
         states = self.encoder(patches, pixel_attention_mask=mask.long(), spatial_shapes=sizes).last_hidden_state
         frames = (
-            unshuffled(rows[: height * width].view(height, width, -1), self.shape.downsample_factor)
+            unshuffled(rows[: height * width].view(height, width, -1), self._factor)
             for rows, (height, width) in zip(states, sizes.tolist(), strict=True)
         )
         return torch.cat([frame.flatten(0, 1) for frame in frames])
@@ -103,13 +113,45 @@ def unshuffled(rows: Tensor, factor: int) -> Tensor:
     return squares.transpose(1, 2).flatten(2)
 
 
-def stacked(frames: Sequence[tuple[Tensor, tuple[int, int]]], patch: int) -> tuple[Tensor, Tensor]:
-    """Returns frames as one batch: patches [N, P, patch patch 3], padded with zeros, and heights and widths [N, 2].
+VISION = Modality(
+    name="vision",
+    kind="image",
+    noun="image",
+    keys=("images", "image", "file_name"),
+    tokens=TOKENS,
+    own_type="hilnas_vl",
+    stock=("lfm2_vl", "Lfm2VlForConditionalGeneration"),
+    shape=VisionShape,
+    processor=FrameSettings,
+)
+"""Models that read images."""
 
-    Args:
-        frames: patches of each, [H W, patch patch 3], with H and W.
-        patch: pixels of a side of a patch.
+_SMALL_RATE = 0.2
+
+
+class VisionSettings(TowerSettings):
+    """Settings of a stage of a model that reads images.
+
+    In `mid`, rates are 5:5:1 for language model, connector and encoder, there are no tiles, and the share of text falls
+    from 1 to 0.3 over the first twentieth of the steps. The report has the rates' ratio, the weight decay and the
+    shares of text; it does not publish the rates themselves, nor their ratio in the last stage.
     """
-    if not frames:
-        return torch.zeros(0, 1, patch * patch * CHANNELS), torch.zeros(0, 2, dtype=torch.int64)
-    return pad_sequence([patches for patches, _ in frames], True), torch.tensor([size for _, size in frames])
+
+    tiles: int = Field(1, ge=1, le=10, description="most tiles of an image; 1: none")
+    image_tokens: tuple[int, int] | None = Field(
+        None, description="fewest and most tokens of a frame; none: as before, or 64 and 256"
+    )
+    tower: VisionShape = VisionShape()
+
+    modality: ClassVar[Modality] = VISION
+    stages: ClassVar[dict[Stage, dict[str, Any]]] = {
+        "connector": {"lr": 1e-3, "encoder": 0.0, "backbone": 0.0, "text": 0.0, "tiles": 1},
+        "mid": {"lr": 1e-4, "encoder": _SMALL_RATE, "weight_decay": 1e-6, "text_first": 1.0, "tiles": 1},
+        "joint": {"lr": 3e-5, "encoder": _SMALL_RATE, "tiles": 10, "context": 8192},
+    }
+
+    def processor(self, before: Processor) -> FrameSettings:
+        assert isinstance(before, FrameSettings)
+        most = {"do_image_splitting": self.tiles > 1, "max_tiles": max(self.tiles, before.min_tiles)}
+        tokens = dict(zip(("min_image_tokens", "max_image_tokens"), self.image_tokens or (), strict=False))
+        return checked(FrameSettings, before.model_dump() | most | tokens, "image_tokens")
