@@ -16,6 +16,7 @@ from nas.measure.runtimes.llama_cpp.variants import Build
 LAYOUT = "d64 v256 vectors=16 ffn=swiglu:64 [C3 A4/2 C3]"
 
 
+@pytest.mark.exhaustive  # one to two minutes
 def test_a_launch_ends_with_a_front_of_quality_latency_and_bytes(tmp_path: Path) -> None:
     lab = Lab(tmp_path / "lab", program=WITHOUT_RAY)
     rungs = [{"name": "only", "tasks": TASKS}]

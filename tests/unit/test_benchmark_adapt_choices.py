@@ -12,6 +12,7 @@ from benchmarks.adapt_choices import compared_choices, table_of, tau_of
 from nas.core.replacement import Slot, parsed, with_blocks
 
 
+@pytest.mark.exhaustive  # a minute
 def test_each_way_of_choosing_keeps_the_budget_and_is_healed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     for name, value in {"_RANDOM": 3, "_TOKENS": 64, "_BATCH": 32}.items():

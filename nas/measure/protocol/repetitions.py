@@ -20,7 +20,7 @@ from nas.core.workload import Workload
 from nas.infra.store.calibrations import ReferenceRun
 from nas.measure.protocol.estimator import clock_of, rate, run_times, time_figures
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Version of the measurement protocol (warm-up, timing, interleaving). Raise it when figures change their meaning."""
 
 UNDISTURBED_CPU = 0.05
