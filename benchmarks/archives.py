@@ -82,7 +82,7 @@ def archive_row(name: str, path: Path, record: StudyRecord) -> dict[str, str]:
         "space": f"`{space.name}`",
         "proposed, complete": f"{proposed}, {len(StudySnapshot(record).counted)}",
         "runtimes": ", ".join(f"{runtime.name} {runtime.quantisation}" for runtime in space.runtimes),
-        "device": ", ".join(dict.fromkeys(id for id, _ in record.log.devices)),
+        "device": ", ".join(dict.fromkeys(device.id for device in record.log.devices)),
         "seed": f"{study.seed}",
         "kB": f"{path.stat().st_size / 1000:.0f}",
         "SHA-256": f"`{hashlib.sha256(path.read_bytes()).hexdigest()}`",

@@ -19,8 +19,9 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
     for role in ("mixers", "ffn"):
         data[role] = {block["kind"]: block["knobs"] for block in data[role]}
     for runtime in data["runtimes"]:
-        if not runtime["choices"]:
-            del runtime["choices"]
+        for name in ("choices", "devices"):
+            if not runtime[name]:
+                del runtime[name]
     if not space.references.further:
         del data["references"]["further"]
     if space.model.norms == "before":

@@ -55,7 +55,10 @@ def budget_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
     world = World(rng, Noise(device=0.03))
     for limit, what in (("0.9x", "relative"), ("18ms", "absolute")):
         budget = Budget.model_validate({"metric": "decode_p50", "max": limit, "workload": "chat"})
-        shape = cast(SearchSpace, SimpleNamespace(budgets=[budget], devices=["local"], labels=lambda _: [KEY.runtime]))
+        shape = cast(
+            SearchSpace,
+            SimpleNamespace(budgets=[budget], targets=[("local", KEY.runtime)], labels=lambda _: [KEY.runtime]),
+        )
         stated, kept, held, early = [], [], [], []
         for _ in range(4 * studies):
             true = 0.9 * TRUE * math.exp(rng.uniform(-0.25, 0.25))

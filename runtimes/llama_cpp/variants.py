@@ -90,7 +90,7 @@ class LlamaCppSpec(BuildSpec):
     @property
     def gpu(self) -> bool:
         """Whether its runner computes on a GPU."""
-        return VULKAN in variant_of(self).needs
+        return any(VULKAN in variant.needs for variant in VARIANTS if variant.name == self.variant)
 
     @property
     def files(self) -> tuple[str, ...]:

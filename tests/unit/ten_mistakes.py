@@ -19,7 +19,7 @@ runtimes:
   - {name: llamacpp, quantisation: q4_0}
   - {name: llama.cpp, quantisation: q4}
 workloads:
-  chat: {prompt: 64, gen: 0}
+  chat: {prompt: 64, gen: -1}
 budgets:
   - {metric: ttft, max: 800ms}
 objectives:

@@ -639,7 +639,7 @@ def test_the_base_of_rope_is_the_one_that_transformers_takes(rope: dict[str, Any
 def test_constants_that_make_weights_infinite_are_refused(tmp_path: Path) -> None:
     save_theirs(tmp_path, FAMILIES["granite"])
     changed_config(tmp_path, embedding_multiplier=1e300)
-    with pytest.raises(InvalidInput, match=r"embed_tokens.weight becomes infinite: constants .* multiply it by 3"):
+    with pytest.raises(InvalidInput, match=r"embed_tokens.weight becomes infinite: constants .* multiply it by inf"):
         import_model(tmp_path, tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()
     changed_config(tmp_path, rms_norm_eps=1e-90)

@@ -61,11 +61,23 @@ def test_equal_keys_in_the_file_and_on_the_command_line_give_equal_requests(tmp_
 def test_options_have_the_defaults_of_their_keys() -> None:
     options = {option.name: option.default for option in get_command(app).params}
     fields = AdaptRequest.model_fields
-    for name in ("device", "runtime", "workers", "prompt", "gen", "threads", "reps", "pte", "mixes", "quantisation"):
+    for name in (
+        "device",
+        "runtime",
+        "workers",
+        "prompt",
+        "gen",
+        "threads",
+        "reps",
+        "pte",
+        "mixes",
+        "quantisation",
+        "own_text",
+    ):
         assert options[name] == fields[name].default, name
     assert tuple(options["gguf"]) == fields["gguf"].default
     assert (
-        options.keys() - {"config", "dry_run", "json", "price_per_hour"}
+        options.keys() - {"config", "dry_run", "json", "price_per_hour", "own_text"}
         == fields.keys() - AdaptSettings.model_fields.keys()
     )
 

@@ -47,8 +47,8 @@ def report(options: BenchOptions) -> dict[str, Any]:
         "layout": options.subject.format(), "file_mb": 1.5, "runtime": {"name": "llama.cpp", "build": "b" * 64},
         "device": {"id": "box", "cpu": "CPU"}, "workload": options.workload.key(), "ttft_ms": time,
         "prefill_tps": 100.0, "tokens_per_s": {"prefill": rate, "decode": {**rate, "sd": None}}, "decode_ms": decode,
-        "peak_rss_mb": {"total": 12.0}, "load_ms": 3.0, "refused_share": 0.0, "foreign_cpu": 0.5,
-        "reference": {"drift": 0.01},
+        "peak_rss_mb": {"total": 12.0}, "gpu": {"memory_mb": None}, "load_ms": 3.0, "refused_share": 0.0,
+        "foreign_cpu": 0.5, "reference": {"drift": 0.01},
     }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def test_a_space_whose_layouts_no_runtime_runs_is_not_valid(tmp_path: Path) -> N
     for old, new in (
         ("d_model: 250", "d_model: 256"), ("kernal: 3", "kernel: 3"), ("  convv: {kernel: 3}\n", ""),
         (", tag:phone", ""),
-        ("  - {name: llamacpp, quantisation: q4_0}\n", ""), ("q4}", "q4_0}"), ("gen: 0", "gen: 8"),
+        ("  - {name: llamacpp, quantisation: q4_0}\n", ""), ("q4}", "q4_0}"), ("gen: -1", "gen: 8"),
         ("800ms", "800ms, workload: chat"), ("chta", "chat"), ("bohb", "random"),
     ):  # fmt: skip
         assert old in text

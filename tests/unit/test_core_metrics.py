@@ -21,6 +21,7 @@ from nas.core.limit import Limit
 from nas.core.measurement import Figure, Measurement
 from nas.core.metrics import METRICS, Metric, metric
 from nas.core.workload import Workload
+from nas.measure.protocol.calibration import MeasurementTarget
 from nas.measure.protocol.file_choice import Check
 from nas.serve.views import candidate
 from nas.serve.views.family import kind_of
@@ -92,7 +93,8 @@ def test_an_adaptation_measures_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return measured()
 
     monkeypatch.setattr(device, "measure_layout", measure_layout)
-    monkeypatch.setattr(DeviceBench, "_open", lambda bench: (None, None))
+    target = MeasurementTarget(cast(Any, None), cast(Any, None), cast(Any, None), "q4_0", {})
+    monkeypatch.setattr(DeviceBench, "_open", lambda bench: (None, target))
     request = AdaptRequest(model=Path("m"), budget=("wakeups<=20",), corpus=(Path("c"),), output=Path("o"))
     layout = Layout.parse("d64 v256 ffn=swiglu:64 [C3 A2/1]")
     assert DeviceBench(request, print, [layout]).measure(layout).figures["wakeups"].value == 12.0

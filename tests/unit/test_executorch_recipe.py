@@ -24,7 +24,7 @@ def test_random_contents_have_the_size_asked_for_and_are_finite(text: str) -> No
     for method in build_chain(Layout.parse(text)).methods:
         for constant in method.program.constants:
             fills = contents.constant(method, constant)
-            assert tuple(fill.size for fill in fills) == constant_sizes(constant)
+            assert tuple(fill.size for fill in fills) == constant_sizes(constant, method.program.format)
             if constant.role != "int4":
                 assert np.isfinite(np.frombuffer(drawn(contents, fills[0]), "<f4")).all()
 

@@ -72,7 +72,7 @@ def test_roles_have_types_of_their_own(tmp_path: Path) -> None:
     ("quantisation", "message"),
     [
         ("q8_0+ff:q4_0", "unknown role of tensors 'ff'; did you mean 'ffn'"),
-        ("q8_0+ffn:q4", "unknown quantisation of llama.cpp 'q4'; did you mean 'q4_0'"),
+        ("q8_0+ffn:q4", "unknown quantisation of llama.cpp 'q4'; did you mean 'q4_k'"),
         ("q8_0+ffn:q4_0+ffn:f16", "ffn is named twice"),
         ("q8_0+", "unknown role of tensors ''"),
     ],

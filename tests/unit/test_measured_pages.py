@@ -24,7 +24,8 @@ RECORDED = ROOT / "benchmarks/recorded"
 PAGES = ROOT / "docs/measured"
 COMMAND = re.compile(r"^    (?:\.venv/bin/)?python (.* --page (docs/measured/[\w-]+\.md).*?)(?: +#.*)?$", re.MULTILINE)
 MEASURE = {
-    "benchmarks.adapt", "benchmarks.claims", "benchmarks.command_fuzz", "benchmarks.gguf_models", "benchmarks.model_fuzz",
+    "benchmarks.adapt", "benchmarks.claims", "benchmarks.command_fuzz", "benchmarks.gguf_models",
+    "benchmarks.model_fuzz",
     "benchmarks.quality.narrowing", "benchmarks.quality.rounding", "benchmarks.quality.throughput",
     "benchmarks.quantise", "benchmarks.real_study", "benchmarks.retrieval", "benchmarks/executorch_equivalence.py",
     "benchmarks/family_files.py", "benchmarks/hardware_model.py", "benchmarks/llama_cpp_equivalence.py",

@@ -141,4 +141,5 @@ def test_the_last_rule_that_closed_a_study_counts() -> None:
 
 
 def test_a_device_is_known_by_its_calibration() -> None:
-    assert calibrated_devices(log(LAUNCH, {"what": "calibrated", "device": "local", "id": "box"})) == [("local", "box")]
+    (device,) = calibrated_devices(log(LAUNCH, {"what": "calibrated", "device": "local", "id": "box"}))
+    assert (device.name, device.id, device.cores, device.threads) == ("local", "box", (), ())
