@@ -16,7 +16,7 @@ from study_support import Bed, tiny_space
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.published import LFM2
-from nas.infra.store import devices
+from nas.infra.store import agents, devices
 from nas.infra.store.rows import StudyState
 from nas.infra.store.store import Store
 from nas.search.analysis.pipette import Place, rank, read_results, results_bytes
@@ -111,6 +111,7 @@ def test_a_study_is_written_and_read_back(tmp_path: Path) -> None:
     store = Store.open(url, artifacts=tmp_path / "artifacts")
     bed = Bed(store, tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))
     assert bed.run(trials=8) is StudyState.COMPLETE
+    agents.register_local(store, "agent")
     devices.register(store, "agent", [DEVICE], boot_id="boot")
     record = read_study(store, "study")
     path = tmp_path / "ours.parquet"

@@ -396,7 +396,7 @@ def test_weights_of_another_layout_are_refused(tmp_path: Path) -> None:
 
 
 def test_options_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match=r"unknown quantisation of GGUF files 'q4_x'.*did you mean"):
+    with pytest.raises(UnknownName, match=r"unknown quantisation of llama.cpp 'q4_x'.*did you mean"):
         write(tmp_path / "m", options=FileOptions(gguf=("q4_x",)))
     with pytest.raises(InvalidInput, match="cannot name files"):
         write(tmp_path / "m", options=FileOptions(name="../m"))
