@@ -405,7 +405,7 @@ PART_FAULTS = (
 
 BIAS_FAULTS = (
     Fault("biases of queries missing", _fill(".q.bias", 0.0)),
-    Fault("biases of keys of other heads", _roll(".k.bias", _HEAD)),
+    Fault("biases of values of other heads", _roll(".v.bias", _HEAD)),
     Fault("biases of values missing", _fill(".v.bias", 0.0)),
 )
 """For layouts like `PLANTED_BIASES`: biases on queries, keys and values, without QK-norm."""
@@ -467,7 +467,7 @@ LFM3_FAULTS = (
 BESIDE_FAULTS = (
     Fault("SiLU in place of GELU", layout=("geglu", "swiglu")),
     Fault("logits unbounded", layout=(" softcap=3", " softcap=1000000")),
-    Fault("biases of keys of other heads", _roll(".k.bias", _HEAD)),
+    Fault("biases of values of other heads", _roll(".v.bias", _HEAD)),
     Fault("norms behind left out", _fill("out_norm.weight", 1.0)),
 )
 """For layouts like `PLANTED_BESIDE`: arguments of attention and of the model next to a convolution."""
