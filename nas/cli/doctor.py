@@ -43,6 +43,7 @@ FEW_FILES = 4096
 EXTRAS = {
     "corpora": "corpora in Parquet, Arrow or Zstandard",
     "vision": "models that read images",
+    "audio": "models that listen",
     "judge": "reward models that judge answers",
     "evaluation": "public benchmarks of family members",
     "languages": "filtering of conversations by language",

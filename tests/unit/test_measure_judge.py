@@ -14,6 +14,7 @@ from nas.core.plan import Conditions, EnergyUsed, Pair, RawRun
 from nas.core.workload import Workload
 from nas.infra.store.calibrations import ReferenceRun
 from nas.measure.protocol.repetitions import (
+    PROTOCOL_VERSION,
     THROTTLED,
     commonest,
     energy_figure,
@@ -239,7 +240,7 @@ def test_only_valid_repetitions_count() -> None:
     assert taken.refused_share == pytest.approx(1 / 3)
     assert taken.drift == pytest.approx(statistics.median([0.0, 0.02]))
     assert taken.foreign_cpu == pytest.approx(0.6)
-    assert (taken.protocol, taken.clock) == (5, "wall")
+    assert (taken.protocol, taken.clock) == (PROTOCOL_VERSION, "wall")
     assert (taken.calibration, taken.calibration_ms) == (CALIBRATION, CALIBRATION.run_ms)
     assert taken.wall_s == 3.0
 

@@ -113,12 +113,12 @@ def read_samples(path: Path, place: str) -> NDArray[np.float32]:
             raise InvalidInput(f"there is no file {path.name}", where=place)
         if path.stat().st_size > MOST_BYTES:
             raise InvalidInput(f"{path.name} is larger than {MOST_BYTES >> 20} MB", where=place)
-        with path.open("rb", buffering=0) as stream:  # libsndfile reads from where the descriptor is
+        with path.open("rb") as stream:
             start = stream.read(12)
             if start[:4] != b"fLaC" and (start[:4] not in (b"RIFF", b"RF64") or start[8:] != b"WAVE"):
                 raise InvalidInput(f"{path.name} is no WAV or FLAC file", where=place)
             stream.seek(0)
-            with soundfile.SoundFile(stream.fileno(), closefd=False) as sound:
+            with soundfile.SoundFile(stream) as sound:  # libsndfile closes a descriptor whose header it cannot read
                 samples, rate = _decoded(sound, path.name, place), sound.samplerate
     except OSError as error:
         raise InvalidInput(f"cannot read {path.name}: {error.strerror}", where=place) from error
