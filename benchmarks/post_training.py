@@ -135,9 +135,9 @@ def run_trainings(options: argparse.Namespace) -> dict[str, Any]:
     """Returns answers, times and settings of all seeds, and means over them."""
     _write_data(options)
     os.environ["NAS_HOME"] = str(options.state / "home")
-    member_training.run_workers = _here
+    member_training.run_workers = here
     layout = Layout.parse(options.layout)
-    _write_family(layout, options.seeds)  # the same by each process
+    write_family(layout, options.seeds)  # the same by each process
     test = read_lines(options.state / "data" / "test.jsonl", Conversation)
     seeds = range(options.seeds) if options.only is None else [options.only]
     members = {str(seed): _member(seed, layout, test, options) for seed in seeds}
@@ -239,8 +239,8 @@ def _post(options: argparse.Namespace, home: str) -> None:
         if entry.name not in ("conversations", "preferences", "tokens") and not (cache / entry.name).is_symlink():
             (cache / entry.name).symlink_to(entry)
     os.environ["NAS_HOME"], os.environ["NAS_CACHE"] = str(folder), str(cache)
-    member_training.run_workers = _here
-    _write_family(Layout.parse(options.layout), 1)
+    member_training.run_workers = here
+    write_family(Layout.parse(options.layout), 1)
     recipe = _recipe(options, 0).model_dump(mode="json")
     recipe["stages"].append({"kind": "merge", "method": "ties", "density": 0.5})
     files = FileOptions(context=512, transformers=False, gguf=("q4_0",))
@@ -472,13 +472,14 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
     return {"stages": stages, "answers": answers}
 
 
-def _here(work: member_training.Work, workers: int, log: Log) -> dict[str, Any]:
+def here(work: member_training.Work, workers: int, log: Log) -> dict[str, Any]:
     """`run_workers` without Ray: one worker, in this process."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     return member_training.run_plan(work, Worker(torch.device("cpu"), log))
 
 
-def _write_family(layout: Layout, seeds: int) -> None:
+def write_family(layout: Layout, seeds: int) -> None:
+    """Writes the family `chat` with a member `seedN` for each seed."""
     members = tuple(
         Member(
             size=f"seed{seed}",

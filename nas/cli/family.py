@@ -751,25 +751,48 @@ def _before_and_after(before: dict[str, float], after: dict[str, float]) -> Iter
 
 @app.command()
 def gguf(
-    model: Annotated[Path, typer.Argument(help="Folder of a late-interaction model.", show_default=False)],
+    model: Annotated[
+        Path,
+        typer.Argument(help="Folder of a late-interaction model, or one that reads images.", show_default=False),
+    ],
     output: OutputOption,
     quantisation: Annotated[
         str, typer.Option("--quantisation", "-q", help="Type of the weights: f32, f16, q4_0, q8_0 or q4_k_m.")
     ] = "q4_0",
     json: JsonFlag = False,
 ) -> None:
-    """Write a late-interaction model as a GGUF file, which llama.cpp reads in its embedding mode.
+    """Write a late-interaction model, or one that reads images, for llama.cpp.
 
-    `nas family index` and `search` take the file in place of the folder.
+    `nas family index` and `search` take the GGUF file of a late-interaction model in place of the folder. Encoder and
+    connector of a model that reads images are a second file beside it, mmproj-OUTPUT, in float16, or in float32 with
+    `-q f32`: llama.cpp's programs take it as --mmproj.
     """
-    from nas.train.retrieval.gguf import write_gguf_retriever
+    from nas.train.towers.release import has_tower
+    from nas.train.towers.vision import VISION
 
-    with output_file(output, reads=[model]) as file:
-        written = write_gguf_retriever(model, quantisation, file, output.stem)
+    files = [output]
+    if has_tower(model, VISION):
+        from nas.train.towers.gguf import PROJECTOR, differences, write_gguf_model
+
+        files.append(output.with_name(PROJECTOR.format(output.name)))
+        with output_file(files[0], reads=[model]) as file, output_file(files[1], reads=[model]) as projector:
+            *written, frames = write_gguf_model(model, quantisation, file, projector, output.stem)
+        for difference in differences(frames):
+            say(f"llama.cpp processes images in another way than in training: {difference}")
+        command = ["llama-mtmd-cli", "-m", *files[:1], "--mmproj", *files[1:], "--image", "IMAGE", "-p", "QUESTION"]
+        tokens = ["--image-min-tokens", frames.min_image_tokens, "--image-max-tokens", frames.max_image_tokens]
+        say(f"next: {shlex.join(map(str, command + tokens))}")
+    else:
+        from nas.train.retrieval.gguf import write_gguf_retriever
+
+        with output_file(output, reads=[model]) as file:
+            written = [write_gguf_retriever(model, quantisation, file, output.stem)]
     if json:
-        print_json({"file": str(output), "size": written.size, "sha256": written.sha256})
+        first, *beside = [{"file": str(file), **one.model_dump()} for file, one in zip(files, written, strict=True)]
+        print_json(first | ({"mmproj": beside[0]} if beside else {}))
         return
-    print_fields((("file", output), ("size", f"{written.size / 1e6:.1f} MB"), ("sha256", written.sha256)))
+    for file, one in zip(files, written, strict=True):
+        print_fields((("file", file), ("size", f"{one.size / 1e6:.1f} MB"), ("sha256", one.sha256)))
 
 
 @app.command()

@@ -34,7 +34,7 @@ def unpack_converter(folder: Path) -> Path:
     return folder / _ROOT
 
 
-def convert(converter: Path, model: Path, output: Path, kind: str = "f32", pre: str = "") -> None:
+def convert(converter: Path, model: Path, output: Path, kind: str = "f32", pre: str = "", mmproj: bool = False) -> None:
     """Converts a folder of transformers.
 
     Args:
@@ -43,7 +43,9 @@ def convert(converter: Path, model: Path, output: Path, kind: str = "f32", pre: 
         output: GGUF file.
         kind: of its tensors.
         pre: llama.cpp's name of how the tokenizer splits text; empty: the converter finds it out.
+        mmproj: whether the encoder is converted, not the language model.
     """
     argv = [sys.executable, "-c", _DRIVER, str(converter), pre, str(model), "--outfile", str(output), "--outtype", kind]
+    argv += ["--mmproj"] * mmproj
     done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]

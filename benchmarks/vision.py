@@ -1,0 +1,411 @@
+"""A small model of images and text, trained here in three stages, on the questions of easy-VQA.
+
+    python -m benchmarks.vision FOLDER [--seeds 2] [--page docs/measured/vision.md]
+
+The data are those of the package easy-vqa, fetched by pip: pictures of 64 x 64 pixels with one shape each, and
+questions after the shape, its colour, and whether there is one. Each seed is a model of its own: a member is trained on text
+(topics of Python's help, generated tasks) and to chat, then it gets an encoder with random weights, and the stages
+connector, mid and joint; joint also with other numbers of tokens an image. After each, one question about each of 999
+pictures that nothing was trained on is answered, and text is scored. FOLDER holds data, models and results: a stopped
+run continues. About 15 minutes of one core; the results are in benchmarks/recorded/vision.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from benchmarks.page import fill, table
+from benchmarks.post_training import here, write_family
+from benchmarks.retrieval import interval, shown
+from benchmarks.runs import say
+from nas.core.durable import write_durably
+from nas.core.layout import Layout
+from nas.core.task import IGNORE
+from nas.measure.runtimes.toolchain import fetched
+from nas.model.nn.model import Model
+from nas.model.nn.weights import checkpoint_layout, load_weights
+from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_lines
+from nas.train.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.train.posttrain.sft import padded
+from nas.train.posttrain.start import start_model
+from nas.train.posttrain.toy_data import write_tasks
+from nas.train.pretrain import member_training
+from nas.train.pretrain.tokenizer_training import train_tokenizer
+from nas.train.release.options import FileOptions
+from nas.train.towers.data import MediaLine, read_media_lines
+from nas.train.towers.images import FrameSettings
+from nas.train.towers.modality import MediaFile
+from nas.train.towers.release import TowerFolder
+from nas.train.towers.training import Data, TowerRecord, train_tower
+from nas.train.towers.vision import VISION, VisionSettings
+
+RECORDED = Path(__file__).parent / "recorded/vision.json"
+KINDS = ("shape", "colour", "yes or no")
+STAGES = ("connector", "mid", "joint")
+PARTS = ("pixels", "encoder", "connector", "language model")
+_ANOTHER = "after joint, with another picture"
+_WHEEL = "easy_vqa-1.0-py3-none-any.whl"
+_SHA256 = "fcb51b309b78c7b00f97b64cdbcbcf5c105f94da1b39c0796cee5a787c4f650f"
+_SHAPES = ("circle", "rectangle", "triangle")
+_AT_ONCE = 64
+_WINDOW = 128
+
+
+class Asked(NamedTuple):
+    """A conversation as ids, which of them are answers, and its pictures."""
+
+    ids: NDArray[np.int32]
+    answers: NDArray[np.bool_]
+    files: Sequence[MediaFile]
+
+
+class Sizes(NamedTuple):
+    """What is trained.
+
+    Args:
+        layout: of the language model.
+        tower: shape of encoder and connector.
+        tokens: of pre-training.
+        tasks: generated conversations without images.
+        epochs: over the questions, by stage.
+        answers: most questions about a picture whose answer is yes or no.
+        image_tokens: of a picture, in training; the others are trained in joint alone.
+        others: other numbers of tokens.
+    """
+
+    layout: str = "d128 v1024 ffn=swiglu:256 [C3 A4/2 C3 A4/2]"
+    tower: Mapping[str, int] = {
+        "hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 8,
+        "num_patches": 64, "projector_hidden_size": 192,
+    }  # fmt: skip
+    tokens: int = 200_000
+    tasks: int = 1000
+    epochs: Mapping[str, float] = {"connector": 0.1, "mid": 0.8, "joint": 0.2}
+    answers: int = 2
+    image_tokens: int = 16
+    others: tuple[int, ...] = (4, 64)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of data, models and results")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
+    options = parser.parse_args()
+    folder, sizes = options.folder.resolve(), Sizes()
+    if not (folder / "data" / "test.jsonl").is_file():
+        wheel = fetched("easy-vqa", "1.0", _WHEEL, _SHA256, ["--no-deps"], 3, say)
+        with zipfile.ZipFile(wheel) as archive:
+            write_data(archive, folder / "data", sizes.answers)
+    record = run(folder, range(options.seeds), sizes)
+    write_durably(RECORDED, f"{json.dumps(record, indent=1)}\n".encode())
+    if options.page:
+        write_page(options.page, record)
+
+
+def write_data(archive: zipfile.ZipFile, folder: Path, answers: int) -> None:
+    """Writes pictures, the questions to train on, and one question about each test picture, of the kinds in turns."""
+    for part in ("train", "test"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        questions: dict[int, list[dict[str, str]]] = {}
+        for question, answer, number in json.loads(archive.read(f"easy_vqa/data/{part}/questions.json")):
+            line = {"image": f"{part}/{number}.png", "question": question, "answer": answer}
+            questions.setdefault(number, []).append(line)
+        chosen = []
+        for number, lines in sorted(questions.items()):
+            (folder / part / f"{int(number)}.png").write_bytes(
+                archive.read(f"easy_vqa/data/{part}/images/{number}.png")
+            )
+            drawn = random.Random(number).sample(lines, len(lines))
+            by_kind = {kind: [line for line in drawn if kind_of(line["answer"]) == kind] for kind in KINDS}
+            if part == "train":
+                chosen += [*by_kind["shape"], *by_kind["colour"], *by_kind["yes or no"][:answers]]
+            else:
+                chosen += by_kind[KINDS[number % len(KINDS)]][:1]
+        write_durably(folder / f"{part}.jsonl", "".join(f"{json.dumps(line)}\n" for line in chosen).encode())
+
+
+def kind_of(answer: str) -> str:
+    """Returns the kind of a question, which its answer says."""
+    return "shape" if answer in _SHAPES else "yes or no" if answer in ("yes", "no") else "colour"
+
+
+def run(folder: Path, seeds: Sequence[int], sizes: Sizes) -> dict[str, Any]:
+    """Trains and scores what is missing, and returns the record."""
+    os.environ["NAS_HOME"] = str(folder / "home")
+    torch.set_num_threads(1)
+    member_training.run_workers = here
+    _write_text(folder, sizes)
+    write_family(Layout.parse(sizes.layout), len(seeds))
+    train, test = (_lines(folder / "data" / f"{part}.jsonl") for part in ("train", "test"))
+    return {
+        "layout": sizes.layout,
+        "tower": dict(sizes.tower),
+        "image_tokens": sizes.image_tokens,
+        "train": len(train),
+        "kinds": [kind_of(line["answer"]) for line in test],
+        "blind": _blind(train, test),
+        "seeds": {str(seed): _seed(folder, seed, sizes) for seed in seeds},
+    }
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _blind(train: Sequence[dict[str, str]], test: Sequence[dict[str, str]]) -> str:
+    """Returns marks of the answer that is the most frequent one to each question, whatever the picture."""
+    answers: dict[str, Counter[str]] = {}
+    for line in train:
+        answers.setdefault(line["question"], Counter())[line["answer"]] += 1
+    best = {question: counts.most_common(1)[0][0] for question, counts in answers.items()}
+    return "".join("01"[best.get(line["question"]) == line["answer"]] for line in test)
+
+
+def _write_text(folder: Path, sizes: Sizes) -> None:
+    """Writes text to train on, of which a tenth is only scored, conversations, and the tokenizer."""
+    text, tasks = folder / "text", folder / "tasks"
+    if not (tasks / "text").is_dir():
+        write_tasks(tasks, sizes.tasks, 200, pairs=0, lines=2000)
+    for number, (_, topic) in enumerate(sorted(topics.items())):
+        path = text / ("train" if number % 10 else "test") / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(topic)
+    if not (tokenizer := folder / "tokenizer.json").is_file():
+        questions = _lines(folder / "data" / "train.jsonl")
+        words = folder / "words.txt"
+        words.write_text("".join(f"{line['question']} {line['answer']}\n" for line in questions))
+        train_tokenizer([text / "train", tasks / "text", words], Layout.parse(sizes.layout).vocab, tokenizer, say)
+
+
+def _seed(folder: Path, seed: int, sizes: Sizes) -> dict[str, Any]:
+    """Trains and scores the stages of a seed."""
+    begin = time.process_time()
+    schedule = {"warmup": 0.1, "decay": 0.3}
+    stages: list[dict[str, Any]] = [
+        {
+            "kind": "pretrain",
+            "corpus": ["text/train", "tasks/text"],
+            "settings": {
+                "tokens": sizes.tokens,
+                "batch_tokens": 1024,
+                "lr": 3e-3,
+                "seed": seed,
+                "stages": [
+                    {"name": "text", "length": _WINDOW, "share": 1.0, "schedule": schedule}
+                ],
+            },
+        },
+        {"kind": "sft", "data": [{"path": "tasks/train.jsonl"}], "epochs": 2, "lr": 2e-3, "final": 0.1, "seed": seed},
+    ]
+    recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
+    files = FileOptions(gguf=(), context=512)
+    run_recipe("chat", f"seed{seed}", recipe, folder, say, workers=1, files=files, checkpoint_s=30.0)
+    results: dict[str, Any] = {"before": _before(folder, seed)}
+    before, models = f"chat/seed{seed}", folder / f"seed{seed}"
+    trainings = [(stage, stage, sizes.image_tokens) for stage in STAGES]
+    trainings += [(f"joint-{tokens}", "joint", tokens) for tokens in sizes.others]
+    for name, stage, tokens in trainings:
+        start = str(models / "mid") if stage == "joint" else before
+        record = _stage(folder, start, models / name, stage, seed, tokens, sizes)
+        before = str(models / name)
+        results[name] = _scored(folder, models / name, record, tokens, sizes)
+        say(f"seed {seed}, {name}: {time.process_time() - begin:.0f} s of CPU")
+    return results
+
+
+def _before(folder: Path, seed: int) -> dict[str, Any]:
+    """Returns scores of the language model, on text alone, from its file of results if it is there."""
+    path = folder / f"seed{seed}" / "before.json"
+    if not path.is_file():
+        start = start_model(f"chat/seed{seed}")
+        weights = start.tensors(path)
+        model = Model(checkpoint_layout(weights), None)
+        load_weights(model, weights)
+        scores = _text_scores(folder, model.eval(), ChatTokenizer(start.tokenizer.tokenizer, "tokenizer.json"))
+        path.parent.mkdir(exist_ok=True)
+        write_durably(path, json.dumps({"text": scores}).encode())
+    before: dict[str, Any] = json.loads(path.read_bytes())
+    return before
+
+
+def _stage(folder: Path, start: str, output: Path, stage: str, seed: int, tokens: int, sizes: Sizes) -> TowerRecord:
+    """Trains a stage. The encoder begins with random weights, so it has the whole rate."""
+    rates = {"connector": {"lr": 3e-3}, "mid": {"lr": 2e-3, "encoder": 1.0}, "joint": {"lr": 5e-4, "encoder": 1.0}}
+    settings = VisionSettings.model_validate(
+        {
+            "stage": stage,
+            "epochs": sizes.epochs[stage],
+            "seed": seed,
+            "batch": 32,
+            "image_tokens": [tokens, tokens],
+            "tiles": 1,
+            "tower": dict(sizes.tower),
+            "held_out": 0,
+            **rates[stage],
+        }
+    )
+    texts = [folder / "tasks" / "train.jsonl"] if settings.text else []
+    return train_tower(start, Data([folder / "data" / "train.jsonl"], texts), settings, output, say, checkpoint_s=30.0)
+
+
+def _scored(folder: Path, model: Path, record: TowerRecord, tokens: int, sizes: Sizes) -> dict[str, Any]:
+    """Returns marks and bits per byte of a stage, from its file of results if it is there."""
+    path = model.with_suffix(".json")
+    if path.is_file():
+        result: dict[str, Any] = json.loads(path.read_bytes())
+        return result
+    opened = TowerFolder.read(model, VISION).open()
+    network = opened.model.eval().requires_grad_(False)
+    chat = ChatTokenizer(opened.tokenizer, str(model))
+    lines = read_media_lines(folder / "data" / "test.jsonl", chat, VISION)
+    assert isinstance(opened.processor, FrameSettings)
+    frames = {count: _frames(opened.processor, count) for count in sorted({tokens, sizes.image_tokens, *sizes.others})}
+
+    def marked(lines: Sequence[MediaLine], frames: FrameSettings) -> str:
+        return marks(network, _asked(chat, lines, frames), chat.pad, frames)
+
+    others = [line._replace(files=lines[place - len(KINDS)].files) for place, line in enumerate(lines)]
+    result = {
+        "steps": record.steps,
+        "seconds": record.seconds,
+        "marks": {
+            str(count): marks(network, _asked(chat, lines, each), chat.pad, each) for count, each in frames.items()
+        },
+        "another": marks(network, _asked(chat, others, frames[tokens]), chat.pad, frames[tokens]),
+        "text": _text_scores(folder, network, chat),
+        "ms": {str(count): _times(network, *_asked(chat, lines[:1], each)[0], each) for count, each in frames.items()},
+    }
+    write_durably(path, json.dumps(result).encode())
+    return result
+
+
+def _frames(settings: FrameSettings, tokens: int) -> FrameSettings:
+    return settings.model_copy(update={"min_image_tokens": tokens, "max_image_tokens": tokens})
+
+
+def _asked(chat: ChatTokenizer, lines: Sequence[MediaLine], frames: FrameSettings) -> list[Asked]:
+    return [Asked(*chat.conversation(line.expanded(frames)), line.files) for line in lines]
+
+
+@torch.no_grad()
+def marks(model: Any, asked: Sequence[Asked], pad: int, frames: FrameSettings) -> str:
+    """Returns a 1 for each answer of which each token is the likeliest, as greedy decoding gives it, else a 0."""
+    result = ""
+    for begin in range(0, len(asked), _AT_ONCE):
+        part = asked[begin : begin + _AT_ONCE]
+        tokens = padded([one.ids[:-1].astype(np.int64) for one in part], pad)
+        labels = padded([np.where(one.answers[1:], one.ids[1:], IGNORE).astype(np.int64) for one in part], IGNORE)
+        files = [file for one in part for file in one.files]
+        predicted = model(tokens, *(frames.inputs(files) if files else ())).argmax(-1)
+        right = ((predicted == labels) | (labels == IGNORE)).all(1)
+        result += "".join("01"[mark] for mark in right.tolist())
+    return result
+
+
+@torch.no_grad()
+def _text_scores(folder: Path, model: Any, chat: ChatTokenizer) -> dict[str, Any]:
+    """Returns bits per byte of text that nothing was trained on, in windows that begin anew, and marks of tasks."""
+    nats, size = 0.0, 0
+    for path in sorted((folder / "text" / "test").iterdir()):
+        text = path.read_text()
+        ids, size = chat.encode(chat.begin + text), size + len(text.encode())
+        for begin in range(0, len(ids) - 1, _WINDOW):
+            window = torch.tensor(ids[begin : begin + _WINDOW + 1])
+            nats += float(F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum"))
+    tasks = read_lines(folder / "tasks" / "test.jsonl", Conversation)
+    asked = [Asked(*chat.conversation(task), ()) for task in tasks]
+    return {"bits_per_byte": nats / np.log(2) / size, "tasks": marks(model, asked, chat.pad, FrameSettings())}
+
+
+@torch.no_grad()
+def _times(
+    model: Any, ids: NDArray[np.int32], answers: NDArray[np.bool_], files: Sequence[MediaFile], frames: FrameSettings
+) -> dict[str, float]:
+    """Returns milliseconds of each part until the first token of an answer, medians of 15."""
+    tokens = torch.from_numpy(ids[: int(answers.argmax())].astype(np.int64))[None]
+    spans: dict[str, list[float]] = {name: [] for name in PARTS}
+    for _ in range(15):
+        moments = [time.perf_counter()]
+        inputs = frames.inputs(files)
+        moments.append(time.perf_counter())
+        features = model.tower.features(*inputs)
+        moments.append(time.perf_counter())
+        rows = model.tower.connector(features)
+        moments.append(time.perf_counter())
+        embedded = model.backbone.embed(tokens)
+        model.backbone(embedded.masked_scatter((tokens == model.placeholder)[..., None], rows))
+        moments.append(time.perf_counter())
+        for name, seconds in zip(PARTS, np.diff(moments), strict=True):
+            spans[name].append(1000 * float(seconds))
+    return {name: round(statistics.median(values), 3) for name, values in spans.items()}
+
+
+def write_page(page: Path, record: Mapping[str, Any]) -> None:
+    """Writes the tables of a record."""
+    kinds, seeds = np.array(record["kinds"]), list(record["seeds"].values())
+    own = str(record["image_tokens"])
+    count = [f"{kind}, n = {int((kinds == kind).sum())}" for kind in KINDS]
+    rows = [["the most frequent answer to the question", *_shares([record["blind"]], kinds), ""]]
+    for name, stage, key in [*((f"after {stage}", stage, "marks") for stage in STAGES), (_ANOTHER, "joint", "another")]:
+        runs = [seed[stage][key] if key == "another" else seed[stage][key][own] for seed in seeds]
+        rows.append([name, *_shares(runs, kinds), _each(runs)])
+    fill(page, "answers", table(["", *count, f"all, n = {len(kinds)}", "all, of each seed"], rows))
+    rows = []
+    for tokens in sorted(map(int, seeds[0]["joint"]["marks"])):
+        stage = "joint" if str(tokens) == own else f"joint-{tokens}"
+        trained = [seed[stage]["marks"][str(tokens)] for seed in seeds]
+        given = [seed["joint"]["marks"][str(tokens)] for seed in seeds]
+        spans = [statistics.fmean(seed[stage]["ms"][str(tokens)][part] for seed in seeds) for part in PARTS]
+        shares = [f"{tokens}", _shares(trained, kinds)[-1], _each(trained), _shares(given, kinds)[-1]]
+        rows.append([*shares, *(f"{ms:.2f}" for ms in (*spans, sum(spans)))])
+    head = ["tokens a picture", "trained with as many", "of each seed", f"trained with {own}"]
+    fill(page, "tokens", table([*head, *(f"{part}, ms" for part in PARTS), "first token, ms"], rows))
+    rows = []
+    for name in ("before", *STAGES):
+        scores = [seed[name]["text"] for seed in seeds]
+        bits = [score["bits_per_byte"] for score in scores]
+        tasks = [score["tasks"] for score in scores]
+        figures = [f"{statistics.fmean(bits):.3f}", ", ".join(f"{value:.3f}" for value in bits)]
+        rows.append([name, *figures, _interval(_right(tasks)), _each(tasks)])
+    head = ["", "bits per byte", "of each seed", f"exact answers, n = {len(tasks[0])}", "of each seed"]
+    fill(page, "text", table(head, rows))
+
+
+def _right(runs: Sequence[str]) -> NDArray[np.float64]:
+    """Returns the share of seeds that answered each question."""
+    return np.mean([[mark == "1" for mark in run] for run in runs], axis=0)
+
+
+def _shares(runs: Sequence[str], kinds: NDArray[np.str_]) -> list[str]:
+    """Returns the share of right answers to questions of each kind, and to all."""
+    right = _right(runs)
+    return [_interval(right[kinds == kind]) for kind in KINDS] + [_interval(right)]
+
+
+def _interval(values: NDArray[np.float64]) -> str:
+    return shown(interval(values))
+
+
+def _each(runs: Sequence[str]) -> str:
+    return ", ".join(f"{_right([run]).mean():.3f}" for run in runs)
+
+
+if __name__ == "__main__":
+    main()
