@@ -1,22 +1,124 @@
-"""GGUF files of models that read images: llama.cpp's converter writes the same ones."""
+"""GGUF files of models that read images: llama.cpp's converter writes the same ones, and mtmd computes the same."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from upstream_converter import convert, unpack_converter
-from vision_lab import FRAMES, SHAPE, write_model
+from vision_lab import FRAMES, SHAPE, question, write_image, write_model
 
+from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
+from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.measure.runtimes.toolchain import find_compiler
 from nas.train.towers.gguf import write_gguf_model
 
 PATCH = {"patch_size": 16}
 """Of every published model; the converter knows no other."""
 OF_FOLDERS = {"general.name", "general.size_label", "general.basename", "general.quantization_version"}
+
+
+ENCODE = """
+import sys
+import numpy as np
+import llama_cpp
+from llama_cpp import mtmd_cpp as mtmd
+
+model, projector, least, most, width, output, *pictures = sys.argv[1:]
+text_model = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
+settings = mtmd.mtmd_context_params_default()
+settings.use_gpu, settings.warmup, settings.n_threads = False, False, 2
+settings.image_min_tokens, settings.image_max_tokens = int(least), int(most)
+context = mtmd.mtmd_init_from_file(projector.encode(), text_model, settings)
+text = mtmd.mtmd_default_marker() + b"What?"
+results = {}
+for number, picture in enumerate(pictures):
+    pixels = np.load(picture)
+    flat = np.ascontiguousarray(pixels).ravel()
+    data = flat.ctypes.data_as(llama_cpp.ctypes.POINTER(mtmd.c_uint8))
+    bitmap = mtmd.mtmd_bitmap_init(pixels.shape[1], pixels.shape[0], data)
+    chunks = mtmd.mtmd_input_chunks_init()
+    asked = mtmd.mtmd_input_text(text=text, text_len=len(text), add_special=False, parse_special=True)
+    assert mtmd.mtmd_tokenize(context, chunks, mtmd.byref(asked), (mtmd.mtmd_bitmap_p_ctypes * 1)(bitmap), 1) == 0
+    tokens, rows = [], []
+    for place in range(mtmd.mtmd_input_chunks_size(chunks)):
+        chunk = mtmd.mtmd_input_chunks_get(chunks, place)
+        count = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
+        if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
+            size = mtmd.c_size_t()
+            tokens += list(mtmd.mtmd_input_chunk_get_tokens_text(chunk, mtmd.byref(size))[:count])
+        else:
+            assert mtmd.mtmd_encode_chunk(context, chunk) == 0
+            embeddings = mtmd.mtmd_get_output_embd(context)[: count * int(width)]
+            rows.append(np.array(embeddings, np.float32).reshape(count, -1))
+            tokens += [-1] * count
+    results[f"tokens{number}"], results[f"rows{number}"] = np.array(tokens), np.concatenate(rows)
+np.savez(output, **results)
+"""
+SOURCES = ("tools/mtmd/*.cpp", "tools/mtmd/models/*.cpp", "tools/mtmd/debug/*.cpp", "vendor/hash/*.cpp")
+SIZES = {"exact": (96, 64), "larger": (300, 200), "narrow": (40, 400), "tiled": (600, 900)}
+
+
+def build_mtmd(tree: Path, libraries: Path, folder: Path) -> Path:
+    """Compiles libmtmd.so against the libraries of a build, in minutes; it computes nothing itself."""
+    folder.mkdir()
+    for library in libraries.glob("*.so"):
+        (folder / library.name).symlink_to(library)
+    skipped = ("mtmd-cli.cpp", "deprecation-warning.cpp")
+    sources = [path for part in SOURCES for path in sorted(tree.glob(part)) if path.name not in skipped]
+    parts = ("include", "ggml/include", "tools/mtmd", "vendor", "vendor/stb", "vendor/miniaudio", "vendor/hash")
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-fPIC",
+        "-w",
+        "-DLLAMA_SHARED",
+        "-DLLAMA_BUILD",
+        "-DGGML_SHARED",
+        "-DGGML_BACKEND_SHARED",
+    ]
+    flags += [f"-I{tree / part}" for part in parts]
+    objects = [folder / f"{number}.o" for number in range(len(sources))]
+    for unit, target in zip(sources, objects, strict=True):
+        subprocess.run([find_compiler().cxx, *flags, "-c", unit, "-o", target], check=True, timeout=300)
+    links = ["-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lpthread", "-Wl,-rpath,$ORIGIN"]
+    argv = [find_compiler().cxx, "-shared", "-o", folder / "libmtmd.so", *objects, f"-L{folder}", *links]
+    subprocess.run(argv, check=True, timeout=300)
+    return folder
+
+
+@pytest.mark.exhaustive
+def test_mtmd_computes_the_same_embeddings(tmp_path: Path, llama_build: Build) -> None:
+    frames = FRAMES.model_copy(update={"encoder_patch_size": 16, "tile_size": 512, "max_image_tokens": 32})
+    whole = write_model(tmp_path / "model", shape=SHAPE.model_copy(update=PATCH), frames=frames)
+    files = tmp_path / "m.gguf", tmp_path / "mmproj-m.gguf"
+    write_gguf_model(tmp_path / "model", "f32", *files, "seeing")
+    mtmd = build_mtmd(source.unpack(source.fetch(print), tmp_path / "source"), llama_build.folder, tmp_path / "mtmd")
+    pictures = []
+    for name, (width, height) in SIZES.items():
+        write_image(tmp_path / f"{name}.png", width, height)
+        np.save(tmp_path / f"{name}.npy", np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB")))
+        pictures.append(tmp_path / f"{name}.npy")
+    limits = (frames.min_image_tokens, frames.max_image_tokens, whole.model.backbone.layout.d_model)
+    argv = [sys.executable, "-c", ENCODE, *files, *map(str, limits), tmp_path / "rows.npz", *pictures]
+    variables = {name: str(mtmd) for name in ("LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB", "LD_LIBRARY_PATH")}
+    subprocess.run(argv, env=os.environ | variables, check=True, timeout=300)
+    theirs = np.load(tmp_path / "rows.npz")
+    for number, name in enumerate(SIZES):
+        ids, inputs = question(whole, [tmp_path / f"{name}.png"], "<image>What?")
+        rows = whole.model.tower(*inputs).numpy()
+        tokens = [-1 if token == whole.model.placeholder else token for token in ids]
+        assert theirs[f"tokens{number}"].tolist() == tokens, name
+        print(name, np.abs(rows).max(), np.abs(rows - theirs[f"rows{number}"]).max())
+        np.testing.assert_allclose(theirs[f"rows{number}"], rows, atol=1e-3, err_msg=name)
 
 
 @pytest.mark.exhaustive

@@ -22,7 +22,7 @@ SIZES = Sizes(
     tokens=2048,
     tasks=40,
     epochs=dict.fromkeys(vision.STAGES, 0.5),
-    others=(4,),
+    asked=(4, 16),
 )
 
 
@@ -45,14 +45,19 @@ def archive(count: int) -> zipfile.ZipFile:
 
 def test_a_model_is_trained_and_scored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_home(tmp_path, monkeypatch)
-    monkeypatch.setattr(vision, "topics", {f"topic{n}": f"Text number {n} about nothing at all. " * 99 for n in range(12)})
+    topics = {f"topic{n}": f"Text number {n} about nothing at all. " * 99 for n in range(12)}
+    monkeypatch.setattr(vision, "topics", topics)
     vision.write_data(archive(12), tmp_path / "data", 1)
     record = vision.run(tmp_path, [0], SIZES)
     assert record["kinds"] == list(KINDS) * 4 and record["train"] == 36
     assert record["blind"].count("1") >= 4  # all are circles
     scores = record["seeds"]["0"]
-    assert list(scores) == ["before", *vision.STAGES, "joint-4"]
-    assert scores["joint"]["marks"].keys() == {"4", "16"} and len(scores["joint"]["marks"]["16"]) == 12
+    assert list(scores) == ["before", *vision.STAGES, "joint with fewer"]
+    assert (
+        scores["joint"]["marks"].keys() == {"4", "16"}
+        and scores["mid"]["marks"].keys() == {"16"}
+        and len(scores["joint"]["marks"]["16"]) == 12
+    )
     assert 0 < scores["joint"]["text"]["bits_per_byte"] < 12
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     assert vision.run(tmp_path, [0], SIZES) == record

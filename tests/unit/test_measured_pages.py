@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from benchmarks import blocks, gguf_models, quantise, retrieval
+from benchmarks import blocks, gguf_models, quantise, retrieval, vision
 from benchmarks.page import fill
 from benchmarks.quality import rounding
 
@@ -29,7 +29,7 @@ MEASURE = {
     "benchmarks.quality.narrowing", "benchmarks.quality.rounding", "benchmarks.quality.throughput",
     "benchmarks.quantise", "benchmarks.real_study", "benchmarks.retrieval", "benchmarks/executorch_equivalence.py",
     "benchmarks/family_files.py", "benchmarks/hardware_model.py", "benchmarks/llama_cpp_equivalence.py",
-    "benchmarks/server_attacks.py",
+    "benchmarks/server_attacks.py", "benchmarks.vision",
 }  # fmt: skip
 """Commands that write a page of what they measure, or of models whose last digits depend on the processor."""
 SLOW = {"benchmarks.noise.report"}
@@ -78,6 +78,7 @@ def record(name: str) -> dict[str, object]:
         ("quantising", lambda page: fill(page, "rounding", rounding.as_table(record("rounding")))),
         ("retrieval", lambda page: retrieval.write_page(page, record("retrieval"), False)),
         ("retrieval", lambda page: retrieval.write_page(page, record("retrieval-small"), True)),
+        ("vision", lambda page: vision.write_page(page, record("vision"))),
     ],
 )
 def test_a_page_shows_what_is_recorded(name: str, write: Callable[[Path], None], tmp_path: Path) -> None:

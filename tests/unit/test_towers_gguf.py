@@ -72,7 +72,7 @@ def test_weights_that_float16_does_not_hold_are_refused(tmp_path: Path) -> None:
     whole = vision_model()
     whole.model.tower.connector.linear_2.weight[0, 0] = 1e5
     write_projector(whole, tmp_path / "t.gguf", "seeing", half=False)
-    with pytest.raises(InvalidInput, match="mm.2.weight holds values that float16"):
+    with pytest.raises(InvalidInput, match=r"mm\.2\.weight holds values that float16"):
         write_projector(whole, tmp_path / "h.gguf", "seeing", half=True)
     assert [path.name for path in tmp_path.iterdir()] == ["t.gguf"]
 
