@@ -23,7 +23,7 @@ PUBLISHED = {"encoder.": "vision_tower.vision_model.", "connector.": "multi_moda
 
 def test_names_are_those_of_the_package_gguf() -> None:
     tower = vision_model().model.tower
-    names = get_tensor_name_map(MODEL_ARCH.MMPROJ, SHAPE.num_hidden_layers)
+    names = get_tensor_name_map(MODEL_ARCH.MMPROJ, 3)  # it numbers the connector's maps, 1 and 2, as it numbers layers
     tensors = projector_tensors(tower, SHAPE.patch_size)
     state = {}
     for name, tensor in tower.state_dict().items():
@@ -35,6 +35,13 @@ def test_names_are_those_of_the_package_gguf() -> None:
     np.testing.assert_array_equal(tensors["v.patch_embd.weight"], np.moveaxis(patches, 3, 1))
     for theirs, values in state.items():
         np.testing.assert_array_equal(tensors[theirs], values, err_msg=theirs)
+
+
+def test_a_connector_without_biases_gets_zeros() -> None:
+    plain = SHAPE.model_copy(update={"projector_bias": False, "projector_use_layernorm": False})
+    tensors = projector_tensors(vision_model(shape=plain).model.tower, plain.patch_size)
+    assert not tensors["mm.1.bias"].any() and tensors["mm.2.bias"].shape == (64,)
+    assert "mm.input_norm.weight" not in tensors
 
 
 def test_the_file_of_a_tower_has_its_shape(tmp_path: Path) -> None:

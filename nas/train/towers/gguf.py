@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -159,17 +158,18 @@ def write_projector(whole: MultimodalModel, path: Path, name: str, *, half: bool
     return PlanFile(sha256=sha256_of(path), size=path.stat().st_size)
 
 
-def projector_tensors(tower: Tower, patch: int) -> Mapping[str, NDArray[np.float32]]:
+def projector_tensors(tower: Tower, patch: int) -> dict[str, NDArray[np.float32]]:
     """Returns a tower's tensors under their names in a file; the patch's map is a convolution, [F, 3, patch, patch]."""
 
-    def each() -> Iterator[tuple[str, NDArray[np.float32]]]:
-        for name, tensor in tower.state_dict().items():
-            module, _, kind = name.rpartition(".")
-            layer = _LAYER.fullmatch(module)
-            stored = _NAMES[layer[2]].format(layer[1]) if layer else _NAMES[module]
-            values = tensor.detach().cpu().numpy()
-            if name == "encoder.embeddings.patch_embedding.weight":
-                values = np.ascontiguousarray(values.reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2))
-            yield f"{stored}.{kind}", values
-
-    return dict(each())
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for name, tensor in tower.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        layer = _LAYER.fullmatch(module)
+        stored = _NAMES[layer[2]].format(layer[1]) if layer else _NAMES[module]
+        values = tensor.detach().cpu().numpy()
+        if name == "encoder.embeddings.patch_embedding.weight":
+            values = np.ascontiguousarray(values.reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2))
+        tensors[f"{stored}.{kind}"] = values
+    for stored in ("mm.1", "mm.2"):  # mtmd reads no connector without biases
+        tensors.setdefault(f"{stored}.bias", np.zeros(len(tensors[f"{stored}.weight"]), np.float32))
+    return tensors
