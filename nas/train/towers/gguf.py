@@ -148,7 +148,8 @@ def write_projector(whole: MultimodalModel, path: Path, name: str, *, half: bool
         writer.add_vision_image_std(list(frames.image_std))
         for tensor, values in projector_tensors(whole.model.tower, shape.patch_size).items():
             narrow = half and values.ndim > 1 and tensor != POSITIONS
-            stored = values.astype(np.float16) if narrow else values
+            with np.errstate(over="ignore"):
+                stored = values.astype(np.float16) if narrow else values
             if not np.isfinite(stored).all():
                 raise InvalidInput(f"{tensor} holds values that float{16 if narrow else 32} does not")
             writer.add_tensor(tensor, stored)
@@ -160,7 +161,6 @@ def write_projector(whole: MultimodalModel, path: Path, name: str, *, half: bool
 
 def projector_tensors(tower: Tower, patch: int) -> dict[str, NDArray[np.float32]]:
     """Returns a tower's tensors under their names in a file; the patch's map is a convolution, [F, 3, patch, patch]."""
-
     tensors: dict[str, NDArray[np.float32]] = {}
     for name, tensor in tower.state_dict().items():
         module, _, kind = name.rpartition(".")
