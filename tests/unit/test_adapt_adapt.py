@@ -314,6 +314,22 @@ def test_settings_name_further_mixers(lab: Path, tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "other").exists()
 
 
+def test_settings_name_the_kinds_of_alternatives(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+
+    def of_kinds(*kinds: str) -> Adaptation:
+        settings = QUICK.model_copy(update={"alternatives": kinds})
+        return adaptation(lab, tmp_path / "out", tmp_path / "library", settings=settings)
+
+    blocks = {block and block.kind for slot in of_kinds("swa", "-").alternatives.values() for block in slot}
+    assert blocks == {"swa", None}
+    for kind, error, message in (("sliding", UnknownName, "kind of block"), ("mla2", UnknownName, "mla")):
+        with pytest.raises(error, match=message):
+            of_kinds(kind)
+    with pytest.raises(InvalidInput, match="no block of this model can become moe"):
+        of_kinds("moe")
+
+
 def test_assembling_with_the_trained_blocks_gives_the_trained_model() -> None:
     teacher = Model(LAYOUT, seed=1)
     weights = dict(teacher.state_dict())
