@@ -59,7 +59,6 @@ RECORDED = Path(__file__).parent / "recorded/vision.json"
 KINDS = ("shape", "colour", "yes or no")
 STAGES = ("connector", "mid", "joint")
 PARTS = ("pixels", "encoder", "connector", "language model")
-_ANOTHER = "after joint, with another picture"
 _FEWER = "joint with fewer"
 _WHEEL = "easy_vqa-1.0-py3-none-any.whl"
 _SHA256 = "fcb51b309b78c7b00f97b64cdbcbcf5c105f94da1b39c0796cee5a787c4f650f"
@@ -109,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of data, models and results")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--report", action="store_true", help="compute nothing more: report what FOLDER holds")
     parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
     options = parser.parse_args()
     folder, sizes = options.folder.resolve(), Sizes()
@@ -116,7 +116,9 @@ def main() -> None:
         wheel = fetched("easy-vqa", "1.0", _WHEEL, _SHA256, ["--no-deps"], 3, say)
         with zipfile.ZipFile(wheel) as archive:
             write_data(archive, folder / "data", sizes.answers)
-    record = run(folder, range(options.seeds), sizes)
+    if not options.report:
+        run(folder, range(options.seeds), sizes)
+    record = recorded(folder, range(options.seeds), sizes)
     write_durably(RECORDED, f"{json.dumps(record, indent=1)}\n".encode())
     if options.page:
         write_page(options.page, record)
@@ -149,14 +151,28 @@ def kind_of(answer: str) -> str:
     return "shape" if answer in _SHAPES else "yes or no" if answer in ("yes", "no") else "colour"
 
 
-def run(folder: Path, seeds: Sequence[int], sizes: Sizes) -> dict[str, Any]:
-    """Trains and scores what is missing, and returns the record."""
+def run(folder: Path, seeds: Sequence[int], sizes: Sizes) -> None:
+    """Trains and scores what is missing."""
     os.environ["NAS_HOME"] = str(folder / "home")
     torch.set_num_threads(1)
     member_training.run_workers = here
     _write_text(folder, sizes)
     write_family(Layout.parse(sizes.layout), len(seeds))
+    for seed in seeds:
+        _run_seed(folder, seed, sizes)
+
+
+def recorded(folder: Path, seeds: Sequence[int], sizes: Sizes) -> dict[str, Any]:
+    """Returns the results of each seed that has some, by stage."""
     train, test = (_lines(folder / "data" / f"{part}.jsonl") for part in ("train", "test"))
+    results = {
+        str(seed): {
+            stage: json.loads(path.read_bytes())
+            for stage in ("before", *STAGES, _FEWER)
+            if (path := folder / f"seed{seed}" / f"{stage}.json").is_file()
+        }
+        for seed in seeds
+    }
     return {
         "layout": sizes.layout,
         "tower": dict(sizes.tower),
@@ -165,7 +181,7 @@ def run(folder: Path, seeds: Sequence[int], sizes: Sizes) -> dict[str, Any]:
         "train": len(train),
         "kinds": [kind_of(line["answer"]) for line in test],
         "blind": _blind(train, test),
-        "seeds": {str(seed): _seed(folder, seed, sizes) for seed in seeds},
+        "seeds": {seed: result for seed, result in results.items() if result},
     }
 
 
@@ -198,7 +214,7 @@ def _write_text(folder: Path, sizes: Sizes) -> None:
         train_tokenizer([text / "train", tasks / "text", words], Layout.parse(sizes.layout).vocab, tokenizer, say)
 
 
-def _seed(folder: Path, seed: int, sizes: Sizes) -> dict[str, Any]:
+def _run_seed(folder: Path, seed: int, sizes: Sizes) -> None:
     """Trains and scores the stages of a seed."""
     begin = time.process_time()
     schedule = {"warmup": 0.1, "decay": 0.3}
@@ -219,7 +235,7 @@ def _seed(folder: Path, seed: int, sizes: Sizes) -> dict[str, Any]:
     recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
     files = FileOptions(gguf=(), context=512)
     run_recipe("chat", f"seed{seed}", recipe, folder, say, workers=1, files=files, checkpoint_s=30.0)
-    results: dict[str, Any] = {"before": _before(folder, seed)}
+    _score_before(folder, seed)
     before, models = f"chat/seed{seed}", folder / f"seed{seed}"
     trainings = [(stage, stage, sizes.image_tokens) for stage in STAGES]
     trainings.append((_FEWER, "joint", sizes.fewer))
@@ -227,24 +243,22 @@ def _seed(folder: Path, seed: int, sizes: Sizes) -> dict[str, Any]:
         start = str(models / "mid") if stage == "joint" else before
         record = _stage(folder, start, models / name, stage, seed, tokens, sizes)
         before = str(models / name)
-        results[name] = _scored(folder, models / name, record, {tokens, *(sizes.asked if stage == "joint" else ())})
+        _score(folder, models / name, record, {tokens, *(sizes.asked if stage == "joint" else ())})
         say(f"seed {seed}, {name}: {time.process_time() - begin:.0f} s of CPU")
-    return results
 
 
-def _before(folder: Path, seed: int) -> dict[str, Any]:
-    """Returns scores of the language model, on text alone, from its file of results if it is there."""
+def _score_before(folder: Path, seed: int) -> None:
+    """Scores the language model on text alone, unless that was done."""
     path = folder / f"seed{seed}" / "before.json"
-    if not path.is_file():
-        start = start_model(f"chat/seed{seed}")
-        weights = start.tensors(path)
-        model = Model(checkpoint_layout(weights), None)
-        load_weights(model, weights)
-        scores = _text_scores(folder, model.eval(), ChatTokenizer(start.tokenizer.tokenizer, "tokenizer.json"))
-        path.parent.mkdir(exist_ok=True)
-        write_durably(path, json.dumps({"text": scores}).encode())
-    before: dict[str, Any] = json.loads(path.read_bytes())
-    return before
+    if path.is_file():
+        return
+    path.parent.mkdir(exist_ok=True)
+    start = start_model(f"chat/seed{seed}")
+    weights = start.tensors(path)
+    model = Model(checkpoint_layout(weights), None)
+    load_weights(model, weights)
+    scores = _text_scores(folder, model.eval(), ChatTokenizer(start.tokenizer.tokenizer, "tokenizer.json"))
+    write_durably(path, json.dumps({"text": scores}).encode())
 
 
 def _stage(folder: Path, start: str, output: Path, stage: str, seed: int, tokens: int, sizes: Sizes) -> TowerRecord:
@@ -267,15 +281,14 @@ def _stage(folder: Path, start: str, output: Path, stage: str, seed: int, tokens
     return train_tower(start, Data([folder / "data" / "train.jsonl"], texts), settings, output, say, checkpoint_s=30.0)
 
 
-def _scored(folder: Path, model: Path, record: TowerRecord, asked: Collection[int]) -> dict[str, Any]:
-    """Returns marks and bits per byte of a stage, from its file of results if it is there.
+def _score(folder: Path, model: Path, record: TowerRecord, asked: Collection[int]) -> None:
+    """Writes marks and bits per byte of a stage to its file of results, unless it is there.
 
     asked: numbers of tokens of a picture.
     """
     path = model.with_suffix(".json")
     if path.is_file():
-        result: dict[str, Any] = json.loads(path.read_bytes())
-        return result
+        return
     opened = TowerFolder.read(model, VISION).open()
     network = opened.model.eval().requires_grad_(False)
     chat = ChatTokenizer(opened.tokenizer, str(model))
@@ -297,7 +310,6 @@ def _scored(folder: Path, model: Path, record: TowerRecord, asked: Collection[in
         "ms": {str(count): _times(network, *_asked(chat, lines[:1], each)[0], each) for count, each in frames.items()},
     }
     write_durably(path, json.dumps(result).encode())
-    return result
 
 
 def _frames(settings: FrameSettings, tokens: int) -> FrameSettings:
@@ -362,32 +374,36 @@ def _times(
 
 
 def write_page(page: Path, record: Mapping[str, Any]) -> None:
-    """Writes the tables of a record."""
-    kinds, seeds = np.array(record["kinds"]), list(record["seeds"].values())
-    own = str(record["image_tokens"])
-    count = [f"{kind}, n = {int((kinds == kind).sum())}" for kind in KINDS]
+    """Writes the tables of a record; each figure is of the seeds that have come so far."""
+    kinds, own = np.array(record["kinds"]), str(record["image_tokens"])
+
+    def of_seeds(stage: str) -> list[Any]:
+        return [seed[stage] for seed in record["seeds"].values() if stage in seed]
+
     rows = [["the most frequent answer to the question", *_shares([record["blind"]], kinds), ""]]
-    for name, stage, key in [*((f"after {stage}", stage, "marks") for stage in STAGES), (_ANOTHER, "joint", "another")]:
-        runs = [seed[stage][key] if key == "another" else seed[stage][key][own] for seed in seeds]
-        rows.append([name, *_shares(runs, kinds), _each(runs)])
+    for stage in STAGES:
+        runs = [result["marks"][own] for result in of_seeds(stage)]
+        rows.append([f"after {stage}", *_shares(runs, kinds), _each(runs)])
+    runs = [result["another"] for result in of_seeds("joint")]
+    rows.append(["after joint, with another picture", *_shares(runs, kinds), _each(runs)])
+    count = [f"{kind}, n = {int((kinds == kind).sum())}" for kind in KINDS]
     fill(page, "answers", table(["", *count, f"all, n = {len(kinds)}", "all, of each seed"], rows))
     rows = []
-    for tokens in seeds[0]["joint"]["marks"]:
+    for tokens in of_seeds("joint")[0]["marks"]:
         cells = [tokens]
         for stage in ("joint", _FEWER):
-            runs = [seed[stage]["marks"][tokens] for seed in seeds]
+            runs = [result["marks"][tokens] for result in of_seeds(stage)]
             cells += [_shares(runs, kinds)[-1], _each(runs)]
-        spans = [statistics.fmean(seed["joint"]["ms"][tokens][part] for seed in seeds) for part in PARTS]
-        rows.append([*cells, *(f"{ms:.2f}" for ms in (*spans, sum(spans)))])
+        spans = [min(result["ms"][tokens][part] for result in of_seeds("joint")) for part in PARTS]
+        rows.append([*cells, *(f"{ms:.1f}" for ms in (*spans, sum(spans)))])
     trained = [head for count in (own, record["fewer"]) for head in (f"trained with {count}", "of each seed")]
     fill(page, "tokens", table(["tokens", *trained, *(f"{part}, ms" for part in PARTS), "all, ms"], rows))
     rows = []
-    for name in ("before", *STAGES):
-        scores = [seed[name]["text"] for seed in seeds]
-        bits = [score["bits_per_byte"] for score in scores]
-        tasks = [score["tasks"] for score in scores]
+    for stage in ("before", *STAGES):
+        scores = [result["text"] for result in of_seeds(stage)]
+        bits, tasks = ([score[name] for score in scores] for name in ("bits_per_byte", "tasks"))
         figures = [f"{statistics.fmean(bits):.3f}", ", ".join(f"{value:.3f}" for value in bits)]
-        rows.append([name, *figures, _interval(_right(tasks)), _each(tasks)])
+        rows.append([stage, *figures, _interval(_right(tasks)), _each(tasks)])
     head = ["", "bits per byte", "of each seed", f"exact answers, n = {len(tasks[0])}", "of each seed"]
     fill(page, "text", table(head, rows))
 

@@ -48,7 +48,9 @@ def test_a_model_is_trained_and_scored_once(tmp_path: Path, monkeypatch: pytest.
     topics = {f"topic{n}": f"Text number {n} about nothing at all. " * 99 for n in range(12)}
     monkeypatch.setattr(vision, "topics", topics)
     vision.write_data(archive(12), tmp_path / "data", 1)
-    record = vision.run(tmp_path, [0], SIZES)
+    vision.run(tmp_path, [0], SIZES)
+    record = vision.recorded(tmp_path, [0, 1], SIZES)
+    assert list(record["seeds"]) == ["0"]
     assert record["kinds"] == list(KINDS) * 4 and record["train"] == 36
     assert record["blind"].count("1") >= 4  # all are circles
     scores = record["seeds"]["0"]
@@ -60,7 +62,8 @@ def test_a_model_is_trained_and_scored_once(tmp_path: Path, monkeypatch: pytest.
     )
     assert 0 < scores["joint"]["text"]["bits_per_byte"] < 12
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert vision.run(tmp_path, [0], SIZES) == record
+    vision.run(tmp_path, [0], SIZES)
+    assert vision.recorded(tmp_path, [0], SIZES) == record
     again = {path for path, moment in written.items() if path.stat().st_mtime_ns != moment}
     assert not {path.name for path in again} & {"model.safetensors", "weights.safetensors", "joint.json"}
     page = tmp_path / "page.md"
