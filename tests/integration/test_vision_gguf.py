@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +29,7 @@ OF_FOLDERS = {"general.name", "general.size_label", "general.basename", "general
 
 
 ENCODE = """
+import ctypes
 import sys
 import numpy as np
 import llama_cpp
@@ -43,18 +46,18 @@ results = {}
 for number, picture in enumerate(pictures):
     pixels = np.load(picture)
     flat = np.ascontiguousarray(pixels).ravel()
-    data = flat.ctypes.data_as(llama_cpp.ctypes.POINTER(mtmd.c_uint8))
+    data = flat.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     bitmap = mtmd.mtmd_bitmap_init(pixels.shape[1], pixels.shape[0], data)
     chunks = mtmd.mtmd_input_chunks_init()
     asked = mtmd.mtmd_input_text(text=text, text_len=len(text), add_special=False, parse_special=True)
-    assert mtmd.mtmd_tokenize(context, chunks, mtmd.byref(asked), (mtmd.mtmd_bitmap_p_ctypes * 1)(bitmap), 1) == 0
+    assert mtmd.mtmd_tokenize(context, chunks, ctypes.byref(asked), (mtmd.mtmd_bitmap_p_ctypes * 1)(bitmap), 1) == 0
     tokens, rows = [], []
     for place in range(mtmd.mtmd_input_chunks_size(chunks)):
         chunk = mtmd.mtmd_input_chunks_get(chunks, place)
         count = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
         if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
-            size = mtmd.c_size_t()
-            tokens += list(mtmd.mtmd_input_chunk_get_tokens_text(chunk, mtmd.byref(size))[:count])
+            size = ctypes.c_size_t()
+            tokens += list(mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(size))[:count])
         else:
             assert mtmd.mtmd_encode_chunk(context, chunk) == 0
             embeddings = mtmd.mtmd_get_output_embd(context)[: count * int(width)]
@@ -63,29 +66,23 @@ for number, picture in enumerate(pictures):
     results[f"tokens{number}"], results[f"rows{number}"] = np.array(tokens), np.concatenate(rows)
 np.savez(output, **results)
 """
-SOURCES = ("tools/mtmd/*.cpp", "tools/mtmd/models/*.cpp", "tools/mtmd/debug/*.cpp", "vendor/hash/*.cpp")
+SOURCES = ("clip", "mtmd", "mtmd-audio", "mtmd-image", "models/*", "debug/*")
 SIZES = {"exact": (96, 64), "larger": (300, 200), "narrow": (40, 400), "tiled": (600, 900)}
 
 
 def build_mtmd(tree: Path, libraries: Path, folder: Path) -> Path:
-    """Compiles libmtmd.so against the libraries of a build, in minutes; it computes nothing itself."""
+    """Compiles libmtmd.so against the libraries of a build, in minutes; what reads files and video is left out."""
     folder.mkdir()
     for library in libraries.glob("*.so"):
         (folder / library.name).symlink_to(library)
-    skipped = ("mtmd-cli.cpp", "deprecation-warning.cpp")
-    sources = [path for part in SOURCES for path in sorted(tree.glob(part)) if path.name not in skipped]
-    parts = ("include", "ggml/include", "tools/mtmd", "vendor", "vendor/stb", "vendor/miniaudio", "vendor/hash")
-    flags = [
-        "-std=c++17",
-        "-O1",
-        "-fPIC",
-        "-w",
-        "-DLLAMA_SHARED",
-        "-DLLAMA_BUILD",
-        "-DGGML_SHARED",
-        "-DGGML_BACKEND_SHARED",
-    ]
-    flags += [f"-I{tree / part}" for part in parts]
+    (package,) = importlib.util.find_spec("llama_cpp").submodule_search_locations
+    helpers = dict.fromkeys(re.findall(r'"(mtmd_helper_\w+)"', (Path(package) / "mtmd_cpp.py").read_text()))
+    (folder / "helpers.cpp").write_text("".join(f'extern "C" void {name}() {{}}\n' for name in helpers))
+    sources = [path for part in SOURCES for path in sorted((tree / "tools/mtmd").glob(f"{part}.cpp"))]
+    sources.append(folder / "helpers.cpp")
+    flags = ["-std=c++17", "-O1", "-fPIC", "-w", "-DLLAMA_SHARED", "-DLLAMA_BUILD", "-DGGML_SHARED"]
+    parts = ("include", "ggml/include", "tools/mtmd", "vendor")
+    flags += ["-DGGML_BACKEND_SHARED", *(f"-I{tree / part}" for part in parts)]
     objects = [folder / f"{number}.o" for number in range(len(sources))]
     for unit, target in zip(sources, objects, strict=True):
         subprocess.run([find_compiler().cxx, *flags, "-c", unit, "-o", target], check=True, timeout=300)
