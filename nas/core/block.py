@@ -366,6 +366,8 @@ BLOCKS: Registry[BlockKind] = Registry(
         "linear": "nas.model.blocks.linear:LINEAR",
         "deltanet": "nas.model.blocks.deltanet:DELTANET",
         "mamba": "nas.model.blocks.mamba:MAMBA",
+        "s4": "nas.model.blocks.s4:S4",
+        "s5": "nas.model.blocks.s5:S5",
         "swiglu": "nas.model.blocks.swiglu:SWIGLU",
         "geglu": "nas.model.blocks.geglu:GEGLU",
         "relu2": "nas.model.blocks.relu2:RELU2",

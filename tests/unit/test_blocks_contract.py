@@ -26,6 +26,8 @@ from nas.model.nn.mlstm import reference_mlstm
 from nas.model.nn.moe import reference_moe
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.relu2 import reference_relu2
+from nas.model.nn.s4 import reference_s4
+from nas.model.nn.s5 import reference_s5
 from nas.model.nn.swa import reference_swa
 from nas.model.nn.swiglu import reference_swiglu
 from nas.testing.block_contract import FeedForwardContract, MixerContract
@@ -167,6 +169,18 @@ class TestMamba(MixerContract):
     reference = staticmethod(reference_mamba)
 
 
+class TestS4(MixerContract):
+    kind = "s4"
+    examples = ("S", "S4(conv=4)", "S1(conv=2,liquid=1)")
+    reference = staticmethod(reference_s4)
+
+
+class TestS5(MixerContract):
+    kind = "s5"
+    examples = ("V", "V5(conv=4)")
+    reference = staticmethod(reference_s5)
+
+
 class TestSwiGLU(FeedForwardContract):
     kind = "swiglu"
     examples = ("swiglu:1", "swiglu:160")
@@ -228,4 +242,6 @@ def test_the_layout_of_every_kind_lacks_none() -> None:
         "linear",
         "deltanet",
         "mamba",
+        "s4",
+        "s5",
     }

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from scipy import signal
 from torch import Tensor
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
@@ -14,6 +15,7 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
 from nas.model.nn.deltanet import reference_deltanet
+from nas.model.nn.diagonal import diagonal_scan
 from nas.model.nn.gdn import delta_rule, reference_gdn
 from nas.model.nn.gla import gated_linear_attention, reference_gla
 from nas.model.nn.kinds import MODULES
@@ -22,6 +24,8 @@ from nas.model.nn.mamba import reference_mamba, selective_scan
 from nas.model.nn.mamba2 import reference_mamba2
 from nas.model.nn.mlstm import reference_mlstm
 from nas.model.nn.primitives import draw_weights
+from nas.model.nn.s4 import reference_s4
+from nas.model.nn.s5 import reference_s5
 from nas.model.nn.ssd import ssd
 from tests.support.twins import twin_of
 
@@ -54,6 +58,9 @@ def sequence(batch: int = 2, length: int = LENGTH) -> Tensor:
         ("K2", reference_linear, 0.0, 1e-10, (1, 64, 65, 150)),
         ("N2(conv=3)", reference_deltanet, 0.0, 1e-10, (1, 64, 65, 150)),
         ("H3(conv=2)", reference_mamba, 0.0, 1e-10, (1, 150)),
+        ("S4", reference_s4, 0.0, 1e-10, (1, 64, 65, 150)),
+        ("S3(conv=2,liquid=1)", reference_s4, 0.0, 1e-10, (1, 150)),
+        ("V5(conv=2)", reference_s5, 0.0, 1e-10, (1, 64, 65, 150)),
         # Input gates at their cap, whose exponential is 3 million.
         ("X2(key_dim=5)", reference_mlstm, 30.0, 1e-8, (1, 64, 65, 150)),
     ],
@@ -71,7 +78,7 @@ def test_any_number_of_chunks_is_the_recurrence(
         torch.testing.assert_close(module(x)[0][0], wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4"])
+@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4", "S4", "V"])
 @torch.no_grad()
 def test_a_sequence_may_be_cut_anywhere(text: str) -> None:
     module, x = mixer(text).double(), sequence().double()
@@ -129,6 +136,17 @@ def scan_recurrence(
     return (memories * c[:, :, None]).sum(-1), memories[:, -1]
 
 
+def diagonal_recurrence(
+    u: Tensor, log_decay: Tensor, write: Tensor, read: Tensor, memory: Tensor, padding: None
+) -> tuple[Tensor, Tensor]:
+    """What `diagonal_scan` says it computes."""
+    now, out = torch.view_as_complex(memory), []
+    for t in range(u.shape[1]):
+        now = log_decay.exp() * now + (write * u[:, t, :, None]).sum(-1)
+        out.append((read * now[..., None]).sum(-2).real)
+    return torch.stack(out, 1), torch.view_as_real(now)
+
+
 class Recurrence(NamedTuple):
     """A chunked function, what it computes, the shapes of its arguments, and how these are made of free numbers."""
 
@@ -158,6 +176,14 @@ RECURRENCES = {
         scan_recurrence,
         [(1, 70, 4), (1, 70, 4), (4, 3), (1, 70, 3), (1, 70, 3), (1, 4, 3)],
         lambda u, step, rate, b, c, memory: (u, step.exp(), rate.exp(), b, c, memory),
+    ),
+    "diagonal scan": Recurrence(
+        diagonal_scan,
+        diagonal_recurrence,
+        [(2, 70, 3, 2), (3, 4), (3, 4), (3, 4, 2, 2), (3, 4, 1, 2), (2, 3, 4, 2)],
+        lambda u, rate, turn, write, read, memory: (
+            u, torch.complex(-rate.exp(), turn), *map(torch.view_as_complex, (write, read)), memory, None
+        ),
     ),
     "gated linear attention": Recurrence(
         gated_linear_attention,
@@ -210,6 +236,8 @@ def test_a_memory_that_decays_at_once_has_finite_gradients(text: str, bias: str,
         ("G4", "decay_bias", 6.0),
         ("X4", "gate_bias", 6.0),
         ("H4", "dt_bias", -6.0),
+        ("S4", "dt_bias", -6.0),
+        ("V", "dt_bias", -6.0),
     ],
 )
 @torch.no_grad()
@@ -243,6 +271,53 @@ def test_a_delta_network_is_the_delta_rule_of_transformers_without_decay() -> No
         q, k, v, torch.zeros_like(beta), beta, None, False, use_qk_l2norm_in_kernel=True
     )
     torch.testing.assert_close(ours(x)[0], ours.out(ours.norm(y).flatten(2)), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_diagonal_state_spaces_are_those_of_scipy() -> None:
+    """The continuous system of each channel, and of all channels together, held for a step by scipy."""
+    channels, every, x = mixer("S3").double(), mixer("V3").double(), sequence(1, 90).double()
+    y, _ = channels(x)
+    read = [
+        held_by_scipy(*(tensor[d] for tensor in (channels.A_log, channels.A_imag)), channels.dt_bias[d].expand(3),
+                      torch.ones(3, 1), torch.zeros(3, 1), 2 * channels.C[None, d] * SIGNS, x[0, :, d : d + 1])
+        for d in range(WIDTH)
+    ]  # fmt: skip
+    torch.testing.assert_close(y[0], channels.output(torch.cat(read, 1)[None], x)[0], rtol=0, atol=1e-9)
+    y, _ = every(x)
+    one = held_by_scipy(every.A_log, every.A_imag, every.dt_bias, *every.B.weight.chunk(2), every.C.weight, x[0])
+    torch.testing.assert_close(y[0], every.output(one[None], x)[0], rtol=0, atol=1e-9)
+
+
+SIGNS = torch.tensor([1.0] * 3 + [-1.0] * 3)
+"""Of real and imaginary parts of C in twice the real part of its product with three states."""
+
+
+def held_by_scipy(
+    a_log: Tensor, a_imag: Tensor, dt_bias: Tensor, b: Tensor, b_imag: Tensor, read: Tensor, u: Tensor
+) -> Tensor:
+    """Responses [T, outputs] of a system of complex states to inputs [T, inputs], states that share a step at a time.
+
+    Args:
+        a_log: [P].
+        a_imag: [P].
+        dt_bias: [P].
+        b: [P, inputs].
+        b_imag: [P, inputs].
+        read: of real, then of imaginary parts [outputs, 2P].
+        u: [T, inputs].
+    """
+    total = 0.0
+    for n in range(len(a_log)):
+        a = torch.stack([-a_log[n].exp(), -a_imag[n], a_imag[n], -a_log[n].exp()]).view(2, 2)
+        matrices = (a, torch.stack([b[n], b_imag[n]]), read[:, [n, n + len(a_log)]], torch.zeros(len(read), len(b[n])))
+        step = float(torch.nn.functional.softplus(dt_bias[n]))
+        system = signal.cont2discrete([matrix.double().numpy() for matrix in matrices], step)
+        # dlsim's output does not see the current input through the state: here a state is read after its step.
+        ad, bd, c, _, _ = system
+        _, found = signal.dlsim((ad, bd, c @ ad, c @ bd, step), u.numpy())
+        total = total + torch.from_numpy(found)
+    return total
 
 
 @torch.no_grad()
@@ -323,6 +398,8 @@ def test_the_published_mamba2_has_as_many_weights() -> None:
         ("N8", 3 * 3 * 1024 + 8 * 128 * 128),
         ("N8(conv=0)", 8 * 128 * 128),
         ("H", 3 * 2048 + 2048 * 16),
+        ("S16(conv=4)", 3 * 1024 + 2 * 16 * 1024),
+        ("V", 1024),
     ],
 )
 def test_state_is_that_of_the_convolution_and_the_heads(text: str, numbers: int) -> None:
@@ -376,6 +453,7 @@ def test_step_sizes_and_decays_start_in_the_published_ranges(text: str, width: i
         ("d32 v64 ffn=none [G3]", "3 heads do not divide d_model 32; give the head size"),
         ("d32 v64 ffn=none [K4(conv=1)]", "a convolution has at least 2 taps; 0 for none"),
         ("d32 v64 ffn=none [H(conv=1)]", "a convolution has at least 2 taps; 0 for none"),
+        ("d32 v64 ffn=none [S(conv=1)]", "a convolution has at least 2 taps; 0 for none"),
         ("d32 v64 ffn=none [X3]", "3 heads do not divide d_model 32; give the head size"),
     ],
 )

@@ -20,6 +20,8 @@ MODULES: Registry[type[Mixer] | type[FeedForward]] = Registry(
         "linear": "nas.model.nn.linear:LinearAttention",
         "deltanet": "nas.model.nn.deltanet:DeltaNet",
         "mamba": "nas.model.nn.mamba:Mamba",
+        "s4": "nas.model.nn.s4:S4",
+        "s5": "nas.model.nn.s5:S5",
         "swiglu": "nas.model.nn.swiglu:SwiGLU",
         "geglu": "nas.model.nn.geglu:GeGLU",
         "relu2": "nas.model.nn.relu2:SquaredReLU",
