@@ -368,6 +368,8 @@ BLOCKS: Registry[BlockKind] = Registry(
         "mamba": "nas.model.blocks.mamba:MAMBA",
         "s4": "nas.model.blocks.s4:S4",
         "s5": "nas.model.blocks.s5:S5",
+        "cfc": "nas.model.blocks.cfc:CFC",
+        "rtf": "nas.model.blocks.rtf:RTF",
         "swiglu": "nas.model.blocks.swiglu:SWIGLU",
         "geglu": "nas.model.blocks.geglu:GEGLU",
         "relu2": "nas.model.blocks.relu2:RELU2",

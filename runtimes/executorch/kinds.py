@@ -476,3 +476,9 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "moe": ExecuTorchKind(_moe, mixture=True),
     },
 )
+
+MISSING = {
+    "cfc": "as no operator runs a network token by token, each on the result of the last one",
+    "rtf": "as the runner's recurrences have a decay for each number, and a companion form mixes them",
+}
+"""Kind without a program -> what ExecuTorch and the runner lack."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nas.core.block import BLOCKS, Block
 from nas.model.nn.base import Mixer
+from nas.model.nn.cfc import reference_cfc
 from nas.model.nn.conv import reference_gated_short_conv
 from nas.model.nn.deltanet import reference_deltanet
 from nas.model.nn.gdn import reference_gdn
@@ -26,6 +27,7 @@ from nas.model.nn.mlstm import reference_mlstm
 from nas.model.nn.moe import reference_moe
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.relu2 import reference_relu2
+from nas.model.nn.rtf import reference_rtf
 from nas.model.nn.s4 import reference_s4
 from nas.model.nn.s5 import reference_s5
 from nas.model.nn.swa import reference_swa
@@ -181,6 +183,18 @@ class TestS5(MixerContract):
     reference = staticmethod(reference_s5)
 
 
+class TestCfC(MixerContract):
+    kind = "cfc"
+    examples = ("F", "F12(conv=4,units=40)")
+    reference = staticmethod(reference_cfc)
+
+
+class TestRTF(MixerContract):
+    kind = "rtf"
+    examples = ("R", "R1", "R40(conv=4)")
+    reference = staticmethod(reference_rtf)
+
+
 class TestSwiGLU(FeedForwardContract):
     kind = "swiglu"
     examples = ("swiglu:1", "swiglu:160")
@@ -244,4 +258,6 @@ def test_the_layout_of_every_kind_lacks_none() -> None:
         "mamba",
         "s4",
         "s5",
+        "cfc",
+        "rtf",
     }

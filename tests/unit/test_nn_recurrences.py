@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from scipy import signal
@@ -14,6 +15,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_g
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
+from nas.model.nn.cfc import reference_cfc
 from nas.model.nn.deltanet import reference_deltanet
 from nas.model.nn.diagonal import diagonal_scan
 from nas.model.nn.gdn import delta_rule, reference_gdn
@@ -24,6 +26,7 @@ from nas.model.nn.mamba import reference_mamba, selective_scan
 from nas.model.nn.mamba2 import reference_mamba2
 from nas.model.nn.mlstm import reference_mlstm
 from nas.model.nn.primitives import draw_weights
+from nas.model.nn.rtf import rational_filter, reference_rtf
 from nas.model.nn.s4 import reference_s4
 from nas.model.nn.s5 import reference_s5
 from nas.model.nn.ssd import ssd
@@ -61,6 +64,9 @@ def sequence(batch: int = 2, length: int = LENGTH) -> Tensor:
         ("S4", reference_s4, 0.0, 1e-10, (1, 64, 65, 150)),
         ("S3(conv=2,liquid=1)", reference_s4, 0.0, 1e-10, (1, 150)),
         ("V5(conv=2)", reference_s5, 0.0, 1e-10, (1, 64, 65, 150)),
+        ("F", reference_cfc, 0.0, 1e-10, (1, 150)),
+        ("R5", reference_rtf, 0.0, 1e-10, (1, 64, 65, 150)),
+        ("R70(conv=2)", reference_rtf, 0.0, 1e-10, (150,)),
         # Input gates at their cap, whose exponential is 3 million.
         ("X2(key_dim=5)", reference_mlstm, 30.0, 1e-8, (1, 64, 65, 150)),
     ],
@@ -78,7 +84,7 @@ def test_any_number_of_chunks_is_the_recurrence(
         torch.testing.assert_close(module(x)[0][0], wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4", "S4", "V"])
+@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4", "S4", "V", "R5", "R70"])
 @torch.no_grad()
 def test_a_sequence_may_be_cut_anywhere(text: str) -> None:
     module, x = mixer(text).double(), sequence().double()
@@ -147,6 +153,16 @@ def diagonal_recurrence(
     return torch.stack(out, 1), torch.view_as_real(now)
 
 
+def filter_recurrence(u: Tensor, a: Tensor, b: Tensor, memory: Tensor, padding: None) -> tuple[Tensor, Tensor]:
+    """What `rational_filter` says it computes."""
+    out = []
+    for t in range(u.shape[1]):
+        past = memory.flip(1).mT  # [B, D, N], the last one first
+        out.append((b * past).sum(-1))
+        memory = torch.cat([memory[:, 1:], (u[:, t] - (a * past).sum(-1))[:, None]], 1)
+    return torch.stack(out, 1), memory
+
+
 class Recurrence(NamedTuple):
     """A chunked function, what it computes, the shapes of its arguments, and how these are made of free numbers."""
 
@@ -184,6 +200,12 @@ RECURRENCES = {
         lambda u, rate, turn, write, read, memory: (
             u, torch.complex(-rate.exp(), turn), *map(torch.view_as_complex, (write, read)), memory, None
         ),
+    ),
+    "rational filter": Recurrence(
+        rational_filter,
+        filter_recurrence,
+        [(2, 70, 3), (3, 4), (3, 4), (2, 4, 3)],
+        lambda u, a, b, memory: (u, 0.2 * a, b, memory, None),
     ),
     "gated linear attention": Recurrence(
         gated_linear_attention,
@@ -273,51 +295,67 @@ def test_a_delta_network_is_the_delta_rule_of_transformers_without_decay() -> No
     torch.testing.assert_close(ours(x)[0], ours.out(ours.norm(y).flatten(2)), rtol=0, atol=1e-5)
 
 
+def scipy_response(module: Any, n: Any, b: Tensor, read: Tensor, u: Tensor) -> Tensor:
+    """Returns the response [T, outputs] of one complex state, module.A_log[n], to inputs [T, inputs].
+
+    Real and imaginary part are the two states of a real system, which scipy discretises: b [2, inputs], read [outputs,
+    2].
+    """
+    rate, frequency = -module.A_log[n].exp(), module.A_imag[n]
+    a = torch.stack([rate, -frequency, frequency, rate]).view(2, 2)
+    step = torch.nn.functional.softplus(module.dt_bias[n if module.dt_bias.dim() == module.A_log.dim() else n[0]])
+    system = [matrix.numpy() for matrix in (a, b, read, torch.zeros(len(read), b.shape[1], dtype=b.dtype))]
+    a, b, c, _, dt = signal.cont2discrete(system, step.item())
+    _, y, _ = signal.dlsim((a, b, c @ a, c @ b, dt), u.numpy())  # scipy reads a state before its step
+    return torch.from_numpy(y)
+
+
 @torch.no_grad()
 def test_diagonal_state_spaces_are_those_of_scipy() -> None:
-    """The continuous system of each channel, and of all channels together, held for a step by scipy."""
-    channels, every, x = mixer("S3").double(), mixer("V3").double(), sequence(1, 90).double()
-    y, _ = channels(x)
-    read = [
-        held_by_scipy(*(tensor[d] for tensor in (channels.A_log, channels.A_imag)), channels.dt_bias[d].expand(3),
-                      torch.ones(3, 1), torch.zeros(3, 1), 2 * channels.C[None, d] * SIGNS, x[0, :, d : d + 1])
+    ours, x = mixer("S3").double(), sequence(1, 90).double()
+    real, imag = ours.C.chunk(2, 1)
+    one = torch.tensor([[1.0], [0.0]]).double()
+    columns = [
+        sum(
+            scipy_response(ours, (d, n), one, 2 * torch.stack([real[d, n], -imag[d, n]])[None], x[0, :, d : d + 1])
+            for n in range(3)
+        )
         for d in range(WIDTH)
-    ]  # fmt: skip
-    torch.testing.assert_close(y[0], channels.output(torch.cat(read, 1)[None], x)[0], rtol=0, atol=1e-9)
-    y, _ = every(x)
-    one = held_by_scipy(every.A_log, every.A_imag, every.dt_bias, *every.B.weight.chunk(2), every.C.weight, x[0])
-    torch.testing.assert_close(y[0], every.output(one[None], x)[0], rtol=0, atol=1e-9)
+    ]
+    torch.testing.assert_close(ours(x)[0], ours.output(torch.cat(columns, 1)[None], x), rtol=0, atol=1e-10)
 
 
-SIGNS = torch.tensor([1.0] * 3 + [-1.0] * 3)
-"""Of real and imaginary parts of C in twice the real part of its product with three states."""
+@torch.no_grad()
+def test_a_shared_state_space_is_that_of_scipy() -> None:
+    ours, x = mixer("V3").double(), sequence(1, 90).double()
+    y = sum(scipy_response(ours, n, ours.B.weight[n::3], ours.C.weight[:, n::3], x[0]) for n in range(3))
+    torch.testing.assert_close(ours(x)[0], ours.output(y[None], x), rtol=0, atol=1e-10)
 
 
-def held_by_scipy(
-    a_log: Tensor, a_imag: Tensor, dt_bias: Tensor, b: Tensor, b_imag: Tensor, read: Tensor, u: Tensor
-) -> Tensor:
-    """Responses [T, outputs] of a system of complex states to inputs [T, inputs], states that share a step at a time.
+@torch.no_grad()
+def test_a_rational_transfer_function_is_a_filter_of_scipy() -> None:
+    ours, x = mixer("R5").double(), sequence(1, 90).double()
+    columns = [
+        signal.lfilter([0.0, *ours.b[d].tolist()], [1.0, *ours.a[d].tolist()], x[0, :, d].numpy()) for d in range(WIDTH)
+    ]
+    y = torch.from_numpy(np.stack(columns, 1))[None]
+    torch.testing.assert_close(ours(x)[0], ours.output(y, x), rtol=0, atol=1e-10)
 
-    Args:
-        a_log: [P].
-        a_imag: [P].
-        dt_bias: [P].
-        b: [P, inputs].
-        b_imag: [P, inputs].
-        read: of real, then of imaginary parts [outputs, 2P].
-        u: [T, inputs].
-    """
-    total = 0.0
-    for n in range(len(a_log)):
-        a = torch.stack([-a_log[n].exp(), -a_imag[n], a_imag[n], -a_log[n].exp()]).view(2, 2)
-        matrices = (a, torch.stack([b[n], b_imag[n]]), read[:, [n, n + len(a_log)]], torch.zeros(len(read), len(b[n])))
-        step = float(torch.nn.functional.softplus(dt_bias[n]))
-        system = signal.cont2discrete([matrix.double().numpy() for matrix in matrices], step)
-        # dlsim's output does not see the current input through the state: here a state is read after its step.
-        ad, bd, c, _, _ = system
-        _, found = signal.dlsim((ad, bd, c @ ad, c @ bd, step), u.numpy())
-        total = total + torch.from_numpy(found)
-    return total
+
+@torch.no_grad()
+def test_a_closed_form_cell_is_that_of_ncps_after_a_unit_of_time() -> None:
+    """The arithmetic of ncps.torch.CfCCell, whose gate has one map times the time between tokens and one without."""
+    ours, x = mixer("F6(units=9)").double(), sequence(1, 40).double()
+    weights = {name: tensor.numpy() for name, tensor in ours.state_dict().items()}
+    joint = np.concatenate([weights["input.weight"], weights["hidden.weight"]], 1)
+    (w1, w2, w_time), (b1, b2, b_time) = (np.split(weights[f"heads.{name}"], 3) for name in ("weight", "bias"))
+    w_a, elapsed, hidden, rows = np.random.default_rng(0).normal(size=w_time.shape), 1.0, np.zeros(6), []
+    for token in x[0].numpy():
+        z = 1.7159 * np.tanh(0.666 * (joint @ np.concatenate([token, hidden]) + weights["input.bias"]))
+        gate = 1 / (1 + np.exp(-(w_a @ z * elapsed + (w_time - w_a) @ z + b_time)))
+        hidden = np.tanh(w1 @ z + b1) * (1 - gate) + gate * np.tanh(w2 @ z + b2)
+        rows.append(weights["out.weight"] @ hidden)
+    torch.testing.assert_close(ours(x)[0][0], torch.from_numpy(np.stack(rows)), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
@@ -400,6 +438,8 @@ def test_the_published_mamba2_has_as_many_weights() -> None:
         ("H", 3 * 2048 + 2048 * 16),
         ("S16(conv=4)", 3 * 1024 + 2 * 16 * 1024),
         ("V", 1024),
+        ("F", 512),
+        ("R(conv=4)", 3 * 1024 + 16 * 1024),
     ],
 )
 def test_state_is_that_of_the_convolution_and_the_heads(text: str, numbers: int) -> None:

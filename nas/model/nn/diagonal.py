@@ -41,21 +41,27 @@ def diagonal_scan(
         if padding is None:
             y, memory = _scan(u, log_decay, write, read, memory, torch.full((len(u),), length, device=u.device))
         else:
-            text = padding.text[:, -length:]
-            order = torch.sort(~text, dim=1, stable=True).indices  # text first
-            y, memory = _scan(_reordered(u, order), log_decay, write, read, memory, text.sum(1))
-            y = _reordered(y, order.argsort(1))
+            order, tokens = text_first(padding, length)
+            y, memory = _scan(reordered(u, order), log_decay, write, read, memory, tokens)
+            y = reordered(y, order.argsort(1))
     return y.to(kind), memory
+
+
+def text_first(padding: Padding, length: int) -> tuple[Tensor, Tensor]:
+    """Returns an order of a chunk's tokens with text before padding [B, T], and the number of tokens of text [B]."""
+    text = padding.text[:, -length:]
+    return torch.sort(~text, dim=1, stable=True).indices, text.sum(1)
+
+
+def reordered(x: Tensor, order: Tensor) -> Tensor:
+    """Returns the tokens of x [B, T, ...] in an order [B, T]."""
+    return x.take_along_dim(order.view(*order.shape, *(1,) * (x.dim() - 2)), 1)
 
 
 def complex_of(x: Tensor) -> Tensor:
     """Returns the complex numbers whose real parts are the first half of the last dimension: [..., 2N] -> [..., N]."""
     (x,) = float32_at_least(x)
     return torch.complex(*x.chunk(2, -1))
-
-
-def _reordered(x: Tensor, order: Tensor) -> Tensor:
-    return x.take_along_dim(order.view(*order.shape, *(1,) * (x.dim() - 2)), 1)
 
 
 def _scan(

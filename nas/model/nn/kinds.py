@@ -22,6 +22,8 @@ MODULES: Registry[type[Mixer] | type[FeedForward]] = Registry(
         "mamba": "nas.model.nn.mamba:Mamba",
         "s4": "nas.model.nn.s4:S4",
         "s5": "nas.model.nn.s5:S5",
+        "cfc": "nas.model.nn.cfc:CfC",
+        "rtf": "nas.model.nn.rtf:RTF",
         "swiglu": "nas.model.nn.swiglu:SwiGLU",
         "geglu": "nas.model.nn.geglu:GeGLU",
         "relu2": "nas.model.nn.relu2:SquaredReLU",

@@ -15,49 +15,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, Padding, State
+from nas.model.nn.base import Padding, State
+from nas.model.nn.convolved import ConvolvedInput, reference_input
 from nas.model.nn.diagonal import complex_of, diagonal_scan
 from nas.model.nn.growth import BlockGrowth, CannotGrow
 from nas.model.nn.mamba2 import draw_steps
-from nas.model.nn.primitives import DepthwiseConv, Linear, Weights, draw_uniform, for_examples, reference_conv
+from nas.model.nn.primitives import Linear, Weights, draw_uniform, for_examples
 from nas.model.nn.ssd import float32_at_least
 
 
-class StateSpace(Mixer, Weights):
+class StateSpace(ConvolvedInput, Weights):
     """A state space with the layer of S4's experiments around it: out = W_out gelu(y) * sigmoid(W_gate gelu(y)).
 
-    y = SSM(u) + D u, where u is the input, or silu(conv(input)) where the block has taps. The continuous system of each
-    state, m' = a m + b u with a = -exp(A_log) + i A_imag, is held constant for a step: m_t = exp(step a) m_{t-1} +
-    (exp(step a) - 1) / a b u_t, step = softplus(dt_bias).
-
-    State: (window [B, K - 1, D], if there is a convolution; memory [B, ..., 2]): its last inputs, oldest first, and
-    real and imaginary parts of what the states hold.
-
-    Weights: conv.weight [D, K]; dt_bias, A_log and A_imag of the states; D [D]; gate.weight, out.weight [D, D].
+    y = SSM(u) + D u. Further weights: D [D]; gate.weight, out.weight [D, D].
     """
-
-    projection = "out"
-    stackable = True
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
-        self.states, self.taps = self.block.int("state"), self.block.int("conv")
-        if self.taps:
-            self.conv = DepthwiseConv(d_model, self.taps)
+        self.states = self.block.int("state")
         self.D = nn.Parameter(torch.empty(d_model))
         self.gate = Linear(d_model, d_model)
         self.out = Linear(d_model, d_model, residual=True)
-
-    def window_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the shape of the convolution's state, if there is one."""
-        return ((self.taps - 1, self.d_model),) if self.taps else ()
-
-    def convolved(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        """Returns u [B, T, D], and the convolution's state after the chunk."""
-        if not self.taps:
-            return x, ()
-        window = torch.cat([state[0], x], 1)
-        return F.silu(self.conv(window)), (self.conv.last_rows(window, padding),)
 
     def output(self, y: Tensor, u: Tensor) -> Tensor:
         """Maps what is read from the states, and the input, both [B, T, D], to the output."""
@@ -74,7 +52,11 @@ def draw_rates(a_log: Tensor, a_imag: Tensor) -> None:
 
 
 def discrete(a_log: Tensor, a_imag: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns step a and (exp(step a) - 1) / a, complex, of rates and step sizes of one shape."""
+    """Returns the logarithm of a state's decay and what its input is multiplied by, complex.
+
+    The continuous system m' = a m + u with a = -exp(a_log) + i a_imag by zero-order hold: m_t = exp(step a) m_{t-1} +
+    (exp(step a) - 1) / a u_t, step = softplus(dt_bias).
+    """
     a_log, a_imag, dt_bias = float32_at_least(a_log, a_imag, dt_bias)
     rate = torch.complex(-a_log.exp(), a_imag)
     log_decay = F.softplus(dt_bias) * rate
@@ -82,13 +64,13 @@ def discrete(a_log: Tensor, a_imag: Tensor, dt_bias: Tensor) -> tuple[Tensor, Te
 
 
 class S4(StateSpace):
-    """Every channel has N complex states of its own, b = 1, and reads y = 2 Re(sum_n C_n m_n).
+    """Every channel has N complex states of its own (`discrete`), of which it reads y = 2 Re(sum_n C_n m_n).
 
     With liquid=1 the input acts on the decays, too (Liquid-S4, section 3): m_t = (exp(step a) + w u_t) m_{t-1} + w
     u_t, w = (exp(step a) - 1) / a. That is computed token by token, and is no convolution: the paper's kernels are the
     first terms of its series.
 
-    Memory: [B, D, N, 2]. Weights: A_log, A_imag [D, N]; C [D, 2N], real parts, then imaginary ones; dt_bias [D].
+    Memory: real and imaginary parts [B, D, N, 2]. Further weights: A_log, A_imag [D, N]; C [D, 2N], real parts, then imaginary ones; dt_bias [D].
     """
 
     def __init__(self, block: Block, d_model: int) -> None:
@@ -195,14 +177,6 @@ def discrete_in_real_numbers(rate: Tensor, rate_imag: Tensor, step: Tensor) -> t
     write = ((decay - 1) * rate + decay_imag * rate_imag) / square
     write_imag = (decay_imag * rate - (decay - 1) * rate_imag) / square
     return decay, decay_imag, write, write_imag
-
-
-def reference_input(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
-    """Returns what enters the states [T, D]."""
-    if not block.int("conv"):
-        return h
-    u = reference_conv(weights["conv.weight"], h)
-    return u * torch.sigmoid(u)
 
 
 def reference_output(weights: Mapping[str, Tensor], y: Tensor, u: Tensor) -> Tensor:

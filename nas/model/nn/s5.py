@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from nas.core.block import Block
 from nas.model.nn.base import Padding, State
+from nas.model.nn.convolved import reference_input
 from nas.model.nn.diagonal import diagonal_scan
 from nas.model.nn.mamba2 import draw_steps
 from nas.model.nn.primitives import Linear
@@ -17,17 +18,16 @@ from nas.model.nn.s4 import (
     discrete,
     discrete_in_real_numbers,
     draw_rates,
-    reference_input,
     reference_output,
 )
 
 
 class S5(StateSpace):
-    """All channels write to P complex states and read from them: y = 2 Re(C m), m the states of inputs B u.
+    """All channels write to P complex states (`discrete` in `nas.model.nn.s4`) B u, and read y = 2 Re(C m).
 
     Rates start as S4D-Lin's, which are near the paper's: those of the normal part of HiPPO-LegS.
 
-    Memory: [B, P, 1, 2]. Weights: B.weight [2P, D], rows real parts, then imaginary ones; C.weight [D, 2P], columns twice
+    Memory: real and imaginary parts [B, P, 1, 2]. Further weights: B.weight [2P, D], rows real parts, then imaginary ones; C.weight [D, 2P], columns twice
     the real parts of C, then minus twice the imaginary ones; A_log, A_imag, dt_bias [P].
     """
 
