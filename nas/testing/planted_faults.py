@@ -76,6 +76,8 @@ def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint
             weight.add_(4 * drawn)
         elif name.endswith("A_log"):  # slower decays: an earlier text is still remembered behind the prompt
             weight.sub_(2)
+            if f"{name.removesuffix('A_log')}A_imag" in state:  # of S4 and S5, whose rates all start alike
+                weight.add_(3 * drawn)
         elif name.endswith("ffn.bias.weight"):  # added to scores between 0 and 1
             weight.add_(0.6 * drawn - 0.3)
     edit(state)
@@ -101,7 +103,7 @@ PLANTED_SUMS = Layout.parse("d256 v512 ffn=swiglu:512 [K8(conv=4) N8 N8(conv=0)]
 """A layout for `SUM_FAULTS`."""
 PLANTED_MAMBA = Layout.parse("d256 v512 ffn=swiglu:512 [H H(conv=0)]")
 """A layout for `MAMBA_FAULTS`."""
-PLANTED_STATES = Layout.parse("d256 v512 ffn=swiglu:512 [S8(conv=4) S4(liquid=1) V64 V64(conv=4)]")
+PLANTED_STATES = Layout.parse("d256 v512 ffn=swiglu:512 [S8(conv=4) S4(liquid=1) V64(conv=4)]")
 """A layout for `STATE_FAULTS`."""
 PLANTED_PARTS = Layout.parse("d256 v512 ffn=moe:8x2:64(shared=2) [A8/4(canon=4)+relu2:512 C3 W4/2@32(canon=3)]")
 """A layout for `PART_FAULTS`."""
@@ -379,11 +381,11 @@ MAMBA_FAULTS = (
 """For layouts like `PLANTED_MAMBA`: 16 numbers of state."""
 
 STATE_FAULTS = (
-    Fault("decays of other states", _roll("A_log", 1, dim=-1)),
     Fault("oscillations of other states", _roll("A_imag", 1, dim=-1)),
+    Fault("decays of other states", _roll("A_log", 1, dim=-1)),
     Fault("no oscillations", _fill("A_imag", 0.0)),
     Fault("real and imaginary parts swapped", _swap_parts),
-    Fault("step bias missing", _fill("dt_bias", 0.0)),
+    Fault("step sizes of a constant", _fill("dt_bias", -3.0)),
     Fault("skip missing", _fill(".D", 0.0)),
     Fault("convolution shifted by one", _roll("conv.weight", 1, dim=1)),
     Fault("inputs that leave the decays alone", layout=("S4(liquid=1)", "S4")),

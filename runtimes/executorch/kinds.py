@@ -479,6 +479,7 @@ KINDS: Registry[ExecuTorchKind] = Registry(
 
 MISSING = {
     "cfc": "as no operator runs a network token by token, each on the result of the last one",
+    "longconv": "as the runner's growing caches belong to attention, and no operator convolves over one",
     "rtf": "as the runner's recurrences have a decay for each number, and a companion form mixes them",
 }
 """Kind without a program -> what ExecuTorch and the runner lack."""

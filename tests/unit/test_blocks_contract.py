@@ -20,6 +20,7 @@ from nas.model.nn.gla import reference_gla
 from nas.model.nn.gqa import reference_gqa
 from nas.model.nn.kinds import MODULES
 from nas.model.nn.linear import reference_linear
+from nas.model.nn.longconv import reference_longconv
 from nas.model.nn.mamba import reference_mamba
 from nas.model.nn.mamba2 import reference_mamba2
 from nas.model.nn.mla import reference_mla
@@ -195,6 +196,12 @@ class TestRTF(MixerContract):
     reference = staticmethod(reference_rtf)
 
 
+class TestLongConvolution(MixerContract):
+    kind = "longconv"
+    examples = ("Y", "Y100(bands=2,conv=0,units=7)")
+    reference = staticmethod(reference_longconv)
+
+
 class TestSwiGLU(FeedForwardContract):
     kind = "swiglu"
     examples = ("swiglu:1", "swiglu:160")
@@ -260,4 +267,5 @@ def test_the_layout_of_every_kind_lacks_none() -> None:
         "s5",
         "cfc",
         "rtf",
+        "longconv",
     }

@@ -22,6 +22,7 @@ from nas.model.nn.gdn import delta_rule, reference_gdn
 from nas.model.nn.gla import gated_linear_attention, reference_gla
 from nas.model.nn.kinds import MODULES
 from nas.model.nn.linear import reference_linear
+from nas.model.nn.longconv import reference_longconv
 from nas.model.nn.mamba import reference_mamba, selective_scan
 from nas.model.nn.mamba2 import reference_mamba2
 from nas.model.nn.mlstm import reference_mlstm
@@ -67,6 +68,7 @@ def sequence(batch: int = 2, length: int = LENGTH) -> Tensor:
         ("F", reference_cfc, 0.0, 1e-10, (1, 150)),
         ("R5", reference_rtf, 0.0, 1e-10, (1, 64, 65, 150)),
         ("R70(conv=2)", reference_rtf, 0.0, 1e-10, (150,)),
+        ("Y100(conv=2)", reference_longconv, 0.0, 1e-10, (1, 64, 65)),
         # Input gates at their cap, whose exponential is 3 million.
         ("X2(key_dim=5)", reference_mlstm, 30.0, 1e-8, (1, 64, 65, 150)),
     ],
@@ -84,7 +86,7 @@ def test_any_number_of_chunks_is_the_recurrence(
         torch.testing.assert_close(module(x)[0][0], wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4", "S4", "V", "R5", "R70"])
+@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4", "S4", "V", "R5", "R70", "Y"])
 @torch.no_grad()
 def test_a_sequence_may_be_cut_anywhere(text: str) -> None:
     module, x = mixer(text).double(), sequence().double()

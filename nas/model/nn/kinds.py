@@ -24,6 +24,7 @@ MODULES: Registry[type[Mixer] | type[FeedForward]] = Registry(
         "s5": "nas.model.nn.s5:S5",
         "cfc": "nas.model.nn.cfc:CfC",
         "rtf": "nas.model.nn.rtf:RTF",
+        "longconv": "nas.model.nn.longconv:LongConvolution",
         "swiglu": "nas.model.nn.swiglu:SwiGLU",
         "geglu": "nas.model.nn.geglu:GeGLU",
         "relu2": "nas.model.nn.relu2:SquaredReLU",
