@@ -42,7 +42,11 @@ def test_every_mix_is_carried(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "missing"),
-    [("F", "cfc blocks: .* token by token"), ("R", "rtf blocks: .* companion form"), ("Y", "longconv blocks: .* caches")],
+    [
+        ("F", "cfc blocks: .* token by token"),
+        ("R", "rtf blocks: .* companion form"),
+        ("Y", "longconv blocks: .* caches"),
+    ],
 )
 def test_kinds_without_a_program_are_refused_with_what_is_missing(text: str, missing: str) -> None:
     with pytest.raises(Unsupported, match=missing):

@@ -86,7 +86,9 @@ def test_any_number_of_chunks_is_the_recurrence(
         torch.testing.assert_close(module(x)[0][0], wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4", "S4", "V", "R5", "R70", "Y"])
+@pytest.mark.parametrize(
+    "text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4", "S4", "V", "R5", "R70", "Y"]
+)
 @torch.no_grad()
 def test_a_sequence_may_be_cut_anywhere(text: str) -> None:
     module, x = mixer(text).double(), sequence().double()

@@ -42,7 +42,9 @@ class ClosedFormContinuous(ConvolvedKind):
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         """Hidden numbers and units scale with the width."""
         scaled = {
-            name: max(1, round(block.int(name) * to / d_model)) for name in ("state", "units") if name in dict(block.given)
+            name: max(1, round(block.int(name) * to / d_model))
+            for name in ("state", "units")
+            if name in dict(block.given)
         }
         return block.replace(**scaled).canonical(to) if scaled else block
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nas.core.block import Arg, Block, Count
 from nas.model.blocks.convolved import ConvolvedKind
 
+
 class LongConvolution(ConvolvedKind):
     """`Y` or `Y4096`: a gated convolution over all tokens so far, with a filter that a small network makes of each lag.
 

@@ -7,7 +7,7 @@ from nas.model.blocks.convolved import ConvolvedKind
 
 
 class RationalTransferFunction(ConvolvedKind):
-    """`R` or `R16`: each channel is a recursive filter of order N, 16 unless given, with N coefficients above and below.
+    """`R` or `R16`: each channel is a recursive filter of order N, 16 unless given: a quotient of polynomials.
 
     GELU and a gated linear unit follow. `R(conv=4)` has a short convolution and SiLU in front, as later kinds do.
     """

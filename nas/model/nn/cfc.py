@@ -16,12 +16,12 @@ from nas.model.nn.primitives import Linear
 class CfC(ConvolvedInput):
     """z = l(W_in u + W_hidden h + bias); f, g, s = W_heads z + bias; h <- tanh(f) sigmoid(-s) + tanh(g) sigmoid(s).
 
-    The paper's equation 2, with its gate, and l(x) = 1.7159 tanh(0.666 x), as in the authors' code. Its time t between
-    tokens is 1, so that the two maps of the gate, times t and plus, are one. Each token's h depends on the last one
-    through a hidden layer: there is no form that computes tokens at once.
+    The paper's closed form with a gate in place of the decay, and l(x) = 1.7159 tanh(0.666 x), as in the authors' code.
+    Its time t between tokens is 1, so that the two maps of the gate, one of them times t, are one map. Each token's h
+    depends on the last one through a hidden layer: there is no form that computes tokens at once.
 
-    Memory: h [B, N]. Weights: input.weight [U, D], input.bias [U]; hidden.weight [U, N]; heads.weight [3N, U], rows f, g,
-    s; heads.bias [3N]; out.weight [D, N].
+    Memory: h [B, N]. Further weights: input.weight [U, D], input.bias [U]; hidden.weight [U, N]; heads.weight [3N, U],
+    rows f, g, s; heads.bias [3N]; out.weight [D, N].
     """
 
     def __init__(self, block: Block, d_model: int) -> None:
@@ -51,7 +51,7 @@ class CfC(ConvolvedInput):
 
 
 def reference_cfc(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
-    """Computes equation 2 of the paper with a hidden layer in front, one token at a time.
+    """Computes x(t) = s(-f t) g + (1 - s(-f t)) h of the paper at t = 1 behind a hidden layer, one token at a time.
 
     h and the output: one sequence [T, D]; `weights`: the module's state dict.
     """

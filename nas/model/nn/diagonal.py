@@ -70,8 +70,7 @@ def _scan(
     """Does so where row b begins with `lengths[b]` tokens of text, and padding follows."""
     length, chunk = u.shape[1], min(_CHUNK, u.shape[1])
     log_decay, write, read = (x.view(-1, *x.shape[-rank:]) for x, rank in ((log_decay, 2), (write, 3), (read, 3)))
-    seeds, channels, states, inputs = write.shape
-    outputs = read.shape[-1]
+    seeds, inputs, outputs = len(write), write.shape[-1], read.shape[-1]
     ago = torch.arange(chunk + 1, device=u.device)
     powers = (log_decay[..., None] * ago).exp()  # [S, D, N, Q + 1]
     both = (read[..., :, None] * write[..., None, :]).flatten(-2)  # [S, D, N, O I]

@@ -106,7 +106,9 @@ def long_convolution(u: Tensor, filters: Tensor, last: int) -> Tensor:
         u, filters = float32_at_least(u, filters)
         seeds = len(filters)
         if last == 1:
-            return (torch.unflatten(u, 0, (seeds, -1)) * filters.flip(1)[:, None]).sum(2).flatten(0, 1)[:, None].to(kind)
+            return (
+                (torch.unflatten(u, 0, (seeds, -1)) * filters.flip(1)[:, None]).sum(2).flatten(0, 1)[:, None].to(kind)
+            )
         chunk = min(_CHUNK, length)
         chunks = in_chunks(u, chunk)
         count = chunks.shape[1]
@@ -139,7 +141,9 @@ def reference_longconv(block: Block, weights: Mapping[str, Tensor], h: Tensor) -
         z = h.new_tensor([place, *map(math.cos, turns), *map(math.sin, turns)])
         for name in ("features", "hidden"):
             z = torch.sin(weights[f"{name}.weight"] @ z + weights[f"{name}.bias"])
-        filters.append(weights["filter.weight"] @ z * torch.exp(-torch.exp(weights["A_log"]) * place) / block.int("reach") ** 0.5)
+        filters.append(
+            weights["filter.weight"] @ z * torch.exp(-torch.exp(weights["A_log"]) * place) / block.int("reach") ** 0.5
+        )
     y = weights["D"] * q * v
     for t in range(len(h)):
         for s in range(t + 1):

@@ -22,8 +22,8 @@ class RTF(StateSpace):
     """Each channel is a filter D + (b_1 z^-1 + ... + b_N z^-N) / (1 + a_1 z^-1 + ... + a_N z^-N).
 
     Its companion form remembers the last N numbers w_t = u_t - a_1 w_{t-1} - ... - a_N w_{t-N}, of which it reads y_t =
-    b_1 w_{t-1} + ... + b_N w_{t-N}. Coefficients are free, as in the paper: nothing holds the poles inside the unit circle
-    but training, which starts with a = 0. The paper trains by FFT, which folds what a filter answers after the
+    b_1 w_{t-1} + ... + b_N w_{t-N}. Coefficients are free, as in the paper: nothing but training, which starts with a =
+    0, holds the poles inside the unit circle. The paper trains by FFT, which folds what a filter answers after the
     sequence back to its begin; here the filter is exact for any length.
 
     Memory: w, oldest first [B, N, D]. Further weights: a, b [D, N].
@@ -49,9 +49,7 @@ class RTF(StateSpace):
         return self.output(y, u), (*window, memory)
 
 
-def rational_filter(
-    u: Tensor, a: Tensor, b: Tensor, memory: Tensor, padding: Padding | None
-) -> tuple[Tensor, Tensor]:
+def rational_filter(u: Tensor, a: Tensor, b: Tensor, memory: Tensor, padding: Padding | None) -> tuple[Tensor, Tensor]:
     """Runs w_t = u_t - sum_i a_i w_{t-i}, y_t = sum_i b_i w_{t-i} over a sequence, in chunks.
 
     Within a chunk w solves a triangular system, which is the same for all chunks; the last N numbers are handed on.

@@ -67,10 +67,12 @@ class S4(StateSpace):
     """Every channel has N complex states of its own (`discrete`), of which it reads y = 2 Re(sum_n C_n m_n).
 
     With liquid=1 the input acts on the decays, too (Liquid-S4, section 3): m_t = (exp(step a) + w u_t) m_{t-1} + w
-    u_t, w = (exp(step a) - 1) / a. That is computed token by token, and is no convolution: the paper's kernels are the
-    first terms of its series.
+    u_t, w = (exp(step a) - 1) / a; the paper has the bilinear transform in place of zero-order hold. That is computed
+    token by token, and is no convolution: the paper's kernels are the first terms of its series. A state
+    grows while |exp(step a) + w u_t| is above 1.
 
-    Memory: real and imaginary parts [B, D, N, 2]. Further weights: A_log, A_imag [D, N]; C [D, 2N], real parts, then imaginary ones; dt_bias [D].
+    Memory: real and imaginary parts [B, D, N, 2]. Further weights: A_log, A_imag [D, N]; C [D, 2N], real parts, then
+    imaginary ones; dt_bias [D].
     """
 
     def __init__(self, block: Block, d_model: int) -> None:
@@ -110,10 +112,10 @@ class S4(StateSpace):
         old, new = growing.a.int("conv"), growing.b.int("conv")
         if (old == 0) != (new == 0) or new < old:
             raise CannotGrow(f"convolutions of {old} and {new} taps")
-        own = {name: small[name][width] for name in ("A_log", "A_imag", "C", "dt_bias", "D")}
+        channels = {name: small[name][width] for name in ("A_log", "A_imag", "C", "dt_bias", "D")}
         taps = {"conv.weight": F.pad(small["conv.weight"][width], (new - old, 0))} if new else {}
         square = {name: growing.widened(name, outputs=width, inputs=width) for name in ("gate.weight", "out.weight")}
-        return own | taps | square
+        return channels | taps | square
 
 
 def liquid_scan(

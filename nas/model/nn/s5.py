@@ -27,8 +27,9 @@ class S5(StateSpace):
 
     Rates start as S4D-Lin's, which are near the paper's: those of the normal part of HiPPO-LegS.
 
-    Memory: real and imaginary parts [B, P, 1, 2]. Further weights: B.weight [2P, D], rows real parts, then imaginary ones; C.weight [D, 2P], columns twice
-    the real parts of C, then minus twice the imaginary ones; A_log, A_imag, dt_bias [P].
+    Memory: real and imaginary parts [B, P, 1, 2]. Further weights: B.weight [2P, D], rows real parts, then imaginary
+    ones; C.weight [D, 2P], columns twice the real parts of C, then minus twice the imaginary ones; A_log, A_imag,
+    dt_bias [P].
     """
 
     def __init__(self, block: Block, d_model: int) -> None:
