@@ -29,7 +29,7 @@ class RationalTransferFunction(ConvolvedKind):
     def flops(self, block: Block, d_model: int, context: int) -> float:
         return 2.0 * self.count(block, d_model).active
 
-    def memory(self, block: Block, d_model: int) -> int:
+    def state_numbers(self, block: Block, d_model: int) -> int:
         return block.int("state") * d_model
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:

@@ -35,7 +35,7 @@ class DiagonalStateSpace(ConvolvedKind):
         weights = 2 * d_model * d_model + d_model * (1 + block.int("conv"))
         return 2.0 * weights + per_state * block.int("state") * d_model
 
-    def memory(self, block: Block, d_model: int) -> int:
+    def state_numbers(self, block: Block, d_model: int) -> int:
         return 2 * block.int("state") * d_model
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:

@@ -35,7 +35,7 @@ class SharedStateSpace(ConvolvedKind):
         # Per complex state: decay and write.
         return 2.0 * self.count(block, d_model).active + 14.0 * block.resolve(d_model).int("state")
 
-    def memory(self, block: Block, d_model: int) -> int:
+    def state_numbers(self, block: Block, d_model: int) -> int:
         return 2 * block.int("state")
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
