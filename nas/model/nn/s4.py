@@ -18,7 +18,6 @@ from nas.core.block import Block
 from nas.model.nn.base import Padding, State
 from nas.model.nn.convolved import ConvolvedInput, reference_input
 from nas.model.nn.diagonal import complex_of, diagonal_scan
-from nas.model.nn.growth import BlockGrowth, CannotGrow
 from nas.model.nn.mamba2 import draw_steps
 from nas.model.nn.primitives import Linear, Weights, draw_uniform, for_examples
 from nas.model.nn.ssd import float32_at_least
@@ -102,20 +101,6 @@ class S4(StateSpace):
             y, memory = diagonal_scan(u[..., None], log_decay, write[..., None], read[..., None], state[-1], padding)
             y = y[..., 0]
         return self.output(y, u), (*window, memory)
-
-    @staticmethod
-    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
-        """Channels are copied, with all that belongs to each; taps that were not there are zero."""
-        small, width = growing.small, growing.width
-        if any(growing.a.int(name) != growing.b.int(name) for name in ("state", "liquid")):
-            raise CannotGrow("the number of states or liquid differs")
-        old, new = growing.a.int("conv"), growing.b.int("conv")
-        if (old == 0) != (new == 0) or new < old:
-            raise CannotGrow(f"convolutions of {old} and {new} taps")
-        channels = {name: small[name][width] for name in ("A_log", "A_imag", "C", "dt_bias", "D")}
-        taps = {"conv.weight": F.pad(small["conv.weight"][width], (new - old, 0))} if new else {}
-        square = {name: growing.widened(name, outputs=width, inputs=width) for name in ("gate.weight", "out.weight")}
-        return channels | taps | square
 
 
 def liquid_scan(
