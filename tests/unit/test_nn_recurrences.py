@@ -241,6 +241,8 @@ def test_gradients_are_those_of_the_recurrence(name: str) -> None:
         # exp(-20) a token: its product over a chunk is zero in float32, and its inverse infinite.
         ("G4", "decay_bias", -320.0),
         ("H4", "dt_bias", 80.0),
+        ("S4", "dt_bias", 80.0),
+        ("V", "dt_bias", 80.0),
     ],
 )
 def test_a_memory_that_decays_at_once_has_finite_gradients(text: str, bias: str, value: float) -> None:
