@@ -257,7 +257,8 @@ def test_nothing_is_rounded_to_float32_on_the_way(text: str, reference: Callable
 
 
 def test_the_layout_of_every_kind_lacks_none() -> None:
-    """But for those that one runtime has alone: llama.cpp's stock architectures GEGLU, ExecuTorch sums and Mamba."""
+    """But for those that one runtime has alone: llama.cpp's stock architectures GEGLU, ExecuTorch sums
+    and state spaces; and for those that none has."""
     assert {block.kind for layer in EVERY_KIND.layers for block in layer.blocks} == set(BLOCKS) - {
         "geglu",
         "linear",

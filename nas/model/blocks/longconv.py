@@ -11,7 +11,7 @@ class LongConvolution(ConvolvedKind):
 
     What is 4096, and 2048 unless given, is the reach: lags over which features of the filter repeat and channels fade.
     A short convolution is in front, as in the paper; `Y(conv=0)` has none. All inputs are remembered, one number for
-    each channel and token: half of what attention with equal heads keeps; and a token costs as many products.
+    each channel and token: half of what attention keeps that shares no keys, for half of its products.
     """
 
     name = "longconv"
