@@ -24,14 +24,14 @@ References for the whole: Bercovich et al. 2024 (Puzzle), Yang et al. 2025 (Zebr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-from nas.core.block import Block
-from nas.core.errors import InvalidInput
+from nas.core.block import BLOCKS, Block
+from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.replacement import Slot
 from nas.model.blocks.mamba2 import inner_width
@@ -62,6 +62,18 @@ def default_alternatives(
         return (*_valid(_feed_forwards(trained), trained, layout.d_model), None)
     mixers = chain(_mixers(trained, layout.d_model, window, further), _sharing(layout, slot.depth, trained))
     return (*_valid(mixers, trained, layout.d_model), None)
+
+
+def of_kinds(blocks: tuple[Block | None, ...], kinds: Collection[str]) -> tuple[Block | None, ...]:
+    """Returns the blocks whose kind is among `kinds`, "-" for no block; all of them if `kinds` is empty.
+
+    Raises:
+        UnknownName: there is no such kind.
+    """
+    for kind in kinds:
+        if kind not in ("-", *BLOCKS):
+            raise UnknownName("kind of block", kind, ("-", *BLOCKS), where="alternatives")
+    return tuple(block for block in blocks if not kinds or (block.kind if block else "-") in kinds)
 
 
 def further_mixers(texts: Sequence[str], d_model: int) -> tuple[Block, ...]:

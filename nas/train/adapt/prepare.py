@@ -20,7 +20,7 @@ from nas.model.nn.fit import Precision, Worker, native_precision
 from nas.model.nn.weights import checkpoint_layout
 from nas.model.text.documents import read_sources
 from nas.train.adapt.adapt import REQUEST, Adaptation, child_bytes
-from nas.train.adapt.alternatives import default_alternatives, further_mixers
+from nas.train.adapt.alternatives import default_alternatives, further_mixers, of_kinds
 from nas.train.adapt.checkpoints import import_once, is_imported, read_model
 from nas.train.adapt.costs import stored
 from nas.train.adapt.device import BenchOf
@@ -88,8 +88,11 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
     further = further_mixers(request.mixers, layout.d_model)
     alternatives: dict[Slot, tuple[Alternative, ...]] = {}
     for slot in slots:
-        blocks = default_alternatives(layout, slot, request.window, further)
+        blocks = of_kinds(default_alternatives(layout, slot, request.window, further), request.alternatives)
         alternatives[slot] = stored(layout, slot, blocks, request.bits) if request.bits else blocks
+    if request.alternatives and not any(alternatives.values()):
+        kinds = " or ".join(request.alternatives)
+        raise InvalidInput(f"no block of this model can become {kinds}", where="alternatives")
     record = request.record() | {
         "version": LIBRARY_VERSION,
         "precision": precision,

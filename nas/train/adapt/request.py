@@ -43,6 +43,9 @@ class AdaptSettings(BaseModel):
     healing: Healing = Healing()
     window: int = Field(128, ge=2, description="of sliding windows among the alternatives")
     mixers: tuple[str, ...] = Field((), description="further alternatives for attention, in one-line form")
+    alternatives: tuple[str, ...] = Field(
+        (), description="kinds of blocks that may replace trained ones, '-' for leaving them out; none named: all"
+    )
     recall: float = Field(
         0.0, ge=0, description="weight of the divergence at generated answers, beside 1 of that over all held-out text"
     )
