@@ -174,7 +174,7 @@ class TestMamba(MixerContract):
 
 class TestS4(MixerContract):
     kind = "s4"
-    examples = ("S", "S4(conv=4)", "S1(conv=2,liquid=1)")
+    examples = ("S8", "S4(conv=4)", "S1(conv=2,liquid=1)")
     reference = staticmethod(reference_s4)
 
 

@@ -265,7 +265,6 @@ def test_a_memory_that_decays_at_once_has_finite_gradients(text: str, bias: str,
         ("X4", "gate_bias", 6.0),
         ("H4", "dt_bias", -6.0),
         ("S4", "dt_bias", -6.0),
-        ("V", "dt_bias", -6.0),
     ],
 )
 @torch.no_grad()
