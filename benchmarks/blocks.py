@@ -1,6 +1,6 @@
 """Every kind of block on both runtimes: parity with references, and time and memory against grouped-query attention.
 
-    python -m benchmarks.blocks parity [--target aarch64-linux]
+    python -m benchmarks.blocks parity [--target aarch64-linux] [--only S4D S5]
     python -m benchmarks.blocks time [--minutes 6]
     python -m benchmarks.blocks train [--minutes 6]
     python -m benchmarks.blocks page
@@ -181,6 +181,42 @@ EXAMPLES = {
         "d256 v512 ffn=swiglu:512 [H H(conv=0)]",
         "MambaMixer",
     ),
+    "S4D": Example(
+        "S16",
+        "nas.model.nn.s4:reference_s4",
+        "Gu 2022",
+        "d256 v512 ffn=swiglu:512 [S S(conv=4)]",
+    ),
+    "Liquid-S4": Example(
+        "S16(liquid=1)",
+        "nas.model.nn.s4:reference_s4",
+        "Hasani 2022",
+        "d256 v512 ffn=swiglu:512 [S(liquid=1) S(conv=4,liquid=1)]",
+    ),
+    "S5": Example(
+        "V",
+        "nas.model.nn.s5:reference_s5",
+        "Smith 2022",
+        "d256 v512 ffn=swiglu:512 [V V(conv=4)]",
+    ),
+    "CfC": Example(
+        "F",
+        "nas.model.nn.cfc:reference_cfc",
+        "Hasani 2022",
+        "d256 v512 ffn=swiglu:512 [F F(conv=4)]",
+    ),
+    "RTF": Example(
+        "R",
+        "nas.model.nn.rtf:reference_rtf",
+        "Parnichkun 2024",
+        "d256 v512 ffn=swiglu:512 [R R(conv=4)]",
+    ),
+    "long convolution": Example(
+        "Y",
+        "nas.model.nn.longconv:reference_longconv",
+        "Poli 2023",
+        "d256 v512 ffn=swiglu:512 [Y(conv=0) Y]",
+    ),
     "swiglu": Example(
         "swiglu:160",
         "nas.model.nn.swiglu:reference_swiglu",
@@ -255,11 +291,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("parity", "time", "train", "page"))
     parser.add_argument("--target", default=host_target(), help="machine of parity; another's runs by emulation")
+    parser.add_argument("--only", nargs="+", choices=FILES, default=list(FILES), help="names of blocks, of parity")
     parser.add_argument("--minutes", type=float, default=6.0, help="of `time` and `train`")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.what == "parity":
-        measure_parity(options.target)
+        measure_parity(options.target, options.only)
     elif options.what == "time":
         measure_time(60 * options.minutes)
     elif options.what == "train":
@@ -282,17 +319,18 @@ def record(name: str, rows: Iterable[Row]) -> None:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def measure_parity(target: str) -> None:
+def measure_parity(target: str, names: Sequence[str]) -> None:
     """Adds a line for each file that has none of the runtime's build for `target`; here, one for each module, too."""
     if target == host_target():
-        record("parity", [{"block": name, "by": "float32", **float_parity(one)} for name, one in EXAMPLES.items()])
+        modules = {name: EXAMPLES[name] for name in names if name in EXAMPLES}
+        record("parity", [{"block": name, "by": "float32", **float_parity(one)} for name, one in modules.items()])
     done = {(row["block"], row["by"], row.get("build", "")) for row in recorded("parity")}
     place = "host" if target == host_target() else target
     builds: dict[str, Any] = {
         "llama.cpp": LLAMA_CPP.build(place, log=say, patched=True),
         "executorch": EXECUTORCH.build(place, log=say),
     }
-    for name, text in FILES.items():
+    for name, text in ((name, FILES[name]) for name in names):
         for by in ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w"):
             runtime, _, quantisation = by.partition(" ")
             runtime_build = builds[runtime]

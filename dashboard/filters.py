@@ -15,7 +15,7 @@ from nas.core.logs import visible
 from nas.core.units import show_duration, show_number, show_range
 
 _NONE = "\N{EN DASH}"
-_BUILTIN_HUES = 15
+_BUILTIN_HUES = 20
 """Colours of the block kinds of hilnas."""
 _FURTHER_HUES = 4
 """Colours that other kinds share."""
@@ -57,7 +57,7 @@ def _time(at: float, style: str) -> Markup:
 
 
 def hue(kind: str) -> int:
-    """Returns the number of a block kind's colour, 0 to 18; kinds of other distributions share the last four."""
+    """Returns the number of a block kind's colour, 0 to 23; kinds of other distributions share the last four."""
     number = BLOCKS[kind].hue if kind in BLOCKS else None
     return _BUILTIN_HUES + crc32(kind.encode()) % _FURTHER_HUES if number is None else number
 

@@ -127,7 +127,7 @@ class BlockKind(ABC):
     """Of the kind and its module, in the keys of results; None: that of the distribution that adds it."""
 
     hue: ClassVar[int | None] = None
-    """Number of its colour in pictures of layouts, 0 to 14; None: one of the last four, by its name."""
+    """Number of its colour in pictures of layouts, 0 to 19; None: one of the last four, by its name."""
 
     @abstractmethod
     def count(self, block: Block, d_model: int) -> Count:
@@ -366,6 +366,11 @@ BLOCKS: Registry[BlockKind] = Registry(
         "linear": "nas.model.blocks.linear:LINEAR",
         "deltanet": "nas.model.blocks.deltanet:DELTANET",
         "mamba": "nas.model.blocks.mamba:MAMBA",
+        "s4": "nas.model.blocks.s4:S4",
+        "s5": "nas.model.blocks.s5:S5",
+        "cfc": "nas.model.blocks.cfc:CFC",
+        "rtf": "nas.model.blocks.rtf:RTF",
+        "longconv": "nas.model.blocks.longconv:LONGCONV",
         "swiglu": "nas.model.blocks.swiglu:SWIGLU",
         "geglu": "nas.model.blocks.geglu:GEGLU",
         "relu2": "nas.model.blocks.relu2:RELU2",

@@ -76,6 +76,8 @@ def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint
             weight.add_(4 * drawn)
         elif name.endswith("A_log"):  # slower decays: an earlier text is still remembered behind the prompt
             weight.sub_(2)
+            if f"{name.removesuffix('A_log')}A_imag" in state:  # of S4 and S5, whose rates all start alike
+                weight.add_(3 * drawn)
         elif name.endswith("ffn.bias.weight"):  # added to scores between 0 and 1
             weight.add_(0.6 * drawn - 0.3)
     edit(state)
@@ -101,6 +103,8 @@ PLANTED_SUMS = Layout.parse("d256 v512 ffn=swiglu:512 [K8(conv=4) N8 N8(conv=0)]
 """A layout for `SUM_FAULTS`."""
 PLANTED_MAMBA = Layout.parse("d256 v512 ffn=swiglu:512 [H H(conv=0)]")
 """A layout for `MAMBA_FAULTS`."""
+PLANTED_STATES = Layout.parse("d256 v512 ffn=swiglu:512 [S8(conv=4) S4(liquid=1) V64(conv=4)]")
+"""A layout for `STATE_FAULTS`."""
 PLANTED_PARTS = Layout.parse("d256 v512 ffn=moe:8x2:64(shared=2) [A8/4(canon=4)+relu2:512 C3 W4/2@32(canon=3)]")
 """A layout for `PART_FAULTS`."""
 PLANTED_LATENT = Layout.parse("d256 v512 ffn=relu2:512 [L4/64 L4/64(query=96)]")
@@ -248,6 +252,13 @@ def _swap_b_and_c_of_channels(state: State) -> None:
             weight[-32:] = weight[-32:].roll(16, 0)
 
 
+def _swap_parts(state: State) -> None:
+    """Of what states of S4 and S5 are read with."""
+    for name, weight in state.items():
+        if name.endswith((".C", ".C.weight")):
+            weight.copy_(weight.roll(weight.shape[-1] // 2, -1))
+
+
 def _forget_shared_experts(state: State) -> None:
     for name, weight in state.items():
         if "ffn.shared.down" in name:
@@ -368,6 +379,19 @@ MAMBA_FAULTS = (
     Fault("stale state", earlier=40),
 )
 """For layouts like `PLANTED_MAMBA`: 16 numbers of state."""
+
+STATE_FAULTS = (
+    Fault("oscillations of other states", _roll("A_imag", 1, dim=-1)),
+    Fault("decays of other states", _roll("A_log", 1, dim=-1)),
+    Fault("no oscillations", _fill("A_imag", 0.0)),
+    Fault("real and imaginary parts swapped", _swap_parts),
+    Fault("step sizes of a constant", _fill("dt_bias", -3.0)),
+    Fault("skip missing", _fill(".D", 0.0)),
+    Fault("convolution shifted by one", _roll("conv.weight", 1, dim=1)),
+    Fault("inputs that leave the decays alone", layout=("S4(liquid=1)", "S4")),
+    Fault("stale state", earlier=40),
+)
+"""For layouts like `PLANTED_STATES`: S4, Liquid-S4 and S5."""
 
 LAYER_FAULTS = (
     Fault("cache of another layer", layout=("kv=1", "kv=0")),
@@ -509,6 +533,7 @@ PLANTS = (
     (PLANTED_MLSTM, MLSTM_FAULTS),
     (PLANTED_SUMS, SUM_FAULTS),
     (PLANTED_MAMBA, MAMBA_FAULTS),
+    (PLANTED_STATES, STATE_FAULTS),
     (PLANTED_LATENT, LATENT_FAULTS),
     (PLANTED_PARTS, PART_FAULTS),
     (PLANTED_LAYERS, LAYER_FAULTS),

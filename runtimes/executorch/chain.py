@@ -15,7 +15,7 @@ from nas.core.layout import Layout
 from nas.core.profile import Part
 from nas.core.quantisation import Quantisation
 from nas.measure.runtimes.base import Support
-from nas.measure.runtimes.executorch.kinds import KINDS, Attention, programs_of
+from nas.measure.runtimes.executorch.kinds import KINDS, MISSING, Attention, programs_of
 from nas.measure.runtimes.executorch.programs import FORMATS, GROUP, Constant, Program, head_program
 
 QUANTISATIONS = ("8da4w",)
@@ -217,7 +217,8 @@ def _kinds(layout: Layout) -> Iterator[str]:
     for layer in layout.layers:
         for block in layer.blocks:
             if block.kind not in KINDS:
-                yield f"{block.kind} blocks: there is no ExecuTorch program of them"
+                missing = f", {MISSING[block.kind]}" if block.kind in MISSING else ""
+                yield f"{block.kind} blocks: there is no ExecuTorch program of them{missing}"
             elif layout.norms != "before" and not KINDS[block.kind].behind:
                 yield f"{block.kind} blocks with norms behind them (norms={layout.norms}): their programs have none"
 

@@ -342,6 +342,38 @@ def _mamba(block: Block, d_model: int) -> Program:
     return Program("mamba", f"{MODULES}:Mamba", sizes, constants, (*_window(block, inner), (inner, state, 1)))
 
 
+def _state_space(block: Block, d_model: int, states: tuple[int, int]) -> Iterator[Constant]:
+    """Yields the constants that S4 and S5 share; rates and frequencies have the shape `states`."""
+    yield from norm_constants("norm", d_model, "mixer_norm.weight")
+    yield from tap_constants(block.int("conv"), d_model, "mixers.{j}.conv.weight")
+    yield Constant("rate", states, "decay", "mixers.{j}.A_log")
+    yield Constant("frequency", states, "matrix", "mixers.{j}.A_imag")
+    yield Constant("dt_bias", (states[0], 1), "bias", "mixers.{j}.dt_bias")
+    yield Constant("skip", (d_model,), "norm", "mixers.{j}.D")
+    yield Constant("one", (1,), "fill", value=1.0)
+    yield Constant("gate", (d_model, d_model), "int4", "mixers.{j}.gate.weight")
+    yield Constant("out", (d_model, d_model), "int4", "mixers.{j}.out.weight")
+
+
+def _s4(block: Block, d_model: int) -> Program:
+    states = block.int("state")
+    read = Constant("read", (d_model, 2 * states), "matrix", "mixers.{j}.C")
+    constants = (*_state_space(block, d_model, (d_model, states)), read)
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in ("state", "conv", "liquid")))
+    return Program("s4", f"{MODULES}:S4", sizes, constants, (*_window(block, d_model), (d_model, 2 * states, 1)))
+
+
+def _s5(block: Block, d_model: int) -> Program:
+    states = block.int("state")
+    constants = (
+        *_state_space(block, d_model, (states, 1)),
+        Constant("write", (2 * states, d_model), "int4", "mixers.{j}.B.weight"),
+        Constant("read", (d_model, 2 * states), "int4", "mixers.{j}.C.weight"),
+    )
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in ("state", "conv")))
+    return Program("s5", f"{MODULES}:S5", sizes, constants, (*_window(block, d_model), (states, 1, 2)))
+
+
 def _gated_ffn(block: Block, d_model: int) -> Program:
     sizes = (("d_model", d_model), ("width", block.int("width")))
     constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), *_gated(block, d_model))
@@ -436,9 +468,18 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "linear": ExecuTorchKind(lambda block, d_model: (_linear(block, d_model),), behind=True, stock=False),
         "deltanet": ExecuTorchKind(lambda block, d_model: (_deltanet(block, d_model),), behind=True, stock=False),
         "mamba": ExecuTorchKind(lambda block, d_model: (_mamba(block, d_model),), behind=True, stock=False),
+        "s4": ExecuTorchKind(lambda block, d_model: (_s4(block, d_model),), behind=True, stock=False),
+        "s5": ExecuTorchKind(lambda block, d_model: (_s5(block, d_model),), behind=True, stock=False),
         "swiglu": _GATED_FFN,
         "geglu": _GATED_FFN,
         "relu2": ExecuTorchKind(lambda block, d_model: (_relu2(block, d_model),), behind=True),
         "moe": ExecuTorchKind(_moe, mixture=True),
     },
 )
+
+MISSING = {
+    "cfc": "as no operator runs a network token by token, each on the result of the last one",
+    "longconv": "as the runner's growing caches belong to attention, and no operator convolves over one",
+    "rtf": "as the runner's recurrences have a decay for each number, and a companion form mixes them",
+}
+"""Kind without a program -> what ExecuTorch and the runner lack."""

@@ -449,6 +449,95 @@ class Mamba(ProgramModule):
         return out, *self.ends(windows, past, x.shape[1]), memory
 
 
+class StateSpace(ProgramModule):
+    """Shared by S4 and S5: complex decays, for a runner whose recurrence has real ones.
+
+    States are kept in a frame that turns with them: what a token finds is turned back by the angles since the chunk's
+    begin, so that only the size of a decay is left to the recurrence; at the chunk's end the frame is turned forth.
+    """
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        # One more than a chunk, as in Mamba2.
+        self.register_buffer("tokens", torch.arange(1.0, CHUNK + 2).view(-1, 1, 1))
+
+    def convolved_input(self, x: Tensor, past: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Outputs]:
+        """Returns what enters the states [1, S, D], the memory, and the convolution's window, if there is one."""
+        u, memory, windows = self.convolved(self.into(x), past, memory)
+        return (F.silu(u) if windows else u), memory, windows
+
+    def discrete(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns size and angle of exp(step a), and the parts of (exp(step a) - 1) / a, all of the rates' shape."""
+        step, rate, frequency = F.softplus(self.number("dt_bias")), self.number("rate"), self.number("frequency")
+        size, angle = (step * rate).exp(), step * frequency
+        real, imag = size * torch.cos(angle), size * torch.sin(angle)
+        less, square = real - self.number("one"), rate * rate + frequency * frequency
+        write = (less * rate + imag * frequency) / square, (imag * rate - less * frequency) / square
+        return size, angle, *write
+
+    def output(self, residual: Tensor, y: Tensor, u: Tensor) -> Tensor:
+        """Returns the stream, of what is read from the states and their input, both [1, S, D]."""
+        g = F.gelu(y + u * self.number("skip"))
+        return self.onto(residual, self.linear("out", g) * torch.sigmoid(self.linear("gate", g)))
+
+
+def turned(real: Tensor, imag: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the parts of (real + i imag) (cos + i sin)."""
+    return real * cos - imag * sin, real * sin + imag * cos
+
+
+class S4(StateSpace):
+    """x, residual [1, S, D], window [1, K - 1, D], if any, memory [D, 2N, 1] -> the same.
+
+    A channel is a head of the runner's linear attention, whose keys are the parts of its states.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
+        length, states = x.shape[1], self.program.size("state")
+        u, memory, windows = self.convolved_input(x, past, memory)
+        value = u.view(length, -1, 1)
+        size, angle, write, write_imag = self.discrete()
+        if self.program.size("liquid"):
+            real, imag = size * torch.cos(angle) + write * value, size * torch.sin(angle) + write_imag * value
+            size, angle = torch.sqrt(real * real + imag * imag), torch.cumsum(torch.atan2(imag, real), 0)
+        else:
+            size, angle = size.unsqueeze(0).expand(length, -1, -1), self.number("tokens").narrow(0, 0, length) * angle
+        cos, sin = torch.cos(angle), torch.sin(angle)  # [S, D, N]
+        read = self.number("read") * (2 * math.sqrt(2 * states))
+        read, read_imag = turned(read.narrow(1, 0, states), read.narrow(1, states, states), write, write_imag)
+        read, read_imag = turned(read, read_imag, cos, sin)
+        y, after = linear_attention(
+            torch.cat([read, -read_imag], 2), torch.cat([cos, -sin], 2), value, torch.cat([size, size], 2), memory
+        )
+        last = (part.narrow(0, length - 1, 1).view(-1, states, 1) for part in (cos, sin))
+        after = torch.cat(turned(after.narrow(1, 0, states), after.narrow(1, states, states), *last), 1)
+        return self.output(residual, y.view(1, length, -1), u), *self.ends(windows, past, length), after
+
+
+class S5(StateSpace):
+    """x, residual [1, S, D], window [1, K - 1, D], if any, memory [P, 1, 2] -> the same.
+
+    A state is a head of the runner's linear attention, whose value is its parts.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor | None = None) -> Outputs:
+        length, states = x.shape[1], self.program.size("state")
+        u, memory, windows = self.convolved_input(x, past, memory)
+        size, angle, write, write_imag = self.discrete()  # [P, 1]
+        entry = self.linear("write", u)
+        parts = (entry.narrow(2, i * states, states).view(length, states, 1) for i in range(2))
+        angles = self.number("tokens").narrow(0, 0, length) * angle  # [S, P, 1]
+        cos, sin = torch.cos(angles), torch.sin(angles)
+        value = torch.cat(turned(*turned(*parts, write, write_imag), cos, -sin), 2)
+        ones = self.number("one").view(1, 1, 1).expand(length, states, 1)
+        y, after = linear_attention(ones, ones, value, size.unsqueeze(0).expand(length, states, 1), memory)
+        y = torch.cat(turned(y.narrow(2, 0, 1), y.narrow(2, 1, 1), cos, sin), 2)  # [S, P, 2]
+        last = (part.narrow(0, length - 1, 1).view(-1, 1, 1) for part in (cos, sin))
+        after = torch.cat(turned(after.narrow(2, 0, 1), after.narrow(2, 1, 1), *last), 2)
+        y = self.linear("read", y.transpose(1, 2).reshape(1, length, 2 * states))
+        return self.output(residual, y, u), *self.ends(windows, past, length), after
+
+
 class SwiGLU(ProgramModule):
     """x [1, S, D] -> x + ffn(norm(x))."""
 

@@ -4,7 +4,7 @@ Rounding follows llama.cpp. A product with weights in blocks of 32 reads activat
 bits), with weights in blocks of 256 as Q8_K (blocks of 256), with F16 weights as F16: `vec_dot_type` in
 ggml/src/ggml-cpu/ggml-cpu.c, `quantize_row_*_ref` in ggml-quants.c. The key-value cache is F16, and flash attention
 adds up values in F16. GELU is a table from F16 to F16 (`ggml_table_gelu_f16`). Convolutions and state-space scans are
-float32. Arm processors with float16 arithmetic also add up products of F16 numbers in F16.
+float32. Arm processors with float16 arithmetic and GPUs also add up products of F16 numbers in F16.
 
 Where two experts score alike, rounding picks another one and all that follows differs. Held to the same choices, two
 computations differ by rounding alone; whether the choices were right is then a question of their own.
@@ -49,7 +49,7 @@ class Oracle:
         layout: what to compute.
         quantisation: of the file that it is compared with.
         checkpoint: the trained weights.
-        half_sums: whether the processor adds up products of F16 numbers in float16.
+        half_sums: in how many lanes the processor adds up products of F16 numbers in float16; 0: in float32.
 
     Attributes:
         model: computes in float32 with the dequantised weights.
@@ -59,7 +59,7 @@ class Oracle:
         Unsupported: neither build carries the layout.
     """
 
-    def __init__(self, layout: Layout, quantisation: str, checkpoint: Checkpoint, *, half_sums: bool = False) -> None:
+    def __init__(self, layout: Layout, quantisation: str, checkpoint: Checkpoint, *, half_sums: int = 0) -> None:
         self._half_sums = half_sums
         listed = [tensor for tensor in tensors(layout, architecture(layout)) if not tensor.values]
         self.model = Model(layout, seed=None).eval()
@@ -178,19 +178,19 @@ def round_q8_k(x: Tensor) -> Tensor:
     return rounded.flatten(-2)
 
 
-def dot_f16(x: Tensor, y: Tensor) -> Tensor:
-    """Returns products of x and y, [..., N] each, added up in float16 in 32 lanes: [...].
+def dot_f16(x: Tensor, y: Tensor, lanes: int) -> Tensor:
+    """Returns products of x and y, [..., N] each, added up in float16 in so many lanes: [...].
 
-    `ggml_vec_dot_f16` in ggml/src/ggml-cpu/vec.cpp with GGML_F16_STEP 32 and GGML_F16x8_REDUCE of simd-mappings.h.
+    32 lanes are those of `ggml_vec_dot_f16` in ggml/src/ggml-cpu/vec.cpp, with GGML_F16_STEP 32 and GGML_F16x8_REDUCE
+    of simd-mappings.h; one lane is a thread of a GPU, where ACC_TYPE of ggml-vulkan's mul_mm.comp is float16.
     """
-    whole = x.shape[-1] - x.shape[-1] % 32
-    lanes = torch.zeros(32)
-    for start in range(0, whole, 32):
-        lanes = _f16(lanes + x[..., start : start + 32] * y[..., start : start + 32])
-    quarters = lanes.reshape(*lanes.shape[:-1], 4, 8)
-    halves = _f16(quarters[..., :2, :] + quarters[..., 2:, :])
-    eight = _f16(halves[..., 0, :] + halves[..., 1, :])
-    return eight.sum(-1) + (x[..., whole:] * y[..., whole:]).sum(-1)
+    whole = x.shape[-1] - x.shape[-1] % lanes
+    sums = torch.zeros(lanes)
+    for start in range(0, whole, lanes):
+        sums = _f16(sums + x[..., start : start + lanes] * y[..., start : start + lanes])
+    while (half := sums.shape[-1] // 2) > 4:
+        sums = _f16(sums[..., :half] + sums[..., half:])
+    return sums.sum(-1) + (x[..., whole:] * y[..., whole:]).sum(-1)
 
 
 def attend_f16(
@@ -201,7 +201,7 @@ def attend_f16(
     *,
     scale: float | None = None,
     softcap: float = 0.0,
-    half_sums: bool = False,
+    half_sums: int = 0,
 ) -> Tensor:
     """Computes attention as ggml's flash attention does for fewer than 64 tokens, one key at a time.
 
@@ -215,14 +215,18 @@ def attend_f16(
         mask: what `F.scaled_dot_product_attention` takes, [.., T, S]; None: causal, T = S.
         scale: of scores; None: 1 / sqrt(head_dim).
         softcap: bound of scores; 0: none.
-        half_sums: whether scores are added up in float16 too.
+        half_sums: in how many lanes scores are added up in float16; 0: in float32.
 
     Returns:
         [B, H, T, v].
     """
     groups = q.shape[1] // keys.shape[1]
     keys, values = (_f16(x).repeat_interleave(groups, 1) for x in (keys, values))
-    products = dot_f16(_f16(q)[..., None, :], keys[..., None, :, :]) if half_sums else _f16(q) @ keys.transpose(-1, -2)
+    products = (
+        dot_f16(_f16(q)[..., None, :], keys[..., None, :, :], half_sums)
+        if half_sums
+        else _f16(q) @ keys.transpose(-1, -2)
+    )
     scores = products / q.shape[-1] ** 0.5 if scale is None else products * scale
     scores = bounded(scores, softcap)
     if mask is None:
@@ -257,10 +261,10 @@ class RoundedActivations(TorchFunctionMode):
 
     Args:
         types: storage pointer of a weight -> its type in the file; other weights keep float32 activations.
-        half_sums: whether products of F16 numbers are added up in float16.
+        half_sums: in how many lanes products of F16 numbers are added up in float16; 0: in float32.
     """
 
-    def __init__(self, types: Mapping[int, Type], *, half_sums: bool = False) -> None:
+    def __init__(self, types: Mapping[int, Type], *, half_sums: int = 0) -> None:
         super().__init__()
         self._types = types
         self._half_sums = half_sums
@@ -278,7 +282,7 @@ class RoundedActivations(TorchFunctionMode):
             storage = self._types.get(weight.untyped_storage().data_ptr(), Type.F32)
             rounding = _ROUNDING.get(storage)
             if self._half_sums and storage == Type.F16:
-                return dot_f16(_f16(x)[..., None, :], weight)
+                return dot_f16(_f16(x)[..., None, :], weight, self._half_sums)
             args = (rounding(x) if rounding else x, weight, *rest)
         elif func is F.scaled_dot_product_attention:
             q, keys, values = args

@@ -98,9 +98,9 @@ class LlamaCppSpec(BuildSpec):
         return (*super().files, *((VULKAN_LIBRARY,) if self.gpu else ()))
 
     @property
-    def half_sums(self) -> bool:
-        """Whether its processors add float16 products in float16, as Arm's with "asimdhp" do."""
-        return "asimdhp" in variant_of(self).needs
+    def half_sums(self) -> int:
+        """In how many lanes float16 products are added in float16: by GPUs, and Arm's processors with "asimdhp"."""
+        return 1 if self.gpu else 32 if "asimdhp" in variant_of(self).needs else 0
 
 
 def variant_of(spec: LlamaCppSpec) -> Variant:

@@ -29,6 +29,7 @@ from nas.testing.planted_faults import (
     PLANTED_SCALING,
     PLANTED_SHARES,
     PLANTED_SOFTMAX,
+    PLANTED_STATES,
     PLANTED_YARN,
     PLANTS,
     Fault,
@@ -43,7 +44,7 @@ MORE_WIDTHS = (
     "d256 v512 ffn=swiglu:512 [C3 L6/32:64(nope_dim=32,query=64,rope_theta=0)]",
     "d256 v512 ffn=swiglu:512 [M16(conv=0) D8/4(conv=0)]",
 )
-BRIEFLY = (PLANTED_GEMMA, PLANTED_LFM3, PLANTED_QWEN, PLANTED_SHARES, PLANTED_LONG, PLANTED_FALCON)
+BRIEFLY = (PLANTED_GEMMA, PLANTED_LFM3, PLANTED_QWEN, PLANTED_SHARES, PLANTED_LONG, PLANTED_FALCON, PLANTED_STATES)
 """Layouts of which one fault is enough by default."""
 ALIKE = (
     PLANTED_SCALING,

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 (SWIGLU,) = programs_of(Block.of("swiglu", width=64), 64)
 EVERY_KIND = (
     "d64 v96 ffn=swiglu:64"
-    " [C3 W2/1@8(sink=1) M16 A2/1 C5+moe:8x2:32(shared=1) L2/32 D2 G2+geglu:64 X2+relu2:64 K2 N2 H]"
+    " [C3 W2/1@8(sink=1) M16 A2/1 C5+moe:8x2:32(shared=1) L2/32 D2 G2+geglu:64 X2+relu2:64 K2 N2 H S4 V16]"
 )
 SOURCES = (
     *(f"runtimes/executorch/{name}.py" for name in ("kinds", "lowering", "modules", "programs", "templates")),

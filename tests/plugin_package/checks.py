@@ -36,7 +36,7 @@ from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 from nas.train.scaling.candidates import scaled_mixer
 
-LAYOUT = Layout.parse("d64 v300 ffn=reglu:96 [S4 A2/1 S4+swiglu:64]")
+LAYOUT = Layout.parse("d64 v300 ffn=reglu:96 [Z4 A2/1 Z4+swiglu:64]")
 
 
 class TestReGLU(FeedForwardContract):
@@ -47,7 +47,7 @@ class TestReGLU(FeedForwardContract):
 
 class TestS4D(MixerContract):
     kind = "s4d"
-    examples = ("S1", "S4", "S16")
+    examples = ("Z1", "Z4", "Z16")
     reference = staticmethod(reference_s4d)
 
 
@@ -87,7 +87,7 @@ def test_a_space_of_these_kinds_is_read_and_sampled(tmp_path: Path) -> None:
     text = text.replace("    experts: 8\n    top_k: 2\n    width: [192, 256, 320]\n", "    width: [1024, 1536]\n")
     text = text.replace("  conv: {min: 1} # stock llama.cpp needs one of each; see lfm2.yaml\n", "  s4d: {min: 1}\n")
     text = text.replace("{name: llama.cpp, quantisation: q4_0}", "{name: executorch, quantisation: 8da4w}")
-    text = text.replace("C3", "S4").replace("  leading_dense: 1\n", "")
+    text = text.replace("C3", "Z4").replace("  leading_dense: 1\n", "")
     path = tmp_path / "space.yaml"
     path.write_text(text)
     space = load_space(path)
@@ -129,7 +129,7 @@ def test_a_proxy_is_trained(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_larger_model_grows_from_a_smaller_one() -> None:
-    small, large = LAYOUT, Layout.parse("d128 v300 untied ffn=reglu:200 [S4 A4/1 S4 S4+swiglu:128]")
+    small, large = LAYOUT, Layout.parse("d128 v300 untied ffn=reglu:200 [Z4 A4/1 Z4 Z4+swiglu:128]")
     model = Model(small, 3).eval()
     larger, growth = grow(small, model.state_dict(), large, seed=1)
     tokens = torch.randint(96, (1, 12), generator=torch.Generator().manual_seed(0))
@@ -140,11 +140,11 @@ def test_a_larger_model_grows_from_a_smaller_one() -> None:
 
 @torch.no_grad()
 def test_what_cannot_grow_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    more_states = Layout.parse("d64 v300 ffn=reglu:96 [S8 A2/1 S4+swiglu:64]")
+    more_states = Layout.parse("d64 v300 ffn=reglu:96 [Z8 A2/1 Z4+swiglu:64]")
     state = Model(LAYOUT, 3).state_dict()
     assert "the number of states differs" in "".join(grow(LAYOUT, state, more_states, seed=1)[1].changes)
     monkeypatch.setattr(MODULES["reglu"], "grow", BlockModule.grow)
-    wider = Layout.parse("d64 v300 ffn=reglu:128 [S4 A2/1 S4+swiglu:64]")
+    wider = Layout.parse("d64 v300 ffn=reglu:128 [Z4 A2/1 Z4+swiglu:64]")
     assert "its module has no `grow` for reglu blocks" in "".join(grow(LAYOUT, state, wider, seed=1)[1].changes)
 
 
@@ -155,7 +155,7 @@ def test_a_kind_scales_in_a_family_as_in_proxies() -> None:
 
 def test_both_runtimes_carry_it_and_llama_cpp_says_why_not_the_feed_forward() -> None:
     assert RUNTIMES["executorch"].supports(LAYOUT).verdict == "stock"
-    found = RUNTIMES["llama.cpp"].supports(Layout.parse("d64 v300 ffn=swiglu:96 [S4 A2/1 S4]"))
+    found = RUNTIMES["llama.cpp"].supports(Layout.parse("d64 v300 ffn=swiglu:96 [Z4 A2/1 Z4]"))
     assert found.verdict == "patched" and "S4D layers are in no stock architecture" in found.reasons
     refused = RUNTIMES["llama.cpp"].supports(LAYOUT)
     assert refused.verdict == "no"
@@ -165,7 +165,7 @@ def test_both_runtimes_carry_it_and_llama_cpp_says_why_not_the_feed_forward() ->
 def test_its_patch_is_part_of_the_build_and_its_tensors_of_the_file(tmp_path: Path) -> None:
     assert patch_files()[-1].name == "s4d.patch" and len(set(patch_hashes())) == len(patch_files())
     RUNTIMES["llama.cpp"].export(
-        Layout.parse("d64 v300 ffn=swiglu:96 [S4 A2/1]"), "q4_0", RandomWeights(3), tmp_path / "m"
+        Layout.parse("d64 v300 ffn=swiglu:96 [Z4 A2/1]"), "q4_0", RandomWeights(3), tmp_path / "m"
     )
     shapes = {tensor.name: tuple(map(int, tensor.shape[::-1])) for tensor in GGUFReader(tmp_path / "m").tensors}
     assert shapes["blk.0.ssm_a"] == shapes["blk.0.ssm_x.weight"] == (64, 4)

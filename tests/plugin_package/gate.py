@@ -19,7 +19,7 @@ from nas.testing.planted_faults import Fault, checkpoint
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 
-LAYOUT = Layout.parse("d64 v300 ffn=reglu:96 [S4 A2/1 S4+swiglu:64]")
+LAYOUT = Layout.parse("d64 v300 ffn=reglu:96 [Z4 A2/1 Z4+swiglu:64]")
 
 
 def test_executorch_computes_what_pytorch_does(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_file_is_compared_again_with_another_build(tmp_path: Path, monkeypatch
     monkeypatch.setattr(blocks, "file_parity", lambda *_: {"passed": True})
     for build, lines in (("first", 3), ("first", 3), ("second", 6)):
         Made.runner.build = build * 8
-        blocks.measure_parity("aarch64-linux")
+        blocks.measure_parity("aarch64-linux", ("conv",))
         assert len(blocks.recorded("parity")) == lines
     assert [row["build"] for row in blocks.recorded("parity")] == ["firstfirstfi"] * 3 + ["secondsecond"] * 3
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nas.core.block import BLOCKS, Block
 from nas.model.nn.base import Mixer
+from nas.model.nn.cfc import reference_cfc
 from nas.model.nn.conv import reference_gated_short_conv
 from nas.model.nn.deltanet import reference_deltanet
 from nas.model.nn.gdn import reference_gdn
@@ -19,6 +20,7 @@ from nas.model.nn.gla import reference_gla
 from nas.model.nn.gqa import reference_gqa
 from nas.model.nn.kinds import MODULES
 from nas.model.nn.linear import reference_linear
+from nas.model.nn.longconv import reference_longconv
 from nas.model.nn.mamba import reference_mamba
 from nas.model.nn.mamba2 import reference_mamba2
 from nas.model.nn.mla import reference_mla
@@ -26,6 +28,9 @@ from nas.model.nn.mlstm import reference_mlstm
 from nas.model.nn.moe import reference_moe
 from nas.model.nn.primitives import draw_weights
 from nas.model.nn.relu2 import reference_relu2
+from nas.model.nn.rtf import reference_rtf
+from nas.model.nn.s4 import reference_s4
+from nas.model.nn.s5 import reference_s5
 from nas.model.nn.swa import reference_swa
 from nas.model.nn.swiglu import reference_swiglu
 from nas.testing.block_contract import FeedForwardContract, MixerContract
@@ -167,6 +172,36 @@ class TestMamba(MixerContract):
     reference = staticmethod(reference_mamba)
 
 
+class TestS4(MixerContract):
+    kind = "s4"
+    examples = ("S8", "S4(conv=4)", "S1(conv=2,liquid=1)")
+    reference = staticmethod(reference_s4)
+
+
+class TestS5(MixerContract):
+    kind = "s5"
+    examples = ("V", "V5(conv=4)")
+    reference = staticmethod(reference_s5)
+
+
+class TestCfC(MixerContract):
+    kind = "cfc"
+    examples = ("F", "F12(conv=4,units=40)")
+    reference = staticmethod(reference_cfc)
+
+
+class TestRTF(MixerContract):
+    kind = "rtf"
+    examples = ("R", "R1", "R40(conv=4)")
+    reference = staticmethod(reference_rtf)
+
+
+class TestLongConvolution(MixerContract):
+    kind = "longconv"
+    examples = ("Y", "Y100(bands=2,conv=0,units=7)")
+    reference = staticmethod(reference_longconv)
+
+
 class TestSwiGLU(FeedForwardContract):
     kind = "swiglu"
     examples = ("swiglu:1", "swiglu:160")
@@ -222,10 +257,16 @@ def test_nothing_is_rounded_to_float32_on_the_way(text: str, reference: Callable
 
 
 def test_the_layout_of_every_kind_lacks_none() -> None:
-    """But for those that one runtime has alone: llama.cpp's stock architectures GEGLU, ExecuTorch sums and Mamba."""
+    """But for those that one runtime has alone: llama.cpp's stock architectures GEGLU, ExecuTorch sums
+    and state spaces; and for those that none has."""
     assert {block.kind for layer in EVERY_KIND.layers for block in layer.blocks} == set(BLOCKS) - {
         "geglu",
         "linear",
         "deltanet",
         "mamba",
+        "s4",
+        "s5",
+        "cfc",
+        "rtf",
+        "longconv",
     }

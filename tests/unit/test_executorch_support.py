@@ -16,7 +16,7 @@ from nas.core.plan import PlanFile, Runner
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import Artifact
 from nas.measure.runtimes.build_cache import write_manifest
-from nas.measure.runtimes.executorch.chain import build_chain
+from nas.measure.runtimes.executorch.chain import build_chain, require
 from nas.measure.runtimes.executorch.compile import VERSION
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import LIBRARIES, ExecuTorchSpec
@@ -38,6 +38,19 @@ LFM2 = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 
 def test_every_mix_is_carried(text: str) -> None:
     support = EXECUTORCH.supports(Layout.parse(text))
     assert support.verdict == "stock" and support.arch == "blocks"
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("F", "cfc blocks: .* token by token"),
+        ("R", "rtf blocks: .* companion form"),
+        ("Y", "longconv blocks: .* caches"),
+    ],
+)
+def test_kinds_without_a_program_are_refused_with_what_is_missing(text: str, missing: str) -> None:
+    with pytest.raises(Unsupported, match=missing):
+        require(Layout.parse(f"d64 v100 ffn=swiglu:64 [C3 {text}]"))
 
 
 def test_groups_must_fit() -> None:

@@ -202,12 +202,16 @@ def test_sums_in_f16_are_numpys_lane_by_lane() -> None:
     four = exact.astype(np.float16).reshape(4, 8)
     eight = (four[0] + four[2]) + (four[1] + four[3])
     expected = eight.astype(np.float32).sum() + (x[64:].astype(np.float32) * y[64:].astype(np.float32)).sum()
-    found = dot_f16(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32)))
-    np.testing.assert_allclose(float(found), expected, rtol=1e-6)
+    inputs = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32))
+    np.testing.assert_allclose(float(dot_f16(*inputs, lanes=32)), expected, rtol=1e-6)
+    running = np.float16(0)
+    for product in x.astype(np.float64) * y:
+        running = np.float16(running + product)
+    assert float(dot_f16(*inputs, lanes=1)) == running
 
 
-@pytest.mark.parametrize("half_sums", [False, True])
-def test_attention_in_f16_is_attention(half_sums: bool) -> None:
+@pytest.mark.parametrize("half_sums", [0, 32, 1])
+def test_attention_in_f16_is_attention(half_sums: int) -> None:
     g = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(1, 4, 9, 16, generator=g), *torch.randn(2, 1, 2, 9, 16, generator=g)
     exact = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -127,6 +127,8 @@ def test_patched_by_name(text: str, reason: str) -> None:
         ("d256 v512 ffn=swiglu:512 [W8/4@64 W8/4@64(rope_theta=10000)]", "more than one RoPE base of sliding windows"),
         ("d256 v512 ffn=swiglu:512 [C3 W8/4@64 W8/4@128]", "more than one window (64, 128)"),
         ("d256 v512 ffn=swiglu:512 [W8/4@64&A8/4 C3]", "layer 0 has two kinds of attention in parallel"),
+        ("d256 v512 ffn=swiglu:512 [A8/4 S V]", "s4 blocks: neither the stock build nor the patched one has them"),
+        ("d256 v512 ffn=swiglu:512 [F R Y]", "longconv blocks: neither the stock build nor the patched one has them"),
         ("d256 v512 ffn=swiglu:512 [A8/4 C3&M16]", "layer 1 has two recurrent mixers in parallel"),
         ("d256 v512 ffn=swiglu:512 [A8/4(canon=4)&M16]", "one of two parallel mixers (canon)"),
         ("d256 v512 ffn=swiglu:512 [C3*512 A8/4]", "513 layers: at most 512"),

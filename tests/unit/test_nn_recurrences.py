@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from scipy import signal
 from torch import Tensor
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
+from nas.model.nn.cfc import reference_cfc
 from nas.model.nn.deltanet import reference_deltanet
+from nas.model.nn.diagonal import diagonal_scan
 from nas.model.nn.gdn import delta_rule, reference_gdn
 from nas.model.nn.gla import gated_linear_attention, reference_gla
 from nas.model.nn.kinds import MODULES
 from nas.model.nn.linear import reference_linear
+from nas.model.nn.longconv import reference_longconv
 from nas.model.nn.mamba import reference_mamba, selective_scan
 from nas.model.nn.mamba2 import reference_mamba2
 from nas.model.nn.mlstm import reference_mlstm
 from nas.model.nn.primitives import draw_weights
+from nas.model.nn.rtf import rational_filter, reference_rtf
+from nas.model.nn.s4 import reference_s4
+from nas.model.nn.s5 import reference_s5
 from nas.model.nn.ssd import ssd
 from tests.support.twins import twin_of
 
@@ -54,6 +62,13 @@ def sequence(batch: int = 2, length: int = LENGTH) -> Tensor:
         ("K2", reference_linear, 0.0, 1e-10, (1, 64, 65, 150)),
         ("N2(conv=3)", reference_deltanet, 0.0, 1e-10, (1, 64, 65, 150)),
         ("H3(conv=2)", reference_mamba, 0.0, 1e-10, (1, 150)),
+        ("S4", reference_s4, 0.0, 1e-10, (1, 64, 65, 150)),
+        ("S3(conv=2,liquid=1)", reference_s4, 0.0, 1e-10, (1, 150)),
+        ("V5(conv=2)", reference_s5, 0.0, 1e-10, (1, 64, 65, 150)),
+        ("F", reference_cfc, 0.0, 1e-10, (1, 150)),
+        ("R5", reference_rtf, 0.0, 1e-10, (1, 64, 65, 150)),
+        ("R70(conv=2)", reference_rtf, 0.0, 1e-10, (150,)),
+        ("Y100(conv=2)", reference_longconv, 0.0, 1e-10, (1, 64, 65)),
         # Input gates at their cap, whose exponential is 3 million.
         ("X2(key_dim=5)", reference_mlstm, 30.0, 1e-8, (1, 64, 65, 150)),
     ],
@@ -71,7 +86,9 @@ def test_any_number_of_chunks_is_the_recurrence(
         torch.testing.assert_close(module(x)[0][0], wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4"])
+@pytest.mark.parametrize(
+    "text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4", "K4", "N4", "N4(conv=0)", "H4", "S4", "V", "R5", "R70", "Y"]
+)
 @torch.no_grad()
 def test_a_sequence_may_be_cut_anywhere(text: str) -> None:
     module, x = mixer(text).double(), sequence().double()
@@ -129,6 +146,27 @@ def scan_recurrence(
     return (memories * c[:, :, None]).sum(-1), memories[:, -1]
 
 
+def diagonal_recurrence(
+    u: Tensor, log_decay: Tensor, write: Tensor, read: Tensor, memory: Tensor, padding: None
+) -> tuple[Tensor, Tensor]:
+    """What `diagonal_scan` says it computes."""
+    now, out = torch.view_as_complex(memory), []
+    for t in range(u.shape[1]):
+        now = log_decay.exp() * now + (write * u[:, t, :, None]).sum(-1)
+        out.append((read * now[..., None]).sum(-2).real)
+    return torch.stack(out, 1), torch.view_as_real(now)
+
+
+def filter_recurrence(u: Tensor, a: Tensor, b: Tensor, memory: Tensor, padding: None) -> tuple[Tensor, Tensor]:
+    """What `rational_filter` says it computes."""
+    out = []
+    for t in range(u.shape[1]):
+        past = memory.flip(1).mT  # [B, D, N], the last one first
+        out.append((b * past).sum(-1))
+        memory = torch.cat([memory[:, 1:], (u[:, t] - (a * past).sum(-1))[:, None]], 1)
+    return torch.stack(out, 1), memory
+
+
 class Recurrence(NamedTuple):
     """A chunked function, what it computes, the shapes of its arguments, and how these are made of free numbers."""
 
@@ -158,6 +196,20 @@ RECURRENCES = {
         scan_recurrence,
         [(1, 70, 4), (1, 70, 4), (4, 3), (1, 70, 3), (1, 70, 3), (1, 4, 3)],
         lambda u, step, rate, b, c, memory: (u, step.exp(), rate.exp(), b, c, memory),
+    ),
+    "diagonal scan": Recurrence(
+        diagonal_scan,
+        diagonal_recurrence,
+        [(2, 70, 3, 2), (3, 4), (3, 4), (3, 4, 2, 2), (3, 4, 1, 2), (2, 3, 4, 2)],
+        lambda u, rate, turn, write, read, memory: (
+            u, torch.complex(-rate.exp(), turn), *map(torch.view_as_complex, (write, read)), memory, None
+        ),
+    ),
+    "rational filter": Recurrence(
+        rational_filter,
+        filter_recurrence,
+        [(2, 70, 3), (3, 4), (3, 4), (2, 4, 3)],
+        lambda u, a, b, memory: (u, 0.2 * a, b, memory, None),
     ),
     "gated linear attention": Recurrence(
         gated_linear_attention,
@@ -189,6 +241,8 @@ def test_gradients_are_those_of_the_recurrence(name: str) -> None:
         # exp(-20) a token: its product over a chunk is zero in float32, and its inverse infinite.
         ("G4", "decay_bias", -320.0),
         ("H4", "dt_bias", 80.0),
+        ("S4", "dt_bias", 80.0),
+        ("V", "dt_bias", 80.0),
     ],
 )
 def test_a_memory_that_decays_at_once_has_finite_gradients(text: str, bias: str, value: float) -> None:
@@ -210,6 +264,7 @@ def test_a_memory_that_decays_at_once_has_finite_gradients(text: str, bias: str,
         ("G4", "decay_bias", 6.0),
         ("X4", "gate_bias", 6.0),
         ("H4", "dt_bias", -6.0),
+        ("S4", "dt_bias", -6.0),
     ],
 )
 @torch.no_grad()
@@ -243,6 +298,69 @@ def test_a_delta_network_is_the_delta_rule_of_transformers_without_decay() -> No
         q, k, v, torch.zeros_like(beta), beta, None, False, use_qk_l2norm_in_kernel=True
     )
     torch.testing.assert_close(ours(x)[0], ours.out(ours.norm(y).flatten(2)), rtol=0, atol=1e-5)
+
+
+def scipy_response(module: Any, n: Any, b: Tensor, read: Tensor, u: Tensor) -> Tensor:
+    """Returns the response [T, outputs] of one complex state, module.A_log[n], to inputs [T, inputs].
+
+    Real and imaginary part are the two states of a real system, which scipy discretises: b [2, inputs], read [outputs,
+    2].
+    """
+    rate, frequency = -module.A_log[n].exp(), module.A_imag[n]
+    a = torch.stack([rate, -frequency, frequency, rate]).view(2, 2)
+    step = torch.nn.functional.softplus(module.dt_bias[n if module.dt_bias.dim() == module.A_log.dim() else n[0]])
+    system = [matrix.numpy() for matrix in (a, b, read, torch.zeros(len(read), b.shape[1], dtype=b.dtype))]
+    a, b, c, _, dt = signal.cont2discrete(system, step.item())
+    _, y, _ = signal.dlsim((a, b, c @ a, c @ b, dt), u.numpy())  # scipy reads a state before its step
+    return torch.from_numpy(y)
+
+
+@torch.no_grad()
+def test_diagonal_state_spaces_are_those_of_scipy() -> None:
+    ours, x = mixer("S3").double(), sequence(1, 90).double()
+    real, imag = ours.C.chunk(2, 1)
+    one = torch.tensor([[1.0], [0.0]]).double()
+    columns = [
+        sum(
+            scipy_response(ours, (d, n), one, 2 * torch.stack([real[d, n], -imag[d, n]])[None], x[0, :, d : d + 1])
+            for n in range(3)
+        )
+        for d in range(WIDTH)
+    ]
+    torch.testing.assert_close(ours(x)[0], ours.output(torch.cat(columns, 1)[None], x), rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_shared_state_space_is_that_of_scipy() -> None:
+    ours, x = mixer("V3").double(), sequence(1, 90).double()
+    y = sum(scipy_response(ours, n, ours.B.weight[n::3], ours.C.weight[:, n::3], x[0]) for n in range(3))
+    torch.testing.assert_close(ours(x)[0], ours.output(y[None], x), rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_rational_transfer_function_is_a_filter_of_scipy() -> None:
+    ours, x = mixer("R5").double(), sequence(1, 90).double()
+    columns = [
+        signal.lfilter([0.0, *ours.b[d].tolist()], [1.0, *ours.a[d].tolist()], x[0, :, d].numpy()) for d in range(WIDTH)
+    ]
+    y = torch.from_numpy(np.stack(columns, 1))[None]
+    torch.testing.assert_close(ours(x)[0], ours.output(y, x), rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_closed_form_cell_is_that_of_ncps_after_a_unit_of_time() -> None:
+    """The arithmetic of ncps.torch.CfCCell, whose gate has one map times the time between tokens and one without."""
+    ours, x = mixer("F6(units=9)").double(), sequence(1, 40).double()
+    weights = {name: tensor.numpy() for name, tensor in ours.state_dict().items()}
+    joint = np.concatenate([weights["input.weight"], weights["hidden.weight"]], 1)
+    (w1, w2, w_time), (b1, b2, b_time) = (np.split(weights[f"heads.{name}"], 3) for name in ("weight", "bias"))
+    w_a, elapsed, hidden, rows = np.random.default_rng(0).normal(size=w_time.shape), 1.0, np.zeros(6), []
+    for token in x[0].numpy():
+        z = 1.7159 * np.tanh(0.666 * (joint @ np.concatenate([token, hidden]) + weights["input.bias"]))
+        gate = 1 / (1 + np.exp(-(w_a @ z * elapsed + (w_time - w_a) @ z + b_time)))
+        hidden = np.tanh(w1 @ z + b1) * (1 - gate) + gate * np.tanh(w2 @ z + b2)
+        rows.append(weights["out.weight"] @ hidden)
+    torch.testing.assert_close(ours(x)[0][0], torch.from_numpy(np.stack(rows)), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
@@ -323,6 +441,10 @@ def test_the_published_mamba2_has_as_many_weights() -> None:
         ("N8", 3 * 3 * 1024 + 8 * 128 * 128),
         ("N8(conv=0)", 8 * 128 * 128),
         ("H", 3 * 2048 + 2048 * 16),
+        ("S16(conv=4)", 3 * 1024 + 2 * 16 * 1024),
+        ("V", 1024),
+        ("F", 512),
+        ("R(conv=4)", 3 * 1024 + 16 * 1024),
     ],
 )
 def test_state_is_that_of_the_convolution_and_the_heads(text: str, numbers: int) -> None:
@@ -376,6 +498,7 @@ def test_step_sizes_and_decays_start_in_the_published_ranges(text: str, width: i
         ("d32 v64 ffn=none [G3]", "3 heads do not divide d_model 32; give the head size"),
         ("d32 v64 ffn=none [K4(conv=1)]", "a convolution has at least 2 taps; 0 for none"),
         ("d32 v64 ffn=none [H(conv=1)]", "a convolution has at least 2 taps; 0 for none"),
+        ("d32 v64 ffn=none [S(conv=1)]", "a convolution has at least 2 taps; 0 for none"),
         ("d32 v64 ffn=none [X3]", "3 heads do not divide d_model 32; give the head size"),
     ],
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from nas.core.block import Arg, Block, BlockKind, Caches, Count, Scalar
-from nas.core.errors import InvalidInput
+from nas.core.block import Arg, Block, Caches, Count, Scalar
+from nas.model.blocks.convolved import ConvolvedKind
 from nas.model.blocks.linear_attention import shorter_keys
 
 _RANK = 16
 """d_model / rank of the published models."""
 
 
-class Mamba(BlockKind):
+class Mamba(ConvolvedKind):
     """`H` or `H16`: each of expand * d_model channels keeps N numbers, 16 unless given.
 
     The input projection makes an input x and a gate z. x passes a short causal convolution, without which `H(conv=0)`
@@ -21,7 +21,6 @@ class Mamba(BlockKind):
     name = "mamba"
     letter = "H"
     hue = 14
-    role = "mixer"
     syntax = "[{state}]"
     doc = "Mamba selective state space"
     args = (
@@ -34,9 +33,8 @@ class Mamba(BlockKind):
     def derived(self, block: Block, d_model: int) -> dict[str, Scalar]:
         return {"rank": -(-d_model // _RANK)}
 
-    def check(self, block: Block, d_model: int) -> None:
-        if block.int("conv") == 1:
-            raise InvalidInput("mamba: a convolution has at least 2 taps; 0 for none")
+    def channels(self, block: Block, d_model: int) -> int:
+        return block.int("expand") * d_model
 
     def count(self, block: Block, d_model: int) -> Count:
         block = block.resolve(d_model)
@@ -48,10 +46,6 @@ class Mamba(BlockKind):
     def flops(self, block: Block, d_model: int, context: int) -> float:
         # Per state number: the decay of the step size, decay, add B x, read with C.
         return 2.0 * self.count(block, d_model).active + 7.0 * self.memory(block, d_model)
-
-    def state_bytes(self, block: Block, d_model: int) -> float:
-        window = max(0, block.int("conv") - 1) * block.int("expand") * d_model
-        return 4.0 * (window + self.memory(block, d_model))
 
     def memory(self, block: Block, d_model: int) -> int:
         return block.int("expand") * d_model * block.int("state")

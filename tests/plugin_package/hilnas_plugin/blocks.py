@@ -7,13 +7,13 @@ from nas.model.blocks.swiglu import FeedForwardKind
 
 
 class DiagonalStateSpace(BlockKind):
-    """`S16`: a diagonal state-space layer with 16 states a channel (Gu, Gupta, Goel and Ré 2022).
+    """`Z16`: a diagonal state-space layer with 16 states a channel (Gu, Gupta, Goel and Ré 2022).
 
     Nothing of it depends on the token: what a channel keeps of the past is a sum of decays that are constants.
     """
 
     name = "s4d"
-    letter = "S"
+    letter = "Z"
     role = "mixer"
     syntax = "{state}"
     doc = "diagonal state space with constant decays"
