@@ -28,7 +28,7 @@ class Behaviour:
         token_s: until each other one.
         per_event: tokens of each event after the first.
         fewer: tokens that it generates less than it is asked for.
-        loads_s: seconds of 503 after the start.
+        loads: answers of /health that it is not ready.
         counts: whether each event says how many tokens there are.
         usage: whether the last event does.
         models: that it serves.
@@ -42,7 +42,7 @@ class Behaviour:
     token_s: float = 0.005
     per_event: int = 1
     fewer: int = 0
-    loads_s: float = 0.0
+    loads: int = 0
     counts: bool = True
     usage: bool = True
     models: list[str] = field(default_factory=lambda: ["nas"])
@@ -55,7 +55,7 @@ class Behaviour:
 @dataclass
 class State:
     behaviour: Behaviour
-    started: float = field(default_factory=time.monotonic)
+    checks: int = 0
     generated: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     together: int = 0
@@ -74,7 +74,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         state, does = self.state, self.state.behaviour
         if self.path == "/health":
-            self.answer(503 if time.monotonic() - state.started < does.loads_s else 200, {})
+            state.checks += 1
+            self.answer(503 if state.checks <= does.loads else 200, {})
         elif self.path == "/version":
             self.answer(200, {"version": "0.0.0+stand.in"})
         elif self.path == "/v1/models":

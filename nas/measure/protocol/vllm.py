@@ -480,7 +480,7 @@ def _answer(stream: _Stream, load: Load) -> Answer:
 
 
 def _marks(chunks: Sequence[tuple[int, _Usage | None]]) -> list[tuple[int, int]]:
-    """Returns the clock of each read with new tokens, and the tokens by then; an event that has no count is one token."""
+    """Returns the clock of each read with new tokens, and the tokens by then; an event without a count is one token."""
     counts = [
         usage.completion_tokens for _, usage in chunks if usage is not None and usage.completion_tokens is not None
     ]
