@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -36,8 +37,10 @@ _MOST = 1024
 """Requests together."""
 _VOCABULARY = 1000
 """Token ids of prompts for a server whose vocabulary is not known."""
-_READY_S = {True: 600.0, False: 30.0}
-"""Seconds for a server that is started here to load, and for one that runs to answer."""
+_START_S = 600.0
+"""Seconds for a server that is started here to load."""
+_REPLY_S = 30.0
+"""Seconds for one that runs to answer."""
 _CONFIG_BYTES = 1 << 20
 _LOCK_S = 3600.0
 """Seconds for others' measurements on this machine to end."""
@@ -85,7 +88,7 @@ def command(
             min=1,
             max=7200,
             help="Seconds for the server to become ready.",
-            show_default=f"{_READY_S[True]:g}; {_READY_S[False]:g} at a URL",
+            show_default=f"{_START_S:g}; {_REPLY_S:g} at a URL",
         ),
     ] = None,
     deadline: Annotated[
@@ -105,9 +108,8 @@ def command(
     is_url = subject.startswith(("http://", "https://"))
     if model is not None and not is_url:
         raise InvalidInput("only of a server that runs", where="--model")
-    load = Load(
-        prompt, gen, batches, reps, vocab or _VOCABULARY, deadline, _READY_S[not is_url] if ready is None else ready
-    )
+    usual_s = _REPLY_S if is_url else _START_S
+    load = Load(prompt, gen, batches, reps, vocab or _VOCABULARY, deadline, usual_s if ready is None else ready)
     with shown("waiting for the server") as log, _endpoint(subject, load, program, vocab) as (endpoint, load):
         report = measure_server(endpoint, load, model, log)
     gpu, reason = (None, "the server does not tell it") if is_url else gpu_of_this_machine()
@@ -136,7 +138,7 @@ def _endpoint(subject: str, load: Load, program: str, vocab: int | None) -> Iter
         size = _vocabulary(folder)
         if vocab is not None and vocab > size:
             raise InvalidInput(f"the model has {size} tokens", where="--vocab")
-        load = Load(**{**vars(load), "vocab": vocab or size})
+        load = replace(load, vocab=vocab or size)
         # Loading would disturb others' measurements, too.
         with (
             HostLock(host_lock_folder()).exclusive(_LOCK_S),

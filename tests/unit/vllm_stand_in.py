@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import socketserver
 import sys
 import threading
@@ -34,7 +35,7 @@ class Behaviour:
         models: that it serves.
         fault: "stall", "error", "reset", "exit", "garbage", "endless", "busy", "bomb": after `at` tokens of a request.
         at: see there.
-        foreign: tokens that it generates for others meanwhile.
+        foreign: tokens that it generates for others with each of ours; it then finds prompts in its cache, too.
         metrics: whether it has counters.
     """
 
@@ -84,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
             text = (
                 "# HELP vllm:generation_tokens_total Number of generation tokens processed.\n"
                 f'vllm:generation_tokens_total{{engine="0",model_name="nas"}} {float(state.generated)}\n'
-                f'vllm:prefix_cache_hits_total{{engine="0",model_name="nas"}} {0.0 if does.foreign == 0 else 16.0}\n'
+                f'vllm:prefix_cache_hits_total{{engine="0",model_name="nas"}} {float(state.generated * bool(does.foreign))}\n'
             )
             self.answer(200, text)
         else:
@@ -148,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
             self.chunk(b"data: [DONE]\n\n")
             self.chunk(b"")
         elif fault == "reset":
-            self.connection.close()
+            self.connection.shutdown(socket.SHUT_RDWR)
         elif fault == "exit":
             print("CUDA error: an illegal memory access", file=sys.stderr, flush=True)
             os._exit(1)

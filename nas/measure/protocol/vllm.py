@@ -180,7 +180,7 @@ class Wave:
     def gaps_ms(self) -> list[float] | None:
         """Times between tokens, of all requests; None: not known of one."""
         gaps = [answer.gaps_ms for answer in self.answers]
-        return None if None in gaps else [gap for each in gaps if each for gap in each]
+        return None if None in gaps else [gap for times in gaps if times for gap in times]
 
 
 def measure_server(endpoint: Endpoint, load: Load, model: str | None, log: Log) -> Json:
@@ -273,7 +273,7 @@ async def _served(http: httpx.AsyncClient, endpoint: Endpoint, model: str | None
     if status != httpx.codes.OK:
         hint = f"; its key is read from ${KEY_VARIABLE}" if status == httpx.codes.UNAUTHORIZED else ""
         raise InvalidInput(f"{endpoint.url}: /v1/models answers {status}: {_message(body)}{hint}")
-    models = {each.id: each.max_model_len for each in _parsed(_Models, body, endpoint, "/v1/models").data}
+    models = {row.id: row.max_model_len for row in _parsed(_Models, body, endpoint, "/v1/models").data}
     if model is None and len(models) > 1:
         raise InvalidInput(f"the server has several models: {', '.join(models)[:_MESSAGE]}", where="--model")
     name = next(iter(models)) if model is None else model
@@ -347,23 +347,23 @@ async def _batch(
 
 def _figures(waves: Sequence[Wave], load: Load, batch: int) -> Json:
     gaps = [wave.gaps_ms for wave in waves]
-    counted = [each for each in gaps if each]
+    times = [wave for wave in gaps if wave]
     few = "too few tokens" if None not in gaps else "the server does not say how many tokens an event has"
-    p95 = [value for each in counted if (value := quantile(each, 0.95)) is not None]
+    p95 = [value for wave in times if (value := quantile(wave, 0.95)) is not None]
     ttfts = [answer.ttft_ms for wave in waves for answer in wave.answers]
     ttft_p95 = quantile(ttfts, 0.95)
     reads = statistics.fmean(answer.reads for wave in waves for answer in wave.answers)
     return {
         "batch": batch,
         "ttft_ms": _figure(
-            repetition_figure([statistics.median(each.ttft_ms for each in wave.answers) for wave in waves], "ms")
+            repetition_figure([statistics.median(answer.ttft_ms for answer in wave.answers) for wave in waves], "ms")
         ),
         "ttft_p95_ms": _figure(
             Figure(
                 value=ttft_p95, unit="ms", n=len(ttfts), reason="fewer than 20 requests" if ttft_p95 is None else None
             )
         ),
-        "decode_p50_ms": _figure(repetition_figure([statistics.median(each) for each in counted], "ms", few)),
+        "decode_p50_ms": _figure(repetition_figure([statistics.median(wave) for wave in times], "ms", few)),
         "decode_p95_ms": _figure(repetition_figure(p95 if len(p95) == len(waves) else [], "ms", few)),
         "throughput_tps": _figure(repetition_figure([batch * load.gen / wave.seconds for wave in waves], "tokens/s")),
         "tokens_per_read": load.gen / reads,
@@ -435,10 +435,18 @@ async def _ask(http: httpx.AsyncClient, endpoint: Endpoint, body: bytes, stream:
                 if size > limit:
                     raise InfrastructureFailed(f"{endpoint.url}{path}: more than {limit} bytes")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise InfrastructureFailed(endpoint.ended() or f"{endpoint.url}{path}: {_why(error)}") from error
+        raise InfrastructureFailed(await _end(endpoint) or f"{endpoint.url}{path}: {_why(error)}") from error
     if answer.status_code != httpx.codes.OK:
         text = _message(b"".join(data for _, data in stream.reads))
         raise InfrastructureFailed(f"{endpoint.url}{path} answers {answer.status_code}: {text}")
+
+
+async def _end(endpoint: Endpoint) -> str | None:
+    """Returns why a server ended that was started here; its connections break some moments before it is gone."""
+    end = time.monotonic() + (_SETTLE_S if endpoint.socket else 0.0)
+    while (reason := endpoint.ended()) is None and time.monotonic() < end:
+        await asyncio.sleep(_POLL_S)
+    return reason
 
 
 def _answer(stream: _Stream, load: Load) -> Answer:
@@ -448,7 +456,7 @@ def _answer(stream: _Stream, load: Load) -> Answer:
         InfrastructureFailed: an error, other numbers of tokens than asked for, or no event stream.
     """
     chunks: list[tuple[int, _Usage | None]] = []  # clock of each event with text
-    usage = None
+    usage: _Usage | None = None
     for at, data in _events(stream.reads):
         event = _event(data)
         if event.error is not None:
