@@ -39,8 +39,8 @@ class Behaviour:
         metrics: whether it has counters.
     """
 
-    first_s: float = 0.02
-    token_s: float = 0.005
+    first_s: float = 0.002
+    token_s: float = 0.001
     per_event: int = 1
     fewer: int = 0
     loads: int = 0
@@ -82,10 +82,11 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/models":
             self.answer(200, {"object": "list", "data": [{"id": name, "max_model_len": 4096} for name in does.models]})
         elif self.path == "/metrics" and does.metrics:
+            hits = state.generated if does.foreign else 0
             text = (
                 "# HELP vllm:generation_tokens_total Number of generation tokens processed.\n"
                 f'vllm:generation_tokens_total{{engine="0",model_name="nas"}} {float(state.generated)}\n'
-                f'vllm:prefix_cache_hits_total{{engine="0",model_name="nas"}} {float(state.generated * bool(does.foreign))}\n'
+                f'vllm:prefix_cache_hits_total{{engine="0",model_name="nas"}} {float(hits)}\n'
             )
             self.answer(200, text)
         else:
