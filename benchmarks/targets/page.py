@@ -194,11 +194,6 @@ def _heading(name: str) -> str:
 
 def _errors_table(errors: Mapping[str, Mapping[int, Mapping[str, models.Errors]]]) -> Iterator[str]:
     counts = [count for count in COUNTS if any(count in row for row in errors.values())]
-    rows = [
-        [target, way, *(str(by_count[count][way]) for count in counts)]
-        for target, by_count in errors.items()
-        for way in WAYS
-    ]
     pooled = [
         [
             "**all targets**",
@@ -206,6 +201,9 @@ def _errors_table(errors: Mapping[str, Mapping[int, Mapping[str, models.Errors]]
             *(str(models.mean_errors([row[count][way] for row in errors.values()])) for count in counts),
         ]
         for way in WAYS
+    ]
+    rows = [
+        [target, WAYS[0], *(str(by_count[count][WAYS[0]]) for count in counts)] for target, by_count in errors.items()
     ]
     yield table(("new target", "from", *(f"{count} measured" for count in counts)), [*pooled, *rows])
 

@@ -90,3 +90,11 @@ def test_options_that_need_or_exclude_another_are_chosen_so(seed: int) -> None:
     chosen = select(places, BASE, limits)
     assert chosen is not None and chosen in list(every_choice(places))
     assert total(chosen, BASE)["loss"] == pytest.approx(least_loss(places, limits))
+
+
+def test_what_is_missing_is_not_excluded() -> None:
+    places = random_places(0, places=2)
+    places[0][1] = replace(places[0][1], excludes=(1, "missing"))
+    limits = {"ms": 9.5, "mb": 5.0}
+    chosen = select(places, BASE, limits)
+    assert chosen is not None and total(chosen, BASE)["loss"] == pytest.approx(least_loss(places, limits))

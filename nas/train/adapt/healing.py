@@ -47,6 +47,10 @@ class Healing(BaseModel):
     seed: int = Field(0, ge=0)
 
 
+_NOTHING = 1e-6
+"""Divergence, in nats per token, of a child with the model's own blocks, where only their bits are chosen."""
+
+
 def batches_of(sources: Sequence[Tokens], healing: Healing) -> Packed:
     """Returns the text in batches for a healing.
 
@@ -73,6 +77,9 @@ def heal(start: Callable[[], Model], library: Library, text: Packed, healing: He
     """
     model = start()
     before = library.divergence(model)
+    if before < _NOTHING:
+        library.worker.log("nothing is healed: the child computes what the model does")
+        return model
     for settings in (healing, healing.model_copy(update={"lr": healing.lr / 10})):
         try:
             after = library.divergence(_trained(model, library, text, settings, folder))

@@ -73,7 +73,7 @@ def select(
         options: slot -> its options, which have the same metrics.
         base: metric -> its part that does not depend on the choice.
         limits: metric -> largest value.
-        terms: of pairs; those of options that are missing count nothing.
+        terms: of pairs; those of options that are missing count nothing, and neither is a missing one excluded.
 
     Raises:
         InfrastructureFailed: the solver found no answer within a minute.
@@ -102,7 +102,7 @@ def select(
             slot, names = option.needs
             lenders = {column[slot, name]: -1.0 for name in names if (slot, name) in column}
             rows.append(constraint({index: 1.0, **lenders}, -np.inf, 0))
-        if option.excludes is not None:
+        if option.excludes is not None and option.excludes in column:
             rows.append(constraint({index: 1.0, column[option.excludes]: 1.0}, -np.inf, 1))
     for product, (one, other, _) in enumerate(pairs, start=len(columns)):
         rows.append(constraint({product: 1.0, one: -1.0}, -np.inf, 0))
