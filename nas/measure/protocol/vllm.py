@@ -477,7 +477,7 @@ def _answer(stream: _Stream, load: Load) -> Answer:
     if not marks:
         raise InfrastructureFailed("the server sent no tokens")
     first, last = marks[0][0], marks[-1][0]
-    gaps = None
+    gaps: tuple[float, ...] | None = None
     if marks[-1][1] == load.gen:
         gaps = tuple(
             (at - before) / (tokens - fewer) / 1e6
