@@ -94,6 +94,8 @@ MORE = {
     "tokenizer.ggml.add_bos_token": "ours always writes it",
     "tokenizer.ggml.add_space_prefix": "of SentencePiece alone",
     "tokenizer.ggml.unknown_token_id": "never used by byte-level BPE",
+    "attention.sliding_window": "of phi3, whose loader turns windows off",
+    "rope.scaling.original_context_length": "of phi3, without a scaling that it belongs to",
     "expert_gating_func": "sigmoid is what the loader assumes",
 }
 """Keys that only one of the two writes, and why that changes nothing."""

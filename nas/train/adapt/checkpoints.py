@@ -411,6 +411,12 @@ class _Options:
             raise InvalidInput(f"{name} must be a whole number, not {value!r}", where=self.where)
         return value
 
+    def taps(self, name: str) -> int:
+        """Returns how many tokens the convolution in front of a recurrence reads; 4 where none is named."""
+        taps = self.whole(name, 4)
+        self.refuse(taps < 2, f"convolutions of {taps} taps ({name})")
+        return max(taps, 2)
+
     def number(self, name: str, default: float) -> float:
         """Returns a positive number."""
         return self.positive(name, self.get(name, default))
@@ -953,7 +959,7 @@ def _granite_mamba(options: _Options, eps: float) -> Block:
         state=options.whole("mamba_d_state", 256),
         heads=options.whole("mamba_n_heads", 128),
         expand=options.whole("mamba_expand", 2),
-        conv=options.whole("mamba_d_conv", 4),
+        conv=options.taps("mamba_d_conv"),
         groups=options.whole("mamba_n_groups", 1),
     )
 
@@ -1023,7 +1029,7 @@ def _nemotron_h(options: _Options) -> TrainedModel:
             "mamba2",
             state=options.whole("ssm_state_size", 128),
             heads=heads,
-            conv=options.whole("conv_kernel", 4),
+            conv=options.taps("conv_kernel"),
             groups=options.whole("n_groups", 8),
             **_inner(inner, d_model),
         )
@@ -1056,7 +1062,7 @@ def _falcon_h1(options: _Options) -> TrainedModel:
         "mamba2",
         state=options.whole("mamba_d_state", 256),
         heads=options.whole("mamba_n_heads", 128),
-        conv=options.whole("mamba_d_conv", 4),
+        conv=options.taps("mamba_d_conv"),
         groups=options.whole("mamba_n_groups", 1),
         norm=normed,
         **_inner(options.whole("mamba_d_ssm", options.whole("mamba_expand", 2) * d_model), d_model),
@@ -1126,7 +1132,7 @@ def _mamba2(options: _Options) -> TrainedModel:
         state=options.whole("state_size", 128),
         heads=options.whole("num_heads", 128),
         expand=options.whole("expand", 2),
-        conv=options.whole("conv_kernel", 4),
+        conv=options.taps("conv_kernel"),
         groups=options.whole("n_groups", 8),
     )
     layout = Layout.of(d_model, vocab, [Layer((mixer,))] * depth, tied=options.tied(False))
@@ -1290,7 +1296,7 @@ def _qwen3_5(options: _Options) -> TrainedModel:
         heads=options.whole("linear_num_value_heads", 32),
         key_heads=options.whole("linear_num_key_heads", 16),
         head_dim=values,
-        conv=options.whole("linear_conv_kernel_dim", 4),
+        conv=options.taps("linear_conv_kernel_dim"),
         norm_eps=min(eps, 1e-2),
     )
     mixers = {"full_attention": Block.of("gqa", gate=True, gate_wide=True, **attention), "linear_attention": delta}
