@@ -458,7 +458,7 @@ class Runtime(Protocol):
             target: "host", this machine's ABI, or another that can be compiled for here.
             log: gets progress, a line at a time.
             patched: with our patches.
-            variant: instruction set; `None`: the best of this machine, of another one the best there is.
+            variant: instruction set; `None`: the best of this machine, of another one the best that is common.
             tools: also build the runtime's own tools.
             static: one file that needs no libraries.
 

@@ -46,6 +46,8 @@ class Variant:
         needs: CPU features, by the kernel's names in /proc/cpuinfo, without which a build would die of SIGILL.
         march: the compiler's `-march`, for builds on such a machine.
         mcpu: the processor in zig's words, for builds elsewhere.
+        common: whether most machines of the target have these features: the best such variant is what is built for
+            another machine unless one is named.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Variant:
     needs: frozenset[str]
     march: str = ""
     mcpu: str = ""
+    common: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class BuildRequest:
     Args:
         target: ABI.
         patched: with our patches.
-        variant: name of an instruction set; None: the best of this machine, of another one the best there is.
+        variant: name of an instruction set; None: the best of this machine, of another one the best that
+            is common.
         tools: with the library's own programs.
         static: a runner that needs no library of the device.
     """

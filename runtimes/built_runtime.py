@@ -245,8 +245,9 @@ class BuiltRuntime(ABC, Generic[S]):
                 f"{libc}: {remedy}"
             )
         machine = f"{target} (any, with {', '.join(sorted(oldest.needs))})" if oldest else target
-        variant = runnable[0] if gpus else oldest.name if oldest else None
-        command = self.build_command(target, bool(patched), variant)
+        best = oldest.name if oldest else next(iter(runnable), None)
+        usual = self._best(target, host_features() if target == host_target() else None)
+        command = self.build_command(target, bool(patched), None if usual and usual.name == best else best)
         raise InfrastructureFailed(f"no {kind} build for {machine} here: run `{command}`")
 
     def build_command(self, target: str, patched: bool, variant: str | None = None, *, static: bool = False) -> str:
@@ -260,6 +261,8 @@ class BuiltRuntime(ABC, Generic[S]):
     def variant_for(self, target: str, features: Collection[str] | None, name: str | None = None) -> Variant:
         """Returns the variant called `name`, or the best of a target that the processor's `features` allow.
 
+        Where these are not known, it is the best that is common.
+
         Raises:
             UnknownName: no variant of the target has that name.
             Unsupported: the target has no variant, or none fits.
@@ -269,13 +272,20 @@ class BuiltRuntime(ABC, Generic[S]):
             if name not in variants:
                 raise UnknownName(f"instruction set of {target}", name, variants)
             return variants[name]
-        for variant in variants.values():
-            if features is None or variant.needs <= set(features):
-                return variant
+        if (best := self._best(target, features)) is not None:
+            return best
         if (oldest := self._oldest(target)) is None:
             valid = ", ".join(sorted({variant.target for variant in self.variants}))
             raise Unsupported(f"{self.name} is not built for {target!r}; valid: {valid}")
         raise Unsupported(f"this {target} processor lacks {', '.join(sorted(oldest.needs - set(features or ())))}")
+
+    def _best(self, target: str, features: Collection[str] | None) -> Variant | None:
+        """Returns the best variant of a target that a processor runs; None of `features`: the best that is common."""
+        for variant in self.variants:
+            fits = variant.common if features is None else variant.needs <= set(features)
+            if variant.target == target and fits:
+                return variant
+        return None
 
     def _oldest(self, target: str) -> Variant | None:
         """Returns the variant that runs on every processor of a target; None: the target has none."""

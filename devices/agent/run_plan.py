@@ -27,7 +27,7 @@ AFTER = tuple(
         (
             *(*cpu.FILES, *power.ENERGY_FILES, *cpu.FREQUENCY_FILES, *thermal.FILES),
             *(*cpu.QUOTA_FILES, *thermal.COUNTERS, *thermal.THROTTLE_FILES),
-            *(*cpu.LOAD_FILES, *power.FILES, *memory.FILES),
+            *(*cpu.LOAD_FILES, *power.FILES, *power.TEMPERATURE_FILES, *memory.FILES),
         )
     )
 )
@@ -45,8 +45,12 @@ _ONE_MOMENT: dict[str, Callable[[Readings], Any]] = {
     "power_source": lambda now: _first(now, power.power_source, android.power_source),
     "battery_percent": lambda now: _first(now, power.battery_percent, android.battery_percent),
     "battery_status": lambda now: _first(now, power.battery_status, android.battery_status),
+    "battery_temperature_c": lambda now: _first(now, power.battery_temperature_c, android.battery_temperature_c),
     "free_disk_mb": memory.free_disk_mb,
+    "thermal_status": android.thermal_status,
+    "charger": android.charger,
     "screen_on": android.screen_on,
+    "power_saver": android.power_saver,
 }
 
 

@@ -10,11 +10,11 @@ from nas.measure.devices.probes.readings import Readings, Unread, plausible
 
 THERMAL = "dumpsys thermalservice"
 BATTERY = "dumpsys battery"
-SCREEN = "dumpsys power | grep -m 1 mWakefulness="
+POWER = "dumpsys power | grep -m 2 -E '^ +(mWakefulness|mSettingBatterySaverEnabled)='"
 
 NO_ANDROID = "no Android, which has dumpsys"
 
-COMMANDS = (THERMAL, BATTERY, SCREEN)
+COMMANDS = (THERMAL, BATTERY, POWER)
 
 _CPU_TYPE = 0
 """Constants of `android.hardware.thermal.TemperatureType`."""
@@ -66,10 +66,15 @@ def thermal_status(readings: Readings) -> int:
 
 def power_source(readings: Readings) -> Literal["mains", "battery"]:
     """Returns what powers the phone."""
-    powered = re.findall(r"^ *(?:AC|USB|Wireless|Dock) powered: (true|false)$", output(readings, BATTERY), re.MULTILINE)
-    if not powered:
+    return "battery" if charger(readings) == "none" else "mains"
+
+
+def charger(readings: Readings) -> str:
+    """Returns what the phone is plugged into: "AC", "USB", "Wireless" or "Dock", several joined by "+"; or "none"."""
+    plugs = re.findall(r"^ *(AC|USB|Wireless|Dock) powered: (true|false)$", _battery_service(readings), re.MULTILINE)
+    if not plugs:
         raise Unread(f"{BATTERY}: no power source")
-    return "mains" if "true" in powered else "battery"
+    return "+".join(name for name, powered in plugs if powered == "true") or "none"
 
 
 def battery_percent(readings: Readings) -> float:
@@ -88,16 +93,36 @@ def battery_status(readings: Readings) -> Status:
     return _STATUS[number]
 
 
+def battery_temperature_c(readings: Readings) -> float:
+    """Returns the battery's temperature, Celsius; phones slow down to keep it and the case cool."""
+    return plausible(_battery(readings, "temperature") / 10, "C", BATTERY)
+
+
 def screen_on(readings: Readings) -> bool:
     """Returns whether the phone is awake; its screen takes power, and drawing takes CPU time."""
-    match = re.search(r"mWakefulness=(\w+)", output(readings, SCREEN))
+    match = re.search(r"mWakefulness=(\w+)", output(readings, POWER))
     if not match:
         raise Unread("dumpsys power: no mWakefulness")
     return match[1] in ("Awake", "Dreaming")
 
 
+def power_saver(readings: Readings) -> bool:
+    """Returns whether the battery saver is on; from Android 9 on."""
+    match = re.search(r"mSettingBatterySaverEnabled=(true|false)", output(readings, POWER))
+    if not match:
+        raise Unread("dumpsys power: no mSettingBatterySaverEnabled")
+    return match[1] == "true"
+
+
+def _battery_service(readings: Readings) -> str:
+    said = output(readings, BATTERY)
+    if "UPDATES STOPPED" in said:
+        raise Unread(f"{BATTERY}: values that somebody set; `dumpsys battery reset` ends that")
+    return said
+
+
 def _battery(readings: Readings, name: str) -> int:
-    match = re.search(rf"^ *{name}: (-?\d{{1,9}})$", output(readings, BATTERY), re.MULTILINE)
+    match = re.search(rf"^ *{name}: (-?\d{{1,9}})$", _battery_service(readings), re.MULTILINE)
     if not match:
         raise Unread(f"{BATTERY}: no {name}")
     return int(match[1])

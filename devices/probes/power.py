@@ -15,6 +15,7 @@ from nas.measure.devices.transports.base import Tree
 _SUPPLIES = "/sys/class/power_supply"
 
 FILES = tuple(f"{_SUPPLIES}/*/{name}" for name in ("type", "scope", "online", "status", "capacity"))
+TEMPERATURE_FILES = (f"{_SUPPLIES}/*/temp",)
 
 Status = Literal["Charging", "Discharging", "Full", "Not charging"]
 _STATUS: dict[str, Status] = {status: status for status in get_args(Status)}
@@ -48,6 +49,12 @@ def power_source(tree: Tree) -> Literal["mains", "battery"]:
 def battery_percent(tree: Tree) -> float:
     """Returns the charge of the battery that powers the machine, else of its first one, 0 to 100."""
     return float(number(tree, f"{_battery_in_use(tree)}/capacity"))
+
+
+def battery_temperature_c(tree: Tree) -> float:
+    """Returns the temperature of that battery, Celsius."""
+    path = f"{_battery_in_use(tree)}/temp"
+    return plausible(number(tree, path) / 10, "C", path)
 
 
 def battery_status(tree: Tree) -> Status:

@@ -23,6 +23,7 @@ COMMANDS = {
     "family": "Build, train, compare and show model families.",
     "device": "Attach, list, show and manage devices.",
     "bench": "Measure layouts and model files on a device.",
+    "vllm": "Measure a vLLM server with single requests and batches.",
     "compare": "Show which of several model files, with which settings, is best on a device under budgets.",
     "quantise": "Write a GGUF file whose tensors have the types that keep budgets on a device and lose least.",
     "export": "Export a layout to a model file.",

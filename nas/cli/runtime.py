@@ -64,7 +64,10 @@ def build_runtime(
         str, typer.Option(help="Target platform, such as aarch64-linux for phones; host: this machine.")
     ] = "host",
     variant: Annotated[
-        str | None, typer.Option(help="Instruction set. Default: the best that the target supports.")
+        str | None,
+        typer.Option(
+            help="Instruction set. Default: the best of this machine, or one that most machines of TARGET run."
+        ),
     ] = None,
     tools: Annotated[
         bool,

@@ -102,12 +102,20 @@ class Conditions(BaseModel):
     load_1min: float | None = Field(None, description="processes that ran or waited for a disk, mean of a minute")
     temperature_c: float | None = None
     throttled: bool | None = None
+    thermal_status: int | None = Field(
+        None, description="throttling as Android grades it: 0 none, 1 light, 2 moderate, 3 severe, up to 6 shutdown"
+    )
     governor: str | None = None
     frequency_mhz: float | None = None
     cluster_mhz: dict[str, float] | None = Field(None, description="cores of a cluster -> their frequency")
     power_source: str | None = None
     battery_percent: float | None = None
     battery_status: str | None = Field(None, description="Charging, Discharging, Full or Not charging")
+    battery_temperature_c: float | None = None
+    charger: str | None = Field(
+        None, description="what an Android phone is plugged into: AC, USB, Wireless, Dock, none"
+    )
+    power_saver: bool | None = Field(None, description="whether Android's battery saver is on, which may slow it down")
     energy: EnergyUsed | None = None
     free_memory_mb: float | None = None
     free_disk_mb: float | None = Field(None, description="where hilnas keeps its files")

@@ -2,6 +2,9 @@
 
 Instruction sets are explicit, never "native": a build is the same wherever it is made. AMX is never used: with gcc 12
 the tile configuration that ggml's kernels load is not stored in time, and the process dies on the first matrix product.
+
+Arm's extensions are added to Armv8.2 one by one, not taken from a later version of the architecture: Snapdragon's cores
+of Armv9 hide SVE from programs, and a compiler told "armv9-a" would use it.
 """
 
 from __future__ import annotations
@@ -27,23 +30,38 @@ _VNNI_FEATURES = _AVX512_FEATURES | {"avx512vbmi", "avx512_vnni"}
 _AVX2_CPU = "x86_64+sse4_2+avx+avx2+fma+f16c+bmi2"
 _AVX512_CPU = f"{_AVX2_CPU}+avx512f+avx512cd+avx512bw+avx512dq+avx512vl"
 _VNNI_CPU = f"{_AVX512_CPU}+avx512vbmi+avx512vnni"
+_ARM_FEATURES = frozenset({"asimddp", "fphp", "asimdhp"})
+_ARM_ARCH = "armv8.2-a+dotprod+fp16"
+_ARM_CPU = "generic+v8_2a+dotprod+fullfp16"
 
 (VULKAN,) = GPU_FEATURES
 
 VARIANTS = (
-    Variant("avx2-vulkan", "x86_64-linux", _AVX2_FEATURES | {VULKAN}),
-    Variant("avx512-bf16", "x86_64-linux", _VNNI_FEATURES | {"avx512_bf16"}, mcpu=f"{_VNNI_CPU}+avx512bf16"),
-    Variant("avx512-vnni", "x86_64-linux", _VNNI_FEATURES, mcpu=_VNNI_CPU),
-    Variant("avx512", "x86_64-linux", _AVX512_FEATURES, mcpu=_AVX512_CPU),
+    Variant("avx2-vulkan", "x86_64-linux", _AVX2_FEATURES | {VULKAN}, common=False),
+    Variant(
+        "avx512-bf16", "x86_64-linux", _VNNI_FEATURES | {"avx512_bf16"}, mcpu=f"{_VNNI_CPU}+avx512bf16", common=False
+    ),
+    Variant("avx512-vnni", "x86_64-linux", _VNNI_FEATURES, mcpu=_VNNI_CPU, common=False),
+    Variant("avx512", "x86_64-linux", _AVX512_FEATURES, mcpu=_AVX512_CPU, common=False),
     Variant("avx2", "x86_64-linux", _AVX2_FEATURES, mcpu=_AVX2_CPU),
     Variant("sse42", "x86_64-linux", frozenset({"sse4_2"}), mcpu="x86_64+sse4_2"),
     Variant(
-        "armv8.2",
+        "armv8.2-sve2",
         "aarch64-linux",
-        frozenset({"asimddp", "fphp", "asimdhp"}),
-        march="armv8.2-a+dotprod+fp16",
-        mcpu="generic+v8_2a+dotprod+fullfp16",
+        _ARM_FEATURES | {"i8mm", "sve", "sve2"},
+        march=f"{_ARM_ARCH}+i8mm+sve2",
+        mcpu=f"{_ARM_CPU}+i8mm+sve2",
+        common=False,
     ),
+    Variant(
+        "armv8.2-i8mm",
+        "aarch64-linux",
+        _ARM_FEATURES | {"i8mm"},
+        march=f"{_ARM_ARCH}+i8mm",
+        mcpu=f"{_ARM_CPU}+i8mm",
+        common=False,
+    ),
+    Variant("armv8.2", "aarch64-linux", _ARM_FEATURES, march=_ARM_ARCH, mcpu=_ARM_CPU),
     Variant("armv8", "aarch64-linux", frozenset({"asimd"}), march="armv8-a", mcpu="generic"),
 )
 """Best first."""

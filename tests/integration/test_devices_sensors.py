@@ -34,7 +34,9 @@ DUMPSYS = """#!/bin/sh
 case $1 in
 thermalservice) echo 'Thermal Status: 2'; echo '	Temperature{mValue=41.5, mType=0, mName=BIG, mStatus=0}' ;;
 battery) printf '  %s\\n' 'AC powered: false' 'USB powered: true' 'status: 5' 'level: 100' 'scale: 100' ;;
-power) yes '  a long report' | head -n 9999; echo '  mWakefulness=Awake'; yes | head -n 9999 ;;
+power)
+    yes '  a long report' | head -n 9999; echo '  mWakefulness=Awake'; echo '  mWakefulnessChanging=false'
+    yes | head -n 9999; echo '  mSettingBatterySaverEnabled=true'; echo 'mWakefulness=1'; yes | head -n 9999 ;;
 esac
 """
 
@@ -84,7 +86,8 @@ def test_a_phones_services_are_read(phone: ShellTransport) -> None:
     before = observer.before()
     there = observer.after(before, run(phone, "sleep 0.6"))
     # Debian's kernel for this machine may have sensors, which come first; this one's services are asked where not.
-    assert (there.screen_on, there.battery_status) == (True, "Full")
+    assert (there.screen_on, there.power_saver, there.battery_status) == (True, True, "Full")
+    assert (there.charger, there.thermal_status) == ("USB", 2)
     assert there.free_disk_mb is not None and there.free_disk_mb > 0
     assert there.interval_s is not None and there.interval_s >= 0.6
     assert there.foreign_cpu is not None

@@ -77,7 +77,7 @@ PIXEL_SAYS = {
         "Current Battery Service state:\n  AC powered: false\n  USB powered: true\n  Wireless powered: false\n"
         "  Dock powered: false\n  status: 2\n  health: 2\n  level: 81\n  scale: 100\n  temperature: 285\n"
     ),
-    android.SCREEN: "  mWakefulness=Asleep\n",
+    android.POWER: "  mWakefulness=Asleep\n  mSettingBatterySaverEnabled=false\n",
     memory.DISK: DF,
 }
 ODPM = {

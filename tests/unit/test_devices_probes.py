@@ -230,7 +230,8 @@ def test_observer_counts_what_others_used(tree: Write) -> None:
     assert conditions.free_memory_mb == 2147.483648
     assert conditions.throttled is False
     assert conditions.oom_kills == 2
-    assert set(conditions.unread) == {"energy", "screen_on"}
+    of_phones = {"battery_temperature_c", "charger", "power_saver", "screen_on", "thermal_status"}
+    assert set(conditions.unread) == {"energy", *of_phones}
 
 
 def test_observer_sees_throttling_in_between(tree: Write) -> None:

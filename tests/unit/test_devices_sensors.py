@@ -47,6 +47,8 @@ def test_a_phone_that_shows_a_shell_nothing_in_sys() -> None:
     there = around(pixel())
     assert (there.temperature_c, there.throttled, there.screen_on) == (41.2, False, False)
     assert (there.power_source, there.battery_percent, there.battery_status) == ("mains", 81.0, "Charging")
+    assert (there.charger, there.battery_temperature_c) == ("USB", 28.5)
+    assert (there.thermal_status, there.power_saver) == (0, False)
     assert (there.governor, there.frequency_mhz) == ("sched_pixel", 1551.0)
     assert there.cluster_mhz == {"0-3": 300.0, "6-7": 2802.0}
     assert (there.load_1min, there.free_disk_mb, there.free_memory_mb) == (0.25, 51200.0, 2147.483648)
@@ -62,6 +64,7 @@ def test_a_phones_thermal_status_is_its_throttling(status: str, throttled: bool)
     device.commands[android.THERMAL] = f"Thermal Status: {status}\n"
     there = around(device)
     assert there.throttled is throttled
+    assert there.thermal_status == int(status)
     assert there.unread["temperature_c"].endswith("dumpsys thermalservice: no sensor of the processor")
 
 
@@ -70,8 +73,116 @@ def test_services_that_say_nothing_of_use(said: str) -> None:
     device = pixel()
     device.commands = dict.fromkeys(device.commands, said)
     there = around(device)
-    silent = {"temperature_c", "throttled", "power_source", "battery_percent", "battery_status", "screen_on"}
-    assert silent | {"energy", "free_disk_mb"} == set(there.unread)
+    silent = {"temperature_c", "throttled", "thermal_status", "screen_on", "power_saver", "power_source", "charger"}
+    of_the_battery = {"battery_percent", "battery_status", "battery_temperature_c", "energy"}
+    assert silent | of_the_battery | {"free_disk_mb"} == set(there.unread)
+
+
+HONOR = """Current Battery Service state:
+  AC powered: false
+  USB powered: false
+  Wireless powered: false
+  Dock powered: false
+  Max charging current: 0
+  Max charging voltage: 0
+  Charge counter: 2848000
+  status: 3
+  health: 2
+  present: true
+  level: 54
+  scale: 100
+  voltage: 3906
+  temperature: 220
+  technology: Li-ion
+  Charging state: 0
+  Charging policy: 0
+"""
+MOTO = """Current Battery Service state:
+  AC powered: false
+  USB powered: true
+  Wireless powered: false
+  MOD powered: false
+  Max charging current: 500000
+  Max charging voltage: 5000000
+  Charge counter: 3059000
+  status: 5
+  health: 2
+  present: true
+  level: 100
+  scale: 100
+  voltage: 4378
+  temperature: 260
+  technology: Li-ion
+  mod level: -1
+  mod status: 1
+"""
+WEAK_CHARGER = """Current Battery Service state:
+  AC powered: true
+  USB powered: false
+  Wireless powered: false
+  Dock powered: false
+  status: 2
+  health: 2
+  present: true
+  level: 16
+  scale: 100
+  voltage: 0
+  temperature: 430
+  technology: Li-ion
+"""
+"""What owners of a Honor, a Moto and a headset posted."""
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (HONOR, ("battery", "none", "Discharging", 54.0, 22.0)),
+        (MOTO, ("mains", "USB", "Full", 100.0, 26.0)),
+        (WEAK_CHARGER, ("mains", "AC", "Charging", 16.0, 43.0)),
+    ],
+)
+def test_chargers_and_batteries_of_phones(said: str, expected: tuple[str | float, ...]) -> None:
+    device = pixel()
+    device.commands[android.BATTERY] = said
+    there = around(device)
+    assert expected == (
+        *(there.power_source, there.charger, there.battery_status),
+        *(there.battery_percent, there.battery_temperature_c),
+    )
+
+
+def test_a_battery_that_somebody_made_up() -> None:
+    """After `dumpsys battery unplug`, the service repeats what it was told."""
+    device = pixel()
+    device.commands[android.BATTERY] = HONOR.replace("\n", "\n  (UPDATES STOPPED -- use 'reset' to restart)\n", 1)
+    there = around(device)
+    for field in ("power_source", "charger", "battery_percent", "battery_status", "battery_temperature_c"):
+        assert getattr(there, field) is None
+        assert "`dumpsys battery reset`" in there.unread[field]
+
+
+@pytest.mark.parametrize(
+    ("said", "screen", "saver"),
+    [
+        ("  mWakefulness=Awake\n  mSettingBatterySaverEnabled=true\n", True, True),
+        ("  mWakefulness=Dozing\n  mSettingBatterySaverEnabled=false\n", False, False),
+        ("  mWakefulness=Asleep\n", False, None),  # Android 8
+    ],
+)
+def test_screen_and_battery_saver(said: str, screen: bool, saver: bool | None) -> None:
+    device = pixel()
+    device.commands[android.POWER] = said
+    there = around(device)
+    assert (there.screen_on, there.power_saver) == (screen, saver)
+    assert ("power_saver" in there.unread) == (saver is None)
+
+
+def test_the_temperature_of_a_laptops_battery() -> None:
+    files = {f"{SUPPLY}/BAT0/temp": "312\n"}
+    there = around(laptop(**files))
+    assert there.battery_temperature_c == 31.2
+    assert there.charger is None
+    assert there.unread["charger"] == android.NO_ANDROID
 
 
 def test_a_raspberry_pi() -> None:

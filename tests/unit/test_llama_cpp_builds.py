@@ -106,6 +106,31 @@ def test_missing_build_for_phones_names_the_command() -> None:
         LLAMA_CPP.find_build("aarch64-linux", ["asimd"], patched=True)
 
 
+@pytest.mark.parametrize(
+    ("features", "option"),
+    [
+        ("asimd", " --variant armv8"),
+        ("asimd asimddp fphp asimdhp", ""),
+        ("asimd asimddp fphp asimdhp i8mm", " --variant armv8.2-i8mm"),
+        ("asimd asimddp fphp asimdhp i8mm sve sve2", " --variant armv8.2-sve2"),
+        ("asimd asimddp fphp asimdhp sve", ""),
+    ],
+)
+def test_missing_build_is_named_for_the_phone(features: str, option: str) -> None:
+    with pytest.raises(InfrastructureFailed) as caught:
+        LLAMA_CPP.find_build("aarch64-linux", features.split())
+    assert str(caught.value).endswith(f"run `nas runtime build llama.cpp --target aarch64-linux{option}`")
+
+
+def test_best_build_that_a_phone_runs() -> None:
+    everything = ["asimd", "asimddp", "fphp", "asimdhp", "i8mm", "sve", "sve2"]
+    for name, variant in (("a", "armv8"), ("b", "armv8.2-i8mm"), ("c", "armv8.2")):
+        put_build(name, variant, target="aarch64-linux", static=True)
+    assert LLAMA_CPP.find_build("aarch64-linux", everything).variant == "armv8.2-i8mm"
+    assert LLAMA_CPP.find_build("aarch64-linux", everything[:4]).variant == "armv8.2"
+    assert LLAMA_CPP.find_build("aarch64-linux", everything[:1]).variant == "armv8"
+
+
 @pytest.mark.parametrize("changes", [{"sdist": "0" * 64}, {"runner": "0" * 64}, {"variant": "quantum"}])
 def test_build_of_another_version_is_passed_over(changes: dict[str, object]) -> None:
     put_build("old", **({"variant": "avx2"} | changes))  # type: ignore[arg-type]
