@@ -525,15 +525,15 @@ class S5(StateSpace):
         u, memory, windows = self.convolved_input(x, past, memory)
         size, angle, write, write_imag = self.discrete()  # [P, 1]
         entry = self.linear("write", u)
-        parts = (entry.narrow(2, i * states, states).view(length, states, 1) for i in range(2))
+        real, imag = (entry.narrow(2, i * states, states).view(length, states, 1) for i in range(2))
         angles = self.number("tokens").narrow(0, 0, length) * angle  # [S, P, 1]
         cos, sin = torch.cos(angles), torch.sin(angles)
-        value = torch.cat(turned(*turned(*parts, write, write_imag), cos, -sin), 2)
+        value = torch.cat(turned(*turned(real, imag, write, write_imag), cos, -sin), 2)
         ones = self.number("one").view(1, 1, 1).expand(length, states, 1)
         y, after = linear_attention(ones, ones, value, size.unsqueeze(0).expand(length, states, 1), memory)
         y = torch.cat(turned(y.narrow(2, 0, 1), y.narrow(2, 1, 1), cos, sin), 2)  # [S, P, 2]
-        last = (part.narrow(0, length - 1, 1).view(-1, 1, 1) for part in (cos, sin))
-        after = torch.cat(turned(after.narrow(2, 0, 1), after.narrow(2, 1, 1), *last), 2)
+        last_cos, last_sin = (part.narrow(0, length - 1, 1).view(-1, 1, 1) for part in (cos, sin))
+        after = torch.cat(turned(after.narrow(2, 0, 1), after.narrow(2, 1, 1), last_cos, last_sin), 2)
         y = self.linear("read", y.transpose(1, 2).reshape(1, length, 2 * states))
         return self.output(residual, y, u), *self.ends(windows, past, length), after
 

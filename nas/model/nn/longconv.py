@@ -64,7 +64,8 @@ class LongConvolution(Mixer, Weights):
         return (*window, (0, self.d_model))
 
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        mixed, window = self.in_proj(x), ()
+        mixed = self.in_proj(x)
+        window: tuple[Tensor, ...] = ()
         if self.taps:
             rows = torch.cat([state[0], mixed], 1)
             mixed, window = self.conv(rows), (self.conv.last_rows(rows, padding),)
@@ -87,7 +88,8 @@ class LongConvolution(Mixer, Weights):
         turns = 2 * torch.pi * place * torch.arange(1, self.bands + 1, device=x.device)
         features = torch.cat([place, turns.cos(), turns.sin()], -1).expand(len(rates), -1, -1)
         taps = self.filter(torch.sin(self.hidden(torch.sin(self.features(features)))))
-        return taps * (-rates * place).exp() * self.reach**-0.5
+        filters: Tensor = taps * (-rates * place).exp() * self.reach**-0.5
+        return filters
 
 
 def long_convolution(u: Tensor, filters: Tensor, last: int) -> Tensor:
@@ -106,9 +108,8 @@ def long_convolution(u: Tensor, filters: Tensor, last: int) -> Tensor:
         u, filters = float32_at_least(u, filters)
         seeds = len(filters)
         if last == 1:
-            return (
-                (torch.unflatten(u, 0, (seeds, -1)) * filters.flip(1)[:, None]).sum(2).flatten(0, 1)[:, None].to(kind)
-            )
+            products: Tensor = torch.unflatten(u, 0, (seeds, -1)) * filters.flip(1)[:, None]
+            return products.sum(2).flatten(0, 1)[:, None].to(kind)
         chunk = min(_CHUNK, length)
         chunks = in_chunks(u, chunk)
         count = chunks.shape[1]
