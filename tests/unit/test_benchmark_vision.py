@@ -43,6 +43,7 @@ def archive(count: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(content)
 
 
+@pytest.mark.exhaustive
 def test_a_model_is_trained_and_scored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_home(tmp_path, monkeypatch)
     topics = {f"topic{n}": f"Text number {n} about nothing at all. " * 99 for n in range(12)}
