@@ -66,7 +66,7 @@ for number, picture in enumerate(pictures):
     results[f"tokens{number}"], results[f"rows{number}"] = np.array(tokens), np.concatenate(rows)
 np.savez(output, **results)
 """
-SOURCES = ("clip", "mtmd", "mtmd-audio", "mtmd-image", "models/*", "debug/*")
+SOURCES = ("clip", "mtmd", "mtmd-audio", "mtmd-image", "models/*")
 SIZES = {"exact": (96, 64), "larger": (300, 200), "narrow": (40, 400), "tiled": (600, 900)}
 
 
