@@ -337,7 +337,7 @@ def marks(model: Any, asked: Sequence[Asked], pad: int, frames: FrameSettings) -
 
 @torch.no_grad()
 def _text_scores(folder: Path, model: Any, chat: ChatTokenizer) -> dict[str, Any]:
-    """Returns bits per byte of text that nothing was trained on, in windows that begin anew, and marks of tasks."""
+    """Returns bits per byte of text that nothing was trained on, in windows without overlap, and scores of tasks."""
     nats, size = 0.0, 0
     for path in sorted((folder / "text" / "test").iterdir()):
         text = path.read_text()
@@ -346,8 +346,8 @@ def _text_scores(folder: Path, model: Any, chat: ChatTokenizer) -> dict[str, Any
             window = torch.tensor(ids[begin : begin + _WINDOW + 1])
             nats += float(F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum"))
     tasks = read_lines(folder / "tasks" / "test.jsonl", Conversation)
-    asked = [Asked(*chat.conversation(task), ()) for task in tasks]
-    return {"bits_per_byte": nats / np.log(2) / size, "tasks": marks(model, asked, chat.pad, FrameSettings())}
+    questions = [Asked(*chat.conversation(task), ()) for task in tasks]
+    return {"bits_per_byte": nats / np.log(2) / size, "tasks": marks(model, questions, chat.pad, FrameSettings())}
 
 
 @torch.no_grad()

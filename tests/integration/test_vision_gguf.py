@@ -49,8 +49,8 @@ for number, picture in enumerate(pictures):
     data = flat.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     bitmap = mtmd.mtmd_bitmap_init(pixels.shape[1], pixels.shape[0], data)
     chunks = mtmd.mtmd_input_chunks_init()
-    asked = mtmd.mtmd_input_text(text=text, text_len=len(text), add_special=True, parse_special=True)
-    assert mtmd.mtmd_tokenize(context, chunks, ctypes.byref(asked), (mtmd.mtmd_bitmap_p_ctypes * 1)(bitmap), 1) == 0
+    request = mtmd.mtmd_input_text(text=text, text_len=len(text), add_special=True, parse_special=True)
+    assert mtmd.mtmd_tokenize(context, chunks, ctypes.byref(request), (mtmd.mtmd_bitmap_p_ctypes * 1)(bitmap), 1) == 0
     tokens, rows = [], []
     for place in range(mtmd.mtmd_input_chunks_size(chunks)):
         chunk = mtmd.mtmd_input_chunks_get(chunks, place)

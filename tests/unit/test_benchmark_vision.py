@@ -37,8 +37,12 @@ def archive(count: int) -> zipfile.ZipFile:
                 picture = io.BytesIO()
                 Image.new("RGB", (64, 64), COLOURS[name]).save(picture, "PNG")
                 written.writestr(f"easy_vqa/data/{part}/images/{number}.png", picture.getvalue())
-                asked = {"What shape?": "circle", "What colour?": name, "Is it red?": "yes" if name == "red" else "no"}
-                questions += [[question, answer, number] for question, answer in asked.items()]
+                answers = {
+                    "What shape?": "circle",
+                    "What colour?": name,
+                    "Is it red?": "yes" if name == "red" else "no",
+                }
+                questions += [[question, answer, number] for question, answer in answers.items()]
             written.writestr(f"easy_vqa/data/{part}/questions.json", json.dumps(questions))
     return zipfile.ZipFile(content)
 

@@ -152,7 +152,7 @@ def test_chargers_and_batteries_of_phones(said: str, expected: tuple[str | float
 
 
 def test_a_battery_that_somebody_made_up() -> None:
-    """After `dumpsys battery unplug`, the service repeats what it was told."""
+    """After `dumpsys battery unplug`, the service reports the values that were set."""
     device = pixel()
     device.commands[android.BATTERY] = HONOR.replace("\n", "\n  (UPDATES STOPPED -- use 'reset' to restart)\n", 1)
     there = around(device)

@@ -119,11 +119,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        asked, prompt = body["max_tokens"] - does.fewer, len(body["prompt"])
+        count, prompt = body["max_tokens"] - does.fewer, len(body["prompt"])
         done, due = 0, time.monotonic() + does.first_s
-        while done < asked:
+        while done < count:
             time.sleep(max(0.0, due - time.monotonic()))
-            step = 1 if done == 0 else min(does.per_event, asked - done)
+            step = 1 if done == 0 else min(does.per_event, count - done)
             done, due = done + step, due + does.token_s * does.per_event
             if does.fault and done > does.at:
                 self.fail(done)
