@@ -94,17 +94,19 @@ def main() -> None:
     print(json.dumps(record, indent=1))
 
 
-def packages(folder: Path) -> Iterator[Row]:
-    """Yields name, synopsis and long description of each of Debian's packages."""
+def packages(folder: Path, language: str = "en") -> Iterator[Row]:
+    """Yields name, synopsis and long description of each of Debian's packages, those that have them in a language."""
     lists = folder / "lists"
     (lists / "partial").mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        ["apt-get", "update", "-q", "-o", "Acquire::Languages=en", "-o", f"Dir::State::lists={lists}"], check=True
+        ["apt-get", "update", "-q", "-o", f"Acquire::Languages={language}", "-o", f"Dir::State::lists={lists}"],
+        check=True,
     )
-    for path in sorted(lists.glob("*Translation-en*")):
+    form = rf"Package: (.+)\nDescription-md5: .+\nDescription-{language}: (.+)\n((?: .*\n?)+)"
+    for path in sorted(lists.glob(f"*Translation-{language}*")):
         text = subprocess.run(["/usr/lib/apt/apt-helper", "cat-file", path], check=True, capture_output=True, text=True)
         for entry in text.stdout.split("\n\n"):
-            fields = re.fullmatch(r"Package: (.+)\nDescription-md5: .+\nDescription-en: (.+)\n((?: .*\n?)+)", entry)
+            fields = re.fullmatch(form, entry)
             if fields:
                 name, synopsis, rest = fields.groups()
                 yield name, synopsis, re.sub(r"^ \.?", "", rest, flags=re.M).strip()
@@ -130,13 +132,13 @@ def plain(roff: str) -> str:
     return " ".join(re.sub(r"\\\(..|\\\[.*?\]|\\.", " ", text).split())
 
 
-def one_of_each(rows: Iterable[Row]) -> list[Row]:
+def one_of_each(rows: Iterable[Row], shortest: int = 100) -> list[Row]:
     """Returns rows with long enough texts, one for each synopsis and beginning of the text, in an order by hash."""
     seen: set[str] = set()
     chosen = []
     for name, synopsis, text in rows:
         keys = {synopsis.lower(), " ".join(text.split("\n\n")[0].split())}
-        if keys & seen or re.search(r"transitional|dummy|metapackage", synopsis) or len(text) < 100:
+        if keys & seen or re.search(r"transitional|dummy|metapackage", synopsis) or len(text) < shortest:
             continue
         seen |= keys
         chosen.append((name, synopsis, text))
