@@ -133,34 +133,14 @@ class TowerRecord(FolderRecord):
     """Record of a stage.
 
     Args:
-        source: what it started from.
-        layout: of the language model.
-        settings: of the training.
-        examples: conversations about files that were trained on.
-        texts: conversations without files that were trained on.
-        left_out: that were longer than the context.
-        steps: of the optimiser.
-        curve: steps and mean losses.
-        before: scores on held-out conversations before the training, by name.
-        after: the same after it.
-        seconds: of all steps.
-        device: that trained.
-        hilnas: version.
+        settings: of the stage.
+        texts: conversations without files that were trained on; `examples` are those about files.
+        left_out: conversations that were longer than the context.
     """
 
-    source: str
-    layout: str
     settings: dict[str, Any]
-    examples: int
     texts: int
     left_out: int
-    steps: int
-    curve: tuple[tuple[int, float], ...]
-    before: dict[str, float]
-    after: dict[str, float]
-    seconds: float
-    device: str
-    hilnas: str
 
 
 class Data(NamedTuple):
