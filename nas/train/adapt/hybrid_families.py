@@ -6,7 +6,7 @@ Defaults are those of transformers' configuration classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,22 @@ from nas.train.adapt.configuration import (
     trained_model,
 )
 from nas.train.adapt.stock_families import BEFORE, GRANITE_FFN, HYBRID_EXPERTS
+
+LayerNames = Mapping[str, Iterable[TensorName]]
+"""Place in a layer of ours ("": itself) -> the tensors there, by their names below a layer of theirs."""
+_NORMS = tuple(weight_name(*norm) for norm in BEFORE.items())
+
+
+def _names(
+    layout: Layout, layers: Iterable[LayerNames], norm: str = "norm", plus: float = 0.0
+) -> tuple[TensorName, ...]:
+    """Returns the tensors of a model, whose last norm is `norm` there and has `plus` added."""
+    names = [weight_name("embed", "model.embed_tokens")]
+    for i, parts in enumerate(layers):
+        for place, part in parts.items():
+            names += (name.under(f"layers.{i}{place}", f"model.layers.{i}") for name in part)
+    names.append(replace(weight_name("norm", f"model.{norm}"), plus=plus))
+    return (*names, *(() if layout.tied else [weight_name("head", "lm_head")]))
 
 
 def _granite_hybrid(options: Options) -> TrainedModel:
@@ -51,7 +67,8 @@ def _granite_hybrid(options: Options) -> TrainedModel:
         ffn = Block.of("swiglu", width=options.whole("shared_intermediate_size", 1024))
     layers = [Layer((mixers[kind],), ffn) for kind in kinds if kind] or [Layer((mixers["gqa"],), ffn)]
     layout = Layout.of(d_model, vocab, layers, tied=options.tied(False))
-    return trained_model(options, layout, tuple(_granite_names(layout)), eps, Constants.of_granite(options))
+    names = _names(layout, map(_granite_layer, layout.layers))
+    return trained_model(options, layout, names, eps, Constants.of_granite(options))
 
 
 def _granite_mamba(options: Options, eps: float) -> Block:
@@ -87,20 +104,13 @@ _GRANITE_MAMBA = (
 _GRANITE_ATTENTION = tuple(weight_name(name, f"self_attn.{name}_proj") for name in "qkvo")
 
 
-def _granite_names(layout: Layout) -> Iterator[TensorName]:
-    yield weight_name("embed", "model.embed_tokens")
-    for i, layer in enumerate(layout.layers):
-        ours, theirs = f"layers.{i}", f"model.layers.{i}"
-        yield weight_name("mixer_norm", "input_layernorm").under(ours, theirs)
-        yield weight_name("ffn_norm", "post_attention_layernorm").under(ours, theirs)
-        mixer = _GRANITE_MAMBA if layer.mixers[0].kind == "mamba2" else _GRANITE_ATTENTION
-        yield from (name.under(f"{ours}.mixers.0", theirs) for name in mixer)
-        assert layer.ffn is not None
-        feeding = HYBRID_EXPERTS.names(layer.ffn) if layer.ffn.kind == "moe" else GRANITE_FFN
-        yield from (name.under(f"{ours}.ffn", theirs) for name in feeding)
-    yield weight_name("norm", "model.norm")
-    if not layout.tied:
-        yield weight_name("head", "lm_head")
+def _granite_layer(layer: Layer) -> LayerNames:
+    assert layer.ffn is not None
+    return {
+        "": _NORMS,
+        ".mixers.0": _GRANITE_MAMBA if layer.mixers[0].kind == "mamba2" else _GRANITE_ATTENTION,
+        ".ffn": HYBRID_EXPERTS.names(layer.ffn) if layer.ffn.kind == "moe" else GRANITE_FFN,
+    }
 
 
 _NEMOTRON = {
@@ -137,7 +147,7 @@ def _nemotron_h(options: Options) -> TrainedModel:
         halves["mamba2"] = Layer((mamba,))
     layers = [halves[kind] for kind in kinds if kind in halves] or [halves["gqa"]]
     layout = Layout.of(d_model, options.whole("vocab_size"), layers, tied=options.tied(False))
-    return trained_model(options, layout, tuple(_nemotron_names(layout)), eps)
+    return trained_model(options, layout, _names(layout, map(_nemotron_layer, layout.layers), "norm_f"), eps)
 
 
 def _inner(inner: int, d_model: int) -> dict[str, int]:
@@ -174,7 +184,8 @@ def _falcon_h1(options: Options) -> TrainedModel:
     constants = Constants(
         options.number("embedding_multiplier", 1.0), logits=1 / options.number("lm_head_multiplier", 1.0)
     )
-    model = trained_model(options, layout, tuple(_falcon_h1_names(layout)), eps, constants)
+    names = _falcon_h1_layer(mamba, attention.resolve(d_model))
+    model = trained_model(options, layout, _names(layout, [names] * depth, "final_layernorm"), eps, constants)
     factors = dict(model.factors)
     for i in range(depth):
         for name, factor in _falcon_h1_factors(options, mamba, d_model).items():
@@ -203,20 +214,13 @@ def _falcon_h1_factors(options: Options, mamba: Block, d_model: int) -> dict[str
     }
 
 
-def _falcon_h1_names(layout: Layout) -> Iterator[TensorName]:
-    yield weight_name("embed", "model.embed_tokens")
-    for i, layer in enumerate(layout.layers):
-        ours, theirs, (mamba, attention) = f"layers.{i}", f"model.layers.{i}", layer.mixers
-        yield weight_name("mixer_norm", "input_layernorm").under(ours, theirs)
-        yield weight_name("ffn_norm", "pre_ff_layernorm").under(ours, theirs)
-        names = _GRANITE_MAMBA if mamba.get("norm") else (name for name in _GRANITE_MAMBA if "norm" not in name.theirs)
-        yield from (name.under(f"{ours}.mixers.0", theirs) for name in names)
-        yield from (name.under(f"{ours}.mixers.1", theirs) for name in stock_names(attention.resolve(layout.d_model)))
-        for part in ("gate", "up", "down"):
-            yield weight_name(f"{ours}.ffn.{part}", f"{theirs}.feed_forward.{part}_proj")
-    yield weight_name("norm", "model.final_layernorm")
-    if not layout.tied:
-        yield weight_name("head", "lm_head")
+def _falcon_h1_layer(mamba: Block, attention: Block) -> LayerNames:
+    return {
+        "": (weight_name("mixer_norm", "input_layernorm"), weight_name("ffn_norm", "pre_ff_layernorm")),
+        ".mixers.0": [name for name in _GRANITE_MAMBA if mamba.get("norm") or "norm" not in name.theirs],
+        ".mixers.1": stock_names(attention),
+        ".ffn": [weight_name(part, f"feed_forward.{part}_proj") for part in _FFN],
+    }
 
 
 def _mamba2(options: Options) -> TrainedModel:
@@ -237,7 +241,7 @@ def _mamba2(options: Options) -> TrainedModel:
         groups=options.whole("n_groups", 8),
     )
     layout = Layout.of(d_model, vocab, [Layer((mixer,))] * depth, tied=options.tied(False))
-    return trained_model(options, layout, tuple(_nemotron_names(layout)), eps)
+    return trained_model(options, layout, _names(layout, map(_nemotron_layer, layout.layers), "norm_f"), eps)
 
 
 def _nemotron_ffn(options: Options) -> Block:
@@ -263,18 +267,11 @@ def _nemotron_kinds(options: Options) -> list[str]:
     return [valid.get(str(name), "") for name in names]
 
 
-def _nemotron_names(layout: Layout) -> Iterator[TensorName]:
-    yield weight_name("embed", "model.embed_tokens")
-    for i, layer in enumerate(layout.layers):
-        ours, theirs = f"layers.{i}", f"model.layers.{i}"
-        block, place = (layer.mixers[0], "mixers.0") if layer.mixers else (layer.ffn, "ffn")
-        assert block is not None
-        norm = "mixer_norm" if layer.mixers else "ffn_norm"
-        yield weight_name(norm, "norm").under(ours, theirs)
-        yield from (name.under(f"{ours}.{place}", theirs) for name in _NEMOTRON[block.kind])
-    yield weight_name("norm", "model.norm_f")
-    if not layout.tied:
-        yield weight_name("head", "lm_head")
+def _nemotron_layer(layer: Layer) -> LayerNames:
+    block = layer.mixers[0] if layer.mixers else layer.ffn
+    assert block is not None
+    norm, place = ("mixer_norm", ".mixers.0") if layer.mixers else ("ffn_norm", ".ffn")
+    return {"": [weight_name(norm, "norm")], place: _NEMOTRON[block.kind]}
 
 
 def _lfm2(options: Options) -> TrainedModel:
@@ -332,8 +329,14 @@ def _lfm3(options: Options) -> TrainedModel:
     layers = [Layer((mixers[name],), ffn) for name in names if name] or [Layer((mixers["conv"],), ffn)]
     norms: Norms = "both" if options.flag("use_sandwich_norm", True) else "before"
     layout = Layout.of(d_model, vocab, layers, tied=options.tied(True), norms=norms)
-    theirs = () if options.missing else tuple(_lfm3_names(layout, names, orders))
-    return trained_model(options, layout, theirs, options.number("norm_eps", options.number("rms_norm_eps", EPS)))
+    eps = options.number("norm_eps", options.number("rms_norm_eps", EPS))
+    if options.missing:
+        return trained_model(options, layout, (), eps)
+    named = (
+        _lfm3_layer(layer.mixers[0], orders.get(name, ()), norms)
+        for layer, name in zip(layout.layers, names, strict=True)
+    )
+    return trained_model(options, layout, _names(layout, named, "embedding_norm"), eps)
 
 
 _LFM3_ROPE = {
@@ -362,24 +365,23 @@ def _proportional(options: Options, rope: dict[str, Any], head_dim: int) -> tupl
     return {"rope_theta": base ** (2 * pairs / head_dim), "rope_dim": 2 * pairs}, order
 
 
-def _lfm3_names(layout: Layout, kinds: list[str], orders: Mapping[str, tuple[int, ...]]) -> Iterator[TensorName]:
-    yield weight_name("embed", "model.embed_tokens")
-    norms = {"mixer_norm": "operator_norm", "ffn_norm": "ffn_norm"}
-    if layout.norms == "both":
-        norms |= {"mixer_out_norm": "post_operator_norm", "ffn_out_norm": "post_ffn_norm"}
-    for i, (layer, kind) in enumerate(zip(layout.layers, kinds, strict=True)):
-        ours, theirs = f"layers.{i}", f"model.layers.{i}"
-        yield from (weight_name(*norm).under(ours, theirs) for norm in norms.items())
-        mixer = layer.mixers[0]
-        for name in CONV_NAMES if kind == "conv" else stock_names(mixer):
-            turned = name.ours[0].partition(".")[0] in ("q", "k", "q_norm", "k_norm")
-            order = orders[kind] if turned else ()
-            yield replace(name, order=order).under(f"{ours}.mixers.0", theirs)
-        for part, their_part in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
-            yield weight_name(f"{ours}.ffn.{part}", f"{theirs}.feed_forward.{their_part}")
-    yield weight_name("norm", "model.embedding_norm")
-    if not layout.tied:
-        yield weight_name("head", "lm_head")
+def _lfm3_layer(mixer: Block, order: tuple[int, ...], norms: Norms) -> LayerNames:
+    """Returns the tensors of a layer; order: of the rows of a head of queries and keys."""
+    turned = ("q.weight", "k.weight", "q_norm.weight", "k_norm.weight")
+    behind = {"mixer_out_norm": "post_operator_norm", "ffn_out_norm": "post_ffn_norm"} if norms == "both" else {}
+    return {
+        "": [weight_name(*norm) for norm in {"mixer_norm": "operator_norm", "ffn_norm": "ffn_norm", **behind}.items()],
+        ".mixers.0": [
+            replace(name, order=order if name.ours[0] in turned else ())
+            for name in (CONV_NAMES if mixer.kind == "conv" else stock_names(mixer))
+        ],
+        ".ffn": [
+            weight_name(ours, f"feed_forward.{name}") for ours, name in zip(_FFN, ("w1", "w3", "w2"), strict=True)
+        ],
+    }
+
+
+_FFN = ("gate", "up", "down")
 
 
 def _qwen3_5(options: Options) -> TrainedModel:
@@ -409,22 +411,18 @@ def _qwen3_5(options: Options) -> TrainedModel:
     ffn = Block.of("swiglu", width=options.whole("intermediate_size", 12288))
     layers = [Layer((mixers[kind],), ffn) for kind in kinds if kind] or [Layer((delta,), ffn)]
     layout = Layout.of(d_model, vocab, layers, tied=options.tied(False))
-    return trained_model(options, layout, () if options.missing else tuple(_qwen3_5_names(layout)), eps)
+    if options.missing:
+        return trained_model(options, layout, (), eps)
+    named = (_qwen3_5_layer(layer.mixers[0].resolve(d_model), ffn) for layer in layout.layers)
+    return trained_model(options, layout, _names(layout, named, plus=1.0), eps)
 
 
-def _qwen3_5_names(layout: Layout) -> Iterator[TensorName]:
-    yield weight_name("embed", "model.embed_tokens")
-    for i, layer in enumerate(layout.layers):
-        ours, theirs, mixer = f"layers.{i}", f"model.layers.{i}", layer.mixers[0].resolve(layout.d_model)
-        assert layer.ffn is not None
-        for norm in BEFORE.items():
-            yield replace(weight_name(*norm), plus=1.0).under(ours, theirs)
-        names = _delta_names(mixer) if mixer.kind == "gdn" else _doubled_names(mixer)
-        yield from (name.under(f"{ours}.mixers.0", theirs) for name in names)
-        yield from (name.under(f"{ours}.ffn", theirs) for name in stock_names(layer.ffn))
-    yield replace(weight_name("norm", "model.norm"), plus=1.0)
-    if not layout.tied:
-        yield weight_name("head", "lm_head")
+def _qwen3_5_layer(mixer: Block, ffn: Block) -> LayerNames:
+    return {
+        "": [replace(name, plus=1.0) for name in _NORMS],
+        ".mixers.0": _delta_names(mixer) if mixer.kind == "gdn" else _doubled_names(mixer),
+        ".ffn": stock_names(ffn),
+    }
 
 
 def _doubled_names(block: Block) -> Iterator[TensorName]:
