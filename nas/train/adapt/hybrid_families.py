@@ -134,7 +134,8 @@ def _nemotron_h(options: Options) -> TrainedModel:
     heads = options.whole("mamba_num_heads", 128)
     inner = heads * options.whole("mamba_head_dim", 64)
     attention = attention_shape(options, d_model, qk_norm=False, head_dim=128) | {"rope_theta": 0.0}
-    halves = {"gqa": Layer((Block.of("gqa", **attention),)), "relu2": Layer(ffn=_nemotron_ffn(options))}
+    ffn = Block.of("relu2", width=options.whole("intermediate_size", 21504))
+    halves = {"gqa": Layer((Block.of("gqa", **attention),)), "relu2": Layer(ffn=ffn)}
     if "mamba2" in kinds:
         mamba = Block.of(
             "mamba2",
@@ -242,10 +243,6 @@ def _mamba2(options: Options) -> TrainedModel:
     )
     layout = Layout.of(d_model, vocab, [Layer((mixer,))] * depth, tied=options.tied(False))
     return trained_model(options, layout, _names(layout, map(_nemotron_layer, layout.layers), "norm_f"), eps)
-
-
-def _nemotron_ffn(options: Options) -> Block:
-    return Block.of("relu2", width=options.whole("intermediate_size", 21504))
 
 
 def _nemotron_kinds(options: Options) -> list[str]:

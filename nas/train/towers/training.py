@@ -284,7 +284,7 @@ class _Examples(NamedTuple):
         texts = [(talk, encoder.example(talk)) for talk in talks]
         short = [(line, one) for line, one in examples if len(one.ids) <= settings.context]
         short_texts = [(talk, one) for talk, one in texts if len(one.ids) <= settings.context]
-        media, held_out = _split(short, settings.held_out, _hashes)
+        media, held_out = _split(short, settings.held_out, lambda line: [file.sha256 for file in line.files])
         trained_texts, held_out_texts = _split(
             short_texts, settings.held_out, lambda talk: talk.model_dump(mode="json")
         )
@@ -329,10 +329,6 @@ class _Encoder:
             return self.example(line.expanded(self._start.processor), line.files)
         except InvalidInput as error:
             raise InvalidInput(error.message, where=line.place) from error
-
-
-def _hashes(line: MediaLine) -> list[str]:
-    return [file.sha256 for file in line.files]
 
 
 def _split(
