@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nas.cli.family import members, posttraining, retrieval, towers, training
 from nas.cli.lazy import command_app
 
-app = command_app(help="Build, train, compare and show model families.")
-for _command in (
+_COMMANDS: tuple[Callable[..., None], ...] = (
     members.build,
     training.train,
     posttraining.post,
@@ -26,5 +27,9 @@ for _command in (
     members.compare,
     members.show,
     members.report,
-):
+)
+"""In the order of the help."""
+
+app = command_app(help="Build, train, compare and show model families.")
+for _command in _COMMANDS:
     app.command()(_command)
