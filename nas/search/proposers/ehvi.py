@@ -152,8 +152,8 @@ class EhviSearch(BaseProposer):
     def propose(self, rng: Rng) -> Child:
         parents = stock(self.log, self.sampler)
         self.expected_gain = None
-        known = len(self.log.finished()) + len(self.log.prior())
-        if self.log.reference_point is None or known < MIN_POINTS:
+        count = len(self.log.finished()) + len(self.log.prior())
+        if self.log.reference_point is None or count < MIN_POINTS:
             return breed(parents, self.sampler, rng)
         most = self.sampler.space.search.pool
         untried, size, rounds = self.untried(), max(4, most // _ROUNDS), _ROUNDS
