@@ -52,6 +52,7 @@ from benchmarks.retrieval import (
     bm25,
     gains,
     interval,
+    judged,
     nas,
     one_of_each,
     packages,
@@ -67,7 +68,7 @@ from nas.core.layout import Layout
 from nas.model.nn.model import Model
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.start import start_model
-from nas.train.retrieval.data import read_documents, read_examples, read_judgements
+from nas.train.retrieval.data import read_examples
 from nas.train.retrieval.gguf import open_encoder
 from nas.train.retrieval.index import Index
 from nas.train.retrieval.retriever import Retriever, TextTokens, extended, load_model, text_tokens
@@ -129,17 +130,15 @@ def once(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def by_bm25(folder: Path, name: str = PACKAGES) -> dict[str, Any]:
-    documents, queries, answers = collection(folder, name)
-    names = list(documents)
-    found = bm25(list(documents.values()), queries)
-    return judged(ranks_of([[names[place] for place in best] for best in found], answers))
+    documents, queries, answers = judged(folder / name)
+    return figures_of(ranks_of(bm25(documents, queries), answers))
 
 
 def by_index(folder: Path, model: str, index: str, name: str = PACKAGES) -> dict[str, Any]:
-    _, queries, answers = collection(folder, name)
+    _, queries, answers = judged(folder / name)
     opened = Index(folder / index)
     hits = opened.search(open_encoder(folder / model).queries(queries), MOST)
-    return judged(ranks_of([[hit.id for hit in best] for best in hits], answers), stored_bytes(opened))
+    return figures_of(ranks_of([[hit.id for hit in best] for best in hits], answers), stored_bytes(opened))
 
 
 def stored_bytes(index: Index) -> float:
@@ -147,14 +146,7 @@ def stored_bytes(index: Index) -> float:
     return 2 * index.record.width * index.record.vectors / index.record.documents
 
 
-def collection(folder: Path, name: str = PACKAGES) -> tuple[dict[str, str], list[str], list[str]]:
-    """Returns documents, queries, and the id of each query's answer."""
-    relevant = read_judgements(folder / name, "test")
-    answers = [next(iter(relevant.relevance[query])) for query in relevant.queries]
-    return read_documents(folder / name), list(relevant.queries.values()), answers
-
-
-def judged(ranks: NDArray[np.float64], index_bytes: float | None = None) -> dict[str, Any]:
+def figures_of(ranks: NDArray[np.float64], index_bytes: float | None = None) -> dict[str, Any]:
     return {**scores(ranks), "gains": gains(ranks).tolist(), "index_bytes": index_bytes}
 
 
@@ -189,14 +181,14 @@ def by_bi_encoder(folder: Path) -> dict[str, Any]:
         pairs = [(example.query, example.documents[0]) for example in read_examples(folder / "train.jsonl")]
         train_bi_encoder(model, tokens, pairs, batch=32, lr=1e-3)
         save_file(model.state_dict(), weights)
-    documents, queries, answers = collection(folder)
+    documents, queries, answers = judged(folder / PACKAGES)
     with torch.no_grad():
         model.eval()
         rows = torch.cat([model(*tokens.documents(part)) for part in parts(list(documents.values()))])
         sought = torch.cat([model(*tokens.queries(part)) for part in parts(queries)])
     names = list(documents)
     best = (sought @ rows.T).topk(min(MOST, len(names))).indices.tolist()
-    return judged(ranks_of([[names[place] for place in places] for places in best], answers), 2 * rows.shape[1])
+    return figures_of(ranks_of([[names[place] for place in places] for places in best], answers), 2 * rows.shape[1])
 
 
 def train_bi_encoder(

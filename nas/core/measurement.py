@@ -121,6 +121,10 @@ class Figure(BaseModel):
         """Standard deviation of the logarithm of `value`, of all noise; None: not known."""
         return None if self.log_sd is None else math.hypot(self.log_sd, self.shared_log_sd or 0.0)
 
+    def report(self, *names: str) -> dict[str, Any]:
+        """Returns the value and its interval as reports of commands have them, and the fields `names`."""
+        return {"value": self.value, "ci95": [self.low, self.high], **{name: getattr(self, name) for name in names}}
+
 
 class Measurement(BaseModel):
     """The result of one measure stage.

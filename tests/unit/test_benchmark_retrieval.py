@@ -25,9 +25,9 @@ def test_figures_are_those_of_ranks() -> None:
 
 
 def test_bm25_finds_words() -> None:
-    lines = [f"filler text number {number}" for number in range(200)]
-    lines[7] = "a partition is mounted"
-    assert bm25(lines, ["partition mounted"])[0][0] == 7
+    documents = {f"{number}": f"filler text number {number}" for number in range(200)}
+    documents["7"] = "a partition is mounted"
+    assert bm25(documents, ["partition mounted"])[0][0] == "7"
 
 
 def test_a_bi_encoder_is_trained_and_has_one_vector(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ _PROFILE_DEADLINES = 8.0
 BUSY = 0.5
 """Cores of other processes beyond which the speed that was seen is shown first."""
 
+FIELDS = ("typical", "log_sd", "shared_log_sd", "n", "unit", "reason")
+"""Of a metric's figure in reports, besides its value."""
+
 
 @dataclass(frozen=True)
 class BenchOptions:
@@ -217,7 +220,12 @@ def _report(
         "runtime": {"name": measurement.runtime, "build": measurement.build, "patched": measurement.patched},
         "device": {"id": target.device.id, "model": target.device.model, "cpu": target.device.cpu},
         "workload": measurement.workload.key(),
-        "ttft_ms": _time(figures["ttft"]),
+        "ttft_ms": {
+            **figures["ttft"].report("typical", "n"),
+            "median": figures["ttft"].typical,
+            "min": figures["ttft"].minimum,
+            "max": figures["ttft"].maximum,
+        },
         "prefill_tps": figures["prefill_tps"].value,
         "tokens_per_s": {
             "prefill": _rate(figures["prefill_tps"], [prompt * 1e3 / run.ttft_ms for run in runs]),
@@ -246,9 +254,9 @@ def _report(
             "memory_mb": figures["gpu_memory"].value,
             "reason": figures["gpu_memory"].reason,
         },
-        "energy_mj_per_token": _energy(figures["energy_mj_per_token"]),
+        "energy_mj_per_token": figures["energy_mj_per_token"].report("resolution", "reason"),
         "file_mb": figures["file_size"].value,
-        "figures": {name: _figure(figure) for name, figure in figures.items() if name in METRICS},
+        "figures": {name: figure.report(*FIELDS) for name, figure in figures.items() if name in METRICS},
         "load_ms": figures["load"].value,
         "reps": [_repetition(rep) for rep in measurement.repetitions],
         "refused_share": measurement.refused_share,
@@ -262,46 +270,10 @@ def _report(
 def _rate(figure: Figure, experienced: Sequence[float]) -> Json:
     """Returns the protocol's figure with its interval, and mean and standard deviation as llama-bench has them."""
     return {
-        "value": figure.value,
-        "ci95": [figure.low, figure.high],
+        **figure.report(),
         "mean": statistics.fmean(experienced) if experienced else None,
         "sd": statistics.stdev(experienced) if len(experienced) > 1 else None,
         "n": len(experienced),
-    }
-
-
-def _figure(figure: Figure) -> Json:
-    """Returns a metric's figure; its noise as in `Figure`."""
-    return {
-        "value": figure.value,
-        "ci95": [figure.low, figure.high],
-        "typical": figure.typical,
-        "log_sd": figure.log_sd,
-        "shared_log_sd": figure.shared_log_sd,
-        "n": figure.n,
-        "unit": figure.unit,
-        "reason": figure.reason,
-    }
-
-
-def _time(figure: Figure) -> Json:
-    return {
-        "value": figure.value,
-        "typical": figure.typical,
-        "median": figure.typical,
-        "min": figure.minimum,
-        "max": figure.maximum,
-        "ci95": [figure.low, figure.high],
-        "n": figure.n,
-    }
-
-
-def _energy(figure: Figure) -> Json:
-    return {
-        "value": figure.value,
-        "ci95": [figure.low, figure.high],
-        "resolution": figure.resolution,
-        "reason": figure.reason,
     }
 
 
