@@ -114,11 +114,13 @@ def plan_run(
     first = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
     every = {**first, **options, "seed": _PROMPT_SEED}
     args = [text for name, value in every.items() for text in (f"--{name}", str(value))]
-    models = {"model": artifact} | ({} if reference is None else {REFERENCE: reference})
+    models = {"model": artifact.file} | ({} if reference is None else {REFERENCE: reference.file})
+    if workload.images and artifact.projector is not None:
+        models["mmproj"] = artifact.projector
     files = [text for name in models for text in (f"--{name}", f"{{{name}}}")]
     return Plan(
         runner=runner,
-        inputs={name: model.file for name, model in models.items()},
+        inputs=models,
         args=(*files, *args),
         threads=workload.threads,
         affinity=workload.affinity,

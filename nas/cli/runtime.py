@@ -48,7 +48,7 @@ def _as_json(runtime: Runtime, builds: Sequence[Build]) -> dict[str, Any]:
 
 def _as_text(name: str, builds: Sequence[Build]) -> str:
     shown = [
-        f"{build.runner.build[:12]} ({'patched, ' * build.runner.patched}{build.runner.target} {build.variant})"
+        f"{build.runner.build[:12]} ({'patched, ' * build.runner.patched}{'images, ' * ('--mmproj' in build.runner.options)}{build.runner.target} {build.variant})"
         for build in builds
     ]
     return ", ".join(shown) or f"none: run `nas runtime build {name}`"
@@ -76,6 +76,9 @@ def build_runtime(
     static: Annotated[
         bool, typer.Option("--static", help="Link statically, for machines with older system libraries.")
     ] = False,
+    images: Annotated[
+        bool, typer.Option("--images", help="Also encode images, for searches of `task: vision`.")
+    ] = False,
 ) -> None:
     """Build a runtime and print the folder of the build; cached builds are reused.
 
@@ -85,5 +88,5 @@ def build_runtime(
     """
     runtime = RUNTIMES[name]
     with shown(f"building {name}") as log:
-        build = runtime.build(target, log=log, patched=patched, variant=variant, tools=tools, static=static)
+        build = runtime.build(target, log=log, patched=patched, variant=variant, tools=tools, static=static, images=images)
     typer.echo(build.folder)
