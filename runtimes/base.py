@@ -140,7 +140,9 @@ class Artifact(BaseModel):
     arch: str
     patched: bool = False
     vectors: int = Field(0, ge=0, description="width of token vectors; 0: a language model")
-    projector: InputFile | None = Field(None, description="file of the tower that reads images; none: it reads text alone")
+    projector: InputFile | None = Field(
+        None, description="file of the tower that reads images; none: it reads text alone"
+    )
     image_tokens: int = Field(0, ge=0, description="of an image at most")
     image_least: int = Field(64, ge=1, description="of an image at least, as `nas.core.tower.Tower.least`")
     weights: str = Field(description="`Weights.describe()`")

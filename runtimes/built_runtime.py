@@ -272,7 +272,9 @@ class BuiltRuntime(ABC, Generic[S]):
         self, target: str, patched: bool, variant: str | None = None, *, static: bool = False, images: bool = False
     ) -> str:
         """Returns the command that makes such a build here."""
-        options = " --patched" * patched + " --images" * images + ("" if target == host_target() else f" --target {target}")
+        options = (
+            " --patched" * patched + " --images" * images + ("" if target == host_target() else f" --target {target}")
+        )
         options += " --static" * (static and target == host_target()) + (f" --variant {variant}" if variant else "")
         return f"nas runtime build {self.name}{options}"
 
@@ -376,7 +378,9 @@ class BuiltRuntime(ABC, Generic[S]):
         """
         measuring = self.load(runner.build).spec
         patched, static = bool(measuring.patches), measuring.static
-        spec = self.spec(BuildRequest(measuring.target, patched, measuring.variant, static=static, images=measuring.images))
+        spec = self.spec(
+            BuildRequest(measuring.target, patched, measuring.variant, static=static, images=measuring.images)
+        )
         if without_tools(measuring) != spec:
             command = self.build_command(spec.target, patched, spec.variant, static=static, images=spec.images)
             raise InfrastructureFailed(

@@ -32,7 +32,9 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
         del data["model"]["vectors"]
     if space.task != "vision":
         del data["model"]["tower"]
-    data["workloads"] = {name: workload.key() | {"context": workload.context} for name, workload in space.workloads.items()}
+    data["workloads"] = {
+        name: workload.key() | {"context": workload.context} for name, workload in space.workloads.items()
+    }
     return data
 
 

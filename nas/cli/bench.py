@@ -342,7 +342,9 @@ def _busy(cores: float | None) -> str | None:
 
 def _requested(workload: dict[str, Any]) -> str:
     out = f"{workload['gen']} out" if workload["gen"] else "a vector for each"
-    seen = f"{workload['images']} image(s) of {workload['image_width']} x {workload['image_height']}, " if workload.get("images") else ""
+    seen = ""
+    if workload.get("images"):
+        seen = f"{workload['images']} image(s) of {workload['image_width']} x {workload['image_height']}, "
     return f"{seen}{workload['prompt']} tokens in, {out}, {workload['threads']} thread(s)"
 
 

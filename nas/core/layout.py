@@ -6,9 +6,9 @@ line:
     d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]
 
 Header: width, vocabulary, `untied`, `norms=behind` or `norms=both`, `softcap=BOUND`, `vectors=128` for late
-interaction, `tower=768x12` where it reads images (`nas.core.tower`), `q=q8_0` where a search chose the quantisation, too, and the feed-forward of every layer that names no
-other. Then one item per layer: mixers (several, joined by `&`, run in parallel; `-` is none), `+FFN` of its own
-(`+none` is none), `*count`. `^3` is a second use of layer 3.
+interaction, `tower=768x12` where it reads images (`nas.core.tower`), `q=q8_0` where a search chose the quantisation,
+too, and the feed-forward of every layer that names no other. Then one item per layer: mixers (several, joined by `&`,
+run in parallel; `-` is none), `+FFN` of its own (`+none` is none), `*count`. `^3` is a second use of layer 3.
 
 The canonical JSON leaves out defaults, so that equal layouts have equal JSON and one id, its SHA-256:
 

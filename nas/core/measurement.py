@@ -45,7 +45,10 @@ class ImageUse(BaseModel):
 
 IMAGE_STEPS = ("image_scaling", "image_encoder", "image_connector")
 """Names of the figures of `ImageUse`'s times."""
-TTFT_PARTS = {**dict(zip(IMAGE_STEPS, ("scaling", "encoder", "connector"), strict=True)), "prompt_reading": "language model"}
+TTFT_PARTS = {
+    **dict(zip(IMAGE_STEPS, ("scaling", "encoder", "connector"), strict=True)),
+    "prompt_reading": "language model",
+}
 """Figures of the parts of TTFT with images, which add up to it, and what each is called."""
 
 

@@ -92,7 +92,7 @@ class TowerKnob(Strict):
     `{shape: [768x12, 384x12], factor: [2, 4], tokens: [64, 256]}` are eight towers.
     """
 
-    choices: tuple[str, ...] = Field((), description="lines such as `768x12:tokens=64`, see [towers](layouts.md#towers)")
+    choices: tuple[str, ...] = Field((), description="lines such as `768x12:tokens=64`, see [images](#images)")
 
     @model_validator(mode="before")
     @classmethod
@@ -503,7 +503,11 @@ class SearchSpace(Strict):
                 row, workload = METRICS[item.metric], self.workloads.get(item.workload or "")
                 images = workload is not None and workload.images > 0
                 if row.source != "proxy" and not measured_by(item.metric, encodes=retrieval, images=images):
-                    whose = f"workload {item.workload!r}: it has no images" if row.of_images else f"workloads of {self.task}"
+                    whose = (
+                        f"workload {item.workload!r}: it has no images"
+                        if row.of_images
+                        else f"workloads of {self.task}"
+                    )
                     error = InvalidInput(f"{item.metric} is not measured by {whose}")
                     yield problem((part, index, "metric"), error)
                 elif row.of_vectors and item.workload is None:

@@ -101,7 +101,9 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         half, path = quantisation != "f32", projector_path(destination)
         beside = write_random_projector(tower, layout.d_model, weights.seed, path, half=half, recipe=recipe)
         projector = InputFile(**dict(beside.file), recipe=beside.recipe)
-        return artifact.model_copy(update={"projector": projector, "image_tokens": tower.tokens, "image_least": tower.least})
+        return artifact.model_copy(
+            update={"projector": projector, "image_tokens": tower.tokens, "image_least": tower.least}
+        )
 
     def export_trained(
         self,

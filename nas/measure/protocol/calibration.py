@@ -211,9 +211,7 @@ class Calibrator:
                 f" {device.isa}"
             )
         images = any(workload.images for workload in self.workloads.values())
-        runner = runtime.runner(
-            device.target, device.cpu_features, patched=patched, libc=device.libc, images=images
-        )
+        runner = runtime.runner(device.target, device.cpu_features, patched=patched, libc=device.libc, images=images)
         self.farm.admit(runtime, runner)
         model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation, self.weights)
         plans = self._plans(runtime, model, runner, device)

@@ -324,7 +324,11 @@ def _results(
                 model.load_state_dict(of_seed(evaluated.state_dict(), index))
             scores = score_groups(model, seed_data.groups(), worker.device)
             path = weights_file(checkpoint_dir, job.key)
-            graph = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(("projection.", "tower."))}
+            graph = {
+                name: tensor
+                for name, tensor in model.state_dict().items()
+                if not name.startswith(("projection.", "tower."))
+            }
             save_tensors(padded_weights(graph, exported_layout(job)), path, {"step": state.step})
             weights = Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
             rounded = _rounded_scores(job, weights, seed_data, worker)

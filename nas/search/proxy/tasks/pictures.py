@@ -109,7 +109,9 @@ class Pictures:
         picture = np.tile(generator.integers(0, _DARK, 3), (self.side, self.side, 1))
         for place, (kind, colour) in enumerate(zip(objects.tolist(), colours.tolist(), strict=True)):
             size = int(generator.integers(max(7, cell * 2 // 3), cell + 1))
-            top, left = (generator.integers(0, cell - size + 1, 2) + cell * np.array(divmod(place, self.cells))).tolist()
+            top, left = (
+                generator.integers(0, cell - size + 1, 2) + cell * np.array(divmod(place, self.cells))
+            ).tolist()
             part = picture[top : top + size, left : left + size]
             part[_stencil(OBJECTS[kind], size)] = COLOURS[colour]
         noisy = picture + generator.integers(-_NOISE, _NOISE + 1, picture.shape)
