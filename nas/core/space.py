@@ -351,9 +351,9 @@ class SearchSpace(Strict):
     task: Literal["generation", "retrieval", "vision"] = Field(
         "generation",
         description="what models are for: to generate text, to find documents by a vector for each token, or to answer"
-        " questions about images. Workloads of retrieval encode a text of `prompt` tokens, those of vision have an image"
-        " in front of it unless they say otherwise; quality is of tasks of that kind, and references get the widest"
-        " vectors, or the first tower, unless they name some",
+        " questions about images. Workloads of retrieval encode a text of `prompt` tokens, those of vision have an"
+        " image in front of it unless they say otherwise; quality is of tasks of that kind, and references get the"
+        " widest vectors, or the first tower, unless they name some",
     )
     layouts: tuple[str, ...] = Field(
         (), description="the only layouts to propose, one line each; instead of `model`, `mixers`, `ffn` and `limits`"

@@ -1,8 +1,8 @@
 """Towers: the shape of what reads images in front of a language model, and how many tokens an image becomes.
 
-An encoder of SigLIP2's form sees patches; each square of `factor` x `factor` patches becomes one token (PixelUnshuffle),
-which a connector of two linear maps brings to the language model's width (LFM2 report, section 5.1.1). On one line a
-tower is its width and layers, then whatever is not the default:
+An encoder of SigLIP2's form sees patches; each square of `factor` x `factor` patches becomes one token, which a
+connector of two linear maps brings to the language model's width (LFM2 report, section 5.1.1). On one line a tower is
+its width and layers, then whatever is not the default:
 
     768x12                                          of LFM2-VL-450M
     1152x27:heads=16:ffn=4304:tokens=128            of LFM2-VL-1.6B, with at most 128 tokens for an image
@@ -61,9 +61,9 @@ class Tower:
         Raises:
             InvalidInput: an unknown name, or a size out of range.
         """
-        known = {field.name for field in fields(Tower)}
-        if unknown := sorted(values.keys() - known):
-            raise InvalidInput(f"a tower has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+        names = {field.name for field in fields(Tower)}
+        if unknown := sorted(values.keys() - names):
+            raise InvalidInput(f"a tower has no {', '.join(unknown)}; it has {', '.join(sorted(names))}")
         tower = Tower(width, layers, **{"heads": max(1, width // 64), "ffn": 4 * width} | values)
         for name, most in _MOST.items():
             if not 1 <= getattr(tower, name) <= most:
@@ -88,9 +88,9 @@ class Tower:
     def format(self) -> str:
         """Returns the line that `parse` reads; equal towers have equal lines."""
         usual = Tower.of(self.width, self.layers) if self.width % max(1, self.width // 64) == 0 else None
-        names = [field.name for field in fields(self)][2:]
-        given = [name for name in names if usual is None or getattr(self, name) != getattr(usual, name)]
-        return f"{self.width}x{self.layers}" + "".join(f":{name}={getattr(self, name)}" for name in given)
+        values = {field.name: getattr(self, field.name) for field in fields(self)[2:]}
+        unusual = {name: value for name, value in values.items() if usual is None or value != getattr(usual, name)}
+        return f"{self.width}x{self.layers}" + "".join(f":{name}={value}" for name, value in unusual.items())
 
     @property
     def square(self) -> int:

@@ -31,7 +31,7 @@ def describe(
     mean: tuple[float, ...] = _MEAN,
     std: tuple[float, ...] = _STD,
 ) -> None:
-    """Adds the keys of a tower, as llama.cpp's own converter does for LFM2-VL; tokens of an image are no part of a file.
+    """Adds the keys of a tower, as llama.cpp's own converter does for LFM2-VL; a file limits no image's tokens.
 
     Args:
         writer: of the file, opened for the architecture "clip".

@@ -238,18 +238,18 @@ def test_pictures_decide_their_answers() -> None:
     pixels, asked = inputs[:, : task.side**2], inputs[:, task.side**2 :].reshape(64, -1, 3)
     assert pixels.max() < 1 << 24 and asked.max() < task.vocab
     assert (labels[:, task.side**2 :].reshape(64, -1, 3)[:, :, 1] == asked[:, :, 2]).all()
-    answers: dict[tuple[int, ...], set[int]] = {}
-    for row, (kind, about, answer) in ((row, question) for row in range(64) for question in asked[row].tolist()):
-        answers.setdefault((row, kind, about), set()).add(answer)
-    assert {len(each) for each in answers.values()} == {1}
     whole = pixels.reshape(64, task.side, task.side)
-    for row, (kind, cell, answer) in ((row, question) for row in range(64) for question in asked[row].tolist()):
-        if kind == 1:
-            top, left = (place * task.side // 2 for place in divmod(cell - 3, 2))
-            part = whole[row, top : top + 16, left : left + 16]
-            seen = np.stack([part >> bit & 255 for bit in (16, 8, 0)], -1).reshape(-1, 3)
-            near = [(abs(seen - np.array(colour)).max(-1) <= 25).sum() for colour in COLOURS[:4]]
-            assert int(np.argmax(near)) == answer - 15
+    for picture, questions in zip(whole, asked.tolist(), strict=True):
+        answers: dict[tuple[int, int], set[int]] = {}
+        for kind, about, answer in questions:
+            answers.setdefault((kind, about), set()).add(answer)
+            if kind == 1:
+                top, side = (place * task.side // 2 for place in divmod(about - 3, 2))
+                part = picture[top : top + 16, side : side + 16]
+                seen = np.stack([part >> bit & 255 for bit in (16, 8, 0)], -1).reshape(-1, 3)
+                near = [(abs(seen - np.array(colour)).max(-1) <= 25).sum() for colour in COLOURS[:4]]
+                assert int(np.argmax(near)) == answer - 15
+        assert {len(each) for each in answers.values()} == {1}
     for wrong in ({"cells": 9}, {"side": 8}, {"objects": 1}, {"colours": 9}, {"questions": 0}):
         with pytest.raises(InvalidInput, match="pictures"):
             make_task("pictures", wrong)

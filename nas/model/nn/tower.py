@@ -105,7 +105,7 @@ class PictureTower(nn.Module):
 
 
 def unshuffled(rows: Tensor, factor: int) -> Tensor:
-    """Puts the channels of each square of `factor` x `factor` one after another: [.., H, W, C] -> [.., H/f, W/f, f f C]."""
+    """Joins the channels of each square of `factor` x `factor`: [..., H, W, C] -> [..., H/f, W/f, f f C]."""
     *batch, height, width, channels = rows.shape
     squares = rows.reshape(*batch, height // factor, factor, width // factor, factor, channels)
     return squares.transpose(-4, -3).flatten(-3)

@@ -132,10 +132,10 @@ class MeasurementView(View):
     @property
     def ttft_parts(self) -> dict[str, tuple[float, float]]:
         """What the time to the first token is made of with images: part -> milliseconds and share."""
-        parts = {title: self.figures[name].value for name, title in TTFT_PARTS.items() if name in self.figures}
-        known = {title: ms for title, ms in parts.items() if ms is not None}
-        whole = sum(known.values())
-        return {title: (ms, ms / whole) for title, ms in known.items()} if whole else {}
+        figures = {title: self.figures[name] for name, title in TTFT_PARTS.items() if name in self.figures}
+        parts = {title: figure.value for title, figure in figures.items() if figure.value is not None}
+        whole = sum(parts.values())
+        return {title: (ms, ms / whole) for title, ms in parts.items()} if whole else {}
 
 
 class EvaluationView(View):

@@ -82,12 +82,12 @@ class Pictures:
             colours = generator.integers(0, self.colours, self.cells**2)
             pixels = self._picture(objects, colours, generator)
             x[row, : self.side**2] = (pixels.astype(np.int64) << (16, 8, 0)).sum(-1).ravel()
-            asked = x[row, self.side**2 :].reshape(-1, 3)
-            asked[:] = list(self._asked(objects, colours, generator))
-            y[row, self.side**2 :].reshape(-1, 3)[:, 1] = asked[:, 2]
+            questions = np.array(list(self._questions(objects, colours, generator)))
+            x[row, self.side**2 :] = questions.ravel()
+            y[row, self.side**2 + 1 :: 3] = questions[:, 2]
         return x, y
 
-    def _asked(
+    def _questions(
         self, objects: NDArray[np.int64], colours: NDArray[np.int64], generator: np.random.Generator
     ) -> Iterable[tuple[int, int, int]]:
         cells, first_object, first_colour, first_count = self._starts
@@ -109,11 +109,9 @@ class Pictures:
         picture = np.tile(generator.integers(0, _DARK, 3), (self.side, self.side, 1))
         for place, (kind, colour) in enumerate(zip(objects.tolist(), colours.tolist(), strict=True)):
             size = int(generator.integers(max(7, cell * 2 // 3), cell + 1))
-            top, left = (
-                generator.integers(0, cell - size + 1, 2) + cell * np.array(divmod(place, self.cells))
-            ).tolist()
-            part = picture[top : top + size, left : left + size]
-            part[_stencil(OBJECTS[kind], size)] = COLOURS[colour]
+            corner = cell * np.array(divmod(place, self.cells)) + generator.integers(0, cell - size + 1, 2)
+            y, x = corner.tolist()
+            picture[y : y + size, x : x + size][_stencil(OBJECTS[kind], size)] = COLOURS[colour]
         noisy = picture + generator.integers(-_NOISE, _NOISE + 1, picture.shape)
         return noisy.clip(0, 255).astype(np.uint8)
 
