@@ -107,6 +107,11 @@ class VisionTask(Task, Protocol):
         ...
 
 
+def text_length(task: Task) -> int:
+    """Returns the symbols of an example, without those of a picture."""
+    return task.length - (task.side**2 if isinstance(task, VisionTask) else 0)
+
+
 def task_kind(task: Task) -> str:
     """Returns the `task` of the spaces that a task is for: generation, retrieval or vision."""
     if isinstance(task, RetrievalTask):

@@ -29,7 +29,7 @@ struct options {
     long prompt, gen, context, batch, ubatch, threads, flash, mmap, repack, seed, warmup, vectors, gpu;
 #ifdef HILNAS_IMAGES
     const char *mmproj;
-    long images, height, width, tokens, least;
+    long images, height, width, tokens, least, reference_prompt;
 #endif
 };
 
@@ -101,6 +101,7 @@ static void parse_arguments(int argc, char **argv) {
 #ifdef HILNAS_IMAGES
         {"--images", &opt.images, 1, 64}, {"--image-height", &opt.height, 1, 4096}, {"--image-width", &opt.width, 1, 4096},
         {"--image-tokens", &opt.tokens, 1, 4096}, {"--image-least", &opt.least, 1, 4096},
+        {"--reference-prompt", &opt.reference_prompt, 1, 1 << 22},
 #endif
     };
     for (int i = 1; i < argc; i += 2) {
@@ -531,6 +532,12 @@ static int measure(void) {
     struct reference reference, *beside = opt.reference ? &reference : NULL;
     bool serves = beside && fork_reference(beside);
     if (serves) opt.model = opt.reference;
+#ifdef HILNAS_IMAGES
+    if (serves && opt.reference_prompt > opt.prompt) {
+        opt.context += opt.reference_prompt - opt.prompt, opt.prompt = opt.reference_prompt;
+        opt.warmup = opt.prompt < opt.ubatch ? opt.prompt : opt.ubatch;
+    }
+#endif
     else if (beside) await_reference(beside);
     if (opt.gpu) setenv("GGML_VK_VISIBLE_DEVICES", "0", 0);
     llama_backend_init();

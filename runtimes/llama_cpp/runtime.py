@@ -68,7 +68,10 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         *("--model", "--reference", "--prompt", "--gen", "--context", "--batch", "--ubatch", "--threads"),
         *("--kv", "--flash", "--mmap", "--repack", "--seed", "--vectors", "--gpu"),
     )
-    image_options = ("--mmproj", "--images", "--image-height", "--image-width", "--image-tokens", "--image-least")
+    image_options = (
+        *("--mmproj", "--images", "--image-height", "--image-width", "--image-tokens", "--image-least"),
+        "--reference-prompt",
+    )
     disk_bytes = 600 << 20
 
     @property
