@@ -249,7 +249,7 @@ class BuiltRuntime(ABC, Generic[S]):
         build = builds[0] if builds and is_host else first_that_runs(builds, libc, lambda build: build.glibc)
         if build is not None:
             return build
-        kind = f"{'patched ' * bool(patched)}{self.name}{' that reads images' * images}"
+        kind = f"{'patched ' * bool(patched)}{self.name}{' (with images)' * images}"
         command_for = partial(self.build_command, target, bool(patched), images=images)
         if builds:
             static = command_for(builds[0].variant, static=True)

@@ -137,7 +137,7 @@ def test_a_space_of_vision_is_read_sampled_and_written() -> None:
 def test_the_packaged_space_is_of_vision() -> None:
     space = load_space("lfm2-vl")
     support = [RUNTIMES["llama.cpp"].supports(layout) for layout in space.references.layouts().values()]
-    assert [each.arch for each in support] == ["lfm2", "lfm2"]
+    assert [each.arch for each in support] == ["lfm2", "qwen3"]
     assert "tower" in space_json(space)["model"] and space_json(space)["workloads"]["picture"]["images"] == 1
     assert "tower" not in space_json(load_space("lfm2"))["model"]
     assert "images" not in space_json(load_space("lfm2"))["workloads"]["chat"]

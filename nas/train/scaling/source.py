@@ -233,7 +233,13 @@ def study_origin(
 def given_origin(
     space: SearchSpace, layouts: Sequence[Layout], devices: tuple[str, ...], runtime: str | None
 ) -> Origin:
-    """Returns given layouts, with equal weights, and the criteria of a space."""
+    """Returns given layouts, with equal weights, and the criteria of a space.
+
+    Raises:
+        InvalidInput: a layout has a tower, which a family's members have not.
+    """
+    if any(layout.tower for layout in layouts):
+        raise InvalidInput("leave `tower=` out: a member gets one by `nas family vision`", where="--layout")
     pattern = find_pattern([Winner(layout) for layout in layouts])
     narrow = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
     decisions = (_objectives_decision(narrow, f"space {space.name}"), _reference_decision(narrow, None))
