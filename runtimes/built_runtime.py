@@ -229,6 +229,8 @@ class BuiltRuntime(ABC, Generic[S]):
         if features is None:
             features = host_features() if is_host else oldest.needs if oldest else ()
         gpus = set(GPU_FEATURES) & set(features)
+        if gpus and images:
+            raise Unsupported(f"{self.name} encodes images on the processor alone, not by {', '.join(gpus)}")
         runnable = [
             variant.name
             for variant in self.variants
