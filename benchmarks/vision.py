@@ -202,36 +202,35 @@ def recorded(folder: Path, seeds: Sequence[int], sizes: Sizes) -> dict[str, Any]
 
 
 def measure(folder: Path, sizes: Sizes) -> None:
-    """Writes figures of requests with a picture, by model and tokens of it, to `latency.json`."""
+    """Writes figures of requests with a picture, by model and tokens of it, to `latency.json`, as they come."""
     os.environ["NAS_HOME"] = str(folder / "home")
-    model, projector = folder / "seeing.gguf", folder / "mmproj-seeing.gguf"
+    path, model, projector = folder / "latency.json", folder / "seeing.gguf", folder / "mmproj-seeing.gguf"
     write_gguf_model(folder / "seed0" / "joint", "q8_0", model, projector, "seeing")
     small = Workload(prompt=16, gen=16, images=1, image_height=_SIDE, image_width=_SIDE)
     large = small.model_copy(update={"image_height": 512, "image_width": 512})
     shared: dict[str, Any] = {"runtime": "llama.cpp", "quantisation": None, "device": "local"}
-    trained = [
-        BenchOptions(model, workload=small, repetitions=10, projector=projector, image_tokens=tokens, **shared)
+    trained = {
+        f"trained {tokens}": BenchOptions(
+            model, workload=small, repetitions=10, projector=projector, image_tokens=tokens, **shared
+        )
         for tokens in sizes.asked
-    ]
-    published = [
-        BenchOptions(
+    }
+    published = {
+        f"published {tokens}": BenchOptions(
             replace(named_layout("LFM2-350M"), tower=Tower.of(768, 12, tokens=tokens)),
             workload=large,
             repetitions=3,
             **shared,
         )
         for tokens in _LARGE_TOKENS
-    ]
-    say(f"measuring {len(trained)} + {len(published)} requests")
-    reports = [*bench_all([*trained, *published], lambda line: say(str(line)))]
-    names = ("ttft", "image_tokens", "peak_rss", *TTFT_PARTS)
-    figures = [{name: report["figures"][name] for name in names} for report in reports]
-    result = {
-        "device": reports[0]["device"],
-        "trained": dict(zip(map(str, sizes.asked), figures, strict=False)),
-        "published": dict(zip(map(str, _LARGE_TOKENS), figures[len(trained) :], strict=True)),
     }
-    write_durably(folder / "latency.json", json.dumps(result).encode())
+    result: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+    waiting = {name: options for name, options in {**trained, **published}.items() if name not in result}
+    for name, report in zip(waiting, bench_all([*waiting.values()], lambda line: say(str(line))), strict=True):
+        figures = {each: report["figures"][each] for each in ("ttft", "image_tokens", "peak_rss", *TTFT_PARTS)}
+        result[name] = {"device": report["device"], **figures}
+        write_durably(path, json.dumps(result).encode())
+        say(f"{name}: {figures['ttft']['value']:.4g} ms")
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
@@ -462,19 +461,16 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
 def _latency_tables(latency: Mapping[str, Any], joint: Sequence[Mapping[str, Any]]) -> str:
     """Returns answers beside times of the trained model, and times of one of a published size, by tokens."""
     head = ["TTFT, ms", *(f"{part}, ms" for part in TTFT_PARTS.values()), "peak memory, MB"]
-    tables = []
-    for name in ("trained", "published"):
-        rows = []
-        for asked, figures in latency[name].items():
-            low, high = figures["ttft"]["ci95"]
-            tokens, memory, ttft, *parts = (
-                figures[each]["value"] for each in ("image_tokens", "peak_rss", "ttft", *TTFT_PARTS)
-            )
-            right = [_interval(_right([result["marks"][asked] for result in joint]))] if name == "trained" else []
-            times = [f"{ttft:.4g} ({low:.4g} to {high:.4g})", *(f"{part:.4g}" for part in parts)]
-            rows.append([f"{tokens:.0f}", *right, *times, f"{memory:.0f}"])
-        tables.append(table(["tokens", *(["exact answers"] if name == "trained" else []), *head], rows))
-    return "\n".join(tables)
+    rows: dict[str, list[list[str]]] = {}
+    for name, figures in latency.items():
+        kind, _, tokens = name.partition(" ")
+        low, high = figures["ttft"]["ci95"]
+        memory, ttft, *parts = (figures[each]["value"] for each in ("peak_rss", "ttft", *TTFT_PARTS))
+        right = [_interval(_right([result["marks"][tokens] for result in joint]))] if kind == "trained" else []
+        times = [f"{ttft:.4g} ({low:.4g} to {high:.4g})", *(f"{part:.4g}" for part in parts)]
+        rows.setdefault(kind, []).append([tokens, *right, *times, f"{memory:.0f}"])
+    answers = {"trained": ["exact answers"], "published": []}
+    return "\n".join(table(["tokens", *answers[kind], *head], cells) for kind, cells in rows.items())
 
 
 def _right(runs: Sequence[str]) -> NDArray[np.float64]:
