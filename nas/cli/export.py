@@ -16,7 +16,7 @@ from nas.core.durable import output_file
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.units import show_count
 from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
-from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights, WholeExporter
+from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights, WholeExporter, projector_path
 from nas.measure.runtimes.llama_cpp.runtime import LlamaCpp
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def export(
             artifact = target.export_trained(model, name, weights, file, output.stem, vocabulary, context)
         elif whole is None:
             artifact = target.export(model, name, weights, file, recipe=recipe)
+            if artifact.projector is not None:
+                projector_path(file).replace(projector_path(output))
         else:
             assert isinstance(target, WholeExporter), "checked above"
             artifact = target.export_whole(model, name, weights, whole, file)
@@ -93,6 +95,7 @@ def export(
         (
             ("file", output),
             ("size", f"{artifact.size / 1e6:.1f} MB"),
+            *([("tower", projector_path(output))] if artifact.projector else []),
             ("recipe", recipe and f"{recipe.size / 1e3:.1f} kB, written instead of the file"),
             ("weights", f"{model.params.total:,} ({show_count(model.params.total)})"),
             ("layout", model),

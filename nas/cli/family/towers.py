@@ -10,7 +10,7 @@ import typer
 
 from nas.cli.family.folders import LANGUAGE_MODEL, FolderOption, print_training
 from nas.cli.options import CheckpointOption
-from nas.cli.output import JsonFlag, print_json, say
+from nas.cli.output import JsonFlag, print_fields, print_json, say
 from nas.cli.progress import shown
 from nas.core.errors import InvalidInput
 
@@ -123,6 +123,47 @@ def audio(
 
     files = Data(data, text or (), evaluate or ())
     _train_tower(AudioSettings, model, files, output, stage, config, encoder, checkpoint, json)
+
+
+def merge(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="Two or more folders of `nas family vision` or `audio`, of one layout and tower.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
+    ],
+    output: FolderOption,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            "--base",
+            help="Folder that they were trained from, for every method but soup.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="YAML file: method, weights, density ... as of a merge of post-training."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Merge runs of a model with a tower into one: by default the mean of all their weights."""
+    from nas.search.spaces.problems import read_model
+    from nas.train.posttrain.merging import MergeSettings
+    from nas.train.towers.merging import merge_runs
+
+    settings = MergeSettings() if config is None else read_model(config, MergeSettings)
+    record = merge_runs(folders, base, settings, output)
+    if json:
+        print_json(record.model_dump(mode="json"))
+        return
+    print_fields((("folder", output), ("method", settings.method), ("weights", record.weights[:12])))
 
 
 def _train_tower(

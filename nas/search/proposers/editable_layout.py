@@ -11,6 +11,7 @@ from nas.core.block import Block
 from nas.core.layout import Layer, Layout
 from nas.core.model_choices import Frame, Frames, Half, choice_of, frame_cost, half_cost
 from nas.core.space import DENSE, ModelSpace, SearchSpace
+from nas.core.tower import Tower
 
 Gene = tuple[Half, Half]
 """A layer's mixers and feed-forward."""
@@ -52,6 +53,7 @@ class Draft:
             norms=model.norms,
             quantisation=frame.quantisation,
             vectors=frame.vectors,
+            tower=Tower.parse(frame.tower) if frame.tower else None,
         )
 
     def with_gene(self, index: int, gene: Gene) -> Draft:
