@@ -89,14 +89,13 @@ def export(
         counts = {"parameters": model.params.total, "active_parameters": model.params.active}
         print_json({"file": str(output), "layout": model.format(), **counts, **artifact.model_dump(mode="json")})
         return
-    recipe = artifact.recipe
     lacking = "none: the file knows token ids only; name one with --tokenizer"
     print_fields(
         (
             ("file", output),
             ("size", f"{artifact.size / 1e6:.1f} MB"),
             *([("tower", projector_path(output))] if artifact.projector else []),
-            ("recipe", recipe and f"{recipe.size / 1e3:.1f} kB, written instead of the file"),
+            ("recipe", artifact.recipe and f"{artifact.recipe.size / 1e3:.1f} kB, written instead of the file"),
             ("weights", f"{model.params.total:,} ({show_count(model.params.total)})"),
             ("layout", model),
             ("architecture", artifact.arch + (" (patched build)" if artifact.patched else "")),
