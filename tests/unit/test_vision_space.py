@@ -232,7 +232,7 @@ def test_a_layout_with_a_tower_is_two_files(tmp_path: Path) -> None:
 
 
 def test_pictures_decide_their_answers() -> None:
-    task = make_task("pictures", {})
+    task = make_task("pictures", {"cells": 2})
     assert isinstance(task, VisionTask)
     inputs, labels = task.batch(np.random.default_rng(0), 64)
     pixels, asked = inputs[:, : task.side**2], inputs[:, task.side**2 :].reshape(64, -1, 3)
