@@ -232,7 +232,7 @@ def test_a_layout_with_a_tower_is_two_files(tmp_path: Path) -> None:
 
 
 def test_pictures_decide_their_answers() -> None:
-    task = make_task("pictures", {})
+    task = make_task("pictures", {"cells": 2})
     assert isinstance(task, VisionTask)
     inputs, labels = task.batch(np.random.default_rng(0), 64)
     pixels, asked = inputs[:, : task.side**2], inputs[:, task.side**2 :].reshape(64, -1, 3)
@@ -250,7 +250,7 @@ def test_pictures_decide_their_answers() -> None:
                 near = [(abs(seen - np.array(colour)).max(-1) <= 25).sum() for colour in COLOURS[:4]]
                 assert int(np.argmax(near)) == answer - 15
         assert {len(each) for each in answers.values()} == {1}
-    for wrong in ({"cells": 9}, {"side": 8}, {"objects": 1}, {"colours": 9}, {"questions": 0}):
+    for wrong in ({"cells": 9}, {"side": 7}, {"objects": 1}, {"colours": 9}, {"questions": 0}):
         with pytest.raises(InvalidInput, match="pictures"):
             make_task("pictures", wrong)
 

@@ -37,10 +37,10 @@ class Pictures:
     """
 
     side: int = 32
-    cells: int = 2
+    cells: int = 1
     objects: int = 8
     colours: int = 4
-    questions: int = 6
+    questions: int = 4
 
     def __post_init__(self) -> None:
         if not 1 <= self.cells <= 8 or self.side < 8 * self.cells or self.side > 512:
