@@ -309,7 +309,8 @@ def insert_if_absent(connection: Connection, table: Table, **values: Any) -> boo
 @cache
 def _insert_if_absent(dialect: str, table: Table) -> ReturningInsert[Any]:
     insert = (postgresql if dialect == "postgresql" else sqlite).insert(table)
-    return insert.on_conflict_do_nothing().returning(*table.primary_key)
+    returning: ReturningInsert[Any] = insert.on_conflict_do_nothing().returning(*table.primary_key)
+    return returning
 
 
 def _make_postgresql_engine(url: URL) -> Engine:

@@ -197,9 +197,9 @@ def image_figures(samples: Sequence[Sample], ttft: Figure, threads: int) -> dict
     for sample, images in zip(samples, seen, strict=True):
         steps = images.cpu_ns if clock == "cpu" else images.wall_ns
         for parts, prompt in zip(steps, run_times(sample, clock).prompts, strict=False):
-            shares = [min(1.0, part / (1e6 * prompt)) for part in parts]
-            encoding = min(1.0, sum(shares))
-            passes.append((*shares, encoding, 1 - encoding))
+            steps_of_pass = [min(1.0, part / (1e6 * prompt)) for part in parts]
+            encoding = min(1.0, sum(steps_of_pass))
+            passes.append((*steps_of_pass, encoding, 1 - encoding))
     shares = {name: statistics.median(column) for name, column in zip(names, zip(*passes, strict=True), strict=True)}
     return {name: _share(ttft, share) for name, share in shares.items()} | {
         "image_tokens": Figure(value=float(seen[0].tokens), n=1, unit="")
