@@ -265,8 +265,6 @@ def tables() -> dict[str, str]:
         "real": adapt_real.rows(json.loads(adapt_real.RECORDED.read_bytes())),
         "tasks": adapt_tasks.rows(tasks := json.loads(adapt_tasks.RECORDED.read_bytes())),
         "turns": adapt_tasks.transcript(tasks),
-        "selection": adapt_choices.table_of(selection := json.loads(adapt_choices.RECORDED.read_bytes())),
-        "tau": f"{adapt_choices.tau_of(selection)}\n",
     }
 
 
