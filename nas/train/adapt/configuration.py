@@ -1,4 +1,4 @@
-"""Values of a config.json of Hugging Face's transformers, and what becomes of its constants.
+"""Values of a config.json of Hugging Face's transformers, and how its constants are used.
 
 Families whose forward pass is that of `nas.model.nn.model` up to constants are read; constants become part of the
 weights:
