@@ -85,9 +85,9 @@ class TestSshFaults(RemoteFaults):
 
 @pytest.fixture(scope="module")
 def box(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    own = keys.parent / "box"
-    with board(tmp_path_factory.mktemp("box"), own) as machine:
-        pin(address(machine), host_key(address(machine)), own)
+    box_keys = keys.parent / "box"
+    with board(tmp_path_factory.mktemp("box"), box_keys) as machine:
+        pin(address(machine), host_key(address(machine)), box_keys)
         yield machine
 
 

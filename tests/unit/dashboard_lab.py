@@ -109,6 +109,6 @@ def page_routes(app: FastAPI) -> list[APIRoute]:
 def all_routes() -> list[APIRoute]:
     """Every route of a coordinator's pages."""
     with tempfile.TemporaryDirectory() as folder:
-        found = page_routes(DashboardLab(Path(folder)).app)
-    assert {"/studies", "/login", "/devices/{id}", "/launch"} <= {route.path for route in found}
-    return found
+        routes = page_routes(DashboardLab(Path(folder)).app)
+    assert {"/studies", "/login", "/devices/{id}", "/launch"} <= {route.path for route in routes}
+    return routes

@@ -43,9 +43,9 @@ def lab(tmp_path: Path) -> Iterator[DashboardLab]:
 @pytest.fixture(scope="module")
 def still(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
     """The same, for requests that must change nothing."""
-    made = DashboardLab(tmp_path_factory.mktemp("still"))
-    filled(made)
-    return made
+    lab = DashboardLab(tmp_path_factory.mktemp("still"))
+    filled(lab)
+    return lab
 
 
 def path_of(action: str) -> str:

@@ -43,9 +43,9 @@ def visitor(lab: DashboardLab) -> Visitor:
 @pytest.fixture(scope="module")
 def still(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
     """One with a study, for what is refused."""
-    made = DashboardLab(tmp_path_factory.mktemp("still"))
-    made.study()
-    return made
+    lab = DashboardLab(tmp_path_factory.mktemp("still"))
+    lab.study()
+    return lab
 
 
 @pytest.fixture(scope="module")

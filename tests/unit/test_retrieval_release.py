@@ -35,13 +35,13 @@ def test_sentence_transformers_computes_the_same_vectors(tmp_path: Path) -> None
         theirs = MultiVectorEncoder(str(folder), device="cpu", trust_remote_code=True, local_files_only=True)
         encoder = TorchEncoder(*open_retriever(folder))
         queries, documents = encoder.queries(TEXTS), encoder.documents(TEXTS)
-        found = theirs.encode_query(TEXTS), theirs.encode_document(TEXTS)
-        for ours, vectors in zip((queries, documents), found, strict=True):
+        reference = theirs.encode_query(TEXTS), theirs.encode_document(TEXTS)
+        for ours, vectors in zip((queries, documents), reference, strict=True):
             for rows, expected in zip(ours, vectors, strict=True):
                 assert rows.shape == expected.shape
                 np.testing.assert_allclose(rows, expected.numpy(), atol=1e-5)
         scores = [[(query @ rows.T).max(1).sum() for rows in documents] for query in queries]
-        np.testing.assert_allclose(theirs.similarity(*found).numpy(), scores, atol=1e-3)
+        np.testing.assert_allclose(theirs.similarity(*reference).numpy(), scores, atol=1e-3)
 
 
 def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
