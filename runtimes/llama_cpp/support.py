@@ -1,8 +1,9 @@
 """Rules of the layouts that llama.cpp carries, and their architectures.
 
-A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, and those of
-`_FORMS` in the pinned source. A layout with short convolutions and attention is `lfm2` (`lfm2moe` with experts);
-attention alone is what `_FORMS` names for its feed-forwards, norms and biases.
+A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, falcon-h1.cpp, and
+those of `_FORMS` in the pinned source. A layout with short convolutions and attention is `lfm2` (`lfm2moe` with
+experts), one with attention beside Mamba-2 in every layer `falcon-h1`; attention alone is what `_FORMS` names for its
+feed-forwards, norms and biases.
 What none of them holds may run on our patched build, whose architecture `hilnas` reads every size per layer:
 `nas.measure.runtimes.llama_cpp.patches`.
 """
@@ -22,6 +23,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     KINDS,
     feed_forwards,
     mixers,
+    mixers_by_layer,
     of_kind,
     one_per_model,
     one_rope_base,
@@ -121,10 +123,12 @@ def _block_rules(layout: Layout) -> Iterable[str]:
 
 def _stock_architecture(layout: Layout) -> str | None:
     """Returns the only architecture that may hold a layout, as it does unless there are `_stock_reasons`."""
+    if all(sorted(block.kind for block in blocks) == ["gqa", "mamba2"] for blocks in mixers_by_layer(layout)):
+        return FALCON_H1
     if of_kind(mixers(layout), "conv"):
         return "lfm2moe" if of_kind(feed_forwards(layout), "moe") else "lfm2"
     attention, dense = of_kind(mixers(layout), *ATTENTION), of_kind(feed_forwards(layout), *_DENSE)
-    if not dense:
+    if not attention or not dense:
         return None
     arch = _FORMS.get((dense[0].kind, layout.norms, _qk_norm(attention[0]), _biased(attention)))
     longer = any(block.int("rope_dim") or block.int("rope_long") for block in attention)
@@ -133,6 +137,7 @@ def _stock_architecture(layout: Layout) -> str | None:
 
 PHI3 = "phi3"
 """That of Llama's form with RoPE on a part of a head, or with two sets of divisors of its angles."""
+FALCON_H1 = "falcon-h1"
 _DENSE = ("swiglu", "relu2", "geglu")
 _FORMS = {
     ("swiglu", "before", "no", False): "llama",
@@ -170,10 +175,11 @@ def _biased(attention: list[Block]) -> bool:
 
 def _stock_reasons(layout: Layout) -> Iterable[str]:
     """Yields every rule of the stock architectures that a layout breaks which the patched build holds."""
+    arch = _stock_architecture(layout)
     for index, layer in enumerate(layout.layers):
         if layer.share is not None:
             yield f"layer {index} shares weights with layer {layer.share}: layers of stock architectures do not"
-        elif len(layer.mixers) > 1:
+        elif len(layer.mixers) > 1 and arch != FALCON_H1:
             yield f"layer {index} has parallel mixers"
         elif not layer.mixers:
             yield f"layer {index} has no mixer"
@@ -184,14 +190,17 @@ def _stock_reasons(layout: Layout) -> Iterable[str]:
                 yield f"layer {index} reuses the cache of layer {block.int('kv')}"
     attention, convs = of_kind(mixers(layout), *ATTENTION), of_kind(mixers(layout), "conv")
     for block in (*mixers(layout), *feed_forwards(layout)):
-        if reason := KINDS[block.kind].not_stock:
+        if arch != FALCON_H1 and (reason := KINDS[block.kind].not_stock):
             yield reason
     if not attention:
         yield "no attention layer: lfm2 needs at least one (llama_decode aborts without)"
     if any(block.get("gate") for block in attention):
         yield "gates on heads: stock architectures have none"
-    yield from _attention_rules(attention, None if convs or not attention else _stock_architecture(layout))
-    yield from (_lfm2_rules(layout, attention, convs) if convs else _attention_only_rules(layout, attention))
+    yield from _attention_rules(attention, None if convs else arch)
+    if arch == FALCON_H1:
+        yield from _falcon_rules(layout, attention)
+    else:
+        yield from (_lfm2_rules(layout, attention, convs) if convs else _attention_only_rules(layout, attention))
     yield from _ffn_rules(layout)
 
 
@@ -240,6 +249,18 @@ def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> I
         yield "full and sliding-window attention in one model: lfm2 has one kind"
     if of_kind(attention, "swa") and of_kind(feed_forwards(layout), "moe"):
         yield "sliding windows together with experts: lfm2moe has none"
+
+
+def _falcon_rules(layout: Layout, attention: list[Block]) -> Iterable[str]:
+    yield from one_per_model("shape of Mamba-2", of_kind(mixers(layout), "mamba2"), lambda block: block.given)
+    yield from one_per_model("key-value head count", attention, lambda block: block.int("kv_heads"))
+    for what in ("qk_norm", "qkv_bias", "softcap", "rope_dim", "rope_tokens"):
+        if any(block.get(what) for block in attention):
+            yield f"{what} of attention beside Mamba-2: {FALCON_H1} has none"
+    if layout.norms != "before" or layout.softcap:
+        yield f"norms behind blocks, or bounded logits, next to Mamba-2: {FALCON_H1} has neither"
+    if others := sorted({block.kind for block in feed_forwards(layout)} - {"swiglu"}):
+        yield f"{', '.join(others)} feed-forwards behind Mamba-2: {FALCON_H1} has none"
 
 
 def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[str]:

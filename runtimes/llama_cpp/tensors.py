@@ -30,7 +30,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
 )
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.support import FACTORED, PATCHED, PHI3, SCALED, stored_types
+from nas.measure.runtimes.llama_cpp.support import FACTORED, FALCON_H1, PATCHED, PHI3, SCALED, stored_types
 from nas.model.nn.rope import rope_divisors, turned_numbers
 
 Type = GGMLQuantizationType
@@ -94,6 +94,8 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
     if arch == PHI3:
         yield from _phi3_tensors(layout)
         return
+    # Without ".weight": llama.cpp's table has it so.
+    ffn_norm = "ffn_norm" if arch == FALCON_H1 else "ffn_norm.weight"
     attention = of_kind((block for blocks in mixers_by_layer(layout) for block in blocks), *ATTENTION)
     if arch in FACTORED and attention[0].int("rope_tokens"):
         divisors = rope_divisors(attention[0])
@@ -103,11 +105,11 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
             continue
         places = [f"mixers.{j}." for j in range(len(mixers))]
         for norm, out_norm, half, blocks, prefixes in (
-            ("attn_norm", "post_attention_norm", "mixer", mixers, places),
-            ("ffn_norm", "post_ffw_norm", "ffn", ffns, ["ffn."]),
+            ("attn_norm.weight", "post_attention_norm", "mixer", mixers, places),
+            (ffn_norm, "post_ffw_norm", "ffn", ffns, ["ffn."]),
         ):
             if blocks and layout.norms != "behind":
-                yield _tensor(index, Part(f"{norm}.weight", (width,), f"{half}_norm.weight", "norm"))
+                yield _tensor(index, Part(norm, (width,), f"{half}_norm.weight", "norm"))
             if blocks and layout.norms != "before":
                 yield _tensor(index, Part(f"{out_norm}.weight", (width,), f"{half}_out_norm.weight", "norm"))
             for block, prefix in zip(blocks, prefixes, strict=False):

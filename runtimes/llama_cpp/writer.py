@@ -37,7 +37,7 @@ from nas.measure.runtimes.llama_cpp.support import PAIRED, PATCHED, PROJECTED, W
 from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
 from nas.measure.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
-WRITER_VERSION = "2"
+WRITER_VERSION = "3"
 """Raise it with every change of this package that changes the bytes of a file."""
 
 FILE_TYPE = {
@@ -228,7 +228,7 @@ def _size_label(layout: Layout) -> str:
 
 def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
     mixing, ffns = mixers(layout), feed_forwards(layout)
-    convs, windows = of_kind(mixing, "conv"), of_kind(mixing, "swa")
+    convs, windows, scans = (of_kind(mixing, kind) for kind in ("conv", "swa", "mamba2"))
     attention = (of_kind(mixing, "gqa") or windows)[0]
     dense, sparse = [ffn for ffn in ffns if ffn.kind != "moe"], of_kind(ffns, "moe")
     writer.add_rope_freq_base(float(attention.get("rope_theta") or 0))
@@ -247,6 +247,8 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
         writer.add_head_count_kv(attention.int("kv_heads"))
         writer.add_key_length(attention.int("head_dim"))
         writer.add_value_length(attention.int("head_dim"))
+    for key, size in KINDS["mamba2"].sizes if scans else ():
+        writer.add_uint32(f"{writer.arch}.{key}", size(scans[0], layout.d_model))
     if windows:
         writer.add_sliding_window(windows[0].int("window"))
     if windows and writer.arch in WINDOWED:

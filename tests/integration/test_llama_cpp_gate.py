@@ -25,6 +25,7 @@ from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import (
     BEHIND_FAULTS,
     BIAS_FAULTS,
+    FALCON_FAULTS,
     GEMMA_3_FAULTS,
     GEMMA_FAULTS,
     LINEAR_FAULTS,
@@ -33,6 +34,7 @@ from nas.testing.planted_faults import (
     PARTIAL_FAULTS,
     PLANTED_BEHIND,
     PLANTED_BIASES,
+    PLANTED_FALCON,
     PLANTED_GEMMA,
     PLANTED_GEMMA_3,
     PLANTED_LINEAR,
@@ -137,6 +139,11 @@ class TestLongPositionsGate(TestStockGate):
 
     layout = PLANTED_LONG
     faults = LONG_FAULTS
+
+
+class TestFalconGate(TestStockGate):
+    layout = PLANTED_FALCON
+    faults = FALCON_FAULTS
 
 
 class TestPartialPositionsGate(TestStockGate):

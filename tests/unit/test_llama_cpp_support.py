@@ -37,6 +37,8 @@ LFM2_350M = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A
         ),
         ("d256 v512 norms=both ffn=geglu:512 [W4/1@64:256(rope_theta=10000)*5 A4/1:256(rope_factor=8)]", "gemma3"),
         ("d256 v512 norms=behind ffn=swiglu:512 [A8/4*4]", "exaone4"),
+        ("d256 v512 ffn=swiglu:512 [M16(groups=2)&A8/4:16(qk_norm=0)*2]", "falcon-h1"),
+        ("d256 v512 untied ffn=swiglu:512 [A8/4(qk_norm=0,rope_factor=2)&M16(inner=192,norm=0)]", "falcon-h1"),
         ("d256 v512 untied norms=behind ffn=swiglu:512 [W8/8@64(qk_norm_wide=1) A8/8(qk_norm_wide=1)]", "olmo2"),
     ],
 )
@@ -110,6 +112,16 @@ def test_stock(text: str, arch: str) -> None:
         ("d256 v512 norms=behind softcap=9 ffn=swiglu:512 [A8/4]", "bounded logits (softcap): exaone4 has none"),
         ("d256 v512 norms=behind ffn=swiglu:512 [C3 A8/4]", "norms behind blocks, or bounded logits, next to conv"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4(qk_norm_wide=1)]", "qk_norm_wide next to convolutions: lfm2 has none"),
+        ("d256 v512 ffn=swiglu:512 [M16&A8/4]", "qk_norm of attention beside Mamba-2: falcon-h1 has none"),
+        ("d256 v512 ffn=swiglu:512 [M16&A8/4(qk_norm=0) M32&A8/4(qk_norm=0)]", "more than one shape of Mamba-2"),
+        ("d256 v512 ffn=swiglu:512 [M16&A8/4(qk_norm=0) M16]", "layer 0 has parallel mixers"),
+        ("d256 v512 ffn=swiglu:512 [M16&A8/4(qk_norm=0) ^0]", "layer 1 shares weights with layer 0"),
+        ("d256 v512 ffn=geglu:512 [M16&A8/4(qk_norm=0)]", "geglu feed-forwards behind Mamba-2: falcon-h1 has none"),
+        ("d256 v512 softcap=4 ffn=swiglu:512 [M16&A8/4(qk_norm=0)]", "bounded logits, next to Mamba-2"),
+        (
+            "d256 v512 ffn=swiglu:512 [M16&A8/4(qk_norm=0,rope_factor=8,rope_tokens=32)]",
+            "rope_tokens of attention beside Mamba-2",
+        ),
         ("d256 v512 ffn=swiglu:512 [A8/4(gate=1)]", "gates on heads: stock architectures have none"),
     ],
 )

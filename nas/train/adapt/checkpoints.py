@@ -36,7 +36,7 @@ from nas.train.adapt.stock_families import STOCK
 from nas.train.release.huggingface import Planned, write_safetensors
 from nas.train.release.shards import ADAPTER, ADAPTER_PROBLEM, Shards, read_json, shard_files
 
-IMPORT_VERSION = 3
+IMPORT_VERSION = 4
 """Increase it with every change after which the same files give other weights."""
 _CONFIG_BYTES = 1 << 20
 """Largest config.json."""

@@ -8,6 +8,8 @@ converter changes of the weights is undone here:
       arcee
     gemma, gemma2, gemma3     The gains 1 + w of norms.
     lfm2, lfm2moe             The middle axis of convolutions, the name of the bias of experts.
+    falcon-h1                 That axis, -exp of the logarithm of decays, and the shapes of Mamba-2's other vectors. Its
+                              multipliers remain in the weights.
     experts                   Their gates and values are joined.
     rope_freqs.weight         Factors of Llama 3's scaled RoPE: the constants that give them.
 """
@@ -159,9 +161,18 @@ def _granite_moe(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def _falcon_h1(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"conv_kernel": "d_conv", "inner_size": "d_ssm", "state_size": "d_state", "time_step_rank": "n_heads"}
+    names["group_count"] = "n_groups"
+    return {f"mamba_{theirs}": keys(f"ssm.{name}") for name, theirs in names.items()} | {
+        "mamba_norm_before_gate": False
+    }
+
+
 _ARCHITECTURES: Mapping[str, _Architecture] = {
     "arcee": _Architecture("arcee", paired=True),
     "exaone4": _Architecture("exaone4", _exaone4),
+    "falcon-h1": _Architecture("falcon_h1", _falcon_h1),
     "gemma": _Architecture("gemma", gains=True),
     "gemma2": _Architecture("gemma2", _gemma2, gains=True),
     "gemma3": _Architecture("gemma3_text", _gemma3, gains=True),
@@ -242,7 +253,11 @@ class GgufModel(TheirTensors):
             values = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
         if self._arch.gains and name.endswith("norm.weight"):
             values = values - 1.0
-        return values[:, None] if name.endswith("conv.conv.weight") else values
+        if name.endswith(".A_log"):
+            values = torch.log(-values)
+        if name.endswith((".A_log", ".D", ".mamba.norm.weight")):
+            values = values.flatten()
+        return values[:, None] if name.endswith((".conv.conv.weight", ".conv1d.weight")) else values
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and all(self._stored(part) in self._file.tensors for part in self._parts(name))
@@ -279,6 +294,8 @@ class GgufModel(TheirTensors):
             name += ".bias"
         elif name.endswith(".experts.down_proj"):
             name += ".weight"
+        elif name.endswith(".dt_bias"):
+            name = f"{name.removesuffix('.dt_bias')}.dt_proj.bias"
         return self._names.get_name(name, try_suffixes=(".weight", ".bias")) or name
 
     def _config(self) -> dict[str, Any]:
@@ -306,6 +323,7 @@ class GgufModel(TheirTensors):
         if self._arch.model_type == "llama" and keys("expert_count"):
             config |= {"model_type": "mixtral"} | _mixtures(keys, "intermediate_size")
         config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        config["mamba_rms_norm"] = "blk.0.ssm_norm.weight" in tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
         if not isinstance(config.get("num_attention_heads"), int) or config["num_attention_heads"] < 1:
             raise InvalidInput("gives no num_attention_heads, a positive number", where=self.where)

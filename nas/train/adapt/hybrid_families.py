@@ -182,12 +182,12 @@ def _falcon_h1(options: Options) -> TrainedModel:
     attention = Block.of("gqa", **attention_shape(options, d_model, qk_norm=False), **options.rope())
     ffn = Block.of("swiglu", width=options.whole("intermediate_size", 14336))
     layout = Layout.of(d_model, vocab, [Layer((mamba, attention), ffn)] * depth, tied=options.tied(False))
-    constants = Constants(
-        options.number("embedding_multiplier", 1.0), logits=1 / options.number("lm_head_multiplier", 1.0)
-    )
+    head = options.number("lm_head_multiplier", 1.0)
+    # Of a head of its own it becomes part, as in llama.cpp's converter.
+    constants = Constants(options.number("embedding_multiplier", 1.0), logits=1 / head if layout.tied else 1.0)
     names = _falcon_h1_layer(mamba, attention.resolve(d_model))
     model = trained_model(options, layout, _names(layout, [names] * depth, "final_layernorm"), eps, constants)
-    factors = dict(model.factors)
+    factors = dict(model.factors) | ({} if layout.tied else {"head.weight": head})
     for i in range(depth):
         for name, factor in _falcon_h1_factors(options, mamba, d_model).items():
             name = f"layers.{i}.{name}"
