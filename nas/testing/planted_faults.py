@@ -153,6 +153,10 @@ PLANTED_QWEN = Layout.parse(
     "d256 v512 ffn=swiglu:512 [D8/4(norm_eps=0.01) A8/4(gate=1,gate_wide=1,rope_dim=8,rope_factor=4)]"
 )
 """A layout for `QWEN_FAULTS`."""
+PLANTED_QWEN_STOCK = Layout.parse(
+    "d256 v512 ffn=swiglu:512 [D8/4(norm_eps=1e-06) A8/4:16(gate=1,gate_wide=1,rope_dim=8,rope_theta=100)]"
+)
+"""A layout for `QWEN_STOCK_FAULTS`."""
 PLANTED_LONG = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_dim=32,rope_long=64)*2]")
 """A layout for `LONG_FAULTS`."""
 PLANTED_FALCON = Layout.parse("d256 v512 ffn=swiglu:512 [M16(heads=6,inner=192,norm=0)&A8/4(qk_norm=0)]")
@@ -235,6 +239,12 @@ def _fill(ending: str, value: float) -> Edit:
                 weight.fill_(value)
 
     return edit
+
+
+def _lessen_gains(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith(("q_norm.weight", "k_norm.weight", "mixer_norm.weight")):
+            weight.sub_(1.0)
 
 
 def _swap_b_and_c(state: State) -> None:
@@ -512,6 +522,13 @@ QWEN_FAULTS = (
     Fault("unscaled positions", layout=(",rope_factor=4", "")),
 )
 """For layouts like `PLANTED_QWEN`: gates of numbers, scaled RoPE on a part of a head, Gated DeltaNet's own epsilon."""
+QWEN_STOCK_FAULTS = (
+    Fault("gates of other numbers", _roll("mixers.0.gate.weight", 1)),
+    Fault("another part turned", layout=("rope_dim=8", "rope_dim=4")),
+    Fault("keys replaced at the rates of other heads", _roll("beta.weight", 1)),
+    Fault("gains without their 1", _lessen_gains),
+)
+"""For layouts like `PLANTED_QWEN_STOCK`, Qwen3.5 as stock llama.cpp has it."""
 SOFTMAX_FAULTS = (
     Fault("sigmoids in place of the softmax", layout=("(softmax=1)", "")),
     Fault("router rows shifted", _shift_router),
@@ -547,6 +564,7 @@ PLANTS = (
     (PLANTED_BEHIND, BEHIND_FAULTS),
     (PLANTED_LFM3, LFM3_FAULTS),
     (PLANTED_QWEN, QWEN_FAULTS),
+    (PLANTED_QWEN_STOCK, QWEN_STOCK_FAULTS),
     (PLANTED_SOFTMAX, SOFTMAX_FAULTS),
     (PLANTED_SHARES, SHARE_FAULTS),
     (PLANTED_BESIDE, BESIDE_FAULTS),

@@ -317,7 +317,7 @@ MAMBA2 = GgufKind(
     ),
     rules=_mamba2_rules,
     refuses=_without_convolution,
-    not_stock="Mamba-2 layers are in no stock architecture next to the others",
+    not_stock="Mamba-2 layers are in stock architectures only beside attention in each (falcon-h1)",
 )
 
 
@@ -352,7 +352,7 @@ GDN = GgufKind(
     ),
     (_gdn_header,),
     refuses=_without_convolution,
-    not_stock="Gated DeltaNet layers are in no stock architecture next to the others",
+    not_stock="Gated DeltaNet layers are in stock architectures only next to attention with wide gates (qwen35)",
 )
 
 

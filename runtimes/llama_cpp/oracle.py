@@ -13,6 +13,7 @@ computations differ by rounding alone; whether the choices were right is then a 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,7 +110,9 @@ def _rounded(contents: CheckpointTensors, tensor: FileTensor, storage: Type) -> 
     values = quants.dequantize(contents.data(tensor, storage), storage)
     if tensor.role == "decay":
         values = np.log(-values)
-    return torch.from_numpy(values.reshape(-1)) / tensor.factor
+    flat = torch.from_numpy(values.reshape(-1))
+    count = math.prod(tensor.sources[tensor.source])
+    return torch.cat([flat[:count] / tensor.factor, flat[count:]])
 
 
 class _BlockWeights:

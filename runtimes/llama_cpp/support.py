@@ -1,9 +1,9 @@
 """Rules of the layouts that llama.cpp carries, and their architectures.
 
-A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, falcon-h1.cpp, and
-those of `_FORMS` in the pinned source. A layout with short convolutions and attention is `lfm2` (`lfm2moe` with
-experts), one with attention beside Mamba-2 in every layer `falcon-h1`; attention alone is what `_FORMS` names for its
-feed-forwards, norms and biases.
+A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, falcon-h1.cpp,
+qwen35.cpp, and those of `_FORMS` in the pinned source. A layout with short convolutions and attention is `lfm2`
+(`lfm2moe` with experts), one with attention beside Mamba-2 in every layer `falcon-h1`, one of Gated DeltaNet and
+attention with wide gates `qwen35`; attention alone is what `_FORMS` names for its feed-forwards, norms and biases.
 What none of them holds may run on our patched build, whose architecture `hilnas` reads every size per layer:
 `nas.measure.runtimes.llama_cpp.patches`.
 """
@@ -125,6 +125,8 @@ def _stock_architecture(layout: Layout) -> str | None:
     """Returns the only architecture that may hold a layout, as it does unless there are `_stock_reasons`."""
     if all(sorted(block.kind for block in blocks) == ["gqa", "mamba2"] for blocks in mixers_by_layer(layout)):
         return FALCON_H1
+    if of_kind(mixers(layout), "gdn") and all(block.get("gate_wide") for block in of_kind(mixers(layout), *ATTENTION)):
+        return QWEN35
     if of_kind(mixers(layout), "conv"):
         return "lfm2moe" if of_kind(feed_forwards(layout), "moe") else "lfm2"
     attention, dense = of_kind(mixers(layout), *ATTENTION), of_kind(feed_forwards(layout), *_DENSE)
@@ -137,7 +139,11 @@ def _stock_architecture(layout: Layout) -> str | None:
 
 PHI3 = "phi3"
 """That of Llama's form with RoPE on a part of a head, or with two sets of divisors of its angles."""
-FALCON_H1 = "falcon-h1"
+FALCON_H1, QWEN35 = "falcon-h1", "qwen35"
+_RECURRENT = {FALCON_H1: "mamba2", QWEN35: "gdn"}
+"""Those with another mixer than attention and short convolutions."""
+EPSILONS = {QWEN35: 1e-6}
+"""Of all norms of a file, where it is another one than that of `nas.model.nn.primitives.RMSNorm`."""
 _DENSE = ("swiglu", "relu2", "geglu")
 _FORMS = {
     ("swiglu", "before", "no", False): "llama",
@@ -190,15 +196,15 @@ def _stock_reasons(layout: Layout) -> Iterable[str]:
                 yield f"layer {index} reuses the cache of layer {block.int('kv')}"
     attention, convs = of_kind(mixers(layout), *ATTENTION), of_kind(mixers(layout), "conv")
     for block in (*mixers(layout), *feed_forwards(layout)):
-        if arch != FALCON_H1 and (reason := KINDS[block.kind].not_stock):
+        if block.kind != _RECURRENT.get(arch or "") and (reason := KINDS[block.kind].not_stock):
             yield reason
     if not attention:
         yield "no attention layer: lfm2 needs at least one (llama_decode aborts without)"
-    if any(block.get("gate") for block in attention):
+    if arch != QWEN35 and any(block.get("gate") for block in attention):
         yield "gates on heads: stock architectures have none"
-    yield from _attention_rules(attention, None if convs else arch)
-    if arch == FALCON_H1:
-        yield from _falcon_rules(layout, attention)
+    yield from _attention_rules(attention, None if convs or not attention else arch)
+    if arch in _RECURRENT:
+        yield from _recurrent_rules(layout, arch, attention)
     else:
         yield from (_lfm2_rules(layout, attention, convs) if convs else _attention_only_rules(layout, attention))
     yield from _ffn_rules(layout)
@@ -251,16 +257,27 @@ def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> I
         yield "sliding windows together with experts: lfm2moe has none"
 
 
-def _falcon_rules(layout: Layout, attention: list[Block]) -> Iterable[str]:
-    yield from one_per_model("shape of Mamba-2", of_kind(mixers(layout), "mamba2"), lambda block: block.given)
+def _recurrent_rules(layout: Layout, arch: str, attention: list[Block]) -> Iterable[str]:
+    recurrent = of_kind(mixers(layout), _RECURRENT[arch])
+    yield from one_per_model(f"shape of {recurrent[0].kind}", recurrent, lambda block: block.given)
     yield from one_per_model("key-value head count", attention, lambda block: block.int("kv_heads"))
-    for what in ("qk_norm", "qkv_bias", "softcap", "rope_dim", "rope_tokens"):
+    refused = ["qkv_bias", "qk_norm_wide", "softcap", "rope_tokens"]
+    refused += ["qk_norm", "rope_dim"] if arch == FALCON_H1 else []
+    for what in refused:
         if any(block.get(what) for block in attention):
-            yield f"{what} of attention beside Mamba-2: {FALCON_H1} has none"
+            yield f"{what} of attention: {arch} has none"
+    if of_kind(mixers(layout), "conv"):
+        yield f"short convolutions: {arch} has none"
+    if of_kind(attention, "swa"):
+        yield f"sliding windows: {arch} has none"
     if layout.norms != "before" or layout.softcap:
-        yield f"norms behind blocks, or bounded logits, next to Mamba-2: {FALCON_H1} has neither"
+        yield f"norms behind blocks, or bounded logits: {arch} has neither"
     if others := sorted({block.kind for block in feed_forwards(layout)} - {"swiglu"}):
-        yield f"{', '.join(others)} feed-forwards behind Mamba-2: {FALCON_H1} has none"
+        yield f"{', '.join(others)} feed-forwards: {arch} has none"
+    if arch == QWEN35 and not all(block.get("qk_norm") for block in attention):
+        yield f"attention without QK-norm: {arch} always has it"
+    if arch == QWEN35 and any(block.get("norm_eps") != EPSILONS[arch] for block in recurrent):
+        yield f"Gated DeltaNet with a norm of another epsilon than that of its queries and keys, 1e-6: {arch} has one"
 
 
 def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[str]:

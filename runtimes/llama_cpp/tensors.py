@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +30,21 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
 )
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.llama_cpp.support import FACTORED, FALCON_H1, PATCHED, PHI3, SCALED, stored_types
+from nas.measure.runtimes.llama_cpp.support import (
+    EPSILONS,
+    FACTORED,
+    FALCON_H1,
+    PATCHED,
+    PHI3,
+    QWEN35,
+    SCALED,
+    stored_types,
+)
 from nas.model.nn.rope import rope_divisors, turned_numbers
 
 Type = GGMLQuantizationType
+RMS_EPS = 1e-5
+"""Of `nas.model.nn.primitives.RMSNorm`, and of the published LFM2."""
 _PLAIN = {Type.F32: "<f4", Type.F16: "<f2"}
 
 
@@ -50,7 +61,7 @@ class Tensor:
         flat: whether its first two dimensions are one there.
         values: what it holds, where that follows from the layout; (): it has a source. A file of random weights has
             those of its role in their place, which takes the same time.
-        factor: what its source is multiplied by.
+        factor: what its source is multiplied by, and not those below.
         below: sources whose rows follow those of `source`, and how many each has.
         equal: sources of other layers that must hold the same, since the architecture has one tensor for all.
     """
@@ -84,7 +95,8 @@ class Tensor:
 def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
     """Yields every tensor of the layout's file, in order."""
     width = layout.d_model
-    scale = math.sqrt(width) if arch in SCALED else 1.0
+    # Norms see the same where the stream is divided by the root of what their epsilon is divided by.
+    scale = math.sqrt(width) if arch in SCALED else math.sqrt(RMS_EPS / EPSILONS.get(arch, RMS_EPS))
     yield Tensor("token_embd.weight", (layout.vocab, width), source="embed.weight", factor=1 / scale)
     final_norm = "token_embd_norm" if arch in ("lfm2", "lfm2moe", PATCHED) else "output_norm"
     gain = scale if layout.tied else 1.0
@@ -94,8 +106,8 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
     if arch == PHI3:
         yield from _phi3_tensors(layout)
         return
-    # Without ".weight": llama.cpp's table has it so.
-    ffn_norm = "ffn_norm" if arch == FALCON_H1 else "ffn_norm.weight"
+    # That of falcon-h1 has no ".weight" in llama.cpp's table; that of qwen35 is named for where it is.
+    ffn_norm = {FALCON_H1: "ffn_norm", QWEN35: "post_attention_norm.weight"}.get(arch, "ffn_norm.weight")
     attention = of_kind((block for blocks in mixers_by_layer(layout) for block in blocks), *ATTENTION)
     if arch in FACTORED and attention[0].int("rope_tokens"):
         divisors = rope_divisors(attention[0])
@@ -114,7 +126,8 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
                 yield _tensor(index, Part(f"{out_norm}.weight", (width,), f"{half}_out_norm.weight", "norm"))
             for block, prefix in zip(blocks, prefixes, strict=False):
                 for part in KINDS[block.kind].parts(block, width):
-                    yield _tensor(index, part, prefix)
+                    tensor = _tensor(index, part, prefix)
+                    yield from _qwen35_tensor(tensor, scale) if arch == QWEN35 else (tensor,)
                 if arch == PATCHED and block.kind in ATTENTION and (divisors := rope_divisors(block)):
                     yield Tensor(f"blk.{index}.rope_freqs.weight", (len(divisors),), "norm", index, values=divisors)
 
@@ -140,6 +153,21 @@ def _phi3_tensors(layout: Layout) -> Iterator[Tensor]:
         up, shape = ((f"{feed}.up.weight", hidden),), (2 * hidden, width)
         yield Tensor(f"{name}.ffn_up.weight", shape, layer=depth, source=f"{feed}.gate.weight", below=up)
         yield _tensor(depth, Part("ffn_down.weight", (width, hidden), "down.weight"), "ffn.")
+
+
+def _qwen35_tensor(tensor: Tensor, scale: float) -> Iterator[Tensor]:
+    """Yields a tensor of a block as `qwen35` has it: queries and gates are one, the stream is divided by `scale`."""
+    if tensor.part == "attn_output_gate":
+        return
+    if tensor.part == "attn_q":
+        rows, width = tensor.shape
+        gates = (tensor.source.removesuffix("q.weight") + "gate.weight", rows)
+        tensor = replace(tensor, shape=(2 * rows, width), below=(gates,))
+    if tensor.part == "ssm_a":
+        tensor = replace(tensor, shape=tensor.shape[:1], flat=False)
+    # Norms of queries and keys have the same epsilon.
+    scaled = tensor.part in ("attn_q", "attn_k", "attn_output", "ssm_out", "ffn_down")
+    yield replace(tensor, factor=1 / scale) if scaled else tensor
 
 
 def _tensor(index: int, part: Part, place: str = "") -> Tensor:
@@ -262,11 +290,11 @@ class CheckpointTensors:
             InvalidInput: values that are no float16 or float32, or not finite, or differ where they must be equal.
         """
         parts = [self._state.floats(name) for name in tensor.sources] or [np.array(tensor.values, np.float32)]
+        if tensor.factor != 1.0:
+            parts[0] = parts[0] * np.float32(tensor.factor)
         values = np.concatenate(parts) if len(parts) > 1 else parts[0]
         if other := [name for name in tensor.equal if not np.array_equal(self._state.floats(name), values)]:
             raise InvalidInput(f"{other[0]} differs from {tensor.source}: the file has one", where=self._state.place)
-        if tensor.factor != 1.0:
-            values = values * np.float32(tensor.factor)
         if tensor.role == "decay":
             values = -np.exp(values)  # GGUF stores A, the state dict its logarithm
         if storage in _PLAIN:

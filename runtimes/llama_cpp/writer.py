@@ -33,8 +33,25 @@ from nas.measure.runtimes.llama_cpp.kinds import (
     of_kind,
 )
 from nas.measure.runtimes.llama_cpp.random_weights import ALIGNMENT, MAKES, random_recipe
-from nas.measure.runtimes.llama_cpp.support import PAIRED, PATCHED, PROJECTED, WINDOWED, architecture, stored_types
-from nas.measure.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
+from nas.measure.runtimes.llama_cpp.support import (
+    EPSILONS,
+    PAIRED,
+    PATCHED,
+    PROJECTED,
+    QWEN35,
+    WINDOWED,
+    architecture,
+    stored_types,
+)
+from nas.measure.runtimes.llama_cpp.tensors import (
+    RMS_EPS,
+    CheckpointTensors,
+    Tensor,
+    Type,
+    storage_type,
+    stored_bytes,
+    tensors,
+)
 from nas.measure.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
 WRITER_VERSION = "3"
@@ -47,7 +64,9 @@ FILE_TYPE = {
 """`llama_ftype` of include/llama.h."""
 QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
 CONTEXT = 32768
-_RMS_EPS = 1e-5  # of nas.model.nn.primitives.RMSNorm, and of the published LFM2
+
+_SECTIONS = [11, 11, 10, 0]
+"""Of RoPE of Qwen3.5: pairs that turn by time, height and width, which are equal in text."""
 
 _Stored = list[tuple[Tensor, Type]]
 
@@ -146,21 +165,24 @@ def _trained(
     yield header
     for tensor, storage in stored:
         data = checkpoint.data(tensor, storage)
-        yield (_turned(data, tensor, layout) if arch in PAIRED else data).data
+        yield _turned(data, tensor, layout, arch).data
         yield bytes(-data.size % ALIGNMENT)
 
 
-def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout) -> NDArray[np.uint8]:
-    """Reorders rows of a head as RoPE of `llama` and `arcee` pairs them.
+def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout, arch: str) -> NDArray[np.uint8]:
+    """Reorders rows of heads as some architectures have them; blocks lie along rows, so stored rows can be.
 
-    It turns neighbouring numbers of a head; the others (and nas.model.nn) number i and number i + head_dim / 2. Blocks
-    lie along rows, so stored rows can be reordered.
+    RoPE of `llama` and `arcee` turns neighbouring numbers of a head; the others (and nas.model.nn) number i and number
+    i + head_dim / 2. `qwen35` has the gates of a head behind its queries.
     """
-    if tensor.part not in ("attn_q", "attn_k"):
+    size = of_kind(mixers(layout), *ATTENTION)[0].int("head_dim") if arch in (*PAIRED, QWEN35) else 0
+    if arch in PAIRED and tensor.part in ("attn_q", "attn_k"):
+        shape = (-1, 2, size // 2)
+    elif arch == QWEN35 and tensor.part == "attn_q":
+        shape = (1, 2, -1, size)
+    else:
         return data
-    head_dim = mixers(layout)[0].int("head_dim")
-    halves = data.reshape(-1, 2, head_dim // 2, data.size // tensor.shape[0])
-    return halves.swapaxes(1, 2).reshape(-1)
+    return data.reshape(*shape, data.size // tensor.shape[0]).swapaxes(1, 2).reshape(-1)
 
 
 class _Writer(GGUFWriter):
@@ -197,7 +219,7 @@ def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: str, release
     writer.add_block_count(layout.depth)
     writer.add_context_length(released.context if released else CONTEXT)
     writer.add_embedding_length(layout.d_model)
-    writer.add_layer_norm_rms_eps(_RMS_EPS)
+    writer.add_layer_norm_rms_eps(EPSILONS.get(writer.arch, RMS_EPS))
     if writer.arch == PATCHED:
         _add_patched(writer, layout)
     else:
@@ -235,7 +257,7 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
     if (factor := float(attention.get("rope_factor") or 1)) != 1 and not attention.int("rope_tokens"):
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(factor)
-    if part := attention.int("rope_dim"):
+    if part := attention.int("rope_dim") or (writer.arch == QWEN35 and attention.int("head_dim")):
         writer.add_rope_dimension_count(part)
     if tokens := attention.int("rope_long"):
         writer.add_rope_scaling_orig_ctx_len(tokens)
@@ -249,6 +271,8 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
         writer.add_value_length(attention.int("head_dim"))
     for key, size in KINDS["mamba2"].sizes if scans else ():
         writer.add_uint32(f"{writer.arch}.{key}", size(scans[0], layout.d_model))
+    if writer.arch == QWEN35:
+        _add_qwen35(writer, mixing)
     if windows:
         writer.add_sliding_window(windows[0].int("window"))
     if windows and writer.arch in WINDOWED:
@@ -266,6 +290,22 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
         writer.add_expert_feed_forward_length(sparse[0].int("width"))
         writer.add_leading_dense_block_count(len(dense))
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
+def _add_qwen35(writer: GGUFWriter, mixing: list[Block]) -> None:
+    deltas = of_kind(mixing, "gdn")
+    heads, size = deltas[0].int("heads"), deltas[0].int("head_dim")
+    writer.add_rope_dimension_sections(_SECTIONS)
+    writer.add_ssm_conv_kernel(deltas[0].int("conv"))
+    writer.add_ssm_state_size(size)
+    writer.add_ssm_group_count(deltas[0].int("key_heads"))
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * size)
+    recurrent = [block.kind == "gdn" for block in mixing]
+    writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
+    every = 1 + recurrent.index(False)
+    if recurrent == [(i + 1) % every != 0 for i in range(len(mixing))]:  # which older versions of llama.cpp read
+        writer.add_full_attention_interval(every)
 
 
 def _add_patched(writer: GGUFWriter, layout: Layout) -> None:

@@ -50,6 +50,7 @@ SAID_BY_GGUF = {
         "lm_head_multiplier": 1.0,
         "embedding_multiplier": 1.0,
     },
+    "qwen3.5": {"rope_parameters": {**FAMILIES["qwen3.5"]["rope_parameters"], "mrope_section": [11, 11, 10]}},
     "phi3-longrope": {"rms_norm_eps": 1e-5},
     "phi3-partial": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.75},
 }
@@ -74,13 +75,14 @@ TYPES = (
     "olmoe",
     "qwen2-moe",
     "qwen3-moe",
+    "qwen3.5",
     "granite-moe",
     "phi3",
     "phi3-longrope",
 )
 WRITTEN = (
     *("llama", "llama-scaled", "qwen2", "qwen3", "qwen3-linear", "lfm2", "phi3-partial", "falcon_h1"),
-    "falcon_h1-normed",
+    *("falcon_h1-normed", "qwen3.5"),
 )
 """Types whose files are compared with those of the converter."""
 ALIKE = ("olmoe", "qwen2-moe", "phi3-longrope", "falcon_h1-normed")

@@ -41,8 +41,10 @@ from nas.testing.planted_faults import (
     PLANTED_LONG,
     PLANTED_MOE,
     PLANTED_PARTIAL,
+    PLANTED_QWEN_STOCK,
     PLANTED_SCALING,
     PLANTED_YARN,
+    QWEN_STOCK_FAULTS,
     SCALING_FAULTS,
     YARN_FAULTS,
     Fault,
@@ -144,6 +146,13 @@ class TestLongPositionsGate(TestStockGate):
 class TestFalconGate(TestStockGate):
     layout = PLANTED_FALCON
     faults = FALCON_FAULTS
+
+
+class TestQwenGate(TestStockGate):
+    """As Qwen3.5: Gated DeltaNet next to attention with wide gates, norms of epsilon 1e-6."""
+
+    layout = PLANTED_QWEN_STOCK
+    faults = QWEN_STOCK_FAULTS
 
 
 class TestPartialPositionsGate(TestStockGate):

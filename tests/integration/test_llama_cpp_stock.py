@@ -33,6 +33,7 @@ CARRIED = (
     "d128 v512 ffn=swiglu:352 [A3/1:16*2]",
     "d256 v512 untied ffn=swiglu:512 [A4/4(qk_norm=0)*2]",
     "d256 v512 untied ffn=swiglu:512 [M16(heads=6,inner=192,groups=2,norm=0)&A4/2(qk_norm=0)*2]",
+    "d256 v512 untied ffn=swiglu:512 [D8/4(norm_eps=1e-06)*2 A4/2(gate=1,gate_wide=1)]",
 )
 PATCHED = (
     "d256 v512 ffn=swiglu:512 [C3 M16 W4/2@32(sink=1) A4/2]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -47,5 +48,7 @@ def convert(converter: Path, model: Path, output: Path, kind: str = "f32", pre: 
     """
     argv = [sys.executable, "-c", _DRIVER, str(converter), pre, str(model), "--outfile", str(output), "--outtype", kind]
     argv += ["--mmproj"] * mmproj
+    config = json.loads((model / "config.json").read_text())
+    argv += ["--no-mtp"] * (config["model_type"] == "qwen3_5_text" and not config.get("mtp_num_hidden_layers"))
     done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -8,6 +8,8 @@ converter changes of the weights is undone here:
       arcee
     gemma, gemma2, gemma3     The gains 1 + w of norms.
     lfm2, lfm2moe             The middle axis of convolutions, the name of the bias of experts.
+    qwen35                    The gains 1 + w of norms, that axis, -exp of the logarithm of decays, and the order of
+                              heads of values.
     falcon-h1                 That axis, -exp of the logarithm of decays, and the shapes of Mamba-2's other vectors. Its
                               multipliers remain in the weights.
     experts                   Their gates and values are joined.
@@ -35,6 +37,8 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FREQUENCIES = "rope_freqs.weight"
 _FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 _JOINED = ".gate_up_proj"
+_OF_HEADS = (".in_proj_a.weight", ".in_proj_b.weight", ".A_log", ".dt_bias")
+"""Tensors of Gated DeltaNet with one row a head."""
 
 _Keys = Callable[[str], Any]
 """Key without the architecture's prefix -> its value; None: it is not there."""
@@ -169,6 +173,28 @@ def _falcon_h1(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _qwen3_5(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    heads, inner, turned = keys("ssm.time_step_rank"), keys("ssm.inner_size"), keys("rope.dimension_count")
+    if not isinstance(heads, int) or not isinstance(inner, int) or heads < 1:
+        raise Unsupported("Gated DeltaNet without heads or a width (ssm.time_step_rank, ssm.inner_size)")
+    keys("rope.dimension_sections")  # of images
+    depth, every, recurrent = config["num_hidden_layers"], keys("full_attention_interval"), keys(_RECURRENT)
+    if not isinstance(recurrent, list):
+        every = every if isinstance(every, int) and every > 0 else 4
+        recurrent = [(i + 1) % every != 0 for i in range(depth)]
+    return {
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+        "linear_num_key_heads": keys("ssm.group_count"),
+        "linear_key_head_dim": keys("ssm.state_size"),
+        "linear_conv_kernel_dim": keys("ssm.conv_kernel"),
+        "layer_types": ["linear_attention" if layer else "full_attention" for layer in recurrent[:depth]],
+        "partial_rotary_factor": turned / config["head_dim"] if isinstance(turned, int) and turned else 1.0,
+    }
+
+
+_RECURRENT = "attention.recurrent_layers"
+
 _ARCHITECTURES: Mapping[str, _Architecture] = {
     "arcee": _Architecture("arcee", paired=True),
     "exaone4": _Architecture("exaone4", _exaone4),
@@ -186,6 +212,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "granitemoe": _Architecture("granitemoe", _granite_moe, paired=True),
     "olmoe": _Architecture("olmoe", lambda keys, config: _mixtures(keys, "intermediate_size")),
     "qwen2moe": _Architecture("qwen2_moe", lambda keys, config: _mixtures(keys)),
+    "qwen35": _Architecture("qwen3_5_text", _qwen3_5, gains=True),
     "qwen3moe": _Architecture("qwen3_moe", lambda keys, config: _mixtures(keys) | {"norm_topk_prob": True}),
     "lfm2": _Architecture("lfm2", _lfm2),
     "lfm2moe": _Architecture("lfm2_moe", _lfm2_moe),
@@ -251,13 +278,30 @@ class GgufModel(TheirTensors):
             if values.shape[0] % (2 * heads):
                 raise InvalidInput(f"{name} has {values.shape[0]} rows for {heads} heads", where=self.where)
             values = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
-        if self._arch.gains and name.endswith("norm.weight"):
+        if ".linear_attn." in name:
+            values = self._neighbours(name, values)
+        elif self._arch.gains and name.endswith("norm.weight"):
             values = values - 1.0
         if name.endswith(".A_log"):
             values = torch.log(-values)
         if name.endswith((".A_log", ".D", ".mamba.norm.weight")):
             values = values.flatten()
         return values[:, None] if name.endswith((".conv.conv.weight", ".conv1d.weight")) else values
+
+    def _neighbours(self, name: str, values: Tensor) -> Tensor:
+        """Reorders heads of values of Gated DeltaNet: those with one key are neighbours in transformers."""
+        heads, groups = (self.config[f"linear_num_{part}_heads"] for part in ("value", "key"))
+        if not isinstance(groups, int) or groups < 1 or heads % groups:
+            raise InvalidInput(f"{groups!r} heads of keys do not divide {heads} heads of values", where=self.where)
+        if name.endswith(".norm.weight"):
+            return values
+        axis = 1 if name.endswith(".out_proj.weight") else 0
+        count = heads * (1 if name.endswith(_OF_HEADS) else self.config["linear_value_head_dim"])
+        keys = values.shape[axis] - count
+        if keys < 0:
+            raise InvalidInput(f"{name} has {values.shape[axis]} rows for {heads} heads", where=self.where)
+        order = torch.arange(count).reshape(heads // groups, groups, -1).swapaxes(0, 1).flatten()
+        return values.index_select(axis, torch.cat([torch.arange(keys), keys + order]))
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and all(self._stored(part) in self._file.tensors for part in self._parts(name))
@@ -280,7 +324,10 @@ class GgufModel(TheirTensors):
         if lacking := sorted(name for name in names if name not in self):
             raise InvalidInput(f"lacks {few([self._stored(name) for name in lacking])}", where=self.where)
         used = {self._stored(part) for name in names for part in self._parts(name)} | {_FREQUENCIES, *_FACTORS}
-        if others := sorted(self._file.tensors.keys() - used):
+        further = (
+            tuple(f"blk.{i}." for i in range(self.config["num_hidden_layers"], MAX_DEPTH)) if self.left_out else ()
+        )
+        if others := sorted(name for name in self._file.tensors.keys() - used if not name.startswith(further)):
             raise Unsupported(f"has tensors that no block of the layout holds: {few(others)}", where=self.where)
 
     def _parts(self, name: str) -> list[str]:
@@ -312,6 +359,9 @@ class GgufModel(TheirTensors):
         depth, embedding = config.get("num_hidden_layers"), tensors.get("token_embd.weight")
         if not isinstance(depth, int) or not 1 <= depth <= MAX_DEPTH:
             raise InvalidInput(f"{arch}.block_count must be in [1, {MAX_DEPTH}], not {depth!r}", where=self.where)
+        if (further := keys("nextn_predict_layers")) and isinstance(further, int) and 0 < further < depth:
+            self.left_out = "layers that predict further tokens"
+            config["num_hidden_layers"] = depth - further
         if embedding is None:
             raise InvalidInput("lacks token_embd.weight: it holds no whole model", where=self.where)
         config |= {
