@@ -51,7 +51,7 @@ class Data(Protocol):
     """Training batches and evaluation groups of a run."""
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
-        """Returns inputs and labels of a step (from 0), int64 [B, T], and what else the loss takes."""
+        """Returns inputs and labels [B, T] of a step (from 0), int64, and what else the loss takes."""
         ...
 
     def groups(self) -> dict[str, Group]:
@@ -71,7 +71,7 @@ class Group:
     """An evaluation group: a fixed set of examples, the same for every seed.
 
     Args:
-        inputs: int64 [N, T].
+        inputs: int64 [N, T], or [N, T, n] of a task that shows n symbols at once.
         labels: int64 [N, T], `nas.core.task.IGNORE` where none.
         chance: loss of a guess, in `unit`s.
         unit: nats per unit of loss (ln 2 for bits).
@@ -107,7 +107,7 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
     for inputs, labels in zip(
         torch.split(group.inputs, _EVAL_BATCH), torch.split(group.labels, _EVAL_BATCH), strict=True
     ):
-        logits, targets = model(inputs.to(device)).float(), labels.to(device)
+        logits, targets = logits_of(model, inputs.to(device)).float(), labels.to(device)
         nats.append(F.cross_entropy(logits.mT, targets, ignore_index=IGNORE, reduction="none").double().cpu())
         right.append((logits.argmax(-1) == targets).cpu())
     loss, correct, labelled = torch.cat(nats), torch.cat(right), group.labels != IGNORE
@@ -117,6 +117,15 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
         name: Score(float(loss[mask].sum() / amount[mask].sum()) / group.unit, float(correct[mask].double().mean()))
         for name, mask in where.items()
     }
+
+
+def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Returns logits [B, T, V] of inputs [B, T], or [B, T, n] whose n symbols are embedded as their sum."""
+    if inputs.dim() > 2:
+        assert isinstance(model, Model), "what a task trains and scores is a layout's model"
+        inputs = model.embed(inputs).sum(2)
+    logits: Tensor = model(inputs)
+    return logits
 
 
 def _search(model: Model, group: Group, device: torch.device) -> Score:
