@@ -44,6 +44,7 @@ PROTOCOL = QualityConfig(
             name="truth",
             lm_steps=300,
             tasks={
+                "recall": TaskStage(steps=150, batch=16),
                 "mqar": TaskStage(steps=300, settings={"pairs": 8, "keys": 16, "values": 16, "length": 64}),
                 "selcopy": TaskStage(steps=240),
                 "induction": TaskStage(steps=240),
@@ -93,7 +94,9 @@ def _d512(ffn: str, body: str) -> str:
 
 
 _LM = ("lm",)
-_RECALL = ("task/mqar",)
+_RECALL = ("task/recall",)
+_SHORT_CONVOLUTION = ("task/mqar",)
+"""Of claims about a short convolution beside the mixer, which `recall` leaves nothing to do."""
 
 ORDERINGS = (
     Ordering(
@@ -159,7 +162,7 @@ ORDERINGS = (
         " (arXiv 2312.06635) report GLA above the first Mamba",
         _d512("swiglu:1536", "M*4"),
         _d512("swiglu:1536", "G2*4"),
-        _RECALL,
+        _SHORT_CONVOLUTION,
     ),
     Ordering(
         "window-recall",
@@ -183,7 +186,7 @@ ORDERINGS = (
         "Allen-Zhu 2025, Physics of Language Models: Part 4.1, Canon layers",
         _d512("swiglu:1536", "A8/2(canon=4)*4"),
         _d512("swiglu:1536", "A8/2*4"),
-        _RECALL,
+        _SHORT_CONVOLUTION,
     ),
     Ordering(
         "selective-copying",

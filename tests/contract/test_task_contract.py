@@ -23,7 +23,7 @@ class TestAssociativeRecall(TaskContract):
 
 class TestRecall(TaskContract):
     name = "recall"
-    difficulties = ({}, {"pairs": 1, "length": 2}, {"pairs": 12, "keys": 32, "values": 8, "length": 40})
+    difficulties = ({}, {"pairs": 1, "length": 4}, {"pairs": 12, "keys": 32, "values": 8, "length": 48})
 
 
 class TestNoisyRecall(TaskContract):

@@ -22,7 +22,7 @@ from nas.search.proxy.tasks.recall import Recall
 from nas.search.proxy.tasks.selcopy import SelectiveCopy
 from nas.search.proxy.tasks.wordproblem import WordProblem
 
-Example = tuple[list[int], list[int]]
+Example = tuple[list[Any], list[int]]
 
 
 def examples(task: Task, count: int = 200, seed: int = 0) -> list[Example]:
@@ -89,13 +89,16 @@ def test_selective_copy_places_symbols_everywhere() -> None:
     assert places == set(range(16))
 
 
-def test_recall_in_one_position_asks_for_each_pair_alike() -> None:
-    task, counts = Recall(pairs=6, keys=9, values=4, length=30), set()
+def test_recall_shows_a_value_beside_its_key_and_asks_for_it() -> None:
+    task, counts = Recall(pairs=6, keys=9, values=4, length=32), set()
     for x, y in examples(task):
-        pairs = dict(x[:6])
-        assert all(pairs[key] == value for key, value in x[:6]), "a key has one value"
-        assert y[:6] == [IGNORE] * 6
-        assert [(label, blank) for (_, blank), label in zip(x[6:], y[6:], strict=True)] == [(pairs[key], 13) for key, _ in x[6:]]
+        keys, blanks, answers = [x[::2], [value for _, value in x[::2]], x[1::2]]
+        pairs = dict(answers[:6])
+        assert blanks == [13] * 16
+        assert [key for key, _ in keys] == [key for key, _ in answers]
+        assert answers == [[key, pairs[key]] for key, _ in keys], "a key keeps its value"
+        assert y[1::2] == [IGNORE] * 16
+        assert y[::2] == [IGNORE] * 6 + [pairs[key] for key, _ in keys[6:]]
         counts.add(len(pairs))
     assert counts == {1, 2, 4, 6}
 

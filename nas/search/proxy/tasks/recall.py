@@ -1,4 +1,4 @@
-"""Associative recall with a pair in one position (Schlag et al. 2021, Linear Transformers Are Secretly Fast Weight Programmers)."""
+"""Associative recall that is learned in 100 to 200 steps: few pairs and many, and a value that stands beside its key."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from nas.core.task import IGNORE, Batch
 
 @dataclass(frozen=True)
 class Recall:
-    """Positions with a key and its value at once, then keys alone in random order, each to be answered with its value.
+    """Pairs in two positions, the key and then the key with its value; keys that come again are answered with the value.
 
-    So a value need not be bound to the symbol before it, which layouts learn suddenly and late (`mqar`): what counts is
-    what a mixer finds again. An example has 1, 2, 4, ... or `pairs` pairs, all numbers equally likely. Those of few are
-    learned first and lead to those of many; the score, their mean, grows with what a state can hold.
+    `mqar` (Arora et al. 2023, Zoology) with two differences. A value stands beside its key, as in Schlag et al. 2021
+    ("Linear Transformers Are Secretly Fast Weight Programmers"), so a layout without a short convolution need not learn
+    first to look one position back. And an example has 1, 2, 4, ... or `pairs` pairs, all numbers equally likely: those
+    of few are learned first and lead to those of many.
 
     Args:
-        pairs: most pairs of an example, which are its first positions; an example of fewer repeats them there.
+        pairs: most pairs of an example; one of fewer repeats them in its first 2 x `pairs` positions.
         keys: symbols.
         values: symbols; the values of an example are drawn from them independently.
-        length: T, of which all positions after the first `pairs` have labels.
+        length: T; every pair is asked once before any is asked twice.
     """
 
-    pairs: int = 16
+    pairs: int = 8
     keys: int = 16
     values: int = 16
     length: int = 64
@@ -36,12 +37,12 @@ class Recall:
             raise InvalidInput(f"recall: pairs must be between 1 and keys ({self.keys}), not {self.pairs}")
         if self.values < 2:
             raise InvalidInput("recall needs at least 2 values")
-        if self.length < 2 * self.pairs:
-            raise InvalidInput(f"recall: length must be at least 2 x pairs = {2 * self.pairs}, not {self.length}")
+        if self.length % 2 or self.length < 4 * self.pairs:
+            raise InvalidInput(f"recall: length must be even and at least 4 x pairs = {4 * self.pairs}")
 
     @property
     def vocab(self) -> int:
-        """Number of keys and values, and the symbol beside a key that is asked."""
+        """Number of keys and values, and the symbol beside a key whose value is not shown."""
         return self.keys + self.values + 1
 
     @property
@@ -50,15 +51,16 @@ class Recall:
         return math.log(self.values)
 
     def batch(self, generator: np.random.Generator, size: int) -> Batch:
-        """Returns inputs [size, length, 2], of key and value or blank, and labels [size, length]."""
+        """Returns inputs [size, length, 2], of key and value, and labels [size, length] of the keys that are asked."""
         keys = generator.random((size, self.keys)).argsort(1)[:, : self.pairs]
         values = generator.integers(self.keys, self.keys + self.values, (size, self.pairs))
-        doublings = generator.integers(0, math.ceil(math.log2(self.pairs)) + 1, (size, 1))
-        count = np.minimum(2**doublings, self.pairs)
-        rounds = [generator.random((size, self.pairs)).argsort(1) for _ in range(-(-self.length // self.pairs))]
-        order = np.concatenate(rounds, axis=1)[:, : self.length] % count
-        x = np.stack([np.take_along_axis(keys, order, 1), np.take_along_axis(values, order, 1)], axis=2)
-        y = x[:, :, 1].copy()
-        y[:, : self.pairs] = IGNORE
-        x[:, self.pairs :, 1] = self.keys + self.values
+        count = np.minimum(2 ** generator.integers(0, math.ceil(math.log2(self.pairs)) + 1, (size, 1)), self.pairs)
+        shown = self.length // 2
+        rounds = [generator.random((size, self.pairs)).argsort(1) for _ in range(-(-shown // self.pairs))]
+        order = np.concatenate(rounds, axis=1)[:, :shown] % count
+        x = np.full((size, self.length, 2), self.vocab - 1)
+        x[:, :, 0] = np.take_along_axis(keys, order, 1).repeat(2, axis=1)
+        x[:, 1::2, 1] = answers = np.take_along_axis(values, order, 1)
+        y = np.full((size, self.length), IGNORE)
+        y[:, 2 * self.pairs :: 2] = answers[:, self.pairs :]
         return x, y
