@@ -23,7 +23,12 @@ class TestAssociativeRecall(TaskContract):
 
 class TestRecall(TaskContract):
     name = "recall"
-    difficulties = ({}, {"pairs": 1, "length": 4}, {"pairs": 12, "keys": 32, "values": 8, "length": 48})
+    difficulties = (
+        {},
+        {"pairs": 1, "length": 4},
+        {"pairs": 12, "keys": 32, "values": 8, "length": 48},
+        {"fewer": False, "beside": False},
+    )
 
 
 class TestNoisyRecall(TaskContract):

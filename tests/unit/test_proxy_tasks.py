@@ -103,6 +103,14 @@ def test_recall_shows_a_value_beside_its_key_and_asks_for_it() -> None:
     assert counts == {1, 2, 4, 6}
 
 
+def test_recall_without_its_differences_is_that_of_mqar() -> None:
+    for x, y in examples(Recall(pairs=3, keys=5, values=4, length=20, fewer=False, beside=False)):
+        symbols = [symbol for symbol, blank in x if blank == 9]
+        pairs = dict(zip(symbols[0:6:2], symbols[1:6:2], strict=True))
+        assert len(pairs) == 3 and symbols[1::2] == [pairs[key] for key in symbols[::2]]
+        assert y[::2] == [IGNORE] * 3 + symbols[7::2]
+
+
 def test_induction_asks_only_for_steps_seen_before() -> None:
     task = Induction(symbols=6, length=40, jump=0.3)
     for x, y in examples(task):
