@@ -4,7 +4,8 @@
     python -m benchmarks.quality.truth report [--page docs/measured/truth.md]
 
 With --only, --task-lr and --task-steps both look at some orderings under another protocol. With N times the steps, the
-part of the page is called verdicts-N.
+part of the page is called verdicts-N. With --recall claims of recall are judged by the task `recall` in place of MQAR,
+in verdicts-recall; but for those about a short convolution, which that task leaves nothing to do.
 
 Each ordering is two layouts, the evaluation groups in which one is known to be better, and the source that says so. All
 layouts are narrowed and trained by `PROTOCOL`, two seeds in one pass. The verdict is *right* or *wrong* where the mean
@@ -21,7 +22,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any, Literal
@@ -94,9 +95,7 @@ def _d512(ffn: str, body: str) -> str:
 
 
 _LM = ("lm",)
-_RECALL = ("task/recall",)
-_SHORT_CONVOLUTION = ("task/mqar",)
-"""Of claims about a short convolution beside the mixer, which `recall` leaves nothing to do."""
+_RECALL = ("task/mqar",)
 
 ORDERINGS = (
     Ordering(
@@ -162,7 +161,7 @@ ORDERINGS = (
         " (arXiv 2312.06635) report GLA above the first Mamba",
         _d512("swiglu:1536", "M*4"),
         _d512("swiglu:1536", "G2*4"),
-        _SHORT_CONVOLUTION,
+        _RECALL,
     ),
     Ordering(
         "window-recall",
@@ -186,7 +185,7 @@ ORDERINGS = (
         "Allen-Zhu 2025, Physics of Language Models: Part 4.1, Canon layers",
         _d512("swiglu:1536", "A8/2(canon=4)*4"),
         _d512("swiglu:1536", "A8/2*4"),
-        _SHORT_CONVOLUTION,
+        _RECALL,
     ),
     Ordering(
         "selective-copying",
@@ -317,6 +316,9 @@ ORDERINGS = (
 )
 """Named beforehand: an ordering is not taken out because the protocol fails it."""
 
+_ABOUT_CONVOLUTIONS = ("canon-recall", "mamba2-over-gla-recall")
+"""Claims that a short convolution in front of a mixer is what recalls more."""
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -362,21 +364,33 @@ def main() -> None:
         command.add_argument("--only", nargs="*", metavar="NAME", choices=[ordering.name for ordering in ORDERINGS])
         command.add_argument("--task-lr", type=float, default=PROTOCOL.task_lr, help="another learning rate of tasks")
         command.add_argument("--task-steps", type=int, default=1, metavar="N", help="N times the steps of tasks")
+        command.add_argument("--recall", action="store_true", help="judge recall by the task of that name")
     options = parser.parse_args()
     suite = Suite(
         refer(PROTOCOL.corpus, Path.cwd()),
         options.seeds,
         variant(options.task_lr, options.task_steps),
-        tuple(ordering for ordering in ORDERINGS if options.only is None or ordering.name in options.only),
+        tuple(
+            judged_by_recall(ordering) if options.recall else ordering
+            for ordering in ORDERINGS
+            if options.only is None or ordering.name in options.only
+        ),
     )
     if options.command == "run":
         run(suite, options.minutes)
         return
-    suffix = f"-{options.task_steps}" if options.task_steps > 1 else ""
+    suffix = f"-{options.task_steps}" if options.task_steps > 1 else "-recall" if options.recall else ""
     if options.page:
         fill(options.page, "verdicts" + suffix, verdicts(suite))
     else:
         print(verdicts(suite))
+
+
+def judged_by_recall(ordering: Ordering) -> Ordering:
+    """Returns `ordering` with the task `recall` in place of MQAR, unless it is about short convolutions."""
+    if ordering.groups != _RECALL or ordering.name in _ABOUT_CONVOLUTIONS:
+        return ordering
+    return replace(ordering, groups=("task/recall",))
 
 
 def variant(task_lr: float, times: int) -> QualityConfig:
