@@ -535,14 +535,23 @@ def verdicts(suite: Suite) -> str:
         )
     trained = [rows_by_key[key] for key in suite.all_jobs() if key in rows_by_key]
     cost = sum(row["cpu_seconds"] for row in trained)
-    mqar = make_task("mqar", suite.protocol.rungs[-1].tasks["mqar"].settings)
-    assert isinstance(mqar, AssociativeRecall)
     return (
         f"Right: {words.count('right')} of {sum(map(words.count, _DECIDED))} decided; undecided:"
         f" {words.count('undecided')}; not run: {len(suite.orderings) - len(judged)}. Of the decided, {firm} differ by"
-        f" two pooled errors, too. {len(trained)} trainings, {suite.seeds} seeds, {cost:.0f} CPU seconds. MQAR:"
-        f" {score_of_shown_values(mqar.pairs, mqar.values):.2f} nats is to know which values were shown,"
-        f" {mqar.chance_nats:.2f} to recall all of them.\n\n{markdown(rows)}"
+        f" two pooled errors, too. {len(trained)} trainings, {suite.seeds} seeds, {cost:.0f} CPU seconds."
+        f"{_mqar_scale(suite)}\n\n{markdown(rows)}"
+    )
+
+
+def _mqar_scale(suite: Suite) -> str:
+    """Returns what scores of MQAR mean, where a claim is judged by it."""
+    if all(ordering.groups != _RECALL for ordering in suite.orderings):
+        return ""
+    mqar = make_task("mqar", suite.protocol.rungs[-1].tasks["mqar"].settings)
+    assert isinstance(mqar, AssociativeRecall)
+    return (
+        f" MQAR: {score_of_shown_values(mqar.pairs, mqar.values):.2f} nats is to know which values were shown,"
+        f" {mqar.chance_nats:.2f} to recall all of them."
     )
 
 
