@@ -78,12 +78,12 @@ lint-others:
 tools: $(READY)
 	@$(BIN)/python scripts/tools_for_tests.py install
 
-# A file's tests run in one process, so that it makes its fixtures once. Those of tests/integration, with real
-# processes, wait more than they compute: three at a time keep two cores busy. Their conftest.py puts long files first.
+# A file's tests run in one process, so that it makes its fixtures once; tests/conftest.py puts long files first. Those
+# of tests/integration, with real processes, wait more than they compute: three at a time keep two cores busy.
 # Several processes share the cores: threads of torch that spin while they wait would keep them from each other.
 test: export GOMP_SPINCOUNT = 1000
 test: setup lint tools builds
-	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 2 --dist loadfile tests/unit tests/contract)
+	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 2 --dist loadfile --no-loadscope-reorder tests/unit tests/contract)
 	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 3 --dist loadfile --no-loadscope-reorder tests/integration)
 	$(call timed,$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser)
 	@$(BIN)/python scripts/tools_for_tests.py report

@@ -45,7 +45,6 @@ SHARES = (0.8, 0.65, 0.5, 0.4)
 _SIZE = "file_size"
 _CONFIDENCE = 0.95
 _TRIES = 5
-Options = Mapping[Slot, Sequence[Option[Slot]]]
 Picked = dict[Slot, Option[Slot]]
 Way = Callable[[Problem, float], Picked | None]
 

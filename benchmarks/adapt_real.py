@@ -45,10 +45,10 @@ _LARGEST, _SMALLEST = 300_000, 400
 _MARKUP = re.compile(r'^\.\\".*\n|\\f[BIRP]|\\-', re.MULTILINE)
 _SETTINGS = {
     "alternatives": ["swa", "-"],
-    "library": {"tokens": 66560, "score_tokens": 5120, "recall_tokens": 2560},
-    "healing": {"tokens": 131072, "length": 512, "lr": 3e-5},
+    "library": {"tokens": 66560, "score_tokens": 2560, "recall_tokens": 1280},
+    "healing": {"tokens": 65536, "length": 512, "lr": 3e-5},
     "recall": 1.0,
-    "report_tokens": 65536,
+    "report_tokens": 32768,
 }
 """What two cores can take in an hour or two: a run with alternatives of all kinds took nothing but windows."""
 

@@ -2,11 +2,11 @@
 
     python benchmarks/fault_campaign.py --faults 300 --seed 0 --state campaign.jsonl > result.json
 
-The farm is real: `nas serve` over TLS on a network of its own, `nas agent run`, and machines with sshd and adbd made of
-namespaces (as root; see tests/integration/device_lab.py). The right end of each job is known. Each fault hits
-the job of one device at a moment of its life: while its files are fetched or pushed, while it runs, when it ends; some
-hit all devices. Killed agents and coordinators are started again after a second, as systemd does it, and nothing else
-is done for them. Faults of different devices overlap.
+The farm is real: `nas serve` over TLS on a network of its own, `nas agent run`, and machines with sshd, adbd or
+dropbear made of namespaces (as root; see tests/integration/device_lab.py). The right end of each job is known. Each
+fault hits the job of one device at a moment of its life: while its files are fetched or pushed, while it runs, when it
+ends; some hit all devices. Killed agents and coordinators are started again after a second, as systemd does it, and
+nothing else is done for them. Faults of different devices overlap.
 
 Checked after each fault, and all again at the end: the job ends with the right result, or failed for a reason that is
 true; nothing accepted is lost, changed or counted twice; nothing of an old epoch is accepted; no runner is alive 5 s
@@ -45,7 +45,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--machines", type=int, default=4, help="devices, with sshd and adbd in turn")
+    parser.add_argument("--machines", type=int, default=4, help="number of devices")
+    parser.add_argument("--kinds", default="sshd,adbd", help="of devices, in turn: sshd, adbd, board, account")
     parser.add_argument("--longest", type=float, default=60.0, help="seconds that a link may be down")
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite", help="of the coordinator")
     parser.add_argument("--state", type=Path, help="file that remembers what was done; default: in a temporary folder")
@@ -71,7 +72,15 @@ def main() -> int:
         journal = Journal.open(options.resume)
     else:
         folder = Path(tempfile.mkdtemp(prefix="hilnas-faults-"))
-        terms = Terms(options.seed, options.faults, options.machines, options.longest, str(folder), options.database)
+        terms = Terms(
+            options.seed,
+            options.faults,
+            options.machines,
+            options.longest,
+            str(folder),
+            options.database,
+            options.kinds.split(","),
+        )
         journal = Journal.begin(options.state or folder / "campaign.jsonl", terms)
     only = [int(part) for part in options.only.split(",")] if options.only else None
     report = Campaign(journal, only, options.seconds).run()

@@ -26,7 +26,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,17 +94,19 @@ def main() -> None:
     print(json.dumps(record, indent=1))
 
 
-def packages(folder: Path) -> Iterator[Row]:
-    """Yields name, synopsis and long description of each of Debian's packages."""
+def packages(folder: Path, language: str = "en") -> Iterator[Row]:
+    """Yields name, synopsis and long description of each of Debian's packages, those that have them in a language."""
     lists = folder / "lists"
     (lists / "partial").mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        ["apt-get", "update", "-q", "-o", "Acquire::Languages=en", "-o", f"Dir::State::lists={lists}"], check=True
+        ["apt-get", "update", "-q", "-o", f"Acquire::Languages={language}", "-o", f"Dir::State::lists={lists}"],
+        check=True,
     )
-    for path in sorted(lists.glob("*Translation-en*")):
+    form = rf"Package: (.+)\nDescription-md5: .+\nDescription-{language}: (.+)\n((?: .*\n?)+)"
+    for path in sorted(lists.glob(f"*Translation-{language}*")):
         text = subprocess.run(["/usr/lib/apt/apt-helper", "cat-file", path], check=True, capture_output=True, text=True)
         for entry in text.stdout.split("\n\n"):
-            fields = re.fullmatch(r"Package: (.+)\nDescription-md5: .+\nDescription-en: (.+)\n((?: .*\n?)+)", entry)
+            fields = re.fullmatch(form, entry)
             if fields:
                 name, synopsis, rest = fields.groups()
                 yield name, synopsis, re.sub(r"^ \.?", "", rest, flags=re.M).strip()
@@ -130,13 +132,13 @@ def plain(roff: str) -> str:
     return " ".join(re.sub(r"\\\(..|\\\[.*?\]|\\.", " ", text).split())
 
 
-def one_of_each(rows: Iterable[Row]) -> list[Row]:
+def one_of_each(rows: Iterable[Row], shortest: int = 100) -> list[Row]:
     """Returns rows with long enough texts, one for each synopsis and beginning of the text, in an order by hash."""
     seen: set[str] = set()
     chosen = []
     for name, synopsis, text in rows:
         keys = {synopsis.lower(), " ".join(text.split("\n\n")[0].split())}
-        if keys & seen or re.search(r"transitional|dummy|metapackage", synopsis) or len(text) < 100:
+        if keys & seen or re.search(r"transitional|dummy|metapackage", synopsis) or len(text) < shortest:
             continue
         seen |= keys
         chosen.append((name, synopsis, text))
@@ -191,22 +193,24 @@ def nas(folder: Path, *arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "nas.cli", *map(str, arguments)], check=True, env=environment)
 
 
+def judged(folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
+    """Returns the documents of a collection, the queries, and the id of each query's answer."""
+    relevant = read_judgements(folder, "test")
+    answers = [next(iter(relevant.relevance[query])) for query in relevant.queries]
+    return read_documents(folder), list(relevant.queries.values()), answers
+
+
 def results(folder: Path, collection: str) -> dict[str, Any]:
     """Returns sizes, and for each way to search nDCG@10 and recall with 95 % intervals over queries."""
-    documents, judged = read_documents(folder / collection), read_judgements(folder / collection, "test")
-    names, queries = list(documents), list(judged.queries)
-    texts = [judged.queries[query] for query in queries]
-    answers = [names.index(next(iter(judged.relevance[query]))) for query in queries]
+    documents, queries, answers = judged(folder / collection)
     index, encoder = Index(folder / f"{collection}-index"), open_encoder(folder / "model")
     began = time.monotonic()
-    vectors = encoder.queries(texts)
-    places = {name: place for place, name in enumerate(names)}
-    hits = [[places[hit.id] for hit in found] for found in index.search(vectors, MOST)]
+    hits = [[hit.id for hit in best] for best in index.search(encoder.queries(queries), MOST)]
     late = ranks_of(hits, answers)
     seconds = time.monotonic() - began
-    lexical = ranks_of(bm25([documents[name] for name in names], texts), answers)
+    lexical = ranks_of(bm25(documents, queries), answers)
     return {
-        "documents": len(names),
+        "documents": len(documents),
         "queries": len(queries),
         "vectors": index.record.vectors,
         "cut": index.record.cut,
@@ -219,8 +223,7 @@ def results(folder: Path, collection: str) -> dict[str, Any]:
 
 def encoders(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns figures of the model's folder and of GGUF files: a new index of the packages, and its search."""
-    judged = read_judgements(folder / PACKAGES, "test")
-    answers = [next(iter(judged.relevance[query])) for query in judged.queries]
+    _, queries, answers = judged(folder / PACKAGES)
     figures = {}
     for name in ("torch", "f32", "q4_0"):
         model, path = folder / "model", folder / f"{name}-index"
@@ -231,7 +234,7 @@ def encoders(folder: Path) -> dict[str, dict[str, Any]]:
         times = [time.monotonic()]
         record = build_index(model, [folder / PACKAGES], path, lambda line: None)
         times.append(time.monotonic())
-        vectors = open_encoder(model).queries(list(judged.queries.values()))
+        vectors = open_encoder(model).queries(queries)
         times.append(time.monotonic())
         hits = [[hit.id for hit in best] for best in Index(path).search(vectors, MOST)]
         times.append(time.monotonic())
@@ -248,15 +251,15 @@ def encoders(folder: Path) -> dict[str, dict[str, Any]]:
     return figures
 
 
-def bm25(texts: Sequence[str], queries: Sequence[str]) -> list[list[int]]:
-    """Returns the best documents by BM25 for each query."""
+def bm25(documents: Mapping[str, str], queries: Sequence[str]) -> list[list[str]]:
+    """Returns the ids of the best documents by BM25 for each query."""
     import bm25s
 
     search = bm25s.BM25()
-    search.index(bm25s.tokenize(list(texts), stopwords="en", show_progress=False), show_progress=False)
+    search.index(bm25s.tokenize(list(documents.values()), stopwords="en", show_progress=False), show_progress=False)
     tokens = bm25s.tokenize(list(queries), stopwords="en", show_progress=False)
-    found: list[list[int]] = search.retrieve(tokens, k=MOST, show_progress=False)[0].tolist()
-    return found
+    names = list(documents)
+    return [[names[place] for place in best] for best in search.retrieve(tokens, k=MOST, show_progress=False)[0]]
 
 
 def ranks_of(hits: Sequence[Sequence[object]], answers: Sequence[object]) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """A late-interaction model beside BM25, a bi-encoder of the same backbone, and itself after distillation; throughput.
 
-    python -m benchmarks.retrieval_compare FOLDER [--page docs/measured/retrieval.md] [--smollm2]
+    python -m benchmarks.retrieval_compare FOLDER [--page docs/measured/retrieval.md] [--smollm2] [--languages]
 
 FOLDER is that of `benchmarks.retrieval --small`, whose data and model are made if they are missing. The bi-encoder
 starts from the same member, is trained on the same pairs in as many steps, and has one vector for a text: the mean of
@@ -9,7 +9,11 @@ teacher is SmolLM2-135M-Instruct (98 MB, fetched), by the likelihood of the quer
 documents that the model itself finds. Each part is a file in FOLDER: a stopped run continues. The results are in
 benchmarks/recorded/retrieval-compare.json.
 
-With --smollm2 the backbone is SmolLM2-135M itself, too, trained on 320 pairs.
+With --smollm2 the backbone is SmolLM2-135M itself, too, trained on 320 pairs, and both models search what nothing was
+trained on: glosses of WordNet for their words, and chapters of Python's library reference for their synopses.
+
+With --languages a member of its own is made from descriptions in four languages (those that Debian has translated),
+and searches in each.
 
 Throughput is that of torch on a random model of 30M weights, against the prefill of the same backbone with the logits
 of the last token alone, which is what a language model computes before it answers.
@@ -20,9 +24,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +40,7 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.adapt_real import unpacked
 from benchmarks.page import fill, table
 from benchmarks.retrieval import (
     MOST,
@@ -42,14 +48,19 @@ from benchmarks.retrieval import (
     RECORDED,
     SETTINGS,
     SMALL,
+    Row,
     bm25,
     gains,
     interval,
+    judged,
     nas,
+    one_of_each,
+    packages,
     ranks_of,
     scores,
     shown,
     train,
+    write_collection,
     write_lines,
     write_packages,
 )
@@ -57,7 +68,7 @@ from nas.core.layout import Layout
 from nas.model.nn.model import Model
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.start import start_model
-from nas.train.retrieval.data import read_documents, read_examples, read_judgements
+from nas.train.retrieval.data import read_examples
 from nas.train.retrieval.gguf import open_encoder
 from nas.train.retrieval.index import Index
 from nas.train.retrieval.retriever import Retriever, TextTokens, extended, load_model, text_tokens
@@ -69,6 +80,9 @@ PAIRS = 320
 """Pairs that SmolLM2 is trained on."""
 BATCHES = (1, 2, 4, 8, 16, 32)
 LENGTHS = {"query": 32, "document": 512}
+OTHERS = {"wordnet": "wordnet-base", "python": "python3.11-doc"}
+"""Collections that nothing is trained on, and Debian's package of each."""
+LANGUAGES = ("en", "de", "fr", "it")
 BACKBONE = "d512 v8192 ffn=swiglu:1792 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]"
 TEMPERATURE = 0.05
 
@@ -78,22 +92,30 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder of `benchmarks.retrieval --small`")
     parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
     parser.add_argument("--smollm2", action="store_true", help="SmolLM2 as the backbone, too")
+    parser.add_argument("--languages", action="store_true", help="another small model for several languages")
     options = parser.parse_args()
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / PACKAGES / "corpus.jsonl").exists():
         write_packages(folder, SMALL)
     train(folder, SMALL, (PACKAGES,))
+    recorded = RECORDED / "retrieval-compare.json"
     searches = {
         "BM25": once(folder / "bm25.json", lambda: by_bm25(folder)),
         "late interaction": once(folder / "late.json", lambda: by_index(folder, "model", f"{PACKAGES}-index")),
         "bi-encoder": once(folder / "bi.json", lambda: by_bi_encoder(folder)),
         f"late interaction, distilled on {TAUGHT} queries": once(folder / "taught.json", lambda: distilled(folder)),
     }
+    record = json.loads(recorded.read_text()) | {
+        "searches": searches,
+        "throughput": once(folder / "throughput.json", throughput),
+    }
     if options.smollm2:
         searches["late interaction, SmolLM2-135M"] = once(folder / "smol.json", lambda: by_smollm2(folder))
-    record = {"searches": searches, "throughput": once(folder / "throughput.json", throughput)}
-    (RECORDED / "retrieval-compare.json").write_text(json.dumps(record, indent=1) + "\n")
+        record["others"] = {name: once(folder / f"{name}.json", lambda: elsewhere(folder, name)) for name in OTHERS}  # noqa: B023
+    if options.languages:
+        record["languages"] = once(folder / "languages.json", lambda: in_languages(folder / "languages"))
+    recorded.write_text(json.dumps(record, indent=1) + "\n")
     if options.page:
         write_page(options.page, record)
     print(json.dumps(record, indent=1))
@@ -107,18 +129,16 @@ def once(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return measured
 
 
-def by_bm25(folder: Path) -> dict[str, Any]:
-    documents, queries, answers = collection(folder)
-    names = list(documents)
-    found = bm25(list(documents.values()), queries)
-    return judged(ranks_of([[names[place] for place in best] for best in found], answers))
+def by_bm25(folder: Path, name: str = PACKAGES) -> dict[str, Any]:
+    documents, queries, answers = judged(folder / name)
+    return figures_of(ranks_of(bm25(documents, queries), answers))
 
 
-def by_index(folder: Path, model: str, index: str) -> dict[str, Any]:
-    _, queries, answers = collection(folder)
+def by_index(folder: Path, model: str, index: str, name: str = PACKAGES) -> dict[str, Any]:
+    _, queries, answers = judged(folder / name)
     opened = Index(folder / index)
     hits = opened.search(open_encoder(folder / model).queries(queries), MOST)
-    return judged(ranks_of([[hit.id for hit in best] for best in hits], answers), stored_bytes(opened))
+    return figures_of(ranks_of([[hit.id for hit in best] for best in hits], answers), stored_bytes(opened))
 
 
 def stored_bytes(index: Index) -> float:
@@ -126,14 +146,7 @@ def stored_bytes(index: Index) -> float:
     return 2 * index.record.width * index.record.vectors / index.record.documents
 
 
-def collection(folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
-    """Returns documents, queries, and the id of each query's answer."""
-    relevant = read_judgements(folder / PACKAGES, "test")
-    answers = [next(iter(relevant.relevance[query])) for query in relevant.queries]
-    return read_documents(folder / PACKAGES), list(relevant.queries.values()), answers
-
-
-def judged(ranks: NDArray[np.float64], index_bytes: float | None = None) -> dict[str, Any]:
+def figures_of(ranks: NDArray[np.float64], index_bytes: float | None = None) -> dict[str, Any]:
     return {**scores(ranks), "gains": gains(ranks).tolist(), "index_bytes": index_bytes}
 
 
@@ -168,14 +181,14 @@ def by_bi_encoder(folder: Path) -> dict[str, Any]:
         pairs = [(example.query, example.documents[0]) for example in read_examples(folder / "train.jsonl")]
         train_bi_encoder(model, tokens, pairs, batch=32, lr=1e-3)
         save_file(model.state_dict(), weights)
-    documents, queries, answers = collection(folder)
+    documents, queries, answers = judged(folder / PACKAGES)
     with torch.no_grad():
         model.eval()
         rows = torch.cat([model(*tokens.documents(part)) for part in parts(list(documents.values()))])
         sought = torch.cat([model(*tokens.queries(part)) for part in parts(queries)])
     names = list(documents)
     best = (sought @ rows.T).topk(min(MOST, len(names))).indices.tolist()
-    return judged(ranks_of([[names[place] for place in places] for places in best], answers), 2 * rows.shape[1])
+    return figures_of(ranks_of([[names[place] for place in places] for places in best], answers), 2 * rows.shape[1])
 
 
 def train_bi_encoder(
@@ -234,6 +247,65 @@ def by_smollm2(folder: Path) -> dict[str, Any]:
     return by_index(folder, "smollm2", "smollm2-index")
 
 
+def elsewhere(folder: Path, name: str) -> dict[str, Any]:
+    """Searches a collection that nothing was trained on with BM25 and both models."""
+    with unpacked([OTHERS[name]]) as share:
+        rows = one_of_each({"wordnet": glosses, "python": chapters}[name](share), shortest=40)[: SMALL.documents]
+    write_collection(folder / name, rows[: SMALL.queries], rows)
+    searches = {"BM25": by_bm25(folder, name)}
+    for model, title in (("model", "late interaction"), ("smollm2", "late interaction, SmolLM2-135M")):
+        index = f"{name}-{model}-index"
+        nas(folder, "family", "index", folder / model, folder / name, "-o", folder / index)
+        searches[title] = by_index(folder, model, index, name)
+    return {"documents": len(rows), "searches": searches}
+
+
+def glosses(share: Path) -> Iterator[Row]:
+    """Yields id, words and gloss of each set of nouns in WordNet, without the glosses that have one of the words."""
+    for line in (share / "wordnet/data.noun").read_text(encoding="utf-8").splitlines():
+        fields, _, gloss = line.partition(" | ")
+        if line.startswith(" "):  # the licence
+            continue
+        head = fields.split()
+        words = [head[4 + 2 * place].replace("_", " ") for place in range(int(head[3], 16))]
+        text = gloss.partition(' "')[0].strip().rstrip(";")
+        if not any(word.lower() in text.lower() for word in words):
+            yield head[0], ", ".join(words), text
+
+
+def chapters(share: Path) -> Iterator[Row]:
+    """Yields name, synopsis and beginning of each chapter of Python's library reference."""
+    for path in sorted(share.glob("doc/python3.11/html/_sources/library/*.rst.txt")):
+        text = path.read_text(encoding="utf-8")
+        if synopsis := re.search(r"^   :synopsis: (.+)$", text, re.M):
+            body = re.sub(r"^(?:\.\.|   :).*$|:\w+:|[`*~]", "", text[synopsis.end() :], flags=re.M)
+            yield path.name, synopsis[1], " ".join(body.split())[:2000]
+
+
+def in_languages(folder: Path) -> dict[str, Any]:
+    """Makes a model of descriptions in `LANGUAGES`, the same number of each, and searches in each language."""
+    folder.mkdir(exist_ok=True)
+    if not (folder / "text.jsonl").exists():
+        pairs = []
+        for language in LANGUAGES:
+            rows = one_of_each(packages(folder, language))
+            size = SMALL.train // len(LANGUAGES)
+            pairs += rows[:size]
+            rest = rows[size : size + SMALL.documents]
+            write_collection(folder / f"packages-{language}", rest[: SMALL.queries], rest)
+        write_lines(folder / "train.jsonl", [{"query": synopsis, "positive": text} for _, synopsis, text in pairs])
+        write_lines(folder / "text.jsonl", [{"text": f"{synopsis}. {text}"} for _, synopsis, text in pairs])
+    names = [f"packages-{language}" for language in LANGUAGES]
+    train(folder, SMALL, names)
+    return {
+        name: {
+            "BM25": by_bm25(folder, name),
+            "late interaction": by_index(folder, "model", f"{name}-index", name),
+        }
+        for name in names
+    }
+
+
 def throughput(layout: str = BACKBONE, batches: Sequence[int] = BATCHES) -> dict[str, Any]:
     """Returns texts a second by kind and batch: encoded, and read by the same backbone as a language model."""
     model = Retriever(Layout.parse(layout), 128, 0).eval().requires_grad_(False)
@@ -265,17 +337,7 @@ def fastest(run: Callable[[], object], least_s: float = 2.0) -> float:
 
 
 def write_page(page: Path, record: dict[str, Any]) -> None:
-    """Writes both tables, below a heading that is added if it is missing."""
-    text = page.read_text(encoding="utf-8")
-    if "<!-- comparison -->" not in text:
-        text += (
-            "\n## Beside a bi-encoder, and after distillation\n\nBy `python -m benchmarks.retrieval_compare FOLDER`,"
-            " on the data of `--small`. The last column is the difference in nDCG@10 from the late-interaction model,"
-            " over queries.\n\n<!-- comparison -->\n<!-- end -->\n\n## Throughput\n\nTexts a second of torch on a"
-            " random model of 30M weights, by batch, beside the prefill of the same backbone.\n\n"
-            "<!-- throughput -->\n<!-- end -->\n"
-        )
-        page.write_text(text, encoding="utf-8")
+    """Writes the tables of what was measured."""
     base = np.array(record["searches"]["late interaction"]["gains"])
     rows = []
     for name, measured in record["searches"].items():
@@ -285,6 +347,11 @@ def write_page(page: Path, record: dict[str, Any]) -> None:
         rows.append((name, *(shown(measured[kind]) for kind in kinds), stored, shown(difference) if difference else ""))
     heads = ("search", "nDCG@10", "recall@1", "recall@10", f"recall@{MOST}", "index, bytes/document", "difference")
     fill(page, "comparison", table(heads, rows))
+    if "others" in record:
+        fill(page, "others", differences_table(record["others"]))
+    if "languages" in record:
+        languages = {name: {"searches": searches} for name, searches in record["languages"].items()}
+        fill(page, "languages", differences_table(languages))
     figures = record["throughput"]
     speeds = [
         (f"{batch}", *(f"{figures[f'{name}-{batch}-{way}']:,}" for name in LENGTHS for way in ("encoded", "prefill")))
@@ -293,6 +360,19 @@ def write_page(page: Path, record: dict[str, Any]) -> None:
     ways = ("encoded", "prefill")
     columns = [f"{name} of {length} tokens, {way}" for name, length in LENGTHS.items() for way in ways]
     fill(page, "throughput", table(("batch", *columns), speeds))
+
+
+def differences_table(collections: dict[str, dict[str, Any]]) -> str:
+    """Returns nDCG@10 and recall of each search of each collection, and the difference from BM25."""
+    rows = []
+    for name, measured in collections.items():
+        lexical = np.array(measured["searches"]["BM25"]["gains"])
+        for way, figures in measured["searches"].items():
+            difference = "" if way == "BM25" else shown(interval(np.array(figures["gains"]) - lexical))
+            rows.append(
+                (name, way, *(shown(figures[kind]) for kind in ("nDCG@10", "recall@1", "recall@10")), difference)
+            )
+    return table(("collection", "search", "nDCG@10", "recall@1", "recall@10", "difference from BM25"), rows)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """A small model of images and text, trained here in three stages, on the questions of easy-VQA.
 
-    python -m benchmarks.vision FOLDER [--seeds 2] [--page docs/measured/vision.md]
+    python -m benchmarks.vision FOLDER [--seeds 2] [--latency] [--page docs/measured/vision.md]
 
 The data are those of the package easy-vqa, fetched by pip: pictures of 64 x 64 pixels with one shape each, and
 questions after the shape, its colour, and whether there is one. Each seed is a model of its own: a member is trained on
 text (topics of Python's help, generated tasks) and to chat, then it gets an encoder with random weights, and the stages
 connector, mid and joint; joint also with fewer tokens an image. After each, a question about each of 846 pictures that
 nothing was trained on is answered, and text is scored. FOLDER holds data, models and results: a stopped run continues.
-About 15 minutes of one core; the results are in benchmarks/recorded/vision.json.
+About 15 minutes of one core; the results are in benchmarks/recorded/vision.json. With --latency, the time to the first
+token is measured with llama.cpp by `nas bench`'s protocol, with the files of the first seed's model after joint, for as
+many tokens of a picture as it is asked with; and with a layout of LFM2-VL-450M's size.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple
@@ -36,7 +39,12 @@ from benchmarks.retrieval import interval, shown
 from benchmarks.runs import say
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
+from nas.core.measurement import TTFT_PARTS
+from nas.core.published import named_layout
 from nas.core.task import IGNORE
+from nas.core.tower import Tower
+from nas.core.workload import Workload
+from nas.measure.protocol.bench import BenchOptions, bench_all
 from nas.measure.runtimes.toolchain import fetched
 from nas.model.nn.model import Model
 from nas.model.nn.weights import checkpoint_layout, load_weights
@@ -49,6 +57,7 @@ from nas.train.pretrain import member_training
 from nas.train.pretrain.tokenizer_training import train_tokenizer
 from nas.train.release.options import FileOptions
 from nas.train.towers.data import MediaLine, read_media_lines
+from nas.train.towers.gguf import write_gguf_model
 from nas.train.towers.images import FrameSettings
 from nas.train.towers.modality import MediaFile
 from nas.train.towers.release import TowerFolder
@@ -64,6 +73,9 @@ _WHEEL = "easy_vqa-1.0-py3-none-any.whl"
 _SHA256 = "fcb51b309b78c7b00f97b64cdbcbcf5c105f94da1b39c0796cee5a787c4f650f"
 _SHAPES = ("circle", "rectangle", "triangle")
 _AT_ONCE = 64
+_SIDE = 64
+"""Pixels of a side of a picture of easy-VQA."""
+_LARGE_TOKENS = (256, 144, 64, 16)
 _WINDOW = 128
 
 
@@ -108,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of data, models and results")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--latency", action="store_true", help="measure times with llama.cpp, too; needs its build")
     parser.add_argument("--report", action="store_true", help="compute nothing more: report what FOLDER holds")
     parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
     options = parser.parse_args()
@@ -118,6 +131,8 @@ def main() -> None:
             write_data(archive, folder / "data", sizes.answers)
     if not options.report:
         run(folder, range(options.seeds), sizes)
+    if options.latency:
+        measure(folder, sizes)
     record = recorded(folder, range(options.seeds), sizes)
     write_durably(RECORDED, f"{json.dumps(record, indent=1)}\n".encode())
     if options.page:
@@ -182,7 +197,40 @@ def recorded(folder: Path, seeds: Sequence[int], sizes: Sizes) -> dict[str, Any]
         "kinds": [kind_of(line["answer"]) for line in test],
         "blind": _blind(train, test),
         "seeds": {seed: result for seed, result in results.items() if result},
+        **({"latency": json.loads(latency.read_bytes())} if (latency := folder / "latency.json").is_file() else {}),
     }
+
+
+def measure(folder: Path, sizes: Sizes) -> None:
+    """Writes figures of requests with a picture, by model and tokens of it, to `latency.json`, as they come."""
+    os.environ["NAS_HOME"] = str(folder / "home")
+    path, model, projector = folder / "latency.json", folder / "seeing.gguf", folder / "mmproj-seeing.gguf"
+    write_gguf_model(folder / "seed0" / "joint", "q8_0", model, projector, "seeing")
+    small = Workload(prompt=16, gen=16, images=1, image_height=_SIDE, image_width=_SIDE)
+    large = small.model_copy(update={"image_height": 512, "image_width": 512})
+    shared: dict[str, Any] = {"runtime": "llama.cpp", "quantisation": None, "device": "local"}
+    trained = {
+        f"trained {tokens}": BenchOptions(
+            model, workload=small, repetitions=10, projector=projector, image_tokens=tokens, **shared
+        )
+        for tokens in sizes.asked
+    }
+    published = {
+        f"published {tokens}": BenchOptions(
+            replace(named_layout("LFM2-350M"), tower=Tower.of(768, 12, tokens=tokens)),
+            workload=large,
+            repetitions=3,
+            **shared,
+        )
+        for tokens in _LARGE_TOKENS
+    }
+    result: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+    waiting = {name: options for name, options in {**trained, **published}.items() if name not in result}
+    for name, report in zip(waiting, bench_all([*waiting.values()], lambda line: say(str(line))), strict=True):
+        figures = {each: report["figures"][each] for each in ("ttft", "image_tokens", "peak_rss", *TTFT_PARTS)}
+        result[name] = {"device": report["device"], **figures}
+        write_durably(path, json.dumps(result).encode())
+        say(f"{name}: {figures['ttft']['value']:.4g} ms")
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
@@ -398,6 +446,8 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
         rows.append([*cells, *(f"{ms:.1f}" for ms in (*spans, sum(spans)))])
     trained = [head for count in (own, record["fewer"]) for head in (f"trained with {count}", "of each seed")]
     fill(page, "tokens", table(["tokens", *trained, *(f"{part}, ms" for part in PARTS), "all, ms"], rows))
+    if latency := record.get("latency"):
+        fill(page, "latency", _latency_tables(latency, of_seeds("joint")))
     rows = []
     for stage in ("before", *STAGES):
         scores = [result["text"] for result in of_seeds(stage)]
@@ -406,6 +456,21 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
         rows.append([stage, *figures, _interval(_right(tasks)), _each(tasks)])
     head = ["", "bits per byte", "of each seed", f"exact answers, n = {len(tasks[0])}", "of each seed"]
     fill(page, "text", table(head, rows))
+
+
+def _latency_tables(latency: Mapping[str, Any], joint: Sequence[Mapping[str, Any]]) -> str:
+    """Returns answers beside times of the trained model, and times of one of a published size, by tokens."""
+    head = ["TTFT, ms", *(f"{part}, ms" for part in TTFT_PARTS.values()), "peak memory, MB"]
+    rows: dict[str, list[list[str]]] = {}
+    for name, figures in latency.items():
+        kind, _, tokens = name.partition(" ")
+        low, high = figures["ttft"]["ci95"]
+        memory, ttft, *parts = (figures[each]["value"] for each in ("peak_rss", "ttft", *TTFT_PARTS))
+        right = [_interval(_right([result["marks"][tokens] for result in joint]))] if kind == "trained" else []
+        times = [f"{ttft:.4g} ({low:.4g} to {high:.4g})", *(f"{part:.4g}" for part in parts)]
+        rows.setdefault(kind, []).append([tokens, *right, *times, f"{memory:.0f}"])
+    answers = {"trained": ["exact answers"], "published": []}
+    return "\n".join(table(["tokens", *answers[kind], *head], cells) for kind, cells in rows.items())
 
 
 def _right(runs: Sequence[str]) -> NDArray[np.float64]:

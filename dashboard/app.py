@@ -44,6 +44,8 @@ def dashboard_router(
 ) -> APIRouter:
     """Returns all pages. A new page is a router and one line here.
 
+    Routes are added as they are, here and to the application: `include_router` would analyse each endpoint twice again.
+
     Args:
         store: the database.
         rules: for access.
@@ -61,11 +63,11 @@ def dashboard_router(
         families_router(access),
         study_router(store, snapshots, access, submitted),
     ):
-        whole.include_router(part)
+        whole.routes += part.routes
     if submitted is not None:
-        whole.include_router(launch_router(store, submitted, access))
-        whole.include_router(study_actions_router(submitted, access))
-    whole.include_router(not_found_router(access))  # last, for all other paths
+        whole.routes += launch_router(store, submitted, access).routes
+        whole.routes += study_actions_router(submitted, access).routes
+    whole.routes += not_found_router(access).routes  # last, for all other paths
     return whole
 
 

@@ -24,6 +24,6 @@ def dashboard_here(store: Store) -> Iterator[str]:
     app, rules = web_app(), AccessRules(open_hosts=LOOPBACK_HOSTS, secure=False)
     app.add_middleware(RequestLog)
     with Snapshots(store) as snapshots, contextlib.closing(listen_tcp(_LOOPBACK, 0)) as listening:
-        app.include_router(dashboard_router(store, rules, snapshots=snapshots))
+        app.router.routes += dashboard_router(store, rules, snapshots=snapshots).routes
         with Server(app, listening) as server:
             yield f"http://{_LOOPBACK}:{server.port}/studies"

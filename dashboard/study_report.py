@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-import tempfile
 from importlib.resources import files
-from pathlib import Path
 
 import yaml
 from markupsafe import Markup
 
 from nas.infra.store.store import Store
-from nas.search.analysis.plot import draw_front
+from nas.search.analysis.plot import front_svg
 from nas.search.analysis.report import study_report
 from nas.search.analysis.snapshot import Snapshots
 from nas.search.study.events import Calibrated, notes
@@ -61,7 +59,5 @@ def _style() -> Markup:
 
 def _picture(report: dict[str, object]) -> Markup:
     """Returns the front as inline SVG."""
-    with tempfile.TemporaryDirectory(prefix="hilnas-report-") as folder:
-        _, path = draw_front(report, Path(folder))
-        text = path.read_text(encoding="utf-8")
+    text = front_svg(report)
     return Markup(text[text.index("<svg") :])  # without the XML declaration, which HTML does not have

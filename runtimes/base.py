@@ -140,6 +140,11 @@ class Artifact(BaseModel):
     arch: str
     patched: bool = False
     vectors: int = Field(0, ge=0, description="width of token vectors; 0: a language model")
+    projector: InputFile | None = Field(
+        None, description="file of the tower that reads images; none: it reads text alone"
+    )
+    image_tokens: int = Field(0, ge=0, description="of an image at most")
+    image_least: int = Field(64, ge=1, description="of an image at least, as `nas.core.tower.Tower.least`")
     weights: str = Field(description="`Weights.describe()`")
     recipe: PlanFile | None = Field(None, description="what was written in place of the file: the runner makes it")
 
@@ -152,6 +157,21 @@ class Artifact(BaseModel):
     def stored(self) -> PlanFile:
         """The file that was written: the model, or its recipe."""
         return self.file.travels
+
+    @property
+    def written(self) -> tuple[PlanFile, ...]:
+        """Every file that was written: `stored`, then that of a tower at `projector_path`."""
+        return (self.stored, *((self.projector.travels,) if self.projector else ()))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all its files on a device."""
+        return self.size + (self.projector.size if self.projector else 0)
+
+
+def projector_path(destination: Path) -> Path:
+    """Returns where an export writes the file of a tower, beside that of the model."""
+    return destination.with_name(f"{destination.name}.mmproj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +364,9 @@ class Runtime(Protocol):
     def export(
         self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
     ) -> Artifact:
-        """Writes the model file at `destination`, atomically and the same for the same inputs.
+        """Writes the model file at `destination`, and that of a tower at `projector_path`, atomically.
+
+        The same inputs give the same bytes.
 
         Args:
             layout: what to write.
@@ -407,7 +429,13 @@ class Runtime(Protocol):
         """
 
     def runner(
-        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
+        self,
+        target: str,
+        features: Collection[str] | None = None,
+        patched: bool = False,
+        libc: str | None = None,
+        *,
+        images: bool = False,
     ) -> Runner:
         """Returns the runner of the best available build for a device.
 
@@ -417,6 +445,7 @@ class Runtime(Protocol):
                 those that every one of its kind has.
             patched: whether the artifact needs the patched build.
             libc: its C library, as `Device.libc`; `None`: unknown.
+            images: whether the runner must encode images in front of a prompt.
 
         Raises:
             InfrastructureFailed: no such build, or none that runs with its C library; the message names the command
@@ -451,6 +480,7 @@ class Runtime(Protocol):
         variant: str | None = None,
         tools: bool = False,
         static: bool = False,
+        images: bool = False,
     ) -> Build:
         """Returns the build for a machine, and makes it unless the cache has it: `nas runtime build`.
 
@@ -461,6 +491,7 @@ class Runtime(Protocol):
             variant: instruction set; `None`: the best of this machine, of another one the best that is common.
             tools: also build the runtime's own tools.
             static: one file that needs no libraries.
+            images: also encode images in front of a prompt.
 
         Raises:
             InfrastructureFailed: a compiler, network or disk space is missing, or a step failed; with the remedy.

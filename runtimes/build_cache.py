@@ -69,6 +69,7 @@ class BuildRequest:
             is common.
         tools: with the library's own programs.
         static: a runner that needs no library of the device.
+        images: a runner that encodes images in front of a prompt.
     """
 
     target: str
@@ -76,6 +77,7 @@ class BuildRequest:
     variant: str | None = None
     tools: bool = False
     static: bool = False
+    images: bool = False
 
 
 class BuildSpec(BaseModel):
@@ -119,6 +121,11 @@ class BuildSpec(BaseModel):
     def files(self) -> tuple[str, ...]:
         """Names of the files that a device needs."""
         return ("runner",) if self.static else ("runner", *self.libraries)
+
+    @property
+    def images(self) -> bool:
+        """Whether its runner encodes images in front of a prompt."""
+        return False
 
 
 S = TypeVar("S", bound=BuildSpec)

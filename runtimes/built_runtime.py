@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Generic
 
@@ -53,6 +54,7 @@ class BuiltRuntime(ABC, Generic[S]):
         runner_sources: the program to compile, then the files that it includes.
         profiler_sources: the same of the profiler.
         options: of the runner that plans use; agents accept no others.
+        image_options: those of builds that read images besides.
         dispatches: whether its library chooses kernels by the processor that it runs on, whatever it was built for.
         disk_bytes: free disk that a build needs.
 
@@ -82,6 +84,7 @@ class BuiltRuntime(ABC, Generic[S]):
     runner_sources: Sequence[Path]
     profiler_sources: Sequence[Path] = ()
     options: tuple[str, ...]
+    image_options: tuple[str, ...] = ()
     dispatches: bool = False
     disk_bytes: int
 
@@ -139,14 +142,15 @@ class BuiltRuntime(ABC, Generic[S]):
     def builds(self) -> list[CachedBuild[S]]:
         """Returns every complete build of today's runner.
 
-        The best instruction set comes first, shared builds before static ones and those without tools before those
-        with them. The order is fixed: another build of the same kind does not change which one measures.
+        The best instruction set comes first, shared builds before static ones and those without tools, or images,
+        before those with them. The order is fixed: another build of the same kind does not change which one measures.
         """
         rank = {variant.name: index for index, variant in enumerate(self.variants)}
         current = self.source_hash(self.runner_sources)
 
-        def order(build: CachedBuild[S]) -> tuple[int, bool, bool, str]:
-            return rank[build.variant], build.spec.static, bool(build.spec.tools), build.runner.build
+        def order(build: CachedBuild[S]) -> tuple[int, bool, bool, bool, str]:
+            spec = build.spec
+            return rank[build.variant], spec.static, spec.images, bool(spec.tools), build.runner.build
 
         return sorted((build for build in self.cached_builds() if build.spec.runner == current), key=order)
 
@@ -173,13 +177,20 @@ class BuiltRuntime(ABC, Generic[S]):
         if not complete or (spec.variant, spec.target) not in variants or not self.is_current(spec):
             return None
         # The options are those of today's plans, whenever the build was made.
-        return CachedBuild(folder, runner.model_copy(update={"options": self.options}), spec)
+        options = self.options + (self.image_options if spec.images else ())
+        return CachedBuild(folder, runner.model_copy(update={"options": options}), spec)
 
     def runner(
-        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
+        self,
+        target: str,
+        features: Collection[str] | None = None,
+        patched: bool = False,
+        libc: str | None = None,
+        *,
+        images: bool = False,
     ) -> Runner:
         """Returns the runner of the best available build for a device."""
-        return self.find_build(target, features, patched=patched, libc=libc).runner
+        return self.find_build(target, features, patched=patched, libc=libc, images=images).runner
 
     def runner_folder(self, runner: Runner) -> Path:
         """Returns the folder with the files of `runner`."""
@@ -193,6 +204,7 @@ class BuiltRuntime(ABC, Generic[S]):
         patched: bool | None = False,
         tools: bool = False,
         libc: str | None = None,
+        images: bool = False,
     ) -> CachedBuild[S]:
         """Returns the best available build that a machine can run.
 
@@ -203,16 +215,22 @@ class BuiltRuntime(ABC, Generic[S]):
             patched: whether the build has our patches; None: either.
             tools: whether it must have the library's own programs.
             libc: the machine's C library, as `Device.libc`; None: unknown.
+            images: whether its runner must read images.
 
         Raises:
+            Unsupported: the runtime's runner reads none, or has no back end for a GPU.
             InfrastructureFailed: there is none; the message names the command that makes one.
         """
+        if images:
+            self._require_images()
         target = target or host_target()
         is_host = features is None and target == host_target()
         oldest = None if is_host or features is not None else self._oldest(target)
         if features is None:
             features = host_features() if is_host else oldest.needs if oldest else ()
         gpus = set(GPU_FEATURES) & set(features)
+        if gpus and images:
+            raise Unsupported(f"{self.name} encodes images on the processor alone, not by {', '.join(gpus)}")
         runnable = [
             variant.name
             for variant in self.variants
@@ -227,14 +245,16 @@ class BuiltRuntime(ABC, Generic[S]):
             and build.variant in runnable
             and patched in (None, bool(build.spec.patches))
             and (build.spec.tools or not tools)
+            and (build.spec.images or not images)
             and not (is_host and build.spec.static)
         ]
         build = builds[0] if builds and is_host else first_that_runs(builds, libc, lambda build: build.glibc)
         if build is not None:
             return build
-        kind = f"{'patched ' * bool(patched)}{self.name}"
+        kind = f"{'patched ' * bool(patched)}{self.name}{' (with images)' * images}"
+        command_for = partial(self.build_command, target, bool(patched), images=images)
         if builds:
-            static = self.build_command(target, bool(patched), builds[0].variant, static=True)
+            static = command_for(builds[0].variant, static=True)
             remedy = (
                 f"run `{static}` for one that needs none"
                 if target in self.static_targets
@@ -247,14 +267,22 @@ class BuiltRuntime(ABC, Generic[S]):
         machine = f"{target} (any, with {', '.join(sorted(oldest.needs))})" if oldest else target
         best = oldest.name if oldest else next(iter(runnable), None)
         usual = self._best(target, host_features() if target == host_target() else None)
-        command = self.build_command(target, bool(patched), None if usual and usual.name == best else best)
+        command = command_for(None if usual and usual.name == best else best)
         raise InfrastructureFailed(f"no {kind} build for {machine} here: run `{command}`")
 
-    def build_command(self, target: str, patched: bool, variant: str | None = None, *, static: bool = False) -> str:
+    def build_command(
+        self, target: str, patched: bool, variant: str | None = None, *, static: bool = False, images: bool = False
+    ) -> str:
         """Returns the command that makes such a build here."""
-        options = " --patched" * patched + ("" if target == host_target() else f" --target {target}")
+        options = (
+            " --patched" * patched + " --images" * images + ("" if target == host_target() else f" --target {target}")
+        )
         options += " --static" * (static and target == host_target()) + (f" --variant {variant}" if variant else "")
         return f"nas runtime build {self.name}{options}"
+
+    def _require_images(self) -> None:
+        if not self.image_options:
+            raise Unsupported(f"the runner of {self.name} reads no images")
 
     # Instruction sets.
 
@@ -303,6 +331,7 @@ class BuiltRuntime(ABC, Generic[S]):
         variant: str | None = None,
         tools: bool = False,
         static: bool = False,
+        images: bool = False,
     ) -> CachedBuild[S]:
         """Returns the build for a machine, and makes it unless the cache has it; see `Runtime.build`."""
         target = host_target() if target == "host" else target
@@ -310,8 +339,10 @@ class BuiltRuntime(ABC, Generic[S]):
             raise UnknownName(
                 "target to build for on this machine", target, dict.fromkeys((host_target(), *self.targets))
             )
-        build = self.make(self.spec(BuildRequest(target, patched, variant, tools, static)), log)
-        kind = f"{'patched ' * bool(build.spec.patches)}{self.name} {build.spec.version}"
+        if images:
+            self._require_images()
+        build = self.make(self.spec(BuildRequest(target, patched, variant, tools, static, images)), log)
+        kind = f"{'patched ' * bool(build.spec.patches)}{self.name} {build.spec.version}{', images' * images}"
         needs = f"needs the GNU C library {build.glibc} or newer and libstdc++" if build.glibc else "needs no library"
         log(f"{kind} for {target} ({build.variant}, {needs}): {build.folder}")
         return build
@@ -349,9 +380,11 @@ class BuiltRuntime(ABC, Generic[S]):
         """
         measuring = self.load(runner.build).spec
         patched, static = bool(measuring.patches), measuring.static
-        spec = self.spec(BuildRequest(measuring.target, patched, measuring.variant, static=static))
+        spec = self.spec(
+            BuildRequest(measuring.target, patched, measuring.variant, static=static, images=measuring.images)
+        )
         if without_tools(measuring) != spec:
-            command = self.build_command(spec.target, patched, spec.variant, static=static)
+            command = self.build_command(spec.target, patched, spec.variant, static=static, images=spec.images)
             raise InfrastructureFailed(
                 f"build {runner.build[:12]} was made by another compiler or from another {self.name} than are "
                 f"installed here: run `{command}`"

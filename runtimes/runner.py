@@ -56,6 +56,8 @@ _DEADLINE_S = 3600.0
 _PROMPT_SEED = 0
 _CLOCK_STEP_MS = 20.0
 """Step of a device's clock (10 ms), twice: at the beginning and the end of a process."""
+_TEXT_OF_IMAGE = 256
+"""Tokens of text that a reference model reads in place of an image, to take about as long."""
 _NONSENSE = 1e15
 """Eleven days in nanoseconds."""
 _NOT_STARTED = (126, 127)
@@ -110,15 +112,23 @@ def plan_run(
     options: Mapping[str, object],
     reference: Artifact | None = None,
 ) -> Plan:
-    """Returns one repetition of `workload` as one fresh process of a runner with these options."""
-    first = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
+    """Returns one repetition of `workload` as one fresh process of a runner with these options.
+
+    Of a model without a tower, which only reference models are under a workload with images, text stands for these.
+    """
+    text = 0 if artifact.projector is not None else _TEXT_OF_IMAGE * workload.images
+    first = {"prompt": workload.prompt + text, "gen": workload.gen, "context": workload.window + text}
+    models = {"model": artifact.file} | ({} if reference is None else {REFERENCE: reference.file})
+    if workload.images and artifact.projector is not None:
+        models["mmproj"] = artifact.projector
+        if reference is not None:
+            first["reference-prompt"] = workload.prompt + _TEXT_OF_IMAGE * workload.images
     every = {**first, **options, "seed": _PROMPT_SEED}
-    args = [text for name, value in every.items() for text in (f"--{name}", str(value))]
-    models = {"model": artifact} | ({} if reference is None else {REFERENCE: reference})
+    args = [word for name, value in every.items() for word in (f"--{name}", str(value))]
     files = [text for name in models for text in (f"--{name}", f"{{{name}}}")]
     return Plan(
         runner=runner,
-        inputs={name: model.file for name, model in models.items()},
+        inputs=models,
         args=(*files, *args),
         threads=workload.threads,
         affinity=workload.affinity,

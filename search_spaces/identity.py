@@ -27,7 +27,14 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
     if space.model.norms == "before":
         del data["model"]["norms"]
     if space.task == "generation":
-        del data["task"], data["model"]["vectors"]
+        del data["task"]
+    if space.task != "retrieval":
+        del data["model"]["vectors"]
+    if space.task != "vision":
+        del data["model"]["tower"]
+    data["workloads"] = {
+        name: workload.key() | {"context": workload.context} for name, workload in space.workloads.items()
+    }
     return data
 
 

@@ -22,6 +22,8 @@ MAX_NESTING = 32
 
 KeyPath = tuple[str | int, ...]
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where PyYAML was built with it: ten times faster."""
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 _INT = re.compile(r"[-+]?\d+")
 _FLOAT = re.compile(r"[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?")
@@ -58,7 +60,7 @@ def read_yaml(text: str, name: str) -> Document:
         raise InvalidInput(f"larger than {MAX_CHARACTERS:,} characters", where=name)
     try:
         _check_size(text, name)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -74,7 +76,7 @@ def read_yaml(text: str, name: str) -> Document:
 def _check_size(text: str, name: str) -> None:
     """Bounds nodes and nesting before anything recurses over them."""
     nesting = 0
-    for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+    for count, event in enumerate(yaml.parse(text, Loader=_LOADER)):
         where = f"{name}:{event.start_mark.line + 1 if event.start_mark else 1}"
         if isinstance(event, yaml.CollectionStartEvent):
             nesting += 1

@@ -38,6 +38,64 @@ settings.load_profile("hilnas")
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
+LONGEST = (
+    "test_study_orchestrator",
+    "test_blocks_contract",
+    "test_adapt_adapt",
+    "test_adapt_checkpoints",
+    "test_api_fuzz",
+    "test_space_packaged",
+    "test_benchmark_search",
+    "test_benchmark_claims",
+    "test_release_class",
+    "test_plugin_blocks",
+    "test_proxy_train",
+    "test_proposers",
+    "test_measured_pages",
+    "test_search_ehvi",
+    "test_store_unusable",
+    "test_analysis_archive",
+    "test_retrieval_release",
+    "test_dashboard_actions",
+    "test_adapt_own_text",
+    "test_cli_launch",
+    "test_benchmark_archives",
+    "test_analysis_optuna",
+    "test_benchmark_front",
+    "test_web_attacks",
+    "test_dashboard_fuzz",
+    "test_posttrain_prefer",
+    "test_tools_for_tests",
+    "test_benchmark_adapt_bits",
+    # Those of tests/integration.
+    "test_release_stock",
+    "test_study_search",
+    "test_llama_cpp_patched",
+    "test_study_two_runtimes",
+    "test_llama_cpp_gate",
+    "test_devices_adb",
+    "test_devices_ssh",
+    "test_add_your_phone",
+    "test_study_kill",
+    "test_compare_whole",
+    "test_compute_cluster",
+    "test_adapt_ray",
+    "test_pretrain_ray",
+    "test_farm_faults",
+    "test_benchmarks",
+    "test_executorch_whole",
+    "test_executorch_gate",
+    "test_api_submitted",
+    "test_api_serve",
+    "test_farm_devices",
+    "test_scaling_measured",
+    "test_study_trouble",
+    "test_llama_cpp_tools",
+    "test_llama_cpp_stock",
+    "test_executorch_arm",
+)
+"""Files that take longest. They begin first, so that no process is left with one of them when the others are done."""
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,7 +103,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reasons = [reason_to_leave_out(item, absent) for item in items]
     config.stash[LEFT_OUT] = dict(Counter(filter(None, reasons)))
     config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
-    items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    left = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+    items[:] = sorted(left, key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 def reason_to_leave_out(item: pytest.Item, absent: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ def null_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
     for count in CANDIDATES:
         for second in (True, False):
             claims = []
-            for _ in range(max(20, studies // _FEWER[count])):
+            for _ in range(max(8, studies // _FEWER[count])):
                 record = World(rng).study(np.zeros(count), np.ones(count), second=second)
                 claims.append(of(headline(snapshot(record))).better > 0)
             where = f"{count} candidates, all equal to the reference, {_measured(second)}"

@@ -117,7 +117,7 @@ class _Alike(FakeRuntime):
 def _latency(runtime: FakeRuntime, layout: Layout) -> float:
     """Returns the true latency: first token, then 16 tokens of the time that the protocol counts."""
     report = fake_runner.report(
-        runtime._figures(layout, runtime.quantisations[0]), Namespace(prompt=64, gen=16, context=80)
+        runtime._figures(layout, runtime.quantisations[0]), Namespace(prompt=64, gen=16, context=80, image_tokens=0)
     )
     decode = report["decode_ns"]
     assert isinstance(decode, list) and isinstance(report["ttft_ms"], float)

@@ -61,7 +61,7 @@ class Campaign:
         """Runs the campaign; returns the report."""
         folder = Path(self._terms.folder)
         before = {name: _size(folder / f"{name}.log") for name in _LOGS}
-        with stage(folder, self._terms.machines, self._terms.database) as farm:
+        with stage(folder, self._terms.machines, self._terms.database, self._terms.kinds) as farm:
             works = Works(farm.store, self._terms.seed)
             works.admit(admissions(farm.store))
             with (
@@ -143,6 +143,7 @@ def report(journal: Journal) -> Line:
         "seed": journal.terms.seed,
         "database": journal.terms.database,
         "machines": journal.terms.machines,
+        "machine_kinds": list(journal.terms.kinds),
         "faults": len(faults),
         "left": journal.terms.faults - len({line["number"] for line in faults}),
         "kinds": dict(sorted(Counter(line["kind"] for line in faults).items())),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ class Terms:
         longest_s: longest time that a link is down.
         folder: of homes and logs.
         database: "sqlite" or "postgresql".
+        kinds: of devices (`stage.MACHINES`), in turn.
     """
 
     seed: int
@@ -31,6 +33,7 @@ class Terms:
     longest_s: float
     folder: str
     database: str = "sqlite"
+    kinds: Sequence[str] = ("sshd", "adbd")
 
 
 class Journal:

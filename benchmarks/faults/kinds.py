@@ -89,7 +89,7 @@ def session_killed(scene: Scene) -> None:
     scene.begin()
     scene.until_moment()
     with scene.act():
-        scene.slay(scene.post.daemon if scene.draw.choice < 0.3 else scene.post.session)
+        scene.slay(scene.post.kind.daemon if scene.draw.choice < 0.3 else scene.post.kind.session)
 
 
 def supervisor_killed(scene: Scene) -> None:
@@ -116,7 +116,7 @@ def coordinator_link_down(scene: Scene) -> None:
 
 
 def disk_full(scene: Scene) -> None:
-    with scene.act(), scene.post.machine.small_disk(scene.post.folder, SMALL_DISK_MB):
+    with scene.act(), scene.post.machine.small_disk(scene.post.kind.folder, SMALL_DISK_MB):
         scene.begin()
         scene.until_failed()
 
@@ -283,7 +283,7 @@ def archive_imported(scene: Scene) -> None:
         names = {study.name for study in patiently(lambda: studies.all(scene.stage.store))}
         if name not in names or f"{name}-broken" in names:
             scene.problems.append(f"studies after the import: {sorted(names)}")
-        scene.slay(scene.post.session)
+        scene.slay(scene.post.kind.session)
 
 
 def _forged(scene: Scene, name: str) -> list[dict[str, Any]]:

@@ -13,11 +13,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
+from typing import NamedTuple
 
-from device_lab import Link, Machine, adbd, sshd, wired, within
+from device_lab import ACCOUNT, Link, Machine, account, adbd, board, sshd, wired, within
 
 from faults.disk import Disk, database, mounted
 from faults.restarting import RestartedProcess
@@ -39,12 +42,61 @@ from nas.measure.farm.trust import Admissions, open_key
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
 AGENT = "campaign"
-ADBD = "adbd-auth"
 PORT = 7711
 MEGABITS = 40
 """Of every wire, so that transfers take long enough to be hit."""
 
 _START_S = 300.0
+
+
+class MachineKind(NamedTuple):
+    """A kind of machine.
+
+    Args:
+        boot: starts a machine in a folder, with the agent's keys and setup commands.
+        user: of ssh; None: adb.
+        folder: of hilnas' files there, from its root.
+        session: argument that identifies the process of a connection.
+        daemon: argument that identifies that process and the listening one.
+    """
+
+    boot: Callable[[Path, Path, str], AbstractContextManager[Machine]]
+    user: str | None
+    folder: str
+    session: str
+    daemon: str
+
+
+MACHINES = {
+    "sshd": MachineKind(
+        lambda folder, keys, setup: sshd(folder, keys, setup=setup),
+        "root",
+        f"root/{SshWire.folder}",
+        "sshd-session",
+        "sshd",
+    ),
+    "adbd": MachineKind(
+        lambda folder, keys, setup: adbd(folder, AdbKey.load(keys / "adb").public(), setup=setup),
+        None,
+        AdbWire.folder.lstrip("/"),
+        "adbd-auth",
+        "adbd-auth",
+    ),
+    "board": MachineKind(
+        lambda folder, keys, setup: board(folder, keys, setup=setup),
+        "root",
+        f"root/{SshWire.folder}",
+        "dropbear",
+        "dropbear",
+    ),
+    "account": MachineKind(
+        lambda folder, keys, setup: account(folder, keys, setup=setup),
+        ACCOUNT,
+        f"home/{ACCOUNT}/{SshWire.folder}",
+        "sshd-session",
+        "sshd",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -55,28 +107,24 @@ class Post:
         id: of the device at the coordinator.
         machine: of the device.
         keys: of the agent.
-        folder: of hilnas' files there, from its root.
-        session: arguments that identify the process of a connection.
-        daemon: arguments that identify that process and the listening one.
+        kind: of the machine.
     """
 
     id: str
     machine: Machine
     keys: Path
-    folder: str
-    session: str
-    daemon: str
+    kind: MachineKind
 
     @property
     def files(self) -> Path:
-        """The folder's path on this host."""
-        return self.machine.root / self.folder
+        """The path of hilnas' folder on this host."""
+        return self.machine.root / self.kind.folder
 
     def transport(self) -> ShellTransport:
         """Returns a transport of its own, with the agent's keys."""
-        if self.session == ADBD:
-            return ShellTransport(AdbWire(f"adb:{self.machine.address}:{self.machine.port}", self.keys))
-        return ShellTransport(SshWire(SshAddress("root", self.machine.address, self.machine.port), self.keys))
+        address = _address(self.machine, self.kind)
+        wire = AdbWire(address, self.keys) if self.kind.user is None else SshWire(SshAddress.parse(address), self.keys)
+        return ShellTransport(wire)
 
 
 class WrongClock(SystemClock):
@@ -147,32 +195,40 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(folder: Path, machines: int, kind: str = "sqlite") -> Iterator[Stage]:
-    """Sets everything up."""
+def stage(
+    folder: Path, machines: int, database_kind: str = "sqlite", kinds: Sequence[str] = ("sshd", "adbd")
+) -> Iterator[Stage]:
+    """Sets everything up; `kinds` are those of `MACHINES`, in turn."""
     keys, clock = folder / "agent" / "keys", folder / "clock"
     set_offset(clock, 0.0)
     with contextlib.ExitStack() as stack:
         scratch = folder / "machines"
         shutil.rmtree(scratch, ignore_errors=True)  # of the run that is resumed
-        booted = [stack.enter_context(_machine(scratch / str(i), keys, i)) for i in range(machines)]
+        of_machine = [MACHINES[kind] for kind in islice(cycle(kinds), machines)]
+        booted = [
+            stack.enter_context(kind.boot(scratch / str(i), keys, _identity(i))) for i, kind in enumerate(of_machine)
+        ]
         link = stack.enter_context(wired())
         for wire in (*booted, link):
             wire.slow(MEGABITS)
         home = folder / "coordinator"
         folder.chmod(0o711)  # a database server's user enters it
         stack.enter_context(mounted(folder / "coordinator.disk", home))
-        url, disk = stack.enter_context(database(home, kind))
+        url, disk = stack.enter_context(database(home, database_kind))
         store = Store.open(url, artifacts=home / "artifacts")
         stack.callback(store.close)
         coordinator = stack.enter_context(start_coordinator(folder, link, url))
         enrolment = enrol(folder, link, url)
         attached = folder / "agent" / "agent" / "devices.json"
         attached.unlink(missing_ok=True)
-        for i, machine in enumerate(booted):
-            Attachments(attached).add(_attachment(machine, keys, i))
+        for i, (machine, kind) in enumerate(zip(booted, of_machine, strict=True)):
+            Attachments(attached).add(_attachment(machine, kind, keys, i))
         agent = stack.enter_context(start_agent(folder, _shim(folder), clock))
         ids = _registered(store, machines)
-        posts = [_post(machine, keys, ids[_tag(i)], i) for i, machine in enumerate(booted)]
+        posts = [
+            Post(ids[_tag(i)], machine, keys, kind)
+            for i, (machine, kind) in enumerate(zip(booted, of_machine, strict=True))
+        ]
         cache = folder / "cache" / "agent"
         yield Stage(store, url, posts, coordinator, link, agent, cache, clock, disk, enrolment, threading.Lock())
 
@@ -222,16 +278,6 @@ def set_offset(file: Path, seconds: float) -> None:
         out.write(struct.pack("d", seconds))
 
 
-@contextlib.contextmanager
-def _machine(folder: Path, keys: Path, number: int) -> Iterator[Machine]:
-    if _is_phone(number):
-        with adbd(folder, AdbKey.load(keys / "adb").public(), setup=_identity(number)) as machine:
-            yield machine
-    else:
-        with sshd(folder, keys, setup=_identity(number)) as machine:
-            yield machine
-
-
 def _identity(number: int) -> str:
     """Returns commands that give a machine ids of its own.
 
@@ -246,28 +292,23 @@ mount --bind etc/boot-id proc/sys/kernel/random/boot_id
 """
 
 
-def _is_phone(number: int) -> bool:
-    return number % 2 == 1
+def _address(machine: Machine, kind: MachineKind) -> str:
+    if kind.user is None:
+        return f"adb:{machine.address}:{machine.port}"
+    return str(SshAddress(kind.user, machine.address, machine.port))
 
 
-def _attachment(machine: Machine, keys: Path, number: int) -> Attachment:
+def _attachment(machine: Machine, kind: MachineKind, keys: Path, number: int) -> Attachment:
     """Returns the machine's address, pinned as by `nas device add`."""
-    tags = (_tag(number),)
-    if _is_phone(number):
-        return Attachment(address=f"adb:{machine.address}:{machine.port}", tags=tags)
-    address = SshAddress("root", machine.address, machine.port)
-    pin(address, host_key(address), keys)
-    return Attachment(address=str(address), tags=tags)
+    address = _address(machine, kind)
+    if kind.user is not None:
+        parsed = SshAddress.parse(address)
+        pin(parsed, host_key(parsed), keys)
+    return Attachment(address=address, tags=(_tag(number),))
 
 
 def _tag(number: int) -> str:
     return f"lab-{number}"
-
-
-def _post(machine: Machine, keys: Path, id: str, number: int) -> Post:
-    if _is_phone(number):
-        return Post(id, machine, keys, AdbWire.folder.lstrip("/"), session=ADBD, daemon=ADBD)
-    return Post(id, machine, keys, f"root/{SshWire.folder}", session="sshd-session", daemon="sshd")
 
 
 def _registered(store: Store, count: int) -> dict[str, str]:

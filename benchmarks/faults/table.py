@@ -12,12 +12,18 @@ _NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 
 
 def campaign_table(results: Sequence[dict[str, Any]]) -> str:
-    """Returns a table of what `fault_campaign.py` printed: a column for each database, whose campaigns are added up."""
-    campaigns = {kind: [result for result in results if result["database"] == kind] for kind in _NAMES}
-    columns = {kind: _column(group) for kind, group in campaigns.items() if group}
+    """Returns a table of what `fault_campaign.py` printed.
+
+    A column adds up the campaigns with the same database and kinds of devices.
+    """
+    campaigns: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for result in results:
+        kinds = ", ".join(result.get("machine_kinds", ("sshd", "adbd")))
+        campaigns.setdefault((kinds, result["database"]), []).append(result)
+    columns = {f"{_NAMES[database]}; {kinds}": _column(group) for (kinds, database), group in campaigns.items()}
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = [[name, *(column.get(name, "0") for column in columns.values())] for name in names]
-    return table(["", *(_NAMES[kind] for kind in columns)], rows)
+    return table(["", *columns], rows)
 
 
 def _column(campaigns: Sequence[dict[str, Any]]) -> dict[str, str]:

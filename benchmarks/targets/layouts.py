@@ -28,11 +28,6 @@ _EXPERTS = range(64, 768, 32)
 _EXPERT = "moe:8x2"
 
 
-def published() -> Layout:
-    """Returns LFM2's pattern."""
-    return sized(LFM2, [False] * len(LFM2))
-
-
 def draw(count: int, seed: int = 0) -> list[Layout]:
     """Returns `count` layouts, LFM2's pattern first.
 

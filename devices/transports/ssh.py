@@ -276,7 +276,8 @@ class _ChannelStream:
             self._channel.sendall(data)
 
     def close(self) -> None:
-        self._channel.close()
+        with contextlib.suppress(SSHException, OSError, EOFError):  # of a connection that is lost already
+            self._channel.close()
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):

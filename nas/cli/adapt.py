@@ -166,7 +166,7 @@ def command(
 
 
 def _show_plan(plan: dict[str, Any], price_per_hour: float | None) -> None:
-    from nas.cli.family import print_gpus
+    from nas.cli.family.training import print_gpus
 
     tokens, disk, state = plan["tokens"], plan["disk_bytes"] / 1e9, plan["state_bytes"] / 1e9
     flops = ", ".join(f"{name} {value:.2g}" for name, value in plan["flops"].items())

@@ -26,6 +26,7 @@ from nas.cli.output import JsonFlag, Output, Row, print_fields, print_json, prin
 from nas.cli.progress import shown
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
+from nas.core.measurement import TTFT_PARTS
 from nas.core.metrics import METRICS
 from nas.core.profile import ProfileSummary
 from nas.core.progress import Progress
@@ -55,6 +56,18 @@ def command(
     context: Annotated[
         int, typer.Option("--context", help="Allocated context in tokens; 0: prompt and generated ones.")
     ] = 0,
+    images: Annotated[
+        int | None, typer.Option("--images", help="Images in front of the prompt. Default: 1 where there is a tower.")
+    ] = None,
+    image_height: Annotated[int, typer.Option("--image-height", help="Of each image, in pixels.")] = 512,
+    image_width: Annotated[int, typer.Option("--image-width", help="Of each image, in pixels.")] = 512,
+    mmproj: Annotated[
+        Path | None,
+        typer.Option("--mmproj", help="File of the tower beside a model FILE.", exists=True, dir_okay=False),
+    ] = None,
+    image_tokens: Annotated[
+        int, typer.Option("--image-tokens", min=1, max=4096, help="Most tokens of an image, with --mmproj.")
+    ] = 256,
     threads: ThreadCountsOption = "1",
     reps: RepsOption = 10,
     output: Annotated[
@@ -84,19 +97,37 @@ def command(
     the fastest repetitions, corrected for the speed of the machine.
     """
     lists = (numbers_of(prompt, "--prompt"), numbers_of(gen, "--gen"), numbers_of(threads, "--threads"))
+    models = [
+        Path(subject) if Path(subject).is_file() else read_layout(subject, "published layout or file")
+        for subject in subjects
+    ]
+    if mmproj is not None and not all(isinstance(model, Path) for model in models):
+        raise InvalidInput("is of a model file: a layout names its tower itself", where="--mmproj")
     benches = [
         BenchOptions(
-            subject=Path(subject) if Path(subject).is_file() else read_layout(subject, "published layout or file"),
+            subject=model,
             runtime=runtime,
             quantisation=quantisation,
             device=device,
-            workload=workload_of(prompt=tokens, gen=new, context=context, threads=count),
+            workload=workload_of(
+                prompt=tokens,
+                gen=new,
+                context=context,
+                threads=count,
+                images=int(mmproj is not None or (isinstance(model, Layout) and model.tower is not None))
+                if images is None
+                else images,
+                image_height=image_height,
+                image_width=image_width,
+            ),
             repetitions=reps,
             protocol=MeasurementSettings(),
             db=db,
             profile=profile,
+            projector=mmproj,
+            image_tokens=image_tokens,
         )
-        for subject, tokens, new, count in itertools.product(subjects, *lists)
+        for model, tokens, new, count in itertools.product(models, *lists)
     ]
     if output is None:
         output = Output.JSON if json else Output.TABLE if len(benches) > 1 else None
@@ -266,6 +297,12 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("  as experienced", _shown(decode["typical"], "ms/token")),
         ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"], decode["p95_ci95"])),
     ]
+    if workload.get("images"):
+        parts = {name: report["figures"][name] for name in ("image_tokens", *TTFT_PARTS)}
+        times[2:2] = [
+            (f"  {TTFT_PARTS.get(name, 'image tokens')}", _shown(figure["value"], figure["unit"], figure["reason"]))
+            for name, figure in parts.items()
+        ]
     if not workload["gen"]:
         figures = {name: report["figures"][name] for name in ("encoding", "documents_per_s", "index_bytes")}
         times = [
@@ -305,7 +342,10 @@ def _busy(cores: float | None) -> str | None:
 
 def _requested(workload: dict[str, Any]) -> str:
     out = f"{workload['gen']} out" if workload["gen"] else "a vector for each"
-    return f"{workload['prompt']} tokens in, {out}, {workload['threads']} thread(s)"
+    seen = ""
+    if workload.get("images"):
+        seen = f"{workload['images']} image(s) of {workload['image_width']} x {workload['image_height']}, "
+    return f"{seen}{workload['prompt']} tokens in, {out}, {workload['threads']} thread(s)"
 
 
 def _speed(figure: dict[str, Any], others: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,7 @@ from nas.core.durable import output_file
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.units import show_count
 from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
-from nas.measure.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights, WholeExporter
+from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights, WholeExporter, projector_path
 from nas.measure.runtimes.llama_cpp.runtime import LlamaCpp
 
 if TYPE_CHECKING:
@@ -81,6 +80,8 @@ def export(
             artifact = target.export_trained(model, name, weights, file, output.stem, vocabulary, context)
         elif whole is None:
             artifact = target.export(model, name, weights, file, recipe=recipe)
+            if artifact.projector is not None:
+                projector_path(file).replace(projector_path(output))
         else:
             assert isinstance(target, WholeExporter), "checked above"
             artifact = target.export_whole(model, name, weights, whole, file)
@@ -88,16 +89,18 @@ def export(
         counts = {"parameters": model.params.total, "active_parameters": model.params.active}
         print_json({"file": str(output), "layout": model.format(), **counts, **artifact.model_dump(mode="json")})
         return
+    lacking = "none: the file knows token ids only; name one with --tokenizer"
     print_fields(
         (
             ("file", output),
             ("size", f"{artifact.size / 1e6:.1f} MB"),
-            *_recipe(artifact),
+            *([("tower", projector_path(output))] if artifact.projector else []),
+            ("recipe", artifact.recipe and f"{artifact.recipe.size / 1e3:.1f} kB, written instead of the file"),
             ("weights", f"{model.params.total:,} ({show_count(model.params.total)})"),
             ("layout", model),
             ("architecture", artifact.arch + (" (patched build)" if artifact.patched else "")),
             ("quantisation", artifact.quantisation),
-            *_without_tokenizer(checkpoint is not None and whole is None and carried is None),
+            ("tokenizer", lacking if checkpoint is not None and whole is None and carried is None else None),
             ("sha256", artifact.sha256),
         )
     )
@@ -125,13 +128,3 @@ def _tokenizer(checkpoint: Path | None, option: Path | None, whole: int | None) 
 
     path = option or beside(checkpoint)
     return found_tokenizer(path) if option or path.is_dir() else None
-
-
-def _without_tokenizer(lacks: bool) -> Iterator[tuple[str, str]]:
-    if lacks:
-        yield "tokenizer", "none: the file knows token ids only; name one with --tokenizer"
-
-
-def _recipe(artifact: Artifact) -> Iterator[tuple[str, str]]:
-    if artifact.recipe:
-        yield "recipe", f"{artifact.recipe.size / 1e3:.1f} kB, written instead of the file"

@@ -77,6 +77,9 @@ ProcessesOption = Annotated[
         "--workers", min=1, help="Number of processes. Default: one per GPU, at least one.", show_default=False
     ),
 ]
+CheckpointOption = Annotated[
+    float, typer.Option("--checkpoint", min=0, help="Least seconds between checkpoints; 0: one after every step.")
+]
 RewritePteOption = Annotated[
     bool | None,
     typer.Option("--pte/--no-pte", help="Also write a standard ExecuTorch program.", show_default="as before"),

@@ -10,6 +10,7 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, print_table
 from nas.cli.progress import shown
+from nas.core.plan import Runner
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Build, Runtime
 
@@ -48,10 +49,13 @@ def _as_json(runtime: Runtime, builds: Sequence[Build]) -> dict[str, Any]:
 
 def _as_text(name: str, builds: Sequence[Build]) -> str:
     shown = [
-        f"{build.runner.build[:12]} ({'patched, ' * build.runner.patched}{build.runner.target} {build.variant})"
-        for build in builds
+        f"{build.runner.build[:12]} ({_kind(build.runner)}{build.runner.target} {build.variant})" for build in builds
     ]
     return ", ".join(shown) or f"none: run `nas runtime build {name}`"
+
+
+def _kind(runner: Runner) -> str:
+    return "patched, " * runner.patched + "images, " * ("--mmproj" in runner.options)
 
 
 @app.command("build")
@@ -76,6 +80,9 @@ def build_runtime(
     static: Annotated[
         bool, typer.Option("--static", help="Link statically, for machines with older system libraries.")
     ] = False,
+    images: Annotated[
+        bool, typer.Option("--images", help="Also encode images, for searches of `task: vision`.")
+    ] = False,
 ) -> None:
     """Build a runtime and print the folder of the build; cached builds are reused.
 
@@ -85,5 +92,7 @@ def build_runtime(
     """
     runtime = RUNTIMES[name]
     with shown(f"building {name}") as log:
-        build = runtime.build(target, log=log, patched=patched, variant=variant, tools=tools, static=static)
+        build = runtime.build(
+            target, log=log, patched=patched, variant=variant, tools=tools, static=static, images=images
+        )
     typer.echo(build.folder)

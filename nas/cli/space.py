@@ -179,6 +179,8 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
     yield "width", _show_knob(model.d_model)
     yield "depth", _show_knob(model.depth)
     yield "vocabulary", _show_knob(model.vocab)
+    if towers := model.tower.choices:
+        yield "tower", ", ".join(towers)
     yield "weights", _show_params(model.params)
     for role, blocks in (("mixer", space.mixers), ("feed-forward", space.ffn)):
         for block in blocks:
@@ -192,7 +194,8 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
     for name in space.measured:
         load = space.workloads[name]
         out = "a vector for each" if load.encodes else f"{load.gen} out"
-        size = f"{load.prompt} tokens in, {out}, window {load.window}, {load.threads} thread(s)"
+        seen = f"{load.images} image(s) of {load.image_width} x {load.image_height}, " if load.images else ""
+        size = f"{seen}{load.prompt} tokens in, {out}, window {load.window}, {load.threads} thread(s)"
         yield "workload", f"{name}: {size}"
     for budget in space.budgets:
         yield "budget", _show_budget(budget)

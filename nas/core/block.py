@@ -271,15 +271,20 @@ class Block:
             UnknownName: no kind of this role starts so.
             InvalidInput: the arguments do not fit the kind's form.
         """
-        kinds = {kind.letter: kind for kind in BLOCKS.values() if kind.role == role}
-        starts = [letter for letter in kinds if text.startswith(letter)]
-        if not starts:
-            raise UnknownName(f"{role} block", text, kinds)
-        kind = kinds[max(starts, key=len)]
-        return Block.of(kind.name, **_parse_args(kind.syntax, text[len(kind.letter) :], text))
+        return _parsed(text, role)
 
 
 # A search asks for the same few blocks at the same few widths some thousand times per proposal.
+@lru_cache(maxsize=1 << 14)
+def _parsed(text: str, role: Role) -> Block:
+    kinds = {kind.letter: kind for kind in BLOCKS.values() if kind.role == role}
+    starts = [letter for letter in kinds if text.startswith(letter)]
+    if not starts:
+        raise UnknownName(f"{role} block", text, kinds)
+    kind = kinds[max(starts, key=len)]
+    return Block.of(kind.name, **_parse_args(kind.syntax, text[len(kind.letter) :], text))
+
+
 @lru_cache(maxsize=1 << 14)
 def _resolved(block: Block, d_model: int) -> Block:
     derived = block.spec.derived(block, d_model)

@@ -6,9 +6,9 @@ line:
     d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]
 
 Header: width, vocabulary, `untied`, `norms=behind` or `norms=both`, `softcap=BOUND`, `vectors=128` for late
-interaction, `q=q8_0` where a search chose the quantisation, too, and the feed-forward of every layer that names no
-other. Then one item per layer: mixers (several, joined by `&`, run in parallel; `-` is none), `+FFN` of its own
-(`+none` is none), `*count`. `^3` is a second use of layer 3.
+interaction, `tower=768x12` where it reads images (`nas.core.tower`), `q=q8_0` where a search chose the quantisation,
+too, and the feed-forward of every layer that names no other. Then one item per layer: mixers (several, joined by `&`,
+run in parallel; `-` is none), `+FFN` of its own (`+none` is none), `*count`. `^3` is a second use of layer 3.
 
 The canonical JSON leaves out defaults, so that equal layouts have equal JSON and one id, its SHA-256:
 
@@ -32,6 +32,7 @@ from nas.core.block import BLOCKS, Block, Count, Role, Scalar
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
 from nas.core.quantisation import Quantisation
+from nas.core.tower import Tower
 
 MAX_DEPTH = 1024
 MAX_WIDTH = 1 << 16
@@ -45,6 +46,7 @@ Norms = Literal["before", "behind", "both"]
 _HEADER = re.compile(
     r"\s*d(?P<width>\d{1,9})\s+v(?P<vocab>\d{1,9})(?P<untied>\s+untied)?(?:\s+norms=(?P<norms>\w+))?"
     r"(?:\s+softcap=(?P<softcap>\d{1,10}(?:\.\d{1,24})?(?:e-\d{1,3})?))?(?:\s+vectors=(?P<vectors>\d{1,9}))?"
+    r"(?:\s+tower=(?P<tower>\S{1,200}))?"
     r"(?:\s+q=(?P<quantisation>\S+))?"
     r"\s+ffn=(?P<ffn>\S+)\s*\[(?P<body>[^\[\]]*)\]\s*"
 )
@@ -108,6 +110,7 @@ class Layout:
             (`nas.core.quantisation`); "": that of the space or command.
         vectors: width of the vector that a late-interaction model gives to each token in place of logits, by a
             projection of its last features (LFM2 report, equation 6); 0: a language model.
+        tower: in front of the language model, whose other parts know nothing of it; None: it reads text alone.
 
     Example:
         >>> layout = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
@@ -125,6 +128,7 @@ class Layout:
     softcap: float = 0.0
     quantisation: str = ""
     vectors: int = 0
+    tower: Tower | None = None
 
     @staticmethod
     def of(
@@ -137,6 +141,7 @@ class Layout:
         softcap: float = 0.0,
         quantisation: str = "",
         vectors: int = 0,
+        tower: Tower | None = None,
     ) -> Layout:
         """Returns a checked layout in canonical form.
 
@@ -163,8 +168,10 @@ class Layout:
             raise InvalidInput(f"q={quantisation} names layer {needed - 1}: the layout has {len(layers)} layers")
         if not 0 <= vectors <= MAX_WIDTH or (vectors and not tied):
             raise InvalidInput(f"vectors: up to {MAX_WIDTH} numbers, and no output head (untied), not {vectors}")
+        if vectors and tower:
+            raise InvalidInput("a layout has token vectors or a tower, not both")
         checked = tuple(_checked_layer(layer, i, layers, d_model) for i, layer in enumerate(layers))
-        return Layout(d_model, vocab, checked, tied, norms, float(softcap), quantisation, vectors)
+        return Layout(d_model, vocab, checked, tied, norms, float(softcap), quantisation, vectors, tower)
 
     def with_layers(
         self,
@@ -184,6 +191,7 @@ class Layout:
             softcap=self.softcap,
             quantisation=self.quantisation,
             vectors=self.vectors if vectors is None else vectors,
+            tower=self.tower,
         )
 
     @staticmethod
@@ -208,6 +216,7 @@ class Layout:
             softcap=float(match["softcap"] or 0),
             quantisation=match["quantisation"] or "",
             vectors=int(match["vectors"] or 0),
+            tower=Tower.parse(match["tower"]) if match["tower"] else None,
         )
 
     @property
@@ -228,6 +237,7 @@ class Layout:
         about += "" if self.norms == "before" else f" norms={self.norms}"
         about += f" softcap={self.softcap!r}".removesuffix(".0") if self.softcap else ""
         about += f" vectors={self.vectors}" if self.vectors else ""
+        about += f" tower={self.tower.format()}" if self.tower else ""
         about += f" q={self.quantisation}" if self.quantisation else ""
         return f"d{self.d_model} v{self.vocab}{about} ffn={_format_ffn(default)} [{body}]"
 
@@ -242,6 +252,7 @@ class Layout:
         layers = [_layer_to_json(layer) for layer in self.layers]
         about |= {"quantisation": self.quantisation} if self.quantisation else {}
         about |= {"vectors": self.vectors} if self.vectors else {}
+        about |= {"tower": self.tower.format()} if self.tower else {}
         return {"v": 1, "d_model": self.d_model, "vocab": self.vocab, "layers": layers, **about}
 
     @staticmethod
@@ -251,7 +262,7 @@ class Layout:
         Raises:
             InvalidInput: another version, unknown or missing keys, or values of another type.
         """
-        names = {"v", "d_model", "vocab", "layers", "tied", "norms", "softcap", "quantisation", "vectors"}
+        names = {"v", "d_model", "vocab", "layers", "tied", "norms", "softcap", "quantisation", "vectors", "tower"}
         data = _object(data, names, "layout")
         if data.get("v") != 1:
             raise InvalidInput(f"layout version {data.get('v')!r}: this build reads version 1")
@@ -267,8 +278,19 @@ class Layout:
         norms = data.get("norms", "before")
         width, vocab = _whole(data, "d_model"), _whole(data, "vocab")
         vectors = _whole(data, "vectors") if "vectors" in data else 0
+        tower = data.get("tower")
+        if tower is not None and not isinstance(tower, str):
+            raise InvalidInput(f"tower must be a line such as 768x12, not {tower!r}")
         return Layout.of(
-            width, vocab, layers, tied=tied, norms=norms, softcap=softcap, quantisation=quantisation, vectors=vectors
+            width,
+            vocab,
+            layers,
+            tied=tied,
+            norms=norms,
+            softcap=softcap,
+            quantisation=quantisation,
+            vectors=vectors,
+            tower=Tower.parse(tower) if tower else None,
         )
 
     @cached_property
@@ -303,7 +325,7 @@ class Layout:
 
     @cached_property
     def params(self) -> Params:
-        """Weight counts, equal to those of the torch module."""
+        """Weight counts, equal to those of the torch module; no token passes through a tower."""
         total = active = self.d_model * (1 + self.vectors)  # the final norm, and the projection
         for layer in self.layers:
             counts = [_count(block, self.d_model) for block in layer.blocks]
@@ -316,7 +338,8 @@ class Layout:
                 active += sum(_count(block, self.d_model).active for block in self.own(index).blocks)
         table = self.d_model * self.vocab
         tables = table if self.tied else 2 * table
-        return Params(total + tables, active + tables, total)
+        tower = self.tower.weights(self.d_model) if self.tower else 0
+        return Params(total + tables + tower, active + tables, total + tower)
 
     def _norm_weights(self, layer: Layer) -> int:
         return self.d_model * (bool(layer.mixers) + (layer.ffn is not None)) * (1 + (self.norms == "both"))
@@ -346,7 +369,8 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
     kernels stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width
     a layout keeps its layers, so a proxy is its own proxy. A proxy has no quantisation.
 
-    Vectors of a late-interaction model shrink by the same factor, to at least 4 numbers.
+    Vectors of a late-interaction model shrink by the same factor, to at least 4 numbers; so does a tower, see
+    `Tower.narrow`.
 
     Where a proxy's sequence of `length` tokens is shorter than the `context` at deploy scale, windows, recurrent
     memories and the reach of positions shrink with it.
@@ -364,7 +388,8 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
         return block.spec.narrow(short, layout.d_model, d_model)
 
     vectors = layout.vectors and max(_LEAST_VECTOR, round(layout.vectors * d_model / layout.d_model))
-    return layout.architecture.with_layers(_with_blocks(layout, fit), d_model=d_model, vocab=vocab, vectors=vectors)
+    proxy = layout.architecture.with_layers(_with_blocks(layout, fit), d_model=d_model, vocab=vocab, vectors=vectors)
+    return replace(proxy, tower=layout.tower and layout.tower.narrow(layout.d_model, d_model))
 
 
 def padded(layout: Layout, multiple: int = 32) -> Layout:

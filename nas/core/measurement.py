@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -26,6 +26,32 @@ class GpuUse(BaseModel):
     memory_mb: float = Field(ge=0, lt=1e9, description="of the model's buffers on it: weights, caches and scratch")
 
 
+Nanoseconds = Annotated[int, Field(ge=0, lt=10**15)]
+
+
+class ImageUse(BaseModel):
+    """What happened to the images of a request, as its runner reports it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: int = Field(ge=1, lt=1 << 24, description="that the language model saw of all images")
+    wall_ns: tuple[tuple[Nanoseconds, Nanoseconds, Nanoseconds], ...] = Field(
+        min_length=1, description="nanoseconds of scaling, encoder and connector in each pass over the prompt"
+    )
+    cpu_ns: tuple[tuple[Nanoseconds, Nanoseconds, Nanoseconds], ...] = Field(
+        min_length=1, description="the same of processor time"
+    )
+
+
+IMAGE_STEPS = ("image_scaling", "image_encoder", "image_connector")
+"""Names of the figures of `ImageUse`'s times."""
+TTFT_PARTS = {
+    **dict(zip(IMAGE_STEPS, ("scaling", "encoder", "connector"), strict=True)),
+    "prompt_reading": "language model",
+}
+"""Figures of the parts of TTFT with images, which add up to it, and what each is called."""
+
+
 class Sample(BaseModel):
     """A runner's report of one repetition, in the runtime-neutral form that every `Runtime.parse` returns."""
 
@@ -45,19 +71,28 @@ class Sample(BaseModel):
         default_factory=list, description="tokens decoded in each turn; before each, the reference decoded as many"
     )
     finite: bool = True
-    info: dict[str, Any] = Field(default_factory=dict, description="build info, system info, `gpu` as in `GpuUse`")
+    info: dict[str, Any] = Field(
+        default_factory=dict, description="build info, system info, `gpu` as in `GpuUse`, `images` as in `ImageUse`"
+    )
     reference: Sample | None = Field(None, description="the reference model's, which took turns with this one")
 
     @model_validator(mode="after")
     def _gpu_is_readable(self) -> Sample:
         if "gpu" in self.info:
             GpuUse.model_validate(self.info["gpu"])
+        if self.images is not None and len(self.images.wall_ns) != len(self.images.cpu_ns):
+            raise ValueError("times of images on one clock alone")
         return self
 
     @property
     def gpu(self) -> GpuUse | None:
         """The GPU that computed it; None: the processor did."""
         return GpuUse.model_validate(self.info["gpu"]) if "gpu" in self.info else None
+
+    @property
+    def images(self) -> ImageUse | None:
+        """What happened to images; None: there were none."""
+        return ImageUse.model_validate(self.info["images"]) if "images" in self.info else None
 
 
 class ReferenceTimes(BaseModel):
@@ -121,13 +156,18 @@ class Figure(BaseModel):
         """Standard deviation of the logarithm of `value`, of all noise; None: not known."""
         return None if self.log_sd is None else math.hypot(self.log_sd, self.shared_log_sd or 0.0)
 
+    def report(self, *names: str) -> dict[str, Any]:
+        """Returns the value and its interval as reports of commands have them, and the fields `names`."""
+        return {"value": self.value, "ci95": [self.low, self.high], **{name: getattr(self, name) for name in names}}
+
 
 class Measurement(BaseModel):
     """The result of one measure stage.
 
     `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
     decode_rss, gpu_memory, load, energy_mj_per_token, file_size; of a workload that encodes also encoding,
-    documents_per_s and index_bytes. TTFT, decode p50, p95 and mean, and what follows,
+    documents_per_s and index_bytes; of one with images image_encoding, its parts in `IMAGE_STEPS`, prompt_reading and
+    image_tokens. TTFT, decode p50, p95 and mean, and what follows,
     are estimates of a device that nothing disturbs: measured ratio to the reference model, on `clock`, times what that
     takes by its calibration (`nas.measure.protocol.estimator`).
     """

@@ -29,6 +29,7 @@ class Metric:
         compared: whether pages that compare trials show it.
         of_vectors: whether it is of workloads that encode a text (`Workload.encodes`), which have it in place of those
             of prompts and decoded tokens.
+        of_images: whether it is of workloads with images alone.
 
     Example:
         A new metric of devices is one row of `METRICS`, beside the figure of that name in measurements:
@@ -49,6 +50,7 @@ class Metric:
     recorded: bool = False
     compared: bool = False
     of_vectors: bool = False
+    of_images: bool = False
 
     @property
     def title(self) -> str:
@@ -185,6 +187,28 @@ METRICS: dict[str, Metric] = {
             compared=True,
             of_vectors=True,
         ),
+        Metric(
+            "image_encoding",
+            "images",
+            "ms",
+            "min",
+            "log",
+            "device",
+            "part of TTFT until all images of a request have their tokens: scaling, encoder and connector",
+            compared=True,
+            of_images=True,
+        ),
+        Metric(
+            "image_tokens",
+            "image tokens",
+            "",
+            "min",
+            "log",
+            "device",
+            "tokens that the language model sees of all images of a request",
+            compared=True,
+            of_images=True,
+        ),
         Metric("file_size", "file", "MB", "min", "log", "artifact", "bytes of the exported file", compared=True),
     )
 }
@@ -197,9 +221,10 @@ def metric(name: str) -> Metric:
     return METRICS[name]
 
 
-def measured_by(name: str, encodes: bool) -> bool:
-    """Returns whether workloads that encode a text, or those that decode tokens, have a metric of devices or files."""
-    return METRICS[name].of_vectors == encodes or name in _OF_BOTH
+def measured_by(name: str, *, encodes: bool, images: bool) -> bool:
+    """Returns whether workloads that encode a text, have images, or neither have a metric of devices or files."""
+    row = METRICS[name]
+    return (row.of_vectors == encodes or name in _OF_BOTH) and (images or not row.of_images)
 
 
 _OF_BOTH = ("prefill_tps", "peak_rss", "prefill_rss", "file_size")

@@ -17,6 +17,7 @@ from nas.core.block import Block
 from nas.core.block_space import EXPANSION, BlockSpace, Choice, resolved
 from nas.core.errors import InvalidInput
 from nas.core.space import DENSE, ModelSpace, Range, SearchSpace
+from nas.core.tower import Tower
 
 Half = tuple[Block, ...]
 """Half of a layer: a mixer or several in parallel, or a feed-forward."""
@@ -47,6 +48,7 @@ class Frame:
         knobs: block kind -> values of its model-wide knobs.
         quantisation: of the file; "" where nothing is chosen.
         vectors: width of token vectors; 0 in language models.
+        tower: what reads images, on one line; "" where nothing does.
     """
 
     d_model: int
@@ -57,6 +59,7 @@ class Frame:
     knobs: tuple[tuple[str, Values], ...]
     quantisation: str
     vectors: int
+    tower: str = ""
 
     def values(self, kind: str) -> Values:
         """Returns the model-wide values of `kind`'s knobs."""
@@ -98,6 +101,7 @@ class Frames:
             space.pattern.period.choices,
             *(self._spaces[kind].knobs[name].choices for kind, name in self._shared),
             model.vectors.choices,
+            *((model.tower.choices,) if model.tower.choices else ()),
             *((space.quantisations,) if space.quantisations else ()),
         )
         self.count = math.prod(len(axis) for axis in self.axes)
@@ -112,6 +116,7 @@ class Frames:
         """Returns the frame with choice number `picks[i]` on axis i."""
         values = [axis[pick] for axis, pick in zip(self.axes, picks, strict=True)]
         quantisation = str(values.pop()) if self.space.quantisations else ""
+        tower = str(values.pop()) if self.space.model.tower.choices else ""
         vectors = int(values.pop() or 0)
         d_model, vocab, ffn, leading, period = values[:5]
         shared = dict(zip(self._shared, values[5:], strict=True))
@@ -121,12 +126,13 @@ class Frames:
         )
         kind = None if ffn is None else str(ffn)
         sizes = int(leading or 0), int(period or 0)
-        return Frame(int(d_model or 0), int(vocab or 0), kind, *sizes, knobs, quantisation, vectors)
+        return Frame(int(d_model or 0), int(vocab or 0), kind, *sizes, knobs, quantisation, vectors, tower)
 
     def picks(self, frame: Frame) -> list[int]:
         """Returns the choice numbers of `frame`: the inverse of `at`."""
         shared = [dict(frame.values(kind))[name] for kind, name in self._shared]
         values = [frame.d_model, frame.vocab, frame.ffn, frame.leading_dense, frame.period, *shared, frame.vectors]
+        values += [frame.tower] if self.space.model.tower.choices else []
         values += [frame.quantisation] if self.space.quantisations else []
         return [axis.index(value) for axis, value in zip(self.axes, values, strict=True)]
 
@@ -221,7 +227,8 @@ def frame_cost(frame: Frame, model: ModelSpace, depth: int) -> tuple[int, int, i
     """Returns the weights besides those of blocks and their pre-norms: tables, norms, projection; as `MEASURES`."""
     tables = frame.d_model * frame.vocab * (1 if model.tied else 2)
     norms = frame.d_model * (1 + frame.vectors + (2 * depth if model.norms == "both" else 0))
-    return norms + tables, norms + tables, norms
+    tower = Tower.parse(frame.tower).weights(frame.d_model) if frame.tower else 0
+    return norms + tables + tower, norms + tables, norms + tower
 
 
 def span(frames: Frames, frame: Frame, depth: int) -> Span | None:

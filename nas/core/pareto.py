@@ -27,11 +27,14 @@ def dominates(points: ArrayLike, others: ArrayLike) -> NDArray[np.bool_]:
 
 
 def front_mask(points: ArrayLike) -> NDArray[np.bool_]:
-    """Returns [P] whether no other point dominates it; of equal points all stay."""
+    """Returns [..., P] whether no other of [..., P, M] points dominates it; of equal points all stay."""
     values = np.asarray(points, dtype=float)
-    if len(values) == 0:
-        return np.zeros(0, dtype=bool)
-    return np.asarray(~np.any(dominates(values, values), axis=0), dtype=np.bool_)
+    if values.ndim < 2:  # an empty list
+        return np.zeros(0, dtype=np.bool_)
+    no_worse = np.ones((*values.shape[:-1], values.shape[-2]), dtype=np.bool_)
+    for axis in np.moveaxis(values, -1, 0):
+        no_worse &= axis[..., :, None] <= axis[..., None, :]
+    return np.asarray(~np.any(no_worse & ~np.swapaxes(no_worse, -1, -2), axis=-2), dtype=np.bool_)
 
 
 def ranks(points: ArrayLike) -> NDArray[np.int64]:
@@ -82,6 +85,8 @@ MOST_NEAR = 256
 _FEWEST_DRAWS = 50
 _SURELY = 3.0
 """Standard deviations."""
+_COMPARED = 1 << 16
+"""Pairs of points that are compared at once, few enough for a processor's cache."""
 _SEED = 0
 
 Floats = NDArray[np.float64]
@@ -261,7 +266,10 @@ def _drawn_fronts(axes: TrialAxes, draws: int) -> NDArray[np.bool_] | None:
         for i, row in enumerate(axes.values()):
             if (source := row[column].source) is not None:
                 noise[:, i, column] = noise[:, first.setdefault(source, i), column]
-    return np.array([front_mask(points + sd * draw) for draw in noise])
+    together = max(1, _COMPARED // len(axes) ** 2)
+    return np.concatenate(
+        [front_mask(points + sd * noise[start : start + together]) for start in range(0, draws, together)]
+    )
 
 
 _CHUNK = 1024

@@ -1,4 +1,7 @@
-"""Published models as layouts: the LFM2 family (report, Table 1; layer order from the configurations), and others."""
+"""Published models as layouts: the LFM2 family (report, Table 1; layer order from the configurations), and others.
+
+Factors of scores, embeddings and residuals, which cost no time, are left out.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,29 @@ LFM3 = (
 )
 """LFM3-1.7B (transformers' default Lfm3Config). Of a head's 64 pairs the first 32 turn, as with base 1,000,000."""
 
+_QWEN3_5 = "{delta}:128(norm_eps=1e-06)*3 {attention}:256(gate=1,gate_wide=1,rope_dim=64,rope_theta=10000000)"
+
+
+def _qwen3_5(d_model: int, ffn: int, fours: int, delta: str, attention: str) -> str:
+    layers = " ".join([_QWEN3_5.format(delta=delta, attention=attention)] * fours)
+    return f"d{d_model} v248320 ffn=swiglu:{ffn} [{layers}]"
+
+
+QWEN3_5: dict[str, str] = {
+    "Qwen3.5-0.8B": _qwen3_5(1024, 3584, 6, "D16", "A8/2"),
+    "Qwen3.5-2B": _qwen3_5(2048, 6144, 6, "D16", "A8/2"),
+    "Qwen3.5-4B": _qwen3_5(2560, 9216, 8, "D32/16", "A16/4"),
+}
+"""Qwen3.5 (Qwen, 2026), its text part, without the layers that predict further tokens."""
+
+OTHERS: dict[str, str] = {
+    "MiniCPM5-1B": "d1536 v130560 untied ffn=swiglu:4608 [A16/2:128(qk_norm=0)*24]",
+    "Falcon-H1-0.5B": (
+        "d1024 v32784 untied ffn=swiglu:2048 [M(inner=1536,norm=0)&A8/2:64(qk_norm=0,rope_theta=100000000000)*36]"
+    ),
+}
+"""MiniCPM5 (OpenBMB, 2026), a Llama; Falcon-H1 (arXiv:2507.22448): attention and Mamba-2 beside each other."""
+
 PLM = "d2048 v151936 ffn=relu2:8192 [L16/512(rope_theta=100000)*32]"
 """PLM-1.8B (arXiv:2503.12167, Table 1; queries are not compressed, section 2.1)."""
 
@@ -60,7 +86,7 @@ all, and readers C of its Mamba-2 layers are per query head, here per group. Cou
 1 %, bytes of cache exactly.
 """
 
-MODELS: dict[str, str] = {**LFM2, "LFM3-1.7B": LFM3, "PLM-1.8B-latent": PLM, **ZEBRA_LLAMA}
+MODELS: dict[str, str] = {**LFM2, "LFM3-1.7B": LFM3, **QWEN3_5, **OTHERS, "PLM-1.8B-latent": PLM, **ZEBRA_LLAMA}
 """All of them: name -> one-line string."""
 
 

@@ -6,6 +6,7 @@ Errors carry the path of keys; `nas.search.spaces.loader` turns that into file:l
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +32,8 @@ from nas.core.quality_config import QualityConfig, Rounding
 from nas.core.quantisation import Quantisation
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.strict import Strict
-from nas.core.task import RetrievalTask, make_task
+from nas.core.task import make_task, task_kind
+from nas.core.tower import Tower
 from nas.core.units import parse_count, parse_limit
 from nas.core.workload import Workload
 
@@ -84,6 +86,48 @@ class ParamBudget(Strict):
     non_embedding: WeightRange = Field(WeightRange(), description="without embedding and output tables")
 
 
+class TowerKnob(Strict):
+    """A choice between towers. In YAML: a line, or lists of `shape`, `factor` and `tokens`, or a list of these.
+
+    `{shape: [768x12, 384x12], factor: [2, 4], tokens: [64, 256]}` are eight towers.
+    """
+
+    choices: tuple[str, ...] = Field((), description="lines such as `768x12:tokens=64`, see [images](#images)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and ("choices" in data or not data):
+            return data
+        parts = data if isinstance(data, (list, tuple)) else [data]
+        return {"choices": tuple(line for part in parts for line in _towers(part))}
+
+    @field_validator("choices")
+    @classmethod
+    def _canonical(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        towers = tuple(Tower.parse(line).format() for line in lines)
+        if len(set(towers)) < len(towers):
+            raise ValueError(f"a tower occurs twice in {list(towers)}")
+        if len(towers) > MAX_CHOICES:
+            raise ValueError(f"at most {MAX_CHOICES} towers")
+        return towers
+
+
+def _towers(part: Any) -> list[Any]:
+    """Returns the lines of a part of a `TowerKnob`."""
+    if not isinstance(part, Mapping):
+        return [part]
+    if unknown := part.keys() - {"shape", "factor", "tokens"}:
+        raise ValueError(f"towers are chosen by shape, factor and tokens, not by {', '.join(map(str, unknown))}")
+    lists = [
+        [f":{name}={value}" for value in (_items(listed) or [listed])]
+        for name, listed in part.items()
+        if name != "shape"
+    ]
+    shapes = _items(part.get("shape")) or [part.get("shape")]
+    return ["".join(map(str, pick)) for pick in itertools.product(shapes, *lists)]
+
+
 class ModelSpace(Strict):
     """Knobs of the whole model."""
 
@@ -93,6 +137,7 @@ class ModelSpace(Strict):
     vectors: Knob = Field(
         Knob(choices=(0,)), description="width of token vectors, under `task: retrieval`; 128 where left out there"
     )
+    tower: TowerKnob = Field(TowerKnob(), description="what reads images, under `task: vision`: encoder and connector")
     tied: bool = Field(True, description="whether the output head is the embedding table")
     norms: Norms = Field("before", description="whether RMSNorms are on the input of blocks, on the output, or on both")
     params: ParamBudget = Field(ParamBudget(), description="how many weights a layout may have")
@@ -303,11 +348,12 @@ class SearchSpace(Strict):
     v: Literal[1] = Field(1, description="version of this format")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="what studies of this space are listed under")
     doc: str = Field("", description="what the space is for; its first line is shown in lists")
-    task: Literal["generation", "retrieval"] = Field(
+    task: Literal["generation", "retrieval", "vision"] = Field(
         "generation",
-        description="what models are for: to generate text, or to find documents by a vector for each token. Workloads"
-        " of retrieval encode a text of `prompt` tokens, quality is of retrieval's tasks, and references get the widest"
-        " vectors unless they name some",
+        description="what models are for: to generate text, to find documents by a vector for each token, or to answer"
+        " questions about images. Workloads of retrieval encode a text of `prompt` tokens, those of vision have an"
+        " image in front of it unless they say otherwise; quality is of tasks of that kind, and references get the"
+        " widest vectors, or the first tower, unless they name some",
     )
     layouts: tuple[str, ...] = Field(
         (), description="the only layouts to propose, one line each; instead of `model`, `mixers`, `ffn` and `limits`"
@@ -341,9 +387,9 @@ class SearchSpace(Strict):
     @classmethod
     def _from_layouts(cls, data: Any) -> Any:
         if not isinstance(data, Mapping) or not data.get("layouts"):
-            return _of_retrieval(data)
+            return _of_task(data)
         listed = _parsed(data["layouts"])
-        return _of_retrieval({**_derived(listed), **data, "layouts": [layout.format() for layout in listed]})
+        return _of_task({**_derived(listed), **data, "layouts": [layout.format() for layout in listed]})
 
     @field_validator("quality")
     @classmethod
@@ -420,7 +466,7 @@ class SearchSpace(Strict):
 
     def _task_problems(self) -> Iterator[InitErrorDetails]:
         """Finds parts that are of another task than the space's."""
-        retrieval = self.task == "retrieval"
+        retrieval, vision = self.task == "retrieval", self.task == "vision"
         for part, layouts in (
             ("layouts", dict(enumerate(map(Layout.parse, self.layouts)))),
             ("references", self.references.layouts()),
@@ -428,34 +474,54 @@ class SearchSpace(Strict):
             for place, layout in layouts.items():
                 if bool(layout.vectors) is not retrieval:
                     yield problem((part, place), InvalidInput(_vectors_problem(retrieval)))
+                elif bool(layout.tower) is not vision:
+                    yield problem((part, place), InvalidInput(_tower_problem(vision)))
         if any(bool(choice) is not retrieval for choice in self.model.vectors.choices):
             yield problem(("model", "vectors"), InvalidInput(_vectors_problem(retrieval)))
+        if bool(self.model.tower.choices) is not vision:
+            yield problem(("model", "tower"), InvalidInput(_tower_problem(vision)))
         for name, workload in self.workloads.items():
             if workload.encodes is not retrieval:
                 what = "encode a text: leave `gen` out" if retrieval else "decode: give `gen` of 1 or more"
                 yield problem(("workloads", name, "gen"), InvalidInput(f"workloads of {self.task} {what}"))
+            if workload.images and not vision:
+                error = InvalidInput("images need a tower: give `task: vision`")
+                yield problem(("workloads", name, "images"), error)
+        if vision and not any(workload.images for workload in self.workloads.values()):
+            yield problem(("workloads",), InvalidInput("no workload of vision has images"))
+        yield from self._metric_problems(retrieval)
+        if self.task != "generation" and self.quantisations:
+            place = [runtime.choices != () for runtime in self.runtimes].index(True)
+            error = InvalidInput(f"what a quantisation loses is not known for {self.task}: name one")
+            yield problem(("runtimes", place, "quantisation"), error)
+        yield from self._rung_problems()
+
+    def _metric_problems(self, retrieval: bool) -> Iterator[InitErrorDetails]:
         parts: Mapping[str, Sequence[Budget | Objective]] = {"budgets": self.budgets, "objectives": self.objectives}
         for part, items in parts.items():
             for index, item in enumerate(items):
-                if METRICS[item.metric].source != "proxy" and not measured_by(item.metric, retrieval):
-                    error = InvalidInput(f"{item.metric} is not measured by workloads of {self.task}")
+                row, workload = METRICS[item.metric], self.workloads.get(item.workload or "")
+                images = workload is not None and workload.images > 0
+                if row.source != "proxy" and not measured_by(item.metric, encodes=retrieval, images=images):
+                    whose = (
+                        f"workload {item.workload!r}: it has no images"
+                        if row.of_images
+                        else f"workloads of {self.task}"
+                    )
+                    error = InvalidInput(f"{item.metric} is not measured by {whose}")
                     yield problem((part, index, "metric"), error)
-                elif METRICS[item.metric].of_vectors and item.workload is None:
+                elif row.of_vectors and item.workload is None:
                     text = f"{item.metric} needs a workload; valid: {', '.join(self.workloads)}"
                     yield problem((part, index), InvalidInput(text))
-        if retrieval and self.quantisations:
-            place = [runtime.choices != () for runtime in self.runtimes].index(True)
-            error = InvalidInput("what a quantisation loses is not known for retrieval: name one")
-            yield problem(("runtimes", place, "quantisation"), error)
-        yield from self._rung_problems(retrieval)
 
-    def _rung_problems(self, retrieval: bool) -> Iterator[InitErrorDetails]:
+    def _rung_problems(self) -> Iterator[InitErrorDetails]:
+        example = {"retrieval": "boundfacts", "vision": "pictures"}.get(self.task)
         for index, rung in enumerate(self.quality.rungs):
-            if retrieval and (rung.lm_steps or rung.library):
-                text = f"rung {rung.name!r} trains no retrieval: give `tasks: {{boundfacts: {{steps: 300}}}}` alone"
+            if example and (rung.lm_steps or rung.library):
+                text = f"rung {rung.name!r} trains no {self.task}: give `tasks: {{{example}: {{steps: 300}}}}` alone"
                 yield problem(("quality", "rungs", index), InvalidInput(text))
             for name, stage in rung.tasks.items():
-                if isinstance(make_task(stage.task or name, stage.settings), RetrievalTask) is not retrieval:
+                if task_kind(make_task(stage.task or name, stage.settings)) != self.task:
                     error = InvalidInput(f"{stage.task or name} is no task of {self.task}")
                     yield problem(("quality", "rungs", index, "tasks", name), error)
 
@@ -530,37 +596,47 @@ class SearchSpace(Strict):
         return tuple(name for name in self.workloads if name in used) or tuple(self.workloads)[:1]
 
 
-def _of_retrieval(data: Any) -> Any:
-    """Fills in what follows from `task: retrieval` in a space as it is written, where that is readable."""
-    if not isinstance(data, Mapping) or data.get("task") != "retrieval":
+def _of_task(data: Any) -> Any:
+    """Fills in what follows from the task of a space as it is written, where that is readable."""
+    if not isinstance(data, Mapping) or data.get("task") not in ("retrieval", "vision"):
         return data
-    model = {"vectors": VECTORS, **_mapping(data.get("model"))} if "model" in data else {}
+    retrieval = data["task"] == "retrieval"
+    usual = {"gen": 0} if retrieval else {"images": 1}
     workloads = {
-        name: {"gen": 0, **load} if isinstance(load, Mapping) else load
+        name: {**usual, **load} if isinstance(load, Mapping) else load
         for name, load in _mapping(data.get("workloads")).items()
     }
     filled = {**data, "workloads": workloads} if workloads else {**data}
-    if isinstance(data.get("model"), Mapping):
-        filled["model"] = model
-        with contextlib.suppress(ValidationError):
-            widest = max(Knob.model_validate(model["vectors"]).choices)
-            filled["references"] = _with_vectors(data.get("references"), int(widest))
+    if isinstance(model := data.get("model"), Mapping):
+        if retrieval:
+            filled["model"] = model = {"vectors": VECTORS, **model}
+        with contextlib.suppress(ValidationError, InvalidInput, KeyError, IndexError):
+            part: dict[str, Any] = (
+                {"vectors": int(max(Knob.model_validate(model["vectors"]).choices))}
+                if retrieval
+                else {"tower": Tower.parse(TowerKnob.model_validate(model["tower"]).choices[0])}
+            )
+            filled["references"] = _with_part(data.get("references"), part)
     return filled
 
 
-def _with_vectors(references: Any, width: int) -> Any:
-    """Gives vectors to those of a space's references that are readable layouts without."""
+def _with_part(references: Any, part: Mapping[str, Any]) -> Any:
+    """Gives vectors or a tower to those of a space's references that are readable layouts without."""
     if isinstance(references, Mapping):
-        return {name: _with_vectors(value, width) for name, value in references.items()}
+        return {name: _with_part(value, part) for name, value in references.items()}
     with contextlib.suppress(InvalidInput):
         layout = named_layout(references) if isinstance(references, str) else None
-        if layout is not None and not layout.vectors:
-            return replace(layout, vectors=width).format()
+        if layout is not None and not any(getattr(layout, name) for name in part):
+            return replace(layout, **part).format()
     return references
 
 
 def _vectors_problem(retrieval: bool) -> str:
     return "needs vectors of 1 number or more" if retrieval else "has token vectors: give `task: retrieval`"
+
+
+def _tower_problem(vision: bool) -> str:
+    return "needs a tower, such as 768x12" if vision else "has a tower for images: give `task: vision`"
 
 
 def cross_problems(data: Any) -> list[InitErrorDetails]:
@@ -732,9 +808,11 @@ def _derived(layouts: Sequence[Layout]) -> dict[str, Any]:
     names = ("d_model", "depth", "vocab", "vectors")
     shape = {name: _values(getattr(layout, name) for layout in layouts) for name in names}
     knobs = {name: Knob(choices=choices) for name, choices in shape.items()}
+    towers = dict.fromkeys(layout.tower.format() for layout in layouts if layout.tower)
     return {
         "model": ModelSpace(
             **knobs,
+            tower=TowerKnob(choices=tuple(towers)),
             tied=all(layout.tied for layout in layouts),
             norms=layouts[0].norms if len({layout.norms for layout in layouts}) == 1 else "before",
         ),

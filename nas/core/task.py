@@ -94,6 +94,32 @@ class RetrievalTask(Task, Protocol):
         ...
 
 
+@runtime_checkable
+class VisionTask(Task, Protocol):
+    """A task of images: each example is a square picture, then a text about it, for which labels are as in other tasks.
+
+    A picture takes `side` x `side` of the `length` tokens, row after row, each a pixel as 0xRRGGBB: these are not below
+    `vocab`, and have no labels.
+    """
+
+    @property
+    def side(self) -> int:
+        """Pixels of a side of the picture."""
+        ...
+
+
+def text_length(task: Task) -> int:
+    """Returns the symbols of an example, without those of a picture."""
+    return task.length - (task.side**2 if isinstance(task, VisionTask) else 0)
+
+
+def task_kind(task: Task) -> str:
+    """Returns the `task` of the spaces that a task is for: generation, retrieval or vision."""
+    if isinstance(task, RetrievalTask):
+        return "retrieval"
+    return "vision" if isinstance(task, VisionTask) else "generation"
+
+
 TASKS: Registry[type[Task]] = Registry(
     "quality task",
     "nas.tasks",
@@ -107,6 +133,7 @@ TASKS: Registry[type[Task]] = Registry(
         "knowledge": "nas.search.proxy.tasks.knowledge:Knowledge",
         "boundfacts": "nas.search.proxy.tasks.boundfacts:BoundFacts",
         "wordproblem": "nas.search.proxy.tasks.wordproblem:WordProblem",
+        "pictures": "nas.search.proxy.tasks.pictures:Pictures",
     },
 )
 

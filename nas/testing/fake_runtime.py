@@ -117,6 +117,7 @@ class FakeRuntime:
             layout_id=layout.id,
             arch=support.arch,
             vectors=layout.vectors,
+            image_tokens=layout.tower.tokens if layout.tower else 0,
             weights=weights.describe(),
             recipe=_described(backwards) if backwards else None,
         )
@@ -133,6 +134,8 @@ class FakeRuntime:
         sizes = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
         options = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
         options += ["--seconds", str(self.run_s)]
+        if workload.images and artifact.image_tokens:
+            options += ["--image-tokens", str(workload.images * artifact.image_tokens)]
         models = {"model": artifact} | ({} if reference is None else {REFERENCE: reference})
         files = [text for name in models for text in (f"--{name}", f"{{{name}}}")]
         return Plan(
@@ -165,7 +168,13 @@ class FakeRuntime:
         return model
 
     def runner(
-        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
+        self,
+        target: str,
+        features: Collection[str] | None = None,
+        patched: bool = False,
+        libc: str | None = None,
+        *,
+        images: bool = False,
     ) -> Runner:
         """Returns the script, which runs on any target that has this interpreter."""
         if patched or target not in self.targets:
@@ -189,7 +198,7 @@ class FakeRuntime:
             _write(path, content, mode=0o755)
         files = {"runner": _described(content)}
         pairing = (f"--{REFERENCE}",) if self.paired else ()
-        options = ("--model", *pairing, "--prompt", "--gen", "--context", "--seconds", "--fault")
+        options = ("--model", *pairing, "--prompt", "--gen", "--context", "--image-tokens", "--seconds", "--fault")
         return Runner(runtime=self.name, build=digest, target=target, files=files, main="runner", options=options)
 
     def runner_folder(self, runner: Runner) -> Path:
@@ -209,6 +218,7 @@ class FakeRuntime:
         variant: str | None = None,
         tools: bool = False,
         static: bool = False,
+        images: bool = False,
     ) -> FakeBuild:
         """Writes the script."""
         if patched or variant or tools or static:

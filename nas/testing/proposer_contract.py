@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -35,7 +36,7 @@ class ProposerContract:
     @pytest.fixture
     def problem(self) -> SyntheticProblem:
         """Measures the layouts."""
-        return SyntheticProblem(1, space=synthetic_space(self.pool, seeds=4))
+        return _problem(self.pool)
 
     def start(self, factory: ProposerFactory, problem: SyntheticProblem, seed: int = SEED) -> Proposer:
         """Returns a new proposer with its reference point fixed."""
@@ -198,6 +199,11 @@ class ProposerContract:
         fresh = proposer.ask(2)
         assert fresh == again.ask(2)
         assert {proposal.layout.id for proposal in withdrawn}.isdisjoint(proposal.layout.id for proposal in fresh)
+
+
+@cache
+def _problem(pool: int) -> SyntheticProblem:
+    return SyntheticProblem(1, space=synthetic_space(pool, seeds=4))
 
 
 def _small_space() -> SearchSpace:

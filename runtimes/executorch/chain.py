@@ -201,6 +201,8 @@ def supports(layout: Layout) -> Support:
     """Returns stock, since ExecuTorch's own libraries run it, or no with every reason."""
     if layout.vectors:
         return Support("no", None, ("vectors of tokens: its runner reports logits",))
+    if layout.tower:
+        return Support("no", None, ("a tower for images: its programs take token ids alone",))
     for rules in (_kinds, _widths):
         if reasons := tuple(dict.fromkeys(rules(layout))):
             return Support("no", None, reasons)

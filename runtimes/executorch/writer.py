@@ -140,7 +140,8 @@ class _Plan(Generic[Part]):
     def _step(self, step: Step) -> None:
         if step.attend is not None:
             about = step.attend.about
-            sinks = self._vector(step.attend.sinks, self._heads(step)) if step.attend.sinks else "-"
+            heads = self.chain.methods[step.method].program.size("heads")
+            sinks = self._vector(step.attend.sinks, heads) if step.attend.sinks else "-"
             if about.long:
                 method = self.chain.methods[step.method]
                 turned = about.turned or method.program.size("head_dim")
@@ -165,9 +166,6 @@ class _Plan(Generic[Part]):
     def _softcap(self, bound: float) -> None:
         if bound:
             self._line("softcap", repr(bound))
-
-    def _heads(self, step: Step) -> int:
-        return self.chain.methods[step.method].program.size("heads")
 
     def _vector(self, tensor: str, length: int) -> int:
         return self._place((4 * length,), lambda: (self.contents.vector(tensor, length),))[0]

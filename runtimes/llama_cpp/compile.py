@@ -16,6 +16,7 @@ from nas.measure.runtimes.build_cache import Log, Variant, run_step
 from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.patches import VULKAN_HEADERS, apply_diff, apply_patches
 from nas.measure.runtimes.llama_cpp.variants import (
+    IMAGES,
     NAME,
     TOOLS,
     TOOLS_SOURCE,
@@ -65,15 +66,16 @@ _LIBRARY_FLAGS = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER", "APP", "UI", "MTMD", "COMMON", "TOOLS")),
 )
-_ARCHIVES = ("libllama.a", "libggml.a", "libggml-cpu.a", "libggml-base.a")
+_ARCHIVES = ("libmtmd.a", "libllama.a", "libggml.a", "libggml-cpu.a", "libggml-base.a")
 """In the order in which they need each other."""
 
 
-def library_flags(variant: Variant, *, static: bool) -> tuple[str, ...]:
-    """Returns the options of cmake, apart from paths."""
+def library_flags(variant: Variant, *, static: bool, images: bool = False) -> tuple[str, ...]:
+    """Returns the options of cmake, apart from paths; with `images` those of a build that reads them."""
     linking = ("-DBUILD_SHARED_LIBS=OFF",) if static else ()
     gpu = ("-DGGML_VULKAN=ON", f"-DHILNAS_HEADERS={_headers_hash()}") if VULKAN in variant.needs else ()
-    return (*_LIBRARY_FLAGS, *linking, *gpu, *instruction_flags(variant, cross=static))
+    seeing = (IMAGES, "-DMTMD_VIDEO=OFF") if images else ()
+    return (*_LIBRARY_FLAGS, *linking, *gpu, *seeing, *instruction_flags(variant, cross=static))
 
 
 def _headers_hash() -> str:
@@ -115,15 +117,20 @@ def compile_shared(
                 shutil.copy2(folder / name, product)
     compiling, linking = RUNNER_FLAGS[False]
     search = [f"-L{product}", *linking, f"-Wl,-rpath-link,{product}"]
-    argv = [compiler.cc, *compiling, *_includes(tree), "-o", str(product / "runner"), str(program), *search]
-    run_step(argv, NAME, compiler.cc, _RUNNER_S)
+    if not spec.images:
+        argv = [compiler.cc, *compiling, *_includes(tree), "-o", str(product / "runner"), str(program), *search]
+        run_step(argv, NAME, compiler.cc, _RUNNER_S)
+        return
+    objects = _objects(tree, work, compiler, spec, program)
+    argv = [compiler.cxx, "-o", str(product / "runner"), *map(str, objects), "-lmtmd", *search]
+    run_step(argv, NAME, compiler.cxx, _RUNNER_S)
 
 
 def compile_static(spec: LlamaCppSpec, tree: Path, program: Path, work: Path, product: Path, log: Log) -> None:
     """Compiles `program` with all libraries in it, C library included, by zig into `product`."""
     compiler = zig_compiler(TRIPLES[spec.target], variant_of(spec).mcpu, log)
     library = compile_library(tree, work / "cmake", spec, compiler, zig_cmake_flags(compiler, spec.target), log)
-    compile_static_runner(tree, library, product, compiler, program)
+    compile_static_runner(tree, library, product, compiler, spec, program)
 
 
 def compile_library(
@@ -131,23 +138,32 @@ def compile_library(
 ) -> Path:
     """Compiles the source in `tree` and returns the folder of the libraries; `extra` is not in the build id."""
     options = [*spec.flags, f"-DCMAKE_ARCHIVE_OUTPUT_DIRECTORY={out / 'bin'}", *extra]
-    _compile(tree, tree, out, options, ("llama",), compiler, log)
+    _compile(tree, tree, out, options, ("llama", "mtmd") if spec.images else ("llama",), compiler, log)
     return out / "bin"
 
 
-def compile_static_runner(tree: Path, library: Path, product: Path, compiler: Compiler, program: Path) -> None:
+def compile_static_runner(
+    tree: Path, library: Path, product: Path, compiler: Compiler, spec: LlamaCppSpec, program: Path
+) -> None:
     """Compiles the runner with everything in it, C++ runtime and C library included, into `product`."""
-    compiled = library / "runner.o"
-    compiling, linking = RUNNER_FLAGS[True]
-    run_step(
-        [compiler.cc, *compiling, *_includes(tree), "-c", "-o", str(compiled), str(program)],
-        NAME,
-        compiler.cc,
-        _RUNNER_S,
-    )
-    archives = [str(library / name) for name in _ARCHIVES]
-    argv = [compiler.cxx, *linking, "-o", str(product / "runner"), str(compiled), *archives]
+    objects = _objects(tree, library, compiler, spec, program)
+    archives = [str(library / name) for name in _ARCHIVES[not spec.images :]]
+    argv = [compiler.cxx, *RUNNER_FLAGS[True][1], "-o", str(product / "runner"), *map(str, objects), *archives]
     run_step(argv, NAME, compiler.cxx, _RUNNER_S)
+
+
+def _objects(tree: Path, folder: Path, compiler: Compiler, spec: LlamaCppSpec, program: Path) -> list[Path]:
+    """Compiles `program`, and what encodes images where the build reads them, to object files in `folder`."""
+    compiled, (compiling, _) = [folder / "runner.o"], RUNNER_FLAGS[spec.static]
+    seeing = ["-DHILNAS_IMAGES", f"-I{tree / 'tools' / 'mtmd'}"] if spec.images else []
+    argv = [compiler.cc, *compiling, *seeing, *_includes(tree), "-c", "-o", str(compiled[0]), str(program)]
+    run_step(argv, NAME, compiler.cc, _RUNNER_S)
+    if spec.images:
+        compiled.append(folder / "images.o")
+        flags = ["-std=c++17", *compiling[1:], "-Wno-unused-parameter"]
+        argv = [compiler.cxx, *flags, *seeing, *_includes(tree), "-c", "-o", str(compiled[1])]
+        run_step([*argv, str(program.with_name("images.cpp"))], NAME, compiler.cxx, _RUNNER_S)
+    return compiled
 
 
 def _compile_tools(tree: Path, out: Path, libraries: Path, compiler: Compiler, log: Log) -> Path:

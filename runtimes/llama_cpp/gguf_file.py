@@ -303,7 +303,5 @@ class _Reader:
         return self._file.read(count)
 
     def _damaged(self, what: str) -> InvalidInput:
-        return InvalidInput(self._problem(f"{what}; {_INCOMPLETE}"), where=str(self.path))
-
-    def _problem(self, what: str) -> str:
-        return f"not a GGUF file: {download_problem(self.path, what)}"
+        problem = download_problem(self.path, f"{what}; {_INCOMPLETE}")
+        return InvalidInput(f"not a GGUF file: {problem}", where=str(self.path))

@@ -4,6 +4,8 @@
  *
  * With --gpu 1 every layer is on the build's GPU back end, or the run fails: nothing is computed on the processor unnoticed.
  *
+ * With --mmproj, a build with HILNAS_IMAGES encodes images in front of the prompt, in the same process: see images.h.
+ *
  * Needs only llama.h and ggml's headers, so the same file serves hosts and phones. A run is one fresh process: nothing is left over from
  * another repetition. The log goes to stderr. Exit codes follow sysexits.h and are in report.h.
  */
@@ -12,6 +14,10 @@
 #include "ggml-cpu.h"
 #include "llama.h"
 #include "../report.h"
+#ifdef HILNAS_IMAGES
+#include "images.h"
+#include "mtmd.h"
+#endif
 
 struct options {
     const char *model;
@@ -21,6 +27,10 @@ struct options {
     const char *recipe;
     const char *output;
     long prompt, gen, context, batch, ubatch, threads, flash, mmap, repack, seed, warmup, vectors, gpu;
+#ifdef HILNAS_IMAGES
+    const char *mmproj;
+    long images, height, width, tokens, least, reference_prompt;
+#endif
 };
 
 static struct options opt = {
@@ -88,6 +98,11 @@ static void parse_arguments(int argc, char **argv) {
         {"--flash", &opt.flash, 0, 1}, {"--mmap", &opt.mmap, 0, 1}, {"--repack", &opt.repack, 0, 1},
         {"--seed", &opt.seed, 0, INT32_MAX}, {"--warmup", &opt.warmup, 0, 1 << 20},
         {"--vectors", &opt.vectors, 0, 1}, {"--gpu", &opt.gpu, 0, 1},
+#ifdef HILNAS_IMAGES
+        {"--images", &opt.images, 1, 64}, {"--image-height", &opt.height, 1, 4096}, {"--image-width", &opt.width, 1, 4096},
+        {"--image-tokens", &opt.tokens, 1, 4096}, {"--image-least", &opt.least, 1, 4096},
+        {"--reference-prompt", &opt.reference_prompt, 1, 1 << 22},
+#endif
     };
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc) usage(argv[i]);
@@ -98,6 +113,9 @@ static void parse_arguments(int argc, char **argv) {
         else if (!strcmp(argv[i], "--logits")) opt.logits = argv[i + 1];
         else if (!strcmp(argv[i], "--recipe")) opt.recipe = argv[i + 1];
         else if (!strcmp(argv[i], "--output")) opt.output = argv[i + 1];
+#ifdef HILNAS_IMAGES
+        else if (!strcmp(argv[i], "--mmproj")) opt.mmproj = argv[i + 1];
+#endif
         else known = false;
         for (size_t n = 0; !known && n < sizeof numbers / sizeof *numbers; n++) {
             if (strcmp(argv[i], numbers[n].name)) continue;
@@ -113,6 +131,11 @@ static void parse_arguments(int argc, char **argv) {
     if (!opt.model) usage("--model is missing");
     if (access(opt.model, R_OK)) usage("--model cannot be read");
     if (opt.reference && opt.logits) usage("--reference and --logits exclude each other");
+#ifdef HILNAS_IMAGES
+    if (opt.mmproj && access(opt.mmproj, R_OK)) usage("--mmproj cannot be read");
+    if (!opt.mmproj != !opt.images || (opt.mmproj && (!opt.height || !opt.width || !opt.tokens || !opt.least || opt.vectors || opt.gpu)))
+        usage("--mmproj, --images, --image-height, --image-width, --image-tokens and --image-least go together, without --vectors and --gpu");
+#endif
     if (opt.vectors && (opt.logits || opt.gen)) usage("--vectors goes with --gen 0 and without --logits");
     /* The first prompt of a process is slower where fewer tokens warmed it up; a GPU compiles a shader for each shape. */
     if (opt.warmup < 0) opt.warmup = opt.prompt < opt.ubatch || opt.gpu ? opt.prompt : opt.ubatch;
@@ -267,16 +290,19 @@ static int make_model(void) {
 
 /* ---- the request --------------------------------------------------------------------------------------------- */
 
+static void decode_batch(struct llama_context *context, struct llama_batch batch) {
+    int status = llama_decode(context, batch);
+    if (!status) return;
+    char what[64];
+    snprintf(what, sizeof what, "llama_decode returned %d", status);
+    if (status == -2) memory_ran_out = true; /* GGML_STATUS_ALLOC_FAILED */
+    fail(DECODE_FAILED, "decode", what);
+}
+
 static void decode(struct llama_context *context, llama_token *ids, long count) {
     for (long done = 0; done < count; done += opt.batch) {
         long n = count - done < opt.batch ? count - done : opt.batch;
-        int status = llama_decode(context, llama_batch_get_one(ids + done, (int32_t)n));
-        if (status) {
-            char what[64];
-            snprintf(what, sizeof what, "llama_decode returned %d", status);
-            if (status == -2) memory_ran_out = true; /* GGML_STATUS_ALLOC_FAILED */
-            fail(DECODE_FAILED, "decode", what);
-        }
+        decode_batch(context, llama_batch_get_one(ids + done, (int32_t)n));
     }
     llama_synchronize(context);
 }
@@ -412,6 +438,11 @@ struct loaded {
     int vocab, width; /* of a token's vector */
     llama_token *ids;
     const float *logits; /* or vectors, of the last token */
+#ifdef HILNAS_IMAGES
+    struct images *images; /* NULL: there are none */
+    long looks;
+    int64_t wall_ns[MAX_PASSES][STEPS], cpu_ns[MAX_PASSES][STEPS]; /* of each pass over the prompt */
+#endif
 };
 
 static void prepare(void *state, bool prompt) {
@@ -437,7 +468,55 @@ static void feed(struct loaded *l, long first, long count) {
     (void)chosen;
 }
 
-static void read_prompt(void *state) { feed(state, 0, opt.prompt); }
+#ifdef HILNAS_IMAGES
+static void open_all_images(struct loaded *l) {
+    struct image_request request = {
+        .projector = opt.mmproj, .count = opt.images, .height = opt.height, .width = opt.width, .tokens = opt.tokens,
+        .least = opt.least, .threads = opt.threads, .seed = opt.seed, .flash = opt.flash,
+    };
+    mtmd_log_set(on_log, NULL);
+    l->images = open_images(&request);
+    if (!l->images) fail(LOAD_FAILED, "load", "the file of the tower was refused");
+    if (image_embedding_width(l->images) != llama_model_n_embd_inp(l->model))
+        fail(LOAD_FAILED, "load", "the tower has embeddings of another width than the language model");
+    opt.context += (image_tokens(l->images) + 255) / 256 * 256;
+}
+
+/* Lets the language model see the images. */
+static void look(struct loaded *l) {
+    long pass = l->looks++ % MAX_PASSES, tokens = image_tokens(l->images);
+    memset(l->wall_ns[pass], 0, sizeof l->wall_ns[pass]), memset(l->cpu_ns[pass], 0, sizeof l->cpu_ns[pass]);
+    float *rows = encode_images(l->images, l->wall_ns[pass], l->cpu_ns[pass]);
+    if (!rows) fail(DECODE_FAILED, "encode", "images were not encoded");
+    for (long done = 0; done < tokens; done += opt.batch) {
+        long n = tokens - done < opt.batch ? tokens - done : opt.batch;
+        struct llama_batch batch = {.n_tokens = (int32_t)n, .embd = rows + done * image_embedding_width(l->images)};
+        decode_batch(l->context, batch);
+    }
+}
+
+static void print_steps(const char *name, int64_t (*ns)[STEPS], long passes) {
+    printf(",\"%s\":[", name);
+    for (long i = 0; i < passes; i++)
+        printf("%s[%lld,%lld,%lld]", i ? "," : "", (long long)ns[i][SCALE], (long long)ns[i][ENCODER], (long long)ns[i][CONNECTOR]);
+    printf("]");
+}
+
+static void print_images(struct loaded *l) {
+    printf(",\"images\":{\"tokens\":%ld", image_tokens(l->images));
+    print_steps("wall_ns", l->wall_ns, l->looks);
+    print_steps("cpu_ns", l->cpu_ns, l->looks);
+    printf("}");
+}
+#endif
+
+static void read_prompt(void *state) {
+#ifdef HILNAS_IMAGES
+    struct loaded *l = state;
+    if (l->images) look(l);
+#endif
+    feed(state, 0, opt.prompt);
+}
 
 static void decode_token(void *state, long index) { feed(state, opt.prompt + index, 1); }
 
@@ -453,6 +532,12 @@ static int measure(void) {
     struct reference reference, *beside = opt.reference ? &reference : NULL;
     bool serves = beside && fork_reference(beside);
     if (serves) opt.model = opt.reference;
+#ifdef HILNAS_IMAGES
+    if (serves && opt.reference_prompt > opt.prompt) {
+        opt.context += opt.reference_prompt - opt.prompt, opt.prompt = opt.reference_prompt;
+        opt.warmup = opt.prompt < opt.ubatch ? opt.prompt : opt.ubatch;
+    }
+#endif
     else if (beside) await_reference(beside);
     if (opt.gpu) setenv("GGML_VK_VISIBLE_DEVICES", "0", 0);
     llama_backend_init();
@@ -460,6 +545,9 @@ static int measure(void) {
     struct loaded l = {0};
     int64_t begun = wall();
     l.model = load_model();
+#ifdef HILNAS_IMAGES
+    if (opt.mmproj && !serves) open_all_images(&l); /* the reference model reads text alone */
+#endif
     l.context = new_context(l.model, &l.threads);
     m.load_ms = (double)(wall() - begun) / 1e6;
 
@@ -469,6 +557,9 @@ static int measure(void) {
     struct request r = new_request(&l, opt.gen, opt.logits != NULL);
     r.prepare = prepare, r.read_prompt = read_prompt, r.decode_token = decode_token, r.check = check, r.rest = rest;
     begun = wall();
+#ifdef HILNAS_IMAGES
+    if (l.images) look(&l), l.looks = 0;
+#endif
     warm_up(l.context, l.ids);
     m.warmup_ms = (double)(wall() - begun) / 1e6;
     rest(&l);
@@ -483,6 +574,9 @@ static int measure(void) {
     printf(",\"system_info\":");
     print_string(llama_print_system_info());
     if (gpu) print_gpu();
+#ifdef HILNAS_IMAGES
+    if (l.images) print_images(&l);
+#endif
     return end_report(serves ? NULL : beside);
 }
 

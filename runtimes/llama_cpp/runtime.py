@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
-from nas.core.plan import Plan, RawRun, Runner
+from nas.core.plan import InputFile, Plan, RawRun, Runner
 from nas.core.profile import Profile
 from nas.core.workload import Workload
 from nas.measure.runtimes import zig
@@ -20,12 +20,14 @@ from nas.measure.runtimes.base import (
     Checkpoint,
     Finding,
     GateReport,
+    RandomWeights,
     Release,
     ReleaseRequest,
     Support,
     Vocabulary,
     Weights,
     finding_of,
+    projector_path,
 )
 from nas.measure.runtimes.build_cache import BuildRequest, Log, without_tools
 from nas.measure.runtimes.built_runtime import BuiltRuntime
@@ -37,6 +39,7 @@ from nas.measure.runtimes.llama_cpp.variants import (
     TOOLS,
     TOOLS_SOURCE,
     VARIANTS,
+    VULKAN,
     VULKAN_LIBRARY,
     LlamaCppSpec,
 )
@@ -59,11 +62,15 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
     variants = VARIANTS
     targets = ("aarch64-linux", "x86_64-linux")
     static_targets = targets
-    runner_sources = (_FOLDER / "runner.c", _REPORT)
+    runner_sources = (_FOLDER / "runner.c", _REPORT, _FOLDER / "images.h", _FOLDER / "images.cpp")
     profiler_sources = (_FOLDER / "profiler.c", *runner_sources)
     options = (
         *("--model", "--reference", "--prompt", "--gen", "--context", "--batch", "--ubatch", "--threads"),
         *("--kv", "--flash", "--mmap", "--repack", "--seed", "--vectors", "--gpu"),
+    )
+    image_options = (
+        *("--mmproj", "--images", "--image-height", "--image-width", "--image-tokens", "--image-least"),
+        "--reference-prompt",
     )
     disk_bytes = 600 << 20
 
@@ -87,7 +94,19 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
 
         arch = support.architecture(layout)
         written = write_gguf(layout, quantisation, weights, destination, recipe=recipe)
-        return self.artifact(written, layout, quantisation, weights, arch, patched=arch == support.PATCHED)
+        artifact = self.artifact(written, layout, quantisation, weights, arch, patched=arch == support.PATCHED)
+        if (tower := layout.tower) is None:
+            return artifact
+        if not isinstance(weights, RandomWeights):
+            raise Unsupported("a trained tower has a file of its own: `nas family gguf` writes it")
+        from nas.measure.runtimes.llama_cpp.projector import write_random_projector
+
+        half, path = quantisation != "f32", projector_path(destination)
+        beside = write_random_projector(tower, layout.d_model, weights.seed, path, half=half, recipe=recipe)
+        projector = InputFile(**dict(beside.file), recipe=beside.recipe)
+        return artifact.model_copy(
+            update={"projector": projector, "image_tokens": tower.tokens, "image_least": tower.least}
+        )
 
     def export_trained(
         self,
@@ -162,6 +181,13 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         }
         if workload.encodes:
             options["vectors"] = 1
+        if workload.images and artifact.projector is not None:
+            if self.image_options[0] not in runner.options:
+                command = self.build_command(runner.target, runner.patched, images=True)
+                raise Unsupported(f"this runner reads no images: run `{command}`")
+            sizes = {"height": workload.image_height, "width": workload.image_width, "tokens": artifact.image_tokens}
+            sizes["least"] = min(artifact.image_least, artifact.image_tokens)
+            options |= {"images": workload.images, **{f"image-{name}": size for name, size in sizes.items()}}
         return plan_run(artifact, runner, workload, deadline_s, options, reference)
 
     def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:
@@ -212,11 +238,13 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         if static and request.tools:
             raise InvalidInput(f"{', '.join(TOOLS)} are built for {host_target()} only, with shared libraries")
         variant = self.variant_for(request.target, host_features() if is_host else None, request.variant)
+        if request.images and VULKAN in variant.needs:
+            raise InvalidInput("images are encoded on the processor alone: leave the variant out")
         return LlamaCppSpec(
             version=source.COMMIT,
             variant=variant.name,
             target=variant.target,
-            flags=library_flags(variant, static=static),
+            flags=library_flags(variant, static=static, images=request.images),
             compiler=zig.COMPILER if static else find_compiler().version,
             runner=self.source_hash(self.runner_sources),
             sdist=source.SHA256,

@@ -18,6 +18,10 @@ from nas.measure.runtimes.build_cache import BuildSpec, Variant
 NAME = "llama.cpp"
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
 """Libraries that a runner loads from its own folder; a static one loads nothing."""
+IMAGES_LIBRARY = "libmtmd.so"
+"""The same of a build that reads images."""
+IMAGES = "-DLLAMA_BUILD_MTMD=ON"
+"""Option of cmake with which a build reads images."""
 VULKAN_LIBRARY = "libggml-vulkan.so"
 """The same of a build for Vulkan."""
 TOOLS = ("llama-bench", "llama-completion", "llama-imatrix", "llama-quantize")
@@ -113,7 +117,12 @@ class LlamaCppSpec(BuildSpec):
     @property
     def files(self) -> tuple[str, ...]:
         """Names of the files that a device needs."""
-        return (*super().files, *((VULKAN_LIBRARY,) if self.gpu else ()))
+        libraries = (VULKAN_LIBRARY,) * self.gpu + (IMAGES_LIBRARY,) * (self.images and not self.static)
+        return (*super().files, *libraries)
+
+    @property
+    def images(self) -> bool:
+        return IMAGES in self.flags
 
     @property
     def half_sums(self) -> int:

@@ -56,6 +56,10 @@ PROJECTION = "hilnas.retrieval.projection"
 """Key of its projection, row after row, where llama.cpp does not apply one."""
 
 
+TOWER = "hilnas.tower"
+"""Key of the tower that a file of random weights goes with, so that equal files are measured with equal towers."""
+
+
 @dataclass(frozen=True)
 class TokenVectors:
     """What a file has that gives a vector to each token.
@@ -181,6 +185,8 @@ def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: str, release
             _add_vectors(writer, released.vectors)
     if layout.vectors and writer.arch in PROJECTED:
         writer.add_embedding_length_out(layout.vectors)
+    if layout.tower:
+        writer.add_string(TOWER, layout.tower.format())
     writer.add_file_type(FILE_TYPE[stored_types(quantisation).others])
     writer.add_quantization_version(QUANTISATION_VERSION)
     if released is None:

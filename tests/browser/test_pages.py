@@ -146,7 +146,7 @@ def guarded(tmp_path: Path, watched: Watched) -> Iterator[tuple[LiveLab, str]]:
     lab = LiveLab(tmp_path)
     lab.study()
     app = web_app()
-    app.include_router(dashboard_router(lab.store, AccessRules(secure=False)))
+    app.router.routes += dashboard_router(lab.store, AccessRules(secure=False)).routes
     with listen_tcp("127.0.0.1", 0) as listening, Server(app, listening) as server:
         watched.origin = f"http://127.0.0.1:{server.port}"
         yield lab, watched.origin

@@ -56,5 +56,10 @@ class TestBoundFacts(TaskContract):
     difficulties = ({}, {"facts": 3, "alike": 2, "sought": 1, "query": 4, "length": 40})
 
 
+class TestPictures(TaskContract):
+    name = "pictures"
+    difficulties = ({}, {"side": 16, "cells": 1, "questions": 2})
+
+
 def test_every_task_is_held_to_the_contract() -> None:
     assert {contract.name for contract in TaskContract.__subclasses__()} == set(TASKS)

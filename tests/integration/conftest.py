@@ -9,40 +9,6 @@ import pytest
 from nas.core.workload import Workload
 from tests.support.postgres import CARELESS, Server, server
 
-LONGEST = (
-    "test_release_stock",
-    "test_study_search",
-    "test_llama_cpp_patched",
-    "test_study_two_runtimes",
-    "test_llama_cpp_gate",
-    "test_devices_adb",
-    "test_devices_ssh",
-    "test_add_your_phone",
-    "test_study_kill",
-    "test_compare_whole",
-    "test_compute_cluster",
-    "test_adapt_ray",
-    "test_pretrain_ray",
-    "test_farm_faults",
-    "test_benchmarks",
-    "test_executorch_whole",
-    "test_executorch_gate",
-    "test_api_submitted",
-    "test_api_serve",
-    "test_farm_devices",
-    "test_scaling_measured",
-    "test_study_trouble",
-    "test_llama_cpp_tools",
-    "test_llama_cpp_stock",
-    "test_executorch_arm",
-)
-"""Files that take longest. They begin first, so that no process is left with one of them when the others are done."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
-
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Server]:

@@ -14,7 +14,7 @@ from nas.core import paths
 
 RELEASE = "trixie"
 PACKAGES = (
-    *("adb", "adbd", "openssh-server", "openssh-sftp-server"),
+    *("adb", "adbd", "dropbear-bin", "openssh-server", "openssh-sftp-server"),
     *("bash", "busybox-static", "coreutils", "dash", "findutils", "grep", "mksh", "procps", "sed", "toybox"),
     *("libfaketime", "time", "util-linux"),
     *("fish", "gzip", "ksh93u+m", "locales", "tcsh", "zsh"),

@@ -21,6 +21,8 @@ from pathlib import Path
 
 from device_image import ADBD, check_host, image
 
+ACCOUNT = "lab"
+
 BOOT = """
 set -e
 mount -t tmpfs -o mode=755 tmpfs {scratch}
@@ -279,16 +281,45 @@ PermitRootLogin prohibit-password
 Subsystem sftp /usr/lib/openssh/sftp-server
 {options}
 """
-    keys.mkdir(parents=True, exist_ok=True)
-    if not (keys / "id_ed25519").exists():
-        new_key(keys / "id_ed25519")
     commands = f"""
 ssh-keygen -q -t ed25519 -N '' -f run/host_key
-cp {shlex.quote(str(keys))}/id_ed25519.pub run/authorized_keys
+cp {_public_key(keys)} run/authorized_keys
 printf %s {shlex.quote(config)} >run/sshd_config
 {setup}
 """
     with machine(folder, "/usr/sbin/sshd -D -e -f /run/sshd_config", port, commands, group=group) as booted:
+        yield booted
+
+
+@contextlib.contextmanager
+def account(folder: Path, keys: Path, *, setup: str = "") -> Iterator[Machine]:
+    """A server with sshd where `ACCOUNT` is no root, logs in to fish, has one session at a time, and German numbers."""
+    home = f"home/{ACCOUNT}"
+    commands = f"""
+echo '{ACCOUNT}:x:1000:1000::/{home}:/usr/bin/fish' >>etc/passwd
+mkdir -p {home} && chown 1000:1000 {home}
+{setup}
+"""
+    options = "MaxSessions 1\nSetEnv LC_ALL=de_DE.UTF-8"
+    with sshd(folder, keys, options=options, setup=commands) as booted:
+        yield booted
+
+
+@contextlib.contextmanager
+def board(folder: Path, keys: Path, *, port: int = 22, setup: str = "") -> Iterator[Machine]:
+    """A machine as embedded boards are: dropbear, and no tools but those of busybox."""
+    commands = f"""
+chroot . dropbearkey -t ed25519 -f run/host_key >/dev/null
+mkdir -m 700 root/.ssh
+install -m 600 {_public_key(keys)} root/.ssh/authorized_keys
+chown -R 0:0 root && chmod 755 root
+cp usr/bin/busybox usr/bin/flock run
+for applet in busybox/*; do ln -sf /run/busybox $applet; done
+ln -sf /run/flock busybox/flock
+{setup}
+mount --bind busybox usr/bin
+"""
+    with machine(folder, f"/usr/sbin/dropbear -F -E -s -r /run/host_key -p {port}", port, commands) as booted:
         yield booted
 
 
@@ -303,6 +334,14 @@ printf '%s\\n' {shlex.quote(public_key)} >data/misc/adb/adb_keys
     daemon = f"ADBD_PORT={port} /{ADBD}-auth"
     with machine(folder, daemon, port, commands, path="/android") as booted:
         yield booted
+
+
+def _public_key(keys: Path) -> str:
+    """The quoted path of the agent's public key; a pair is made where there is none."""
+    keys.mkdir(parents=True, exist_ok=True)
+    if not (keys / "id_ed25519").exists():
+        new_key(keys / "id_ed25519")
+    return shlex.quote(f"{keys}/id_ed25519.pub")
 
 
 def new_key(path: Path) -> None:

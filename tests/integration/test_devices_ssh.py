@@ -10,7 +10,7 @@ from pathlib import Path
 import paramiko
 import pytest
 from device_faults import RemoteFaults
-from device_lab import Machine, cpuset, new_key, quota, sshd, within
+from device_lab import Machine, board, cpuset, new_key, quota, sshd, within
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.measure.devices.agent.run_plan import Observer
@@ -85,14 +85,14 @@ class TestSshFaults(RemoteFaults):
 
 @pytest.fixture(scope="module")
 def box(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    own, setup = keys.parent / "box", "mount --bind usr/bin/busybox usr/bin/dash"
-    with sshd(tmp_path_factory.mktemp("box"), own, options="SetEnv PATH=/busybox", setup=setup) as machine:
-        pin(address(machine), host_key(address(machine)), own)
+    box_keys = keys.parent / "box"
+    with board(tmp_path_factory.mktemp("box"), box_keys) as machine:
+        pin(address(machine), host_key(address(machine)), box_keys)
         yield machine
 
 
-class TestBusyboxContract(TransportContract):
-    """A small box: busybox is the shell and every tool."""
+class TestBoardContract(TransportContract):
+    """An embedded board: dropbear, and busybox as the shell and every tool."""
 
     @pytest.fixture
     def transport(self, box: Machine, keys: Path) -> Iterator[Transport]:

@@ -41,13 +41,13 @@ LAYOUT = Layout.parse("d64 v300 ffn=reglu:96 [Z4 A2/1 Z4+swiglu:64]")
 
 class TestReGLU(FeedForwardContract):
     kind = "reglu"
-    examples = ("reglu:32", "reglu:96")
+    examples = ("reglu:96",)
     reference = staticmethod(reference_reglu)
 
 
 class TestS4D(MixerContract):
     kind = "s4d"
-    examples = ("Z1", "Z4", "Z16")
+    examples = ("Z1", "Z4")
     reference = staticmethod(reference_s4d)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,8 @@ from nas.train.pretrain.next_token import Packed
 LAYOUT, SETTINGS = TINY, TINY_SETTINGS
 QUICK = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 256})})
 """One step for each alternative."""
+FEW = QUICK.model_copy(update={"alternatives": ("gqa", "swiglu", "-")})
+"""The same for fewer alternatives."""
 LONG = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 8192})})
 """Thirty-two steps for each alternative."""
 RECALLING = QUICK.model_copy(
@@ -53,7 +59,14 @@ def work_of(layout: Layout) -> Mapping[str, float]:
 
 def write_lab(folder: Path) -> Path:
     """Writes a text, a tokenizer and a trained model of three layers; returns the folder."""
-    folder.mkdir(exist_ok=True)
+    return Path(shutil.copytree(_lab(), folder, dirs_exist_ok=True))
+
+
+@cache
+def _lab() -> Path:
+    """Trains the model once for all tests of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="hilnas-adapt-"))
+    atexit.register(shutil.rmtree, folder)
     corpus = write_corpus(folder / "text")
     write_tokenizer(folder / "tokenizer.json", corpus)
     model = Model(LAYOUT, seed=1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import httpx
 from api_lab import ScriptedProcess
+from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
@@ -69,7 +69,7 @@ class DashboardLab(LiveLab):
         self.submitted = SubmittedStudies(self.store, self.home, self.process)
         self.app = web_app()
         self.app.add_middleware(RequestLog)
-        self.app.include_router(dashboard_router(self.store, rules or AccessRules(), self.submitted))
+        self.app.router.routes += dashboard_router(self.store, rules or AccessRules(), self.submitted).routes
         self.tokens = {role: agents.create_api_token(self.store, role.value, role) for role in Role}
 
     def stranger(self, peer: str = "10.0.0.9") -> TestClient:
@@ -101,18 +101,14 @@ class Visitor:
         return self.client.post(path, data=sent, headers=OURS if headers is None else headers)
 
 
-def page_routes(router: Any) -> Iterator[APIRoute]:
-    """Every route of the pages, those of the routers inside of `router` too."""
-    for each in router.routes:
-        if isinstance(each, APIRoute):
-            yield each
-        elif (inside := getattr(each, "original_router", None)) is not None:
-            yield from page_routes(inside)
+def page_routes(app: FastAPI) -> list[APIRoute]:
+    """Every route of the pages."""
+    return [route for route in app.routes if isinstance(route, APIRoute)]
 
 
 def all_routes() -> list[APIRoute]:
     """Every route of a coordinator's pages."""
     with tempfile.TemporaryDirectory() as folder:
-        found = list(page_routes(DashboardLab(Path(folder)).app))
-    assert {"/studies", "/login", "/devices/{id}", "/launch"} <= {route.path for route in found}
-    return found
+        routes = page_routes(DashboardLab(Path(folder)).app)
+    assert {"/studies", "/login", "/devices/{id}", "/launch"} <= {route.path for route in routes}
+    return routes

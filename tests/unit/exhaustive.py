@@ -12,9 +12,9 @@ from _pytest.mark import ParameterSet
 T = TypeVar("T")
 
 
-def mostly_exhaustive(values: Iterable[T], by_default: T) -> list[ParameterSet]:
-    """Returns all `values`; tests of any but `by_default` are marked `exhaustive`."""
-    return [pytest.param(value, marks=() if value == by_default else pytest.mark.exhaustive) for value in values]
+def mostly_exhaustive(values: Iterable[T], *by_default: T) -> list[ParameterSet]:
+    """Returns all `values`; tests of any but those `by_default` are marked `exhaustive`."""
+    return [pytest.param(value, marks=() if value in by_default else pytest.mark.exhaustive) for value in values]
 
 
 def examples(number: int) -> int:

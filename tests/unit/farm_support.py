@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,7 +40,11 @@ class Coordinator:
         studies = SubmittedStudies(self.store, home, LaunchProcess(self.store, home))
         url = "https://localhost:7711"
         self.service = Service(self.store, farm, home, self.certificates, url, url, studies, Snapshots(self.store))
-        self.app: FastAPI = make_service_app(self.service)
+
+    @cached_property
+    def app(self) -> FastAPI:
+        """The application."""
+        return make_service_app(self.service)
 
     def enrol(self, name: str = "host") -> tuple[str, str]:
         """A new agent's name and secret."""

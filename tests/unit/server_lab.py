@@ -46,7 +46,7 @@ def serve(lab: Lab, certificates: Certificates, port: int = 0) -> Iterator[str]:
         return PlainTextResponse(certificates.ca_pem)
 
     config = uvicorn.Config(
-        lab.app, host="127.0.0.1", port=port, log_level="error", lifespan="off",
+        lab.app, host="127.0.0.1", port=port, log_config=None, lifespan="off",
         ssl_certfile=certificates.certificate, ssl_keyfile=certificates.key,
     )  # fmt: skip
     server = uvicorn.Server(config)

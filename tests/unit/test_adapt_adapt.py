@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapt_lab import LAYOUT, QUICK, RECALLING, SETTINGS, adaptation, alone, sources, work_of, write_lab
+from adapt_lab import FEW, LAYOUT, QUICK, RECALLING, SETTINGS, adaptation, alone, sources, work_of, write_lab
 from cli_runner import nas
 from pretrain_lab import write_tokenizer
 from tokenizer_lab import FORMS, write_model_tokenizer
@@ -633,7 +633,7 @@ def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_fe
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     for measure in (with_mixer, with_both):
         out = tmp_path / measure.__name__
-        one = adaptation(lab, out, tmp_path / "library", budget="decode_p50<=2ms", measure=measure)
+        one = adaptation(lab, out, tmp_path / "library", budget="decode_p50<=2ms", measure=measure, settings=FEW)
         report = one.run()
         child = Layout.parse(report["child"]["layout"])
         scores = one.library.scores({Slot(depth, "layer"): (None,) for depth in range(3)})
@@ -661,7 +661,7 @@ def test_what_the_runtime_does_not_carry_is_not_trained(
 
 def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    one = adaptation(lab, tmp_path / "out", tmp_path / "library", budget="file_size<=0.001MB")
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", budget="file_size<=0.001MB", settings=FEW)
     with pytest.raises(InvalidInput, match="no choice of blocks keeps file_size"):
         one.run()
 
@@ -669,7 +669,7 @@ def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, mon
 def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(DeviceBench, "measure", arithmetic)
-    (tmp_path / "settings.json").write_text(SETTINGS.model_dump_json())
+    (tmp_path / "settings.json").write_text(FEW.model_dump_json())
     limit = work_of(LAYOUT)["decode_p50"] * 0.8
     given = (
         "adapt", str(lab / "teacher.safetensors"), "-b", f"decode_p50<={limit:.6f}ms", "-c", str(lab / "text"),
@@ -762,7 +762,7 @@ def test_a_child_keeps_the_tokenizer_of_its_model(lab: Path, tmp_path: Path, mon
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     texts = [path.read_text() for path in sorted((lab / "text").iterdir())]
     path = write_model_tokenizer(tmp_path / "model", FORMS["qwen3"], texts, 300)
-    one = adaptation(lab, tmp_path / "out", tmp_path / "library", tokenizer=path, settings=QUICK)
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", tokenizer=path, settings=FEW)
     report = one.run()
     assert 0 < report["teacher"]["bits_per_byte"] < 20
     files = write_child(one, report)
@@ -1147,16 +1147,16 @@ def test_a_relative_budget_is_a_multiple_of_the_models_own_figure(lab: Path, tmp
     figure = work_of(LAYOUT)["decode_p50"]
     reports = []
     for name, budget in {"x": "decode_p50<=0.8x", "ms": f"decode_p50<={0.8 * figure!r}ms"}.items():
-        one = adaptation(lab, tmp_path / name, tmp_path / "library", settings=QUICK, budget=budget)
+        one = adaptation(lab, tmp_path / name, tmp_path / "library", settings=FEW, budget=budget)
         reports.append(one.run())
     relative, absolute = reports
     assert relative["budgets"] == pytest.approx(absolute["budgets"])
     assert relative["child"] == absolute["child"]
     assert relative["child"]["measured"]["decode_p50"] <= 0.8 * figure
-    again = adaptation(lab, tmp_path / "x", tmp_path / "library", settings=QUICK, budget="decode_p50<=0.8x")
+    again = adaptation(lab, tmp_path / "x", tmp_path / "library", settings=FEW, budget="decode_p50<=0.8x")
     assert again.run() == relative
     with pytest.raises(InvalidInput, match=r"other settings \(budgets\)"):
-        adaptation(lab, tmp_path / "x", tmp_path / "library", settings=QUICK, budget="decode_p50<=0.7x")
+        adaptation(lab, tmp_path / "x", tmp_path / "library", settings=FEW, budget="decode_p50<=0.7x")
 
 
 def test_a_plan_is_told_and_nothing_is_recorded(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1204,7 +1204,7 @@ def test_the_interval_of_a_change_holds_the_true_one() -> None:
 
 def test_further_children_of_the_front_are_healed_later_too(lab: Path, tmp_path: Path) -> None:
     def run(front: int) -> dict[str, Any]:
-        settings = QUICK.model_copy(update={"points": 8})
+        settings = FEW.model_copy(update={"points": 8})
         return adaptation(lab, tmp_path / "out", tmp_path / "library", settings=settings, front=front).run()
 
     alone_ = run(0)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from adapt_lab import LAYOUT, QUICK, adaptation, write_lab
+from adapt_lab import FEW, LAYOUT, adaptation, write_lab
 from gguf import GGMLQuantizationType
 
 from nas.core import paths
@@ -130,7 +130,7 @@ def test_blocks_and_bits_are_chosen_together(
         tmp_path / "out",
         tmp_path / "library",
         budget=f"file_size<={0.5 * (least + most)}MB",
-        settings=QUICK,
+        settings=FEW,
         bench=BENCH,
         quantisation=names,
     )
@@ -184,7 +184,7 @@ def test_no_build_to_round_with_is_named_before_anything_is_trained(
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     lab, library = write_lab(tmp_path / "lab"), tmp_path / "library"
     with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama\.cpp"):
-        adaptation(lab, tmp_path / "out", library, settings=QUICK, bench=BENCH, quantisation=("q8_0", "q4_0"))
+        adaptation(lab, tmp_path / "out", library, settings=FEW, bench=BENCH, quantisation=("q8_0", "q4_0"))
     assert not list(library.rglob("*.safetensors"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapt_lab import QUICK, adaptation, work_of, write_lab
+from adapt_lab import FEW, QUICK, adaptation, work_of, write_lab
 from cli_runner import nas
 from study_support import DEVICE, InlineJobs
 from test_farm_benches import Lab
@@ -174,7 +174,7 @@ def test_fresh_figures_decide_unless_the_first_break_a_budget(
 ) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     bench = NoisyBench(factors)
-    one = adaptation(lab, tmp_path / "out", tmp_path / "library", bench=bench, settings=QUICK)
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", bench=bench, settings=FEW)
     problem = one.choices.problem()
     bench.children = True
     child = one._within(problem)
@@ -193,7 +193,7 @@ def test_lucky_first_figures_let_no_child_in(lab: Path, tmp_path: Path, monkeypa
         def measure(self, layout: Layout, *, fresh: bool = False) -> Measured:
             return ArithmeticBench(lambda one: {"decode_p50": 1.01 if fresh else 0.99}, 0.02).measure(layout)
 
-    one = adaptation(lab, tmp_path / "out", tmp_path / "library", "", bench=Slow(), settings=QUICK)
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", "", bench=Slow(), settings=FEW)
     one.record["budgets"] = {"decode_p50": 1.0}
     with pytest.raises(InvalidInput, match="no choice of blocks keeps"):
         one._within(one.choices.problem())

@@ -41,7 +41,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(own_text, "_MESSAGE", 96)
     monkeypatch.setattr(own_text, "_ANSWER", 32)
-    monkeypatch.setattr(own_text, "_CPU_ROWS", 16)
+    monkeypatch.setattr(own_text, "_CPU_ROWS", 48)
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

@@ -63,9 +63,10 @@ def adapted(lab: Path, folder: Path, tasks: Tasks, lines: list[str] | None = Non
 
 
 def test_tasks_leave_the_files_of_one_process(lab: Path, tmp_path: Path) -> None:
-    adaptation(lab, tmp_path / "one/out", tmp_path / "one/library", settings=RECALLING).run()
+    settings = RECALLING.model_copy(update={"alternatives": ("conv", "gqa", "swiglu", "-")})
+    adaptation(lab, tmp_path / "one/out", tmp_path / "one/library", settings=settings).run()
     tasks = Tasks()
-    adapted(lab, tmp_path / "tasks", tasks, settings=RECALLING).run()
+    adapted(lab, tmp_path / "tasks", tasks, settings=settings).run()
     assert hashes(tmp_path / "tasks") == hashes(tmp_path / "one")
     assert tasks.opened == [3], "depths; workers are not needed again for the chosen blocks"
     assert not [path for path in (tmp_path / "tasks/library").iterdir() if path.is_file() and path.suffix != ".lock"]

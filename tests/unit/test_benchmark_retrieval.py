@@ -11,7 +11,7 @@ from retrieval_lab import retriever as lab_retriever
 from retrieval_lab import texts
 
 from benchmarks.retrieval import bm25, gains, interval, ranks_of, scores
-from benchmarks.retrieval_compare import BiEncoder, throughput, train_bi_encoder, write_page
+from benchmarks.retrieval_compare import BiEncoder, chapters, glosses, throughput, train_bi_encoder, write_page
 
 
 def test_figures_are_those_of_ranks() -> None:
@@ -25,9 +25,9 @@ def test_figures_are_those_of_ranks() -> None:
 
 
 def test_bm25_finds_words() -> None:
-    lines = [f"filler text number {number}" for number in range(200)]
-    lines[7] = "a partition is mounted"
-    assert bm25(lines, ["partition mounted"])[0][0] == 7
+    documents = {f"{number}": f"filler text number {number}" for number in range(200)}
+    documents["7"] = "a partition is mounted"
+    assert bm25(documents, ["partition mounted"])[0][0] == "7"
 
 
 def test_a_bi_encoder_is_trained_and_has_one_vector(tmp_path: Path) -> None:
@@ -46,8 +46,31 @@ def test_the_page_gets_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     figures = throughput("d64 v256 ffn=swiglu:64 [C3 A4/2]")
     measured = {**scores(np.array([1.0, 2.0, math.inf])), "gains": [1.0, 0.6, 0.0], "index_bytes": 256.0}
     page = tmp_path / "page.md"
-    page.write_text("# Page\n")
-    for _ in range(2):
-        write_page(page, {"searches": {"late interaction": measured, "BM25": measured}, "throughput": figures})
+    names = ("comparison", "throughput", "languages")
+    page.write_text("".join(f"<!-- {name} -->\n<!-- end -->\n" for name in names))
+    searches = {"late interaction": measured, "BM25": measured}
+    write_page(page, {"searches": searches, "throughput": figures, "languages": {"packages-de": searches}})
     text = page.read_text()
-    assert text.count("## Throughput") == 1 and "| BM25 | 0.54" in text and "| 32 | 64.0" in text
+    assert "| BM25 | 0.54" in text and "| 32 | 64.0" in text and "| packages-de | late interaction | 0.54" in text
+
+
+def test_glosses_without_their_words_and_chapters_are_read(tmp_path: Path) -> None:
+    (tmp_path / "wordnet").mkdir()
+    lines = [
+        "  1 licence",
+        '00000001 03 n 02 pine_tree 0 conifer 1 000 | a tree with needles; "tall pines"',
+        "00000002 03 n 01 oak 0 000 | the wood of any oak  ",
+        '00000003 03 n 01 ash 0 001 @ 00000001 n 0000 | what a fire leaves; "grey"',
+    ]
+    (tmp_path / "wordnet" / "data.noun").write_text("\n".join(lines))
+    assert list(glosses(tmp_path)) == [
+        ("00000001", "pine tree, conifer", "a tree with needles"),
+        ("00000003", "ash", "what a fire leaves"),
+    ]
+    library = tmp_path / "doc/python3.11/html/_sources/library"
+    library.mkdir(parents=True)
+    (library / "json.rst.txt").write_text(
+        ".. module:: json\n   :synopsis: Encode.\n\n.. note::\n\n:mod:`json` is *it*.\n"
+    )
+    (library / "intro.rst.txt").write_text("No module.")
+    assert list(chapters(tmp_path)) == [("json.rst.txt", "Encode.", "json is it.")]

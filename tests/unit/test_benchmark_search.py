@@ -45,7 +45,7 @@ def test_a_problem_is_what_it_says(name: str) -> None:
 def test_noise_has_the_size_it_says() -> None:
     problem = Problem("noisy", 3)
     sampler, rng = Sampler(problem.space), np.random.default_rng(1)
-    layouts = [sampler.draw(rng) for _ in range(300)]
+    layouts = [sampler.draw(rng) for _ in range(150)]
     off = [problem.observe(x, gated=False).objectives["decode"] - problem.truth(x)["decode"] for x in layouts]
     assert np.std(off) == pytest.approx(0.03, rel=0.15)
 
@@ -134,14 +134,14 @@ def study(problem: Problem, name: str, rows: list[dict[str, Any]]) -> dict[str, 
 
 def test_recorded_studies_are_replayed_from_their_table_incomplete_trials_too(tmp_path: Path) -> None:
     problem = Problem("hybrid", 2)
-    one, other = (study(problem, name, observed(problem, 60, seed)) for seed, name in enumerate("ab"))
+    one, other = (study(problem, name, observed(problem, 40, seed)) for seed, name in enumerate("ab"))
     write([one, other], tmp_path / "table.json")
     recorded_table = table(load(tmp_path / "table.json"))
     assert recorded_table.studies == ("a", "b") and recorded_table.space == "s" and len(recorded_table.references) == 2
     ended = Counter(seen.status for seen in recorded_table.observations.values())
     assert ended["infeasible"] > ended["complete"] > 0
-    space = problem.space.model_copy(update={"search": SearchSettings(pool=32)})
-    result = replay(recorded_table, space, {"random": "random", "ehvi": "ehvi"}, seeds=2, evaluations=10)
+    space = problem.space.model_copy(update={"search": SearchSettings(pool=16)})
+    result = replay(recorded_table, space, {"random": "random", "ehvi": "ehvi"}, seeds=1, evaluations=10)
     assert (result["layouts"], result["ended"]) == (len(recorded_table.observations), dict(sorted(ended.items())))
     assert result["after"] == list(range(1, 11))
     for shares in result["fraction"].values():

@@ -42,6 +42,9 @@ PUBLISHED = {
     "SmolLM2-360M": 361_821_120,
     "SmolLM2-1.7B": 1_711_376_384,
     "SmolLM3-3B": 3_075_098_624,
+    "LFM3-1.7B": 1_728_801_536,
+    "MiniCPM5-1B": 1_080_632_832,
+    "Falcon-H1-0.5B": 521_411_104,
 }
 
 
@@ -131,7 +134,10 @@ def test_names_are_found_in_any_case_and_wrong_ones_get_a_suggestion() -> None:
         find_reference("Qwen-1.7B")
 
 
-def test_models_with_latent_caches_need_our_build() -> None:
-    patched = [name for name, each in REFERENCES.items() if each.patched]
-    assert patched == ["PLM-1.8B-latent", "Zebra-Llama-1B-8MLA", "Zebra-Llama-3B-14MLA"]
+def test_models_of_no_stock_architecture_need_our_build() -> None:
+    patched = {name for name, each in REFERENCES.items() if each.patched}
+    assert patched == {
+        *("PLM-1.8B-latent", "Zebra-Llama-1B-8MLA", "Zebra-Llama-3B-14MLA", "LFM3-1.7B", "Falcon-H1-0.5B"),
+        *("Qwen3.5-0.8B", "Qwen3.5-2B", "Qwen3.5-4B"),
+    }
     assert REFERENCES["PLM-1.8B-latent"].parameters == REFERENCES["PLM-1.8B"].parameters

@@ -58,7 +58,7 @@ def test_what_is_there_already_is_refused_in_one_line(
         refused = nas(*command)
         assert (refused.code, refused.err) == (3, f"nas: {message}: update or uninstall one of them\n"), command
     with pytest.raises(PluginConflict):
-        Block.parse("C3", "mixer")
+        Block.parse("C31", "mixer")  # which no test parsed before: parsed blocks are kept
 
 
 def test_a_class_in_place_of_a_kind_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,14 @@ def lab(tmp_path: Path) -> Iterator[DashboardLab]:
     made.process.end()
 
 
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
+    """The same, for requests that must change nothing."""
+    lab = DashboardLab(tmp_path_factory.mktemp("still"))
+    filled(lab)
+    return lab
+
+
 def path_of(action: str) -> str:
     """Of an action on something that is there."""
     return action.replace("{name}", "study").replace("{id}", "box").replace("{number}", "0")
@@ -63,47 +71,52 @@ def test_there_is_no_other_way_to_change_something_than_to_post() -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_an_action_takes_its_role(lab: DashboardLab, action: str) -> None:
-    before = everything(lab)
+def test_an_action_takes_its_role(still: DashboardLab, action: str) -> None:
+    before = everything(still)
     too_low = [Role.READ, Role.OPERATE] if action in FOR_ADMINS else [Role.READ]
     for role in too_low:
-        assert lab.visitor(role).post(path_of(action), **FIELDS).status_code == 403
-    assert lab.stranger().post(path_of(action), data=FIELDS, headers=OURS).headers["Location"] == "/login"
-    assert lab.stranger().post(path_of(action), data=FIELDS, headers={"Origin": HOST}).status_code == 401
-    assert everything(lab) == before
-    enough = Role.ADMIN if action in FOR_ADMINS else Role.OPERATE
-    expected = (200,) if action == "/launch/check" else (303, 409)
-    assert lab.visitor(enough).post(path_of(action), **FIELDS).status_code in expected
+        assert still.visitor(role).post(path_of(action), **FIELDS).status_code == 403
+    assert still.stranger().post(path_of(action), data=FIELDS, headers=OURS).headers["Location"] == "/login"
+    assert still.stranger().post(path_of(action), data=FIELDS, headers={"Origin": HOST}).status_code == 401
+    assert everything(still) == before
+
+
+def test_a_role_that_is_enough_acts(lab: DashboardLab) -> None:
+    operator, admin = lab.visitor(Role.OPERATE), lab.visitor(Role.ADMIN)
+    for action in sorted(ACTIONS, key=lambda action: action in FOR_ADMINS):  # which leave less for the others
+        expected = (200,) if action == "/launch/check" else (303, 409)
+        visitor = admin if action in FOR_ADMINS else operator
+        assert visitor.post(path_of(action), **FIELDS).status_code in expected, action
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_an_action_of_another_site_is_refused(lab: DashboardLab, action: str) -> None:
-    visitor, before = lab.visitor(Role.ADMIN), everything(lab)
+def test_an_action_of_another_site_is_refused(still: DashboardLab, action: str) -> None:
+    visitor, before = still.visitor(Role.ADMIN), everything(still)
     for headers in FROM_ELSEWHERE:
         assert visitor.post(path_of(action), headers, **FIELDS).status_code == 403
-    assert everything(lab) == before
+    assert everything(still) == before
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_an_action_takes_the_form_of_its_session(lab: DashboardLab, action: str) -> None:
-    visitor, another = lab.visitor(Role.ADMIN), lab.visitor(Role.ADMIN)
-    before = everything(lab)
+def test_an_action_takes_the_form_of_its_session(still: DashboardLab, action: str) -> None:
+    visitor, another = still.visitor(Role.ADMIN), still.visitor(Role.ADMIN)
+    before = everything(still)
     for token in ("", "0" * 64, another.form_token, "\u00e9"):
         assert visitor.post(path_of(action), form_token=token, **FIELDS).status_code == 403
     assert visitor.client.post(path_of(action), data=FIELDS, headers=OURS).status_code == 403
     assert visitor.client.post(path_of(action), json=FIELDS, headers=OURS).status_code == 415
-    assert everything(lab) == before
+    assert everything(still) == before
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_nobody_acts_where_everybody_may_look(tmp_path: Path, action: str) -> None:
+def test_nobody_acts_where_everybody_may_look(tmp_path: Path) -> None:
     lab = DashboardLab(tmp_path, AccessRules(open_hosts=LOOPBACK_HOSTS, secure=False))
     lab.study()
     before = everything(lab)
     browser = TestClient(lab.app, base_url="http://127.0.0.1:8000", follow_redirects=False)
-    answer = browser.post(path_of(action), data=FIELDS, headers=HTML | {"Origin": "http://127.0.0.1:8000"})
-    assert answer.status_code == 403
-    assert everything(lab) == before
+    for action in ACTIONS:
+        answer = browser.post(path_of(action), data=FIELDS, headers=HTML | {"Origin": "http://127.0.0.1:8000"})
+        assert answer.status_code == 403, action
+        assert everything(lab) == before, action
     page = browser.get("/studies", headers=HTML).text
     assert Inputs(page).actions == [] and "Read only" in page
 

@@ -73,7 +73,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
 @pytest.fixture(scope="module")
 def client(bed: Bed) -> Iterator[TestClient]:
     app = web_app()
-    app.include_router(dashboard_router(bed.store, AccessRules(open_hosts=LOOPBACK_HOSTS, secure=False)))
+    app.router.routes += dashboard_router(bed.store, AccessRules(open_hosts=LOOPBACK_HOSTS, secure=False)).routes
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as opened:
         yield opened
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_shown_is_refused(client: TestClient, path: str, status: 
 
 def test_strangers_see_nothing(bed: Bed) -> None:
     app = web_app()
-    app.include_router(dashboard_router(bed.store, AccessRules(open_hosts=frozenset(), secure=False)))
+    app.router.routes += dashboard_router(bed.store, AccessRules(open_hosts=frozenset(), secure=False)).routes
     client = TestClient(app, base_url="http://127.0.0.1")
     for path in ("trials/0", "trials/0/forecasts", "compare"):
         for twin in (path, f"{path}.json"):

@@ -40,6 +40,20 @@ def visitor(lab: DashboardLab) -> Visitor:
     return lab.visitor(Role.OPERATE)
 
 
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
+    """One with a study, for what is refused."""
+    lab = DashboardLab(tmp_path_factory.mktemp("still"))
+    lab.study()
+    return lab
+
+
+@pytest.fixture(scope="module")
+def refused(still: DashboardLab) -> Visitor:
+    """Somebody whose launches are refused."""
+    return still.visitor(Role.OPERATE)
+
+
 def launch(visitor: Visitor, study: str = "mine", **fields: Any) -> httpx.Response:
     return visitor.post("/launch", **{"study": study, "space": space_text()} | fields)
 
@@ -188,15 +202,14 @@ def test_a_preview_has_what_was_drawn_before_drawing_failed(monkeypatch: pytest.
     ],
 )
 def test_each_problem_stands_at_its_field(
-    lab: DashboardLab, visitor: Visitor, fields: dict[str, str], id: str, message: str
+    still: DashboardLab, refused: Visitor, fields: dict[str, str], id: str, message: str
 ) -> None:  # fmt: skip
-    lab.study()
-    answer = launch(visitor, **fields)
+    answer = launch(refused, **fields)
     assert answer.status_code == 422
     told = answer.text.partition(f'id="{id}-problems">')[2].partition("</ul>")[0]
     assert message in told
     assert 'aria-invalid="true"' in answer.text
-    assert lab.submitted.not_begun() == []
+    assert still.submitted.not_begun() == []
 
 
 def test_a_name_that_is_taken_is_a_conflict(lab: DashboardLab, visitor: Visitor) -> None:
@@ -226,9 +239,9 @@ def test_a_file_counts_in_place_of_the_text(lab: DashboardLab, visitor: Visitor)
     [b"", b"--x", b"--x--", b"--x\r\n\r\n--x--", b'--x\r\nContent-Disposition: form-data; name="study"\r\n\r\nmine',
      b"--x\r\nContent-Disposition: form-data\r\n\r\nmine\r\n--x--", b"y--x\r\n--x--", b"\r\n--x" * 500],
 )  # fmt: skip
-def test_what_is_no_form_of_parts_is_refused(visitor: Visitor, body: bytes) -> None:
+def test_what_is_no_form_of_parts_is_refused(refused: Visitor, body: bytes) -> None:
     for kind in ("multipart/form-data; boundary=x", "multipart/form-data"):
-        answer = visitor.client.post("/launch", content=body, headers=OURS | {"Content-Type": kind})
+        answer = refused.client.post("/launch", content=body, headers=OURS | {"Content-Type": kind})
         assert answer.status_code in (403, 422)
 
 

@@ -29,6 +29,14 @@ def visitor(lab: LiveLab) -> TestClient:
     return client(lab, OPEN, LOOPBACK)
 
 
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    """Looks at a study that stays as it is."""
+    lab = LiveLab(tmp_path_factory.mktemp("still"))
+    filled(lab)
+    return client(lab, OPEN, LOOPBACK)
+
+
 def listed(visitor: TestClient, **query: object) -> Any:
     answer = visitor.get("/studies/study/trials.json", params={name: str(value) for name, value in query.items()})
     assert answer.status_code == 200, answer.text
@@ -68,11 +76,8 @@ def test_the_front_comes_first_and_trials_without_a_place_last(lab: LiveLab, vis
         ({"axis": "latency", "sort": "trial"}, [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_trials_are_filtered_and_sorted(
-    lab: LiveLab, visitor: TestClient, query: dict[str, object], found: list[int]
-) -> None:
-    filled(lab)
-    assert numbers(visitor, **query) == found
+def test_trials_are_filtered_and_sorted(reader: TestClient, query: dict[str, object], found: list[int]) -> None:
+    assert numbers(reader, **query) == found
 
 
 def test_trials_are_filtered_by_block_and_by_device(lab: LiveLab, visitor: TestClient) -> None:
@@ -107,11 +112,8 @@ def test_trials_are_filtered_by_block_and_by_device(lab: LiveLab, visitor: TestC
         ("start=-1", 422, "row"),
     ],
 )
-def test_mistakes_in_the_address_are_named(
-    lab: LiveLab, visitor: TestClient, query: str, status: int, message: str
-) -> None:
-    filled(lab)
-    answer = visitor.get(f"/studies/study/trials.json?{query}")
+def test_mistakes_in_the_address_are_named(reader: TestClient, query: str, status: int, message: str) -> None:
+    answer = reader.get(f"/studies/study/trials.json?{query}")
     assert (answer.status_code, message in answer.json()["error"]) == (status, True), answer.text
 
 

@@ -1,4 +1,4 @@
-"""Keys of machines over ssh: damaged files are named with what helps, and never replaced."""
+"""Keys of machines over ssh: damaged files are named with what helps, and never replaced; lost connections."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from nas.measure.devices.transports import ssh
 from nas.measure.devices.transports.base import NotTrusted
 from nas.measure.devices.transports.ssh import SshAddress, SshWire, pin, pinned_fingerprints
 
@@ -64,3 +65,14 @@ def test_a_key_with_a_passphrase_is_not_asked_for_it(keys: Path) -> None:
     key.write_private_key_file(str(keys / "id_ed25519"), password="secret")
     with pytest.raises(NotTrusted, match=r"without a passphrase"):
         SshWire(ADDRESS, keys).connect()
+
+
+@pytest.mark.parametrize("error", [EOFError(), OSError("reset"), paramiko.SSHException("lost")])
+def test_the_stream_of_a_lost_connection_is_closed_without_an_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(_: paramiko.Channel) -> None:
+        raise error
+
+    monkeypatch.setattr(paramiko.Channel, "close", close)
+    ssh._ChannelStream(paramiko.Channel(0), "box").close()

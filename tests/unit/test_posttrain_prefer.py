@@ -228,9 +228,7 @@ def run(folder: Path, *stages: dict[str, object]) -> MemberTraining:
         {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1},
     ]
     recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": [*first, *stages]})
-    return run_recipe(
-        "tiny", "1M", recipe, folder, lambda line: None, workers=1, files=FileOptions(gguf=()), checkpoint_s=0.0
-    )
+    return run_recipe("tiny", "1M", recipe, folder, lambda line: None, workers=1, files=FileOptions(gguf=()))
 
 
 def test_alignment_raises_the_chosen_answers_and_merges_follow(member: Path) -> None:

@@ -445,8 +445,11 @@ def recipe(**sft: Any) -> PostTrainingRecipe:
     return PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
 
 
-def run(folder: Path, what: PostTrainingRecipe, log: Callable[[str], None] = lambda line: None) -> MemberTraining:
-    return run_recipe("tiny", "1M", what, folder, log, workers=1, files=FileOptions(gguf=()), checkpoint_s=0.0)
+def run(
+    folder: Path, what: PostTrainingRecipe, log: Callable[[str], None] = lambda line: None, checkpoint_s: float = 60.0
+) -> MemberTraining:
+    files = FileOptions(gguf=())
+    return run_recipe("tiny", "1M", what, folder, log, workers=1, files=files, checkpoint_s=checkpoint_s)
 
 
 class Killed(BaseException):
@@ -477,7 +480,7 @@ def test_a_recipe_that_is_killed_ends_with_the_same_weights(member: Path, monkey
 
         monkeypatch.setattr(member_training, "run_workers", killed)
         with pytest.raises(Killed):
-            run(member, recipe())
+            run(member, recipe(), checkpoint_s=0)
     monkeypatch.setattr(member_training, "run_workers", run_here)
     lines: list[str] = []
     again = run(member, recipe(), lines.append)
@@ -513,7 +516,7 @@ def test_a_curriculum_resumes_and_orders_the_training(member: Path, monkeypatch:
 
     monkeypatch.setattr(member_training, "run_workers", killed)
     with pytest.raises(Killed):
-        run(member, recipe(curriculum={}))
+        run(member, recipe(curriculum={}), checkpoint_s=0)
     monkeypatch.setattr(member_training, "run_workers", run_here)
     assert run(member, recipe(curriculum={})).checkpoint == whole.checkpoint
     assert run(member, recipe()).checkpoint != whole.checkpoint

@@ -56,7 +56,8 @@ def run(each: TrainJob, folder: Path, stop: int | None = None) -> TrainResult:
         if next(left, None) is None:
             raise KeyboardInterrupt
 
-    return train(each, yield_hook=hook, checkpoint_dir=folder, device="cpu", log=lambda line: None, checkpoint_s=0.0)
+    every = 60.0 if stop is None else 0.0
+    return train(each, yield_hook=hook, checkpoint_dir=folder, device="cpu", log=lambda line: None, checkpoint_s=every)
 
 
 def test_a_student_trains_its_teacher_where_nobody_has(corpus: CorpusRef, tmp_path: Path) -> None:

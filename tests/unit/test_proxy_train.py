@@ -60,9 +60,13 @@ def task_job(**changes: Any) -> TrainJob:
 
 
 def run(
-    job: TrainJob, folder: Path, hook: Callable[[], None] = lambda: None, log: Callable[[str], None] = lambda line: None
+    job: TrainJob, folder: Path, hook: Callable[[], None] | None = None, log: Callable[[str], None] = lambda line: None
 ) -> TrainResult:
-    return train(job, yield_hook=hook, checkpoint_dir=folder, device="cpu", log=log, checkpoint_s=0.0)
+    """Trains; with a hook, which may stop it, a checkpoint is written at every step."""
+    every = 60.0 if hook is None else 0.0
+    return train(
+        job, yield_hook=hook or (lambda: None), checkpoint_dir=folder, device="cpu", log=log, checkpoint_s=every
+    )
 
 
 def numbers(result: TrainResult) -> dict[str, Any]:
@@ -273,10 +277,12 @@ def test_the_average_is_that_of_the_steps(corpus: CorpusRef, tmp_path: Path) -> 
 SEEDS = (0, 1, 2)
 
 
-def together(jobs: list[TrainJob], folder: Path, hook: Callable[[], None] = lambda: None) -> list[TrainResult]:
+def together(jobs: list[TrainJob], folder: Path, hook: Callable[[], None] | None = None) -> list[TrainResult]:
+    """The same for all seeds in one pass."""
     lines: list[str] = []
+    every, hook = (60.0, lambda: None) if hook is None else (0.0, hook)
     outcomes = train_seeds(
-        jobs, yield_hook=hook, checkpoint_dir=folder, device="cpu", log=lines.append, checkpoint_s=0.0
+        jobs, yield_hook=hook, checkpoint_dir=folder, device="cpu", log=lines.append, checkpoint_s=every
     )
     return [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
 

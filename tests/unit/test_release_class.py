@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import mostly_exhaustive
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -42,7 +44,7 @@ LAYOUTS = {
 LENGTHS = (9, 4, 7, 1)
 
 
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture(scope="module", params=LAYOUTS)
 def layout(request: pytest.FixtureRequest) -> Layout:
     return Layout.parse(LAYOUTS[request.param])
 
@@ -61,7 +63,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
         del sys.modules[name]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ours(layout: Layout) -> Model:
     """The model that the class copies, with no weight at a special value."""
     model, noise = Model(layout, seed=3).eval(), torch.Generator().manual_seed(4)
@@ -70,8 +72,9 @@ def ours(layout: Layout) -> Model:
     return model
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(code: Any, layout: Layout, ours: Model) -> Any:
+    """The class with the same weights; a test that changes it changes a copy."""
     config = code.HilnasConfig(**own_config(layout), pad_token_id=0, eos_token_id=None)
     theirs = code.HilnasForCausalLM(config).eval()
     theirs.load_state_dict(ours.state_dict())
@@ -148,15 +151,25 @@ def test_mixers_are_given_zeros_at_padding(code: Any, monkeypatch: pytest.Monkey
         torch.testing.assert_close(logits[row][mask[row].bool()], model(text[None]).logits[0], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_padded_batch_is_continued_as_each_of_its_rows(model: Any, cached: bool) -> None:
+def check_continuation(model: Any, tokens: int, **options: object) -> None:
+    """A padded batch is continued as each of its rows."""
     rows = texts(1)
     ids, mask = padded(rows, "left")
-    options = {"max_new_tokens": 12, "do_sample": False, "use_cache": cached}
+    options = {"max_new_tokens": tokens, "do_sample": False, **options}
     together = model.generate(ids, attention_mask=mask, **options)[:, ids.shape[1] :]
     for row, text in enumerate(rows):
         alone = model.generate(text[None], attention_mask=torch.ones(1, len(text)), **options)[0, len(text) :]
         assert together[row].tolist() == alone.tolist()
+
+
+def test_a_padded_batch_is_continued_as_each_of_its_rows(model: Any) -> None:
+    check_continuation(model, 8)
+
+
+# Without a cache each step is a forward pass of a padded batch, which the tests above have of every kind.
+@pytest.mark.parametrize("layout", mostly_exhaustive(LAYOUTS, "mixed"), indirect=True)
+def test_a_padded_batch_is_continued_without_a_cache(model: Any) -> None:
+    check_continuation(model, 4, use_cache=False)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -172,19 +185,13 @@ def test_the_cache_of_a_padded_batch_goes_on(model: Any, side: str) -> None:
         torch.testing.assert_close(both[row][more_mask[row].bool()], whole, rtol=0, atol=1e-5)
 
 
-@torch.no_grad()
 def test_beams_keep_their_own_padding(model: Any) -> None:
-    rows = texts(1)
-    ids, mask = padded(rows, "left")
-    options = {"max_new_tokens": 4, "do_sample": False, "num_beams": 3}
-    together = model.generate(ids, attention_mask=mask, **options)[:, ids.shape[1] :]
-    for row, text in enumerate(rows):
-        alone = model.generate(text[None], attention_mask=torch.ones(1, len(text)), **options)[0, len(text) :]
-        assert together[row].tolist() == alone.tolist()
+    check_continuation(model, 4, num_beams=3)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_nothing(model: Any, reentrant: bool) -> None:
+    model = copy.deepcopy(model)
     ids, mask = padded(texts(), "right")
     labels = ids.masked_fill(mask == 0, -100)
 

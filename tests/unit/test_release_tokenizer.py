@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from typer.testing import CliRunner
 
-from nas.cli.family import tokenizer as command
+from nas.cli.family.training import tokenizer as command
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.train.pretrain.tokenizer_training import train_tokenizer

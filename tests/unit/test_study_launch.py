@@ -248,34 +248,35 @@ def options(**changes: Any) -> LaunchOptions:
     return LaunchOptions(**values | changes)
 
 
-def opened(**changes: Any) -> OpenedStudy:
-    """Opens the study, which another launch may open again."""
-    with OpenedStudy.open(options(**changes), lambda trial, what, payload: None, lambda line: None) as study:
+def opened(tmp_path: Path, **changes: Any) -> OpenedStudy:
+    """Opens the study, of a small corpus, which another launch may open again."""
+    (tmp_path / "text.txt").write_text("some text. " * 10_000)
+    space = tiny_space(quality=TINY["quality"] | {"corpus": ["text.txt"]})
+    chosen = options(space=space, db=f"sqlite:///{tmp_path / 'nas.db'}", base=tmp_path, **changes)
+    with OpenedStudy.open(chosen, lambda trial, what, payload: None, lambda line: None) as study:
         return study
 
 
 @pytest.mark.usefixtures("cached")
 def test_a_resumed_study_goes_on_as_it_was_begun(store: Store, tmp_path: Path) -> None:
-    where: dict[str, Any] = {"db": f"sqlite:///{tmp_path / 'nas.db'}"}
-    assert opened(**where, trials=7).trials == 7
+    assert opened(tmp_path, trials=7).trials == 7
     for count, expected in ((None, 7), (9, 9), (None, 9)):
-        assert opened(**where, resume=True, trials=count).trials == expected
+        assert opened(tmp_path, resume=True, trials=count).trials == expected
 
 
 @pytest.mark.usefixtures("cached")
 def test_a_resumed_study_keeps_what_it_learnt_from(store: Store, tmp_path: Path) -> None:
     for name in ("first", "other"):
         studies.create(store, name, tiny_space().model_dump(mode="json"), seed=0, version="0")
-    where: dict[str, Any] = {"db": f"sqlite:///{tmp_path / 'nas.db'}"}
-    assert opened(**where, warm_start=("first",)).warm_start == ("first",)
-    assert opened(**where, resume=True).warm_start == ("first",)
+    assert opened(tmp_path, warm_start=("first",)).warm_start == ("first",)
+    assert opened(tmp_path, resume=True).warm_start == ("first",)
     with pytest.raises(InvalidInput, match="began with first"):
-        opened(**where, resume=True, warm_start=("other",))
+        opened(tmp_path, resume=True, warm_start=("other",))
 
 
 @pytest.mark.usefixtures("cached", "store")
 def test_a_new_study_takes_the_space_s_number_of_trials(tmp_path: Path) -> None:
-    assert opened(db=f"sqlite:///{tmp_path / 'nas.db'}").trials == tiny_space().search.trials
+    assert opened(tmp_path).trials == tiny_space().search.trials
 
 
 def launched(tmp_path: Path, text: str = "some text. ", **changes: Any) -> StudyState:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 from audio_lab import LAYOUT, SHAPE, SOUNDS, audio_model, tone, write_model, write_pitches, write_sound
 from cli_runner import nas
-from pretrain_lab import KilledError, killed_after
 from retrieval_lab import own_home, write_lines
 from safetensors.torch import load_file, save_file
 from transformers import ParakeetEncoder, ParakeetEncoderConfig, ParakeetFeatureExtractor
@@ -21,7 +19,6 @@ from transformers import ParakeetEncoder, ParakeetEncoderConfig, ParakeetFeature
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.train.adapt.checkpoints import read_model
-from nas.train.posttrain import trained_folder
 from nas.train.posttrain.conversations import ChatTokenizer
 from nas.train.towers import sounds
 from nas.train.towers.audio import AUDIO, AudioSettings, AudioShape
@@ -295,29 +292,19 @@ def test_all_forms_of_data_are_read(tmp_path: Path) -> None:
     texts = [line.conversation.messages[0].content for line in read]
     assert texts == ["<audio>What?"] * 3 + ["<audio>"] * 2 + ["<audio><audio>Both?"]
     assert read[5].expanded(SOUNDS).messages[0].said == "<audio>" * 14 + "Both?"
-    for line, problem in [
-        ({"audio": "../secret.wav", "question": "What?", "answer": "A"}, "not in the folder"),
-        ({"audio": "none.wav", "question": "What?", "answer": "A"}, "no file none.wav"),
-        ({"audios": ["a.wav"], "messages": [{"role": "user", "content": "<audio><audio>"}, ANSWER]}, "1 sounds, but 2"),
-        ({"messages": [{"role": "user", "content": "Nothing?"}, ANSWER]}, "has no sound"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}, "neither text nor audio"),
-    ]:
-        path = write_lines(tmp_path / "data.jsonl", [lines[0], line])
-        with pytest.raises(InvalidInput, match=problem) as raised:
-            read_media_lines(path, ChatTokenizer(audio_model().tokenizer, "model"), AUDIO)
-        assert str(raised.value).startswith(f"{path}:2: ")
+    path = write_lines(tmp_path / "data.jsonl", [{"audio": "../secret.wav", "question": "What?", "answer": "A"}])
+    with pytest.raises(InvalidInput, match="not in the folder"):
+        read_media_lines(path, ChatTokenizer(audio_model().tokenizer, "model"), AUDIO)
 
 
 QUICK = {"epochs": 4, "batch": 4, "lr": 0.01, "held_out": 0, "warmup": 0}
 
 
-def train(folder: Path, stage: str, start: str, output: str, checkpoint_s: float = 60, **more: Any) -> TowerRecord:
+def train(folder: Path, stage: str, start: str, output: str) -> TowerRecord:
     texts = [folder / "texts.jsonl"] if stage != "connector" else []
-    settings = AudioSettings.model_validate(QUICK | {"stage": stage} | more)
+    settings = AudioSettings.model_validate(QUICK | {"stage": stage})
     data = Data([folder / "pitches" / "data.jsonl"], texts)
-    return train_tower(
-        str(folder / start), data, settings, folder / output, lambda line: None, checkpoint_s=checkpoint_s
-    )
+    return train_tower(str(folder / start), data, settings, folder / output, lambda line: None)
 
 
 def parts(folder: Path) -> dict[str, torch.Tensor]:
@@ -330,9 +317,7 @@ def parts(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def test_stages_train_their_parts_and_resume_to_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_train_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_home(tmp_path, monkeypatch)
     write_model(tmp_path / "model")
     write_pitches(tmp_path / "pitches")
@@ -344,17 +329,10 @@ def test_stages_train_their_parts_and_resume_to_the_same_weights(
     train(tmp_path, "connector", "model", "one")
     before, after = parts(tmp_path / "model"), parts(tmp_path / "one")
     assert [torch.equal(before[part], after[part]) for part in before] == [True, False, True]
-    whole = train(tmp_path, "mid", "one", "two")
-    assert whole.curve[-1][1] < whole.curve[0][1] and whole.texts == 4 and whole.examples == 12
+    record = train(tmp_path, "mid", "one", "two")
+    assert record.curve[-1][1] < record.curve[0][1] and record.texts == 4 and record.examples == 12
     after = parts(tmp_path / "two")
     assert not any(torch.equal(before[part], after[part]) for part in before)
-    shutil.move(tmp_path / "two", tmp_path / "whole")
-    worker = killed_after(5)
-    with monkeypatch.context() as patch:
-        patch.setattr(trained_folder, "Worker", lambda device, log, hook: worker)
-        with pytest.raises(KilledError):
-            train(tmp_path, "mid", "one", "two", checkpoint_s=0)
-    assert train(tmp_path, "mid", "one", "two").weights == whole.weights
 
 
 def test_the_commands_train_and_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, delete, exists, func, select, update
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput, UnknownName
@@ -87,6 +87,8 @@ _RAREST_CHECK_S = 3600.0
 """Greatest time between two checks, in seconds."""
 _LASTING = frozenset({DeviceState.OFFLINE, DeviceState.DRAINING})
 """States that do not change when the agent falls silent."""
+_ONE = select(device_table).where(device_table.c.id == bindparam("of"))
+_HELD = _ONE.with_for_update(key_share=True)
 _BY_PERSON = frozenset({Health.MAINTENANCE, Health.RETIRED})
 
 
@@ -308,8 +310,7 @@ def read(connection: Connection, id: str, *, agent: str | None = None, held: boo
         UnknownName: no such device; the message lists an agent's own devices only.
         NotServed: another agent serves it.
     """
-    query = select(device_table).where(device_table.c.id == id)
-    row = connection.execute(query.with_for_update(key_share=True) if held else query).first()
+    row = connection.execute(_HELD if held else _ONE, {"of": id}).first()
     if row is None:
         valid = select(device_table.c.id)
         raise UnknownName(

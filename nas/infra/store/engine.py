@@ -18,7 +18,7 @@ import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -36,6 +36,7 @@ from sqlalchemy.exc import (
     OperationalError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.types import TypeEngine
 
 from nas.core.canonical import canonical_json
@@ -302,9 +303,14 @@ def damaged(url: URL, reason: str) -> DatabaseUnusable:
 
 def insert_if_absent(connection: Connection, table: Table, **values: Any) -> bool:
     """Inserts a row unless one with its key exists; returns whether it did."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    insert = dialect.insert(table).values(**values).on_conflict_do_nothing()
-    return connection.execute(insert.returning(*table.primary_key)).first() is not None
+    return connection.execute(_insert_if_absent(connection.dialect.name, table), values).first() is not None
+
+
+@cache
+def _insert_if_absent(dialect: str, table: Table) -> ReturningInsert[Any]:
+    insert = (postgresql if dialect == "postgresql" else sqlite).insert(table)
+    returning: ReturningInsert[Any] = insert.on_conflict_do_nothing().returning(*table.primary_key)
+    return returning
 
 
 def _make_postgresql_engine(url: URL) -> Engine:

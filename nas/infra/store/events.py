@@ -56,7 +56,7 @@ def notes(store: Store, study: int, what: str) -> list[Event]:
 def insert_event(connection: Connection, new: Event) -> Event:
     """Stores `new` under the next id; the caller has locked the study (`lock_study`)."""
     values = {"study": new.study, "trial": new.trial, "kind": new.kind, "payload": dict(new.payload), "at": new.at}
-    key = connection.execute(event.insert().values(**values)).inserted_primary_key
+    key = connection.execute(event.insert(), values).inserted_primary_key
     assert key is not None
     return Event(new.kind, new.payload, new.trial, new.study, key[0], new.at)
 

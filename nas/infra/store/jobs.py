@@ -14,7 +14,20 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, exists, func, or_, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Row,
+    and_,
+    bindparam,
+    exists,
+    func,
+    or_,
+    select,
+    true,
+    update,
+)
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Round, RoundResult
@@ -60,6 +73,7 @@ _KINDS = {
     Health.MAINTENANCE: (),
     Health.RETIRED: (),
 }
+_HELD = select(job_table).where(job_table.c.id == bindparam("of")).with_for_update(key_share=True)
 _PHASES: tuple[Phase | None, ...] = (None, "preparing", "cooling", "running")
 
 
@@ -259,7 +273,7 @@ def job_id(result_key: str, number: int) -> str:
 
 def find(connection: Connection, id: str) -> JobRow | None:
     """Returns the job `id`, if it exists, and locks it until the transaction ends."""
-    row = connection.execute(select(job_table).where(job_table.c.id == id).with_for_update(key_share=True)).first()
+    row = connection.execute(_HELD, {"of": id}).first()
     return _job(row) if row else None
 
 

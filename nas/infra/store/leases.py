@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from nas.core.errors import StudyBusy, UnknownName
 from nas.infra.store.models import study as study_table
@@ -28,6 +28,8 @@ LEASE_S = 30.0
 """Seconds a study lease lasts unless renewed; renew three times as often."""
 
 _ENDED = ("Z", "X")
+_CURRENT = select(study_lease).where(study_lease.c.study == bindparam("of"))
+_LOCKED = select(study_table.c.id).where(study_table.c.id == bindparam("of")).with_for_update(key_share=True)
 
 
 def new_holder() -> str:
@@ -140,8 +142,7 @@ def expired(connection: Connection, studies: Sequence[int], now: float) -> dict[
 
 def lock_study(connection: Connection, study: int, lease: StudyLease | None = None) -> None:
     """Locks the study against other leases and additions, so that ids become visible in order."""
-    held = select(study_table.c.id).where(study_table.c.id == study).with_for_update(key_share=True)
-    locked = connection.scalar(held) is not None
+    locked = connection.scalar(_LOCKED, {"of": study}) is not None
     fence(connection, study, lease)
     if not locked:
         raise UnknownName("study", str(study), map(str, connection.scalars(select(study_table.c.id))))
@@ -170,6 +171,6 @@ def study_name(connection: Connection, study: int) -> str:
 
 
 def _current(connection: Connection, study: int, *, lock: bool = False) -> StudyLease | None:
-    query = select(study_lease).where(study_lease.c.study == study)
-    row = connection.execute(query.with_for_update(key_share=True) if lock else query).first()
+    query = _CURRENT.with_for_update(key_share=True) if lock else _CURRENT
+    row = connection.execute(query, {"of": study}).first()
     return StudyLease(**row._mapping) if row else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
@@ -15,6 +15,7 @@ from nas.infra.store.rows import Json, Result, Stage, from_row
 from nas.infra.store.store import Store, retried
 
 _KEYS_PER_QUERY = 500
+_ONE = select(result).where(result.c.result_key == bindparam("key"))
 
 
 @retried
@@ -165,5 +166,5 @@ def insert_use(connection: Connection, key: str, trial: tuple[int, int], *, firs
 
 
 def _get(connection: Connection, key: str) -> Result | None:
-    row = connection.execute(select(result).where(result.c.result_key == key)).first()
+    row = connection.execute(_ONE, {"key": key}).first()
     return from_row(Result, row) if row else None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, bindparam, func, select, update
 
 from nas.core.errors import UnknownName
 from nas.core.trial import Event, EventKind, TrialState, TrialStatus, advance
@@ -17,6 +17,9 @@ from nas.infra.store.rows import NewTrial, StudyLease, Trial
 from nas.infra.store.store import Store, retried
 
 _NUMBERS_PER_QUERY = 500
+# Built once: to build a statement takes longer than SQLite takes to run it.
+_THIS = trial.c.study == bindparam("of_study"), trial.c.number == bindparam("of_number")
+_ONE, _CHANGE = select(trial).where(*_THIS), update(trial).where(*_THIS)
 
 
 @retried
@@ -78,18 +81,15 @@ def add_event(
             return before
         after = advance(before, event)
         insert_event(connection, event)
-        connection.execute(
-            update(trial)
-            .where(trial.c.study == study, trial.c.number == number)
-            .values(**status_columns(after), updated=event.at)
-        )
+        changed = status_columns(after) | {"updated": event.at}
+        connection.execute(_CHANGE, {"of_study": study, "of_number": number, **changed})
         return after
 
 
 def insert_trial(connection: Connection, new: Trial) -> None:
     """Stores a trial; the caller has locked the study and stores the events that led to its status."""
     plain = {name: getattr(new, name) for name in Trial.__slots__ if name not in ("parents", "status")}
-    connection.execute(trial.insert().values(plain | status_columns(new.status) | {"parents": list(new.parents)}))
+    connection.execute(trial.insert(), plain | status_columns(new.status) | {"parents": list(new.parents)})
 
 
 def status_columns(status: TrialStatus) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _propose(connection: Connection, study: int, proposal: NewTrial, now: float)
 
 
 def _get(connection: Connection, study: int, number: int) -> Trial:
-    row = connection.execute(select(trial).where(trial.c.study == study, trial.c.number == number)).first()
+    row = connection.execute(_ONE, {"of_study": study, "of_number": number}).first()
     if row is None:
         count = connection.scalar(select(func.count()).where(trial.c.study == study)) or 0
         valid = [f"0 to {count - 1}"] if count else []

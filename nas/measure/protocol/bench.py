@@ -14,9 +14,9 @@ from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InvalidInput, NasError, Unsupported
 from nas.core.layout import Layout
-from nas.core.measurement import Figure, Measurement, Repetition
+from nas.core.measurement import TTFT_PARTS, Figure, Measurement, Repetition, Sample
 from nas.core.metrics import METRICS
-from nas.core.plan import Round
+from nas.core.plan import InputFile, Round
 from nas.core.profile import summary
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
@@ -40,6 +40,9 @@ _PROFILE_DEADLINES = 8.0
 BUSY = 0.5
 """Cores of other processes beyond which the speed that was seen is shown first."""
 
+FIELDS = ("typical", "log_sd", "shared_log_sd", "n", "unit", "reason")
+"""Of a metric's figure in reports, besides its value."""
+
 
 @dataclass(frozen=True)
 class BenchOptions:
@@ -55,6 +58,8 @@ class BenchOptions:
         protocol: deadline and attempts.
         db: URL, or None for the default database.
         profile: also time layers and operators, in one run of their own that is no part of the figures.
+        projector: file of the tower beside a model file.
+        image_tokens: of an image at most, with a `projector`.
     """
 
     subject: Layout | Path
@@ -66,6 +71,8 @@ class BenchOptions:
     protocol: MeasurementSettings = field(default_factory=MeasurementSettings)
     db: str | None = None
     profile: bool = False
+    projector: Path | None = None
+    image_tokens: int = 256
 
 
 def bench(options: BenchOptions, log: Log) -> Json:
@@ -94,6 +101,8 @@ def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | Nas
             runtime = known_runtime(spec)
             if not (support := runtime.supports(options.subject)):
                 raise Unsupported(f"{runtime.name} does not carry this layout: {'; '.join(support.reasons)}")
+        if options.workload.images and not _has_tower(options):
+            raise InvalidInput("the model has no tower: a layout names one as `tower=`, a file goes with --mmproj")
         if options.profile:
             _profiler(known_runtime(spec))
     store = Store.open(benches[0].db)
@@ -182,15 +191,26 @@ def _needs_patched(runtime: Runtime, subject: Layout | Path) -> bool:
 
 def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store: Store, scratch: Path) -> Artifact:
     if isinstance(options.subject, Path):
-        return _from_file(options.subject, spec, store)
+        return _from_file(options, options.subject, spec, store)
     return export_to_store(
         store, scratch, runtime, options.subject.architecture, spec.quantisation, RandomWeights(DEPLOY_SEED)
     )
 
 
-def _from_file(path: Path, spec: RuntimeSpace, store: Store) -> Artifact:
+def _has_tower(options: BenchOptions) -> bool:
+    layout = options.subject if isinstance(options.subject, Layout) else None
+    return options.projector is not None if layout is None else layout.tower is not None
+
+
+def _from_file(options: BenchOptions, path: Path, spec: RuntimeSpace, store: Store) -> Artifact:
     stored = artifacts.put_file(store, path)
+    tower = {}
+    if options.projector is not None:
+        beside = artifacts.put_file(store, options.projector)
+        file = InputFile(sha256=beside.sha256, size=beside.size)
+        tower = {"projector": file, "image_tokens": options.image_tokens}
     return Artifact(
+        **tower,
         sha256=stored.sha256,
         size=stored.size,
         runtime=spec.name,
@@ -210,6 +230,7 @@ def _report(
     named = {"layout_id": layout.id, "layout": layout.format()} if layout else {"file": str(options.subject)}
     runs = [rep.sample for rep in measurement.repetitions if rep.valid and rep.sample]
     prompt = measurement.workload.prompt
+    reading = [_reading(run, prompt) for run in runs]
     tokens = sum(len(rep.sample.decode_ns) for rep in measurement.repetitions if rep.valid and rep.sample)
     return {
         **named,
@@ -217,10 +238,15 @@ def _report(
         "runtime": {"name": measurement.runtime, "build": measurement.build, "patched": measurement.patched},
         "device": {"id": target.device.id, "model": target.device.model, "cpu": target.device.cpu},
         "workload": measurement.workload.key(),
-        "ttft_ms": _time(figures["ttft"]),
+        "ttft_ms": {
+            **figures["ttft"].report("typical", "n"),
+            "median": figures["ttft"].typical,
+            "min": figures["ttft"].minimum,
+            "max": figures["ttft"].maximum,
+        },
         "prefill_tps": figures["prefill_tps"].value,
         "tokens_per_s": {
-            "prefill": _rate(figures["prefill_tps"], [prompt * 1e3 / run.ttft_ms for run in runs]),
+            "prefill": _rate(figures["prefill_tps"], [tokens * 1e3 / ms for tokens, ms in reading]),
             "decode": _rate(
                 rate(figures["decode_mean"], 1, "tokens/s"),
                 [len(run.decode_ns) * 1e9 / sum(run.decode_ns) for run in runs if run.decode_ns],
@@ -246,9 +272,11 @@ def _report(
             "memory_mb": figures["gpu_memory"].value,
             "reason": figures["gpu_memory"].reason,
         },
-        "energy_mj_per_token": _energy(figures["energy_mj_per_token"]),
+        "energy_mj_per_token": figures["energy_mj_per_token"].report("resolution", "reason"),
         "file_mb": figures["file_size"].value,
-        "figures": {name: _figure(figure) for name, figure in figures.items() if name in METRICS},
+        "figures": {
+            name: figure.report(*FIELDS) for name, figure in figures.items() if name in METRICS or name in TTFT_PARTS
+        },
         "load_ms": figures["load"].value,
         "reps": [_repetition(rep) for rep in measurement.repetitions],
         "refused_share": measurement.refused_share,
@@ -259,49 +287,20 @@ def _report(
     }
 
 
+def _reading(run: Sample, prompt: int) -> tuple[int, float]:
+    """Returns how many tokens the language model read before it decoded, and in how many milliseconds."""
+    if run.images is None:
+        return prompt, run.ttft_ms
+    return prompt + run.images.tokens, max(1e-3, run.ttft_ms - sum(run.images.wall_ns[0]) / 1e6)
+
+
 def _rate(figure: Figure, experienced: Sequence[float]) -> Json:
     """Returns the protocol's figure with its interval, and mean and standard deviation as llama-bench has them."""
     return {
-        "value": figure.value,
-        "ci95": [figure.low, figure.high],
+        **figure.report(),
         "mean": statistics.fmean(experienced) if experienced else None,
         "sd": statistics.stdev(experienced) if len(experienced) > 1 else None,
         "n": len(experienced),
-    }
-
-
-def _figure(figure: Figure) -> Json:
-    """Returns a metric's figure; its noise as in `Figure`."""
-    return {
-        "value": figure.value,
-        "ci95": [figure.low, figure.high],
-        "typical": figure.typical,
-        "log_sd": figure.log_sd,
-        "shared_log_sd": figure.shared_log_sd,
-        "n": figure.n,
-        "unit": figure.unit,
-        "reason": figure.reason,
-    }
-
-
-def _time(figure: Figure) -> Json:
-    return {
-        "value": figure.value,
-        "typical": figure.typical,
-        "median": figure.typical,
-        "min": figure.minimum,
-        "max": figure.maximum,
-        "ci95": [figure.low, figure.high],
-        "n": figure.n,
-    }
-
-
-def _energy(figure: Figure) -> Json:
-    return {
-        "value": figure.value,
-        "ci95": [figure.low, figure.high],
-        "resolution": figure.resolution,
-        "reason": figure.reason,
     }
 
 

@@ -16,7 +16,7 @@ from nas.core.metrics import metric
 from nas.core.scoring import SURE, chance_to_keep, own_log_sd, together
 from nas.core.stats import Z95
 from nas.core.workload import Workload
-from nas.measure.protocol.bench import Log
+from nas.measure.protocol.bench import FIELDS, Log
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import FileInspector, TextScorer
 
@@ -86,11 +86,9 @@ class Check:
         """Returns it as JSON."""
         return {
             "budget": str(self.limit),
-            "value": self.figure.value,
-            "ci95": [self.figure.low, self.figure.high],
+            **self.figure.report("reason"),
             "chance": self.chance,
             "verdict": self.verdict,
-            "reason": self.figure.reason,
         }
 
 
@@ -341,7 +339,7 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, Figure]:
             value=figure["value"],
             low=figure["ci95"][0],
             high=figure["ci95"][1],
-            **{key: figure[key] for key in ("typical", "log_sd", "shared_log_sd", "n", "unit", "reason")},
+            **{key: figure[key] for key in FIELDS},
         )
         for name, figure in report["figures"].items()
     }

@@ -22,7 +22,7 @@ from nas.infra.store.calibrations import CalibrationKey
 from nas.infra.store.store import Store
 from nas.measure.protocol.estimator import clock_of, reference_times, run_times
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
-from nas.measure.runtimes.base import Artifact, RandomWeights, Runtime
+from nas.measure.runtimes.base import Artifact, RandomWeights, Runtime, projector_path
 
 GATE_VERSION = 4
 """Version of the equivalence check. Raise it when the same logits may get another verdict."""
@@ -137,7 +137,8 @@ def export_to_store(
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         destination = Path(folder) / "model"
         artifact = runtime.export(layout, quantisation, weights, destination, recipe=True)
-        artifacts.put_file(store, destination)
+        for path, _ in zip((destination, projector_path(destination)), artifact.written, strict=False):
+            artifacts.put_file(store, path)
     return artifact
 
 

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from nas.core.errors import CandidateFailed, NasError
-from nas.core.measurement import Figure, Measurement, ReferenceTimes, Repetition, Sample
+from nas.core.measurement import IMAGE_STEPS, Figure, Measurement, ReferenceTimes, Repetition, Sample
 from nas.core.plan import Conditions, Pair, RawRun
 from nas.core.stats import repetition_figure
 from nas.core.units import show_share
@@ -20,7 +20,7 @@ from nas.core.workload import Workload
 from nas.infra.store.calibrations import ReferenceRun
 from nas.measure.protocol.estimator import clock_of, rate, run_times, time_figures
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Version of the measurement protocol (warm-up, timing, interleaving). Raise it when figures change their meaning."""
 
 UNDISTURBED_CPU = 0.05
@@ -154,8 +154,12 @@ def summarise(
     paired = beside if len(beside) == len(samples) else []
     figures = time_figures(samples, paired, calibration, workload.threads, workload.gen)
     figures |= _encoding_figures(figures["encoding"], workload, vectors) if workload.encodes else {}
+    figures |= image_figures(samples, figures["ttft"], workload.threads) if workload.images else {}
+    reading, tokens = figures["encoding" if workload.encodes else "ttft"], float(workload.prompt)
+    if (seen := figures.get("image_tokens")) is not None and seen.value is not None:
+        reading, tokens = figures["prompt_reading"], tokens + seen.value
     figures |= {
-        "prefill_tps": rate(figures["encoding" if workload.encodes else "ttft"], workload.prompt, "tok/s"),
+        "prefill_tps": rate(reading, tokens, "tok/s"),
         "load": repetition_figure([sample.load_ms for sample in samples], "ms"),
         "energy_mj_per_token": energy_figure([rep for rep in repetitions if rep.sample is not None], workload.gen),
         "file_size": Figure(value=file_bytes / 1e6, n=1, unit="MB"),
@@ -174,6 +178,38 @@ def _encoding_figures(encoding: Figure, workload: Workload, vectors: int) -> dic
     if vectors:
         stored = Figure(value=float(BYTES_PER_NUMBER * vectors * workload.prompt), n=1, unit="B")
     return {"documents_per_s": rate(encoding, 1, "docs/s"), "index_bytes": stored}
+
+
+def image_figures(samples: Sequence[Sample], ttft: Figure, threads: int) -> dict[str, Figure]:
+    """Returns the figures of a request's images.
+
+    Times are shares of the passes over the prompt that they are parts of, on the clock of TTFT, times TTFT: what
+    slowed a pass down slowed its parts down alike.
+    """
+    names = (*IMAGE_STEPS, "image_encoding", "prompt_reading")
+    seen = [images for sample in samples if (images := sample.images) is not None]
+    if len(seen) < len(samples) or not samples or ttft.value is None:
+        none = "no valid repetition" if not samples else "the model reads text alone: its layout has no `tower=`"
+        missing = dict.fromkeys(names, Figure(value=None, unit="ms", reason=none))
+        return missing | {"image_tokens": Figure(value=None, unit="", reason=none)}
+    clock = clock_of(samples, threads)
+    passes: list[tuple[float, ...]] = []
+    for sample, images in zip(samples, seen, strict=True):
+        steps = images.cpu_ns if clock == "cpu" else images.wall_ns
+        for parts, prompt in zip(steps, run_times(sample, clock).prompts, strict=False):
+            steps_of_pass = [min(1.0, part / (1e6 * prompt)) for part in parts]
+            encoding = min(1.0, sum(steps_of_pass))
+            passes.append((*steps_of_pass, encoding, 1 - encoding))
+    shares = {name: statistics.median(column) for name, column in zip(names, zip(*passes, strict=True), strict=True)}
+    return {name: _share(ttft, share) for name, share in shares.items()} | {
+        "image_tokens": Figure(value=float(seen[0].tokens), n=1, unit="")
+    }
+
+
+def _share(whole: Figure, share: float) -> Figure:
+    ends = ("value", "low", "high", "typical", "minimum", "maximum")
+    values = {name: getattr(whole, name) for name in ends}
+    return whole.model_copy(update={name: value and value * share for name, value in values.items()})
 
 
 def energy_figure(repetitions: Sequence[Repetition], gen: int) -> Figure:

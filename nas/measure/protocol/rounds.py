@@ -137,7 +137,7 @@ def _plans(subject: Subject, reference: Reference, deadline_s: float) -> Round:
     artifact, runner, device = subject.artifact, subject.runner, subject.device
     plan_of = partial(subject.runtime.plan, artifact, runner, subject.workload)
     alone = plan_of(deadline_s)
-    room = artifact.size + reference.model.size <= _MEMORY_SHARE * 1e6 * device.memory_mb
+    room = artifact.bytes + reference.model.size <= _MEMORY_SHARE * 1e6 * device.memory_mb
     if f"--{REFERENCE}" not in runner.options or not room:
         return Round(candidate=alone, reference=reference.plan, repetitions=1)
     both = plan_of(deadline_s + reference.plan.deadline_s, reference=reference.model)
@@ -184,7 +184,7 @@ def _result(subject: Subject, reference: Reference, done: list[Repetition], wall
         patched=subject.runner.patched,
         device=subject.device.id,
         workload=subject.workload,
-        file_bytes=subject.artifact.size,
+        file_bytes=subject.artifact.bytes,
         calibration=reference.calibration,
         wall_s=wall_s,
         vectors=subject.artifact.vectors,

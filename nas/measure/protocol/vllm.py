@@ -353,31 +353,21 @@ def _figures(waves: Sequence[Wave], load: Load, batch: int) -> Json:
     ttfts = [answer.ttft_ms for wave in waves for answer in wave.answers]
     ttft_p95 = quantile(ttfts, 0.95)
     reads = statistics.fmean(answer.reads for wave in waves for answer in wave.answers)
+    medians = [statistics.median(answer.ttft_ms for answer in wave.answers) for wave in waves]
+    figures = {
+        "ttft_ms": repetition_figure(medians, "ms"),
+        "ttft_p95_ms": Figure(
+            value=ttft_p95, unit="ms", n=len(ttfts), reason="fewer than 20 requests" if ttft_p95 is None else None
+        ),
+        "decode_p50_ms": repetition_figure([statistics.median(wave) for wave in times], "ms", few),
+        "decode_p95_ms": repetition_figure(p95 if len(p95) == len(waves) else [], "ms", few),
+        "throughput_tps": repetition_figure([batch * load.gen / wave.seconds for wave in waves], "tokens/s"),
+    }
     return {
         "batch": batch,
-        "ttft_ms": _figure(
-            repetition_figure([statistics.median(answer.ttft_ms for answer in wave.answers) for wave in waves], "ms")
-        ),
-        "ttft_p95_ms": _figure(
-            Figure(
-                value=ttft_p95, unit="ms", n=len(ttfts), reason="fewer than 20 requests" if ttft_p95 is None else None
-            )
-        ),
-        "decode_p50_ms": _figure(repetition_figure([statistics.median(wave) for wave in times], "ms", few)),
-        "decode_p95_ms": _figure(repetition_figure(p95 if len(p95) == len(waves) else [], "ms", few)),
-        "throughput_tps": _figure(repetition_figure([batch * load.gen / wave.seconds for wave in waves], "tokens/s")),
+        **{name: figure.report("n", "unit", "reason") for name, figure in figures.items()},
         "tokens_per_read": load.gen / reads,
         "client_cpu": max(wave.client_cpu for wave in waves),
-    }
-
-
-def _figure(figure: Figure) -> Json:
-    return {
-        "value": figure.value,
-        "ci95": [figure.low, figure.high],
-        "n": figure.n,
-        "unit": figure.unit,
-        "reason": figure.reason,
     }
 
 

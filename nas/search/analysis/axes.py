@@ -16,8 +16,6 @@ from nas.core.space import Budget, Objective, SearchSpace
 PARAMS_TOTAL = "params_total"
 PARAMS_ACTIVE = "params_active"
 KV_BYTES = "kv_bytes"
-STRUCTURE = (PARAMS_TOTAL, PARAMS_ACTIVE, KV_BYTES)
-"""Keys of the axes that depend on the layout alone."""
 
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9._@-]")
 
@@ -80,7 +78,7 @@ def only_key(space: SearchSpace, objective: Objective) -> MeasurementKey | None:
 def axis_views(
     space: SearchSpace, published: Figures | None, reference_point: Sequence[float] | None
 ) -> list[AxisView]:
-    """Returns all axes: the objectives in the space's order, then `measured_figures`, then `STRUCTURE`.
+    """Returns all axes: the objectives in the space's order, then `measured_figures`, then those of the layout alone.
 
     Args:
         space: the study's.

@@ -197,5 +197,6 @@ def _figure(trial: Record, key: MeasurementKey, metric: str) -> tuple[float | No
 def _costs(record: StudyRecord, key: MeasurementKey, metric: str) -> Costs:
     kinds = {block.kind for trial in record.records.values() for layer in trial.layout.layers for block in layer.blocks}
     space = record.space
-    vectors = len(space.model.vectors.choices) > 1
-    return Costs(space.workloads[key.workload], sorted(kinds), METRICS[metric].unit, space.quantisations, vectors)
+    vectors, towers = len(space.model.vectors.choices) > 1, len(space.model.tower.choices) > 1
+    workload, unit = space.workloads[key.workload], METRICS[metric].unit
+    return Costs(workload, sorted(kinds), unit, space.quantisations, vectors, towers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from pydantic import BaseModel, Field
 
@@ -261,5 +262,9 @@ def _reliability(study: StudySnapshot) -> str:
 
 def _name(layout: Layout) -> str:
     """Returns the name under which a reference layout was published, else what spaces call it."""
-    names = {Layout.parse(text).id: name for name, text in MODELS.items()}
-    return names.get(layout.id, f"the {PUBLISHED} reference")
+    return _published().get(layout.id, f"the {PUBLISHED} reference")
+
+
+@cache
+def _published() -> Mapping[str, str]:
+    return {Layout.parse(text).id: name for name, text in MODELS.items()}

@@ -79,6 +79,8 @@ class Parameters:
         yield "vocab", (layout.vocab, CategoricalDistribution(model.vocab.choices))
         if len(widths := self._space.model.vectors.choices) > 1:
             yield "vectors", (layout.vectors, CategoricalDistribution(widths))
+        if len(towers := self._space.model.tower.choices) > 1 and layout.tower:
+            yield "tower", (layout.tower.format(), CategoricalDistribution(towers))
         if self._space.quantisations:
             yield "quantisation", (layout.quantisation, CategoricalDistribution(self._space.quantisations))
         used = Counter(block.kind for layer in layout.layers for block in layer.blocks)

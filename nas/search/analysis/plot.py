@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -78,6 +79,21 @@ def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
         The two paths.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    figure, paths = _drawn(report), (folder / "front.png", folder / "front.svg")
+    for path in paths:
+        with output_file(path, flag="--picture") as scratch:
+            _save(figure, scratch, path.suffix[1:])
+    return paths
+
+
+def front_svg(report: Report) -> str:
+    """Returns the picture of `draw_front` as the text of an SVG file."""
+    file = io.BytesIO()
+    _save(_drawn(report), file, "svg")
+    return file.getvalue().decode()
+
+
+def _drawn(report: Report) -> Figure:
     # (x, y): an objective to maximise is vertical.
     pairs = [
         (second, first) if first["direction"] == "max" else (first, second)
@@ -95,11 +111,7 @@ def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
     figure.set_layout_engine("none")
     for number, (panel, (x, y)) in enumerate(zip(panels, pairs, strict=True)):
         _label_points(panel, report, x, y, every=not number)
-    png, svg = folder / "front.png", folder / "front.svg"
-    with matplotlib.rc_context({"svg.hashsalt": "hilnas", "svg.fonttype": "none"}):
-        for path in (png, svg):
-            _save(figure, path)
-    return png, svg
+    return figure
 
 
 def _figure(count: int) -> tuple[Figure, list[Axes]]:
@@ -350,8 +362,8 @@ def _label(objective: Objective) -> str:
     return f"{objective['name']}{at}{unit} {_ARROWS[0, 1 if objective['direction'] == 'max' else -1]}"
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, file: Path | BinaryIO, kind: str) -> None:
     # No date in the file: equal results give equal bytes.
-    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type")) if path.suffix == ".svg" else None
-    with output_file(path, flag="--picture") as scratch:
-        figure.savefig(scratch, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type")) if kind == "svg" else None
+    with matplotlib.rc_context({"svg.hashsalt": "hilnas", "svg.fonttype": "none"}):
+        figure.savefig(file, format=kind, dpi=_DPI, metadata=metadata)

@@ -11,6 +11,7 @@ from nas.core.block import Block
 from nas.core.layout import Layer, Layout
 from nas.core.model_choices import Frame, Frames, Half, choice_of, frame_cost, half_cost
 from nas.core.space import DENSE, ModelSpace, SearchSpace
+from nas.core.tower import Tower
 
 Gene = tuple[Half, Half]
 """A layer's mixers and feed-forward."""
@@ -52,6 +53,7 @@ class Draft:
             norms=model.norms,
             quantisation=frame.quantisation,
             vectors=frame.vectors,
+            tower=Tower.parse(frame.tower) if frame.tower else None,
         )
 
     def with_gene(self, index: int, gene: Gene) -> Draft:
@@ -65,19 +67,24 @@ def distance(draft: Draft, space: SearchSpace) -> float:
     A layer too many or too few counts 1, a weight count its relative distance from the range.
     """
     stack = draft.stack()
+    # Few halves are different, and equal ones are mostly one object.
+    halves = {id(half): half for gene in stack for half in gene}
+    uses = Counter(id(half) for gene in stack for half in gene)
     far = 0.0
-    counts = Counter(choice_of(half) for gene in stack for half in gene) if space.limits else Counter[str]()
+    counts = Counter[str]()
+    if space.limits:
+        for key, half in halves.items():
+            counts[choice_of(half)] += uses[key]
     for kind, limit in space.limits.items():
         far += max(0, limit.min - counts[kind], counts[kind] - (counts[kind] if limit.max is None else limit.max))
     total, active, inner = frame_cost(draft.frame, space.model, draft.depth)
-    for gene in stack:
-        for half in gene:
-            cost = half_cost(half, draft.frame.d_model)
-            total, active, inner = total + cost[0], active + cost[1], inner + cost[2]
+    for key, half in halves.items():
+        cost, count = half_cost(half, draft.frame.d_model), uses[key]
+        total, active, inner = total + count * cost[0], active + count * cost[1], inner + count * cost[2]
     budget = space.model.params
-    for count, weights in ((total, budget.total), (active, budget.active), (inner, budget.non_embedding)):
-        over = count if weights.max is None else weights.max
-        far += max(0, weights.min - count, count - over) / count
+    for number, weights in ((total, budget.total), (active, budget.active), (inner, budget.non_embedding)):
+        over = number if weights.max is None else weights.max
+        far += max(0, weights.min - number, number - over) / number
     return far
 
 

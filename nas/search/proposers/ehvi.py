@@ -152,7 +152,8 @@ class EhviSearch(BaseProposer):
     def propose(self, rng: Rng) -> Child:
         parents = stock(self.log, self.sampler)
         self.expected_gain = None
-        if not self._ready():
+        count = len(self.log.finished()) + len(self.log.prior())
+        if self.log.reference_point is None or count < MIN_POINTS:
             return breed(parents, self.sampler, rng)
         most = self.sampler.space.search.pool
         untried, size, rounds = self.untried(), max(4, most // _ROUNDS), _ROUNDS
@@ -176,10 +177,6 @@ class EhviSearch(BaseProposer):
     def score(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L] expected gain in hypervolume x chance to keep all budgets; needs the reference point."""
         return Acquisition(self, layouts).scores
-
-    def _ready(self) -> bool:
-        count = len(self.log.finished()) + len(self.log.prior())
-        return self.log.reference_point is not None and count >= MIN_POINTS
 
     def surrogate(self) -> Surrogate:
         """Returns the surrogate fitted to all observations and to predictions of pending layouts."""

@@ -75,12 +75,15 @@ class CacheEvolution(Evolution):
         """Returns all layouts with a quality, within the budgets or not."""
         whole = set(self._quality)
         seen = [item for item in self.log.told() if whole <= item.objectives.keys()]
-        points = [[*(item.objectives[name] for name in self._quality), self._kept(item.layout)] for item in seen]
+        points = [
+            [
+                *(item.objectives[name] for name in self._quality),
+                item.layout.kv_bytes(self._context) + item.layout.state_bytes(),
+            ]
+            for item in seen
+        ]
         order = zip(ranks(points), seen, strict=True)
         return [(int(rank), item.layout) for rank, item in order if self.sampler.admits(item.layout)]
-
-    def _kept(self, layout: Layout) -> float:
-        return layout.kv_bytes(self._context) + layout.state_bytes()
 
 
 class RandomSearch(BaseProposer):

@@ -71,6 +71,8 @@ class Features:
         ]
         self._quantisations = space.quantisations
         self._vectors = len(space.model.vectors.choices) > 1
+        self._towers = len(space.model.tower.choices) > 1
+        self._images = [workload for workload in space.workloads.values() if workload.images]
         self._contexts = sorted({workload.window for workload in space.workloads.values()})
         self._seen: dict[str, Array] = {}
         self._track = lru_cache(maxsize=1 << 14)(self._draw_track)
@@ -120,6 +122,7 @@ class Features:
         yield from (("values", f"{kind}.{name}={choice}") for kind, name, choice in self._values)
         yield from (("values", f"quantisation={name}") for name in self._quantisations)
         yield from (("sizes", name) for name in ("vectors",) if self._vectors)
+        yield from (("sizes", f"tower.{name}") for name in self._tower_names())
         yield from (("heights", f"{track}@{height}") for height in _HEIGHTS for track in tracks)
         yield from (("neighbours", f"{below}>{above}") for below in self._mixers for above in self._mixers)
         yield from (("neighbours", f"{kind}.{name}") for kind in self._mixers for name in ("gap", "run"))
@@ -143,6 +146,7 @@ class Features:
             values.mean(axis=0),
             [float(layout.quantisation == name) for name in self._quantisations],
             [math.log(layout.vectors)] if self._vectors else [],
+            self._tower(layout),
             (_windows(len(layers), _HEIGHTS, _BLUR) @ tracks).ravel(),
             steps.ravel(),
             _stretches(mixers),
@@ -159,6 +163,24 @@ class Features:
         steps = (mixers[:-1, :, None] * mixers[1:, None, :]).reshape(len(layers) - 1, len(self._mixers) ** 2)
         yield (_windows(len(steps), _HEIGHTS, _BLUR) @ steps).ravel()
         yield _hashed(layers, 3, _TRIPLES)
+
+    def _tower_names(self) -> list[str]:
+        if not self._towers:
+            return []
+        names = ["width", "layers", "factor", "limit", "weights"]
+        return names + [f"{name}@{number}" for number in range(len(self._images)) for name in ("tokens", "flops")]
+
+    def _tower(self, layout: Layout) -> list[float]:
+        """Returns logarithms of a tower's sizes, and of its tokens and work in each workload with images."""
+        if not self._towers:
+            return []
+        tower = layout.tower
+        assert tower is not None, "layouts of spaces of vision have a tower"
+        sizes: list[float] = [tower.width, tower.layers, tower.factor, tower.tokens, tower.weights(layout.d_model)]
+        for workload in self._images:
+            image = tower.flops(layout.d_model, workload.image_height, workload.image_width)
+            sizes += [workload.image_tokens(tower), workload.images * image]
+        return [math.log(size) for size in sizes]
 
     def _sizes(self, layout: Layout, work: Array) -> list[float]:
         counts = layout.params

@@ -16,8 +16,8 @@ def costs_of(space: SearchSpace, figure: Budget | Objective | None) -> Costs:
     """Returns the amounts that a figure depends on; of an unknown one, all amounts under the first workload."""
     kinds = [block.kind for block in space.mixers + space.ffn]
     unit = METRICS[figure.metric].unit if figure else ""
-    vectors = len(space.model.vectors.choices) > 1
-    return Costs(space.workloads[_workload(space, figure)], kinds, unit, space.quantisations, vectors)
+    vectors, towers = len(space.model.vectors.choices) > 1, len(space.model.tower.choices) > 1
+    return Costs(space.workloads[_workload(space, figure)], kinds, unit, space.quantisations, vectors, towers)
 
 
 def of_proxy(space: SearchSpace, constraint: str) -> bool:

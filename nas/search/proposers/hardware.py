@@ -76,6 +76,7 @@ class Costs:
         unit: of the figure, which determines its terms.
         quantisations: that layouts choose from; a weight of each after the first may cost more than one of the first.
         vectors: whether layouts choose the width of token vectors, which an index is proportional to.
+        towers: whether they choose what reads images.
     """
 
     def __init__(
@@ -85,12 +86,13 @@ class Costs:
         unit: str = "",
         quantisations: Sequence[str] = (),
         vectors: bool = False,
+        towers: bool = False,
     ) -> None:
         self._workload, self._kinds = workload, tuple(dict.fromkeys(kinds))
         self._arguments = [(kind, arg.name) for kind in self._kinds for arg in BLOCKS[kind].args]
         self._own = len(self._kinds) * len(_OWN)
         self._used, self._unit, self._quantisations = _used(unit), unit, tuple(quantisations)
-        self._vectors = vectors
+        self._vectors, self._towers = vectors, towers
         self._seen: dict[str, Array] = {}
         self._layer = lru_cache(maxsize=1 << 14)(self._count_layer)
 
@@ -118,8 +120,18 @@ class Costs:
         return np.hstack([amounts[:, self._used], amounts[:, len(TERMS) : after], excesses, weights, widths])
 
     def _widths(self, layouts: Sequence[Layout]) -> Array:
-        """Returns [L, 1] widths of token vectors, or [L, 0] where they are all alike."""
-        return np.array([[layout.vectors] * self._vectors for layout in layouts], float).reshape(len(layouts), -1)
+        """Returns [L, 1] widths of token vectors, or [L, 4] amounts of towers, or [L, 0] where they are all alike."""
+        rows = [[layout.vectors] * self._vectors + self._tower(layout) for layout in layouts]
+        return np.array(rows, float).reshape(len(layouts), -1)
+
+    def _tower(self, layout: Layout) -> list[float]:
+        """Returns work on images, that of the language model on their tokens, these, and weights; [] where unchosen."""
+        if not self._towers or layout.tower is None:
+            return []
+        workload, tower = self._workload, layout.tower
+        tokens = workload.image_tokens(tower)
+        work = workload.images * tower.flops(layout.d_model, workload.image_height, workload.image_width)
+        return [work, 2.0 * tokens * layout.params.active, tokens, tower.weights(layout.d_model)]
 
     def _marks(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, Q] marks of the quantisations after the first."""

@@ -34,6 +34,9 @@ def _model(space: SearchSpace, layout: Layout) -> Iterator[str]:
     for name, knob in knobs.items():
         if getattr(layout, name) not in knob.choices:
             yield f"{name} {getattr(layout, name)} is none of {list(knob.choices)}"
+    tower = layout.tower.format() if layout.tower else ""
+    if tower not in (model.tower.choices or ("",)):
+        yield f"tower {tower or 'none'} is none of {', '.join(model.tower.choices) or 'a choice'}"
     if layout.tied != model.tied:
         yield f"embeddings are {'' if layout.tied else 'not '}tied"
     if layout.norms != model.norms:

@@ -47,6 +47,7 @@ def draft_of(layout: Layout, sampler: Sampler, rng: Rng) -> Draft:
         tuple((block.kind, _values(block, layout, rng)) for block in space.mixers + space.ffn),
         layout.quantisation,
         layout.vectors,
+        layout.tower.format() if layout.tower else "",
     )
     length = min(frame.period, layout.depth) or layout.depth
     return Draft(frame, layout.depth, tuple(_genes(layout, length, lead, ffn)), tuple(_draft_lead(layout, lead)))
@@ -152,7 +153,8 @@ def _mixed_frame(a: Frame, b: Frame, rng: Rng) -> Frame:
     stored_as = a if a.quantisation == b.quantisation or rng.random() < 0.5 else b
     vectors = a if a.vectors == b.vectors or rng.random() < 0.5 else b
     sizes = width.d_model, vocab.vocab, ffn.ffn, lead.leading_dense, period.period
-    return Frame(*sizes, knobs, stored_as.quantisation, vectors.vectors)
+    seeing = a if a.tower == b.tower or rng.random() < 0.5 else b
+    return Frame(*sizes, knobs, stored_as.quantisation, vectors.vectors, seeing.tower)
 
 
 def _mixer_kind(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:

@@ -186,11 +186,17 @@ class Sampler:
     def _repaired(self, draft: Draft, rng: Rng) -> Draft | None:
         """Returns `draft` edited, layer by layer, until it meets budget and limits; None where that fails."""
         far = distance(draft, self.space)
+        if far == 0:
+            return draft
+        mixers, ffns = (
+            [self.frames.halves(draft.frame, choice) for choice in choices]
+            for choices in layer_kinds(self.frames, draft.frame)
+        )
         for _ in range(_REPAIR_STEPS * len(draft.genes)):
             if far == 0:
                 return draft
             index = int(rng.integers(len(draft.genes)))
-            mixer, ffn = self.gene(draft.frame, rng)
+            mixer, ffn = _pick(_pick(mixers, rng), rng), _pick(_pick(ffns, rng), rng)
             gene = (mixer, draft.genes[index][1]) if rng.random() < 0.5 else (draft.genes[index][0], ffn)
             edited = draft.with_gene(index, gene)
             if (now := distance(edited, self.space)) <= far:

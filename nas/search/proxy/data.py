@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nas.core.task import IGNORE, RetrievalTask, Task, make_task
+from nas.core.task import IGNORE, RetrievalTask, Task, VisionTask, make_task
 from nas.model.nn.maxsim import maxsim
 from nas.model.nn.model import Model
 from nas.model.text.bpe import encoded
@@ -79,6 +79,7 @@ class Group:
         parts: groups of their own within this one, scored in the same pass.
         query: tokens of a query at the beginning of each example of retrieval; 0: there are labels. Loss is then
             1 - nDCG@10, accuracy the share of queries for which the right document is first.
+        side: of the picture at the beginning of each example of vision; 0: there is none.
     """
 
     inputs: Tensor
@@ -88,6 +89,7 @@ class Group:
     sizes: Tensor | None = None
     parts: Mapping[str, Part] = field(default_factory=dict)
     query: int = 0
+    side: int = 0
 
 
 class Score(NamedTuple):
@@ -107,10 +109,11 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
     for inputs, labels in zip(
         torch.split(group.inputs, _EVAL_BATCH), torch.split(group.labels, _EVAL_BATCH), strict=True
     ):
-        logits, targets = logits_of(model, inputs.to(device)).float(), labels.to(device)
+        logits, targets = logits_and_labels(model, inputs.to(device), labels.to(device), group.side)
+        logits = logits.float()
         nats.append(F.cross_entropy(logits.mT, targets, ignore_index=IGNORE, reduction="none").double().cpu())
         right.append((logits.argmax(-1) == targets).cpu())
-    loss, correct, labelled = torch.cat(nats), torch.cat(right), group.labels != IGNORE
+    loss, correct, labelled = torch.cat(nats), torch.cat(right), group.labels[:, group.side**2 :] != IGNORE
     amount = torch.ones_like(loss) if group.sizes is None else group.sizes[group.labels].double()
     where = {"": labelled, **{name: part.where for name, part in group.parts.items()}}
     return {
@@ -119,13 +122,19 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
     }
 
 
-def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Returns logits [B, T, V] of inputs [B, T], or [B, T, n] whose n symbols are embedded as their sum."""
+def logits_and_labels(model: nn.Module, inputs: Tensor, labels: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Returns logits and labels of a batch, those of the text alone where a picture of `side` pixels is before it.
+
+    The n symbols of inputs [B, T, n] are embedded as their sum.
+    """
+    if inputs.dim() == 2 and not side:
+        return model(inputs), labels
+    assert isinstance(model, Model), "what a task trains and scores is a layout's model"
     if inputs.dim() > 2:
-        assert isinstance(model, Model), "what a task trains and scores is a layout's model"
-        inputs = model.embed(inputs).sum(2)
-    logits: Tensor = model(inputs)
-    return logits
+        return model(model.embed(inputs).sum(2)), labels
+    numbers = inputs[:, : side**2].view(-1, side, side, 1)
+    pixels = (numbers >> torch.tensor([16, 8, 0], device=inputs.device) & 255).to(torch.uint8)
+    return model.answers(pixels, inputs[:, side**2 :]), labels[:, side**2 :]
 
 
 def _search(model: Model, group: Group, device: torch.device) -> Score:
@@ -290,7 +299,8 @@ class TaskData:
         if isinstance(self._task, RetrievalTask):
             chance = 1 - float(gains(torch.arange(1, len(inputs) + 1)).mean())
             return {f"task/{self._name}": Group(inputs, labels, chance, unit=1.0, query=self._task.query)}
-        return {f"task/{self._name}": Group(inputs, labels, chance=self._task.chance_nats, unit=1.0)}
+        side = self._task.side if isinstance(self._task, VisionTask) else 0
+        return {f"task/{self._name}": Group(inputs, labels, chance=self._task.chance_nats, unit=1.0, side=side)}
 
     def _draw(self, generator: np.random.Generator, size: int) -> Pair:
         inputs, labels = self._task.batch(generator, size)

@@ -237,6 +237,6 @@ def proxy_layout(job: TrainJob) -> Layout:
 def exported_layout(job: TrainJob) -> Layout:
     """Returns the layout that a training's weights are written for: its proxy, padded to quantisers' blocks.
 
-    A projection to token vectors is left out: what a runtime's graph computes before it is what gates compare.
+    A projection to token vectors and a tower are left out: gates compare what a runtime's graph computes between them.
     """
-    return replace(padded(proxy_layout(job)), vectors=0)
+    return replace(padded(proxy_layout(job)), vectors=0, tower=None)

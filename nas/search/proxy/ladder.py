@@ -11,7 +11,7 @@ from typing import Any
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import CorpusFiles, QualityConfig, Rung, Teacher
-from nas.core.task import make_task
+from nas.core.task import make_task, text_length
 from nas.model.text.corpus import BYTE_VOCAB, CorpusRef
 from nas.search.proxy.job import LibraryRun, LmRun, TaskRun, Teaching, TrainJob, TrainResult
 
@@ -106,7 +106,7 @@ def _task_jobs(config: QualityConfig, rung: int, layout: Layout) -> list[TrainJo
         stage = at.tasks[name]
         task = stage.task or name
         run = TaskRun(task=task, settings=stage.settings, entry=None if task == name else name)
-        proxy = _proxy(config, layout, make_task(task, stage.settings).length)
+        proxy = _proxy(config, layout, text_length(make_task(task, stage.settings)))
         jobs += [
             _job(config, proxy, run, stage.steps, seed, batch=stage.batch or config.task_batch, lr=config.task_lr)
             for seed in at.task_seeds(name)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.core.task import IGNORE, RetrievalTask, make_task
+from nas.core.task import IGNORE, RetrievalTask, VisionTask, make_task
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Checkpoint, RoundingRuntime
 from nas.model.nn.distillation import TopK, decoupled_top_k
@@ -38,7 +38,7 @@ from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.seeds import of_seed, stacked, unstackable
 from nas.model.nn.weights import padded_weights
-from nas.search.proxy.data import Data, logits_of, open_data, score_groups
+from nas.search.proxy.data import Data, logits_and_labels, open_data, score_groups
 from nas.search.proxy.job import (
     CHECKPOINT,
     STABLE,
@@ -251,7 +251,8 @@ def _phases(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Trai
     tokens = len(data) * data[0].batch(0)[1].numel()
     shape = () if seeds is None else (seeds,)
     task = make_task(job.run.task, job.run.settings) if isinstance(job.run, TaskRun) else None
-    loss = _search_loss(task.query, shape) if isinstance(task, RetrievalTask) else _loss(job.teacher, shape)
+    side = task.side if isinstance(task, VisionTask) else 0
+    loss = _search_loss(task.query, shape) if isinstance(task, RetrievalTask) else _loss(job.teacher, shape, side)
     warm = TrainingPhase(
         job.run.name,
         stable,
@@ -272,14 +273,16 @@ def _phases(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Trai
     return [warm, falling]
 
 
-def _loss(teaching: Teaching | None, seeds: tuple[int, ...]) -> Callable[..., Tensor]:
+def _loss(teaching: Teaching | None, seeds: tuple[int, ...], side: int = 0) -> Callable[..., Tensor]:
     """Returns the loss function of each of the stacked models, or of the only one, in nats.
 
-    It is the mean cross-entropy over all labels, in part the teacher's term.
+    It is the mean cross-entropy over all labels, in part the teacher's term. Examples of vision begin with a picture of
+    `side` pixels a side.
     """
 
     def loss(model: nn.Module, inputs: Tensor, labels: Tensor, *taught: Tensor) -> Tensor:
-        logits = logits_of(model, inputs).flatten(0, 1).float()
+        logits, labels = logits_and_labels(model, inputs, labels, side)
+        logits = logits.flatten(0, 1).float()
         nats = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="none")
         mean = nats.view(*seeds, -1).sum(-1) / (labels != IGNORE).view(*seeds, -1).sum(-1)
         if teaching is None:
@@ -321,7 +324,11 @@ def _results(
                 model.load_state_dict(of_seed(evaluated.state_dict(), index))
             scores = score_groups(model, seed_data.groups(), worker.device)
             path = weights_file(checkpoint_dir, job.key)
-            graph = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("projection.")}
+            graph = {
+                name: tensor
+                for name, tensor in model.state_dict().items()
+                if not name.startswith(("projection.", "tower."))
+            }
             save_tensors(padded_weights(graph, exported_layout(job)), path, {"step": state.step})
             weights = Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
             rounded = _rounded_scores(job, weights, seed_data, worker)

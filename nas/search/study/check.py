@@ -52,7 +52,11 @@ def missing_builds(space: SearchSpace) -> list[str]:
     for spec in map(space.labelled.__getitem__, space.labels_on(LOCAL)):
         try:
             known_runtime(spec).runner(
-                machine.target, machine.cpu_features, patched=spec.build == "any", libc=machine.libc
+                machine.target,
+                machine.cpu_features,
+                patched=spec.build == "any",
+                libc=machine.libc,
+                images=space.task == "vision",
             )
         except InfrastructureFailed as error:
             missing.append(str(error))

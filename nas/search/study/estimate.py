@@ -19,13 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.quality_config import QualityConfig
 from nas.core.scoring import PUBLISHED
 from nas.core.space import SearchSpace
-from nas.core.task import make_task
+from nas.core.task import VisionTask, make_task, text_length
 from nas.core.trial import Event, TrialState
 from nas.core.units import show_duration
+from nas.core.workload import Workload
 from nas.infra.store import studies, trials
 from nas.infra.store.rows import Study, Trial
 from nas.infra.store.store import Store
@@ -265,7 +267,9 @@ class _Progress:
         layouts, runtimes = self.space.references.layouts(), len(self.space.runtimes)
         published, targets = layouts[PUBLISHED], len(self.space.targets)
         repetition_s = targets * math.fsum(
-            _START_S + published.params.active * (load.prompt * _PROMPT_S + load.gen * _DECODE_S) / load.threads
+            _START_S
+            + (_read_weights(published, load) * _PROMPT_S + published.params.active * load.gen * _DECODE_S)
+            / load.threads
             for load in (self.space.workloads[name] for name in self.space.measured)
         )
 
@@ -308,13 +312,28 @@ class _Progress:
         }
 
 
+def _read_weights(layout: Layout, load: Workload) -> float:
+    """Returns how many weights are multiplied until the first token, summed over tokens and patches."""
+    if layout.tower is None:
+        return float(layout.params.active * load.prompt)
+    images = load.images * layout.tower.flops(layout.d_model, load.image_height, load.image_width) / 2
+    return images + layout.params.active * (load.prompt + load.image_tokens(layout.tower))
+
+
 def _training_s(job: TrainJob, resumed_at: int) -> float:
     """Returns the rough seconds of a training."""
     run = job.run
     if isinstance(run, LibraryRun):
         length = 1 if run.evaluated == "sum" else _LIBRARY_TOKENS
+    elif isinstance(run, LmRun):
+        length = run.length
     else:
-        length = run.length if isinstance(run, LmRun) else make_task(run.task, run.settings).length
+        task, layout = make_task(run.task, run.settings), proxy_layout(job)
+        length = text_length(task)
+        if isinstance(task, VisionTask) and layout.tower is not None:
+            rows, columns = layout.tower.grid(task.side, task.side)
+            seen = layout.tower.flops(layout.d_model, task.side, task.side) / (2 * layout.params.active)
+            length += math.ceil(rows * columns + seen)
     return _TRAINING_S * max(1, job.steps - resumed_at) * job.batch * length * proxy_layout(job).params.active
 
 

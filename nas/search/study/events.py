@@ -466,11 +466,6 @@ def calibrated_devices(log: Iterable[Event]) -> list[CalibratedDevice]:
     return devices
 
 
-def protocols(log: Iterable[Event]) -> set[int]:
-    """Returns the versions of the measurement protocol that a study's devices were calibrated for."""
-    return {event.payload.get("protocol", 1) for event in log if event.payload.get("what") == CALIBRATED}
-
-
 def elapsed(log: Sequence[Event]) -> list[float]:
     """Returns the seconds that an orchestrator had run at each event: from each launch to the event before the next.
 

@@ -102,7 +102,8 @@ class Orchestrator:
             # Only models of references and of the front stay pinned: `nas gc` may remove the others.
             front = self.scales.front
             pinned = [run for number, run in self.runs.items() if run.reference is not None or number in front]
-            self._ledger.pin_only(artifact.stored.sha256 for run in pinned for artifact in run.artifacts.values())
+            artifacts = (artifact for run in pinned for artifact in run.artifacts.values())
+            self._ledger.pin_only(file.sha256 for artifact in artifacts for file in artifact.written)
         self._ledger.set_state(state)
         return state
 

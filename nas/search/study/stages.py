@@ -20,7 +20,7 @@ from nas.infra.store.rows import Stage
 from nas.measure.protocol.calibration import DEPLOY_SEED, MeasurementTarget
 from nas.measure.protocol.reference import export_key, gate_key, measure_key
 from nas.measure.protocol.rounds import Jobs, Subject, measure
-from nas.measure.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights
+from nas.measure.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights, projector_path
 from nas.model.text.corpus import CorpusRef
 from nas.search.compute import worker
 from nas.search.compute.ray import Compute
@@ -383,15 +383,17 @@ class StageWork:
         async def act() -> Outcome:
             outcome = await self.compute.run(worker.export, spec)
             if "value" in outcome:
-                self.ledger.keep_artifact(destination, Artifact.model_validate(outcome["value"]).stored.sha256)
+                written = Artifact.model_validate(outcome["value"]).written
+                for path, file in zip((destination, projector_path(destination)), written, strict=False):
+                    self.ledger.keep_artifact(path, file.sha256)
             return outcome
 
         artifact = Artifact.model_validate(await self.stages.run("export", key, trial, act))
-        sha256 = artifact.stored.sha256
-        if not self.ledger.has_artifact(sha256):
+        if not all(self.ledger.has_artifact(file.sha256) for file in artifact.written):
             # Collected by `nas gc` since: the same inputs write the same bytes.
             value_of(await act())
-        self.ledger.pin(sha256)
+        for file in artifact.written:
+            self.ledger.pin(file.sha256)
         return artifact
 
     async def _train(self, trial: int, job: TrainJob, anchor: bool = False) -> TrainResult:

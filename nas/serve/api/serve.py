@@ -173,7 +173,7 @@ def make_service_app(
         users_router(store, service.studies, access.forget, lambda: farm.notifier.closed, service.snapshots)
     )
     if more is not None:
-        app.include_router(more(service))
+        app.router.routes += more(service).routes
     return app
 
 

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
-from nas.core.measurement import ClockName, Figure, Measurement, Repetition
+from nas.core.measurement import TTFT_PARTS, ClockName, Figure, Measurement, Repetition
 from nas.core.metrics import METRICS
 from nas.core.profile import ProfileSummary
 from nas.core.quality_config import QualityConfig
@@ -56,6 +56,7 @@ _GENERATIONS = 8
 _ANCESTORS = 32
 _NEIGHBOURS = 5
 _BENCH_FLAGS = ("prompt", "gen", "context", "threads")
+_IMAGE_FLAGS = ("images", "image_height", "image_width")
 _STUDIES = 4
 _FRESH_S = 60.0
 
@@ -127,6 +128,14 @@ class MeasurementView(View):
     def name(self) -> str:
         """Workload, device and runtime, such as 'chat on laptop/llama.cpp'."""
         return f"{self.key.workload} on {self.key.device}/{self.key.runtime}"
+
+    @property
+    def ttft_parts(self) -> dict[str, tuple[float, float]]:
+        """What the time to the first token is made of with images: part -> milliseconds and share."""
+        figures = {title: self.figures[name] for name, title in TTFT_PARTS.items() if name in self.figures}
+        parts = {title: figure.value for title, figure in figures.items() if figure.value is not None}
+        whole = sum(parts.values())
+        return {title: (ms, ms / whole) for title, ms in parts.items()} if whole else {}
 
 
 class EvaluationView(View):
@@ -719,7 +728,8 @@ def _commands(
     quantisations = {artifact.sha256: artifact.quantisation for artifact in written}
     for key, measurement in measured.items():
         counted = sum(repetition.valid for repetition in measurement.repetitions)
-        flags = [f"--{flag} {getattr(measurement.workload, flag)}" for flag in _BENCH_FLAGS]
+        workload = measurement.workload
+        flags = [f"--{flag.replace('_', '-')} {getattr(workload, flag)}" for flag in _bench_flags(workload)]
         if quantisation := quantisations.get(measurement.artifact):
             flags.insert(0, f"-q {shlex.quote(quantisation)}")
         where = f"--runtime {shlex.quote(measurement.runtime)} --device {shlex.quote(key.device)}"
@@ -745,9 +755,13 @@ def _commands(
             )
 
 
+def _bench_flags(workload: Workload) -> tuple[str, ...]:
+    return _BENCH_FLAGS + (_IMAGE_FLAGS if workload.images else ())
+
+
 def _other_settings(workload: Workload) -> tuple[str, ...]:
     """Returns settings of the workload that differ from those of `nas bench` and have no option there."""
-    plain = Workload(**{flag: getattr(workload, flag) for flag in _BENCH_FLAGS}).key()
+    plain = Workload(**{flag: getattr(workload, flag) for flag in _bench_flags(workload)}).key()
     # Cores are pinned by the device, whatever the request.
     return tuple(f"{k} {v}" for k, v in workload.key().items() if plain[k] != v and k != "affinity")
 

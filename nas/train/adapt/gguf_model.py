@@ -179,7 +179,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "lfm2": _Architecture("lfm2", _lfm2),
     "lfm2moe": _Architecture("lfm2_moe", _lfm2_moe),
 }
-"""llama.cpp's name -> transformers'. What a layout cannot say of them, `nas.train.adapt.checkpoints` refuses."""
+"""llama.cpp's name -> transformers'. What a layout cannot say of them, `nas.train.adapt.configuration` refuses."""
 
 _SETTINGS = {
     "embedding_length": "hidden_size",

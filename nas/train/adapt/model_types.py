@@ -1,7 +1,7 @@
 """Types of decoders that transformers has, with what no layout says of those that are not read.
 
 The reasons are checked against the modeling files of the pinned transformers; values of a configuration (biases that
-are switched on, scaled positions) are refused where they are read, see `nas.train.adapt.checkpoints`.
+are switched on, scaled positions) are refused where they are read, see `nas.train.adapt.configuration`.
 """
 
 from __future__ import annotations

@@ -34,10 +34,30 @@ class FolderRecord(FamilyRecord):
     Args:
         key: hash of all its inputs.
         weights: SHA-256 of model.safetensors.
+        source: what it started from.
+        layout: of the language model.
+        examples: that were trained on.
+        steps: of the optimiser.
+        curve: steps and mean losses.
+        before: scores on held-out data before the training, by name.
+        after: the same after it.
+        seconds: of all steps.
+        device: that trained.
+        hilnas: version.
     """
 
     key: str
     weights: str
+    source: str
+    layout: str
+    examples: int
+    steps: int
+    curve: tuple[tuple[int, float], ...]
+    before: dict[str, float]
+    after: dict[str, float]
+    seconds: float
+    device: str
+    hilnas: str
 
 
 AnyRecord = TypeVar("AnyRecord", bound=FolderRecord)

@@ -56,6 +56,7 @@ def card(
         options: of the files.
         evaluations: title -> right answers; those of other weights are left out.
     """
+    hashes = ((f"`{file.path}`", f"{file.size:,}", f"`{file.sha256}`") for file in files.files)
     sections = (
         _head(options.license),
         f"# {name}\n\n" + _what(layout, files),
@@ -71,7 +72,7 @@ def card(
         ),
         "## Provenance\n\n" + _table(("", ""), (*options.provenance.items(), ("weights", f"`{files.weights}`"))),
         "## Use\n\n" + "\n\n".join(_use(layout, files)),
-        "## Files\n\n" + _table(("file", "bytes", "SHA-256"), _listed(files.files)),
+        "## Files\n\n" + _table(("file", "bytes", "SHA-256"), hashes),
     )
     return "\n\n".join(sections) + "\n"
 
@@ -155,10 +156,6 @@ def _llama_cpp(layout: Layout, loads: str) -> str:
     windows = any(mixer.kind == "swa" for layer in layout.layers for mixer in layer.mixers)
     plain = layout.tied and not windows
     return f"llama.cpp {_LEAST_LLAMA_CPP.get(loads, _LLAMA_CPP) if plain else f'of commit {COMMIT}'} or newer"
-
-
-def _listed(files: Sequence[MemberFile]) -> Iterator[tuple[str, str, str]]:
-    return ((f"`{file.path}`", f"{file.size:,}", f"`{file.sha256}`") for file in files)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

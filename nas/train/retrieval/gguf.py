@@ -121,15 +121,12 @@ def together(lengths: Sequence[int], alike: bool) -> Iterator[list[int]]:
     """Yields the places of texts that are computed together, by their numbers of tokens: of like length, or `alike`."""
     places: list[int] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if places and (len(places) == TEXTS_AT_ONCE or _parted(lengths[places[0]], lengths[place], len(places), alike)):
+        full = len(places) == TEXTS_AT_ONCE or lengths[place] * (len(places) + 1) > TOKENS_AT_ONCE
+        if places and (full or (alike and lengths[place] != lengths[places[0]])):
             yield places
             places = []
         places.append(place)
     yield places
-
-
-def _parted(first: int, tokens: int, texts: int, alike: bool) -> bool:
-    return tokens * (texts + 1) > TOKENS_AT_ONCE or (alike and tokens != first)
 
 
 def open_encoder(model: Path) -> Encoder:

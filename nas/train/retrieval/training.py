@@ -103,32 +103,12 @@ class RetrievalRecord(FolderRecord):
     """Record of a training.
 
     Args:
-        source: what it started from.
-        layout: of the model.
         settings: of the training.
-        examples: that were trained on.
         objective: "distillation" or "contrastive".
-        steps: of the optimiser.
-        curve: steps and mean losses.
-        before: scores on held-out queries before the training, by name.
-        after: the same after it.
-        seconds: of all steps.
-        device: that trained.
-        hilnas: version.
     """
 
-    source: str
-    layout: str
     settings: RetrievalSettings
-    examples: int
     objective: str
-    steps: int
-    curve: tuple[tuple[int, float], ...]
-    before: dict[str, float]
-    after: dict[str, float]
-    seconds: float
-    device: str
-    hilnas: str
 
 
 def train_retriever(

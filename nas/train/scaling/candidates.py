@@ -13,7 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -362,6 +362,16 @@ class ScaledMixers:
         deviation = sum(attention) / max(1, len(attention))
         return ScaledMixers(parent, vocab, width, caches, mixers, weights, _ffn_shares(parent), deviation)
 
+    @cached_property
+    def ffn_ratio(self) -> float:
+        """That of the parent."""
+        return ffn_ratio(self.parent)
+
+    @cached_property
+    def experts(self) -> Experts:
+        """The parent's mixture of experts, else the published one."""
+        return moe_of(self.parent) or PUBLISHED_EXPERTS
+
 
 def _ffn_shares(parent: Layout) -> tuple[float, ...]:
     if moe_of(parent) is not None:
@@ -390,9 +400,8 @@ class ScaledStack:
     def params(self, ffn: float, step: int) -> Params:
         """Counts the weights with feed-forwards of mean width `ffn` (of a mixture: each expert), rounded to `step`."""
         scaled = self.scaled
-        outside = scaled.width + sum(scaled.weights[i] for i in self.order)
-        total = active = outside
-        for (kind, share), layers in self._ffns().items():
+        total = active = self._outside
+        for (kind, share), layers in self._ffns.items():
             width = self._width(ffn, share, step)
             parts = _linear_weights(kind, self.experts, scaled.width)
             total += layers * (parts.base + parts.slope * width)
@@ -405,7 +414,7 @@ class ScaledStack:
         least = self.params(0, 1)
         slope = sum(
             layers * share * _linear_weights(kind, self.experts, self.scaled.width).slope
-            for (kind, share), layers in self._ffns().items()
+            for (kind, share), layers in self._ffns.items()
         )
         return (total - least.total) / slope if slope else 0.0
 
@@ -418,6 +427,12 @@ class ScaledStack:
             layers.append(replace(layer, mixers=self.scaled.mixers[i], ffn=block))
         return self.scaled.parent.with_layers(layers, d_model=self.scaled.width, vocab=self.scaled.vocab)
 
+    @cached_property
+    def _outside(self) -> int:
+        """The weights besides those of feed-forwards and tables."""
+        return self.scaled.width + sum(self.scaled.weights[i] for i in self.order)
+
+    @cached_property
     def _ffns(self) -> Counter[tuple[str, float]]:
         return Counter(self._slot(depth, i) for depth, i in enumerate(self.order) if self.scaled.ffns[i])
 
@@ -493,7 +508,7 @@ def _shapes(parent: Layout, size: Size, vocab: int, spread: float) -> Iterator[_
             for depth in _depths(parent, width):
                 if depth not in orders:
                     orders[depth] = stretched(parent.layers, depth)
-                for experts in _experts(parent, size, depth):
+                for experts in _experts(scaled.experts, size, depth):
                     shape = _fitted(ScaledStack(scaled, orders[depth], experts), size)
                     if _table(parent, width, vocab) <= EMBEDDING_SHARE * shape.params.total:
                         yield shape
@@ -524,11 +539,11 @@ def _depths(parent: Layout, width: int) -> Iterable[int]:
     return range(least, min(MAX_LAYERS, max(least, math.floor(width / aspect * MAX_ASPECT))) + 1)
 
 
-def _experts(parent: Layout, size: Size, depth: int) -> list[Experts | None]:
-    """Returns the parent's mixture or the published one, and variants of its numbers of experts."""
+def _experts(experts: Experts, size: Size, depth: int) -> list[Experts | None]:
+    """Returns a mixture and variants of its numbers of experts; None alone for a dense size."""
     if size.active is None:
         return [None]
-    count, top_k, leading = moe_of(parent) or PUBLISHED_EXPERTS
+    count, top_k, leading = experts
     leading = min(leading, max(0, depth - 1))
     tried = [(count, top_k), (count * 2, top_k), (count // 2, top_k), (count // 4, top_k), (count // 2, top_k // 2)]
     return [Experts(e, k, leading) for e, k in tried if 1 <= k < e <= _MAX_EXPERTS]
@@ -537,8 +552,8 @@ def _experts(parent: Layout, size: Size, depth: int) -> list[Experts | None]:
 def _fitted(stack: ScaledStack, size: Size) -> _Shape:
     """Returns the shape whose feed-forward width is nearest to the size's weights, within the bounds of the ratio."""
     top_k = stack.experts.top_k if stack.experts else 1
-    ratio, d_model = ffn_ratio(stack.scaled.parent), stack.scaled.width
-    low, high = (bound * ratio * d_model / top_k for bound in FFN_RATIO)
+    d_model = stack.scaled.width
+    low, high = (bound * stack.scaled.ffn_ratio * d_model / top_k for bound in FFN_RATIO)
     ideal = min(max(stack.fitted(size.total), low), high)
     coarse = {_rounded(ideal + side, STEP) for side in (-STEP / 2, STEP / 2)} if ideal > 3 * STEP else set()
     widths = [(float(ffn), STEP, stack.params(ffn, STEP)) for ffn in sorted(coarse) if low <= ffn <= high]
@@ -558,10 +573,10 @@ def _deviation(stack: ScaledStack, size: Size, params: Params, ratio: float) -> 
     parent = stack.scaled.parent
     aspect = (stack.scaled.width / len(stack.order)) / (parent.d_model / parent.depth)
     deviation = abs(math.log(aspect)) / 2 + 2 * _off(size, params) + stack.scaled.deviation / 5
-    if ffn_ratio(parent):
-        deviation += abs(math.log(ratio / ffn_ratio(parent)))
+    if stack.scaled.ffn_ratio:
+        deviation += abs(math.log(ratio / stack.scaled.ffn_ratio))
     if stack.experts is not None:
-        experts = moe_of(parent) or PUBLISHED_EXPERTS
+        experts = stack.scaled.experts
         deviation += abs(math.log2(stack.experts.number / experts.number)) / 10
         deviation += abs(math.log2(stack.experts.top_k / experts.top_k)) / 10
     return deviation

@@ -196,10 +196,14 @@ def study_origin(
     report = study_report(store, study)
     row = studies.get(store, study)
     space = stored_space(row)
-    if space.task == "retrieval":
+    if space.task != "generation":
+        part, command, setting = {
+            "retrieval": ("vectors", "retrieval", "that `width`"),
+            "vision": ("tower", "vision", "that `tower`"),
+        }[space.task]
         what = (
-            "is of retrieval: build its winner with --layout LAYOUT, without `vectors=`, train it with"
-            " `nas family train`, then with `nas family retrieval` and that `width`"
+            f"is of {space.task}: build its winner with --layout LAYOUT, without `{part}=`, train it with"
+            f" `nas family train`, then with `nas family {command}` and {setting}"
         )
         raise InvalidInput(what, where=f"study {study}")
     pattern = find_pattern([Winner(layout) for layout in layouts] or _front(report))
@@ -229,7 +233,13 @@ def study_origin(
 def given_origin(
     space: SearchSpace, layouts: Sequence[Layout], devices: tuple[str, ...], runtime: str | None
 ) -> Origin:
-    """Returns given layouts, with equal weights, and the criteria of a space."""
+    """Returns given layouts, with equal weights, and the criteria of a space.
+
+    Raises:
+        InvalidInput: a layout has a tower, which a family's members have not.
+    """
+    if any(layout.tower for layout in layouts):
+        raise InvalidInput("leave `tower=` out: a member gets one by `nas family vision`", where="--layout")
     pattern = find_pattern([Winner(layout) for layout in layouts])
     narrow = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
     decisions = (_objectives_decision(narrow, f"space {space.name}"), _reference_decision(narrow, None))

@@ -14,8 +14,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers import ParakeetEncoder, ParakeetEncoderConfig
 
+from nas.model.nn.tower import Connector
 from nas.train.towers.modality import Modality, Shape
-from nas.train.towers.model import Connector, Tower
+from nas.train.towers.model import Tower
 from nas.train.towers.sounds import SOUND, SoundSettings
 from nas.train.towers.training import Stage, TowerSettings
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from gguf import GGUFType, GGUFWriter, LlamaFileType, VisionProjectorType
+from gguf import GGUFWriter
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
@@ -24,9 +24,10 @@ from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
+from nas.measure.runtimes.llama_cpp.projector import POSITION_TABLE, describe
 from nas.measure.runtimes.llama_cpp.release import write_file
 from nas.measure.runtimes.llama_cpp.support import PATCHED, architecture
-from nas.measure.runtimes.llama_cpp.writer import QUANTISATION_VERSION, Released
+from nas.measure.runtimes.llama_cpp.writer import Released
 from nas.measure.runtimes.writing import replacing
 from nas.train.release.options import QUANTISATIONS
 from nas.train.towers.images import FrameSettings
@@ -36,7 +37,6 @@ from nas.train.towers.vision import VISION, VisionShape
 
 PROJECTOR = "mmproj-{}"
 """Name of the tower's file, of that of the language model."""
-POSITIONS = "v.position_embd.weight"
 
 _NAMES = {
     "encoder.embeddings.patch_embedding": "v.patch_embd",
@@ -56,8 +56,6 @@ _NAMES = {
 }
 """Modules of a tower, those of a layer without what is in front, and their names in files."""
 _LAYER = re.compile(r"encoder\.encoder\.layers\.(\d+)\.(.+)")
-_IMAGE_SIZE = 256
-"""Which the converter writes for want of one: frames have any size."""
 _FIXED = {"tile_size": 512, "min_tiles": 2, "max_tiles": 10, "max_pixels_tolerance": 2.0, "use_thumbnail": True}
 """Of the processor: mtmd reads no key of these."""
 
@@ -128,26 +126,11 @@ def write_projector(whole: MultimodalModel, path: Path, name: str, *, half: bool
     shape, frames = whole.shape, whole.processor
     assert isinstance(shape, VisionShape) and isinstance(frames, FrameSettings)
     with replacing(path) as partial, closing(GGUFWriter(partial, "clip")) as writer:
-        writer.add_type(GGUFType.MMPROJ)
         writer.add_name(name)
-        writer.add_file_type(LlamaFileType.MOSTLY_F16 if half else LlamaFileType.ALL_F32)
-        writer.add_quantization_version(QUANTISATION_VERSION)
-        writer.add_clip_has_vision_encoder(True)
-        writer.add_clip_projector_type(VisionProjectorType.LFM2)
-        writer.add_vision_projection_dim(whole.model.backbone.layout.d_model)
-        writer.add_vision_image_size(_IMAGE_SIZE)
-        writer.add_vision_patch_size(shape.patch_size)
-        writer.add_vision_embedding_length(shape.hidden_size)
-        writer.add_vision_feed_forward_length(shape.intermediate_size)
-        writer.add_vision_block_count(shape.num_hidden_layers)
-        writer.add_vision_head_count(shape.num_attention_heads)
-        writer.add_vision_attention_layernorm_eps(shape.layer_norm_eps)
-        writer.add_vision_projector_scale_factor(shape.downsample_factor)
-        writer.add_vision_use_gelu(True)
-        writer.add_vision_image_mean(list(frames.image_mean))
-        writer.add_vision_image_std(list(frames.image_std))
+        d_model, eps = whole.model.backbone.layout.d_model, shape.layer_norm_eps
+        describe(writer, shape.layout(), d_model, half=half, eps=eps, mean=frames.image_mean, std=frames.image_std)
         for tensor, values in projector_tensors(whole.model.tower, shape.patch_size).items():
-            narrow = half and values.ndim > 1 and tensor != POSITIONS
+            narrow = half and values.ndim > 1 and tensor != POSITION_TABLE
             with np.errstate(over="ignore"):
                 stored = values.astype(np.float16) if narrow else values
             if not np.isfinite(stored).all():

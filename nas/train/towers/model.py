@@ -11,45 +11,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.model.nn.model import Model
-from nas.model.nn.primitives import Linear, draw_weights
-
-
-class Connector(nn.Module):
-    """LayerNorm, linear, GELU, linear: features [N, F] -> embeddings [N, D] (LFM2 report, sections 5.1.1 and 6.1.1).
-
-    Tensors have the names and shapes of transformers' Lfm2VlMultiModalProjector.
-
-    Args:
-        inputs: F.
-        hidden: width between the two linear maps.
-        outputs: D.
-        norm: whether there is a LayerNorm.
-        bias: whether the linear maps have biases.
-    """
-
-    def __init__(self, inputs: int, hidden: int, outputs: int, *, norm: bool = True, bias: bool = True) -> None:
-        super().__init__()
-        self.layer_norm = nn.LayerNorm(inputs) if norm else nn.Identity()
-        self.linear_1 = Linear(inputs, hidden, bias=bias)
-        self.linear_2 = Linear(hidden, outputs, bias=bias)
-
-    def forward(self, features: Tensor) -> Tensor:
-        hidden: Tensor = self.linear_1(self.layer_norm(features))
-        embeddings: Tensor = self.linear_2(F.gelu(hidden))
-        return embeddings
-
-    @torch.no_grad()
-    def draw(self, seed: int, like: Tensor) -> None:
-        """Fills the linear maps with start values that give embeddings as large as the rows `like`, [V, D]."""
-        draw_weights(self, seed, 1)
-        self.linear_2.weight.mul_(like.square().mean().sqrt())
+from nas.model.nn.tower import Connector
 
 
 class Tower(nn.Module, ABC):

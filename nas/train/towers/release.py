@@ -303,7 +303,7 @@ class TowerFolder:
         tower = self.shape.tower(layout.d_model)
         load_encoder(tower, self.folder, self.modality)
         _load(tower.connector, shards, CONNECTOR)
-        # The language model's epsilon is part of its embedding's scale, see `nas.train.adapt.checkpoints`.
+        # The language model's epsilon is part of its embedding's scale, see `nas.train.adapt.configuration`.
         for tensor in tower.connector.linear_2.state_dict().values():
             tensor.mul_(language.factors.get("embed.weight", 1.0))
         model = TowerModel(layout, tower, self.placeholder)

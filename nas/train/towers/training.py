@@ -133,34 +133,14 @@ class TowerRecord(FolderRecord):
     """Record of a stage.
 
     Args:
-        source: what it started from.
-        layout: of the language model.
-        settings: of the training.
-        examples: conversations about files that were trained on.
-        texts: conversations without files that were trained on.
-        left_out: that were longer than the context.
-        steps: of the optimiser.
-        curve: steps and mean losses.
-        before: scores on held-out conversations before the training, by name.
-        after: the same after it.
-        seconds: of all steps.
-        device: that trained.
-        hilnas: version.
+        settings: of the stage.
+        texts: conversations without files that were trained on; `examples` are those about files.
+        left_out: conversations that were longer than the context.
     """
 
-    source: str
-    layout: str
     settings: dict[str, Any]
-    examples: int
     texts: int
     left_out: int
-    steps: int
-    curve: tuple[tuple[int, float], ...]
-    before: dict[str, float]
-    after: dict[str, float]
-    seconds: float
-    device: str
-    hilnas: str
 
 
 class Data(NamedTuple):
@@ -304,7 +284,7 @@ class _Examples(NamedTuple):
         texts = [(talk, encoder.example(talk)) for talk in talks]
         short = [(line, one) for line, one in examples if len(one.ids) <= settings.context]
         short_texts = [(talk, one) for talk, one in texts if len(one.ids) <= settings.context]
-        media, held_out = _split(short, settings.held_out, _hashes)
+        media, held_out = _split(short, settings.held_out, lambda line: [file.sha256 for file in line.files])
         trained_texts, held_out_texts = _split(
             short_texts, settings.held_out, lambda talk: talk.model_dump(mode="json")
         )
@@ -349,10 +329,6 @@ class _Encoder:
             return self.example(line.expanded(self._start.processor), line.files)
         except InvalidInput as error:
             raise InvalidInput(error.message, where=line.place) from error
-
-
-def _hashes(line: MediaLine) -> list[str]:
-    return [file.sha256 for file in line.files]
 
 
 def _split(

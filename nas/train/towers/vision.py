@@ -16,13 +16,14 @@ from torch import Tensor
 from transformers import Siglip2VisionConfig
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionModel
 
+from nas.core.tower import Tower as TowerLayout
+from nas.model.nn.tower import SHAPE_IN_ALL, Connector, unshuffled
 from nas.train.towers.images import TOKENS, FrameSettings
 from nas.train.towers.modality import Modality, Processor, Shape, checked
-from nas.train.towers.model import Connector, Tower
+from nas.train.towers.model import Tower
 from nas.train.towers.training import Stage, TowerSettings
 
-_ACTIVATION = "gelu_pytorch_tanh"
-"""Of the encoder, as every SigLIP2 has it."""
+_ACTIVATION = SHAPE_IN_ALL["hidden_act"]
 
 
 class VisionShape(Shape):
@@ -39,7 +40,7 @@ class VisionShape(Shape):
     projector_hidden_size: int = Field(2560, ge=1, le=65536)
 
     apart: ClassVar[frozenset[str]] = Shape.apart | {"downsample_factor"}
-    fixed: ClassVar[Mapping[str, Any]] = {"num_channels": 3, "hidden_act": _ACTIVATION, "vision_use_head": False}
+    fixed: ClassVar[Mapping[str, Any]] = SHAPE_IN_ALL
     encoder_type: ClassVar[str] = "siglip2_vision_model"
     last: ClassVar[str] = "post_layernorm.weight"
 
@@ -63,6 +64,18 @@ class VisionShape(Shape):
 
     def processor(self) -> dict[str, Any]:
         return {"encoder_patch_size": self.patch_size, "downsample_factor": self.downsample_factor}
+
+    def layout(self) -> TowerLayout:
+        """Returns the shape as a layout names it, with the usual limit of tokens."""
+        return TowerLayout(
+            self.hidden_size,
+            self.num_hidden_layers,
+            self.num_attention_heads,
+            self.intermediate_size,
+            self.projector_hidden_size,
+            self.patch_size,
+            self.downsample_factor,
+        )
 
     def tower(self, d_model: int, seed: int = 0) -> Tower:
         return VisionTower(self, d_model, seed)
@@ -104,13 +117,6 @@ class VisionTower(Tower):
             for rows, (height, width) in zip(states, sizes.tolist(), strict=True)
         )
         return torch.cat([frame.flatten(0, 1) for frame in frames])
-
-
-def unshuffled(rows: Tensor, factor: int) -> Tensor:
-    """Puts the channels of each square of `factor` x `factor` one after another: [H, W, C] -> [H/f, W/f, f f C]."""
-    height, width, channels = rows.shape
-    squares = rows.view(height // factor, factor, width // factor, factor, channels)
-    return squares.transpose(1, 2).flatten(2)
 
 
 VISION = Modality(

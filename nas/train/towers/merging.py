@@ -1,0 +1,88 @@
+"""Merging of runs: folders of models with towers that were trained from one another, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nas.core.canonical import sha256_of
+from nas.core.durable import write_durably
+from nas.core.errors import InvalidInput
+from nas.core.family import FamilyRecord
+from nas.train.posttrain.merging import MergeSettings, merge
+from nas.train.release.model_tokenizer import CONFIG, GENERATION, MODEL, TEMPLATE
+from nas.train.release.shards import SINGLE
+from nas.train.towers.audio import AUDIO
+from nas.train.towers.modality import Modality
+from nas.train.towers.release import PROCESSOR, TowerFolder, has_tower
+from nas.train.towers.vision import VISION
+
+RECORD = "merge.json"
+_ALIKE = (MODEL, "tokenizer.json")
+_BESIDE = (*_ALIKE, PROCESSOR, GENERATION, CONFIG, TEMPLATE, "special_tokens_map.json")
+_MOST_BYTES = 64 << 20
+
+
+class MergedFolder(FamilyRecord):
+    """Record of a merge, in `RECORD`.
+
+    Args:
+        models: SHA-256 of each model's files of weights, in order.
+        base: the same of what they were trained from; null for a soup.
+        settings: of the merge.
+        weights: SHA-256 of model.safetensors.
+    """
+
+    models: tuple[str, ...]
+    base: str | None
+    settings: MergeSettings
+    weights: str
+
+
+def merge_runs(folders: Sequence[Path], base: Path | None, settings: MergeSettings, output: Path) -> MergedFolder:
+    """Merges folders of `nas family vision` or `audio` into one, with the tokenizer and processor of the first.
+
+    Args:
+        folders: with equal layouts, towers and tokenizers.
+        base: that they were trained from; only a soup needs none.
+        settings: of the merge.
+        output: folder of the result, which others must not be.
+
+    Raises:
+        InvalidInput: a folder is none, or differs from the first; or see `nas.train.posttrain.merging.merge`.
+        InfrastructureFailed: the result cannot be written.
+    """
+    if len(folders) < 2:
+        raise InvalidInput("name two folders or more to merge")
+    sources = [*folders, *([] if base is None else [base])]
+    if output.resolve() in [folder.resolve() for folder in sources]:
+        raise InvalidInput("is one of the folders that are merged", where="--output")
+    modality = _modality_of(folders[0])
+    for folder in sources:
+        TowerFolder.read(folder, modality)
+        if not (folder / SINGLE).is_file():
+            raise InvalidInput(f"has no {SINGLE}: shards are not merged", where=str(folder))
+        for name in _ALIKE:
+            if (folder / name).read_bytes() != (folders[0] / name).read_bytes():
+                raise InvalidInput(f"{name} is another than in {folders[0]}", where=str(folder))
+    output.mkdir(parents=True, exist_ok=True)
+    written = merge(folders, base, settings, output / SINGLE)
+    for name in _BESIDE:
+        if (folders[0] / name).is_file() and (folders[0] / name).stat().st_size <= _MOST_BYTES:
+            write_durably(output / name, (folders[0] / name).read_bytes())
+    hashes = [sha256_of(folder / SINGLE) for folder in sources]
+    record = MergedFolder(
+        models=tuple(hashes[: len(folders)]),
+        base=None if base is None else hashes[-1],
+        settings=settings,
+        weights=written.sha256,
+    )
+    write_durably(output / RECORD, record.model_dump_json(indent=1).encode())
+    return record
+
+
+def _modality_of(folder: Path) -> Modality:
+    for modality in (VISION, AUDIO):
+        if has_tower(folder, modality):
+            return modality
+    raise InvalidInput("no model with a tower: `nas family vision` and `audio` write such folders", where=str(folder))

@@ -1,0 +1,97 @@
+"""A study of vision, launched: real agent, database and trainings, a fake runtime; and the real runner's images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import nas
+from study_lab import WITHOUT_RAY, Lab
+from test_vision_space import TASKS, VISION
+
+from nas.core.layout import Layout
+from nas.core.measurement import TTFT_PARTS
+from nas.core.tower import Tower
+from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.variants import Build
+
+LAYOUT = "d64 v256 tower=64x2:heads=2:connector=64:{} ffn=swiglu:64 [C3 A4/2 C3]"
+
+
+@pytest.fixture(scope="session")
+def image_build() -> Build:
+    """The stock build that reads images: compiled once (some minutes), then found in the user's cache."""
+    return LLAMA_CPP.build(log=print, images=True)
+
+
+@pytest.mark.exhaustive  # one to two minutes
+def test_a_launch_ends_with_a_front_of_quality_and_latency(tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "lab", program=WITHOUT_RAY)
+    few = {
+        "protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "remeasure": None},
+        "quality": {**VISION["quality"], "rungs": [{"name": "only", "tasks": TASKS}]},
+        "search": {"proposer": "ehvi", "seeds": 2},
+    }
+    lab.space("seeing", **{key: value for key, value in {**VISION, **few}.items() if key != "name"})
+    report = lab.json_here(*lab.launch("first", "--trials", "3", space="seeing"))
+    assert report["state"] == "complete" and report["front"]
+    assert [objective["metric"] for objective in report["objectives"]] == ["quality", "ttft"]
+    assert all(Layout.parse(member["layout"]).tower for member in report["front"])
+    assert "tower=" in lab.here("study", "show", "first").out
+
+
+def measured(layout: str, *options: str) -> dict[str, Any]:
+    done = nas("bench", layout, "--prompt", "16", "--gen", "4", "--reps", "2", *options, "--json")
+    assert done.code == 0, done.err
+    report: dict[str, Any] = json.loads(done.out)
+    return report["figures"]
+
+
+@pytest.mark.exhaustive
+def test_the_runner_encodes_images(image_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    for line, height, width in (("tokens=64", 256, 256), ("tokens=16:least=4", 300, 200), ("factor=4", 64, 1000)):
+        layout = LAYOUT.format(line)
+        figures = measured(layout, "--image-height", str(height), "--image-width", str(width))
+        tower = Layout.parse(layout).tower
+        assert isinstance(tower, Tower)
+        rows, columns = tower.grid(height, width)
+        assert figures["image_tokens"]["value"] == rows * columns, line
+        parts = [figures[name]["value"] for name in TTFT_PARTS]
+        assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"])
+    two = measured(LAYOUT.format("tokens=64"), "--images", "2", "--image-height", "256", "--image-width", "256")
+    assert two["image_tokens"]["value"] == 128
+    blind = measured(LAYOUT.format("tokens=64"), "--images", "0")
+    assert "image_tokens" not in blind and blind["peak_rss"]["value"] < two["peak_rss"]["value"]
+
+
+@pytest.mark.exhaustive
+def test_a_damaged_tower_is_refused_in_one_line(image_build: Build, tmp_path: Path) -> None:
+    layout = Layout.parse(LAYOUT.format("tokens=64"))
+    from nas.measure.runtimes.base import RandomWeights, projector_path
+    from nas.measure.runtimes.runner import local_machine
+
+    LLAMA_CPP.export(layout, "q8_0", RandomWeights(), tmp_path / "m")
+    projector = projector_path(tmp_path / "m")
+    whole = projector.read_bytes()
+    machine = local_machine(image_build.executable, image_build.runner.target)
+    sizes = [
+        "--images",
+        "1",
+        "--image-height",
+        "64",
+        "--image-width",
+        "64",
+        "--image-tokens",
+        "64",
+        "--image-least",
+        "4",
+    ]
+    for content in (whole[: len(whole) // 2], b"GGUF", (tmp_path / "m").read_bytes()):
+        projector.write_bytes(content)
+        run = machine(["--model", "{model}", "--mmproj", str(projector), *sizes], tmp_path / "m", tmp_path / "rows")
+        assert run.exit_code == 65 and "the file of the tower was refused" in run.stdout
+    run = machine(["--model", "{model}", "--mmproj", str(projector)], tmp_path / "m", tmp_path / "rows")
+    assert run.exit_code == 64
