@@ -154,7 +154,7 @@ PLANTED_QWEN = Layout.parse(
 )
 """A layout for `QWEN_FAULTS`."""
 PLANTED_QWEN_STOCK = Layout.parse(
-    "d256 v512 ffn=swiglu:512 [D8/4(norm_eps=1e-06) A8/4:16(gate=1,gate_wide=1,rope_dim=8,rope_theta=100)]"
+    "d256 v512 ffn=swiglu:512 [D8/4(norm_eps=1e-06) A8/4:64(gate=1,gate_wide=1,rope_dim=16,rope_theta=100)]"
 )
 """A layout for `QWEN_STOCK_FAULTS`."""
 PLANTED_LONG = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_dim=32,rope_long=64)*2]")
@@ -524,7 +524,7 @@ QWEN_FAULTS = (
 """For layouts like `PLANTED_QWEN`: gates of numbers, scaled RoPE on a part of a head, Gated DeltaNet's own epsilon."""
 QWEN_STOCK_FAULTS = (
     Fault("gates of other numbers", _roll("mixers.0.gate.weight", 1)),
-    Fault("another part turned", layout=("rope_dim=8", "rope_dim=4")),
+    Fault("another part turned", layout=("rope_dim=16", "rope_dim=8")),
     Fault("keys replaced at the rates of other heads", _roll("beta.weight", 1)),
     Fault("gains without their 1", _lessen_gains),
 )

@@ -142,6 +142,8 @@ PHI3 = "phi3"
 FALCON_H1, QWEN35 = "falcon-h1", "qwen35"
 _RECURRENT = {FALCON_H1: "mamba2", QWEN35: "gdn"}
 """Those with another mixer than attention and short convolutions."""
+ROPE_SECTIONS = (11, 11, 10, 0)
+"""Of qwen35: pairs that turn by time, height and width, which are equal in text."""
 EPSILONS = {QWEN35: 1e-6}
 """Of all norms of a file, where it is another one than that of `nas.model.nn.primitives.RMSNorm`."""
 _DENSE = ("swiglu", "relu2", "geglu")
@@ -276,6 +278,8 @@ def _recurrent_rules(layout: Layout, arch: str, attention: list[Block]) -> Itera
         yield f"{', '.join(others)} feed-forwards: {arch} has none"
     if arch == QWEN35 and not all(block.get("qk_norm") for block in attention):
         yield f"attention without QK-norm: {arch} always has it"
+    if arch == QWEN35 and any(block.int("head_dim") < sum(ROPE_SECTIONS) for block in attention):
+        yield f"heads of fewer than {sum(ROPE_SECTIONS)} numbers: {arch} asserts that they hold RoPE's sections"
     if arch == QWEN35 and any(block.get("norm_eps") != EPSILONS[arch] for block in recurrent):
         yield f"Gated DeltaNet with a norm of another epsilon than that of its queries and keys, 1e-6: {arch} has one"
 

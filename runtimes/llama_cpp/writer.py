@@ -39,6 +39,7 @@ from nas.measure.runtimes.llama_cpp.support import (
     PATCHED,
     PROJECTED,
     QWEN35,
+    ROPE_SECTIONS,
     WINDOWED,
     architecture,
     stored_types,
@@ -64,9 +65,6 @@ FILE_TYPE = {
 """`llama_ftype` of include/llama.h."""
 QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
 CONTEXT = 32768
-
-_SECTIONS = [11, 11, 10, 0]
-"""Of RoPE of Qwen3.5: pairs that turn by time, height and width, which are equal in text."""
 
 _Stored = list[tuple[Tensor, Type]]
 
@@ -295,7 +293,7 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
 def _add_qwen35(writer: GGUFWriter, mixing: list[Block]) -> None:
     deltas = of_kind(mixing, "gdn")
     heads, size = deltas[0].int("heads"), deltas[0].int("head_dim")
-    writer.add_rope_dimension_sections(_SECTIONS)
+    writer.add_rope_dimension_sections(list(ROPE_SECTIONS))
     writer.add_ssm_conv_kernel(deltas[0].int("conv"))
     writer.add_ssm_state_size(size)
     writer.add_ssm_group_count(deltas[0].int("key_heads"))

@@ -37,7 +37,7 @@ LFM2_350M = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A
         ),
         ("d256 v512 norms=both ffn=geglu:512 [W4/1@64:256(rope_theta=10000)*5 A4/1:256(rope_factor=8)]", "gemma3"),
         ("d256 v512 norms=behind ffn=swiglu:512 [A8/4*4]", "exaone4"),
-        ("d256 v512 ffn=swiglu:512 [D8/4(norm_eps=1e-06) A8/4:16(gate=1,gate_wide=1,rope_dim=8)]", "qwen35"),
+        ("d256 v512 ffn=swiglu:512 [D8/4(norm_eps=1e-06) A8/4:64(gate=1,gate_wide=1,rope_dim=8)]", "qwen35"),
         ("d256 v512 ffn=swiglu:512 [M16(groups=2)&A8/4:16(qk_norm=0)*2]", "falcon-h1"),
         ("d256 v512 untied ffn=swiglu:512 [A8/4(qk_norm=0,rope_factor=2)&M16(inner=192,norm=0)]", "falcon-h1"),
         ("d256 v512 untied norms=behind ffn=swiglu:512 [W8/8@64(qk_norm_wide=1) A8/8(qk_norm_wide=1)]", "olmo2"),
@@ -141,6 +141,7 @@ def test_stock(text: str, arch: str) -> None:
             "sliding windows: qwen35 has none",
         ),
         ("d256 v512 ffn=swiglu:512 [D8(norm_eps=1e-06) A8/4(gate=1)]", "next to attention with wide gates (qwen35)"),
+        ("d256 v512 ffn=swiglu:512 [D8(norm_eps=1e-06) A8/4:16(gate=1,gate_wide=1)]", "heads of fewer than 32 numbers"),
         ("d256 v512 ffn=swiglu:512 [D8(norm_eps=1e-06)*2]", "no attention layer"),
         (
             "d256 v512 ffn=swiglu:512 [D8(norm_eps=1e-06) A8/4(gate=1,gate_wide=1,rope_theta=0)]",
